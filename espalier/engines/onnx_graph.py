@@ -1,0 +1,262 @@
+"""`onnx-cpu` and `onnx-cuda`: the whole beam search as one ONNX graph, run by ONNX Runtime.
+
+Beam sizes fall into buckets [2^j, 2^(j+1) − 1]; each bucket has a graph of its own, built by `compose` when first used or at warm-up.
+Node rows and the tree's arrays are put on the device once and shared by all graphs. On CUDA, calls that fit a small grid of batch and
+beam sizes run as CUDA graphs with fixed buffers; others run as ordinary sessions.
+
+Legend: B queries, T history, K beam, M results, X excluded nodes, N nodes.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.eligibility import NO_NODE, ExcludedNodes, excluded_nodes
+from espalier.engines.compose import Plan, compose
+from espalier.errors import DeviceUnavailable
+from espalier.queries import QueryBatch, blank_queries
+from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult, scores_of_ranks
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The call sizes that run with fixed shapes: a call is padded up to the next batch, m and excluded width of the grid."""
+
+    batches: tuple[int, ...] = (1, 8, 64, 512)
+    wanted: tuple[int, ...] = (64, 256, 1024)
+    excluded: int = 128
+
+
+def cuda_available() -> bool:
+    """Whether ONNX Runtime here can reach an NVIDIA GPU."""
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        return False
+    return any(device.device.type == ort.OrtHardwareDeviceType.GPU for device in ort.get_ep_devices() if "CUDA" in device.ep_name)
+
+
+class OnnxEngine:
+    """See the module.
+
+    device   "cpu" or "cuda"
+    threads  intra-op threads of one search on the CPU
+    grid     the fixed call sizes; None (the CPU's default) leaves all shapes free
+    """
+
+    rounding = 1e-3
+
+    def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"], threads: int = 1, grid: Grid | None = None) -> None:
+        if device == "cuda":
+            ort.preload_dlls()
+            if not cuda_available():
+                raise DeviceUnavailable(
+                    "onnx-cuda was asked for, but ONNX Runtime finds no CUDA device; install the `gpu` extra on a machine with one"
+                )
+        self.name = f"onnx-{device}"
+        self.bundle = bundle
+        self._device = device
+        self._threads = threads
+        self._grid = (grid or Grid()) if device == "cuda" else grid
+        self._graphs = bundle.graph("query.onnx"), bundle.graph("scorer.onnx")
+        self._sessions: dict[Plan, ort.InferenceSession] = {}
+        self._captured: dict[tuple[Plan, int], _FixedRun] = {}
+        self._lock = threading.Lock()
+        tree = bundle.tree
+        self._shared = {
+            "node_rows": self._on_device(np.ascontiguousarray(bundle.node_rows_ND, np.float32)),
+            "parent": self._on_device(np.append(tree.parent, -1)),
+            "leaf_of_item": self._on_device(np.append(tree.leaf_of_item, -1)),
+            "first_child": self._on_device(tree.first_child),
+            "vacant": self._on_device(tree.items_below == 0),
+            "leaf_item": self._on_device(tree.leaf_item),
+        }
+
+    def warm_up(self) -> None:
+        """Build and run the graph of every beam bucket up to the model's limit, with and without exclusions (on CUDA every grid cell)."""
+        limits = self.bundle.manifest.search
+        kind = self.bundle.manifest.query
+        for batch in self._grid.batches if self._grid else (1,):
+            queries = blank_queries(kind, batch)
+            for beam_size in (1 << j for j in range(limits.max_beam_size.bit_length())):
+                for m in {min(m, limits.max_m) for m in self._grid.wanted} if self._grid else {limits.m}:
+                    for exclude in (None, np.zeros((batch, 1), np.int64)):
+                        self.search(queries, SearchParams.uniform(batch, beam_size, m, exclude))
+
+    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        tree = self.bundle.tree
+        params.check(len(queries), tree.item_count)
+        excluded = None if params.exclude_BE is None or params.exclude_BE.size == 0 else excluded_nodes(tree, params.exclude_BE)
+        bucket_B = np.frexp(params.beam_size_B.astype(np.float64))[1] - 1
+        one_by_one = self._device == "cpu" and self._grid is None  # a batch saves a CPU nothing, one query a call does
+        groups = (
+            [np.array([b]) for b in range(len(queries))] if one_by_one else [np.flatnonzero(bucket_B == j) for j in np.unique(bucket_B)]
+        )
+        shape = len(queries), int(params.m_B.max(initial=0))
+        rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
+        parts = []
+        for members in groups:
+            part = SearchParams(params.beam_size_B[members], params.m_B[members], trace=params.trace)
+            rows, ranks, levels = self._run(queries.take(members), part, excluded and excluded.take(members), int(bucket_B[members[0]]))
+            width = min(rows.shape[1], shape[1])
+            rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
+            parts.append((members, levels))
+        found_BM = (ranks_BM > -np.inf) & (np.arange(ranks_BM.shape[1]) < params.m_B[:, None])
+        rows_BM = np.where(found_BM, rows_BM, NO_ITEM)
+        ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
+        count_B = found_BM.sum(1)
+        eligible_B = tree.item_count - (excluded.count_B if excluded is not None else 0)
+        return SearchResult(
+            item_rows_BM=rows_BM,
+            scores_BM=scores_of_ranks(self.bundle.manifest.ranking, ranks_BM),
+            ranks_BM=ranks_BM,
+            count_B=count_B,
+            complete_B=count_B >= np.minimum(params.m_B, eligible_B),
+            trace=_merge(parts, len(queries)) if params.trace else None,
+        )
+
+    def _run(
+        self, queries: QueryBatch, params: SearchParams, excluded: ExcludedNodes | None, bucket: int
+    ) -> tuple[Array, Array, tuple[LevelTrace, ...] | None]:
+        """One session run: item rows [B, M] and ranks [B, M] of queries whose beams are of one bucket, and the levels kept."""
+        low, high = 1 << bucket, (2 << bucket) - 1
+        wanted = int(params.m_B.max(initial=1))
+        feeds: dict[str, Array] = {queries.kind.kind: queries.array, "beam_size": params.beam_size_B}
+        if excluded is not None:
+            feeds |= {"excluded_leaves": excluded.leaves_BX, "excluded_inner": excluded.inner_BX}
+        closed: Literal["none", "leaves", "leaves and inner"] = "none"
+        if excluded is not None:
+            closed = "leaves and inner" if (excluded.inner_BX >= 0).any() else "leaves"
+        plan = Plan(low, high, single=len(queries) == 1, excluded=closed, trace=params.trace)
+        fixed = None if params.trace else self._fixed(len(queries), replace(plan, single=False), wanted, excluded)
+        if fixed is not None:
+            return *fixed.run(feeds, len(queries)), None
+        session = self._session(plan)
+        feeds |= {"kept": np.array([params.beam_size_B.max(initial=1)]), "wanted": np.array([wanted])}
+        binding = self._bound(session)
+        for entry in session.get_inputs():
+            if entry.name in feeds:
+                binding.bind_cpu_input(entry.name, feeds[entry.name])
+        names = [entry.name for entry in session.get_outputs()]
+        for name in names:
+            binding.bind_output(name, "cpu")
+        session.run_with_iobinding(binding)
+        arrays = dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
+        trace = None
+        if params.trace:
+            levels = (int(name[6:]) for name in names if name.startswith("nodes_"))
+            trace = tuple(_level(h, arrays[f"nodes_{h}"], arrays[f"ranks_{h}"]) for h in levels)
+        return arrays["item_rows"], arrays["ranks"], trace
+
+    def _fixed(self, batch: int, plan: Plan, wanted: int, excluded: ExcludedNodes | None) -> _FixedRun | None:
+        """The captured run that a call fits, or None."""
+        grid = self._grid
+        if grid is None or batch > grid.batches[-1] or wanted > grid.wanted[-1]:
+            return None
+        if excluded is not None and max(excluded.leaves_BX.shape[1], excluded.inner_BX.shape[1]) > grid.excluded:
+            return None
+        size = next(size for size in grid.batches if size >= batch)
+        plan = replace(plan, wanted=next(size for size in grid.wanted if size >= wanted))
+        with self._lock:
+            run = self._captured.get((plan, size))
+            if run is None:
+                session = self._session(plan, capture=self._device == "cuda")
+                run = self._captured[plan, size] = _FixedRun(session, self._bound(session), size, grid.excluded, self._device)
+        return run
+
+    def _session(self, plan: Plan, capture: bool = False) -> ort.InferenceSession:
+        if not capture and plan in self._sessions:
+            return self._sessions[plan]
+        manifest = self.bundle.manifest
+        model = compose(*self._graphs, self.bundle.tree, manifest.ranking, manifest.query, manifest.scorer.state_levels, plan)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3  # graph clean-up notes are no news
+        providers: list[Any] = ["CPUExecutionProvider"]
+        if self._device == "cuda":
+            providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0", "enable_cuda_graph": "1" if capture else "0"}))
+        session = ort.InferenceSession(model, options, providers=providers)
+        if not capture:
+            self._sessions[plan] = session
+        return session
+
+    def _bound(self, session: ort.InferenceSession) -> ort.IOBinding:
+        binding = session.io_binding()
+        for entry in session.get_inputs():
+            if entry.name in self._shared:
+                binding.bind_ortvalue_input(entry.name, self._shared[entry.name])
+        return binding
+
+    def _on_device(self, array: Array) -> ort.OrtValue:
+        return ort.OrtValue.ortvalue_from_numpy(array, self._device, 0)
+
+
+class _FixedRun:
+    """One session with one batch size and buffers that stay where they are, as a CUDA graph needs."""
+
+    def __init__(self, session: ort.InferenceSession, binding: ort.IOBinding, batch: int, excluded: int, device: str) -> None:
+        self._session, self._binding, self._lock = session, binding, threading.Lock()
+        self._host: dict[str, Array] = {}
+        self._device: dict[str, ort.OrtValue] = {}
+        for entry in session.get_inputs():
+            if entry.name in ("history", "vector", "beam_size", "excluded_leaves", "excluded_inner"):
+                shape = [batch if dim == "B" else excluded if isinstance(dim, str) else dim for dim in entry.shape]
+                self._host[entry.name] = np.full(shape, NO_NODE, np.float32 if entry.type == "tensor(float)" else np.int64)
+                if entry.name == "beam_size":
+                    self._host[entry.name][:] = 1
+                self._device[entry.name] = ort.OrtValue.ortvalue_from_numpy(self._host[entry.name], device, 0)
+                binding.bind_ortvalue_input(entry.name, self._device[entry.name])
+        session.run_with_iobinding(self._with_outputs("cpu"))  # once, to learn the output shapes
+        self._outputs: dict[str, ort.OrtValue] = {}
+        for entry, array in zip(session.get_outputs(), binding.copy_outputs_to_cpu(), strict=True):
+            self._outputs[entry.name] = ort.OrtValue.ortvalue_from_numpy(array, device, 0)
+            binding.bind_ortvalue_output(entry.name, self._outputs[entry.name])
+
+    def _with_outputs(self, device: str) -> ort.IOBinding:
+        for entry in self._session.get_outputs():
+            self._binding.bind_output(entry.name, device)
+        return self._binding
+
+    def run(self, feeds: dict[str, Array], batch: int) -> tuple[Array, Array]:
+        with self._lock:
+            for name, host in self._host.items():
+                feed = feeds[name]
+                if name.startswith("excluded"):
+                    host[:batch] = NO_NODE
+                    host[:batch, : feed.shape[1]] = feed
+                else:
+                    host[:batch] = feed
+                self._device[name].update_inplace(host)
+            self._session.run_with_iobinding(self._binding)
+            return self._outputs["item_rows"].numpy()[:batch].copy(), self._outputs["ranks"].numpy()[:batch].copy()
+
+
+def _level(level: int, nodes: Array, ranks: Array) -> LevelTrace:
+    nodes = np.where(ranks > -np.inf, nodes, -1)
+    return LevelTrace(level, nodes, ranks)
+
+
+def _merge(parts: list[tuple[NDArray[np.int64], tuple[LevelTrace, ...] | None]], batch: int) -> tuple[LevelTrace, ...]:
+    """The traces of several buckets as one; a level that a bucket did not visit is empty for its queries."""
+    levels: dict[int, list[tuple[NDArray[np.int64], LevelTrace]]] = {}
+    for members, trace in parts:
+        for level in trace or ():
+            levels.setdefault(level.level, []).append((members, level))
+    merged = []
+    for h, entries in sorted(levels.items()):
+        width = max(level.nodes_BK.shape[1] for _, level in entries)
+        nodes = np.full((batch, width), -1, np.int64)
+        ranks = np.full((batch, width), -np.inf, np.float32)
+        for members, level in entries:
+            nodes[members, : level.nodes_BK.shape[1]] = level.nodes_BK
+            ranks[members, : level.ranks_BK.shape[1]] = level.ranks_BK
+        merged.append(LevelTrace(h, nodes, ranks))
+    return tuple(merged)

@@ -1,0 +1,154 @@
+"""`reference`: the beam search in NumPy, one query and one level at a time. The oracle of every other engine; for tests.
+
+It runs the bundle's two ONNX graphs in ONNX's own NumPy evaluator, so it shares no code with ONNX Runtime. Follows OTM Eq. 3–4
+with the ranking formula rank(n) = own(n) + γ · rank(parent(n)), rank(root) = 0.
+
+Legend: B queries, T history, L levels, K beam, C candidates, M results, D node row, S state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from espalier.bundle import Bundle
+from espalier.eligibility import excluded_nodes
+from espalier.manifest import Ranking
+from espalier.queries import HistoryKind, QueryBatch
+from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult, scores_of_ranks
+from espalier.tree import Tree
+
+
+@dataclass(frozen=True)
+class Step:
+    """One level of one query's search: all candidates with their ranks, and which were kept (ascending node numbers)."""
+
+    level: int
+    candidates_C: NDArray[np.int64]
+    ranks_C: NDArray[np.float32]
+    kept_K: NDArray[np.int64]
+
+
+class ReferenceEngine:
+    """See the module. `rounding` is what the other engines may differ from it by; its own is float32's."""
+
+    name = "reference"
+    rounding = 1e-4
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+        self._rows_ND = np.asarray(bundle.node_rows_ND, np.float32)
+        self._query = ReferenceEvaluator(onnx.load_from_string(bundle.graph("query.onnx")))
+        self._scorer = ReferenceEvaluator(onnx.load_from_string(bundle.graph("scorer.onnx")))
+
+    def warm_up(self) -> None:
+        """Nothing to build."""
+
+    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        tree = self.bundle.tree
+        params.check(len(queries), tree.item_count)
+        width = int(params.m_B.max(initial=0))
+        rows_BM = np.full((len(queries), width), NO_ITEM, np.int64)
+        ranks_BM = np.full((len(queries), width), -np.inf, np.float32)
+        count_B = np.zeros(len(queries), np.int64)
+        eligible_B = np.full(len(queries), tree.item_count)
+        paths: list[list[Step]] = []
+        for b in range(len(queries)):
+            steps = self.steps(queries, params, b)
+            paths.append(steps)
+            leaves, ranks = best_leaves(steps[-1], int(params.m_B[b]))
+            count_B[b] = len(leaves)
+            rows_BM[b, : len(leaves)] = tree.leaf_item[leaves - tree.leaf_offset]
+            ranks_BM[b, : len(leaves)] = ranks
+            if params.exclude_BE is not None:
+                eligible_B[b] -= len(np.setdiff1d(params.exclude_BE[b], [NO_ITEM]))
+        return SearchResult(
+            item_rows_BM=rows_BM,
+            scores_BM=scores_of_ranks(self.bundle.manifest.ranking, ranks_BM),
+            ranks_BM=ranks_BM,
+            count_B=count_B,
+            complete_B=count_B >= np.minimum(params.m_B, eligible_B),
+            trace=_trace(paths) if params.trace else None,
+        )
+
+    def steps(self, queries: QueryBatch, params: SearchParams, b: int, follow: Mapping[int, NDArray[np.int64]] | None = None) -> list[Step]:
+        """The search of query b, level by level from 1 to H; every level is scored, also those that need no pruning.
+
+        follow  another engine's beams (ascending node numbers by level) to go on from instead of the own ones, for a replay
+        """
+        tree, ranking = self.bundle.tree, self.bundle.manifest.ranking
+        state_LS = self.states(queries.take(np.array([b])))[0]
+        closed = np.flatnonzero(tree.items_below == 0)
+        if params.exclude_BE is not None:
+            out = excluded_nodes(tree, params.exclude_BE[b : b + 1])
+            closed = np.concatenate([closed, out.leaves_BX[0], out.inner_BX[0]])
+        kept_K, rank_K = np.zeros(1, np.int64), np.zeros(1, np.float32)
+        steps = []
+        for level in range(1, tree.height + 1):
+            candidates_C, parent_C = _children(tree, kept_K)
+            open_C = ~np.isin(candidates_C, closed)
+            candidates_C, parent_C = candidates_C[open_C], parent_C[open_C]
+            ranks_C = self.ranks(state_LS, level, candidates_C, rank_K[parent_C], ranking)
+            size = int(params.beam_size_B[b]) if level < tree.height else len(candidates_C)
+            best = np.sort(np.argsort(-ranks_C, kind="stable")[:size])
+            kept_K = candidates_C[best]
+            steps.append(Step(level, candidates_C, ranks_C, kept_K))
+            if follow is not None and level in follow:
+                best = np.flatnonzero(np.isin(candidates_C, follow[level]))
+                kept_K = candidates_C[best]
+            rank_K = ranks_C[best]
+        return steps
+
+    def states(self, queries: QueryBatch) -> NDArray[np.float32]:
+        """float32[B, L, S] or float32[B, 1, S]: what the query encoder makes of a batch."""
+        inputs: dict[str, NDArray[np.generic]] = {"node_rows": self._rows_ND}
+        if isinstance(queries.kind, HistoryKind):
+            leaf = self.bundle.tree.leaf_of_item
+            inputs["history_nodes"] = np.moveaxis(self.bundle.tree.ancestors(np.where(queries.array >= 0, leaf[queries.array], -1)), 2, 1)
+        else:
+            inputs["vector"] = queries.array
+        wanted = {name: inputs[name] for name in self._query.input_names}
+        return np.asarray(next(iter(self._query.run(None, wanted))), np.float32)
+
+    def ranks(
+        self, state_LS: NDArray[np.float32], level: int, nodes_C: NDArray[np.int64], parent_rank_C: NDArray[np.float32], ranking: Ranking
+    ) -> NDArray[np.float32]:
+        """float32[C]: the ranks of nodes on one level, given their parents' ranks."""
+        state_S = state_LS[level if len(state_LS) > 1 else 0]
+        if len(nodes_C) == 0:
+            return np.empty(0, np.float32)
+        inputs = {"query_state": state_S[None], "node_rows": self._rows_ND[nodes_C][None]}
+        logits = np.asarray(next(iter(self._scorer.run(None, inputs))), np.float32)[0]
+        own = -np.logaddexp(np.float32(0), -logits) if ranking.own == "log_activation" else logits
+        return np.asarray(own + np.float32(ranking.gamma) * parent_rank_C, np.float32)
+
+
+def best_leaves(last: Step, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The top m leaves of the last level, best first; the lower node number wins a tie."""
+    order = np.argsort(-last.ranks_C, kind="stable")[:m]
+    return last.candidates_C[order], last.ranks_C[order]
+
+
+def _children(tree: Tree, nodes_K: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The children of nodes, ascending, and the slot of each one's parent."""
+    first, count = tree.first_child[nodes_K], np.diff(tree.first_child)[nodes_K]
+    slot = np.repeat(np.arange(len(nodes_K)), count)
+    return np.arange(len(slot)) - np.repeat(np.cumsum(count) - count, count) + first[slot], slot
+
+
+def _trace(paths: list[list[Step]]) -> tuple[LevelTrace, ...]:
+    levels = []
+    for steps in zip(*paths, strict=True):
+        width = max(len(step.kept_K) for step in steps)
+        nodes = np.full((len(steps), width), -1, np.int64)
+        ranks = np.full((len(steps), width), -np.inf, np.float32)
+        for b, step in enumerate(steps):
+            nodes[b, : len(step.kept_K)] = step.kept_K
+            ranks[b, : len(step.kept_K)] = step.ranks_C[np.isin(step.candidates_C, step.kept_K)]
+        levels.append(LevelTrace(steps[0].level, nodes, ranks))
+    return tuple(levels)

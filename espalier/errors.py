@@ -1,0 +1,81 @@
+"""Every error that Espalier raises on purpose.
+
+    EspalierError
+    ├── InvalidInput          a value from outside is wrong; says the field, the value and what was expected
+    │   ├── InvalidQuery      a query or a search parameter
+    │   ├── InvalidConfig     a training configuration or a command-line option
+    │   └── InvalidData       a log, an item table or another data file
+    ├── InvalidTree           arrays that are not a tree
+    ├── BundleError           a bundle on disk
+    │   ├── BundleNotFound    nothing there, or a part is missing
+    │   ├── BundleExists      a version is never overwritten
+    │   ├── BundleCorrupt     a checksum, a size, a shape or a golden query does not match
+    │   └── UnsupportedSchema written by another generation of this software
+    └── DeviceUnavailable     the device or the engine that was asked for is not there
+
+Nothing in this file knows about HTTP; the service maps these classes to status codes.
+"""
+
+from __future__ import annotations
+
+
+class EspalierError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class InvalidInput(EspalierError):
+    """A value from outside is wrong.
+
+    Attributes: `field` (where it was), `value` (what it was, shortened), `expected` (what would have been right).
+    """
+
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        self.field = field
+        self.value = _short(value)
+        self.expected = expected
+        super().__init__(f"{field}: got {self.value}, expected {expected}")
+
+
+class InvalidQuery(InvalidInput):
+    """A query or a search parameter."""
+
+
+class InvalidConfig(InvalidInput):
+    """A training configuration or a command-line option."""
+
+
+class InvalidData(InvalidInput):
+    """A log, an item table or another data file."""
+
+
+class InvalidTree(EspalierError):
+    """Arrays that do not describe a tree."""
+
+
+class BundleError(EspalierError):
+    """A bundle on disk."""
+
+
+class BundleNotFound(BundleError):
+    """Nothing there, or a part of it is missing."""
+
+
+class BundleExists(BundleError):
+    """The version is there already; a version is never overwritten."""
+
+
+class BundleCorrupt(BundleError):
+    """A checksum, a size, a shape or a golden query does not match."""
+
+
+class UnsupportedSchema(BundleError):
+    """The bundle was written by another generation of this software."""
+
+
+class DeviceUnavailable(EspalierError):
+    """The device or the engine that was asked for is not there."""
+
+
+def _short(value: object, limit: int = 200) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

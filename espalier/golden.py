@@ -1,0 +1,55 @@
+"""Golden queries: what every engine must answer before it serves.
+
+Knows how a result is compared with the expected one. Does not know how golden queries are chosen; training does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.errors import BundleCorrupt
+from espalier.queries import HistoryKind, QueryBatch, encode_histories, encode_vectors
+from espalier.search import Engine, SearchParams
+
+MIN_MEAN_OVERLAP = 0.99
+
+
+def encode_table(bundle: Bundle, table: pa.Table) -> QueryBatch:
+    """The query column of a golden or held-out table as a batch."""
+    kind = bundle.manifest.query
+    queries = table.column(kind.kind).to_pylist()
+    return encode_histories(kind, bundle.items, queries)[0] if isinstance(kind, HistoryKind) else encode_vectors(kind, queries)
+
+
+def verify_golden(bundle: Bundle, engine: Engine) -> float:
+    """Run the golden queries and return the mean overlap with the expected results.
+
+    Where a query's smallest margin at a cut exceeds twice the engine's rounding, the sets must be equal; over the others the mean
+    overlap must reach MIN_MEAN_OVERLAP. Raises BundleCorrupt otherwise.
+    """
+    table = bundle.golden()
+    try:
+        beam_size_B, m_B, margin_B = (np.asarray(table.column(name)) for name in ("beam_size", "m", "margin"))
+        expected = [np.asarray(rows, np.int64) for rows in table.column("item_rows").to_pylist()]
+        queries = encode_table(bundle, table)
+    except KeyError as error:
+        raise BundleCorrupt(f"{bundle.path / 'golden.parquet'}: {error}") from error
+    result = engine.search(queries, SearchParams(beam_size_B.astype(np.int64), m_B.astype(np.int64)))
+    overlap_B = np.array([_overlap(rows, got) for rows, got in zip(expected, result.item_rows_BM, strict=True)])
+    wide = margin_B > 2 * engine.rounding
+    if bool(np.any(overlap_B[wide] < 1)):
+        first = int(np.flatnonzero(wide & (overlap_B < 1))[0])
+        raise BundleCorrupt(f"{bundle.path}: golden query {first} gave other items on {engine.name} than when the model was trained")
+    if len(overlap_B[~wide]) and float(overlap_B[~wide].mean()) < MIN_MEAN_OVERLAP:
+        raise BundleCorrupt(
+            f"{bundle.path}: golden queries overlap by {overlap_B[~wide].mean():.4f} on {engine.name}, at least {MIN_MEAN_OVERLAP} expected"
+        )
+    return float(overlap_B.mean()) if len(overlap_B) else 1.0
+
+
+def _overlap(expected: NDArray[np.int64], got: NDArray[np.int64]) -> float:
+    got = got[got >= 0]
+    return len(np.intersect1d(expected, got)) / max(len(expected), len(got), 1)

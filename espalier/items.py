@@ -1,0 +1,126 @@
+"""The item table: string ids, titles and attributes of the catalogue, by item row.
+
+One Arrow IPC file, opened by mmap, so that a large catalogue costs no Python objects. Ids are found through a sorted column
+of their 64-bit hashes. Knows nothing of trees or searches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from espalier.errors import BundleCorrupt, InvalidData
+
+HASH_COLUMN = "__hash"
+ROW_COLUMN = "__hash_row"
+MAX_ID_BYTES = 512
+
+
+class ItemTable:
+    """Items by row. Columns: `id`, optionally `title`, and any attributes (string, list of strings, number)."""
+
+    def __init__(self, table: pa.Table) -> None:
+        for name, wanted in (("id", pa.large_string()), (HASH_COLUMN, pa.uint64()), (ROW_COLUMN, pa.int64())):
+            if name not in table.column_names or table.schema.field(name).type != wanted:
+                raise BundleCorrupt(f"items: expected a column {name!r} of type {wanted}")
+        self._table = table
+        self._ids = table.column("id")
+        self._hash_I = _one_array(table, HASH_COLUMN)
+        self._row_I = _one_array(table, ROW_COLUMN)
+
+    @staticmethod
+    def build(table: pa.Table) -> ItemTable:
+        """Index a table with a string column `id`. Raises InvalidData on a missing, empty, repeated or over-long id."""
+        if "id" not in table.column_names:
+            raise InvalidData("items", table.column_names, "a column named 'id'")
+        ids = table.column("id").cast(pa.large_string())
+        if ids.null_count:
+            raise InvalidData("items.id", None, "a non-empty string in every row")
+        hash_I = np.fromiter((_hash(item_id) for item_id in ids.to_pylist()), np.uint64, len(ids))
+        lengths = pc.binary_length(ids)
+        if len(ids) == 0 or pc.min(lengths).as_py() < 1 or pc.max(lengths).as_py() > MAX_ID_BYTES:
+            raise InvalidData("items.id", f"{len(ids)} ids", f"at least one id, each of 1 to {MAX_ID_BYTES} bytes")
+        counts = pc.value_counts(ids)
+        if len(counts) != len(ids):
+            repeated = next(entry["values"] for entry in counts.to_pylist() if entry["counts"] > 1)
+            raise InvalidData("items.id", repeated, "each id once")
+        order = np.argsort(hash_I, kind="stable")
+        columns = {name: table.column(name) for name in table.column_names} | {
+            "id": ids,
+            HASH_COLUMN: pa.array(hash_I[order]),
+            ROW_COLUMN: pa.array(order.astype(np.int64)),
+        }
+        return ItemTable(pa.table(columns).combine_chunks())
+
+    @staticmethod
+    def open(path: Path) -> ItemTable:
+        """Map a file that `write` made."""
+        try:
+            return ItemTable(pa.ipc.open_file(pa.memory_map(str(path))).read_all())
+        except pa.ArrowException as error:
+            raise BundleCorrupt(f"{path.name}: not a readable Arrow file ({error})") from error
+
+    def write(self, path: Path) -> None:
+        """Write as one Arrow IPC record batch, uncompressed, so that it can be mapped."""
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, self._table.schema) as writer:
+            writer.write_table(self._table, max_chunksize=max(1, len(self._table)))
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The columns that a caller may ask for, `id` first."""
+        return tuple(name for name in self._table.column_names if name not in (HASH_COLUMN, ROW_COLUMN))
+
+    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """int64[len(ids)]: the item row of each id, −1 where there is none."""
+        rows = np.full(len(ids), -1, np.int64)
+        if not ids:
+            return rows
+        hashes = np.fromiter((_hash(item_id) for item_id in ids), np.uint64, len(ids))
+        slots = np.searchsorted(self._hash_I, hashes)
+        candidates = self._row_I[np.minimum(slots, len(self) - 1)]
+        for i, found in enumerate(self.ids_of(candidates)):
+            slot = int(slots[i])
+            if found == ids[i]:
+                rows[i] = candidates[i]
+                continue
+            while (slot := slot + 1) < len(self) and self._hash_I[slot] == hashes[i]:  # two ids of one hash
+                if self._ids[int(self._row_I[slot])].as_py() == ids[i]:
+                    rows[i] = self._row_I[slot]
+        return rows
+
+    def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
+        """The ids at item rows."""
+        return self.values("id", rows)
+
+    def values(self, field: str, rows: NDArray[np.int64]) -> list:  # type: ignore[type-arg]  # strings, numbers or lists, as the column has them
+        """One column's Python values at item rows (int64)."""
+        values: list = self._table.column(field).take(pa.array(rows)).to_pylist()  # type: ignore[type-arg]
+        return values
+
+    def column(self, field: str) -> pa.ChunkedArray:
+        """A whole column."""
+        return self._table.column(field)
+
+    def to_table(self) -> pa.Table:
+        """The columns without the index, as `build` takes them."""
+        return self._table.select(list(self.fields))
+
+
+def _hash(item_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(item_id.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def _one_array(table: pa.Table, name: str) -> NDArray:  # type: ignore[type-arg]
+    column = table.column(name)
+    chunk = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    array: NDArray = np.asarray(chunk)  # type: ignore[type-arg]
+    return array

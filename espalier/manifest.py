@@ -1,0 +1,99 @@
+"""The manifest: what a bundle says about itself, in JSON.
+
+Knows the fields and their limits. Does not know how files are written or read.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from espalier.queries import QueryKind
+
+SCHEMA_VERSION: Literal[1] = 1
+"""Raised by one whenever a bundle of the old form can no longer be read as before."""
+
+ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TreeInfo(_Part):
+    """Sizes of the tree; `max_children[h]` is the largest number of children on level h."""
+
+    levels: int = Field(ge=2, le=64)
+    nodes: int = Field(ge=2)
+    leaves: int = Field(ge=1)
+    items: int = Field(ge=1)
+    max_children: tuple[int, ...]
+
+
+class ScorerInfo(_Part):
+    """Node rows [nodes, node_dim] of `dtype`, query states [state_levels, state_dim]; state_levels is levels or 1."""
+
+    dtype: Literal["float32", "float16"]
+    node_dim: int = Field(ge=1)
+    state_levels: int = Field(ge=1)
+    state_dim: int = Field(ge=1)
+
+
+class Calibration(_Part):
+    """score = sigmoid(slope · rank + intercept), fitted on validation queries (Platt 1999)."""
+
+    slope: float = Field(gt=0, allow_inf_nan=False)
+    intercept: float = Field(allow_inf_nan=False)
+
+
+class Ranking(_Part):
+    """rank(n) = own(n) + gamma · rank(parent(n)), rank(root) = 0.
+
+    own = the logit, or the log of the activation. `node` models (TDM, JTM, OTM as published): logit, gamma 0. `path` models (PLT,
+    HSM): log activation, gamma 1. `discounted`: logit, 0 < gamma < 1, with a calibration that maps ranks to scores.
+    """
+
+    activation: Literal["sigmoid"] = "sigmoid"
+    own: Literal["logit", "log_activation"]
+    gamma: float = Field(ge=0, le=1)
+    calibration: Calibration | None = None
+
+
+class SearchDefaults(_Part):
+    """Defaults and limits of the search knobs; over a limit is an error, never clamped."""
+
+    beam_size: int = Field(ge=1)
+    m: int = Field(ge=1)
+    max_beam_size: int = Field(ge=1)
+    max_m: int = Field(ge=1)
+
+
+class FileInfo(_Part):
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    size: int = Field(ge=0)
+
+
+class ManifestDraft(_Part):
+    """What training says; tree sizes and file checksums are added when the bundle is written."""
+
+    name: ModelName
+    version: int = Field(ge=1)
+    algorithm: str
+    created: datetime
+    query: QueryKind
+    ranking: Ranking
+    search: SearchDefaults
+    training: dict[str, Any] = Field(default_factory=dict)
+    data: dict[str, Any] = Field(default_factory=dict)
+    metrics: dict[str, Any] = Field(default_factory=dict)
+
+
+class Manifest(ManifestDraft):
+    """The whole manifest."""
+
+    schema_version: Literal[1]
+    tree: TreeInfo
+    scorer: ScorerInfo
+    files: dict[str, FileInfo]

@@ -1,0 +1,154 @@
+"""What every engine takes and gives back, and how one is opened.
+
+Knows the parameters of a search, its result, the Engine protocol and which engine fits a device. Does not know how a search is done.
+
+Legend: B queries, E excluded items, M results, K beam, L levels.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.errors import DeviceUnavailable, InvalidQuery
+from espalier.manifest import Ranking
+from espalier.queries import QueryBatch
+
+log = logging.getLogger(__name__)
+
+NO_ITEM = -1
+"""Padding in `item_rows_BM` and `exclude_BE`."""
+
+
+@dataclass(frozen=True)
+class SearchParams:
+    """Per-query knobs of one `search()` call.
+
+    beam_size_B   int64[B], ≥ 1   nodes kept on the levels 1 … H − 1
+    m_B           int64[B], ≥ 1   results wanted; may exceed the beam size
+    exclude_BE    int64[B, E] or None   item rows that must not come back, NO_ITEM as padding; repeats are allowed
+    trace         keep the beams of each level in the result
+    """
+
+    beam_size_B: NDArray[np.int64]
+    m_B: NDArray[np.int64]
+    exclude_BE: NDArray[np.int64] | None = None
+    trace: bool = False
+
+    @staticmethod
+    def uniform(batch: int, beam_size: int, m: int, exclude_BE: NDArray[np.int64] | None = None, trace: bool = False) -> SearchParams:
+        """The same beam size and m for every query."""
+        return SearchParams(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64), exclude_BE, trace)
+
+    def check(self, batch: int, items: int) -> None:
+        """Raise InvalidQuery unless the arrays fit `batch` queries over a catalogue of `items` items."""
+        for name in ("beam_size_B", "m_B"):
+            array = getattr(self, name)
+            if array.shape != (batch,) or array.dtype != np.int64:
+                raise InvalidQuery(name, f"{array.dtype}{list(array.shape)}", f"int64[{batch}], one per query")
+            if batch and array.min() < 1:
+                raise InvalidQuery(name, int(array.min()), "at least 1")
+        exclude = self.exclude_BE
+        if exclude is not None:
+            if exclude.ndim != 2 or len(exclude) != batch or exclude.dtype != np.int64:
+                raise InvalidQuery("exclude_BE", f"{exclude.dtype}{list(exclude.shape)}", f"int64[{batch}, E]")
+            if exclude.size and (exclude.min() < NO_ITEM or exclude.max() >= items):
+                raise InvalidQuery("exclude_BE", int(exclude.max()), f"item rows below {items}, or {NO_ITEM} as padding")
+
+
+@dataclass(frozen=True)
+class LevelTrace:
+    """What one level of a search kept, for every query of the call.
+
+    level     h
+    nodes_BK  int64[B, K]     node numbers, ascending, −1 where a slot is empty
+    ranks_BK  float32[B, K]   their ranks, −inf where a slot is empty
+    """
+
+    level: int
+    nodes_BK: NDArray[np.int64]
+    ranks_BK: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The answer to one `search()` call.
+
+    item_rows_BM  int64[B, M]     best first, NO_ITEM as padding; M = max of m_B
+    scores_BM     float32[B, M]   in [0, 1], 0 where there is no item
+    ranks_BM      float32[B, M]   what the items were ordered by, −inf where there is no item
+    count_B       int64[B]        items in each row
+    complete_B    bool[B]         False iff fewer than min(m, eligible items) came back
+    trace         the levels from the start level to H, when asked for
+    """
+
+    item_rows_BM: NDArray[np.int64]
+    scores_BM: NDArray[np.float32]
+    ranks_BM: NDArray[np.float32]
+    count_B: NDArray[np.int64]
+    complete_B: NDArray[np.bool_]
+    trace: tuple[LevelTrace, ...] | None = None
+
+
+class Engine(Protocol):
+    """Searches one bundle. Holds no search knob: those are arguments of `search()`."""
+
+    @property
+    def name(self) -> str:
+        """`reference`, `onnx-cpu`, `onnx-cuda`, …: the name in JSON and metrics."""
+        ...
+
+    @property
+    def rounding(self) -> float:
+        """ε: how far a rank may be from exact arithmetic; closer candidates may change places."""
+        ...
+
+    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        """The top m eligible items of each query. The same query gives the same answer in any batch."""
+        ...
+
+    def warm_up(self) -> None:
+        """Build and run what the first queries would otherwise wait for."""
+        ...
+
+
+Device = Literal["auto", "cpu", "cuda"]
+ENGINES = ("onnx-cpu", "onnx-cuda", "reference")
+
+
+def open_engine(bundle: Bundle, device: Device = "auto", engine: str | None = None, threads: int = 1) -> Engine:
+    """The best engine for a bundle on a device.
+
+    device   `auto` takes a GPU where there is one; a device that was asked for and is not there is DeviceUnavailable
+    engine   an engine by name, instead of the choice by device
+    threads  intra-op threads of one CPU search; one process per core with one thread each scales best
+    """
+    from espalier.engines import onnx_graph  # here, because onnxruntime loads slowly and training's data side needs none
+
+    if engine == "reference":
+        from espalier.engines.reference import ReferenceEngine
+
+        return ReferenceEngine(bundle)
+    if engine not in (None, *ENGINES):
+        raise DeviceUnavailable(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
+    if engine is None:
+        cuda = device == "cuda" or (device == "auto" and onnx_graph.cuda_available())
+        engine = "onnx-cuda" if cuda else "onnx-cpu"
+    log.info("%s version %d runs on %s", bundle.manifest.name, bundle.manifest.version, engine)
+    return onnx_graph.OnnxEngine(bundle, "cuda" if engine == "onnx-cuda" else "cpu", threads=threads)
+
+
+def scores_of_ranks(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32, same shape, in [0, 1]: the activation (γ = 0), the exponential (`path`) or the calibration of a rank; 0 for −inf."""
+    wide = ranks.astype(np.float64)
+    if ranking.calibration is not None:
+        wide = np.where(np.isneginf(wide), wide, ranking.calibration.slope * wide + ranking.calibration.intercept)
+    elif ranking.own == "log_activation":
+        return np.exp(np.minimum(wide, 0)).astype(np.float32)
+    sigmoid = 1 / (1 + np.exp(-np.clip(wide, -700, 700)))
+    return np.where(np.isneginf(wide), 0, sigmoid).astype(np.float32)

@@ -1,0 +1,143 @@
+"""The JSON of the HTTP interface: requests are validated by these classes, answers are documented by them.
+
+A number is a number here: "5" is no integer, true is no integer, NaN and infinity are no numbers; an unknown field is an error.
+What depends on the model (the query kind, limits, fields) is checked in retrieve.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic.config import JsonDict
+
+from espalier.manifest import SearchDefaults, TreeInfo
+from espalier.queries import QueryKind
+
+Ids = Annotated[list[str], FailFast()]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+EXAMPLE: JsonDict = {
+    "model": "debian-depends",
+    "queries": [{"history": ["libc6", "libgtk-3-0"], "exclude_seen": True}],
+    "m": 5,
+    "fields": ["title", "section"],
+}
+
+
+class _In(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Query(_In):
+    """One query: `history` or `vector`, as the model's query kind says."""
+
+    history: Ids = Field(default_factory=list, description="Item ids, oldest first. Unknown ids are skipped; empty is a cold user.")
+    vector: Annotated[list[Number], FailFast()] = Field(default_factory=list, description="A dense vector of the model's width.")
+    exclude: Ids = Field(default_factory=list, description="Item ids that must not come back.")
+    exclude_seen: bool = Field(False, description="Whether the items of `history` must not come back.")
+
+
+class RetrieveRequest(_In):
+    """Only `queries` is required; the rest has defaults per model. A value over a limit is an error, never clamped."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
+
+    model: str | None = Field(None, description="Name of the model; may be left out where only one is served.")
+    version: int | None = Field(None, ge=1, description="Version of the model; the default is the highest.")
+    queries: Annotated[list[Query], FailFast()] = Field(min_length=1, description="The queries, all of the model's one kind.")
+    m: int | None = Field(None, ge=1, description="Items wanted per query; may exceed the beam size.")
+    beam_size: int | None = Field(None, ge=1, description="Nodes kept per inner level: more finds more and takes longer.")
+    min_score: Number | None = Field(None, ge=0, le=1, description="Items of a lower score are left out; `complete` does not count them.")
+    fields: Ids = Field(default_factory=list, description="Columns of the item table to return with each item.")
+
+
+class Item(BaseModel):
+    """One retrieved item; `fields` only where the request asked for some."""
+
+    id: str
+    score: float = Field(ge=0, le=1)
+    fields: dict[str, Any] | None = None
+
+
+class Result(BaseModel):
+    """The answer to one query."""
+
+    items: list[Item] = Field(description="Best first.")
+    complete: bool = Field(description="False iff fewer than min(m, eligible items) were found: the beam was too small.")
+    beam_size: int
+    unknown: list[str] = Field(description="Ids of the query that the catalogue does not have.")
+
+
+class Timing(BaseModel):
+    """Where the milliseconds went. ms_per_query = search_ms ÷ batch."""
+
+    queue_ms: float = Field(description="Waiting for the engine.")
+    encode_ms: float = Field(description="Turning the request into arrays.")
+    search_ms: float = Field(description="In the engine, query graph included.")
+    serialise_ms: float = Field(description="Turning item rows into this document.")
+    total_ms: float
+    ms_per_query: float = Field(description="Engine wall time ÷ queries in the same engine call.")
+    batch: int = Field(description="Queries in the engine call, other requests' included; summed where a request took several calls.")
+
+
+class RetrieveResponse(BaseModel):
+    """The answers, in the order of the queries."""
+
+    model: str
+    version: int
+    engine: str
+    results: list[Result]
+    timing: Timing
+
+
+class Model(BaseModel):
+    """A model of the models folder."""
+
+    name: str
+    state: Literal["loading", "ready", "failed"]
+    reason: str | None = Field(description="Why it failed.")
+    version: int = Field(description="The version that is served.")
+    versions: list[int] = Field(description="All versions in the models folder.")
+    engine: str | None = None
+    algorithm: str | None = None
+    query: QueryKind | None = None
+    search: SearchDefaults | None = Field(None, description="Defaults and limits of beam_size and m.")
+    max_queries: int = Field(description="Most queries in one request.")
+    tree: TreeInfo | None = None
+    fields: list[str] | None = Field(None, description="Columns of the item table.")
+    metrics: dict[str, Any] | None = Field(None, description="Measured at training.")
+
+
+class Models(BaseModel):
+    models: list[Model]
+
+
+class Completion(BaseModel):
+    id: str
+    title: str | None
+
+
+class Completions(BaseModel):
+    items: list[Completion]
+
+
+class WrongValue(BaseModel):
+    field: str = Field(examples=["queries[0].history[3]"])
+    value: str
+    expected: str
+
+
+class Problem(BaseModel):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[WrongValue] | None = None
+
+
+class Readiness(BaseModel):
+    ready: bool
+    reasons: list[str] = Field(description="What is missing, one line per model.")

@@ -1,0 +1,1 @@
+"""Tests. `make test` runs all of them; `tests/builders.py` makes small random models."""

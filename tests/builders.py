@@ -1,0 +1,173 @@
+"""Small random trees and bundles, with hand-made ONNX graphs so that no trainer is needed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import pyarrow as pa
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from espalier.bundle import Bundle, BundleContent, write_bundle
+from espalier.items import ItemTable
+from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
+from espalier.queries import HistoryKind, QueryBatch, VectorKind, pad_histories
+from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
+
+Rng = np.random.Generator
+
+
+def random_tree(rng: Rng, height: int, branching: int, ragged: bool = True, empty_share: float = 0.0) -> Tree:
+    """A tree of up to `branching` children a node (at least half as many, so that padding stays allowed)."""
+    children: list[list[int]] = []
+    size = 1
+    for _ in range(height):
+        low = max(1, (branching + 1) // 2) if ragged else branching
+        counts = rng.integers(low, branching + 1, size)
+        children.append([int(count) for count in counts])
+        size = int(counts.sum())
+    filled = rng.random(size) >= empty_share
+    filled[rng.integers(size)] = True
+    leaf_item = np.full(size, EMPTY_LEAF, np.int64)
+    leaf_item[filled] = rng.permutation(int(filled.sum()))
+    return tree_from_children(children, leaf_item)
+
+
+def linear_graphs(width: int) -> tuple[bytes, bytes]:
+    """Vector queries: state = vector; logit = ⟨state, row⟩."""
+    query = _model(
+        [helper.make_node("Unsqueeze", ["vector", "one"], ["query_state"])], ["vector"], "query_state", {"one": np.array([1])}, width
+    )
+    nodes = [
+        helper.make_node("Unsqueeze", ["query_state", "two"], ["column"]),
+        helper.make_node("MatMul", ["node_rows", "column"], ["product"]),
+        helper.make_node("Squeeze", ["product", "two"], ["logits"]),
+    ]
+    return query, _model(nodes, ["query_state", "node_rows"], "logits", {"two": np.array([2])}, width)
+
+
+def history_graphs(rng: Rng, width: int, hidden: int, integer: bool, slope: NDArray[np.float32]) -> tuple[bytes, bytes]:
+    """History queries: state = W · Σ rows of the history's ancestors; logit = v · PReLU(state + U row)."""
+
+    def weights(*shape: int) -> NDArray[np.float32]:
+        raw = rng.integers(-2, 3, shape) if integer else rng.normal(size=shape)
+        return raw.astype(np.float32)
+
+    pooled = [
+        helper.make_node("Clip", ["history_nodes", "zero"], ["safe"]),
+        helper.make_node("Gather", ["node_rows", "safe"], ["rows"]),
+        helper.make_node("GreaterOrEqual", ["history_nodes", "zero"], ["real"]),
+        helper.make_node("Cast", ["real"], ["mask"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["mask", "last"], ["mask_column"]),
+        helper.make_node("Mul", ["rows", "mask_column"], ["masked"]),
+        helper.make_node("ReduceSum", ["masked", "two"], ["pooled"], keepdims=0),
+        helper.make_node("MatMul", ["pooled", "w"], ["query_state"]),
+    ]
+    constants = {"zero": np.array(0), "two": np.array([2]), "last": np.array([-1]), "w": weights(width, hidden)}
+    query = _model(pooled, ["history_nodes", "node_rows"], "query_state", constants, width)
+    nodes = [
+        helper.make_node("MatMul", ["node_rows", "u"], ["node_part"]),
+        helper.make_node("Unsqueeze", ["query_state", "one"], ["per_query"]),
+        helper.make_node("Add", ["node_part", "per_query"], ["sum"]),
+        helper.make_node("PRelu", ["sum", "slope"], ["hidden"]),
+        helper.make_node("MatMul", ["hidden", "v"], ["product"]),
+        helper.make_node("Squeeze", ["product", "two"], ["logits"]),
+    ]
+    constants = {"one": np.array([1]), "two": np.array([2]), "u": weights(width, hidden), "v": weights(hidden, 1), "slope": slope}
+    return query, _model(nodes, ["query_state", "node_rows"], "logits", constants, width)
+
+
+def make_bundle(
+    folder: Path,
+    rng: Rng,
+    tree: Tree,
+    kind: Literal["history", "vector"] = "history",
+    gamma: float = 0.0,
+    own: Literal["logit", "log_activation"] = "logit",
+    integer: bool = True,
+    slope: NDArray[np.float32] | None = None,
+    name: str = "tiny",
+    width: int = 4,
+    length: int = 5,
+    **search: int,
+) -> Bundle:
+    """A bundle with random node rows over items `item-0` …, written under `folder`."""
+    slope = np.full((1, 1, 6), 0.25, np.float32) if slope is None else slope
+    query_kind = HistoryKind(length=length) if kind == "history" else VectorKind(width=width)
+    query, scorer = history_graphs(rng, width, 6, integer, slope) if kind == "history" else linear_graphs(width)
+    shape = (tree.node_count, width)
+    rows = (rng.integers(-2, 3, shape) if integer else rng.normal(size=shape)).astype(np.float32)
+    ids = [f"item-{i}" for i in range(tree.item_count)]
+    items = ItemTable.build(pa.table({"id": ids, "title": [f"Title {i}" for i in range(tree.item_count)]}))
+    history = pa.array([["item-0"]], pa.list_(pa.string())) if kind == "history" else pa.array([[1.0] * width], pa.list_(pa.float32()))
+    draft = ManifestDraft(
+        name=name,
+        version=1,
+        algorithm="random",
+        created=datetime(2026, 1, 1, tzinfo=UTC),
+        query=query_kind,
+        ranking=Ranking(own=own, gamma=gamma),
+        search=SearchDefaults(**({"beam_size": 10, "m": 5, "max_beam_size": 64, "max_m": 100} | search)),
+    )
+    content = BundleContent(
+        tree=tree,
+        node_rows_ND=rows,
+        state_levels=tree.height + 1 if kind == "history" else 1,
+        state_dim=6 if kind == "history" else width,
+        query_onnx=query,
+        scorer_onnx=scorer,
+        items=items,
+        golden=pa.table({kind: history.slice(0, 0)} | {name: pa.array([], t) for name, t in GOLDEN_COLUMNS.items()}),
+        heldout=pa.table({kind: history, "relevant": pa.array([["item-0"]])}),
+    )
+    return write_bundle(folder / name / "1", draft, content)
+
+
+GOLDEN_COLUMNS: dict[str, Any] = {
+    "beam_size": pa.int64(),
+    "m": pa.int64(),
+    "item_rows": pa.list_(pa.int64()),
+    "ranks": pa.list_(pa.float32()),
+    "margin": pa.float64(),
+}
+
+
+def random_queries(rng: Rng, bundle: Bundle, batch: int, integer: bool = True) -> QueryBatch:
+    """Random queries of the bundle's kind; histories of every length, empty ones included."""
+    kind = bundle.manifest.query
+    if isinstance(kind, VectorKind):
+        raw = rng.integers(-2, 3, (batch, kind.width)) if integer else rng.normal(size=(batch, kind.width))
+        return QueryBatch(kind, raw.astype(np.float32))
+    histories = [rng.integers(-1, bundle.tree.item_count, rng.integers(0, kind.length + 2)) for _ in range(batch)]
+    return pad_histories(kind, histories)
+
+
+def _model(nodes: list[onnx.NodeProto], inputs: list[str], output: str, constants: dict[str, NDArray[Any]], width: int) -> bytes:
+    shapes: dict[str, tuple[int, list[str | int | None]]] = {
+        "vector": (onnx.TensorProto.FLOAT, ["B", width]),
+        "history_nodes": (onnx.TensorProto.INT64, ["B", "L", "T"]),
+        "query_state": (onnx.TensorProto.FLOAT, ["B", "S"]),
+        "logits": (onnx.TensorProto.FLOAT, ["B", "C"]),
+    }
+    rows: list[str | int | None] = ["N", width] if "history_nodes" in inputs or "vector" in inputs else ["B", "C", width]
+
+    def info(name: str, is_output: bool = False) -> onnx.ValueInfoProto:
+        if name == "node_rows":
+            return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, rows)
+        kind, shape = shapes[name]
+        return helper.make_tensor_value_info(name, kind, ["B", "L", "S"] if is_output and name == "query_state" else shape)
+
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [info(name) for name in inputs],
+        [info(output, True)],
+        initializer=[numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    serialised: bytes = model.SerializeToString()
+    return serialised

@@ -1,0 +1,171 @@
+"""Concurrent requests share engine calls, and none spoils another's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from espalier.queries import HistoryKind, QueryBatch, pad_histories
+from espalier.search import SearchParams
+from service.batching import Answer, Batcher
+from service.errors import EngineFailed, NotReady
+from tests.fake_engine import FakeEngine
+
+ITEMS, KIND = 40, HistoryKind(length=3)
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    fake = FakeEngine(ITEMS)
+    yield fake
+    fake.go.set()
+
+
+def queries(*newest: int) -> QueryBatch:
+    return pad_histories(KIND, [np.array([item]) for item in newest])
+
+
+@asynccontextmanager
+async def held(engine: FakeEngine, batcher: Batcher) -> AsyncIterator[asyncio.Task[Answer]]:
+    """The engine is busy with a request of one query until the block ends."""
+    engine.go.clear()
+    busy = asyncio.create_task(batcher.search(queries(0), SearchParams.uniform(1, 5, 5)))
+    assert await asyncio.to_thread(engine.started.wait, 10)
+    try:
+        yield busy
+    finally:
+        engine.go.set()
+
+
+async def accepted(*searches: Coroutine[Any, Any, Answer]) -> list[asyncio.Task[Answer]]:
+    """Tasks whose queries are in the queue."""
+    tasks = [asyncio.create_task(search) for search in searches]
+    await asyncio.sleep(0)  # one turn of the event loop: each task runs until it waits for the engine
+    return tasks
+
+
+def newest(engine: FakeEngine, call: int) -> list[int]:
+    return [int(item) for item in engine.calls[call][0].array[:, -1]]
+
+
+def test_requests_that_come_while_the_engine_is_busy_share_the_next_call(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, 16, "test")
+        async with held(engine, batcher) as busy:
+            tasks = await accepted(*(batcher.search(queries(i), SearchParams.uniform(1, 9, 9)) for i in range(1, 6)))
+            assert batcher.depth == 5
+        answers = await asyncio.gather(busy, *tasks)
+        assert [len(call[0]) for call in engine.calls] == [1, 5]
+        assert newest(engine, 1) == [1, 2, 3, 4, 5]
+        assert [answer.batch for answer in answers] == [1, 5, 5, 5, 5, 5]
+        assert batcher.depth == 0
+        assert await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_each_request_of_a_call_keeps_its_own_beam_m_and_exclusions(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, 16, "test")
+        exclude_BE = np.array([[0, 2, 4], [1, -1, -1]])
+        async with held(engine, batcher):
+            wide, narrow, excluding = await accepted(
+                batcher.search(queries(1), SearchParams.uniform(1, beam_size=20, m=20)),
+                batcher.search(queries(2), SearchParams.uniform(1, beam_size=3, m=7)),
+                batcher.search(queries(3, 4), SearchParams.uniform(2, beam_size=8, m=2, exclude_BE=exclude_BE)),
+            )
+        results = [(await task).result for task in (wide, narrow, excluding)]
+        assert [result.item_rows_BM.shape for result in results] == [(1, 20), (1, 7), (2, 2)]
+        assert results[0].item_rows_BM[0].tolist() == list(range(20))
+        assert results[1].item_rows_BM[0].tolist() == [0, 1, 2, -1, -1, -1, -1]
+        assert (results[1].count_B.tolist(), results[1].complete_B.tolist()) == ([3], [False])
+        assert results[2].item_rows_BM.tolist() == [[1, 3], [0, 2]]
+        params = engine.calls[1][1]
+        assert (params.beam_size_B.tolist(), params.m_B.tolist()) == ([20, 3, 8, 8], [20, 7, 2, 2])
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_larger_than_a_batch_takes_several_calls(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, 4, "test")
+        exclude_BE = np.arange(10).reshape(10, 1)
+        answer = await batcher.search(queries(*range(10)), SearchParams.uniform(10, 40, 40, exclude_BE))
+        assert [len(call[0]) for call in engine.calls] == [4, 4, 2]
+        assert answer.batch == 10
+        assert [set(range(ITEMS)) - set(rows.tolist()) for rows in answer.result.item_rows_BM] == [{i} for i in range(10)]
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_a_call_never_exceeds_the_batch_and_keeps_the_order(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, 4, "test")
+        async with held(engine, batcher):
+            parts = [queries(1, 2, 3), queries(4, 5), queries(6)]
+            tasks = await accepted(*(batcher.search(part, SearchParams.uniform(len(part), 2, 2)) for part in parts))
+        await asyncio.gather(*tasks)
+        assert [newest(engine, call) for call in (1, 2)] == [[1, 2, 3], [4, 5, 6]]
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_request_never_reaches_the_engine(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, 16, "test")
+        async with held(engine, batcher):
+            stays, goes = await accepted(*(batcher.search(queries(i), SearchParams.uniform(1, 2, 2)) for i in (1, 2)))
+            goes.cancel()
+            await asyncio.wait([goes])
+        await stays
+        assert newest(engine, 1) == [1]
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_failure_fails_only_the_requests_of_its_call(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, 16, "test")
+        async with held(engine, batcher) as busy:
+            engine.failure = ValueError("out of memory")
+            behind = await accepted(batcher.search(queries(1), SearchParams.uniform(1, 2, 2)))
+        with pytest.raises(EngineFailed, match="out of memory"):
+            await busy
+        assert (await behind[0]).result.count_B.tolist() == [2]
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_draining_finishes_accepted_requests_and_refuses_new_ones(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, 1, "test")
+        async with held(engine, batcher) as busy:
+            waiting = await accepted(batcher.search(queries(1), SearchParams.uniform(1, 2, 2)))
+            drained = asyncio.create_task(batcher.drain(10))
+            await asyncio.sleep(0)
+            with pytest.raises(NotReady):
+                await batcher.search(queries(2), SearchParams.uniform(1, 2, 2))
+        assert await drained
+        assert [(await task).result.count_B.tolist() for task in (busy, *waiting)] == [[5], [2]]
+
+    asyncio.run(scenario())
+
+
+def test_draining_gives_up_after_its_time(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, 1, "test")
+        async with held(engine, batcher) as busy:
+            assert not await batcher.drain(0)
+        await busy
+
+    asyncio.run(scenario())

@@ -1,0 +1,321 @@
+"""Reading interaction logs: formats, order, filters, and what is said about bad input."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pa_parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from espalier.errors import InvalidData
+from training.data import interactions as module
+from training.data.interactions import Interactions, LogFormat, read_interactions
+
+EVENTS = [("u2", "b", 30), ("u1", "c", 10), ("u2", "a", 20), ("u1", "a", 5), ("u2", "c", 20), ("u2", "b", 40)]
+"""User, item, time: u1 = a c by time; u2 = a c b b by time (a before c: the tie keeps file order)."""
+
+BY_TIME = {"u1": ["a", "c"], "u2": ["a", "c", "b", "b"]}
+BY_FILE = {"u1": ["c", "a"], "u2": ["b", "a", "c", "b"]}
+
+
+def lists(log: Interactions) -> dict[str, list[str]]:
+    items = log.item_ids.to_pylist()
+    return {name: [items[row] for row in log.of(user)] for user, name in enumerate(log.user_ids.to_pylist())}
+
+
+def text(separator: str, header: bool = True) -> str:
+    lines = ["user,item,time"] if header else []
+    lines += [f"{user},{item},{time}" for user, item, time in EVENTS]
+    return "\n".join(lines).replace(",", separator) + "\n"
+
+
+def write(folder: Path, name: str, content: str) -> Path:
+    path = folder / name
+    path.write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
+    return path
+
+
+def read(path: Path, **options: Any) -> Interactions:
+    return read_interactions(path, LogFormat(**{"min_user_events": 1, **options}), path.parent / "work")
+
+
+TIMED = {"timestamp": "time", "order": "timestamp"}
+TIMED_BY_POSITION = {"user": 0, "item": 1, "timestamp": 2, "order": "timestamp"}
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("separator", [",", "\t", " ", ";", "::", "||", "→"])
+def test_text_with_any_separator_plain_and_gzipped(tmp_path: Path, separator: str, ending: str) -> None:
+    assert lists(read(write(tmp_path, "log" + ending, text(separator)), separator=separator, **TIMED)) == BY_TIME
+
+
+@pytest.mark.parametrize("separator", [",", "::"])
+@pytest.mark.parametrize("header", [True, False])
+def test_columns_by_position_with_and_without_a_header(tmp_path: Path, separator: str, header: bool) -> None:
+    path = write(tmp_path, "log", text(separator, header))
+    assert lists(read(path, separator=separator, header=header, **TIMED_BY_POSITION)) == BY_TIME
+
+
+@pytest.mark.parametrize("columns", [TIMED, TIMED_BY_POSITION])
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_parquet_plain_and_gzipped_by_name_and_position(tmp_path: Path, ending: str, columns: dict[str, Any]) -> None:
+    users, items, times = zip(*EVENTS, strict=True)
+    plain, path = tmp_path / "plain", tmp_path / ("log.parquet" + ending)
+    table = {"user": pa.array(users).dictionary_encode(), "item": pa.array(items, pa.large_string()), "time": pa.array(times, pa.int32())}
+    pa_parquet.write_table(pa.table(table), plain)
+    path.write_bytes(gzip.compress(plain.read_bytes()) if ending else plain.read_bytes())
+    assert lists(read(path, format="parquet", **columns)) == BY_TIME
+
+
+def test_integer_ids_of_parquet_are_written_out(tmp_path: Path) -> None:
+    pa_parquet.write_table(pa.table({"user": [2**53 + 1, 7], "item": [1, 10]}), tmp_path / "log.parquet")
+    assert lists(read(tmp_path / "log.parquet", format="parquet")) == {"7": ["10"], str(2**53 + 1): ["1"]}
+
+
+def test_a_log_in_file_order_keeps_it(tmp_path: Path) -> None:
+    assert lists(read(write(tmp_path, "log", text(",")))) == BY_FILE
+
+
+def test_a_log_without_order_keeps_file_order_and_says_so(tmp_path: Path) -> None:
+    log = read(write(tmp_path, "log", text(",")), order="none")
+    assert (lists(log), log.order) == (BY_FILE, "none")
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"),
+    [
+        ("integer", [2**60 + 2, 2**60 + 1, 2**60]),  # nanoseconds: too fine for a float
+        ("float", [0.5, 0.25, -1e-3]),
+        ("datetime", ["2020-01-02 00:00:01", "2020-01-02 00:00:00", "2019-12-31"]),
+        ("datetime", ["2020-01-02T00:00:01Z", "2020-01-02T00:30:00+01:00", "2020-01-01T00:00:00Z"]),
+    ],
+)
+def test_timestamps_of_every_type_order_a_list(tmp_path: Path, kind: str, times: list[object]) -> None:
+    lines = [f"u,{item},{time}" for item, time in zip("cba", times, strict=True)]
+    log = read(write(tmp_path, "log", "\n".join(["user,item,time", *lines])), timestamp_type=kind, **TIMED)
+    assert lists(log) == {"u": ["a", "b", "c"]}
+
+
+def test_quoted_fields_may_hold_the_separator_and_line_ends(tmp_path: Path) -> None:
+    assert lists(read(write(tmp_path, "log", 'user,item\n"u, 1","a\nb"\n'))) == {"u, 1": ["a\nb"]}
+
+
+def test_quotes_are_plain_characters_when_told_so(tmp_path: Path) -> None:
+    assert lists(read(write(tmp_path, "log", 'user\titem\nu\t5" disc\n'), separator="\t", quoted=False)) == {"u": ['5" disc']}
+
+
+def test_unique_keeps_the_first_event_in_the_stated_order(tmp_path: Path) -> None:
+    path = write(tmp_path, "log", text(","))
+    assert lists(read(path, unique=True))["u2"] == ["b", "a", "c"]
+    assert lists(read(path, unique=True, **TIMED))["u2"] == ["a", "c", "b"]
+
+
+def test_items_are_filtered_before_users(tmp_path: Path) -> None:
+    log = read(write(tmp_path, "log", "user,item\nx,a\nx,rare\ny,a\ny,b\nz,b\nz,a\n"), min_item_events=2, min_user_events=2)
+    assert lists(log) == {"y": ["a", "b"], "z": ["b", "a"]}
+    assert log.item_ids.to_pylist() == ["a", "b"]
+
+
+def test_the_item_filter_counts_after_repeats_are_dropped(tmp_path: Path) -> None:
+    path = write(tmp_path, "log", "user,item\nx,a\nx,a\nx,b\ny,b\n")
+    assert read(path, min_item_events=2).item_ids.to_pylist() == ["a", "b"]
+    assert read(path, min_item_events=2, unique=True).item_ids.to_pylist() == ["b"]
+
+
+def test_items_of_dropped_users_stay_in_the_catalogue(tmp_path: Path) -> None:
+    log = read(write(tmp_path, "log", "user,item\nx,a\ny,b\ny,c\n"), min_user_events=2)
+    assert (log.item_ids.to_pylist(), lists(log)) == (["a", "b", "c"], {"y": ["b", "c"]})
+
+
+def test_ten_events_are_asked_of_a_user_by_default() -> None:
+    assert (LogFormat().min_user_events, LogFormat().min_item_events) == (10, 1)
+
+
+def test_rows_are_numbered_by_sorted_id_whatever_the_order_of_the_log(tmp_path: Path) -> None:
+    lines = text(",").splitlines()
+    forward = read(write(tmp_path, "forward", "\n".join(lines)))
+    backward = read(write(tmp_path, "backward", "\n".join([lines[0], *reversed(lines[1:])])))
+    assert forward.user_ids.to_pylist() == backward.user_ids.to_pylist() == ["u1", "u2"]
+    assert forward.item_ids.to_pylist() == backward.item_ids.to_pylist() == ["a", "b", "c"]
+
+
+def test_the_first_category_of_an_item_counts_and_an_empty_one_is_none(tmp_path: Path) -> None:
+    log = read(write(tmp_path, "log", "user,item,kind\nu,a,\nu,a,toys\nu,b,books\nu,b,toys\nu,c,\nu,d,toys\n"), category="kind")
+    assert log.category_names == ("books", "toys")
+    assert log.category_of_item_I is not None
+    assert log.category_of_item_I.tolist() == [1, 0, -1, 1]
+
+
+def test_categories_without_a_kept_item_have_no_name(tmp_path: Path) -> None:
+    log = read(write(tmp_path, "log", "user,item,kind\nu,a,x\nu,b,y\nv,b,y\n"), category="kind", min_item_events=2)
+    assert log.category_names == ("y",)
+    assert read(write(tmp_path, "log", text(","))).category_of_item_I is None
+
+
+def test_the_fingerprint_is_the_digest_of_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "log.gz", text(","))
+    assert read(path).fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_result_holds_the_stated_types_and_leaves_one_file(tmp_path: Path) -> None:
+    log = read(write(tmp_path, "log", text(",")))
+    assert (log.user_count, log.item_count, log.event_count) == (2, 3, 6)
+    assert [array.dtype.name for array in (log.offset_U1, log.item_of_event_E, log.of(0))] == ["int64", "int32", "int64"]
+    assert isinstance(log.item_of_event_E, np.memmap)
+    assert [path.name for path in (tmp_path / "work").iterdir()] == [module.EVENTS_FILE]
+
+
+def test_reading_again_into_the_same_folder_leaves_the_first_result_intact(tmp_path: Path) -> None:
+    first = read(write(tmp_path, "log", text(",")))
+    read(write(tmp_path, "other", "user,item\nx,z\n"))
+    assert lists(first) == BY_FILE
+
+
+def test_a_user_outside_the_log_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData) as error:
+        read(write(tmp_path, "log", text(","))).of(2)
+    assert error.value.field == "user"
+
+
+EVENT = st.tuples(st.integers(0, 5), st.integers(0, 8), st.integers(0, 4), st.integers(0, 2))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    events=st.lists(EVENT, min_size=1, max_size=60),
+    unique=st.booleans(),
+    minimum=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    order=st.sampled_from(["timestamp", "file"]),
+    separator=st.sampled_from([",", "::"]),
+)
+def test_tiny_blocks_equal_one_block_and_a_plain_reading(
+    tmp_path: Path,
+    events: list[tuple[int, int, int, int]],
+    unique: bool,
+    minimum: tuple[int, int],
+    order: str,
+    separator: str,
+) -> None:
+    path = write(tmp_path, "log", "\n".join(separator.join(map(str, event)) for event in events))
+    timed = order == "timestamp"
+    log_format = LogFormat.model_validate(
+        {"separator": separator, "header": False, "user": 0, "item": 1, "timestamp": 2 if timed else None, "category": 3, "order": order}
+        | {"unique": unique, "min_item_events": minimum[0], "min_user_events": minimum[1]}
+    )
+
+    expected: dict[str, list[str]] = {}
+    for user, item, _, _ in sorted(events, key=lambda event: event[2]) if timed else events:
+        have = expected.setdefault(str(user), [])
+        if not (unique and str(item) in have):
+            have.append(str(item))
+    every = [item for items in expected.values() for item in items]
+    expected = {user: [item for item in items if every.count(item) >= minimum[0]] for user, items in expected.items()}
+    expected = {user: items for user, items in sorted(expected.items()) if len(items) >= minimum[1]}
+    if not expected:
+        with pytest.raises(InvalidData, match="a filter that leaves"):
+            read_interactions(path, log_format, tmp_path / "work")
+        return
+
+    whole = read_interactions(path, log_format, tmp_path / "work")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK", 3)
+        pieces = read_interactions(path, log_format, tmp_path / "pieces", block_bytes=16)
+    assert lists(whole) == lists(pieces) == expected
+    assert whole.item_ids.to_pylist() == pieces.item_ids.to_pylist() == sorted({item for item in every if every.count(item) >= minimum[0]})
+    assert whole.category_names == pieces.category_names
+    assert whole.category_of_item_I is not None
+    assert pieces.category_of_item_I is not None
+    assert whole.category_of_item_I.tolist() == pieces.category_of_item_I.tolist()
+    shutil.rmtree(tmp_path / "pieces")
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "field", "value", "expected"),
+    [
+        ("user,thing\nu,a\n", {}, "log: column item", "'item'", r"one of \['user', 'thing'\]"),
+        ("u,a\n", {"header": False, "user": 0, "item": 2}, "log: column item", "2", r"one of \[0, 1\]"),
+        ("user::thing\nu::a\n", {"separator": "::"}, "log: column item", "'item'", r"one of \['user', 'thing'\]"),
+        ("user,item,time\nu,a,1\nu,b,soon\n", TIMED, "log: row 2, column timestamp", "'soon'", "an integer in column 'time'"),
+        ("user,item,time\nu,a,1.5\n", TIMED, "log: row 1, column timestamp", "'1.5'", "an integer in column 'time'"),
+        ("user,item,time\nu,a,nan\n", TIMED | {"timestamp_type": "float"}, "log: row 1, column timestamp", "'nan'", "a finite number"),
+        ("user,item,time\nu,a,\n", TIMED | {"timestamp_type": "datetime"}, "log: row 1, column timestamp", "''", "ISO 8601"),
+        ("user,item\nu,a\n,b\n", {}, "log: row 2, column user", "''", "an id in column 'user'"),
+        ("user,item\nu,a\nu,\n", {}, "log: row 2, column item", "''", "an id in column 'item'"),
+        ("user,item\nu,a\nu\n", {}, "log: row 2", "'u'", "2 fields, not 1"),
+        ("u::a\nu::b::c\n", {"separator": "::", "header": False, "user": 0, "item": 1}, "log: row 2", "'u::b::c'", "2 fields, not 3"),
+        ("h,i\nu,a\nu\n", {"user": 0, "item": 1}, "log: row 2", "'u'", "2 fields, not 1"),
+        ("", {}, "log", "'no events'", "at least one event"),
+        ("user,item\n", {}, "log", "'no events'", "at least one event"),
+        ("user,item\nu,a\nv,b\n", {"min_item_events": 2}, "min_item_events", "2", "the most frequent one has 1 events"),
+        ("user,item\nu,a\nu,b\n", {"min_user_events": 3}, "min_user_events", "3", "the longest list has 2 events"),
+    ],
+)
+def test_bad_text_is_refused_with_file_row_column_and_value(
+    tmp_path: Path, content: str, options: dict[str, Any], field: str, value: str, expected: str
+) -> None:
+    with pytest.raises(InvalidData, match=expected) as error:
+        read(write(tmp_path, "log", content), **options)
+    assert (error.value.field, error.value.value) == (field, value)
+
+
+def test_the_row_of_a_bad_value_counts_from_the_start_of_the_file_not_of_the_block(tmp_path: Path) -> None:
+    path = write(tmp_path, "log", "user,item,time\n" + "u,a,1\n" * 50 + "u,a,x\n")
+    log_format = LogFormat.model_validate(TIMED)
+    with pytest.raises(InvalidData) as error:
+        read_interactions(path, log_format, tmp_path / "work", block_bytes=32)
+    assert error.value.field == "log: row 51, column timestamp"
+
+
+@pytest.mark.parametrize(
+    ("table", "field", "expected"),
+    [
+        ({"user": ["u"], "thing": ["a"]}, "log: column item", "one of"),
+        ({"user": ["u", None], "item": ["a", "b"]}, "log: row 2, column user", "an id"),
+        ({"user": ["u"], "item": [1.5]}, "log: column item", "strings or integers"),
+    ],
+)
+def test_bad_parquet_is_refused_with_file_row_and_column(tmp_path: Path, table: dict[str, Any], field: str, expected: str) -> None:
+    pa_parquet.write_table(pa.table(table), tmp_path / "log")
+    with pytest.raises(InvalidData, match=expected) as error:
+        read(tmp_path / "log", format="parquet")
+    assert error.value.field == field
+
+
+def test_files_that_are_not_what_they_should_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData, match="a file that exists"):
+        read(tmp_path / "missing")
+    with pytest.raises(InvalidData, match="a Parquet file"):
+        read(write(tmp_path, "log", "user,item\nu,a\n"), format="parquet")
+    cut_off = write(tmp_path, "log.gz", text(",") * 1000)
+    cut_off.write_bytes(cut_off.read_bytes()[:-20])
+    with pytest.raises(InvalidData) as error:
+        read(cut_off)
+    assert error.value.field == "log.gz"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"colour": "red"}, "colour"),
+        ({"user": "item"}, "different columns"),
+        ({"user": 0}, "all by name or all by position"),
+        ({"header": False}, "positions"),
+        ({"user": 0, "item": -1}, "positions from 0"),
+        ({"order": "timestamp"}, "timestamp: expected a column"),
+        ({"timestamp": "time"}, "order: expected 'timestamp'"),
+        ({"separator": "\n"}, "separator"),
+        ({"min_user_events": 0}, "min_user_events"),
+    ],
+)
+def test_a_format_that_contradicts_itself_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        LogFormat(**options)

@@ -1,0 +1,105 @@
+"""The metrics of the papers, against hand-computed values and a plain loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from espalier.errors import InvalidData
+from espalier.metrics import precision_recall_f, regret_at_m
+
+
+def rows(*lists: list[int]) -> np.ndarray:
+    return np.array(lists, np.int64)
+
+
+def test_precision_divides_by_m_and_recall_by_the_relevant_items() -> None:
+    precision, recall, f = precision_recall_f(rows([4, 7, 1, 9], [0, 1, 2, 3]), [np.array([7, 9, 5]), np.array([8])], 4)
+    assert_allclose(precision, [2 / 4, 0])
+    assert_allclose(recall, [2 / 3, 0])
+    assert_allclose(f, [2 * 0.5 * (2 / 3) / (0.5 + 2 / 3), 0])
+
+
+def test_only_the_first_m_columns_count() -> None:
+    precision, recall, _ = precision_recall_f(rows([4, 7, 1]), [np.array([1, 4])], 2)
+    assert (precision[0], recall[0]) == (1 / 2, 1 / 2)
+
+
+def test_a_short_row_is_still_divided_by_m() -> None:
+    precision, recall, _ = precision_recall_f(rows([3, -1, -1]), [np.array([3])], 5)
+    assert (precision[0], recall[0]) == (1 / 5, 1.0)
+
+
+def test_a_missing_item_does_not_hit_the_last_item_of_the_query_before() -> None:
+    precision, _, _ = precision_recall_f(rows([0, 1], [-1, -1]), [np.array([1]), np.array([0])], 2)
+    assert_array_equal(precision, [0.5, 0])
+
+
+def test_repeats_in_the_ground_truth_count_once_as_a_set_and_each_as_a_multiset() -> None:
+    relevant = [np.array([5, 5, 5, 6])]
+    assert_allclose(np.ravel(precision_recall_f(rows([5, 1]), relevant, 2)[:2]), [1 / 2, 1 / 2])
+    assert_allclose(np.ravel(precision_recall_f(rows([5, 1]), relevant, 2, multiset=True)[:2]), [3 / 2, 3 / 4])
+
+
+def test_no_queries_give_no_values() -> None:
+    assert [len(values) for values in precision_recall_f(np.zeros((0, 3), np.int64), [], 3)] == [0, 0, 0]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 12), st.integers(1, 12), st.booleans())
+def test_a_batch_equals_the_definition_query_by_query(seed: int, batch: int, columns: int, m: int, multiset: bool) -> None:
+    rng = np.random.default_rng(seed)
+    recommended = np.stack([rng.permutation(15)[:columns] for _ in range(batch)])
+    recommended[rng.random(recommended.shape) < 0.2] = -1
+    relevant = [rng.integers(0, 15, rng.integers(1, 9)) for _ in range(batch)]
+    precision, recall, f = precision_recall_f(recommended, relevant, m, multiset=multiset)
+    for b in range(batch):
+        truth = relevant[b].tolist() if multiset else sorted(set(relevant[b].tolist()))
+        hits = sum(truth.count(item) for item in recommended[b, :m].tolist())
+        p, r = hits / m, hits / len(truth)
+        assert_allclose([precision[b], recall[b], f[b]], [p, r, 2 * p * r / (p + r) if hits else 0])
+
+
+@pytest.mark.parametrize(
+    ("recommended", "relevant", "m", "field"),
+    [
+        (rows([1, 2]), [np.array([1])], 0, "m"),
+        (rows([1, 2]), [], 1, "relevant"),
+        (rows([1, 2], [1, 2]), [np.array([1]), np.array([], np.int64)], 1, "relevant[1]"),
+        (rows([1, 2]), [np.array([0.5])], 1, "relevant"),
+        (rows([1, 2]), [np.array([-1])], 1, "relevant"),
+        (rows([0, 3], [2, 2]), [np.array([1]), np.array([1])], 2, "item_rows_BM[1]"),
+        (rows([0, -2]), [np.array([1])], 2, "item_rows_BM"),
+        (np.ones(3), [np.array([1])], 2, "item_rows_BM"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_by_name(recommended: np.ndarray, relevant: list[np.ndarray], m: int, field: str) -> None:
+    with pytest.raises(InvalidData) as error:
+        precision_recall_f(recommended, relevant, m)
+    assert error.value.field == field
+
+
+def test_regret_is_what_is_missing_of_the_best_m() -> None:
+    eta = np.array([[0.1, 0.9, 0.5, 0.3], [0.1, 0.9, 0.5, 0.3]])
+    assert_allclose(regret_at_m(eta, rows([2, 1], [0, -1]), 2), [0, (0.9 + 0.5 - 0.1) / 2])
+
+
+def test_regret_with_more_places_than_items_counts_the_items_there_are() -> None:
+    assert_allclose(regret_at_m(np.array([[0.25, 0.5]]), rows([0, -1, -1, -1]), 4), [0.5 / 4])
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 30))
+def test_regret_is_never_negative_and_zero_for_the_best_items_in_any_order(seed: int, m: int) -> None:
+    rng = np.random.default_rng(seed)
+    eta = rng.random((3, 20))
+    assert (regret_at_m(eta, np.stack([rng.permutation(20) for _ in range(3)]), m) >= 0).all()
+    best = np.argsort(-eta, axis=1)[:, :m]
+    assert_allclose(regret_at_m(eta, best[:, ::-1].copy(), m), 0, atol=1e-15)
+
+
+def test_regret_refuses_items_outside_the_catalogue() -> None:
+    with pytest.raises(InvalidData, match="item rows below 2") as error:
+        regret_at_m(np.array([[0.25, 0.5]]), rows([2]), 1)
+    assert error.value.field == "item_rows_BM"

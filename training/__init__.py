@@ -1,0 +1,1 @@
+"""Offline: logs to tree, node scorers and bundle."""

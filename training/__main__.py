@@ -1,0 +1,153 @@
+"""`python -m training fit | evaluate | inspect`: the offline commands."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from espalier.bundle import Bundle, is_model_name
+from espalier.errors import BundleExists, EspalierError, InvalidConfig
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Train, measure and look at tree models.", pretty_exceptions_enable=False
+)
+log = logging.getLogger("training")
+
+
+@app.command()
+def fit(
+    config: Annotated[Path, typer.Option(help="TOML file; training/config.py lists the keys")],
+    out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")],
+    data: Annotated[Path | None, typer.Option(help="a log to read instead of the configured one")] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to train")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint of a killed run")] = False,
+) -> None:
+    """Train a model and export it as a bundle."""
+    from training.config import read_config
+    from training.export import export
+    from training.fit import fit as fit_model
+    from training.fit import pick_device
+    from training.prepare import build_tree, prepare
+
+    settings = read_config(config)
+    name, version = out.absolute().parent.name, out.name
+    if not (version.isdecimal() and int(version) >= 1 and str(int(version)) == version):
+        raise InvalidConfig("--out", str(out), "models/NAME/VERSION with a version number of at least 1")
+    if not is_model_name(name):
+        raise InvalidConfig("--out", name, "a model name of lower-case letters, digits, '.', '_' and '-', at most 64")
+    if out.exists():
+        raise BundleExists(f"{out}: a bundle is never overwritten; choose another version")
+    settings = settings.model_copy(update={"name": name})
+    where = pick_device(device)
+    work = out.absolute().parent / f".{version}.work"
+    begin = time.perf_counter()
+    if work.exists() and not resume:
+        shutil.rmtree(work)
+    prepared = prepare(settings, data, work)
+    log.info(
+        "%d users, %d items, %d events",
+        prepared.interactions.user_count,
+        prepared.interactions.item_count,
+        prepared.interactions.event_count,
+    )
+    tree = build_tree(settings, prepared)
+    model = fit_model(settings, prepared, tree, where, work, resume)
+    bundle = export(settings, prepared, tree, model, out)
+    shutil.rmtree(work)
+    log.info("wrote %s in %.0f s", out, time.perf_counter() - begin)
+    for key, rows in bundle.manifest.metrics.get("test", {}).items():
+        figures = ", ".join(f"recall@{row['m']} {row['recall']:.4f}" for row in rows)
+        log.info("test users, beam %d, %s: %s", settings.search.beam_size, key.replace("_", " "), figures)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[Path, typer.Option(help="models/NAME/VERSION")],
+    data: Annotated[Path | None, typer.Option(help="the log: all its test users instead of the bundle's held-out queries")] = None,
+    beam: Annotated[str, typer.Option(help="beam sizes, comma-separated")] = "50,100,200",
+    m: Annotated[str, typer.Option(help="numbers of results, comma-separated")] = "10,50",
+    engine: Annotated[str | None, typer.Option(help="an engine by name; the default fits the device")] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to search")] = "auto",
+    exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="leave out the items of the history")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="queries in one engine call")] = 1,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the rows here")] = None,
+    plot: Annotated[Path | None, typer.Option(help="write a recall–latency plot here (PNG or SVG)")] = None,
+) -> None:
+    """Measure a bundle with a serving engine."""
+    from espalier.search import open_engine
+    from training import evaluate as measure
+
+    bundle = Bundle.open(model)
+    pairs = _test_pairs(bundle, data) if data else measure.held_out_pairs(bundle)
+    opened = open_engine(bundle, device, engine)
+    rows = measure.evaluate(bundle, opened, pairs, _numbers("--beam", beam), _numbers("--m", m), exclude_seen, batch)
+    name = f"{bundle.manifest.name} version {bundle.manifest.version}"
+    print(f"{name} on {opened.name}, {len(pairs)} queries{', seen items excluded' if exclude_seen else ''}")
+    measure.print_table(rows)
+    if json_file:
+        report = {
+            "model": bundle.manifest.name,
+            "version": bundle.manifest.version,
+            "engine": opened.name,
+            "queries": len(pairs),
+            "rows": rows,
+        }
+        json_file.write_text(json.dumps(report, indent=1) + "\n")
+    if plot:
+        measure.plot_frontier(rows, f"{name}, {opened.name}", plot)
+
+
+@app.command()
+def inspect(model: Annotated[Path, typer.Option(help="models/NAME/VERSION")]) -> None:
+    """Show a bundle: levels, branching, balance, sample paths."""
+    from training.inspect import inspect as report
+
+    print(report(Bundle.open(model)))
+
+
+def _test_pairs(bundle: Bundle, data: Path) -> list:  # type: ignore[type-arg]
+    import tempfile
+
+    import numpy as np
+
+    from training.config import check_config
+    from training.data.interactions import read_interactions
+    from training.data.splits import EvaluationPair, halves, split_users
+
+    config = check_config(bundle.manifest.training)
+    with tempfile.TemporaryDirectory() as work:
+        interactions = read_interactions(data, config.data.format, Path(work))
+        split = split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
+        row_of = bundle.items.rows_of(interactions.item_ids.to_pylist())  # the log may have grown since
+        pairs = [EvaluationPair(p.user, row_of[p.history], row_of[p.relevant]) for p in halves(interactions, split.test, seed=config.seed)]
+    if interactions.fingerprint != bundle.manifest.data.get("sha256"):
+        log.warning("%s is not the log that the model was trained on; its test users may have been training users", data)
+    known = [EvaluationPair(p.user, p.history[p.history >= 0], p.relevant[p.relevant >= 0]) for p in pairs]
+    return [pair for pair in known if len(pair.relevant) and np.size(pair.history)]
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InvalidConfig(option, text, "whole numbers, comma-separated, for example 50,100") from error
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        app()
+    except (EspalierError, FloatingPointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

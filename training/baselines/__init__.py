@@ -1,0 +1,1 @@
+"""What a trained tree is compared with."""

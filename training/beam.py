@@ -1,0 +1,64 @@
+"""Beam search in torch, batched over queries: what training uses to follow the search and to choose γ.
+
+Serving uses the engines; this one shares their rule (rank(n) = own(n) + γ · rank(parent), rank(root) = 0) and their tie rule.
+
+Legend: B queries, C candidates, K beam, M results.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from training.scorers.model import NodeScorer
+from training.topology import Topology
+
+
+def keep_best(topology: Topology, nodes_BC: Tensor, rank_BC: Tensor, beam_size: int) -> tuple[Tensor, Tensor]:
+    """The best `beam_size` candidates in ascending node order (int64[B, K]) and their ranks; padding stays padding."""
+    if rank_BC.shape[1] <= beam_size:
+        return nodes_BC, rank_BC
+    place_BK = rank_BC.topk(beam_size, 1, sorted=False).indices.sort(1).values
+    beam_BK, kept_BK = nodes_BC.gather(1, place_BK), rank_BC.gather(1, place_BK)
+    return torch.where(kept_BK == -torch.inf, topology.padding, beam_BK), kept_BK
+
+
+@torch.no_grad()
+def search(
+    model: NodeScorer,
+    topology: Topology,
+    query: Tensor,
+    beam_size: int,
+    m: int,
+    gamma: float,
+    own: Literal["logit", "log_activation"] = "logit",
+    exclude_BE: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """int64[B, M] item rows, best first, −1 = none, and float32[B, M] their ranks (−inf where none).
+
+    exclude_BE  int64[B, E] item rows that must not come back (−1 = padding). They are shut at the leaves only, unlike in the engines:
+                an inner node whose items are all excluded still takes a place in the beam.
+    """
+    state_BLS = model.state(query)
+    batch = len(state_BLS)
+    beam_BK = torch.zeros((batch, 1), dtype=torch.int64, device=topology.device)
+    rank_BK = torch.zeros((batch, 1), device=topology.device)
+    for h in range(1, topology.tree.height + 1):
+        children_BKb = topology.children(beam_BK, h - 1)
+        nodes_BC = children_BKb.flatten(1)
+        safe_BC = nodes_BC.clamp(max=topology.padding - 1)
+        logits_BC = model.logits(state_BLS, safe_BC, h).float()
+        own_BC = torch.nn.functional.logsigmoid(logits_BC) if own == "log_activation" else logits_BC
+        inherited_BC = gamma * rank_BK.repeat_interleave(children_BKb.shape[2], 1) if gamma else 0
+        shut_BC = (nodes_BC == topology.padding) | topology.vacant_N[safe_BC]
+        rank_BC = (own_BC + inherited_BC).masked_fill(shut_BC, -torch.inf)
+        if h < topology.tree.height:
+            beam_BK, rank_BK = keep_best(topology, nodes_BC, rank_BC, beam_size)
+    if exclude_BE is not None:
+        leaves_BE = topology.leaf_of_item_I1[exclude_BE].sort(1).values
+        rank_BC = rank_BC.masked_fill(topology.find(leaves_BE, nodes_BC)[1], -torch.inf)
+    best = rank_BC.topk(min(m, rank_BC.shape[1]), 1)
+    leaf_BM = nodes_BC.gather(1, best.indices).clamp(max=topology.padding - 1) - topology.tree.leaf_offset
+    return torch.where(best.values > -torch.inf, topology.leaf_item[leaf_BM], -1), best.values

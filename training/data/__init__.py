@@ -1,0 +1,1 @@
+"""Interaction logs, their splits and the embedded sample."""

@@ -1,0 +1,314 @@
+"""Log files: CSV-like text with any separator and Parquet, each optionally gzipped, as a stream of checked columns.
+
+Knows files, columns and values. Does not know users, catalogues or orders: see `interactions.py`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pa_parquet
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from espalier.errors import InvalidData
+
+Order = Literal["timestamp", "file", "none"]
+Column = str | int
+Stamps = NDArray[np.int64] | NDArray[np.float64]
+
+UNIT_SEPARATOR = "\x1f"
+"""What a separator of several bytes is replaced by before parsing; no text log has it in a field."""
+
+
+class LogFormat(BaseModel):
+    """What a log looks like and which of its events count.
+
+    format            `csv` for text with any separator, `parquet`; a name that ends in `.gz` is unzipped
+    separator         text only, one or more characters
+    quoted            text only, and only with a separator of one byte: fields may be quoted with `"`
+    header            text only: the first line names the columns
+    user, item, timestamp, category
+                      columns, all by name or all by position (from 0); without a header only by position
+    timestamp_type    `integer` (any epoch and unit), `float`, or `datetime` (ISO 8601)
+    order             `timestamp`: oldest first by timestamp, ties in file order · `file`: the log is in order ·
+                      `none`: a user's items have no order (dependency lists); file order is kept, for reproducibility only
+    unique            keep only the first event (in the stated order) of a user with an item
+    min_item_events   drop items with fewer events (after `unique`)
+    min_user_events   drop users with fewer events (after the item filter)
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    format: Literal["csv", "parquet"] = "csv"
+    separator: str = Field(default=",", min_length=1)
+    quoted: bool = True
+    header: bool = True
+    user: Column = "user"
+    item: Column = "item"
+    timestamp: Column | None = None
+    timestamp_type: Literal["integer", "float", "datetime"] = "integer"
+    category: Column | None = None
+    order: Order = "file"
+    unique: bool = False
+    min_item_events: int = Field(default=1, ge=1)
+    min_user_events: int = Field(default=10, ge=1)
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """Role → column, for the columns that are read."""
+        every = {"user": self.user, "item": self.item, "timestamp": self.timestamp, "category": self.category}
+        return {role: column for role, column in every.items() if column is not None}
+
+    @property
+    def by_name(self) -> bool:
+        return isinstance(self.user, str)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LogFormat:
+        columns = list(self.columns.values())
+        if len(set(columns)) != len(columns):
+            raise ValueError(f"user, item, timestamp and category: expected different columns, got {columns}")
+        if len({type(column) for column in columns}) > 1:
+            raise ValueError(f"columns: expected all by name or all by position, got {columns}")
+        if self.by_name and self.format == "csv" and not self.header:
+            raise ValueError(f"columns: expected positions (0, 1, …) where there is no header, got {columns}")
+        if any(isinstance(column, int) and column < 0 for column in columns):
+            raise ValueError(f"columns: expected positions from 0, got {columns}")
+        if self.order == "timestamp" and self.timestamp is None:
+            raise ValueError("timestamp: expected a column, since order is 'timestamp'")
+        if self.order != "timestamp" and self.timestamp is not None:
+            raise ValueError(f"order: expected 'timestamp', since there is a timestamp column, got {self.order!r}")
+        if any(character in self.separator for character in f'\r\n"{UNIT_SEPARATOR}'):
+            raise ValueError(f"separator: expected no line end, quote or unit separator, got {self.separator!r}")
+        return self
+
+
+@dataclass(frozen=True)
+class LogBatch:
+    """Some consecutive events: string arrays without nulls or empty ids; category null where there is none."""
+
+    user: pa.Array
+    item: pa.Array
+    stamp: Stamps | None
+    category: pa.Array | None
+
+    def __len__(self) -> int:
+        return len(self.user)
+
+
+def read_log(path: Path, log: LogFormat, scratch: Path, *, block_bytes: int) -> Iterator[LogBatch]:
+    """The log's events in file order, a block at a time.
+
+    scratch       a folder for the plain copy of a gzipped Parquet file
+    block_bytes   how much text is parsed at a time; at least the longest line
+
+    Raises InvalidData, naming the file, the row (1 = the first event) and the column, for a missing file or column, a value that
+    cannot be read, an empty id, or a line with too few or too many fields.
+    """
+    if not path.is_file():
+        raise InvalidData("log", str(path), "a file that exists")
+    source = _parquet_columns(path, log, scratch, block_bytes) if log.format == "parquet" else _text_columns(path, log, block_bytes)
+    rows = 0
+    for batch in source:
+        columns = dict(zip(log.columns, batch.columns, strict=True))
+        place = _Place(path.name, rows, log)
+        yield LogBatch(
+            place.ids("user", columns["user"]),
+            place.ids("item", columns["item"]),
+            place.timestamps(columns["timestamp"]) if log.timestamp is not None else None,
+            place.categories(columns["category"]) if log.category is not None else None,
+        )
+        rows += batch.num_rows
+
+
+def _text_columns(path: Path, log: LogFormat, block_bytes: int) -> Iterator[pa.RecordBatch]:
+    names = [str(column) if log.by_name else f"f{column}" for column in log.columns.values()]
+    one_byte = len(log.separator.encode()) == 1
+    skipped_lines = int(log.header and not log.by_name)
+    bad_rows: list[pa_csv.InvalidRow] = []
+
+    def stop(row: pa_csv.InvalidRow) -> str:
+        bad_rows.append(row)
+        return "error"
+
+    # One thread: only then does the parser know row numbers.
+    read = pa_csv.ReadOptions(use_threads=False, block_size=block_bytes, autogenerate_column_names=not log.by_name, skip_rows=skipped_lines)
+    parse = pa_csv.ParseOptions(
+        delimiter=log.separator if one_byte else UNIT_SEPARATOR,
+        quote_char='"' if log.quoted and one_byte else False,
+        newlines_in_values=log.quoted and one_byte,
+        invalid_row_handler=stop,
+    )
+    convert = pa_csv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
+    try:
+        with _open_text(path, None if one_byte else log.separator) as file, pa_csv.open_csv(file, read, parse, convert) as reader:
+            yield from reader
+    except KeyError:
+        first = _first_line(path, log.separator)
+        have = first if log.by_name else list(range(len(first)))
+        role, column = next((role, column) for role, column in log.columns.items() if column not in have)
+        raise InvalidData(f"{path.name}: column {role}", column, f"one of {have}") from None
+    except (pa.ArrowInvalid, OSError, EOFError) as error:
+        if bad_rows:
+            row = bad_rows[0]
+            number = row.number - int(log.header)
+            text = row.text.replace(UNIT_SEPARATOR, log.separator)
+            raise InvalidData(f"{path.name}: row {number}", text, f"{row.expected_columns} fields, not {row.actual_columns}") from None
+        if "Empty CSV file" in str(error):
+            return
+        raise InvalidData(path.name, str(error), "readable text with one event a line") from error
+
+
+def _parquet_columns(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> Iterator[pa.RecordBatch]:
+    source = path
+    try:
+        if path.suffix == ".gz":
+            source = scratch / "unzipped.parquet"  # Parquet is read from its end, so a stream will not do.
+            with gzip.open(path) as packed, source.open("wb") as plain:
+                shutil.copyfileobj(packed, plain)
+        with pa_parquet.ParquetFile(source) as file:
+            have = file.schema_arrow.names
+            names = []
+            for role, column in log.columns.items():
+                if (column not in have) if isinstance(column, str) else column >= len(have):
+                    raise InvalidData(f"{path.name}: column {role}", column, f"one of {have}")
+                names.append(column if isinstance(column, str) else have[column])
+            for batch in file.iter_batches(max(1, block_bytes // 32), columns=names):
+                yield batch.select(names)
+    except (pa.ArrowInvalid, OSError, EOFError) as error:
+        raise InvalidData(path.name, str(error), "a Parquet file") from error
+
+
+def _open_text(path: Path, separator: str | None) -> io.BufferedReader:
+    """The unzipped text; with `separator`, each occurrence replaced by UNIT_SEPARATOR."""
+    stream = pa.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None)
+    return io.BufferedReader(_Lines(stream, separator), 1 << 20)
+
+
+def _first_line(path: Path, separator: str) -> list[str]:
+    with io.TextIOWrapper(_open_text(path, None), encoding="utf-8-sig") as file:
+        return [name.strip('"') for name in file.readline().rstrip("\r\n").split(separator)]
+
+
+class _Lines(io.RawIOBase):
+    """A stream of lines as the parser takes them: separators of several bytes replaced, the last line ended.
+
+    Without the line end pyarrow takes a single line without a header for an empty file.
+    """
+
+    def __init__(self, stream: BinaryIO, separator: str | None) -> None:
+        self._stream, self._separator = stream, separator
+        self._lines, self._rest = b"", b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._lines:
+            block = self._stream.read(1 << 20)
+            if not block and not self._rest:
+                return 0
+            # Only whole lines are rewritten: a block may end in the middle of a separator, a line may not.
+            whole, newline, self._rest = (self._rest + (block or b"\n")).rpartition(b"\n")
+            self._lines = whole + newline
+            if self._separator is not None:
+                self._lines = self._lines.replace(self._separator.encode(), UNIT_SEPARATOR.encode())
+        size = min(len(buffer), len(self._lines))
+        buffer[:size] = self._lines[:size]
+        self._lines = self._lines[size:]
+        return size
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a block of values comes from, to check them and to say which one is wrong."""
+
+    file: str
+    first_row: int
+    log: LogFormat
+
+    def wrong(self, role: str, row: int, value: object, expected: str) -> InvalidData:
+        field = f"{self.file}: row {self.first_row + row + 1}, column {role}"
+        return InvalidData(field, value, f"{expected} in column {self._column(role)}")
+
+    def _column(self, role: str) -> str:
+        return repr(self.log.columns[role])
+
+    def strings(self, role: str, values: pa.Array) -> pa.Array:
+        """A column of ids or names as strings; integers (Parquet) are written out."""
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if not any(fits(values.type) for fits in (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)):
+            raise InvalidData(f"{self.file}: column {role}", str(values.type), f"strings or integers in column {self._column(role)}")
+        return values.cast(pa.string())
+
+    def ids(self, role: str, values: pa.Array) -> pa.Array:
+        ids = self.strings(role, values)
+        missing = np.flatnonzero(pc.equal(pc.coalesce(ids, pa.scalar("")), "").to_numpy(zero_copy_only=False))
+        if len(missing):
+            row = int(missing[0])
+            raise self.wrong(role, row, ids[row].as_py(), "an id")
+        return ids
+
+    def categories(self, values: pa.Array) -> pa.Array:
+        names = self.strings("category", values)
+        return pc.if_else(pc.equal(names, ""), pa.scalar(None, pa.string()), names)
+
+    def timestamps(self, values: pa.Array) -> Stamps:
+        """int64 (integers, or microseconds of a date and time) or float64."""
+        parse, expected = {
+            "integer": (_integers, "an integer"),
+            "float": (_floats, "a finite number"),
+            "datetime": (_microseconds, "an ISO 8601 date and time (all with a zone or all without)"),
+        }[self.log.timestamp_type]
+        stamps = parse(values)
+        if stamps is not None:
+            return stamps
+        row = _first_where(lambda n: parse(values[:n]) is None, len(values)) - 1
+        raise self.wrong("timestamp", row, values[row].as_py(), expected)
+
+
+def _integers(values: pa.Array) -> Stamps | None:
+    return _cast(values, pa.int64())
+
+
+def _floats(values: pa.Array) -> Stamps | None:
+    return _cast(values, pa.float64())
+
+
+def _microseconds(values: pa.Array) -> Stamps | None:
+    zones = (None, "UTC") if pa.types.is_string(values.type) else (getattr(values.type, "tz", None),)
+    return next((stamps for zone in zones if (stamps := _cast(values, pa.timestamp("us", zone))) is not None), None)
+
+
+def _cast(values: pa.Array, to: pa.DataType) -> Stamps | None:
+    """The values as numbers, or None when one of them is missing, unreadable or not finite."""
+    try:
+        cast = values.cast(to)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    if pa.types.is_timestamp(to):
+        cast = cast.cast(pa.int64())
+    if cast.null_count:
+        return None
+    stamps: Stamps = cast.to_numpy(zero_copy_only=False)
+    return stamps if np.isfinite(stamps).all() else None
+
+
+def _first_where(holds: Callable[[int], bool], last: int) -> int:
+    """The smallest n in 1 … last for which a condition holds that stays true once true; it holds for `last`."""
+    low, high = 1, last
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low

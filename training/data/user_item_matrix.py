@@ -1,0 +1,34 @@
+"""The sparse user–item matrix of some users, from which neighbours and embeddings are computed."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from training.data.interactions import Interactions
+
+Int64 = NDArray[np.int64]
+
+
+def user_item_matrix(interactions: Interactions, users: Int64) -> sparse.csr_array[np.float64]:
+    """float64[len(users), I]: 1 where the user touched the item (however often), 0 elsewhere; columns ascending in each row."""
+    start, length = interactions.offset_U1[users], np.diff(interactions.offset_U1)[users]
+    offset = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
+    within = np.arange(offset[-1]) - np.repeat(offset[:-1], length)
+    items = np.asarray(interactions.item_of_event_E)[np.repeat(start, length) + within]
+    return _ones(items, offset, interactions.item_count)
+
+
+def history_matrix(histories: list[Int64], items: int) -> sparse.csr_array[np.float64]:
+    """float64[len(histories), I]: the same for lists of item rows; entries below 0 (unknown items) are skipped."""
+    known = [np.asarray(history, np.int64)[np.asarray(history) >= 0] for history in histories]
+    offset = np.concatenate([[0], np.cumsum([len(history) for history in known])]).astype(np.int64)
+    return _ones(np.concatenate([np.zeros(0, np.int64), *known]), offset, items)
+
+
+def _ones(columns: NDArray[np.int32] | Int64, offset: Int64, items: int) -> sparse.csr_array[np.float64]:
+    matrix = sparse.csr_array((np.ones(len(columns)), columns, offset), shape=(len(offset) - 1, items))
+    matrix.sum_duplicates()
+    matrix.data[:] = 1.0
+    return matrix

@@ -1,0 +1,135 @@
+"""Measures a bundle on held-out queries with a serving engine: recall, precision, F and ms/query over beam sizes and m.
+
+Legend: B queries, M results.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.errors import InvalidConfig, InvalidData
+from espalier.golden import encode_table
+from espalier.metrics import precision_recall_f
+from espalier.queries import HistoryKind, QueryBatch, pad_histories
+from espalier.search import NO_ITEM, Engine, SearchParams
+from training.data.splits import EvaluationPair, without_seen
+
+Int64 = NDArray[np.int64]
+
+
+def held_out_pairs(bundle: Bundle) -> list[EvaluationPair]:
+    """The bundle's own held-out queries (at most 1,000) with their relevant items."""
+    table = bundle.heldout()
+    if not isinstance(bundle.manifest.query, HistoryKind):
+        raise InvalidData("heldout", bundle.manifest.query.kind, "history queries")
+    history_BT = encode_table(bundle, table).array.astype(np.int64)
+    relevant = [bundle.items.rows_of(ids) for ids in table.column("relevant").to_pylist()]
+    return [EvaluationPair(i, row[row >= 0], rows) for i, (row, rows) in enumerate(zip(history_BT, relevant, strict=True))]
+
+
+def evaluate(
+    bundle: Bundle,
+    engine: Engine,
+    pairs: Sequence[EvaluationPair],
+    beams: Sequence[int],
+    ms: Sequence[int],
+    exclude_seen: bool = False,
+    batch: int = 1,
+) -> list[dict[str, Any]]:
+    """Rows {"beam_size", "m", "batch", "precision", "recall", "f", "ms_per_query"}, means over queries.
+
+    exclude_seen  the history's items are excluded from the search and from what is relevant; queries left with nothing relevant drop out
+    batch         queries in one engine call; ms_per_query is the engine's wall time over all calls ÷ queries
+    """
+    kind = bundle.manifest.query
+    if not isinstance(kind, HistoryKind):
+        raise InvalidData("queries", kind.kind, "a model of history queries")
+    limits = bundle.manifest.search
+    for name, values, limit in (("--beam", beams, limits.max_beam_size), ("--m", ms, limits.max_m)):
+        for value in values:
+            if not 1 <= value <= limit:
+                raise InvalidConfig(name, value, f"1 to {limit}, the model's limit")
+    pairs = without_seen(pairs) if exclude_seen else list(pairs)
+    if not pairs:
+        raise InvalidData("held-out queries", 0, "at least one with a relevant item")
+    queries = pad_histories(kind, [pair.history for pair in pairs])
+    exclude_BE = _padded([pair.history for pair in pairs]) if exclude_seen else None
+    relevant = [pair.relevant for pair in pairs]
+    engine.warm_up()
+    rows = []
+    for beam in beams:
+        found_BM, seconds = _search_all(engine, queries, beam, max(ms), exclude_BE, batch)
+        for m in ms:
+            precision_B, recall_B, f_B = precision_recall_f(found_BM, relevant, m)
+            rows.append(
+                {
+                    "beam_size": beam,
+                    "m": m,
+                    "batch": batch,
+                    "precision": float(precision_B.mean()),
+                    "recall": float(recall_B.mean()),
+                    "f": float(f_B.mean()),
+                    "ms_per_query": seconds * 1e3 / len(pairs),
+                }
+            )
+    return rows
+
+
+def _search_all(engine: Engine, queries: QueryBatch, beam: int, m: int, exclude_BE: Int64 | None, batch: int) -> tuple[Int64, float]:
+    """int64[B, M] item rows, and the seconds spent in the engine."""
+    found, seconds = [], 0.0
+    for start in range(0, len(queries), batch):
+        rows = np.arange(start, min(start + batch, len(queries)))
+        params = SearchParams.uniform(len(rows), beam, m, None if exclude_BE is None else exclude_BE[rows])
+        part = queries.take(rows)
+        begin = time.perf_counter()
+        result = engine.search(part, params)
+        seconds += time.perf_counter() - begin
+        found.append(result.item_rows_BM)
+    return np.concatenate(found), seconds
+
+
+def _padded(lists: Sequence[Int64]) -> Int64:
+    padded = np.full((len(lists), max(len(rows) for rows in lists)), NO_ITEM, np.int64)
+    for row, values in zip(padded, lists, strict=True):
+        row[: len(values)] = values
+    return padded
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    print(f"{'beam':>6} {'m':>5} {'precision':>10} {'recall':>8} {'F':>8} {'ms/query':>9}")
+    for row in rows:
+        print(
+            f"{row['beam_size']:6d} {row['m']:5d} {row['precision']:10.4f} {row['recall']:8.4f} {row['f']:8.4f} {row['ms_per_query']:9.3f}"
+        )
+
+
+def plot_frontier(rows: Sequence[dict[str, Any]], title: str, file: Path) -> None:
+    """Recall against ms/query, one line per m, one point per beam size; PNG or SVG by the file's suffix."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for m in sorted({row["m"] for row in rows}):
+        line = sorted((row for row in rows if row["m"] == m), key=lambda row: row["beam_size"])
+        axes.plot([row["ms_per_query"] for row in line], [row["recall"] for row in line], marker="o", label=f"recall@{m}")
+        for row in line:
+            axes.annotate(
+                f"{row['beam_size']}", (row["ms_per_query"], row["recall"]), textcoords="offset points", xytext=(4, -11), fontsize=8
+            )
+    axes.set(xlabel="ms per query (points: beam size)", ylabel="recall", title=title)
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,254 @@
+"""From a trained model to a bundle: γ and calibration from validation users, ONNX graphs with a parity check, golden and held-out queries.
+
+Legend: B queries, M results, T history, C candidates.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnxruntime as ort
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from espalier.bundle import Bundle, BundleContent, write_bundle
+from espalier.engines.reference import ReferenceEngine, Step, best_leaves
+from espalier.errors import BundleCorrupt
+from espalier.golden import verify_golden
+from espalier.manifest import Calibration, ManifestDraft, Ranking, SearchDefaults
+from espalier.metrics import precision_recall_f
+from espalier.queries import HistoryKind, pad_histories
+from espalier.search import SearchParams, open_engine
+from espalier.tree import Tree
+from training.beam import search
+from training.config import TrainingConfig
+from training.data.splits import EvaluationPair, halves, without_seen
+from training.evaluate import evaluate
+from training.prepare import Prepared
+from training.scorers.model import NodeScorer, export_graphs
+from training.topology import Topology
+
+log = logging.getLogger(__name__)
+
+GAMMAS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+VALIDATION_QUERIES = 2000
+HELD_OUT_QUERIES = 1000
+GOLDEN_QUERIES = 32
+PARITY_TOLERANCE = 1e-3
+REPORTED_M = (10, 50, 200)
+
+
+def export(config: TrainingConfig, prepared: Prepared, tree: Tree, model: NodeScorer, path: Path) -> Bundle:
+    """Write the bundle of a trained model to models/<name>/<version>/ and return it, verified and measured on test users."""
+    device = next(model.parameters()).device
+    model = model.eval()
+    ranking, trials = choose_ranking(config, prepared, Topology(tree, device), model)
+    content = _content(config, prepared, tree, model.cpu(), ranking, path)
+    test = halves(prepared.interactions, prepared.split.test, seed=config.seed)
+    draft = _draft(config, prepared, ranking, path)
+    with tempfile.TemporaryDirectory(prefix="espalier-export-") as folder:
+        trial = write_bundle(Path(folder) / draft.name / str(draft.version), draft, content)
+        engine = open_engine(trial, "cpu")
+        overlap = verify_golden(trial, engine)
+        metrics: dict[str, Any] = {"validation": trials, "golden_overlap": overlap}
+        if test:
+            ms = sorted({min(m, config.search.max_m) for m in REPORTED_M})
+            metrics["test"] = {
+                key: evaluate(trial, engine, test, [config.search.beam_size], ms, exclude_seen=key == "seen_excluded", batch=64)
+                for key in ("raw", "seen_excluded")
+            }
+    return write_bundle(path, draft.model_copy(update={"metrics": metrics}), content)
+
+
+def choose_ranking(config: TrainingConfig, prepared: Prepared, topology: Topology, model: NodeScorer) -> tuple[Ranking, dict[str, float]]:
+    """The ranking formula: γ with the best recall@m of validation users, and for 0 < γ a calibration of its ranks; and what was tried."""
+    own: Literal["logit", "log_activation"] = "log_activation" if config.objective.kind == "plt" else "logit"
+    fixed = 1.0 if config.objective.kind == "plt" else config.search.gamma
+    gammas = GAMMAS if fixed == "auto" else (fixed,)
+    pairs = halves(prepared.interactions, prepared.split.validation, seed=config.seed)
+    pairs = (without_seen(pairs) if config.search.exclude_seen else pairs)[:VALIDATION_QUERIES]
+    if not pairs:
+        return Ranking(
+            own=own, gamma=gammas[0], calibration=None if own != "logit" or gammas[0] == 0 else Calibration(slope=1, intercept=0)
+        ), {}
+    relevant = [pair.relevant for pair in pairs]
+    trials, results = {}, {}
+    for gamma in gammas:
+        rows_BM, ranks_BM = search_pairs(config, topology, model, pairs, gamma, own, config.search.beam_size, config.search.m)
+        trials[f"{gamma:g}"] = float(precision_recall_f(rows_BM, relevant, config.search.m)[1].mean())
+        results[gamma] = rows_BM, ranks_BM
+        log.info("γ = %.1f: recall@%d of %d validation users %.4f", gamma, config.search.m, len(pairs), trials[f"{gamma:g}"])
+    best = max(results, key=lambda gamma: trials[f"{gamma:g}"])
+    calibration = None if own != "logit" or best == 0 else calibrate(*results[best], relevant)
+    return Ranking(own=own, gamma=best, calibration=calibration), trials
+
+
+def search_pairs(
+    config: TrainingConfig,
+    topology: Topology,
+    model: NodeScorer,
+    pairs: Sequence[EvaluationPair],
+    gamma: float,
+    own: Literal["logit", "log_activation"],
+    beam_size: int,
+    m: int,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """int64[B, M] item rows and float32[B, M] ranks of held-out queries, searched in torch."""
+    kind = HistoryKind(length=sum(config.instances.windows))
+    rows, ranks = [], []
+    for start in range(0, len(pairs), 100):
+        part = pairs[start : start + 100]
+        history_BT = torch.from_numpy(pad_histories(kind, [pair.history for pair in part]).array.astype(np.int64)).to(topology.device)
+        exclude_BE = _pad_rows([pair.history for pair in part]).to(topology.device) if config.search.exclude_seen else None
+        item_rows, rank = search(model, topology, topology.history_nodes(history_BT), beam_size, m, gamma, own, exclude_BE)
+        missing = m - item_rows.shape[1]
+        rows.append(np.pad(item_rows.cpu().numpy(), ((0, 0), (0, missing)), constant_values=-1))
+        ranks.append(np.pad(rank.cpu().numpy(), ((0, 0), (0, missing)), constant_values=-np.inf))
+    return np.concatenate(rows), np.concatenate(ranks)
+
+
+def calibrate(rows_BM: NDArray[np.int64], ranks_BM: NDArray[np.float32], relevant: Sequence[NDArray[np.int64]]) -> Calibration:
+    """Platt's logistic fit of "the item is relevant" on the rank, over all returned items."""
+    found_BM = rows_BM >= 0
+    hit_BM = np.stack([np.isin(rows, wanted) for rows, wanted in zip(rows_BM, relevant, strict=True)])
+    hits = hit_BM[found_BM]
+    if hits.all() or not hits.any():
+        return Calibration(slope=1, intercept=0)
+    fit = LogisticRegression(C=np.inf).fit(ranks_BM[found_BM].astype(np.float64)[:, None], hits)
+    return Calibration(slope=max(float(fit.coef_[0, 0]), 1e-6), intercept=float(fit.intercept_[0]))
+
+
+def golden_table(bundle: Bundle, histories: Sequence[NDArray[np.int64]], beams: Sequence[int], ms: Sequence[int]) -> pa.Table:
+    """Golden queries: what the reference engine answers, with each query's smallest margin at a cut."""
+    kind = bundle.manifest.query
+    if not isinstance(kind, HistoryKind):
+        raise BundleCorrupt(f"{bundle.path}: golden queries are made for history models, got {kind.kind}")
+    reference = ReferenceEngine(bundle)
+    queries = pad_histories(kind, histories)
+    params = SearchParams(np.asarray(beams, np.int64), np.asarray(ms, np.int64))
+    rows, ranks, margins = [], [], []
+    for b in range(len(queries)):
+        steps = reference.steps(queries, params, b)
+        leaves, rank = best_leaves(steps[-1], int(params.m_B[b]))
+        rows.append(bundle.tree.leaf_item[leaves - bundle.tree.leaf_offset])
+        ranks.append(rank)
+        margins.append(_margin(steps, int(params.m_B[b])))
+    ids = [bundle.items.ids_of(history) for history in histories]
+    return pa.table(
+        {
+            "history": pa.array(ids, pa.list_(pa.string())),
+            "beam_size": pa.array(params.beam_size_B),
+            "m": pa.array(params.m_B),
+            "item_rows": pa.array(rows, pa.list_(pa.int64())),
+            "ranks": pa.array(ranks, pa.list_(pa.float32())),
+            "margin": pa.array(margins, pa.float64()),
+        }
+    )
+
+
+def _margin(steps: Sequence[Step], m: int) -> float:
+    """How far apart the last kept and the first dropped candidate are, at the closest of all cuts; inf where nothing was dropped."""
+    smallest = np.inf
+    for step in steps[:-1]:
+        kept_C = np.isin(step.candidates_C, step.kept_K)
+        if not kept_C.all():
+            smallest = min(smallest, float(step.ranks_C[kept_C].min() - step.ranks_C[~kept_C].max()))
+    last = np.sort(steps[-1].ranks_C)[::-1]
+    return min(smallest, float(last[m - 1] - last[m])) if len(last) > m else smallest
+
+
+def _content(config: TrainingConfig, prepared: Prepared, tree: Tree, model: NodeScorer, ranking: Ranking, path: Path) -> BundleContent:
+    rows_ND = model.node_rows.detach().numpy().astype(config.scorer.dtype)
+    if not np.isfinite(rows_ND).all():
+        raise FloatingPointError(f"node rows are not finite in {config.scorer.dtype}; lower the learning rate or keep float32")
+    model.node_rows.data = torch.from_numpy(rows_ND.astype(np.float32))
+    test = halves(prepared.interactions, prepared.split.test, seed=config.seed)[:HELD_OUT_QUERIES]
+    validation = halves(prepared.interactions, prepared.split.validation, seed=config.seed)[: GOLDEN_QUERIES - 1]
+    topology = Topology(tree, torch.device("cpu"))
+    kind = HistoryKind(length=sum(config.instances.windows))
+    histories = [np.empty(0, np.int64), *(pair.history for pair in validation)]
+    example = topology.history_nodes(torch.from_numpy(pad_histories(kind, (histories * 2)[:8]).array.astype(np.int64)))
+    query_onnx, scorer_onnx = export_graphs(model, "history_nodes", example)
+    check_parity(model, query_onnx, scorer_onnx, example)
+    empty = {
+        "beam_size": pa.int64(),
+        "m": pa.int64(),
+        "item_rows": pa.list_(pa.int64()),
+        "ranks": pa.list_(pa.float32()),
+        "margin": pa.float64(),
+    }
+    names = prepared.items.ids_of
+    content = BundleContent(
+        tree=tree,
+        node_rows_ND=rows_ND,
+        state_levels=tree.height + 1,
+        state_dim=model.head.state_dim,
+        query_onnx=query_onnx,
+        scorer_onnx=scorer_onnx,
+        items=prepared.items,
+        golden=pa.table({"history": pa.array([], pa.list_(pa.string()))} | {name: pa.array([], kind) for name, kind in empty.items()}),
+        heldout=pa.table(
+            {
+                "history": pa.array([names(pair.history) for pair in test], pa.list_(pa.string())),
+                "relevant": pa.array([names(pair.relevant) for pair in test], pa.list_(pa.string())),
+            }
+        ),
+    )
+    with tempfile.TemporaryDirectory(prefix="espalier-golden-") as folder:
+        draft = _draft(config, prepared, ranking, path)
+        bare = write_bundle(Path(folder) / draft.name / str(draft.version), draft, content)
+        search_defaults = config.search
+        beams = [max(1, search_defaults.beam_size // (1 + b % 4)) for b in range(len(histories))]
+        golden = golden_table(bare, histories, beams, [search_defaults.m] * len(histories))
+    return BundleContent(**{**vars(content), "golden": golden})
+
+
+def check_parity(model: NodeScorer, query_onnx: bytes, scorer_onnx: bytes, example: Tensor) -> float:
+    """The largest difference between torch and ONNX Runtime on a sample; BundleCorrupt when it exceeds PARITY_TOLERANCE."""
+    rows_ND = model.node_rows.detach()
+    nodes_BC = torch.arange(len(example) * 16).view(len(example), 16) % len(rows_ND)
+    with torch.no_grad():
+        state_BLS = model.state(example)
+        logits_BC = model.logits(state_BLS, nodes_BC, example.shape[1] - 1)
+    query, scorer = (ort.InferenceSession(graph, providers=["CPUExecutionProvider"]) for graph in (query_onnx, scorer_onnx))
+    onnx_state = query.run(None, {"history_nodes": example.numpy(), "node_rows": rows_ND.numpy()})[0]
+    onnx_logits = scorer.run(None, {"query_state": onnx_state[:, -1], "node_rows": rows_ND[nodes_BC].numpy()})[0]
+    scale = max(1.0, float(logits_BC.abs().max()))
+    difference = max(float(np.abs(onnx_state - state_BLS.numpy()).max()), float(np.abs(onnx_logits - logits_BC.numpy()).max())) / scale
+    if difference > PARITY_TOLERANCE:
+        raise BundleCorrupt(f"the exported graphs differ from the model by {difference:.2g}, at most {PARITY_TOLERANCE} expected")
+    return difference
+
+
+def _draft(config: TrainingConfig, prepared: Prepared, ranking: Ranking, path: Path) -> ManifestDraft:
+    interactions = prepared.interactions
+    limits = config.search
+    return ManifestDraft(
+        name=config.name,
+        version=int(path.name),
+        algorithm=config.objective.kind,
+        created=datetime.now(UTC),
+        query=HistoryKind(length=sum(config.instances.windows)),
+        ranking=ranking,
+        search=SearchDefaults(beam_size=limits.beam_size, m=limits.m, max_beam_size=limits.max_beam_size, max_m=limits.max_m),
+        training=config.model_dump(mode="json"),
+        data={
+            "sha256": interactions.fingerprint,
+            "users": interactions.user_count,
+            "items": interactions.item_count,
+            "events": interactions.event_count,
+        },
+    )
+
+
+def _pad_rows(lists: Sequence[NDArray[np.int64]]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.from_numpy(rows) for rows in lists], batch_first=True, padding_value=-1)

@@ -1,0 +1,130 @@
+"""Fits a node scorer to a tree: batches, objective, Adam, checkpoints.
+
+A run is a function of its configuration and data: batch and random nodes of step s come from (seed, s), so a run that was killed and
+resumed ends as an uninterrupted one would.
+
+Legend: B instances, T history, P targets.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from espalier.errors import InvalidConfig
+from espalier.tree import Tree
+from training.config import ObjectiveConfig, TrainingConfig
+from training.instances import InstanceSource
+from training.objectives.otm import otm_loss
+from training.objectives.plt import plt_loss
+from training.objectives.tdm import tdm_loss
+from training.prepare import Prepared
+from training.scorers.encoders import WindowEncoder
+from training.scorers.heads import LinearHead, MlpHead
+from training.scorers.model import NodeScorer
+from training.topology import Topology
+
+log = logging.getLogger(__name__)
+
+Loss = Callable[[NodeScorer, Topology, Tensor, Tensor, ObjectiveConfig, torch.Generator], Tensor]
+LOSSES: dict[str, Loss] = {"tdm": tdm_loss, "plt": plt_loss, "otm": otm_loss}
+
+
+def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """The device to train on. Raises InvalidConfig when a GPU was asked for and is not there."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfig("--device", device, "cpu or auto, since no CUDA device is there")
+    return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def build_model(config: TrainingConfig, tree: Tree) -> NodeScorer:
+    """A freshly initialised model (seeded)."""
+    torch.manual_seed(config.seed)
+    scorer = config.scorer
+    encoder = WindowEncoder(config.instances.windows, scorer.node_dim)
+    head: MlpHead | LinearHead
+    if scorer.kind == "mlp":
+        head = MlpHead(encoder.features, scorer.node_dim, scorer.hidden)
+    else:
+        head = LinearHead(encoder.features, scorer.node_dim, project=True)
+    return NodeScorer(tree.node_count, scorer.node_dim, encoder, head, scorer.init_std)
+
+
+def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.device, work: Path, resume: bool) -> NodeScorer:
+    """Train and return the model (on `device`).
+
+    work    folder for the checkpoint
+    resume  go on from the checkpoint there, if there is one; its configuration must be the same
+    """
+    model = build_model(config, tree).to(device)
+    topology = Topology(tree, device)
+    source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
+    optimiser = torch.optim.Adam(model.parameters(), lr=config.optimiser.learning_rate, fused=True)
+    checkpoint = work / "checkpoint.pt"
+    first = _restore(checkpoint, config, model, optimiser) if resume and checkpoint.exists() else 0
+    steps = config.optimiser.steps
+    warm = round(config.objective.warm_start * steps) if config.objective.kind == "otm" else 0
+    smooth, begin = None, time.perf_counter()
+    with tqdm(total=steps, initial=first, unit="step", desc=config.name, mininterval=1.0) as bar:
+        for step in range(first, steps):
+            for group in optimiser.param_groups:
+                group["lr"] = config.optimiser.learning_rate * (1 - step / steps)
+            loss = train_step(config, model, topology, source, optimiser, step, "tdm" if step < warm else config.objective.kind)
+            smooth = loss if smooth is None else 0.98 * smooth + 0.02 * loss
+            bar.update()
+            bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
+            if (step + 1) % config.optimiser.checkpoint_every == 0 and step + 1 < steps:
+                _save(checkpoint, config, model, optimiser, step + 1)
+    log.info("%d steps in %.1f s", steps - first, time.perf_counter() - begin)
+    return model
+
+
+def train_step(
+    config: TrainingConfig,
+    model: NodeScorer,
+    topology: Topology,
+    source: InstanceSource,
+    optimiser: torch.optim.Optimizer,
+    step: int,
+    kind: Literal["tdm", "plt", "otm"],
+) -> float:
+    """One batch and one update; returns the loss. Raises FloatingPointError when it is not finite, so that no broken model is exported."""
+    device = topology.device
+    instances = source.batch(step, config.optimiser.batch)
+    generator = torch.Generator(device).manual_seed(config.seed * 1_000_003 + step)
+    optimiser.zero_grad()
+    with torch.autocast(device.type, torch.bfloat16, enabled=config.optimiser.precision == "bfloat16"):
+        query = topology.history_nodes(torch.from_numpy(instances.history_BT).to(device))
+        loss = LOSSES[kind](model, topology, query, torch.from_numpy(instances.target_BP).to(device), config.objective, generator)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    optimiser.step()
+    value = float(loss.detach())
+    if not value < float("inf"):
+        raise FloatingPointError(f"step {step}: the loss is {value}; lower optimiser.learning_rate (now {config.optimiser.learning_rate})")
+    return value
+
+
+def _save(file: Path, config: TrainingConfig, model: NodeScorer, optimiser: torch.optim.Optimizer, step: int) -> None:
+    state = {"config": config.model_dump_json(), "model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step}
+    partial = file.with_suffix(".part")
+    torch.save(state, partial)
+    os.replace(partial, file)
+
+
+def _restore(file: Path, config: TrainingConfig, model: NodeScorer, optimiser: torch.optim.Optimizer) -> int:
+    """Load a checkpoint (tensors and plain values only) and return its step."""
+    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    if state["config"] != config.model_dump_json():
+        raise InvalidConfig("--resume", str(file), "a checkpoint of the same configuration; without --resume training starts anew")
+    model.load_state_dict(state["model"])
+    optimiser.load_state_dict(state["optimiser"])
+    log.info("resumed at step %d", state["step"])
+    return int(state["step"])

@@ -1,0 +1,59 @@
+"""Shows a bundle: what it is, its tree level by level, and sample paths from the root to an item."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from espalier.bundle import Bundle
+
+SAMPLES = 5
+TITLES_PER_NODE = 3
+
+
+def inspect(bundle: Bundle, seed: int = 0) -> str:
+    """A text report."""
+    manifest, tree = bundle.manifest, bundle.tree
+    ranking = manifest.ranking
+    defaults = manifest.search
+    lines = [
+        f"{manifest.name} version {manifest.version}: {manifest.algorithm}, created {manifest.created:%Y-%m-%d %H:%M}",
+        f"tree: {tree.item_count} items, {tree.node_count} nodes, {tree.height + 1} levels",
+        f"query: {manifest.query}",
+        f"scorer: node rows [{tree.node_count}, {manifest.scorer.node_dim}] {manifest.scorer.dtype}, state {manifest.scorer.state_dim}",
+        f"rank(n) = {ranking.own}(n) + {ranking.gamma:g} · rank(parent); search defaults: beam {defaults.beam_size}, m {defaults.m}",
+        "",
+        f"{'level':>5} {'nodes':>9} {'children':>10} {'items below a node':>24}",
+    ]
+    for h in range(tree.height + 1):
+        span = tree.level(h)
+        below = tree.items_below[span.start : span.stop]
+        children = np.diff(tree.first_child[span.start : span.stop + 1]) if h < tree.height else np.zeros(1, np.int64)
+        spread = f"{below.min()} … {below.max()} (mean {below.mean():.1f})"
+        lines.append(f"{h:5d} {len(span):9d} {f'{children.min()}–{children.max()}':>10} {spread:>24}")
+    lines += ["", "Sample paths (items that each node holds, for example):"]
+    rng = np.random.default_rng(seed)
+    for item in rng.choice(tree.item_count, min(SAMPLES, tree.item_count), replace=False):
+        path = tree.ancestors(tree.leaf_of_item[[item]])[0]
+        lines.append(f"  {_label(bundle, item)}")
+        for h in sorted({max(1, tree.height - step) for step in (6, 4, 2, 1)}):
+            lines.append(
+                f"    level {h:2d} node {path[h]}: {'; '.join(_label(bundle, other) for other in _some_items(bundle, int(path[h]), rng))}"
+            )
+    return "\n".join(lines)
+
+
+def _some_items(bundle: Bundle, node: int, rng: np.random.Generator) -> list[int]:
+    tree = bundle.tree
+    low, high = node, node + 1
+    while low < tree.leaf_offset:
+        low, high = int(tree.first_child[low]), int(tree.first_child[high])
+    items = tree.leaf_item[low - tree.leaf_offset : high - tree.leaf_offset]
+    items = items[items >= 0]
+    return [int(item) for item in rng.choice(items, min(TITLES_PER_NODE, len(items)), replace=False)]
+
+
+def _label(bundle: Bundle, item: int) -> str:
+    row = np.array([item])
+    title = bundle.items.values("title", row)[0] if "title" in bundle.items.fields else None
+    name = bundle.items.ids_of(row)[0]
+    return f"{name} ({title})" if title else name

@@ -1,0 +1,94 @@
+"""The trainable model: node rows, a query encoder and a scoring head, with their ONNX forms.
+
+Legend: B queries, L levels, C candidates, D node row, S state, N nodes, T history.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.scorers.encoders import VectorEncoder, WindowEncoder
+from training.scorers.heads import LinearHead, MlpHead
+
+
+class NodeScorer(nn.Module):
+    """g(query, node) → logit, over all nodes of a tree.
+
+    node_rows  float32[N, D], drawn from N(0, init_std²)
+    """
+
+    def __init__(
+        self, nodes: int, node_dim: int, encoder: WindowEncoder | VectorEncoder, head: MlpHead | LinearHead, init_std: float
+    ) -> None:
+        super().__init__()
+        self.node_rows = nn.Parameter(torch.randn(nodes, node_dim) * init_std)
+        self.encoder = encoder
+        self.head = head
+
+    def state(self, query: Tensor) -> Tensor:
+        """history_nodes [B, L, T] or vector [B, F] → query states [B, L, S] (L = 1 for vectors)."""
+        return self.head.state(self.encoder(query, self.node_rows))
+
+    def logits(self, state_BLS: Tensor, nodes_BC: Tensor, level: int | Tensor) -> Tensor:
+        """Logits [B, C] of nodes on one level (int), or on the level that `level` [C] gives for each column."""
+        rows_BCD = nn.functional.embedding(nodes_BC, self.node_rows)
+        if state_BLS.shape[1] == 1:
+            state = state_BLS[:, 0]
+        else:
+            state = state_BLS[:, level] if isinstance(level, int) else state_BLS.index_select(1, level)
+        logits: Tensor = self.head(state, rows_BCD)
+        return logits
+
+
+class QueryGraph(nn.Module):
+    """query.onnx: (history_nodes int64[B, L, T] or vector float32[B, F], node_rows float32[N, D]) → query_state float32[B, L, S]."""
+
+    def __init__(self, model: NodeScorer) -> None:
+        super().__init__()
+        self.encoder, self.head = model.encoder, model.head
+
+    def forward(self, query: Tensor, node_rows: Tensor) -> Tensor:
+        return self.head.state(self.encoder(query, node_rows))
+
+
+def export_graphs(model: NodeScorer, query_name: str, example: Tensor) -> tuple[bytes, bytes]:
+    """The bytes of query.onnx and scorer.onnx.
+
+    query_name  `history_nodes` or `vector`
+    example     a batch of at least two such queries, which fixes the sizes that are not dynamic (T or F)
+    """
+    model = model.eval().cpu()
+    dim = torch.export.Dim
+    query_dims: dict[int, Any] = {0: dim.DYNAMIC} | ({1: dim.DYNAMIC} if query_name == "history_nodes" else {})
+    rows_ND = model.node_rows.detach()
+    uses_rows = isinstance(model.encoder, WindowEncoder)
+    query = _export(
+        QueryGraph(model), (example, rows_ND), [query_name, "node_rows"], "query_state", [query_dims, {0: dim.DYNAMIC} if uses_rows else {}]
+    )
+    state_BS = model.state(example)[:, -1].detach()
+    rows_BCD = rows_ND[torch.arange(3 * len(state_BS)).view(len(state_BS), 3) % len(rows_ND)]
+    scorer = _export(
+        model.head, (state_BS, rows_BCD), ["query_state", "node_rows"], "logits", [{0: dim.DYNAMIC}, {0: dim.DYNAMIC, 1: dim.DYNAMIC}]
+    )
+    return query, scorer
+
+
+def _export(module: nn.Module, args: tuple[Tensor, ...], inputs: list[str], output: str, dims: list[dict[int, Any]]) -> bytes:
+    with torch.no_grad():
+        program = torch.onnx.export(
+            module.eval(),
+            args,
+            dynamo=True,
+            input_names=inputs,
+            output_names=[output],
+            dynamic_shapes=dims,
+            verbose=False,
+            opset_version=20,
+        )
+    if program is None:
+        raise RuntimeError("torch.onnx.export gave no program")
+    serialised: bytes = program.model_proto.SerializeToString()
+    return serialised

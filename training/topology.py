@@ -1,0 +1,74 @@
+"""The tree as torch tensors, with the batched walks that training needs. No Python loop over queries or nodes.
+
+Legend: B queries, T history, P positives of a query, C candidates, K beam, N nodes, I items, L levels = H + 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from espalier.tree import Tree
+
+
+class Topology:
+    """A tree on a device. Node numbers are int64; N marks padding in lists of nodes, so that it sorts last."""
+
+    def __init__(self, tree: Tree, device: torch.device) -> None:
+        self.tree, self.device = tree, device
+        self.padding = tree.node_count
+        self.parent_N1 = torch.from_numpy(tree.parent).to(device)
+        self.parent_N1 = torch.cat([self.parent_N1, torch.tensor([self.padding], device=device)])
+        self.first_child_N1 = torch.from_numpy(tree.first_child).to(device)
+        self.leaf_of_item_I1 = torch.cat(
+            [torch.from_numpy(tree.leaf_of_item).to(device), torch.tensor([-1], device=device)]
+        )  # item row −1 → −1
+        self.vacant_N = torch.from_numpy(tree.items_below == 0).to(device)
+        self.leaf_item = torch.from_numpy(tree.leaf_item).to(device)
+
+    def history_nodes(self, history_BT: Tensor) -> Tensor:
+        """int64[B, L, T]: the ancestors of item rows on every level, −1 for padding."""
+        node = self.leaf_of_item_I1[history_BT]
+        path = [node]
+        for _ in range(self.tree.height):
+            node = torch.where(node > 0, self.parent_N1[node.clamp(min=0)], node)  # the root and the padding stay
+            path.append(node)
+        return torch.stack(path[::-1], 1)
+
+    def positives(self, target_BP: Tensor) -> list[Tensor]:
+        """For each level 0 … H int64[B, P_h]: the distinct ancestors of the targets, ascending, padded with N."""
+        leaves = self.leaf_of_item_I1[target_BP]
+        nodes = _distinct(torch.where(leaves >= 0, leaves, self.padding), self.padding)
+        levels = [nodes]
+        for h in range(self.tree.height - 1, -1, -1):
+            nodes = _distinct(self.parent_N1[nodes], self.padding)[:, : self.tree.level_size(h)]
+            levels.append(nodes)
+        return levels[::-1]
+
+    def level_nodes(self, h: int) -> Tensor:
+        """int64[n_h]: the nodes of a level."""
+        span = self.tree.level(h)
+        return torch.arange(span.start, span.stop, device=self.device)
+
+    def children(self, nodes_BK: Tensor, h: int) -> Tensor:
+        """int64[B, K, b]: the children of level-h nodes, N where there is none (or where the node is N)."""
+        most = self.tree.max_children[h]
+        safe = nodes_BK.clamp(max=self.padding - 1)
+        first, end = self.first_child_N1[safe], self.first_child_N1[safe + 1]
+        end = torch.where(nodes_BK == self.padding, first, end)
+        children = first.unsqueeze(-1) + torch.arange(most, device=self.device)
+        return torch.where(children < end.unsqueeze(-1), children, self.padding)
+
+    def find(self, sorted_BP: Tensor, nodes_BC: Tensor) -> tuple[Tensor, Tensor]:
+        """Where nodes are in ascending lists: positions int64[B, C] (clamped) and bool[B, C] whether they are there."""
+        place = torch.searchsorted(sorted_BP, nodes_BC.contiguous()).clamp(max=sorted_BP.shape[1] - 1)
+        found = (sorted_BP.gather(1, place) == nodes_BC) & (nodes_BC != self.padding)
+        return place, found
+
+
+def _distinct(nodes: Tensor, padding: int) -> Tensor:
+    """Rows sorted, repeats replaced by padding at the end."""
+    nodes = nodes.sort(1).values
+    repeat = torch.zeros_like(nodes, dtype=torch.bool)
+    repeat[:, 1:] = nodes[:, 1:] == nodes[:, :-1]
+    return torch.where(repeat, padding, nodes).sort(1).values

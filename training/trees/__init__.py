@@ -1,0 +1,1 @@
+"""Ways to build the first tree over a catalogue."""
