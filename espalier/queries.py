@@ -7,7 +7,6 @@ Legend: B queries, T history length.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -97,9 +96,9 @@ def encode_vectors(kind: VectorKind, vectors: Sequence[Sequence[float]]) -> Quer
     for i, vector in enumerate(vectors):
         if len(vector) != kind.width:
             raise InvalidQuery(f"queries[{i}].vector", f"{len(vector)} numbers", f"{kind.width} numbers")
-        limit = float(np.finfo(np.float32).max)
-        bad = next((value for value in vector if not math.isfinite(value) or abs(value) > limit), None)
-        if bad is not None:
-            raise InvalidQuery(f"queries[{i}].vector", bad, "finite 32-bit numbers")
-        array[i] = vector
+        wide = np.asarray(vector, np.float64)
+        bad = ~(np.abs(wide) <= np.finfo(np.float32).max)  # also true for NaN
+        if bad.any():
+            raise InvalidQuery(f"queries[{i}].vector", float(wide[bad][0]), "finite 32-bit numbers")
+        array[i] = wide
     return QueryBatch(kind, array)

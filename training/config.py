@@ -47,20 +47,31 @@ class InstanceConfig(_Section):
 
 
 class TreeConfig(_Section):
-    """The tree: items in random order, by category, or by balanced k-means over co-occurrence embeddings of `embedding_dim`."""
+    """The tree: items in random order, by category, or by balanced k-means.
+
+    branching      children of a node
+    embedding_dim  k-means: width of the co-occurrence embeddings
+    earlier_model  k-means: a bundle whose leaf rows take the place of the co-occurrence embeddings (items matched by id)
+    """
 
     kind: Literal["random", "category", "kmeans"] = "kmeans"
     branching: int = Field(default=2, ge=2, le=256)
     embedding_dim: int = Field(default=64, ge=1)
+    earlier_model: Path | None = None
 
 
 class ScorerConfig(_Section):
-    """The node scorer: the papers' network, or an inner product."""
+    """The node scorer: the papers' network, or an inner product.
+
+    init      node rows at the start: `embeddings`, the mean of the co-occurrence embeddings of the items below, or `random`
+    init_std  their root mean square
+    """
 
     kind: Literal["mlp", "linear"] = "mlp"
     node_dim: int = Field(default=24, ge=2)
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = (128, 64, 24)
-    init_std: float = Field(default=0.1, gt=0)
+    init: Literal["embeddings", "random"] = "embeddings"
+    init_std: float = Field(default=0.3, gt=0)
     dtype: Literal["float32", "float16"] = "float32"
 
 
@@ -133,6 +144,8 @@ class TrainingConfig(_Section):
     def _category_known(self) -> TrainingConfig:
         if self.tree.kind == "category" and self.data.format.category is None:
             raise ValueError("tree.kind: expected data.format.category to name a column, since the tree is by category")
+        if self.tree.earlier_model is not None and self.tree.kind != "kmeans":
+            raise ValueError(f"tree.earlier_model: expected tree.kind to be kmeans, got {self.tree.kind}")
         if self.objective.kind == "plt" and self.search.gamma not in ("auto", 1.0):
             raise ValueError(f'search.gamma: expected 1 or "auto", since plt ranks by path products, got {self.search.gamma}')
         return self

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
@@ -85,7 +86,7 @@ def evaluate(
 def _search_all(engine: Engine, queries: QueryBatch, beam: int, m: int, exclude_BE: Int64 | None, batch: int) -> tuple[Int64, float]:
     """int64[B, M] item rows, and the seconds spent in the engine."""
     found, seconds = [], 0.0
-    for start in range(0, len(queries), batch):
+    for start in tqdm(range(0, len(queries), batch), desc=f"beam {beam}", unit="call", leave=False, disable=None):
         rows = np.arange(start, min(start + batch, len(queries)))
         params = SearchParams.uniform(len(rows), beam, m, None if exclude_BE is None else exclude_BE[rows])
         part = queries.take(rows)

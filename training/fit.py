@@ -26,9 +26,10 @@ from training.instances import InstanceSource
 from training.objectives.otm import otm_loss
 from training.objectives.plt import plt_loss
 from training.objectives.tdm import tdm_loss
-from training.prepare import Prepared
+from training.prepare import Prepared, item_embeddings
 from training.scorers.encoders import WindowEncoder
 from training.scorers.heads import LinearHead, MlpHead
+from training.scorers.initial_rows import rows_from_embeddings
 from training.scorers.model import NodeScorer
 from training.topology import Topology
 
@@ -45,8 +46,8 @@ def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def build_model(config: TrainingConfig, tree: Tree) -> NodeScorer:
-    """A freshly initialised model (seeded)."""
+def build_model(config: TrainingConfig, tree: Tree, prepared: Prepared) -> NodeScorer:
+    """A freshly initialised model (seeded), its node rows from the training users' co-occurrence where so configured."""
     torch.manual_seed(config.seed)
     scorer = config.scorer
     encoder = WindowEncoder(config.instances.windows, scorer.node_dim)
@@ -55,7 +56,12 @@ def build_model(config: TrainingConfig, tree: Tree) -> NodeScorer:
         head = MlpHead(encoder.features, scorer.node_dim, scorer.hidden)
     else:
         head = LinearHead(encoder.features, scorer.node_dim, project=True)
-    return NodeScorer(tree.node_count, scorer.node_dim, encoder, head, scorer.init_std)
+    model = NodeScorer(tree.node_count, scorer.node_dim, encoder, head, scorer.init_std)
+    if scorer.init == "embeddings":
+        embeddings_ID = item_embeddings(prepared, scorer.node_dim, config.seed)
+        rows_ND = rows_from_embeddings(tree, embeddings_ID, scorer.init_std)
+        model.node_rows.data[:, : embeddings_ID.shape[1]] = torch.from_numpy(rows_ND)
+    return model
 
 
 def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.device, work: Path, resume: bool) -> NodeScorer:
@@ -64,7 +70,7 @@ def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.de
     work    folder for the checkpoint
     resume  go on from the checkpoint there, if there is one; its configuration must be the same
     """
-    model = build_model(config, tree).to(device)
+    model = build_model(config, tree, prepared).to(device)
     topology = Topology(tree, device)
     source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=config.optimiser.learning_rate, fused=True)

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
+from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.tree import Tree
@@ -16,7 +18,8 @@ from training.config import TrainingConfig
 from training.data.interactions import Interactions, read_interactions
 from training.data.splits import Split, split_users
 from training.trees.category import category_tree
-from training.trees.embeddings import item_embeddings, spread_unseen
+from training.trees.embeddings import item_embeddings as embeddings_of
+from training.trees.embeddings import spread_unseen
 from training.trees.kmeans import kmeans_tree
 from training.trees.random import random_tree
 
@@ -66,7 +69,24 @@ def build_tree(config: TrainingConfig, prepared: Prepared) -> Tree:
         if interactions.category_of_item_I is None:
             raise InvalidConfig("tree.kind", tree.kind, "a log with a category column")
         return category_tree(interactions.category_of_item_I, tree.branching, seed=config.seed)
-    width = min(tree.embedding_dim, len(prepared.split.train) - 1, interactions.item_count - 1)
-    embeddings = item_embeddings(interactions, prepared.split.train, max(1, width), seed=config.seed)
-    embeddings = spread_unseen(embeddings, interactions.category_of_item_I, seed=config.seed)
-    return kmeans_tree(np.ascontiguousarray(embeddings), tree.branching, seed=config.seed)
+    if tree.earlier_model is None:
+        embeddings_ID = item_embeddings(prepared, tree.embedding_dim, config.seed)
+    else:
+        learned_ID = leaf_rows(Bundle.open(tree.earlier_model), prepared.items)
+        embeddings_ID = spread_unseen(learned_ID, interactions.category_of_item_I, seed=config.seed)
+    return kmeans_tree(embeddings_ID, tree.branching, seed=config.seed)
+
+
+def leaf_rows(bundle: Bundle, items: ItemTable) -> NDArray[np.float32]:
+    """float32[I, D]: the leaf rows that a bundle learned for these items, zero for items that it does not have."""
+    row = bundle.items.rows_of(items.column("id").to_pylist())
+    leaves = bundle.tree.leaf_of_item[row]
+    return np.where((row >= 0)[:, None], bundle.node_rows_ND[leaves], 0).astype(np.float32)
+
+
+def item_embeddings(prepared: Prepared, width: int, seed: int) -> NDArray[np.float32]:
+    """float32[I, D]: co-occurrence embeddings of all items from training users; D is less than `width` only for tiny catalogues."""
+    interactions, train = prepared.interactions, prepared.split.train
+    width = max(1, min(width, len(train) - 1, interactions.item_count - 1))
+    embeddings = embeddings_of(interactions, train, width, seed=seed)
+    return spread_unseen(embeddings, interactions.category_of_item_I, seed=seed)

@@ -243,7 +243,7 @@ class _Composer:
             name = "excluded_leaves" if level == self.tree.height else "excluded_inner"
             excluded = self.op("Unsqueeze", self.input(name, np.int64, ["B", f"{name}_X"]), self.const([1]))
             same = self.op("Equal", self.op("Unsqueeze", nodes, self.const([2])), excluded)
-            hit = self.op("ReduceMax", self.op("Cast", same, to=onnx.TensorProto.UINT8), self.const([2]), keepdims=0)
+            hit = self.op("ReduceMax", self.op("Cast", same, to=onnx.TensorProto.FLOAT), self.const([2]), keepdims=0)
             ranks = self.op("Where", self.op("Cast", hit, to=onnx.TensorProto.BOOL), self.const(MINUS_INF), ranks)
         return ranks
 

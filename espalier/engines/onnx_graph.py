@@ -9,6 +9,7 @@ Legend: B queries, T history, K beam, M results, X excluded nodes, N nodes.
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -23,8 +24,10 @@ from espalier.engines.compose import Plan, compose
 from espalier.errors import DeviceUnavailable
 from espalier.queries import QueryBatch, blank_queries
 from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult, scores_of_ranks
+from espalier.tree import EMPTY_LEAF
 
 Array = NDArray[Any]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,13 @@ def cuda_available() -> bool:
     """Whether ONNX Runtime here can reach an NVIDIA GPU."""
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         return False
-    return any(device.device.type == ort.OrtHardwareDeviceType.GPU for device in ort.get_ep_devices() if "CUDA" in device.ep_name)
+    ort.preload_dlls()  # the CUDA build has no run path of its own to the libraries
+    try:
+        ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32), "cuda", 0)
+    except Exception as error:  # ONNX Runtime's own classes derive from nothing narrower
+        log.info("ONNX Runtime's CUDA provider finds no device: %s", error)
+        return False
+    return True
 
 
 class OnnxEngine:
@@ -54,12 +63,10 @@ class OnnxEngine:
     rounding = 1e-3
 
     def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"], threads: int = 1, grid: Grid | None = None) -> None:
-        if device == "cuda":
-            ort.preload_dlls()
-            if not cuda_available():
-                raise DeviceUnavailable(
-                    "onnx-cuda was asked for, but ONNX Runtime finds no CUDA device; install the `gpu` extra on a machine with one"
-                )
+        if device == "cuda" and not cuda_available():
+            raise DeviceUnavailable(
+                "onnx-cuda was asked for, but ONNX Runtime finds no CUDA device; install the `gpu` extra on a machine with one"
+            )
         self.name = f"onnx-{device}"
         self.bundle = bundle
         self._device = device
@@ -67,7 +74,7 @@ class OnnxEngine:
         self._grid = (grid or Grid()) if device == "cuda" else grid
         self._graphs = bundle.graph("query.onnx"), bundle.graph("scorer.onnx")
         self._sessions: dict[Plan, ort.InferenceSession] = {}
-        self._captured: dict[tuple[Plan, int], _FixedRun] = {}
+        self._fixed_runs: dict[tuple[Plan, int], _FixedRun] = {}
         self._lock = threading.Lock()
         tree = bundle.tree
         self._shared = {
@@ -80,15 +87,18 @@ class OnnxEngine:
         }
 
     def warm_up(self) -> None:
-        """Build and run the graph of every beam bucket up to the model's limit, with and without exclusions (on CUDA every grid cell)."""
-        limits = self.bundle.manifest.search
-        kind = self.bundle.manifest.query
+        """Build and run the graph of every beam bucket up to the model's limit, with and without exclusions (with a grid every cell)."""
+        limits, tree = self.bundle.manifest.search, self.bundle.tree
+        parent = int(tree.parent[tree.leaf_offset])
+        below = tree.leaf_item[tree.first_child[parent] - tree.leaf_offset : tree.first_child[parent + 1] - tree.leaf_offset]
+        leaf, whole_node = np.zeros(1, np.int64), below[below != EMPTY_LEAF]
         for batch in self._grid.batches if self._grid else (1,):
-            queries = blank_queries(kind, batch)
+            queries = blank_queries(self.bundle.manifest.query, batch)
             for beam_size in (1 << j for j in range(limits.max_beam_size.bit_length())):
                 for m in {min(m, limits.max_m) for m in self._grid.wanted} if self._grid else {limits.m}:
-                    for exclude in (None, np.zeros((batch, 1), np.int64)):
-                        self.search(queries, SearchParams.uniform(batch, beam_size, m, exclude))
+                    self.search(queries, SearchParams.uniform(batch, beam_size, m))
+                    for excluded in (leaf, whole_node):
+                        self.search(queries, SearchParams.uniform(batch, beam_size, m, np.tile(excluded, (batch, 1))))
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         tree = self.bundle.tree
@@ -135,7 +145,7 @@ class OnnxEngine:
         if excluded is not None:
             closed = "leaves and inner" if (excluded.inner_BX >= 0).any() else "leaves"
         plan = Plan(low, high, single=len(queries) == 1, excluded=closed, trace=params.trace)
-        fixed = None if params.trace else self._fixed(len(queries), replace(plan, single=False), wanted, excluded)
+        fixed = self._fixed(len(queries), plan, wanted, excluded)
         if fixed is not None:
             return *fixed.run(feeds, len(queries)), None
         session = self._session(plan)
@@ -156,37 +166,47 @@ class OnnxEngine:
         return arrays["item_rows"], arrays["ranks"], trace
 
     def _fixed(self, batch: int, plan: Plan, wanted: int, excluded: ExcludedNodes | None) -> _FixedRun | None:
-        """The captured run that a call fits, or None."""
+        """The run with fixed shapes that a call fits, or None."""
         grid = self._grid
-        if grid is None or batch > grid.batches[-1] or wanted > grid.wanted[-1]:
+        if grid is None or plan.trace or batch > grid.batches[-1] or wanted > grid.wanted[-1]:
             return None
         if excluded is not None and max(excluded.leaves_BX.shape[1], excluded.inner_BX.shape[1]) > grid.excluded:
             return None
         size = next(size for size in grid.batches if size >= batch)
-        plan = replace(plan, wanted=next(size for size in grid.wanted if size >= wanted))
+        plan = replace(
+            plan,
+            single=False,
+            excluded="none" if excluded is None else "leaves and inner",
+            wanted=next(size for size in grid.wanted if size >= wanted),
+        )
         with self._lock:
-            run = self._captured.get((plan, size))
+            run = self._fixed_runs.get((plan, size))
             if run is None:
-                session = self._session(plan, capture=self._device == "cuda")
-                run = self._captured[plan, size] = _FixedRun(session, self._bound(session), size, grid.excluded, self._device)
+                session = self._new_session(plan, {"B": size, "excluded_leaves_X": grid.excluded, "excluded_inner_X": grid.excluded})
+                run = self._fixed_runs[plan, size] = _FixedRun(session, self._bound(session), self._device)
         return run
 
-    def _session(self, plan: Plan, capture: bool = False) -> ort.InferenceSession:
-        if not capture and plan in self._sessions:
+    def _session(self, plan: Plan) -> ort.InferenceSession:
+        """The session of a plan with free shapes."""
+        with self._lock:
+            if plan not in self._sessions:
+                self._sessions[plan] = self._new_session(plan)
             return self._sessions[plan]
+
+    def _new_session(self, plan: Plan, fixed: dict[str, int] | None = None) -> ort.InferenceSession:
+        """A session; with fixed dimensions, so that shape arithmetic folds away and a CUDA graph can be captured."""
         manifest = self.bundle.manifest
         model = compose(*self._graphs, self.bundle.tree, manifest.ranking, manifest.query, manifest.scorer.state_levels, plan)
         options = ort.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3  # graph clean-up notes are no news
+        for name, size in (fixed or {}).items():
+            options.add_free_dimension_override_by_name(name, size)
         providers: list[Any] = ["CPUExecutionProvider"]
         if self._device == "cuda":
-            providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0", "enable_cuda_graph": "1" if capture else "0"}))
-        session = ort.InferenceSession(model, options, providers=providers)
-        if not capture:
-            self._sessions[plan] = session
-        return session
+            providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0", "enable_cuda_graph": "1" if fixed else "0"}))
+        return ort.InferenceSession(model, options, providers=providers)
 
     def _bound(self, session: ort.InferenceSession) -> ort.IOBinding:
         binding = session.io_binding()
@@ -202,16 +222,16 @@ class OnnxEngine:
 class _FixedRun:
     """One session with one batch size and buffers that stay where they are, as a CUDA graph needs."""
 
-    def __init__(self, session: ort.InferenceSession, binding: ort.IOBinding, batch: int, excluded: int, device: str) -> None:
+    def __init__(self, session: ort.InferenceSession, binding: ort.IOBinding, device: str) -> None:
         self._session, self._binding, self._lock = session, binding, threading.Lock()
         self._host: dict[str, Array] = {}
         self._device: dict[str, ort.OrtValue] = {}
         for entry in session.get_inputs():
             if entry.name in ("history", "vector", "beam_size", "excluded_leaves", "excluded_inner"):
-                shape = [batch if dim == "B" else excluded if isinstance(dim, str) else dim for dim in entry.shape]
-                self._host[entry.name] = np.full(shape, NO_NODE, np.float32 if entry.type == "tensor(float)" else np.int64)
-                if entry.name == "beam_size":
-                    self._host[entry.name][:] = 1
+                dtype, filler = (
+                    (np.float32, 0) if entry.type == "tensor(float)" else (np.int64, 1 if entry.name == "beam_size" else NO_NODE)
+                )
+                self._host[entry.name] = np.full(entry.shape, filler, dtype)
                 self._device[entry.name] = ort.OrtValue.ortvalue_from_numpy(self._host[entry.name], device, 0)
                 binding.bind_ortvalue_input(entry.name, self._device[entry.name])
         session.run_with_iobinding(self._with_outputs("cpu"))  # once, to learn the output shapes
