@@ -149,8 +149,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--json", type=Path, help="rows are written after every method; methods already there are not run again")
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("onnxscript").setLevel(logging.WARNING)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("training").setLevel(logging.INFO)
     config = read_config(CONFIGS / f"{'debian-depends' if args.set == 'debian' else args.set}.toml")
     log = args.data / "ml-1m" / "ratings.dat.gz" if args.set == "ml-1m" and args.data else None
     if args.set == "ml-1m" and (log is None or not log.is_file()):

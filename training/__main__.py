@@ -141,7 +141,9 @@ def _numbers(option: str, text: str) -> list[int]:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(format="%(message)s")
+    for name in ("training", "espalier"):  # others (torch.onnx, onnxscript) narrate every step of an export at INFO
+        logging.getLogger(name).setLevel(logging.INFO)
     try:
         app()
     except (EspalierError, FloatingPointError) as error:

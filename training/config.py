@@ -96,12 +96,15 @@ class ObjectiveConfig(_Section):
 
 
 class OptimiserConfig(_Section):
-    """Adam with a linear decay to 0. `bfloat16` computes matrix products in bfloat16 (weights stay float32)."""
+    """Adam with a linear decay to 0.
+
+    precision   of matrix products; weights stay float32. `auto` takes bfloat16 where the device computes in it, else float32
+    """
 
     steps: int = Field(default=2000, ge=1)
     batch: int = Field(default=100, ge=1)
-    learning_rate: float = Field(default=3e-3, gt=0)
-    precision: Literal["float32", "bfloat16"] = "float32"
+    learning_rate: float = Field(default=1e-2, gt=0)
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
     checkpoint_every: int = Field(default=500, ge=1)
 
 

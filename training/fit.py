@@ -58,7 +58,7 @@ def build_model(config: TrainingConfig, tree: Tree, prepared: Prepared) -> NodeS
         head = LinearHead(encoder.features, scorer.node_dim, project=True)
     model = NodeScorer(tree.node_count, scorer.node_dim, encoder, head, scorer.init_std)
     if scorer.init == "embeddings":
-        embeddings_ID = item_embeddings(prepared, scorer.node_dim, config.seed)
+        embeddings_ID = item_embeddings(prepared, scorer.node_dim - (scorer.kind == "linear"), config.seed)  # its last entry is the bias
         rows_ND = rows_from_embeddings(tree, embeddings_ID, scorer.init_std)
         model.node_rows.data[:, : embeddings_ID.shape[1]] = torch.from_numpy(rows_ND)
     return model
@@ -68,14 +68,14 @@ def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.de
     """Train and return the model (on `device`).
 
     work    folder for the checkpoint
-    resume  go on from the checkpoint there, if there is one; its configuration must be the same
+    resume  go on from the checkpoint there, if there is one; its configuration and log must be the same
     """
     model = build_model(config, tree, prepared).to(device)
     topology = Topology(tree, device)
     source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=config.optimiser.learning_rate, fused=True)
     checkpoint = work / "checkpoint.pt"
-    first = _restore(checkpoint, config, model, optimiser) if resume and checkpoint.exists() else 0
+    first = _restore(checkpoint, config, prepared, model, optimiser) if resume and checkpoint.exists() else 0
     steps = config.optimiser.steps
     warm = round(config.objective.warm_start * steps) if config.objective.kind == "otm" else 0
     smooth, begin = None, time.perf_counter()
@@ -87,8 +87,8 @@ def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.de
             smooth = loss if smooth is None else 0.98 * smooth + 0.02 * loss
             bar.update()
             bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
-            if (step + 1) % config.optimiser.checkpoint_every == 0 and step + 1 < steps:
-                _save(checkpoint, config, model, optimiser, step + 1)
+            if (step + 1) % config.optimiser.checkpoint_every == 0 or step + 1 == steps:
+                _save(checkpoint, config, prepared, model, optimiser, step + 1)
     log.info("%d steps in %.1f s", steps - first, time.perf_counter() - begin)
     return model
 
@@ -107,7 +107,7 @@ def train_step(
     instances = source.batch(step, config.optimiser.batch)
     generator = torch.Generator(device).manual_seed(config.seed * 1_000_003 + step)
     optimiser.zero_grad()
-    with torch.autocast(device.type, torch.bfloat16, enabled=config.optimiser.precision == "bfloat16"):
+    with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
         query = topology.history_nodes(torch.from_numpy(instances.history_BT).to(device))
         loss = LOSSES[kind](model, topology, query, torch.from_numpy(instances.target_BP).to(device), config.objective, generator)
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -118,18 +118,34 @@ def train_step(
     return value
 
 
-def _save(file: Path, config: TrainingConfig, model: NodeScorer, optimiser: torch.optim.Optimizer, step: int) -> None:
-    state = {"config": config.model_dump_json(), "model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step}
+def use_bfloat16(config: TrainingConfig, device: torch.device) -> bool:
+    """Whether matrix products run in bfloat16; elsewhere a CPU would emulate it, slowly."""
+    if config.optimiser.precision != "auto":
+        return config.optimiser.precision == "bfloat16"
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def _save(file: Path, config: TrainingConfig, prepared: Prepared, model: NodeScorer, optimiser: torch.optim.Optimizer, step: int) -> None:
+    state = {
+        "config": config.model_dump_json(),
+        "log": prepared.interactions.fingerprint,
+        "model": model.state_dict(),
+        "optimiser": optimiser.state_dict(),
+        "step": step,
+    }
     partial = file.with_suffix(".part")
     torch.save(state, partial)
     os.replace(partial, file)
 
 
-def _restore(file: Path, config: TrainingConfig, model: NodeScorer, optimiser: torch.optim.Optimizer) -> int:
+def _restore(file: Path, config: TrainingConfig, prepared: Prepared, model: NodeScorer, optimiser: torch.optim.Optimizer) -> int:
     """Load a checkpoint (tensors and plain values only) and return its step."""
     state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    if state["config"] != config.model_dump_json():
-        raise InvalidConfig("--resume", str(file), "a checkpoint of the same configuration; without --resume training starts anew")
+    if state["config"] != config.model_dump_json() or state["log"] != prepared.interactions.fingerprint:
+        raise InvalidConfig("--resume", str(file), "a checkpoint of the same configuration and log; without --resume training starts anew")
     model.load_state_dict(state["model"])
     optimiser.load_state_dict(state["optimiser"])
     log.info("resumed at step %d", state["step"])

@@ -1,0 +1,81 @@
+# One target per habit; `make` or `make help` lists them. Everything is installed into .venv, nothing outside this folder is touched.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run test check bench
+
+# HOST is not taken from the environment, where other tools keep other things under this name.
+PYTHON ?=
+PORT ?= 8000
+HOST := 127.0.0.1
+EXTRA ?= cpu
+TORCH_INDEX ?=
+
+ifeq ($(filter $(EXTRA),cpu gpu),)
+$(error EXTRA: got '$(EXTRA)', expected cpu or gpu)
+endif
+OTHER_EXTRA := $(if $(filter $(EXTRA),cpu),gpu,cpu)
+
+VENV_PYTHON := .venv/bin/python
+INSTALLED := .venv/installed-$(EXTRA)
+MODEL := models/debian-depends/1
+TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
+
+PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check install
+# pip says nothing for minutes, or a line for everything; this keeps the lines that tell how far it is.
+PROGRESS := awk '/Downloading .*[MG]B\)/ { print " " $$0; fflush() } /^Installing collected/ { print "  unpacking"; fflush() }'
+
+help:
+	@echo 'make run     install, train the embedded sample once ($(MODEL)) and serve it'
+	@echo 'make test    install, then all checks and all tests'
+	@echo 'make check   install, then the static checks alone: ruff, mypy, import rules'
+	@echo 'make bench   install, then the quick benchmarks; figures go to benchmarks/results/'
+	@echo 'make help    this list'
+	@echo
+	@echo 'Variables, as in `make run PORT=9000`:'
+	@echo '  PORT=$(PORT)          port to serve on'
+	@echo '  HOST=$(HOST)     address to serve on'
+	@echo '  PYTHON=$(PYTHON)             Python 3.11 or newer that .venv is made with; empty: the newest found'
+	@echo '  EXTRA=$(EXTRA)           cpu or gpu: which ONNX Runtime to install'
+	@echo '  TORCH_INDEX=$(TORCH_INDEX)        wheel index to install torch from; empty: PyPI, whose Linux wheel brings CUDA along'
+
+run: $(MODEL)/manifest.json
+	$(VENV_PYTHON) -m service --host $(HOST) --port $(PORT)
+
+$(MODEL)/manifest.json: | $(INSTALLED)
+	$(VENV_PYTHON) -m training fit --config training/configs/debian-depends.toml --out $(MODEL) --resume
+
+test: check
+	$(VENV_PYTHON) -m pytest
+
+check: $(INSTALLED)
+	$(VENV_PYTHON) -m ruff check
+	$(VENV_PYTHON) -m ruff format --check
+	$(VENV_PYTHON) -m mypy
+	.venv/bin/lint-imports
+
+bench: $(INSTALLED)
+	mkdir -p benchmarks/results
+	$(VENV_PYTHON) -m benchmarks.engine_cpu --json benchmarks/results/engine_cpu.json
+	$(VENV_PYTHON) -m benchmarks.service_overhead --json benchmarks/results/service_overhead.json
+
+# The two ONNX Runtime packages break each other in one environment, so a change of EXTRA starts from an empty one.
+$(INSTALLED): pyproject.toml constraints.txt
+	@if [ -e .venv/installed-$(OTHER_EXTRA) ] || ! $(VENV_PYTHON) -m pip --version >/dev/null 2>&1; then \
+	  for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+	    if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	  done; \
+	  if [ -z "$${found:-}" ]; then \
+	    echo 'No Python 3.11 or newer with the venv module: tried $(or $(PYTHON),python3.13 python3.12 python3.11 python3).' >&2; \
+	    echo 'Install one (on Debian and Ubuntu with its python3-venv package), or name it: make PYTHON=/path/to/python3.12 ...' >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "Making .venv with $$("$$found" --version)"; \
+	  "$$found" -m venv --clear .venv; \
+	fi
+	@$(if $(TORCH_INDEX),echo 'Installing $(TORCH) from $(TORCH_INDEX)'; $(PIP) --no-deps --index-url '$(TORCH_INDEX)' $(TORCH) | $(PROGRESS))
+	@echo 'Installing espalier and what it needs into .venv (some minutes on a slow line)'
+	@$(PIP) -e '.[$(EXTRA),training,service,dev]' -c constraints.txt | $(PROGRESS)
+	@touch $@
