@@ -1,4 +1,4 @@
-"""Recall of popularity, Item-CF, TDM, PLT and OTM on one log, trained alike: same tree, network, data and wall-clock.
+"""Recall of popularity, Item-CF, TDM, PLT, OTM and OTM (−OptEst) on one log, trained alike: same tree, network and wall-clock.
 
     python -m benchmarks.retrieval_quality --set debian --json F
     python -m benchmarks.retrieval_quality --set ml-1m --data DIR --minutes 6 --json F     (DIR/ml-1m/ratings.dat.gz)
@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -42,8 +42,14 @@ from training.prepare import Prepared, build_tree, prepare
 from training.topology import Topology
 
 CONFIGS = Path(__file__).parent.parent / "training" / "configs"
-TreeMethod = Literal["tdm", "plt", "otm"]
-METHODS = ("popularity", "item-cf", *get_args(TreeMethod))
+Kind = Literal["tdm", "plt", "otm"]
+TREES: dict[str, dict[str, Any]] = {
+    "tdm": {"kind": "tdm"},
+    "plt": {"kind": "plt"},
+    "otm": {"kind": "otm", "labels": "best-child"},
+    "otm-no-optest": {"kind": "otm", "labels": "any-below"},
+}
+METHODS = ("popularity", "item-cf", *TREES)
 MS = (10, 50, 200)
 TIMED_STEPS = 20
 
@@ -75,9 +81,9 @@ def baseline_rows(method: str, prepared: Prepared, config: TrainingConfig) -> li
     return rows
 
 
-def tree_rows(method: TreeMethod, prepared: Prepared, config: TrainingConfig, minutes: float, work: Path) -> list[Row]:
+def tree_rows(method: str, prepared: Prepared, config: TrainingConfig, minutes: float, work: Path) -> list[Row]:
     """Rows of one tree method on test users, at the chosen γ and at γ = 0 where the method ranks by logits."""
-    config = config.model_copy(update={"objective": config.objective.model_copy(update={"kind": method})})
+    config = config.model_copy(update={"objective": config.objective.model_copy(update=TREES[method])})
     tree = build_tree(config, prepared)
     steps = _steps_for(config, prepared, minutes * 60)
     config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"steps": steps, "checkpoint_every": steps})})
@@ -87,7 +93,7 @@ def tree_rows(method: TreeMethod, prepared: Prepared, config: TrainingConfig, mi
     bundle = export(config, prepared, tree, model, work / method / "1")
     test = halves(prepared.interactions, prepared.split.test, seed=config.seed)
     rankings = {bundle.manifest.ranking.gamma: bundle.manifest.ranking}
-    if method != "plt":
+    if config.objective.kind != "plt":
         rankings[0.0] = Ranking(own="logit", gamma=0.0)
     rows = []
     for gamma, ranking in rankings.items():
@@ -110,7 +116,7 @@ def _steps_for(config: TrainingConfig, prepared: Prepared, seconds: float) -> in
     source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-4)
     warm = config.objective.warm_start if config.objective.kind == "otm" else 0.0
-    shares: list[tuple[TreeMethod, float]] = [("tdm", warm), (config.objective.kind, 1 - warm)]
+    shares: list[tuple[Kind, float]] = [("tdm", warm), (config.objective.kind, 1 - warm)]
     cost = 0.0
     for kind, share in shares:
         if share:
@@ -146,12 +152,19 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the data sets; ml-1m needs DIR/ml-1m/ratings.dat.gz")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--minutes", type=float, default=3.0, help="training time of each tree method")
+    parser.add_argument("--beam", type=int, default=200, help="training and serving beam")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--json", type=Path, help="rows are written after every method; methods already there are not run again")
     args = parser.parse_args()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("training").setLevel(logging.INFO)
     config = read_config(CONFIGS / f"{'debian-depends' if args.set == 'debian' else args.set}.toml")
+    config = config.model_copy(
+        update={
+            "objective": config.objective.model_copy(update={"beam_size": args.beam}),
+            "search": config.search.model_copy(update={"beam_size": args.beam}),
+        }
+    )
     log = args.data / "ml-1m" / "ratings.dat.gz" if args.set == "ml-1m" and args.data else None
     if args.set == "ml-1m" and (log is None or not log.is_file()):
         raise SystemExit(f"--data: got {args.data}, expected a folder with ml-1m/ratings.dat.gz (MovieLens 1M, gzipped)")
@@ -171,7 +184,7 @@ def main() -> None:
                 raise SystemExit(f"--methods: got {method!r}, expected some of {', '.join(METHODS)}")
             if any(row["method"] == method for row in report["rows"]):
                 continue
-            if method in get_args(TreeMethod):
+            if method in TREES:
                 rows = tree_rows(method, prepared, config, args.minutes, Path(folder))
             else:
                 rows = baseline_rows(method, prepared, config)

@@ -81,6 +81,7 @@ class ObjectiveConfig(_Section):
     kind            `tdm`, `plt` or `otm`
     beam_size       otm: the training beam k
     gamma           otm: γ of the training beam
+    labels          otm: `best-child` is ẑ of Eq. 15; `any-below` is 1 where any target lies below (the paper's ablation "−OptEst")
     warm_start      otm: share of the steps that train `tdm` first
     random_nodes    otm: random nodes added on each level (OTM Proposition 3)
     negatives       tdm: negatives on the last level; each level above has `negative_decay` times as many, at least 8
@@ -89,6 +90,7 @@ class ObjectiveConfig(_Section):
     kind: Literal["tdm", "plt", "otm"] = "otm"
     beam_size: int = Field(default=200, ge=1)
     gamma: float = Field(default=0.0, ge=0, le=1)
+    labels: Literal["best-child", "any-below"] = "best-child"
     warm_start: float = Field(default=0.0, ge=0, lt=1)
     random_nodes: int = Field(default=0, ge=0)
     negatives: int = Field(default=200, ge=1)

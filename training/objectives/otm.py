@@ -7,7 +7,8 @@ B̃_h are the candidates of a beam search with the current parameters θt (Eq. 3
 level with more nodes than the beam nothing is pruned, so those levels are trained whole. ẑ needs no walk below unvisited nodes: it is 0
 wherever no target lies below, so only the targets' ancestors and their siblings are scored, bottom-up.
 
-Options: a discount γ in the beam's ranks, and random nodes added on each level (Proposition 3 asks for w_n > 0 everywhere).
+Options: a discount γ in the beam's ranks; random nodes added on each level (Proposition 3 asks for w_n > 0 everywhere); z_n of Eq. 1
+instead of ẑ_n as labels (the paper's ablation OTM (−OptEst)).
 
 Legend: B instances, P positives, C candidates, K beam.
 """
@@ -31,7 +32,10 @@ def otm_loss(
     tree, batch = topology.tree, len(target_BP)
     state_BLS = model.state(query)
     positives = topology.positives(target_BP)
-    labels = pseudo_targets(model, topology, state_BLS.detach(), positives)
+    if config.labels == "best-child":
+        labels = pseudo_targets(model, topology, state_BLS.detach(), positives)
+    else:
+        labels = [(level != topology.padding).float() for level in positives]
     total = state_BLS.new_zeros(())
     beam_BK = torch.zeros((batch, 1), dtype=torch.int64, device=topology.device)
     rank_BK = torch.zeros((batch, 1), device=topology.device)
