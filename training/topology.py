@@ -41,7 +41,7 @@ class Topology:
         nodes = _distinct(torch.where(leaves >= 0, leaves, self.padding), self.padding)
         levels = [nodes]
         for h in range(self.tree.height - 1, -1, -1):
-            nodes = _distinct(self.parent_N1[nodes], self.padding)[:, : self.tree.level_size(h)]
+            nodes = _distinct(self.parent_N1[nodes], self.padding)[:, : self.tree.level_size(h)].contiguous()
             levels.append(nodes)
         return levels[::-1]
 

@@ -77,8 +77,9 @@ class MlpHead(nn.Module):
         flat = hidden.flatten(0, 1)  # two-dimensional, so that it exports to Gemm
         for layer, slope in zip(self.layers, list(self.slopes)[1:], strict=True):
             flat = slope(layer(flat))
-        logits: Tensor = self.out(flat).view(node_rows.shape[0], node_rows.shape[1])
-        return logits
+        with torch.autocast(flat.device.type, enabled=False):  # logits of neighbouring candidates differ by less than bfloat16 can tell
+            logits: Tensor = self.out(flat.float())
+        return logits.view(node_rows.shape[0], node_rows.shape[1])
 
 
 class LinearHead(nn.Module):
@@ -100,5 +101,5 @@ class LinearHead(nn.Module):
     def forward(self, query_state: Tensor, node_rows: Tensor) -> Tensor:
         """query_state [B, S] or [B, C, S], node_rows [B, C, S] → logits [B, C]."""
         if query_state.dim() == 2:
-            return (node_rows @ query_state.unsqueeze(-1)).squeeze(-1)
+            return torch.bmm(node_rows, query_state.unsqueeze(-1)).squeeze(-1)
         return (node_rows * query_state).sum(-1)
