@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 
 from espalier.bundle import Bundle, BundleContent, write_bundle
+from espalier.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind
@@ -38,13 +39,6 @@ def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 
     length = sum(PAPER_WINDOWS)
     query, scorer = export_graphs(model, "history_nodes", torch.zeros((2, height + 1, length), dtype=torch.int64))
     empty = {"history": pa.array([[]], pa.list_(pa.string()))}
-    columns = {
-        "beam_size": pa.int64(),
-        "m": pa.int64(),
-        "item_rows": pa.list_(pa.int64()),
-        "ranks": pa.list_(pa.float32()),
-        "margin": pa.float64(),
-    }
     content = BundleContent(
         tree=tree,
         node_rows_ND=model.node_rows.detach().numpy(),
@@ -53,7 +47,9 @@ def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 
         query_onnx=query,
         scorer_onnx=scorer,
         items=ItemTable.build(pa.table({"id": [str(i) for i in range(1 << height)]})),
-        golden=pa.table({"history": empty["history"].slice(0, 0)} | {column: pa.array([], kind) for column, kind in columns.items()}),
+        golden=pa.table(
+            {"history": empty["history"].slice(0, 0)} | {column: pa.array([], kind) for column, kind in GOLDEN_COLUMNS.items()}
+        ),
         heldout=pa.table(empty | {"relevant": pa.array([["0"]])}),
     )
     draft = ManifestDraft(

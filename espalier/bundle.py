@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -70,7 +71,7 @@ class BundleContent:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle. Arrays are mapped, not read."""
+    """An opened bundle. Node rows and items are mapped, not read; the tree is copied."""
 
     path: Path
     manifest: Manifest
@@ -195,7 +196,8 @@ def find_versions(root: Path) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if folder.is_dir() and is_model_name(folder.name):
-            numbers = [int(child.name) for child in folder.iterdir() if child.name.isdecimal() and str(int(child.name)) == child.name]
+            names = (child.name for child in folder.iterdir())
+            numbers = [int(name) for name in names if name.isdecimal() and int(name) >= 1 and str(int(name)) == name]
             versions = tuple(sorted(number for number in numbers if (folder / str(number) / "manifest.json").is_file()))
             if versions:
                 found[folder.name] = versions
@@ -221,7 +223,7 @@ def _read_manifest(path: Path) -> Manifest:
         raise BundleCorrupt(f"{file}: {file.stat().st_size} bytes, at most {MAX_MANIFEST_BYTES} expected")
     try:
         raw = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleCorrupt(f"{file}: not JSON ({error})") from error
     schema = raw.get("schema_version") if isinstance(raw, dict) else None
     if schema != SCHEMA_VERSION:
@@ -259,23 +261,25 @@ def _map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
             if length > file.stat().st_size:
                 raise ValueError("header longer than the file")
             header = json.loads(stream.read(length))
+        if not isinstance(header, dict):
+            raise ValueError("its header is no JSON object")
         arrays: dict[str, NDArray[Any]] = {}
         for name, entry in header.items():
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
                 dtype, shape = np.dtype(dtypes[entry["dtype"]]), tuple(entry["shape"])
-                if end - begin != dtype.itemsize * int(np.prod(shape)):
+                if end - begin != dtype.itemsize * math.prod(shape):
                     raise ValueError(f"{name}: {end - begin} bytes for {dtype}{list(shape)}")
                 arrays[name] = np.memmap(file, dtype, "r", 8 + length + begin, shape)
         return arrays
-    except (ValueError, KeyError, TypeError, OverflowError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, OSError) as error:
         raise BundleCorrupt(f"{file}: not a readable safetensors file ({error})") from error
 
 
 def _read_parquet(file: Path) -> pa.Table:
     try:
         return pq.read_table(file)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         raise BundleCorrupt(f"{file}: not a readable Parquet file ({error})") from error
 
 

@@ -15,6 +15,14 @@ from espalier.queries import HistoryKind, QueryBatch, encode_histories, encode_v
 from espalier.search import Engine, SearchParams
 
 MIN_MEAN_OVERLAP = 0.99
+GOLDEN_COLUMNS = {
+    "beam_size": pa.int64(),
+    "m": pa.int64(),
+    "item_rows": pa.list_(pa.int64()),
+    "ranks": pa.list_(pa.float32()),
+    "margin": pa.float64(),
+}
+"""The columns of golden.parquet beside the query's; margin is the smallest gap at a cut of the search, inf where nothing was cut."""
 
 
 def encode_table(bundle: Bundle, table: pa.Table) -> QueryBatch:
@@ -24,13 +32,13 @@ def encode_table(bundle: Bundle, table: pa.Table) -> QueryBatch:
     return encode_histories(kind, bundle.items, queries)[0] if isinstance(kind, HistoryKind) else encode_vectors(kind, queries)
 
 
-def verify_golden(bundle: Bundle, engine: Engine) -> float:
-    """Run the golden queries and return the mean overlap with the expected results.
+def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None) -> float:
+    """Run the golden queries (`table` instead of the bundle's own) and return the mean overlap with the expected results.
 
     Where a query's smallest margin at a cut exceeds twice the engine's rounding, the sets must be equal; over the others the mean
     overlap must reach MIN_MEAN_OVERLAP. Raises BundleCorrupt otherwise.
     """
-    table = bundle.golden()
+    table = bundle.golden() if table is None else table
     try:
         beam_size_B, m_B, margin_B = (np.asarray(table.column(name)) for name in ("beam_size", "m", "margin"))
         expected = [np.asarray(rows, np.int64) for rows in table.column("item_rows").to_pylist()]

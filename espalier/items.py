@@ -63,7 +63,7 @@ class ItemTable:
         """Map a file that `write` made."""
         try:
             return ItemTable(pa.ipc.open_file(pa.memory_map(str(path))).read_all())
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
             raise BundleCorrupt(f"{path.name}: not a readable Arrow file ({error})") from error
 
     def write(self, path: Path) -> None:

@@ -18,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from espalier.errors import InvalidQuery
 from espalier.items import ItemTable
 
+MAX_HISTORY = 4096
+"""The longest history that a model may take."""
+
 PADDING = -1
 """Item row of an empty history slot."""
 
@@ -27,7 +30,7 @@ class HistoryKind(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     kind: Literal["history"] = "history"
-    length: int = Field(ge=1, le=4096)
+    length: int = Field(ge=1, le=MAX_HISTORY)
 
 
 class VectorKind(BaseModel):
@@ -60,6 +63,12 @@ class QueryBatch:
 
     def __len__(self) -> int:
         return len(self.array)
+
+    def check(self, items: int) -> None:
+        """Raise InvalidQuery when a history has an item row that a catalogue of `items` items lacks."""
+        if isinstance(self.kind, HistoryKind) and self.array.size and not (self.array.min() >= PADDING and self.array.max() < items):
+            bad = int(self.array.max() if self.array.max() >= items else self.array.min())
+            raise InvalidQuery("queries", bad, f"item rows from 0 to {items - 1}, or {PADDING} as padding")
 
     def take(self, rows: NDArray[np.int64]) -> QueryBatch:
         """The queries at `rows` (int64)."""

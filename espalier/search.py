@@ -58,7 +58,8 @@ class SearchParams:
             if exclude.ndim != 2 or len(exclude) != batch or exclude.dtype != np.int64:
                 raise InvalidQuery("exclude_BE", f"{exclude.dtype}{list(exclude.shape)}", f"int64[{batch}, E]")
             if exclude.size and (exclude.min() < NO_ITEM or exclude.max() >= items):
-                raise InvalidQuery("exclude_BE", int(exclude.max()), f"item rows below {items}, or {NO_ITEM} as padding")
+                bad = int(exclude.max() if exclude.max() >= items else exclude.min())
+                raise InvalidQuery("exclude_BE", bad, f"item rows from 0 to {items - 1}, or {NO_ITEM} as padding")
 
 
 @dataclass(frozen=True)
@@ -128,19 +129,21 @@ def open_engine(bundle: Bundle, device: Device = "auto", engine: str | None = No
     engine   an engine by name, instead of the choice by device
     threads  intra-op threads of one CPU search; one process per core with one thread each scales best
     """
-    from espalier.engines import onnx_graph  # here, because onnxruntime loads slowly and training's data side needs none
-
+    if engine not in (None, *ENGINES):
+        raise DeviceUnavailable(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
+    if engine is not None and device != "auto" and (engine == "onnx-cuda") != (device == "cuda"):
+        raise DeviceUnavailable(f"engine {engine} does not run on device {device}")
     if engine == "reference":
         from espalier.engines.reference import ReferenceEngine
 
-        return ReferenceEngine(bundle)
-    if engine not in (None, *ENGINES):
-        raise DeviceUnavailable(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
-    if engine is None:
-        cuda = device == "cuda" or (device == "auto" and onnx_graph.cuda_available())
-        engine = "onnx-cuda" if cuda else "onnx-cpu"
-    log.info("%s version %d runs on %s", bundle.manifest.name, bundle.manifest.version, engine)
-    return onnx_graph.OnnxEngine(bundle, "cuda" if engine == "onnx-cuda" else "cpu", threads=threads)
+        opened: Engine = ReferenceEngine(bundle)
+    else:
+        from espalier.engines import onnx_graph  # here, because onnxruntime loads slowly and training's data side needs none
+
+        cuda = engine == "onnx-cuda" or (engine is None and (device == "cuda" or (device == "auto" and onnx_graph.cuda_available())))
+        opened = onnx_graph.OnnxEngine(bundle, "cuda" if cuda else "cpu", threads=threads)
+    log.info("%s version %d runs on %s", bundle.manifest.name, bundle.manifest.version, opened.name)
+    return opened
 
 
 def scores_of_ranks(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -149,6 +149,8 @@ class Tree:
 
 def complete_tree(leaf_item: Int64, branching: int) -> Tree:
     """The complete tree of the given branching over `leaf_item` (int64, a power of `branching` long; EMPTY_LEAF allowed)."""
+    if branching < 2:
+        raise InvalidTree(f"branching: expected at least 2, got {branching}")
     sizes = [len(leaf_item)]
     while sizes[-1] > 1:
         if sizes[-1] % branching:

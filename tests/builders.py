@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from espalier.bundle import Bundle, BundleContent, write_bundle
+from espalier.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, pad_histories
@@ -125,15 +126,6 @@ def make_bundle(
         heldout=pa.table({kind: history, "relevant": pa.array([["item-0"]])}),
     )
     return write_bundle(folder / name / "1", draft, content)
-
-
-GOLDEN_COLUMNS: dict[str, Any] = {
-    "beam_size": pa.int64(),
-    "m": pa.int64(),
-    "item_rows": pa.list_(pa.int64()),
-    "ranks": pa.list_(pa.float32()),
-    "margin": pa.float64(),
-}
 
 
 def random_queries(rng: Rng, bundle: Bundle, batch: int, integer: bool = True) -> QueryBatch:

@@ -235,7 +235,6 @@ def test_a_safetensors_header_that_makes_no_sense_is_refused(copy: Path, part: s
         read_everything(Bundle.open(copy))
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeWarning, reason="the byte count wraps around 2⁶⁴: 4 · 2³² · 2³² = 0 bytes")
 def test_a_safetensors_shape_that_overflows_is_refused(copy: Path) -> None:
     (copy / "nodes.safetensors").write_bytes(safetensors(entry(shape=[2**32, 2**32], data_offsets=[0, 0]), bytes(16)))
     reseal(copy)
@@ -244,7 +243,6 @@ def test_a_safetensors_shape_that_overflows_is_refused(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("header", [[], [1], "text", 3, None])
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="a header that is JSON but no object escapes as AttributeError")
 def test_a_safetensors_header_that_is_no_object_is_refused(copy: Path, header: object) -> None:
     (copy / "nodes.safetensors").write_bytes(safetensors(header, bytes(16)))
     reseal(copy)
@@ -328,7 +326,6 @@ def test_a_manifest_of_absurd_size_is_not_read(copy: Path, monkeypatch: pytest.M
         Bundle.open(copy)
 
 
-@pytest.mark.xfail(strict=True, raises=RecursionError, reason="json.loads raises RecursionError, which is no ValueError")
 def test_a_deeply_nested_manifest_is_refused(copy: Path) -> None:
     (copy / "manifest.json").write_bytes(b"[" * 100_000)
     with pytest.raises(BundleCorrupt):
@@ -474,7 +471,6 @@ def test_a_models_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None
     assert find_versions(tmp_path / "none") == {}
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="versions start at 1 in the manifest, yet a folder 0 is listed")
 def test_there_is_no_version_zero(tmp_path: Path) -> None:
     (tmp_path / "books" / "0").mkdir(parents=True)
     (tmp_path / "books" / "0" / "manifest.json").touch()
@@ -631,7 +627,6 @@ def test_a_graph_of_another_opset_is_refused(original: Bundle, change: Callable[
         compose_with(original, model_with(original, change))
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="an input that the contract does not know escapes as KeyError")
 def test_a_graph_with_an_input_outside_the_contract_is_refused(original: Bundle) -> None:
     with pytest.raises(BundleCorrupt, match="surprise"):
         compose_with(original, model_with(original, rename_input))
@@ -692,10 +687,7 @@ def test_an_item_table_without_its_index_is_refused(tmp_path: Path) -> None:
         ItemTable.open(tmp_path / "items.arrow")
 
 
-OS_ERRORS = pytest.mark.xfail(strict=True, raises=OSError, reason="Arrow reports damaged metadata as OSError, which is no ArrowException")
-
-
-@pytest.mark.parametrize("part", [pytest.param(part, marks=[OS_ERRORS] if part.endswith((".arrow", ".parquet")) else []) for part in PARTS])
+@pytest.mark.parametrize("part", PARTS)
 def test_random_damage_that_a_checksum_covers_up_raises_our_errors_or_none(copy: Path, part: str) -> None:
     whole = (copy / part).read_bytes()
     rng = np.random.default_rng(17)

@@ -26,13 +26,14 @@ import training.objectives.otm as otm_module
 import training.objectives.tdm as tdm_module
 from espalier.bundle import Bundle, BundleContent, write_bundle
 from espalier.engines.reference import ReferenceEngine
+from espalier.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.metrics import regret_at_m
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
-from tests.builders import GOLDEN_COLUMNS, Rng, random_tree
+from tests.builders import Rng, random_tree
 from training.beam import search
 from training.config import ObjectiveConfig
 from training.objectives.levels import draw_nodes
@@ -43,8 +44,6 @@ from training.scorers.encoders import VectorEncoder, WindowEncoder
 from training.scorers.heads import LinearHead, MlpHead
 from training.scorers.model import NodeScorer, export_graphs
 from training.topology import Topology
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*boundary tensor is non-contiguous:UserWarning")
 
 CPU = torch.device("cpu")
 WINDOWS = (2, 1, 1)
@@ -171,9 +170,6 @@ def test_positives_are_the_targets_ancestors_once_each_ascending(shape: Shape) -
             assert row == expected + [tree.node_count] * (len(row) - len(expected))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="levels are cut from wider arrays, so every search in them copies, and torch warns once"
-)
 def test_positives_are_contiguous_as_searchsorted_wants_them() -> None:
     positives = Topology(complete_tree(np.arange(8), 2), CPU).positives(torch.tensor([[0, 3, 5, 6], [1, 1, 2, 7]]))
     assert all(nodes_BP.is_contiguous() for nodes_BP in positives)
@@ -533,9 +529,6 @@ def test_the_training_beam_leaves_excluded_items_out(exported: dict[tuple[str, f
     assert_array_equal(rows_BM.numpy(), expected.item_rows_BM)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="torch.topk has no tie rule; training/beam.py says that it shares the engines'"
-)
 def test_the_training_beam_takes_the_lower_node_of_a_tie() -> None:
     tree = complete_tree(np.arange(256), 4)
     model, query = scored_by_hand(np.zeros((3, tree.node_count)))

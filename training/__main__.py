@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from espalier.bundle import Bundle, is_model_name
 from espalier.errors import BundleExists, EspalierError, InvalidConfig
+
+if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
+    import torch
+
+    from training.config import TrainingConfig
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Train, measure and look at tree models.", pretty_exceptions_enable=False
@@ -31,10 +39,7 @@ def fit(
 ) -> None:
     """Train a model and export it as a bundle."""
     from training.config import read_config
-    from training.export import export
-    from training.fit import fit as fit_model
     from training.fit import pick_device
-    from training.prepare import build_tree, prepare
 
     settings = read_config(config)
     name, version = out.absolute().parent.name, out.name
@@ -47,6 +52,15 @@ def fit(
     settings = settings.model_copy(update={"name": name})
     where = pick_device(device)
     work = out.absolute().parent / f".{version}.work"
+    with _only_run(work):
+        _fit_and_export(settings, data, out, where, work, resume)
+
+
+def _fit_and_export(settings: TrainingConfig, data: Path | None, out: Path, where: torch.device, work: Path, resume: bool) -> None:
+    from training.export import export
+    from training.fit import fit as fit_model
+    from training.prepare import build_tree, prepare
+
     begin = time.perf_counter()
     if work.exists() and not resume:
         shutil.rmtree(work)
@@ -84,6 +98,11 @@ def evaluate(
     from espalier.search import open_engine
     from training import evaluate as measure
 
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        raise InvalidConfig("--plot", str(plot), "a file name that ends in .png or .svg")
+    for file in (json_file, plot):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
     bundle = Bundle.open(model)
     pairs = _test_pairs(bundle, data) if data else measure.held_out_pairs(bundle)
     opened = open_engine(bundle, device, engine)
@@ -133,6 +152,22 @@ def _test_pairs(bundle: Bundle, data: Path) -> list:  # type: ignore[type-arg]
     return [pair for pair in known if len(pair.relevant) and np.size(pair.history)]
 
 
+@contextmanager
+def _only_run(work: Path) -> Iterator[None]:
+    """Holds the right to train one version: two runs would share, and delete, each other's work folder."""
+    lock = work.with_suffix(".lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InvalidConfig(
+                "--out", str(work.parent / work.name.split(".")[1]), "a version that no other run is training now"
+            ) from error
+        yield
+        lock.unlink()
+
+
 def _numbers(option: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
@@ -146,7 +181,7 @@ def main() -> None:
         logging.getLogger(name).setLevel(logging.INFO)
     try:
         app()
-    except (EspalierError, FloatingPointError) as error:
+    except (EspalierError, FloatingPointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
 

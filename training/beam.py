@@ -20,7 +20,7 @@ def keep_best(topology: Topology, nodes_BC: Tensor, rank_BC: Tensor, beam_size: 
     """The best `beam_size` candidates in ascending node order (int64[B, K]) and their ranks; padding stays padding."""
     if rank_BC.shape[1] <= beam_size:
         return nodes_BC, rank_BC
-    place_BK = rank_BC.topk(beam_size, 1, sorted=False).indices.sort(1).values
+    place_BK = _best(rank_BC, beam_size).sort(1).values
     beam_BK, kept_BK = nodes_BC.gather(1, place_BK), rank_BC.gather(1, place_BK)
     return torch.where(kept_BK == -torch.inf, topology.padding, beam_BK), kept_BK
 
@@ -59,6 +59,12 @@ def search(
     if exclude_BE is not None:
         leaves_BE = topology.leaf_of_item_I1[exclude_BE].sort(1).values
         rank_BC = rank_BC.masked_fill(topology.find(leaves_BE, nodes_BC)[1], -torch.inf)
-    best = rank_BC.topk(min(m, rank_BC.shape[1]), 1)
-    leaf_BM = nodes_BC.gather(1, best.indices).clamp(max=topology.padding - 1) - topology.tree.leaf_offset
-    return torch.where(best.values > -torch.inf, topology.leaf_item[leaf_BM], -1), best.values
+    best_BM = _best(rank_BC, m)
+    leaf_BM = nodes_BC.gather(1, best_BM).clamp(max=topology.padding - 1) - topology.tree.leaf_offset
+    rank_BM = rank_BC.gather(1, best_BM)
+    return torch.where(rank_BM > -torch.inf, topology.leaf_item[leaf_BM], -1), rank_BM
+
+
+def _best(rank_BC: Tensor, count: int) -> Tensor:
+    """int64[B, ≤ count]: columns by falling rank, the lower one first at a tie (topk has no such rule)."""
+    return rank_BC.sort(dim=1, descending=True, stable=True).indices[:, :count]

@@ -9,10 +9,11 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from espalier.errors import InvalidConfig
 from espalier.manifest import ModelName
+from espalier.queries import MAX_HISTORY
 from training.data.log_files import LogFormat
 from training.scorers.encoders import PAPER_WINDOWS
 
@@ -30,6 +31,14 @@ class DataConfig(_Section):
     test_share: float = Field(default=0.1, ge=0, lt=1)
     validation_share: float = Field(default=0.1, gt=0, lt=1)
 
+    @model_validator(mode="after")
+    def _leaves_training_users(self) -> DataConfig:
+        if self.test_share + self.validation_share >= 1:
+            raise InvalidConfig(
+                "data.validation_share", self.validation_share, f"less than {1 - self.test_share:g}, 1 less data.test_share"
+            )
+        return self
+
 
 class InstanceConfig(_Section):
     """How users become training instances.
@@ -40,10 +49,17 @@ class InstanceConfig(_Section):
     cold_share   share of instances with an empty history, so that cold users get a trained answer
     """
 
-    windows: tuple[Annotated[int, Field(ge=1)], ...] = PAPER_WINDOWS
+    windows: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=PAPER_WINDOWS, min_length=1)
     split: Literal["half", "random"] = "random"
     targets: int = Field(default=50, ge=1)
     cold_share: float = Field(default=0.02, ge=0, lt=1)
+
+    @field_validator("windows")
+    @classmethod
+    def _not_too_long(cls, windows: tuple[int, ...]) -> tuple[int, ...]:
+        if sum(windows) > MAX_HISTORY:
+            raise ValueError(f"windows of at most {MAX_HISTORY} places together")
+        return windows
 
 
 class TreeConfig(_Section):
@@ -69,7 +85,7 @@ class ScorerConfig(_Section):
 
     kind: Literal["mlp", "linear"] = "mlp"
     node_dim: int = Field(default=24, ge=2)
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (128, 64, 24)
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(128, 64, 24), min_length=1)
     init: Literal["embeddings", "random"] = "embeddings"
     init_std: float = Field(default=0.3, gt=0)
     dtype: Literal["float32", "float16"] = "float32"
@@ -121,14 +137,22 @@ class SearchConfig(_Section):
     m: int = Field(default=50, ge=1)
     max_beam_size: int = Field(default=1000, ge=1)
     max_m: int = Field(default=1000, ge=1)
-    gamma: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
+    gamma: Literal["auto"] | float = "auto"
     exclude_seen: bool = True
+
+    @field_validator("gamma", mode="before")
+    @classmethod
+    def _auto_or_share(cls, gamma: object) -> object:
+        if gamma != "auto" and (isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 <= gamma <= 1):
+            raise ValueError('"auto" or a number from 0 to 1')
+        return gamma
 
     @model_validator(mode="after")
     def _within_limits(self) -> SearchConfig:
         for name in ("beam_size", "m"):
             if getattr(self, name) > getattr(self, f"max_{name}"):
-                raise ValueError(f"{name}: expected at most max_{name} = {getattr(self, f'max_{name}')}, got {getattr(self, name)}")
+                limit = getattr(self, f"max_{name}")
+                raise InvalidConfig(f"search.{name}", getattr(self, name), f"at most search.max_{name}, {limit}")
         return self
 
 
@@ -136,7 +160,7 @@ class TrainingConfig(_Section):
     """A whole training run. `seed` reproduces it."""
 
     name: ModelName
-    seed: int = Field(default=1, ge=0)
+    seed: int = Field(default=1, ge=0, lt=2**32)
     data: DataConfig
     instances: InstanceConfig = InstanceConfig()
     tree: TreeConfig = TreeConfig()
@@ -148,11 +172,11 @@ class TrainingConfig(_Section):
     @model_validator(mode="after")
     def _category_known(self) -> TrainingConfig:
         if self.tree.kind == "category" and self.data.format.category is None:
-            raise ValueError("tree.kind: expected data.format.category to name a column, since the tree is by category")
+            raise InvalidConfig("data.format.category", None, "a column, since tree.kind is category")
         if self.tree.earlier_model is not None and self.tree.kind != "kmeans":
-            raise ValueError(f"tree.earlier_model: expected tree.kind to be kmeans, got {self.tree.kind}")
+            raise InvalidConfig("tree.kind", self.tree.kind, "kmeans, since there is a tree.earlier_model")
         if self.objective.kind == "plt" and self.search.gamma not in ("auto", 1.0):
-            raise ValueError(f'search.gamma: expected 1 or "auto", since plt ranks by path products, got {self.search.gamma}')
+            raise InvalidConfig("search.gamma", self.search.gamma, '1 or "auto", since plt ranks by path products')
         return self
 
 
@@ -174,4 +198,13 @@ def check_config(raw: dict[str, object]) -> TrainingConfig:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "config"
-        raise InvalidConfig(key, first["input"], first["msg"].removeprefix("Value error, ")) from error
+        raise InvalidConfig(key, first["input"], _expectation(first["type"], first["msg"])) from error
+
+
+def _expectation(kind: str, message: str) -> str:
+    """pydantic's message as what was expected."""
+    if kind == "extra_forbidden":
+        return "no such key; docs/training.md lists them"
+    if kind == "missing":
+        return "this key, which is required"
+    return message.removeprefix("Value error, ").removeprefix("Input should be ")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -23,11 +24,11 @@ from torch import Tensor
 from espalier.bundle import Bundle, BundleContent, write_bundle
 from espalier.engines.reference import ReferenceEngine, Step, best_leaves
 from espalier.errors import BundleCorrupt
-from espalier.golden import verify_golden
+from espalier.golden import GOLDEN_COLUMNS, verify_golden
 from espalier.manifest import Calibration, ManifestDraft, Ranking, SearchDefaults
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
-from espalier.search import SearchParams, open_engine
+from espalier.search import Engine, SearchParams, open_engine
 from espalier.tree import Tree
 from training.beam import search
 from training.config import TrainingConfig
@@ -49,24 +50,33 @@ REPORTED_M = (10, 50, 200)
 
 def export(config: TrainingConfig, prepared: Prepared, tree: Tree, model: NodeScorer, path: Path) -> Bundle:
     """Write the bundle of a trained model to models/<name>/<version>/ and return it, verified and measured on test users."""
-    device = next(model.parameters()).device
     model = model.eval()
-    ranking, trials = choose_ranking(config, prepared, Topology(tree, device), model)
-    content = _content(config, prepared, tree, model.cpu(), ranking, path)
-    test = halves(prepared.interactions, prepared.split.test, seed=config.seed)
+    ranking, trials = choose_ranking(config, prepared, Topology(tree, model.node_rows.device), model)
+    validation = halves(prepared.interactions, prepared.split.validation, seed=config.seed)[: GOLDEN_QUERIES - 1]
+    histories = [np.empty(0, np.int64), *(pair.history for pair in validation)]
+    content = _content(config, prepared, tree, model.cpu(), histories)
     draft = _draft(config, prepared, ranking, path)
-    with tempfile.TemporaryDirectory(prefix="espalier-export-") as folder:
-        trial = write_bundle(Path(folder) / draft.name / str(draft.version), draft, content)
-        engine = open_engine(trial, "cpu")
-        overlap = verify_golden(trial, engine)
-        metrics: dict[str, Any] = {"validation": trials, "golden_overlap": overlap}
-        if test:
-            ms = sorted({min(m, config.search.max_m) for m in REPORTED_M})
-            metrics["test"] = {
-                key: evaluate(trial, engine, test, [config.search.beam_size], ms, exclude_seen=key == "seen_excluded", batch=64)
-                for key in ("raw", "seen_excluded")
-            }
-    return write_bundle(path, draft.model_copy(update={"metrics": metrics}), content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
+        bare = write_bundle(Path(folder) / draft.name / str(draft.version), draft, content)
+        engine = open_engine(bare, "cpu")
+        beams = [max(1, config.search.beam_size // (1 + b % 4)) for b in range(len(histories))]
+        golden = golden_table(bare, histories, beams, [config.search.m] * len(histories))
+        metrics: dict[str, Any] = {"validation": trials, "golden_overlap": verify_golden(bare, engine, golden)}
+        metrics["test"] = _test_metrics(config, prepared, bare, engine)
+    return write_bundle(path, draft.model_copy(update={"metrics": metrics}), replace(content, golden=golden))
+
+
+def _test_metrics(config: TrainingConfig, prepared: Prepared, bundle: Bundle, engine: Engine) -> dict[str, Any]:
+    """Rows of `evaluate` for test users, raw and with seen items excluded; a part without a query that has a relevant item is left out."""
+    test = halves(prepared.interactions, prepared.split.test, seed=config.seed)
+    ms = sorted({min(m, config.search.max_m) for m in REPORTED_M})
+    parts = {"raw": (test, False), "seen_excluded": (without_seen(test), True)}
+    return {
+        key: evaluate(bundle, engine, pairs, [config.search.beam_size], ms, exclude_seen, batch=64)
+        for key, (pairs, exclude_seen) in parts.items()
+        if pairs
+    }
 
 
 def choose_ranking(config: TrainingConfig, prepared: Prepared, topology: Topology, model: NodeScorer) -> tuple[Ranking, dict[str, float]]:
@@ -143,16 +153,9 @@ def golden_table(bundle: Bundle, histories: Sequence[NDArray[np.int64]], beams: 
         ranks.append(rank)
         margins.append(_margin(steps, int(params.m_B[b])))
     ids = [bundle.items.ids_of(history) for history in histories]
-    return pa.table(
-        {
-            "history": pa.array(ids, pa.list_(pa.string())),
-            "beam_size": pa.array(params.beam_size_B),
-            "m": pa.array(params.m_B),
-            "item_rows": pa.array(rows, pa.list_(pa.int64())),
-            "ranks": pa.array(ranks, pa.list_(pa.float32())),
-            "margin": pa.array(margins, pa.float64()),
-        }
-    )
+    values = {"beam_size": params.beam_size_B, "m": params.m_B, "item_rows": rows, "ranks": ranks, "margin": margins}
+    columns = {name: pa.array(values[name], kind) for name, kind in GOLDEN_COLUMNS.items()}
+    return pa.table({"history": pa.array(ids, pa.list_(pa.string()))} | columns)
 
 
 def _margin(steps: Sequence[Step], m: int) -> float:
@@ -166,28 +169,22 @@ def _margin(steps: Sequence[Step], m: int) -> float:
     return min(smallest, float(last[m - 1] - last[m])) if len(last) > m else smallest
 
 
-def _content(config: TrainingConfig, prepared: Prepared, tree: Tree, model: NodeScorer, ranking: Ranking, path: Path) -> BundleContent:
+def _content(
+    config: TrainingConfig, prepared: Prepared, tree: Tree, model: NodeScorer, histories: Sequence[NDArray[np.int64]]
+) -> BundleContent:
+    """The bundle's parts, but for the golden queries, whose table is empty."""
     rows_ND = model.node_rows.detach().numpy().astype(config.scorer.dtype)
     if not np.isfinite(rows_ND).all():
         raise FloatingPointError(f"node rows are not finite in {config.scorer.dtype}; lower the learning rate or keep float32")
     model.node_rows.data = torch.from_numpy(rows_ND.astype(np.float32))
-    test = halves(prepared.interactions, prepared.split.test, seed=config.seed)[:HELD_OUT_QUERIES]
-    validation = halves(prepared.interactions, prepared.split.validation, seed=config.seed)[: GOLDEN_QUERIES - 1]
-    topology = Topology(tree, torch.device("cpu"))
     kind = HistoryKind(length=sum(config.instances.windows))
-    histories = [np.empty(0, np.int64), *(pair.history for pair in validation)]
-    example = topology.history_nodes(torch.from_numpy(pad_histories(kind, (histories * 2)[:8]).array.astype(np.int64)))
+    example_BT = pad_histories(kind, (list(histories) * 2)[:8]).array.astype(np.int64)
+    example = Topology(tree, torch.device("cpu")).history_nodes(torch.from_numpy(example_BT))
     query_onnx, scorer_onnx = export_graphs(model, "history_nodes", example)
     check_parity(model, query_onnx, scorer_onnx, example)
-    empty = {
-        "beam_size": pa.int64(),
-        "m": pa.int64(),
-        "item_rows": pa.list_(pa.int64()),
-        "ranks": pa.list_(pa.float32()),
-        "margin": pa.float64(),
-    }
-    names = prepared.items.ids_of
-    content = BundleContent(
+    test = halves(prepared.interactions, prepared.split.test, seed=config.seed)[:HELD_OUT_QUERIES]
+    names, strings = prepared.items.ids_of, pa.list_(pa.string())
+    return BundleContent(
         tree=tree,
         node_rows_ND=rows_ND,
         state_levels=tree.height + 1,
@@ -195,21 +192,14 @@ def _content(config: TrainingConfig, prepared: Prepared, tree: Tree, model: Node
         query_onnx=query_onnx,
         scorer_onnx=scorer_onnx,
         items=prepared.items,
-        golden=pa.table({"history": pa.array([], pa.list_(pa.string()))} | {name: pa.array([], kind) for name, kind in empty.items()}),
+        golden=pa.table({"history": pa.array([], strings)} | {name: pa.array([], kind) for name, kind in GOLDEN_COLUMNS.items()}),
         heldout=pa.table(
             {
-                "history": pa.array([names(pair.history) for pair in test], pa.list_(pa.string())),
-                "relevant": pa.array([names(pair.relevant) for pair in test], pa.list_(pa.string())),
+                "history": pa.array([names(pair.history) for pair in test], strings),
+                "relevant": pa.array([names(pair.relevant) for pair in test], strings),
             }
         ),
     )
-    with tempfile.TemporaryDirectory(prefix="espalier-golden-") as folder:
-        draft = _draft(config, prepared, ranking, path)
-        bare = write_bundle(Path(folder) / draft.name / str(draft.version), draft, content)
-        search_defaults = config.search
-        beams = [max(1, search_defaults.beam_size // (1 + b % 4)) for b in range(len(histories))]
-        golden = golden_table(bare, histories, beams, [search_defaults.m] * len(histories))
-    return BundleContent(**{**vars(content), "golden": golden})
 
 
 def check_parity(model: NodeScorer, query_onnx: bytes, scorer_onnx: bytes, example: Tensor) -> float:
@@ -223,8 +213,9 @@ def check_parity(model: NodeScorer, query_onnx: bytes, scorer_onnx: bytes, examp
     onnx_state = query.run(None, {"history_nodes": example.numpy(), "node_rows": rows_ND.numpy()})[0]
     onnx_logits = scorer.run(None, {"query_state": onnx_state[:, -1], "node_rows": rows_ND[nodes_BC].numpy()})[0]
     scale = max(1.0, float(logits_BC.abs().max()))
-    difference = max(float(np.abs(onnx_state - state_BLS.numpy()).max()), float(np.abs(onnx_logits - logits_BC.numpy()).max())) / scale
-    if difference > PARITY_TOLERANCE:
+    differences = [np.abs(onnx_state - state_BLS.numpy()).max(), np.abs(onnx_logits - logits_BC.numpy()).max()]
+    difference = float(np.max(differences)) / scale  # not Python's max, which loses NaN
+    if not difference <= PARITY_TOLERANCE:  # also true for NaN
         raise BundleCorrupt(f"the exported graphs differ from the model by {difference:.2g}, at most {PARITY_TOLERANCE} expected")
     return difference
 

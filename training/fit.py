@@ -76,6 +76,8 @@ def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.de
     optimiser = torch.optim.Adam(model.parameters(), lr=config.optimiser.learning_rate, fused=True)
     checkpoint = work / "checkpoint.pt"
     first = _restore(checkpoint, config, prepared, model, optimiser) if resume and checkpoint.exists() else 0
+    if resume and first == 0:
+        log.info("no checkpoint to resume from: training starts anew")
     steps = config.optimiser.steps
     warm = round(config.objective.warm_start * steps) if config.objective.kind == "otm" else 0
     smooth, begin = None, time.perf_counter()
@@ -89,6 +91,10 @@ def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.de
             bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
             if (step + 1) % config.optimiser.checkpoint_every == 0 or step + 1 == steps:
                 _save(checkpoint, config, prepared, model, optimiser, step + 1)
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
+        raise FloatingPointError(
+            f"the trained weights are not finite; lower optimiser.learning_rate (now {config.optimiser.learning_rate})"
+        )
     log.info("%d steps in %.1f s", steps - first, time.perf_counter() - begin)
     return model
 
@@ -137,13 +143,19 @@ def _save(file: Path, config: TrainingConfig, prepared: Prepared, model: NodeSco
         "step": step,
     }
     partial = file.with_suffix(".part")
-    torch.save(state, partial)
+    with partial.open("wb") as stream:
+        torch.save(state, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
     os.replace(partial, file)
 
 
 def _restore(file: Path, config: TrainingConfig, prepared: Prepared, model: NodeScorer, optimiser: torch.optim.Optimizer) -> int:
     """Load a checkpoint (tensors and plain values only) and return its step."""
-    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file raises almost anything
+        raise InvalidConfig("--resume", str(file), f"a readable checkpoint ({type(error).__name__}); delete it to start anew") from error
     if state["config"] != config.model_dump_json() or state["log"] != prepared.interactions.fingerprint:
         raise InvalidConfig("--resume", str(file), "a checkpoint of the same configuration and log; without --resume training starts anew")
     model.load_state_dict(state["model"])

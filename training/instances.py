@@ -3,7 +3,7 @@
 Knows interactions and cut points. Does not know trees or objectives. Batch number s of a run depends on (seed, s) only, so that a
 resumed run goes on exactly as it would have.
 
-Legend: B instances, T history, P targets, E events of the drawn users.
+Legend: B instances, T history, P targets, X places in a list, E events of the longest drawn list.
 """
 
 from __future__ import annotations
@@ -49,33 +49,32 @@ class InstanceSource:
         users = rng.choice(self.users, size)
         start_B = self.interactions.offset_U1[users]
         length_B = self.interactions.offset_U1[users + 1] - start_B
-        lists_BE = self._lists(rng, start_B, length_B)
         cut_B = length_B // 2 if self.config.split == "half" else 1 + (rng.random(size) * (length_B - 1)).astype(np.int64)
         cut_B = np.where(rng.random(size) < self.config.cold_share, 0, cut_B)
-        behind_T = np.arange(-self.length, 0)
-        place_BT = cut_B[:, None] + behind_T
-        history_BT = np.where(place_BT >= 0, np.take_along_axis(lists_BE, np.maximum(place_BT, 0), 1), -1)
-        return Instances(history_BT, self._targets(rng, lists_BE, cut_B, length_B))
+        history_BT = cut_B[:, None] + np.arange(-self.length, 0)
+        target_BP = self._target_places(rng, cut_B, length_B)
+        place_BX = np.concatenate([history_BT, target_BP], axis=1)
+        items_BX = np.where(place_BX >= 0, self._items(rng, start_B, length_B, np.maximum(place_BX, 0)), -1)
+        return Instances(items_BX[:, : self.length], items_BX[:, self.length :])
 
-    def _lists(self, rng: np.random.Generator, start_B: Int64, length_B: Int64) -> Int64:
-        """int64[B, E]: the users' lists, shuffled where the log has no order; what lies past a list's end means nothing."""
+    def _items(self, rng: np.random.Generator, start_B: Int64, length_B: Int64, place_BX: Int64) -> Int64:
+        """int64[B, X]: the items at places of the users' lists, which are shuffled first where the log has no order."""
+        events = self.interactions.item_of_event_E
+        if self.interactions.order != "none":
+            return np.asarray(events[start_B[:, None] + place_BX], np.int64)
         place_E = np.arange(length_B.max())
         inside_BE = place_E < length_B[:, None]
-        lists_BE = self.interactions.item_of_event_E[np.where(inside_BE, start_B[:, None] + place_E, 0)].astype(np.int64)
-        if self.interactions.order == "none":
-            key_BE = np.where(inside_BE, rng.random(lists_BE.shape), 2.0)
-            lists_BE = np.take_along_axis(lists_BE, np.argsort(key_BE, axis=1), 1)
-        return lists_BE
+        key_BE = np.where(inside_BE, rng.random(inside_BE.shape), 2.0)
+        shuffled_BE = np.argsort(key_BE, axis=1)
+        return np.asarray(events[start_B[:, None] + np.take_along_axis(shuffled_BE, place_BX, 1)], np.int64)
 
-    def _targets(self, rng: np.random.Generator, lists_BE: Int64, cut_B: Int64, length_B: Int64) -> Int64:
-        """All items after the cut, or `targets` of them: the next one, or one at random from each of equal stretches."""
+    def _target_places(self, rng: np.random.Generator, cut_B: Int64, length_B: Int64) -> Int64:
+        """int64[B, P]: the places after the cut, −1 = none; of more than `targets` the next one, or a systematic sample."""
         wanted = self.config.targets
-        rest_B = length_B - cut_B
-        if wanted == 1:
-            return np.take_along_axis(lists_BE, cut_B[:, None], 1)
+        rest_B = (length_B - cut_B)[:, None]
         slot_P = np.arange(min(wanted, int(rest_B.max())))
-        stretch_BP = (slot_P + rng.random((len(cut_B), len(slot_P)))) * (rest_B / wanted)[:, None]
-        offset_BP = np.where((rest_B <= wanted)[:, None], slot_P, np.minimum(stretch_BP.astype(np.int64), rest_B[:, None] - 1))
-        real_BP = offset_BP < rest_B[:, None]
-        place_BP = np.where(real_BP, cut_B[:, None] + offset_BP, 0)
-        return np.where(real_BP, np.take_along_axis(lists_BE, place_BP, 1), -1)
+        if wanted == 1:
+            return cut_B[:, None]
+        drawn_BP = ((slot_P + rng.random((len(cut_B), 1))) * rest_B / wanted).astype(np.int64)  # systematic: all places alike, no repeats
+        offset_BP = np.where(rest_B <= wanted, slot_P, drawn_BP)
+        return np.where(offset_BP < rest_B, cut_B[:, None] + offset_BP, -1)

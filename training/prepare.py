@@ -51,12 +51,18 @@ def item_table(file: Path | None, ids: pa.Array) -> ItemTable:
         raise InvalidConfig("data.items", str(file), "a Parquet file that exists")
     try:
         table = pq.read_table(file)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         raise InvalidConfig("data.items", str(file), f"a Parquet file ({error})") from error
     if "id" not in table.column_names:
         raise InvalidConfig("data.items", table.column_names, "a column named 'id'")
-    place = {item_id: row for row, item_id in enumerate(table.column("id").to_pylist())}
+    known = table.column("id").cast(pa.large_string()).to_pylist()
+    place = {item_id: row for row, item_id in enumerate(known)}
+    if len(place) != len(known):
+        repeated = next(item_id for row, item_id in enumerate(known) if place[item_id] != row)
+        raise InvalidConfig("data.items", repeated, "each id once")
     rows = pa.array([place.get(item_id) for item_id in ids.to_pylist()], pa.int64())
+    if rows.null_count == len(rows):
+        raise InvalidConfig("data.items", known[:3], f"ids of the log's items, such as {ids[0].as_py()!r}")
     return ItemTable.build(table.take(rows).set_column(table.column_names.index("id"), "id", ids))
 
 

@@ -33,6 +33,11 @@ from espalier.tree import Tree
 
 FORBIDDEN_OPS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 MIN_OPSET, MAX_OPSET = 18, 23
+CONTRACT: dict[str, tuple[set[str], ...]] = {
+    "query.onnx": ({"history_nodes", "node_rows"}, {"vector", "node_rows"}, {"vector"}),
+    "scorer.onnx": ({"query_state", "node_rows"},),
+}
+"""The inputs that each graph may have."""
 MINUS_INF = np.float32(-np.inf)
 
 
@@ -378,6 +383,12 @@ def load_graph(name: str, data: bytes) -> onnx.ModelProto:
     foreign = sorted({node.domain for node in model.graph.node} - {"", "ai.onnx"})
     control = sorted({node.op_type for node in model.graph.node} & FORBIDDEN_OPS)
     external = [tensor.name for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    inputs, outputs = {entry.name for entry in model.graph.input}, [entry.name for entry in model.graph.output]
+    if len(outputs) != 1 or not any(inputs == names for names in CONTRACT[name]):
+        known = " or ".join(str(sorted(names)) for names in CONTRACT[name])
+        raise BundleCorrupt(f"{name}: inputs {sorted(inputs)} and {len(outputs)} outputs, expected inputs {known} and one output")
+    if model.graph.sparse_initializer:
+        raise BundleCorrupt(f"{name}: sparse initializers are not accepted")
     if foreign or control or external:
         raise BundleCorrupt(f"{name}: custom operators {foreign}, control flow {control} or external data {external} are not accepted")
     rewrite_prelu(model)

@@ -89,7 +89,7 @@ class OnnxEngine:
     def warm_up(self) -> None:
         """Build and run the graph of every beam bucket up to the model's limit, with and without exclusions (with a grid every cell)."""
         limits, tree = self.bundle.manifest.search, self.bundle.tree
-        parent = int(tree.parent[tree.leaf_offset])
+        parent = int(tree.parent[tree.leaf_of_item[0]])
         below = tree.leaf_item[tree.first_child[parent] - tree.leaf_offset : tree.first_child[parent + 1] - tree.leaf_offset]
         leaf, whole_node = np.zeros(1, np.int64), below[below != EMPTY_LEAF]
         for batch in self._grid.batches if self._grid else (1,):
@@ -102,6 +102,7 @@ class OnnxEngine:
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         tree = self.bundle.tree
+        queries.check(tree.item_count)
         params.check(len(queries), tree.item_count)
         excluded = None if params.exclude_BE is None or params.exclude_BE.size == 0 else excluded_nodes(tree, params.exclude_BE)
         bucket_B = np.frexp(params.beam_size_B.astype(np.float64))[1] - 1

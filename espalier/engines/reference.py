@@ -51,6 +51,7 @@ class ReferenceEngine:
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         tree = self.bundle.tree
+        queries.check(tree.item_count)
         params.check(len(queries), tree.item_count)
         width = int(params.m_B.max(initial=0))
         rows_BM = np.full((len(queries), width), NO_ITEM, np.int64)

@@ -96,7 +96,7 @@ def tune_neighbours(
     *,
     m: int,
     exclude_seen: bool,
-    grid: Sequence[int] = (10, 20, 50, 100, 200, 500),
+    grid: Sequence[int] = (10, 20, 50, 100, 200, 500, 1000, 2000),
 ) -> tuple[ItemCf, dict[int, float]]:
     """The Item-CF with the best mean recall@m on validation `pairs`, and the recall of every N of the grid; ties go to the smaller N."""
     if not pairs:

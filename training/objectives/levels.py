@@ -20,7 +20,7 @@ def level_loss(logits_BC: Tensor, label_BC: Tensor, real_BC: Tensor) -> Tensor:
 def draw_nodes(topology: Topology, h: int, batch: int, count: int, generator: torch.Generator) -> Tensor:
     """int64[B, C]: uniform nodes of level h, or the whole level where it has no more than `count` nodes.
 
-    Drawn with replacement; on a level with more nodes than asked for, repeats are rare and count twice.
+    Drawn with replacement, so on a level with few more nodes than asked for some come twice, and count twice.
     """
     span = topology.tree.level(h)
     if len(span) <= count:

@@ -39,18 +39,20 @@ def otm_loss(
     total = state_BLS.new_zeros(())
     beam_BK = torch.zeros((batch, 1), dtype=torch.int64, device=topology.device)
     rank_BK = torch.zeros((batch, 1), device=topology.device)
+    pruned = False
     for h in range(1, tree.height + 1):
         children_BKb = topology.children(beam_BK, h - 1)
         nodes_BC = children_BKb.flatten(1)
         real_BC = (nodes_BC != topology.padding) & ~topology.vacant_N[nodes_BC.clamp(max=topology.padding - 1)]
-        extra_BC = draw_nodes(topology, h, batch, config.random_nodes, generator) if config.random_nodes else nodes_BC[:, :0]
-        extra_BC = extra_BC[:, :0] if nodes_BC.shape[1] >= tree.level_size(h) else extra_BC  # the whole level is there already
+        # Until something is pruned the candidates are the whole level.
+        extra_BC = draw_nodes(topology, h, batch, config.random_nodes, generator) if pruned and config.random_nodes else nodes_BC[:, :0]
         all_BC = torch.cat([nodes_BC, extra_BC], 1)
         logits_BC = model.logits(state_BLS, all_BC.clamp(max=topology.padding - 1), h)
         place_BC, hit_BC = topology.find(positives[h], all_BC)
         label_BC = labels[h].gather(1, place_BC) * hit_BC
         total = total + level_loss(logits_BC, label_BC, torch.cat([real_BC, torch.ones_like(extra_BC, dtype=torch.bool)], 1))
         if h < tree.height:
+            pruned = pruned or nodes_BC.shape[1] > config.beam_size
             own_BC = logits_BC.detach()[:, : nodes_BC.shape[1]].float()
             rank_BC = own_BC + config.gamma * rank_BK.repeat_interleave(children_BKb.shape[2], 1)
             beam_BK, rank_BK = keep_best(topology, nodes_BC, rank_BC.masked_fill(~real_BC, -torch.inf), config.beam_size)
