@@ -1,0 +1,37 @@
+"""House rules that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PRODUCT = [path for package in ("espalier", "training", "service") for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def names(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
+def test_environment_variables_are_read_in_the_settings_alone(path: Path) -> None:
+    assert not {"environ", "getenv"} & set(names(path)) or path == ROOT / "service" / "settings.py"
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_checked_with_assert(path: Path) -> None:
+    assert not any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(path.read_text())))
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_pickled(path: Path) -> None:
+    assert not {"pickle", "cPickle", "joblib", "dill"} & set(names(path))
