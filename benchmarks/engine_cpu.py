@@ -46,6 +46,7 @@ class LevelLoop:
     def __init__(self, bundle: Bundle) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
+        options.log_severity_level = 3
         self.tree = bundle.tree
         self.rows_ND = np.ascontiguousarray(bundle.node_rows_ND)
         self.query, self.scorer = (  # with the engine's own rewriting of PRelu, which a bare session would lack

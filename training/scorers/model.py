@@ -5,6 +5,7 @@ Legend: B queries, L levels, C candidates, D node row, S state, N nodes, T histo
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import Any
 
@@ -78,6 +79,8 @@ def export_graphs(model: NodeScorer, query_name: str, example: Tensor) -> tuple[
 
 
 def _export(module: nn.Module, args: tuple[Tensor, ...], inputs: list[str], output: str, dims: list[dict[int, Any]]) -> bytes:
+    # It says at every export that torchvision, which nothing here uses, is not installed.
+    logging.getLogger("torch.onnx._internal.exporter._registration").disabled = True
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)  # torch 2.13 warns about its own export code
         program = torch.onnx.export(
