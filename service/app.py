@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
+from fastapi_offline import FastAPIOffline
 
 from espalier.search import open_engine
 from service import errors
@@ -23,7 +24,15 @@ _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fa
 
 def create_app(settings: Settings, open_engine: OpenEngine = open_engine) -> FastAPI:
     """The service over a models folder. Raises BundleNotFound when the folder holds no model."""
-    app = FastAPI(title="Espalier", version="0.1.0", description=DESCRIPTION, lifespan=lifespan, redoc_url=None, telemetry=_NO_TELEMETRY)
+    app = FastAPIOffline(  # /docs without a CDN, for machines that cannot reach one
+        docs_url="/docs",
+        redoc_url=None,
+        title="Espalier",
+        version="0.1.0",
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        telemetry=_NO_TELEMETRY,
+    )
     metrics = Metrics()
     app.state.service = Service(settings, metrics, Registry(settings, metrics, open_engine))
     app.add_middleware(Edge, max_body_bytes=settings.max_body_bytes, metrics=metrics)

@@ -121,16 +121,17 @@ def plot_frontier(rows: Sequence[dict[str, Any]], title: str, file: Path) -> Non
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    largest = max(row["m"] for row in rows)
+    for row in rows:
+        if row["m"] == largest:  # the other lines have their points at the same places
+            at = (row["ms_per_query"], row["recall"])
+            axes.annotate(f"{row['beam_size']}", at, textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
     for m in sorted({row["m"] for row in rows}):
         line = sorted((row for row in rows if row["m"] == m), key=lambda row: row["beam_size"])
         axes.plot([row["ms_per_query"] for row in line], [row["recall"] for row in line], marker="o", label=f"recall@{m}")
-        for row in line:
-            axes.annotate(
-                f"{row['beam_size']}", (row["ms_per_query"], row["recall"]), textcoords="offset points", xytext=(4, -11), fontsize=8
-            )
-    axes.set(xlabel="ms per query (points: beam size)", ylabel="recall", title=title)
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
+    axes.set(xlabel="ms per query (numbers: beam size)", ylabel="recall", title=title)
+    axes.set_ylim(0, 1.1 * max(row["recall"] for row in rows))
+    axes.set_xlim(0, 1.05 * max(row["ms_per_query"] for row in rows))
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(file, dpi=150)
