@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from benchmarks.synthetic import synthetic_bundle
 from espalier.bundle import Bundle
 from espalier.eligibility import excluded_nodes
-from espalier.engines.compose import load_graph
+from espalier.engines.graphs import load_graph
 from espalier.engines.onnx_graph import OnnxEngine
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams

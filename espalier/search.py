@@ -146,6 +146,31 @@ def open_engine(bundle: Bundle, device: Device = "auto", engine: str | None = No
     return opened
 
 
+def finish(
+    ranking: Ranking,
+    m_B: NDArray[np.int64],
+    eligible_B: NDArray[np.int64],
+    item_rows_BM: NDArray[np.int64],
+    ranks_BM: NDArray[np.float32],
+    trace: tuple[LevelTrace, ...] | None,
+) -> SearchResult:
+    """The result of a search from its best leaves: places past a query's m, or of rank −inf, hold no item.
+
+    eligible_B  int64[B]: how many items each query could have got
+    """
+    found_BM = (ranks_BM > -np.inf) & (np.arange(ranks_BM.shape[1]) < m_B[:, None])
+    ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
+    count_B = found_BM.sum(1)
+    return SearchResult(
+        item_rows_BM=np.where(found_BM, item_rows_BM, NO_ITEM),
+        scores_BM=scores_of_ranks(ranking, ranks_BM),
+        ranks_BM=ranks_BM,
+        count_B=count_B,
+        complete_B=count_B >= np.minimum(m_B, eligible_B),
+        trace=trace,
+    )
+
+
 def scores_of_ranks(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float32]:
     """float32, same shape, in [0, 1]: the activation (γ = 0), the exponential (`path`) or the calibration of a rank; 0 for −inf."""
     wide = ranks.astype(np.float64)

@@ -19,7 +19,8 @@ from onnx import helper, numpy_helper
 import espalier.bundle as bundle_module
 import espalier.items as items_module
 from espalier.bundle import PARTS, Bundle, BundleContent, find_versions, is_model_name, write_bundle
-from espalier.engines.compose import Plan, compose, load_graph
+from espalier.engines.compose import Plan, compose
+from espalier.engines.graphs import load_graph
 from espalier.engines.onnx_graph import OnnxEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import (

@@ -24,20 +24,14 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 from numpy.typing import ArrayLike
-from onnx import helper, inliner, numpy_helper
+from onnx import helper, numpy_helper
 
+from espalier.engines.graphs import fuse_state, load_graph, opset_of
 from espalier.errors import BundleCorrupt
 from espalier.manifest import Ranking
 from espalier.queries import HistoryKind, VectorKind
 from espalier.tree import Tree
 
-FORBIDDEN_OPS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-MIN_OPSET, MAX_OPSET = 18, 23
-CONTRACT: dict[str, tuple[set[str], ...]] = {
-    "query.onnx": ({"history_nodes", "node_rows"}, {"vector", "node_rows"}, {"vector"}),
-    "scorer.onnx": ({"query_state", "node_rows"},),
-}
-"""The inputs that each graph may have."""
 MINUS_INF = np.float32(-np.inf)
 
 
@@ -65,9 +59,9 @@ def compose(
 ) -> bytes:
     """The composed model's bytes. Raises BundleCorrupt when a graph is not one that can be composed."""
     query, scorer = load_graph("query.onnx", query_onnx), load_graph("scorer.onnx", scorer_onnx)
-    opset = _opset(query)
-    if _opset(scorer) != opset:
-        raise BundleCorrupt(f"query.onnx has opset {opset}, scorer.onnx {_opset(scorer)}; expected the same")
+    opset = opset_of(query)
+    if opset_of(scorer) != opset:
+        raise BundleCorrupt(f"query.onnx has opset {opset}, scorer.onnx {opset_of(scorer)}; expected the same")
     return _Composer(query, scorer, tree, ranking, kind, state_levels, plan).model(opset)
 
 
@@ -369,99 +363,3 @@ class _Composer:
     def fresh(self, prefix: str) -> str:
         self.names += 1
         return f"{prefix}#{self.names}"
-
-
-def load_graph(name: str, data: bytes) -> onnx.ModelProto:
-    """A bundle's graph, checked, without local functions and slow operators. Raises BundleCorrupt when it cannot be composed."""
-    try:
-        model = inliner.inline_local_functions(onnx.load_from_string(data))
-        onnx.checker.check_model(model)
-    except Exception as error:  # protobuf and the checker raise many kinds, none of them ours
-        raise BundleCorrupt(
-            f"{name}: not a valid ONNX model ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-        ) from error
-    foreign = sorted({node.domain for node in model.graph.node} - {"", "ai.onnx"})
-    control = sorted({node.op_type for node in model.graph.node} & FORBIDDEN_OPS)
-    external = [tensor.name for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
-    inputs, outputs = {entry.name for entry in model.graph.input}, [entry.name for entry in model.graph.output]
-    if len(outputs) != 1 or not any(inputs == names for names in CONTRACT[name]):
-        known = " or ".join(str(sorted(names)) for names in CONTRACT[name])
-        raise BundleCorrupt(f"{name}: inputs {sorted(inputs)} and {len(outputs)} outputs, expected inputs {known} and one output")
-    if model.graph.sparse_initializer:
-        raise BundleCorrupt(f"{name}: sparse initializers are not accepted")
-    if foreign or control or external:
-        raise BundleCorrupt(f"{name}: custom operators {foreign}, control flow {control} or external data {external} are not accepted")
-    rewrite_prelu(model)
-    return model
-
-
-def rewrite_prelu(model: onnx.ModelProto) -> None:
-    """PRelu's CPU kernel is slow: one shared slope becomes LeakyRelu, slopes of at most 1 become Max(x, slope · x); both are exact."""
-    slopes = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    nodes = list(model.graph.node)
-    del model.graph.node[:]
-    for node in nodes:
-        slope = slopes.get(node.input[1]) if node.op_type == "PRelu" else None
-        if slope is not None and np.all(slope == slope.flat[0]):
-            node = helper.make_node("LeakyRelu", [node.input[0]], list(node.output), node.name, alpha=float(slope.flat[0]))
-        elif slope is not None and np.all(slope <= 1):
-            scaled = f"{node.output[0]}/scaled"
-            model.graph.node.append(helper.make_node("Mul", list(node.input), [scaled]))
-            node = helper.make_node("Max", [node.input[0], scaled], list(node.output), node.name)
-        model.graph.node.append(node)
-
-
-def fuse_state(model: onnx.ModelProto) -> None:
-    """For one query: node_rows · W + state, then LeakyRelu or Relu, as one Gemm with the state as its bias. Exact.
-
-    Looks for MatMul(node_rows, W) → Add(Unsqueeze(query_state, 1)) → activation, the first layer of an MLP head; leaves other graphs as
-    they are.
-    """
-    graph = model.graph
-    maker = {name: node for node in graph.node for name in node.output}
-    users: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            users.setdefault(name, []).append(node)
-    weights = {tensor.name: tensor for tensor in graph.initializer}
-    for add in graph.node:
-        if add.op_type != "Add" or any(name not in maker for name in add.input):
-            continue
-        product, state = (maker[name] for name in add.input)
-        if product.op_type != "MatMul":
-            product, state = state, product
-        activation = users.get(add.output[0], [])
-        if (
-            product.op_type == "MatMul"
-            and product.input[0] == "node_rows"
-            and product.input[1] in weights
-            and len(weights[product.input[1]].dims) == 2
-            and state.op_type == "Unsqueeze"
-            and state.input[0] == "query_state"
-            and len(users[product.output[0]]) == 1
-            and len(activation) == 1
-            and activation[0].op_type in ("LeakyRelu", "Relu")
-        ):
-            last = activation[0]
-            axis = numpy_helper.from_array(np.array([0]), "fuse_state/axis")
-            graph.initializer.append(axis)
-            rows, sums, active = (f"fuse_state/{part}" for part in ("rows", "sums", "active"))
-            attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in last.attribute}
-            fused = [
-                helper.make_node("Squeeze", ["node_rows", axis.name], [rows]),
-                helper.make_node("Gemm", [rows, product.input[1], "query_state"], [sums]),
-                helper.make_node(last.op_type, [sums], [active], **attributes),
-                helper.make_node("Unsqueeze", [active, axis.name], list(last.output)),
-            ]
-            nodes = [node for node in graph.node if node not in (product, add, last)]
-            at = 1 + max((i for i, node in enumerate(nodes) if node is state), default=-1)
-            del graph.node[:]
-            graph.node.extend([*nodes[:at], *fused, *nodes[at:]])
-            return
-
-
-def _opset(model: onnx.ModelProto) -> int:
-    version = next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
-    if not MIN_OPSET <= version <= MAX_OPSET:
-        raise BundleCorrupt(f"ONNX opset {version}, expected {MIN_OPSET} to {MAX_OPSET}")
-    return version

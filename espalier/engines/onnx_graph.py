@@ -23,7 +23,7 @@ from espalier.eligibility import NO_NODE, ExcludedNodes, excluded_nodes
 from espalier.engines.compose import Plan, compose
 from espalier.errors import DeviceUnavailable
 from espalier.queries import QueryBatch, blank_queries
-from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult, scores_of_ranks
+from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult, finish
 from espalier.tree import EMPTY_LEAF
 
 Array = NDArray[Any]
@@ -119,19 +119,10 @@ class OnnxEngine:
             width = min(rows.shape[1], shape[1])
             rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
             parts.append((members, levels))
-        found_BM = (ranks_BM > -np.inf) & (np.arange(ranks_BM.shape[1]) < params.m_B[:, None])
-        rows_BM = np.where(found_BM, rows_BM, NO_ITEM)
-        ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
-        count_B = found_BM.sum(1)
-        eligible_B = tree.item_count - (excluded.count_B if excluded is not None else 0)
-        return SearchResult(
-            item_rows_BM=rows_BM,
-            scores_BM=scores_of_ranks(self.bundle.manifest.ranking, ranks_BM),
-            ranks_BM=ranks_BM,
-            count_B=count_B,
-            complete_B=count_B >= np.minimum(params.m_B, eligible_B),
-            trace=_merge(parts, len(queries)) if params.trace else None,
-        )
+        eligible_B = np.full(len(queries), tree.item_count, np.int64)
+        eligible_B -= excluded.count_B if excluded is not None else 0
+        trace = _merge(parts, len(queries)) if params.trace else None
+        return finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, trace)
 
     def _run(
         self, queries: QueryBatch, params: SearchParams, excluded: ExcludedNodes | None, bucket: int

@@ -20,7 +20,7 @@ from espalier.bundle import Bundle
 from espalier.eligibility import excluded_nodes
 from espalier.manifest import Ranking
 from espalier.queries import HistoryKind, QueryBatch
-from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult, scores_of_ranks
+from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult, finish
 from espalier.tree import Tree
 
 
@@ -56,26 +56,17 @@ class ReferenceEngine:
         width = int(params.m_B.max(initial=0))
         rows_BM = np.full((len(queries), width), NO_ITEM, np.int64)
         ranks_BM = np.full((len(queries), width), -np.inf, np.float32)
-        count_B = np.zeros(len(queries), np.int64)
         eligible_B = np.full(len(queries), tree.item_count)
         paths: list[list[Step]] = []
         for b in range(len(queries)):
             steps = self.steps(queries, params, b)
             paths.append(steps)
             leaves, ranks = best_leaves(steps[-1], int(params.m_B[b]))
-            count_B[b] = len(leaves)
             rows_BM[b, : len(leaves)] = tree.leaf_item[leaves - tree.leaf_offset]
             ranks_BM[b, : len(leaves)] = ranks
             if params.exclude_BE is not None:
                 eligible_B[b] -= len(np.setdiff1d(params.exclude_BE[b], [NO_ITEM]))
-        return SearchResult(
-            item_rows_BM=rows_BM,
-            scores_BM=scores_of_ranks(self.bundle.manifest.ranking, ranks_BM),
-            ranks_BM=ranks_BM,
-            count_B=count_B,
-            complete_B=count_B >= np.minimum(params.m_B, eligible_B),
-            trace=_trace(paths) if params.trace else None,
-        )
+        return finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, _trace(paths) if params.trace else None)
 
     def steps(self, queries: QueryBatch, params: SearchParams, b: int, follow: Mapping[int, NDArray[np.int64]] | None = None) -> list[Step]:
         """The search of query b, level by level from 1 to H; every level is scored, also those that need no pruning.

@@ -71,9 +71,8 @@ class MlpHead(nn.Module):
         return state
 
     def forward(self, query_state: Tensor, node_rows: Tensor) -> Tensor:
-        """query_state [B, S] or [B, C, S], node_rows [B, C, D] → logits [B, C]."""
-        per_query = query_state.unsqueeze(1) if query_state.dim() == 2 else query_state
-        hidden = self.slopes[0](self.node_part(node_rows) + per_query)
+        """query_state [B, S], node_rows [B, C, D] → logits [B, C]."""
+        hidden = self.slopes[0](self.node_part(node_rows) + query_state.unsqueeze(1))
         flat = hidden.flatten(0, 1)  # two-dimensional, so that it exports to Gemm
         for layer, slope in zip(self.layers, list(self.slopes)[1:], strict=True):
             flat = slope(layer(flat))
@@ -99,7 +98,5 @@ class LinearHead(nn.Module):
         return torch.cat([part, torch.ones_like(part[..., :1])], -1)
 
     def forward(self, query_state: Tensor, node_rows: Tensor) -> Tensor:
-        """query_state [B, S] or [B, C, S], node_rows [B, C, S] → logits [B, C]."""
-        if query_state.dim() == 2:
-            return torch.bmm(node_rows, query_state.unsqueeze(-1)).squeeze(-1)
-        return (node_rows * query_state).sum(-1)
+        """query_state [B, S], node_rows [B, C, S] → logits [B, C]."""
+        return torch.bmm(node_rows, query_state.unsqueeze(-1)).squeeze(-1)

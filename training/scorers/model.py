@@ -34,13 +34,10 @@ class NodeScorer(nn.Module):
         """history_nodes [B, L, T] or vector [B, F] → query states [B, L, S] (L = 1 for vectors)."""
         return self.head.state(self.encoder(query, self.node_rows))
 
-    def logits(self, state_BLS: Tensor, nodes_BC: Tensor, level: int | Tensor) -> Tensor:
-        """Logits [B, C] of nodes on one level (int), or on the level that `level` [C] gives for each column."""
+    def logits(self, state_BLS: Tensor, nodes_BC: Tensor, level: int) -> Tensor:
+        """Logits [B, C] of nodes on one level."""
         rows_BCD = nn.functional.embedding(nodes_BC, self.node_rows)
-        if state_BLS.shape[1] == 1:
-            state = state_BLS[:, 0]
-        else:
-            state = state_BLS[:, level] if isinstance(level, int) else state_BLS.index_select(1, level)
+        state = state_BLS[:, 0 if state_BLS.shape[1] == 1 else level]
         logits: Tensor = self.head(state, rows_BCD)
         return logits
 
