@@ -157,7 +157,8 @@ def _restore(file: Path, config: TrainingConfig, prepared: Prepared, model: Node
     except Exception as error:  # a damaged file raises almost anything
         raise InvalidConfig("--resume", str(file), f"a readable checkpoint ({type(error).__name__}); delete it to start anew") from error
     if state["config"] != config.model_dump_json() or state["log"] != prepared.interactions.fingerprint:
-        raise InvalidConfig("--resume", str(file), "a checkpoint of the same configuration and log; delete it or leave out --resume to start anew")
+        expected = "a checkpoint of the same configuration and log; delete it or leave out --resume to start anew"
+        raise InvalidConfig("--resume", str(file), expected)
     model.load_state_dict(state["model"])
     optimiser.load_state_dict(state["optimiser"])
     log.info("resumed at step %d", state["step"])
