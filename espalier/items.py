@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -101,9 +102,9 @@ class ItemTable:
         """The ids at item rows."""
         return self.values("id", rows)
 
-    def values(self, field: str, rows: NDArray[np.int64]) -> list:  # type: ignore[type-arg]  # strings, numbers or lists, as the column has them
-        """One column's Python values at item rows (int64)."""
-        values: list = self._table.column(field).take(pa.array(rows)).to_pylist()  # type: ignore[type-arg]
+    def values(self, field: str, rows: NDArray[np.int64]) -> list[Any]:
+        """One column's Python values (strings, numbers or lists, as the column has them) at item rows (int64)."""
+        values: list[Any] = self._table.column(field).take(pa.array(rows)).to_pylist()
         return values
 
     def column(self, field: str) -> pa.ChunkedArray:
@@ -119,8 +120,8 @@ def _hash(item_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(item_id.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
-def _one_array(table: pa.Table, name: str) -> NDArray:  # type: ignore[type-arg]
+def _one_array(table: pa.Table, name: str) -> NDArray[Any]:
     column = table.column(name)
     chunk = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    array: NDArray = np.asarray(chunk)  # type: ignore[type-arg]
+    array: NDArray[Any] = np.asarray(chunk)
     return array

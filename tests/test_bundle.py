@@ -595,7 +595,7 @@ def test_a_graph_with_more_than_plain_operators_is_refused(original: Bundle, cha
     manifest = original.manifest
     scorer = model_with(original, change)
     with pytest.raises(BundleCorrupt, match=r"scorer\.onnx: "):
-        compose(original.graph("query.onnx"), scorer, original.tree, manifest.ranking, manifest.query, manifest.scorer.state_levels, plan)
+        compose(original.graph("query.onnx"), scorer, original.tree, manifest.ranking, manifest.query, manifest.scorer, plan)
 
 
 def rename_input(model: onnx.ModelProto) -> None:
@@ -617,9 +617,7 @@ def newer_opset(model: onnx.ModelProto) -> None:
 
 def compose_with(bundle: Bundle, scorer: bytes) -> bytes:
     manifest = bundle.manifest
-    return compose(
-        bundle.graph("query.onnx"), scorer, bundle.tree, manifest.ranking, manifest.query, manifest.scorer.state_levels, Plan(1, 1)
-    )
+    return compose(bundle.graph("query.onnx"), scorer, bundle.tree, manifest.ranking, manifest.query, manifest.scorer, Plan(1, 1))
 
 
 @pytest.mark.parametrize(("change", "message"), [(old_opset, "opset 17, expected 18 to 23"), (newer_opset, "opset 20, scorer.onnx 21")])

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
+from espalier.engines.compose import Plan, compose
 from espalier.engines.onnx_graph import Grid, OnnxEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.queries import QueryBatch
@@ -137,3 +140,24 @@ def test_prelu_is_rewritten_exactly(tmp_path: Path, slope: NDArray[Any]) -> None
     queries, params = random_queries(rng, bundle, 3), SearchParams.uniform(3, 4, 6)
     expected, got = ReferenceEngine(bundle).search(queries, params), OnnxEngine(bundle, "cpu").search(queries, params)
     assert_array_equal(got.ranks_BM, expected.ranks_BM)
+
+
+@pytest.mark.parametrize("kind", ["history", "vector"])
+@pytest.mark.parametrize("gamma", [0.0, 0.5])
+def test_a_fixed_plan_has_no_shape_left_to_compute(tmp_path: Path, kind: Literal["history", "vector"], gamma: float) -> None:
+    """What a CUDA graph needs: known outputs, and neither shape arithmetic nor operators whose output size depends on data."""
+    rng = np.random.default_rng(3)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 6, 3, empty_share=0.2), kind, gamma)
+    manifest = bundle.manifest
+    plan = Plan(4, 7, excluded="leaves and inner", wanted=64)
+    graphs = (bundle.graph("query.onnx"), bundle.graph("scorer.onnx"))
+    model = compose(*graphs, bundle.tree, manifest.ranking, manifest.query, manifest.scorer, plan)
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.log_severity_level = 3
+    for name, size in {"B": 4, "excluded_leaves_X": 16, "excluded_inner_X": 16}.items():
+        options.add_free_dimension_override_by_name(name, size)
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    assert all(isinstance(dim, int) for entry in session.get_outputs() for dim in entry.shape)
+    operators = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
+    assert not operators & {"Shape", "Range", "NonZero", "ConstantOfShape", "If", "Loop"}

@@ -28,7 +28,7 @@ from onnx import helper, numpy_helper
 
 from espalier.engines.graphs import fuse_state, load_graph, opset_of
 from espalier.errors import BundleCorrupt
-from espalier.manifest import Ranking
+from espalier.manifest import Ranking, ScorerInfo
 from espalier.queries import HistoryKind, VectorKind
 from espalier.tree import Tree
 
@@ -43,7 +43,8 @@ class Plan:
     single                one query a call (B = 1), which saves work; otherwise any number, of different beams
     excluded              which nodes queries may exclude
     trace                 whether each level's beam is an output
-    wanted                m as a constant, with the beam fixed to beam_high: all shapes but B and X known (for CUDA graphs)
+    wanted                m as a constant, with the beam fixed to beam_high: all shapes but B and X are known, the outputs' too (for
+                          CUDA graphs)
     """
 
     beam_low: int
@@ -55,14 +56,14 @@ class Plan:
 
 
 def compose(
-    query_onnx: bytes, scorer_onnx: bytes, tree: Tree, ranking: Ranking, kind: HistoryKind | VectorKind, state_levels: int, plan: Plan
+    query_onnx: bytes, scorer_onnx: bytes, tree: Tree, ranking: Ranking, kind: HistoryKind | VectorKind, info: ScorerInfo, plan: Plan
 ) -> bytes:
     """The composed model's bytes. Raises BundleCorrupt when a graph is not one that can be composed."""
     query, scorer = load_graph("query.onnx", query_onnx), load_graph("scorer.onnx", scorer_onnx)
     opset = opset_of(query)
     if opset_of(scorer) != opset:
         raise BundleCorrupt(f"query.onnx has opset {opset}, scorer.onnx {opset_of(scorer)}; expected the same")
-    return _Composer(query, scorer, tree, ranking, kind, state_levels, plan).model(opset)
+    return _Composer(query, scorer, tree, ranking, kind, info, plan).model(opset)
 
 
 class _Composer:
@@ -73,13 +74,13 @@ class _Composer:
         tree: Tree,
         ranking: Ranking,
         kind: HistoryKind | VectorKind,
-        state_levels: int,
+        info: ScorerInfo,
         plan: Plan,
     ) -> None:
         self.query, self.scorer, self.tree, self.ranking, self.kind, self.plan = query, scorer, tree, ranking, kind, plan
         if plan.single:
             fuse_state(scorer)
-        self.state_levels = state_levels
+        self.info = info
         self.nodes: list[onnx.NodeProto] = []
         self.inputs: dict[str, onnx.ValueInfoProto] = {}
         self.outputs: list[onnx.ValueInfoProto] = []
@@ -122,7 +123,7 @@ class _Composer:
         feeds["node_rows"] = self.node_rows()
         state = self.inline(self.query, feeds, "query")
         numbers = range(self.first, self.tree.height + 1)
-        if self.state_levels == 1:
+        if self.info.state_levels == 1:
             shared = self.op("Squeeze", state, self.const([1]))
             return dict.fromkeys(numbers, shared)
         if len(numbers) == 1:
@@ -162,10 +163,11 @@ class _Composer:
             marked = self.op("ScatterElements", self.bytes_of(0, width), order, self.bytes_of(1, size), axis=1)
             order = self.op("Slice", self.op("NonZero", marked), self.const([1]), self.const([2]), self.const([0]))
         else:
-            if self.plan.wanted is None:
+            fixed = self.value(size)
+            if fixed is None:
                 slots = self.op("Range", self.const(0), self.op("Squeeze", size), self.const(1))
             else:
-                slots = self.const(np.arange(self.static_width(level)))
+                slots = self.const(np.arange(fixed))
             beam_size = self.op("Unsqueeze", self.input("beam_size", np.int64, ["B"]), self.const([1]))
             order = self.op("Where", self.op("GreaterOrEqual", slots, beam_size), width, order)
             order, _ = self.ops("TopK", 2, order, size, axis=1, largest=0, sorted=1)
@@ -217,11 +219,13 @@ class _Composer:
         """The best m leaves, best first, as item rows."""
         self.traced(self.tree.height, nodes, ranks)
         wanted = self.input("wanted", np.int64, [1]) if self.plan.wanted is None else self.const([self.plan.wanted])
-        best, order = self.ops("TopK", 2, ranks, self.at_most(wanted, width), axis=1, largest=1, sorted=1)
+        size = self.at_most(wanted, width)
+        best, order = self.ops("TopK", 2, ranks, size, axis=1, largest=1, sorted=1)
         leaves = self.op("Sub", self.op("GatherElements", nodes, order, axis=1), self.const(self.tree.leaf_offset))
         items = self.op("Gather", self.table("leaf_item", np.int64, self.tree.leaf_count), leaves)
-        self.output(items, "item_rows", np.int64, ["B", "M"])
-        self.output(best, "ranks", np.float32, ["B", "M"])
+        results = self.value(size) or "M"
+        self.output(items, "item_rows", np.int64, ["B", results])
+        self.output(best, "ranks", np.float32, ["B", results])
 
     # -- parts of a level ---------------------------------------------------------------------------------------------
 
@@ -278,6 +282,9 @@ class _Composer:
         """int64[1]: width · most, one name for one product."""
         if most == 1:
             return width
+        fixed = self.value(width)
+        if fixed is not None:
+            return self.const([fixed * most])
         if (width, most) not in self.products:
             self.products[width, most] = self.op("Mul", width, self.const([most]))
         product = self.products[width, most]
@@ -292,13 +299,6 @@ class _Composer:
             fill = helper.make_tensor("fill", onnx.TensorProto.UINT8, [1], [value])
             self.filled[value, width] = self.op("ConstantOfShape", shape, value=fill)
         return self.filled[value, width]
-
-    def static_width(self, level: int) -> int:
-        """Slots of the beam on a level of a static plan."""
-        width = self.tree.level_size(self.start)
-        for h in range(self.start, level):
-            width = min(width, self.plan.beam_high) * self.tree.max_children[h]
-        return min(width, self.plan.beam_high)
 
     # -- graph building -----------------------------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class _Composer:
         return None if tensor is None else int(numpy_helper.to_array(tensor).flat[0])
 
     def node_rows(self) -> str:
-        return self.input("node_rows", np.float32, [self.tree.node_count, "D"])
+        return self.input("node_rows", np.float32, [self.tree.node_count, self.info.node_dim])
 
     def table(self, name: str, dtype: type[np.generic], length: int) -> str:
         return self.input(name, dtype, [length])

@@ -188,7 +188,7 @@ class OnnxEngine:
     def _new_session(self, plan: Plan, fixed: dict[str, int] | None = None) -> ort.InferenceSession:
         """A session; with fixed dimensions, so that shape arithmetic folds away and a CUDA graph can be captured."""
         manifest = self.bundle.manifest
-        model = compose(*self._graphs, self.bundle.tree, manifest.ranking, manifest.query, manifest.scorer.state_levels, plan)
+        model = compose(*self._graphs, self.bundle.tree, manifest.ranking, manifest.query, manifest.scorer, plan)
         options = ort.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
@@ -226,16 +226,12 @@ class _FixedRun:
                 self._host[entry.name] = np.full(entry.shape, filler, dtype)
                 self._device[entry.name] = ort.OrtValue.ortvalue_from_numpy(self._host[entry.name], device, 0)
                 binding.bind_ortvalue_input(entry.name, self._device[entry.name])
-        session.run_with_iobinding(self._with_outputs("cpu"))  # once, to learn the output shapes
+        # Before the first run, which captures the CUDA graph and with it the addresses of these buffers.
         self._outputs: dict[str, ort.OrtValue] = {}
-        for entry, array in zip(session.get_outputs(), binding.copy_outputs_to_cpu(), strict=True):
-            self._outputs[entry.name] = ort.OrtValue.ortvalue_from_numpy(array, device, 0)
+        for entry in session.get_outputs():
+            blank = np.zeros(entry.shape, np.float32 if entry.type == "tensor(float)" else np.int64)
+            self._outputs[entry.name] = ort.OrtValue.ortvalue_from_numpy(blank, device, 0)
             binding.bind_ortvalue_output(entry.name, self._outputs[entry.name])
-
-    def _with_outputs(self, device: str) -> ort.IOBinding:
-        for entry in self._session.get_outputs():
-            self._binding.bind_output(entry.name, device)
-        return self._binding
 
     def run(self, feeds: dict[str, Array], batch: int) -> tuple[Array, Array]:
         with self._lock:
