@@ -9,19 +9,9 @@ for 50 items; the bare route validates the same request with pydantic and answer
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
-import platform
-import re
-import selectors
-import socket
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +23,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from benchmarks.http_load import closed_loop, hardware, percentiles_ms, request_bytes, serving
 from espalier.bundle import Bundle, BundleContent, write_bundle
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
@@ -45,6 +36,7 @@ from service.schemas import RetrieveRequest
 from service.settings import Settings
 
 ITEMS, HISTORY, M = 1024, 20, 50
+CASES = ("bare route", "service")
 CONCURRENCY = (1, 16)
 
 
@@ -67,103 +59,66 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service_overhead", description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="write the measurements here")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement (default 4)")
-    parser.add_argument("--serve", choices=("service", "bare route"), help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each case, in turn; the medians count (default 3)")
+    parser.add_argument("--serve", choices=CASES, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve(options.serve)
+        serve(options.serve, options.port)
         return
-    cores = sorted(os.sched_getaffinity(0))
-    rows: list[dict[str, Any]] = []
-    for case in ("bare route", "service"):
-        with running(case, cores[0]) as port:
-            os.sched_setaffinity(0, {cores[-1]})
-            measure(port, 1, 0.5)  # warm
-            rows += [{"case": case} | measure(port, concurrency, options.seconds) for concurrency in CONCURRENCY]
-            os.sched_setaffinity(0, cores)
+    cells = [(case, concurrency) for case in CASES for concurrency in CONCURRENCY]
+    rounds = [[measure(*cell, options.seconds) for cell in cells] for _ in range(options.rounds)]
+    rows = [median(list(found)) for found in zip(*rounds, strict=True)]
     print(f"{'case':<12}{'concurrency':>12}{'p50 ms':>10}{'p99 ms':>10}{'requests/s':>12}{'engine p50 ms':>15}")
     for row in rows:
         engine = "" if row["engine_p50_ms"] is None else f"{row['engine_p50_ms']:.3f}"
         print(
             f"{row['case']:<12}{row['concurrency']:>12}{row['p50_ms']:>10.3f}{row['p99_ms']:>10.3f}{row['requests_per_s']:>12.0f}{engine:>15}"
         )
+    bare, service = (row for row in rows if row["concurrency"] == CONCURRENCY[-1])
+    alone = rows[len(CONCURRENCY)]
+    summary = {
+        "overhead_p50_ms": alone["p50_ms"] - alone["engine_p50_ms"],
+        "share_of_bare_route": service["requests_per_s"] / bare["requests_per_s"],
+    }
+    print(f"p50 less the engine {summary['overhead_p50_ms']:.3f} ms, {summary['share_of_bare_route']:.0%} of the bare route's requests/s")
     if options.json:
-        report = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "rows": rows}
+        report = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "rows": rows, **summary}
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def measure(port: int, concurrency: int, seconds: float) -> dict[str, Any]:
-    """Closed loop over `concurrency` connections: each sends its next request when it has its answer."""
-    request = _request()
-    selector = selectors.DefaultSelector()
-    buffers: dict[socket.socket, bytearray] = {}
-    sent: dict[socket.socket, float] = {}
-    for _ in range(concurrency):
-        connection = socket.create_connection(("127.0.0.1", port))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        selector.register(connection, selectors.EVENT_READ)
-        buffers[connection] = bytearray()
-    latencies, engine_ms = [], []
-    began = time.perf_counter()
-    for connection in buffers:
-        sent[connection] = time.perf_counter()
-        connection.sendall(request)
-    while time.perf_counter() - began < seconds:
-        for key, _ in selector.select(timeout=5):
-            connection = key.fileobj  # type: ignore[assignment]  # only sockets are registered
-            buffer = buffers[connection]
-            buffer += connection.recv(65536)
-            body = _body(buffer)
-            if body is None:
-                continue
-            latencies.append(time.perf_counter() - sent[connection])
-            if len(latencies) % 16 == 0:
-                engine_ms.append(orjson.loads(body)["timing"]["search_ms"])
-            buffer.clear()
-            sent[connection] = time.perf_counter()
-            connection.sendall(request)
-    elapsed = time.perf_counter() - began
-    for connection in buffers:
-        connection.close()
-    engine = [value for value in engine_ms if value is not None]
+def measure(case: str, concurrency: int, seconds: float) -> dict[str, Any]:
+    """One server on one core, its clients on another."""
+    cores = sorted(os.sched_getaffinity(0))
+    with serving(["benchmarks.service_overhead", "--serve", case], {}, core=cores[0]) as port:
+        os.sched_setaffinity(0, {cores[-1]})
+        closed_loop(port, [_request()], 1, 0.5)  # warm
+        answered = closed_loop(port, [_request()], concurrency, seconds)
+        os.sched_setaffinity(0, cores)
+    wrong = [answer for answer in answered if answer.status != 200]
+    if wrong:
+        raise RuntimeError(f"{case}: {wrong[0].status} {wrong[0].body.decode(errors='replace')}")
+    engine = [orjson.loads(answer.body)["timing"]["search_ms"] for answer in answered[::16]]
+    p50_ms, p99_ms = percentiles_ms(answered)
     return {
+        "case": case,
         "concurrency": concurrency,
-        "p50_ms": float(np.percentile(latencies, 50)) * 1e3,
-        "p99_ms": float(np.percentile(latencies, 99)) * 1e3,
-        "requests_per_s": len(latencies) / elapsed,
-        "engine_p50_ms": float(np.percentile(engine, 50)) if engine else None,
+        "p50_ms": p50_ms,
+        "p99_ms": p99_ms,
+        "requests_per_s": len(answered) / seconds,
+        "engine_p50_ms": None if None in engine else float(np.percentile(engine, 50)),
     }
 
 
-@contextmanager
-def running(case: str, core: int) -> Iterator[int]:
-    """A server process on one core; gives its port."""
-    command = [sys.executable, "-m", "benchmarks.service_overhead", "--serve", case]
-    os.sched_setaffinity(0, {core})  # the child inherits it
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            line = process.stdout.readline() if process.stdout else ""
-            if not line.strip().isdecimal():
-                raise RuntimeError(f"the server of {case!r} did not start")
-            port = int(line)
-            while _status(port, "/readyz") != 200:
-                time.sleep(0.05)
-            yield port
-        finally:
-            process.terminate()
+def median(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The medians of several measurements of one case."""
+    numbers = {key: float(np.median([row[key] for row in rows])) for key, value in rows[0].items() if isinstance(value, float)}
+    return rows[0] | numbers
 
 
-def _status(port: int, path: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status
-    finally:
-        connection.close()
-
-
-def serve(case: str) -> None:
-    """Run one of the two servers, after printing its port."""
-    listening = listen("127.0.0.1", 0)
+def serve(case: str, port: int) -> None:
+    """Run one of the two servers."""
+    listening = listen("127.0.0.1", port)
     with tempfile.TemporaryDirectory() as folder:
         if case == "service":
             _write_model(Path(folder))
@@ -181,7 +136,6 @@ def serve(case: str) -> None:
                 return Response()
 
         config = uvicorn.Config(app, log_config=None, access_log=False)
-        print(listening.getsockname()[1], flush=True)
         uvicorn.Server(config).run(sockets=[listening])
 
 
@@ -223,30 +177,7 @@ def _constant_answer() -> dict[str, Any]:
 
 def _request() -> bytes:
     history = [f"item-{i}" for i in np.random.default_rng(0).integers(ITEMS, size=HISTORY)]
-    body = orjson.dumps({"queries": [{"history": history}], "m": M})
-    head = f"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
-
-
-def _body(answer: bytearray) -> bytearray | None:
-    """The body of a complete answer, None while some is missing. Raises RuntimeError on another status than 200."""
-    end = answer.find(b"\r\n\r\n")
-    length = _LENGTH.search(answer, 0, end) if end >= 0 else None
-    if length is None or len(answer) < end + 4 + int(length[1]):
-        return None
-    if not answer.startswith(b"HTTP/1.1 200"):
-        raise RuntimeError(bytes(answer).decode(errors="replace"))
-    return answer[end + 4 :]
-
-
-def hardware() -> str:
-    """The processor's name and how many cores this process may use."""
-    cpuinfo = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.is_file() else []
-    return f"{names[0] if names else platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    return request_bytes("/retrieve", {"queries": [{"history": history}], "m": M})
 
 
 if __name__ == "__main__":

@@ -1,31 +1,67 @@
 """Which nodes a query may visit: those with an eligible item below them.
 
-Turns the item rows that a query excludes into nodes: the excluded leaves, and the inner nodes whose every item is excluded. Masking
-those inside the search (instead of dropping items afterwards) is what makes min(m, eligible) results come back.
+Turns eligible items into a mask over the nodes, and the item rows that a query excludes into nodes: the excluded leaves, and the inner
+nodes below which nothing eligible is left. Masking those inside the search (instead of dropping items afterwards) is what makes
+min(m, eligible) results come back. Knows no filters: see `filters.py`.
 
-Legend: B queries, E excluded items, X excluded nodes, N nodes.
+Legend: B queries, E excluded items, X excluded nodes, N nodes, I items, C children.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.search import NO_ITEM
+from espalier.errors import InvalidQuery
+from espalier.search import NO_ITEM, NodeMask
 from espalier.tree import Tree
 
 NO_NODE = -1
 
 
+def node_mask(tree: Tree, eligible_I: NDArray[np.bool_]) -> NodeMask:
+    """The nodes above eligible items (bool[I], by item row).
+
+    O(N); where few items are eligible, O(those · H) after one pass over `eligible_I`. Raises InvalidQuery on another shape or dtype.
+    """
+    if eligible_I.shape != (tree.item_count,) or eligible_I.dtype != np.bool_:
+        raise InvalidQuery("eligible_I", f"{eligible_I.dtype}{list(eligible_I.shape)}", f"bool[{tree.item_count}], one per item")
+    items = int(np.count_nonzero(eligible_I))
+    open_N = np.zeros(tree.node_count, np.bool_)
+    if 4 * items * tree.height < tree.node_count:
+        nodes = tree.leaf_of_item[eligible_I]
+        for _ in range(tree.height + 1):
+            open_N[nodes] = True
+            nodes = tree.parent[nodes]
+        return NodeMask(open_N, items)
+    open_N[tree.leaf_offset :] = np.append(eligible_I, False)[tree.leaf_item]  # EMPTY_LEAF, −1, takes the False at the end
+    for h in range(tree.height - 1, -1, -1):
+        above, below = tree.level(h), tree.level(h + 1)
+        up, down = open_N[above.start : above.stop], open_N[below.start : below.stop]
+        if tree.is_uniform(h):
+            for slot in range(tree.max_children[h]):  # a reduction over a short last axis is ten times slower
+                up |= down[slot :: tree.max_children[h]]
+        else:
+            np.logical_or.reduceat(down, tree.first_child[above.start : above.stop] - below.start, out=up)
+    return NodeMask(open_N, items)
+
+
+def every_item(tree: Tree) -> NodeMask:
+    """The mask of a query without a filter: it shuts the nodes above empty leaves only."""
+    return NodeMask(tree.items_below > 0, tree.item_count)
+
+
 @dataclass(frozen=True)
 class ExcludedNodes:
-    """Nodes that each query must not visit, NO_NODE as padding.
+    """Nodes that each query must not visit, though its mask leaves them open; NO_NODE as padding.
 
     leaves_BX  int64[B, X]   excluded leaves
-    inner_BX   int64[B, X]   inner nodes whose items are all excluded (another X)
-    count_B    int64[B]      distinct excluded items
+    inner_BX   int64[B, X]   inner nodes below which every eligible item is excluded (another X)
+    count_B    int64[B]      distinct excluded items that were eligible
     """
 
     leaves_BX: NDArray[np.int64]
@@ -37,22 +73,55 @@ class ExcludedNodes:
         return ExcludedNodes(self.leaves_BX[queries], self.inner_BX[queries], self.count_B[queries])
 
 
-def excluded_nodes(tree: Tree, exclude_BE: NDArray[np.int64]) -> ExcludedNodes:
-    """The nodes that lists of item rows (int64[B, E], NO_ITEM as padding, repeats allowed) close. O(E · closed levels)."""
+def widened_beam(beam_size: int, eligible: int, items: int, most: float) -> int:
+    """The beam for a search in which a filter leaves `eligible` of `items` items.
+
+    √(items / eligible) times `beam_size`, at most `most` times, and at most `eligible`.
+
+    Inner nodes are judged by all that lies below them, so the thinner a filter cuts across the tree, the more of them must be kept to find
+    the best of what it leaves. The root makes up for that with filters from half to a thousandth of the items (benchmarks/results). A beam
+    of all eligible items prunes none, so it need not be wider.
+    """
+    if eligible == 0:
+        return 1
+    return min(round(beam_size * min(max(most, 1.0), math.sqrt(items / eligible))), eligible)
+
+
+def excluded_nodes(tree: Tree, exclude_BE: NDArray[np.int64], mask_B: Sequence[NodeMask | None] | None = None) -> ExcludedNodes:
+    """The nodes that lists of item rows (int64[B, E], NO_ITEM as padding, repeats allowed) close under the queries' masks.
+
+    An inner node is closed when as many of its children are closed as were open. O(E · closed levels).
+    """
     batch, nodes = len(exclude_BE), tree.node_count
     query, slot = np.nonzero(exclude_BE != NO_ITEM)
     key = np.unique(query * nodes + tree.leaf_of_item[exclude_BE[query, slot]])  # (query, node) pairs as one sorted number
+    if mask_B is not None:
+        key = key[_open(tree, mask_B, *np.divmod(key, nodes))]
     leaves_BX = _pad(batch, nodes, key)
-    closed: list[NDArray[np.int64]] = []
-    while len(key):  # a node is closed when as many items are excluded below it as it holds
+    closed = [np.empty(0, np.int64)]
+    while len(key):
         query, node = np.divmod(key, nodes)
-        up, first = np.unique(query * nodes + tree.parent[node], return_index=True)
-        below = np.add.reduceat(tree.items_below[node], first)
-        key = up[below == tree.items_below[up % nodes]]
-        key = key[key % nodes > 0]  # the root is never scored
+        up = query * nodes + tree.parent[node]  # sorted as `key` is, since children are contiguous
+        first = np.flatnonzero(np.append(True, up[1:] != up[:-1]))
+        up, shut = up[first], np.diff(np.append(first, len(up)))
+        query, node = np.divmod(up, nodes)
+        children_C, of_C = tree.children(node)
+        were_open = np.bincount(of_C[_open(tree, mask_B, query[of_C], children_C)], minlength=len(up))
+        key = up[(shut == were_open) & (node > 0)]  # the root is never scored
         closed.append(key)
-    inner_BX = _pad(batch, nodes, np.sort(np.concatenate(closed))) if closed else _pad(batch, nodes, np.empty(0, np.int64))
-    return ExcludedNodes(leaves_BX, inner_BX, np.count_nonzero(leaves_BX != NO_NODE, axis=1))
+    return ExcludedNodes(leaves_BX, _pad(batch, nodes, np.sort(np.concatenate(closed))), np.count_nonzero(leaves_BX != NO_NODE, axis=1))
+
+
+def _open(tree: Tree, mask_B: Sequence[NodeMask | None] | None, query: NDArray[np.int64], node: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each (query, node) pair is open before exclusions."""
+    masks = list(dict.fromkeys(mask_B or (None,)))
+    is_open: NDArray[np.bool_] = tree.items_below[node] > 0 if masks[0] is None else masks[0].open_N[node]
+    if len(masks) > 1:
+        of_mask = np.array([masks.index(mask) for mask in mask_B or ()])[query]
+        for f, mask in enumerate(masks[1:], start=1):
+            mine = of_mask == f
+            is_open[mine] = tree.items_below[node[mine]] > 0 if mask is None else mask.open_N[node[mine]]
+    return is_open
 
 
 def _pad(batch: int, nodes: int, key: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -62,12 +62,16 @@ class Ranking(_Part):
 
 
 class SearchDefaults(_Part):
-    """Defaults and limits of the search knobs; over a limit is an error, never clamped."""
+    """Defaults and limits of the search knobs; over a limit is an error, never clamped.
+
+    min_beam_size  down to which a service may shrink a beam when the deadline is near; None: never
+    """
 
     beam_size: int = Field(ge=1)
     m: int = Field(ge=1)
     max_beam_size: int = Field(ge=1)
     max_m: int = Field(ge=1)
+    min_beam_size: int | None = Field(default=None, ge=1)
 
 
 class FileInfo(_Part):

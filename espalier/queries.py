@@ -94,8 +94,11 @@ def pad_histories(kind: HistoryKind, histories: Sequence[NDArray[np.int64]]) -> 
 
 def encode_histories(kind: HistoryKind, items: ItemTable, histories: Sequence[Sequence[str]]) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
     """A batch from item ids, and each history's item rows (−1 for an id that the catalogue does not have)."""
-    flat = items.rows_of([item_id for history in histories for item_id in history])
-    rows = np.split(flat, np.cumsum([len(history) for history in histories])[:-1]) if histories else []
+    if len(histories) == 1:
+        rows = [items.rows_of(histories[0])]
+    else:
+        flat = items.rows_of([item_id for history in histories for item_id in history])
+        rows = np.split(flat, np.cumsum([len(history) for history in histories])[:-1]) if histories else []
     return pad_histories(kind, rows), rows
 
 

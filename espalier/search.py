@@ -2,7 +2,7 @@
 
 Knows the parameters of a search, its result, the Engine protocol and which engine fits a device. Does not know how a search is done.
 
-Legend: B queries, E excluded items, M results, K beam, L levels.
+Legend: B queries, E excluded items, M results, K beam, C candidates, N nodes, L levels.
 """
 
 from __future__ import annotations
@@ -25,6 +25,18 @@ NO_ITEM = -1
 """Padding in `item_rows_BM` and `exclude_BE`."""
 
 
+@dataclass(frozen=True, eq=False)
+class NodeMask:
+    """What a filter leaves of a tree; `espalier.eligibility.node_mask` makes one. Compared and hashed by identity.
+
+    open_N  bool[N]   True where an eligible item lies below the node, a leaf's own item included
+    items   how many items are eligible
+    """
+
+    open_N: NDArray[np.bool_]
+    items: int
+
+
 @dataclass(frozen=True)
 class SearchParams:
     """Per-query knobs of one `search()` call.
@@ -32,21 +44,41 @@ class SearchParams:
     beam_size_B   int64[B], ≥ 1   nodes kept on the levels 1 … H − 1
     m_B           int64[B], ≥ 1   results wanted; may exceed the beam size
     exclude_BE    int64[B, E] or None   item rows that must not come back, NO_ITEM as padding; repeats are allowed
-    trace         keep the beams of each level in the result
+    trace         keep the candidates and the beams of each level in the result
+    mask_B        None, or each query's NodeMask, None where all items are eligible; queries of one filter should share one object
     """
 
     beam_size_B: NDArray[np.int64]
     m_B: NDArray[np.int64]
     exclude_BE: NDArray[np.int64] | None = None
     trace: bool = False
+    mask_B: tuple[NodeMask | None, ...] | None = None
 
     @staticmethod
-    def uniform(batch: int, beam_size: int, m: int, exclude_BE: NDArray[np.int64] | None = None, trace: bool = False) -> SearchParams:
-        """The same beam size and m for every query."""
-        return SearchParams(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64), exclude_BE, trace)
+    def uniform(
+        batch: int,
+        beam_size: int,
+        m: int,
+        exclude_BE: NDArray[np.int64] | None = None,
+        trace: bool = False,
+        mask: NodeMask | None = None,
+    ) -> SearchParams:
+        """The same beam size, m and mask for every query."""
+        mask_B = None if mask is None else (mask,) * batch
+        return SearchParams(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64), exclude_BE, trace, mask_B)
 
-    def check(self, batch: int, items: int) -> None:
-        """Raise InvalidQuery unless the arrays fit `batch` queries over a catalogue of `items` items."""
+    def take(self, queries: NDArray[np.int64]) -> SearchParams:
+        """Those of the queries at some positions (int64)."""
+        return SearchParams(
+            self.beam_size_B[queries],
+            self.m_B[queries],
+            None if self.exclude_BE is None else self.exclude_BE[queries],
+            self.trace,
+            None if self.mask_B is None else tuple(self.mask_B[b] for b in queries.tolist()),
+        )
+
+    def check(self, batch: int, items: int, nodes: int | None = None) -> None:
+        """Raise InvalidQuery unless the arrays fit `batch` queries over `items` items and, where it is told, a tree of `nodes` nodes."""
         for name in ("beam_size_B", "m_B"):
             array = getattr(self, name)
             if array.shape != (batch,) or array.dtype != np.int64:
@@ -60,20 +92,31 @@ class SearchParams:
             if exclude.size and (exclude.min() < NO_ITEM or exclude.max() >= items):
                 bad = int(exclude.max() if exclude.max() >= items else exclude.min())
                 raise InvalidQuery("exclude_BE", bad, f"item rows from 0 to {items - 1}, or {NO_ITEM} as padding")
+        if self.mask_B is not None:
+            if len(self.mask_B) != batch:
+                raise InvalidQuery("mask_B", f"{len(self.mask_B)} masks", f"{batch}, one per query, or None")
+            for mask in {mask for mask in self.mask_B if mask is not None}:
+                open_N = mask.open_N
+                if open_N.dtype != np.bool_ or open_N.ndim != 1 or nodes not in (None, len(open_N)):
+                    raise InvalidQuery("mask_B", f"{open_N.dtype}{list(open_N.shape)}", f"bool[{'N' if nodes is None else nodes}]")
 
 
 @dataclass(frozen=True)
 class LevelTrace:
-    """What one level of a search kept, for every query of the call.
+    """What one level of a search scored and kept, for every query of the call.
 
-    level     h
-    nodes_BK  int64[B, K]     node numbers, ascending, −1 where a slot is empty
-    ranks_BK  float32[B, K]   their ranks, −inf where a slot is empty
+    level               h
+    nodes_BK            int64[B, K]     the nodes kept, ascending, −1 where a slot is empty; on level H the best m leaves
+    ranks_BK            float32[B, K]   their ranks, −inf where a slot is empty
+    candidates_BC       int64[B, C]     the nodes that were chosen from, −1 where a slot is empty or its node has no eligible item below
+    candidate_ranks_BC  float32[B, C]   their ranks, −inf in those slots
     """
 
     level: int
     nodes_BK: NDArray[np.int64]
     ranks_BK: NDArray[np.float32]
+    candidates_BC: NDArray[np.int64]
+    candidate_ranks_BC: NDArray[np.float32]
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,12 @@ class Tree:
         """True when all nodes of level h have the same number of children, so that child numbers are arithmetic."""
         return self.level_size(h) * self.max_children[h] == self.level_size(h + 1)
 
+    def children(self, nodes: Int64) -> tuple[Int64, Int64]:
+        """int64[C] and int64[C]: the children of some nodes (int64[K]), node after node, and the slot 0 … K − 1 of each one's parent."""
+        first, count = self.first_child[nodes], self.first_child[nodes + 1] - self.first_child[nodes]
+        slot = np.repeat(np.arange(len(nodes)), count)
+        return np.arange(len(slot)) - np.repeat(np.cumsum(count) - count, count) + first[slot], slot
+
     def ancestors(self, leaf: Int64) -> Int64:
         """int64[..., H+1]: the path root … leaf of leaf node numbers; negative entries (padding) give −1 on every level."""
         path = np.empty((*leaf.shape, self.height + 1), np.int64)

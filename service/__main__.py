@@ -1,20 +1,25 @@
-"""`python -m service`: one process that serves a models folder."""
+"""`python -m service`: serves a models folder, from one process or, on a CPU, several."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import math
 import socket
 import sys
 from collections.abc import Sequence
 
-import uvicorn
 from pydantic import ValidationError
 
-from espalier.errors import BundleNotFound
+from espalier.errors import BundleNotFound, DeviceUnavailable
+from service import logs
 from service.app import create_app
+from service.loading import GPU_ENGINES
+from service.monitoring import Metrics
+from service.registry import Registry
+from service.server import Server
 from service.settings import Settings
+from service.supervisor import Supervisor
+from service.tracing import TracingUnavailable
 
 log = logging.getLogger("service")
 
@@ -24,30 +29,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m service", description="Serve a models folder over HTTP.", epilog=_environment())
     parser.add_argument("--host", help="address to listen on (ESPALIER_HOST)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (ESPALIER_PORT)")
+    parser.add_argument("--workers", type=int, help="processes that serve, on a CPU (ESPALIER_WORKERS)")
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
     try:
         settings = Settings(**given)
     except ValidationError as error:
         for wrong in error.errors():
-            print(f"ESPALIER_{str(wrong['loc'][0]).upper()}: got {wrong['input']!r}: {wrong['msg']}", file=sys.stderr)
+            name = str(wrong["loc"][0])
+            value = "a key" if name.endswith("_keys") else repr(wrong["input"])  # keys are shown nowhere
+            print(f"ESPALIER_{name.upper()}: got {value}: {wrong['msg']}", file=sys.stderr)
         return 1
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(settings.log_level, settings.log_format)
     try:
+        if settings.workers > 1:
+            check_workers(settings)
+            Registry(settings, Metrics())  # says what is wrong with the models folder, before every worker does
+            return Supervisor(settings, _listen(settings)).run()
         app = create_app(settings)
-        listening = listen(settings.host, settings.port)
-    except (BundleNotFound, OSError) as error:
+        Server(app, settings).serve_on(_listen(settings))
+    except (BundleNotFound, DeviceUnavailable, TracingUnavailable, OSError) as error:
         print(f"cannot start: {error}", file=sys.stderr)
         return 1
-    host, port = listening.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    log.info("listening on %s, documentation at %s/docs", url, url)
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLevelName(settings.log_level)))
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=math.ceil(settings.drain_s))
-    try:
-        uvicorn.Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:
-        log.info("stopped")
+    log.info("stopped")
     return 0
+
+
+def check_workers(settings: Settings) -> None:
+    """Raise DeviceUnavailable where several workers would share a GPU."""
+    on_gpu = settings.device == "cuda" or settings.engine in GPU_ENGINES
+    if not on_gpu and settings.device == "auto" and settings.engine is None:
+        from espalier.engines.onnx_graph import cuda_available  # here, because onnxruntime loads slowly and one worker needs no check
+
+        on_gpu = cuda_available()
+    if on_gpu:
+        raise DeviceUnavailable(
+            f"ESPALIER_WORKERS: got {settings.workers}, expected 1: one process owns the GPU. Several would each hold every model in its "
+            "memory and take turns on it, where one puts the queries of all connections into the same engine calls. To serve from several "
+            "CPU workers, set ESPALIER_DEVICE=cpu"
+        )
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -57,6 +76,14 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it; without it answers can wait 40 ms for an ACK
+    return listening
+
+
+def _listen(settings: Settings) -> socket.socket:
+    listening = listen(settings.host, settings.port)
+    host, port = listening.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    log.info("listening on %s, documentation at %s/docs", url, url)
     return listening
 
 

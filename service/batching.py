@@ -1,7 +1,8 @@
 """Queries of concurrent requests in one engine call.
 
-While the engine is busy, requests gather; when it is free, it takes what is there, up to `max_batch` queries. One thread per model
-runs the engine, so that the event loop never waits for it. Knows query batches and results, not HTTP and not models.
+While the engine is busy, requests gather; when it is free, it takes what is there, up to `max_batch` queries. One thread per loaded
+version runs the engine, so that the event loop never waits for it. What expired, or lost its client, is dropped before it gets there.
+Knows query batches and results, not HTTP and not models.
 
 Legend: B queries, E excluded items, M results.
 """
@@ -12,157 +13,318 @@ import asyncio
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.queries import QueryBatch
 from espalier.search import NO_ITEM, Engine, SearchParams, SearchResult
-from service.errors import EngineFailed, NotReady
+from service.admission import Admission, Cost, retry_after_s
+from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 
 log = logging.getLogger(__name__)
+
+SERIAL_CALL_S = 1e-3
+"""On a CPU a call costs the sum of its queries and nobody gets an answer before its end, so that batching only saves hand-overs (tens of
+microseconds each). A call is filled up to this long, and no longer."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one Batcher takes.
+
+    max_batch           most queries in one engine call; a request with more takes several calls
+    serial              whether queries of a call cost one after the other (CPU), see Cost
+    max_queue           most queries that wait
+    burst_s             longest expected wait of an accepted request
+    max_wait_s          how long a free engine waits for more queries than it has
+    smallest_beam_size  down to which a beam may shrink when the deadline is near; None: never
+    """
+
+    max_batch: int = 16
+    serial: bool = True
+    max_queue: int = 1024
+    burst_s: float = 0.1
+    max_wait_s: float = 0.0
+    smallest_beam_size: int | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
     """What one request gets.
 
-    result    its queries' rows only; M is the largest m of the request
-    engine_s  wall time of the engine calls that its queries were in
-    batch     queries in those calls, the other requests' included
+    result     its queries' rows only; M is the largest m of the request
+    engine_s   wall time of the engine calls that its queries were in
+    batch      queries in those calls, the other requests' included
+    beam_size  the smallest beam that was searched with; less than what was asked for where `degraded`
     """
 
     result: SearchResult
     engine_s: float
     batch: int
+    beam_size: int
+    degraded: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class _Part:
-    """At most `max_batch` queries of one request."""
+    """At most `max_batch` queries of one request. `waiting` is guarded by the batcher's lock."""
 
     queries: QueryBatch
     params: SearchParams
     answer: asyncio.Future[Answer]
+    deadline: float
+    beam_size: int
+    cost_s: float
+    arrived: float
+    waiting: bool = True
+    degraded: bool = False
 
 
 class Batcher:
     """Feeds one engine from many requests.
 
-    name       of the thread
-    max_batch  most queries in one engine call; a request with more takes several calls
-    on_call    told the number of queries of every engine call
+    name     of the thread
+    on_call  told the number of queries of every engine call
+    clock    seconds; deadlines are points of it
     """
 
-    def __init__(self, engine: Engine, max_batch: int, name: str, on_call: Callable[[int], None] = lambda batch: None) -> None:
-        self.max_batch = max_batch
-        self.on_call = on_call
-        self._engine = engine
-        self._parts: SimpleQueue[_Part | None] = SimpleQueue()
-        self._accepted = 0  # queries; written by the event loop only
-        self._taken = 0  # queries; written by the engine's thread only
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        name: str,
+        on_call: Callable[[int], None] = lambda batch: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.limits, self.on_call = limits, on_call
+        self._engine, self._clock = engine, clock
+        self._cost = Cost(limits.serial)
+        self._admission = Admission(limits.max_queue, limits.burst_s)
+        self._lock = threading.Lock()  # guards what follows
+        self._parts: deque[_Part] = deque()
+        self._waiting = 0  # queries
+        self._waiting_s = 0.0  # what they are expected to take, one after the other
+        self._call_s = 0.0  # the same of the call that runs
         self._closed = False
+        self._asleep = False
+        self._wake = threading.Semaphore(0)
+        self._room: list[asyncio.Future[None]] = []  # streams that wait for room; touched by the event loop alone
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
 
     @property
     def depth(self) -> int:
         """Queries that wait for the engine."""
-        return self._accepted - self._taken
+        return self._waiting
 
-    async def search(self, queries: QueryBatch, params: SearchParams) -> Answer:
+    async def search(self, queries: QueryBatch, params: SearchParams, deadline: float = float("inf"), patient: bool = False) -> Answer:
         """The answer to a request's queries. Cancelling it takes them out of the queue.
 
-        Raises NotReady after `drain`, EngineFailed when an engine call that held one of the queries raised.
+        deadline  what the engine has not begun by then never reaches it
+        patient   wait for room instead of being refused
+        Raises NotReady after `drain`, QueueFull, DeadlinePassed, EngineFailed when an engine call that held one of the queries raised.
         """
-        if self._closed:
-            raise NotReady("The service is shutting down.")
         loop = asyncio.get_running_loop()
-        parts = [_Part(*part, loop.create_future()) for part in _split(queries, params, self.max_batch)]
-        for part in parts:
-            self._accepted += len(part.queries)
-            self._parts.put(part)
-        if len(parts) == 1:
-            return await parts[0].answer
-        return _join(await asyncio.gather(*(part.answer for part in parts)))
+        while not (parts := self._accept(queries, params, deadline, patient, loop)):
+            self._room.append(loop.create_future())
+            await self._room[-1]
+        expiry = None if deadline == float("inf") else loop.call_later(max(deadline - self._clock(), 0), self._expire, parts)
+        try:
+            if len(parts) == 1:
+                return await parts[0].answer
+            return _join(await asyncio.gather(*(part.answer for part in parts)))
+        finally:
+            if expiry is not None:
+                expiry.cancel()
+            if any(part.waiting for part in parts):
+                self._forget(parts)
+
+    def check_room(self, queries: int) -> None:
+        """Raise QueueFull where `search` would, before anything has been spent on the request."""
+        with self._lock:
+            self._check_room(self._clock(), queries)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new work and finish what was accepted. False when that took longer than `timeout_s`."""
-        if not self._closed:
+        with self._lock:
             self._closed = True
-            self._parts.put(None)
+        self._wake.release()
+        self._make_room()
         await asyncio.to_thread(self._thread.join, timeout_s)
         return not self._thread.is_alive()
 
+    # -- the event loop's side ------------------------------------------------------------------------------------------
+
+    def _accept(
+        self, queries: QueryBatch, params: SearchParams, deadline: float, patient: bool, loop: asyncio.AbstractEventLoop
+    ) -> list[_Part]:
+        """Put a request in the queue. Empty when there is no room and the request is patient."""
+        now = self._clock()
+        if now >= deadline:
+            raise DeadlinePassed("The deadline passed before the search began.")
+        cut = _split(queries, params, len(queries) if params.trace else self.limits.max_batch)
+        with self._lock:
+            if self._closed:
+                raise NotReady("The service is shutting down.")
+            try:
+                self._check_room(now, len(queries))
+            except QueueFull:
+                if patient:
+                    return []
+                raise
+            parts = []
+            for rows, row_params in cut:
+                beam_size = int(row_params.beam_size_B.max(initial=1))
+                cost_s = self._cost.of_call([(beam_size, len(rows))])
+                parts.append(_Part(rows, row_params, loop.create_future(), deadline, beam_size, cost_s, now))
+                self._waiting += len(rows)
+                self._waiting_s += cost_s
+            self._parts.extend(parts)
+            wake, self._asleep = self._asleep, False
+        if wake:
+            self._wake.release()
+        return parts
+
+    def _check_room(self, now: float, queries: int) -> None:
+        """Holds the lock."""
+        wait_s = self._waiting_s + self._call_s if self.limits.serial else self._call_s * (self._waiting / self.limits.max_batch)
+        if self._admission.refuses(now, self._waiting, queries, wait_s, self._call_s):
+            raise QueueFull(f"{self._waiting} queries wait already.", retry_after_s(wait_s))
+
+    def _expire(self, parts: Sequence[_Part]) -> None:
+        for part in parts:
+            if not part.answer.done():
+                part.answer.set_exception(DeadlinePassed("The deadline passed before the answer was there."))
+
+    def _forget(self, parts: Sequence[_Part]) -> None:
+        """Take out of the queue what nobody waits for any more."""
+        with self._lock:
+            for part in parts:
+                self._leave(part)
+        for part in parts:
+            if not part.answer.done():
+                part.answer.cancel()
+
+    def _deliver(self, parts: Sequence[_Part], answers: Sequence[Answer | Exception]) -> None:
+        for part, answer in zip(parts, answers, strict=True):
+            if part.answer.done():
+                continue
+            if isinstance(answer, Exception):
+                part.answer.set_exception(answer)
+            else:
+                part.answer.set_result(answer)
+        if self._room:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        room, self._room = self._room, []
+        for stream in room:
+            if not stream.done():
+                stream.set_result(None)
+
+    # -- the engine's thread --------------------------------------------------------------------------------------------
+
     def _run(self) -> None:
-        held: _Part | None = None  # taken from the queue, but too large for the call before
-        while (first := held or self._parts.get()) is not None:
-            call, size, held, last = [first], len(first.queries), None, False
-            while size < self.max_batch:
-                try:
-                    part = self._parts.get_nowait()
-                except Empty:
-                    break
-                if part is None:
-                    last = True
-                    break
-                if size + len(part.queries) > self.max_batch:
-                    held = part
-                    break
-                call.append(part)
-                size += len(part.queries)
-            self._taken += size
-            self._call([part for part in call if not part.answer.cancelled()])
-            if last:
-                return
+        while (parts := self._next_call()) is not None:
+            if parts:
+                self._call(parts)
+
+    def _next_call(self) -> list[_Part] | None:
+        """The queries of the next call, None when all is done. Blocks while there are none."""
+        with self._lock:
+            parts = self._take()
+            if not parts:
+                if self._closed:
+                    return None
+                self._asleep = True
+        if not parts:
+            self._wake.acquire()
+            if self.limits.max_wait_s > 0 and not self._closed and self._waiting < self.limits.max_batch:
+                time.sleep(self.limits.max_wait_s)
+        return parts
+
+    def _take(self) -> list[_Part]:
+        """Move parts from the queue into a call, in the order of their arrival; a traced part is alone in its call. Holds the lock."""
+        taken: list[_Part] = []
+        size, seconds = 0, 0.0
+        now = self._clock()
+        while self._parts:
+            part = self._parts[0]
+            if not part.waiting or part.answer.done():
+                self._leave(self._parts.popleft())
+                continue
+            if now >= part.deadline:  # the event loop will say so
+                self._leave(self._parts.popleft())
+                continue
+            count = len(part.queries)
+            full = size + count > self.limits.max_batch or (self.limits.serial and seconds + part.cost_s > SERIAL_CALL_S)
+            if taken and (full or part.params.trace or taken[0].params.trace):
+                break
+            self._leave(self._parts.popleft())
+            taken.append(part)
+            size += count
+            seconds += part.cost_s
+        self._call_s = self._cost.of_call([(part.beam_size, len(part.queries)) for part in taken])
+        return taken
+
+    def _leave(self, part: _Part) -> None:
+        """Count a part out of the queue. Holds the lock."""
+        if part.waiting:
+            part.waiting = False
+            self._waiting -= len(part.queries)
+            self._waiting_s = self._waiting_s - part.cost_s if self._waiting else 0.0
 
     def _call(self, parts: list[_Part]) -> None:
-        if not parts:
-            return
-        loop = parts[0].answer.get_loop()
-        answers: Sequence[Answer | EngineFailed]
+        self._degrade(parts)
+        answers: Sequence[Answer | Exception]
         try:
             queries, params = _merge(parts)
-            began = time.perf_counter()
+            began = self._clock()
             result = self._engine.search(queries, params)
-            engine_s = time.perf_counter() - began
+            engine_s = self._clock() - began
             self.on_call(len(queries))
-            answers = [Answer(rows, engine_s, len(queries)) for rows in _cut(result, parts)]
+            rows = _cut(result, parts)
+            answers = [
+                Answer(found, engine_s, len(queries), part.beam_size, part.degraded) for found, part in zip(rows, parts, strict=True)
+            ]
+            if not params.trace:
+                with self._lock:
+                    self._cost.learn([(part.beam_size, len(part.queries)) for part in parts], engine_s)
         except Exception as error:
             log.exception("an engine call of %d requests failed", len(parts))
             answers = [EngineFailed(repr(error)) for _ in parts]
         try:
-            loop.call_soon_threadsafe(_deliver, parts, answers)
+            parts[0].answer.get_loop().call_soon_threadsafe(self._deliver, parts, answers)
         except RuntimeError:
             log.debug("the event loop has closed; nobody waits for %d answers", len(parts))
 
-
-def _deliver(parts: Sequence[_Part], answers: Sequence[Answer | EngineFailed]) -> None:
-    for part, answer in zip(parts, answers, strict=True):
-        if part.answer.done():
-            continue
-        if isinstance(answer, EngineFailed):
-            part.answer.set_exception(answer)
-        else:
-            part.answer.set_result(answer)
+    def _degrade(self, parts: list[_Part]) -> None:
+        """Shrink the beams of parts that would otherwise miss their deadline, where that is allowed."""
+        smallest = self.limits.smallest_beam_size
+        if smallest is None:
+            return
+        now = self._clock()
+        for part in parts:
+            left_s = part.deadline - now
+            if self._call_s <= left_s or part.beam_size <= smallest or part.params.trace:
+                continue
+            others_s = self._call_s - part.cost_s if self.limits.serial else 0.0
+            count = len(part.queries) if self.limits.serial else 1
+            beam_size = self._cost.affordable(part.beam_size, smallest, (left_s - others_s) / count)
+            if beam_size < part.beam_size:
+                part.degraded, part.beam_size = True, beam_size
+                part.params = replace(part.params, beam_size_B=np.minimum(part.params.beam_size_B, beam_size))
 
 
 def _split(queries: QueryBatch, params: SearchParams, size: int) -> list[tuple[QueryBatch, SearchParams]]:
     if len(queries) <= size:
         return [(queries, params)]
-    return [(_rows(queries, b, b + size), _param_rows(params, b, b + size)) for b in range(0, len(queries), size)]
-
-
-def _rows(queries: QueryBatch, begin: int, end: int) -> QueryBatch:
-    return QueryBatch(queries.kind, queries.array[begin:end])
-
-
-def _param_rows(params: SearchParams, begin: int, end: int) -> SearchParams:
-    exclude = None if params.exclude_BE is None else params.exclude_BE[begin:end]
-    return SearchParams(params.beam_size_B[begin:end], params.m_B[begin:end], exclude)
+    cut = [np.arange(b, min(b + size, len(queries))) for b in range(0, len(queries), size)]
+    return [(queries.take(rows), params.take(rows)) for rows in cut]
 
 
 def _merge(parts: Sequence[_Part]) -> tuple[QueryBatch, SearchParams]:
@@ -181,7 +343,10 @@ def _merge(parts: Sequence[_Part]) -> tuple[QueryBatch, SearchParams]:
             if part.params.exclude_BE is not None:
                 exclude_BE[b : b + len(part.queries), : part.params.exclude_BE.shape[1]] = part.params.exclude_BE
             b += len(part.queries)
-    return queries, SearchParams(beam_size_B, m_B, exclude_BE)
+    mask_B = None
+    if any(part.params.mask_B is not None for part in parts):
+        mask_B = tuple(mask for part in parts for mask in part.params.mask_B or [None] * len(part.queries))
+    return queries, SearchParams(beam_size_B, m_B, exclude_BE, mask_B=mask_B)
 
 
 def _cut(result: SearchResult, parts: Sequence[_Part]) -> list[SearchResult]:
@@ -214,4 +379,10 @@ def _join(answers: Sequence[Answer]) -> Answer:
         np.concatenate([result.count_B for result in results]),
         np.concatenate([result.complete_B for result in results]),
     )
-    return Answer(joined, sum(answer.engine_s for answer in answers), sum(answer.batch for answer in answers))
+    return Answer(
+        joined,
+        engine_s=sum(answer.engine_s for answer in answers),
+        batch=sum(answer.batch for answer in answers),
+        beam_size=min(answer.beam_size for answer in answers),
+        degraded=any(answer.degraded for answer in answers),
+    )

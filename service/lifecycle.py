@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,8 +11,14 @@ from fastapi import FastAPI
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Load in the background, so that /livez answers at once; at the end finish what was accepted."""
+    """Load in the background, so that /livez answers at once; at the end finish what was accepted.
+
+    A worker that comes in for one that died accepts no connection before it can answer: the other workers do.
+    """
     service = app.state.service
     service.registry.start_loading()
+    await service.registry.take_over()
     yield
     await service.registry.drain(service.settings.drain_s)
+    if service.tracer is not None:
+        await asyncio.to_thread(service.tracer.close)

@@ -1,50 +1,112 @@
-"""The outermost layer: request id, body limit, the request metrics, and the answer when something unexpected was raised.
+"""The outermost layer: request id, body limit, metrics and log of the requests, and the answers to what was raised.
 
-Plain ASGI, because a layer that builds request objects would cost more than the rest of the service.
+Plain ASGI, because a layer that builds request objects would cost more than the rest of the service. It calls the two applications of
+direct.py itself; all other paths go to the framework.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import BodyTooLarge, internal_problem
+from service import errors
+from service.errors import BodyTooLarge
 from service.monitoring import Metrics
+from service.tracing import Tracer, trace_id
 
 log = logging.getLogger(__name__)
+requests_log = logging.getLogger("service.requests")
 
-RETRIEVE = "/retrieve"
-MODEL = "espalier.model"
-"""Key of the ASGI scope under which a route leaves the name of the model that it found."""
+RETRIEVE, STREAM = "/retrieve", "/retrieve/stream"
+_PROCESS, _NUMBERS = secrets.token_hex(6).encode(), itertools.count(1)
+"""Ids of requests that bring none: unlike among processes, and no system call each."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+class Seen:
+    """What is known of a request: its headers that matter, and what the routes leave here for the log, the metrics and the trace."""
+
+    KEY: ClassVar = "espalier.seen"
+    __slots__ = (
+        "announced",
+        "authorization",
+        "beam_size",
+        "began",
+        "content_type",
+        "m",
+        "model",
+        "queries",
+        "request_id",
+        "stages_ms",
+        "traceparent",
+        "version",
+    )
+
+    def __init__(self, began: float, request_id: bytes = b"", headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        self.began, self.request_id, self.content_type, self.announced = began, request_id, b"", 0
+        self.authorization: bytes | None = None
+        self.traceparent: bytes | None = None
+        self.model = ""
+        self.version: int | None = None
+        self.queries: int | None = None
+        self.m: int | None = None
+        self.beam_size: int | None = None
+        self.stages_ms: Mapping[str, float] = {}
+        for name, value in headers:
+            match name:
+                case b"content-type":
+                    self.content_type = value
+                case b"content-length" if value.isdigit():
+                    self.announced = int(value[:19])
+                case b"authorization":
+                    self.authorization = value
+                case b"x-request-id" if _REQUEST_ID.fullmatch(value):
+                    self.request_id = value
+                case b"traceparent":
+                    self.traceparent = value
+        if not self.request_id:
+            self.request_id = b"%s%08x" % (_PROCESS, next(_NUMBERS))
 
 
 class Edge:
     """Wraps the application.
 
-    max_body_bytes  a larger body raises BodyTooLarge where it is read
+    direct          applications of paths that are called with POST, instead of the framework
+    max_body_bytes  a larger body raises BodyTooLarge where it is read; the lines of a stream are limited instead
+    log_requests    which requests of `direct` are logged
+    tracer          where spans of them go
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, metrics: Metrics) -> None:
-        self.app, self.max_body_bytes, self.metrics = app, max_body_bytes, metrics
+    def __init__(
+        self,
+        app: ASGIApp,
+        direct: Mapping[str, ASGIApp],
+        max_body_bytes: int,
+        metrics: Metrics,
+        log_requests: Literal["none", "failed", "all"] = "none",
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.app, self.direct, self.max_body_bytes, self.metrics = app, direct, max_body_bytes, metrics
+        self.log_requests, self.tracer = log_requests, tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began = time.perf_counter()
-        request_id, announced = _read_headers(scope["headers"])
-        received, status = 0, 0
+        path, status, received = scope["path"], 0, 0
+        seen = scope[Seen.KEY] = Seen(time.perf_counter(), headers=scope["headers"])
 
         async def receive_limited() -> Message:
             nonlocal received
-            if announced > self.max_body_bytes:
-                raise BodyTooLarge(f"The body has {announced} bytes, at most {self.max_body_bytes} are taken.")
+            if seen.announced > self.max_body_bytes:
+                raise BodyTooLarge(f"The body has {seen.announced} bytes, at most {self.max_body_bytes} are taken.")
             message = await receive()
             received += len(message.get("body", b""))
             if received > self.max_body_bytes:
@@ -55,27 +117,48 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                message["headers"] = [*message["headers"], (b"x-request-id", seen.request_id)]
             await send(message)
 
+        direct = self.direct.get(path) if scope["method"] == "POST" else None
         try:
-            await self.app(scope, receive_limited, send_marked)
-        except Exception:
-            log.exception("request %s failed", request_id.decode())
+            await (direct or self.app)(scope, receive if path == STREAM else receive_limited, send_marked)
+        except Exception as error:
+            described = errors.describe(error)
+            if described is None:
+                log_failure(seen)
             if status:  # the answer has begun; the server can only cut it off
                 raise
-            await internal_problem()(scope, receive, send_marked)
+            await errors.response(*(described or (errors.internal_problem(), None)))(scope, receive, send_marked)
         finally:
-            if scope["path"] == RETRIEVE and status:
-                self.metrics.request(scope.get(MODEL, ""), status, time.perf_counter() - began)
+            if direct is not None and status:
+                self._account(path, seen, status)
+
+    def _account(self, path: str, seen: Seen, status: int) -> None:
+        """Metrics, log and trace of an answered request."""
+        seconds = time.perf_counter() - seen.began
+        if path == RETRIEVE:  # a stream counts its lines
+            self.metrics.request(seen.model, status, seconds)
+        if self.log_requests == "all" or (self.log_requests == "failed" and status >= 500):
+            told = {
+                "request_id": seen.request_id.decode(),
+                "trace_id": trace_id(seen.traceparent),
+                "path": path,
+                "status": status,
+                "model": seen.model or None,
+                "version": seen.version,
+                "queries": seen.queries,
+                "m": seen.m,
+                "beam_size": seen.beam_size,
+                "ms": round(seconds * 1e3, 3),
+                **{f"{stage}_ms": ms for stage, ms in seen.stages_ms.items()},
+            }
+            said = " ".join(f"{name}={value}" for name, value in told.items() if value is not None)
+            requests_log.info("%s", said, extra={"fields": told})
+        if self.tracer is not None:
+            self.tracer.record(f"POST {path}", seen.traceparent, seconds, status, seen.model, seen.stages_ms)
 
 
-def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, int]:
-    """The request's id, its own where that is a sane one, and the announced length of its body."""
-    request_id, announced = b"", 0
-    for name, value in headers:
-        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-            request_id = value
-        elif name == b"content-length" and value.isdigit():
-            announced = int(value[:19])
-    return request_id or secrets.token_hex(8).encode(), announced
+def log_failure(seen: Seen) -> None:
+    """Log the exception that is being handled, with the request's id."""
+    log.exception("request %s failed", seen.request_id.decode(), extra={"fields": {"request_id": seen.request_id.decode()}})

@@ -1,104 +1,87 @@
-"""Which models there are, in what state, and which one a request means.
+"""Which models and versions serve, which one a request means, and how that is changed from outside.
 
-Opens the highest version of every model in the models folder: checksums, golden queries, warm-up; then it serves. Knows bundles and
-engines, not HTTP.
+A change is written to the models folder (desired.py), followed by every worker (follower.py), and answered when all of them have; when
+one of them cannot, it is taken back everywhere. Knows models and versions, not HTTP.
 """
 
 from __future__ import annotations
 
-import gc
+import asyncio
 import logging
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
-from espalier.bundle import Bundle, find_versions
-from espalier.errors import BundleNotFound, EspalierError, InvalidQuery
-from espalier.golden import verify_golden
-from espalier.search import Device, Engine, open_engine
-from service.batching import Batcher
-from service.errors import ModelNotFound, NotReady
-from service.monitoring import Metrics, ModelMetrics
+from espalier.bundle import find_versions
+from espalier.errors import BundleNotFound, InvalidData, InvalidQuery
+from espalier.search import open_engine
+from service.desired import Removed, Serving
+from service.entry import Entry
+from service.errors import Conflict, ModelNotFound, NotReady
+from service.follower import Follower
+from service.loading import LoadedModel, OpenEngine
+from service.monitoring import Metrics
 from service.settings import Settings
+from service.workers import Progress, Workers
 
+__all__ = ["Entry", "LoadedModel", "OpenEngine", "Registry"]
 log = logging.getLogger(__name__)
 
-CPU_BATCH, GPU_BATCH = 16, 512
-"""Default most queries per engine call: batching gains almost nothing on one CPU thread."""
-GPU_ENGINES = ("onnx-cuda",)
-
-OpenEngine = Callable[[Bundle, Device, str | None, int], Engine]
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model that serves."""
-
-    bundle: Bundle
-    engine: Engine
-    batcher: Batcher
-    metrics: ModelMetrics
-
-    @property
-    def name(self) -> str:
-        return self.bundle.manifest.name
-
-    @property
-    def version(self) -> int:
-        return self.bundle.manifest.version
-
-
-@dataclass
-class Entry:
-    """A model of the models folder; `loaded` once it is ready, `reason` once it failed."""
-
-    name: str
-    versions: tuple[int, ...]
-    state: Literal["loading", "ready", "failed"] = "loading"
-    reason: str | None = None
-    loaded: LoadedModel | None = None
-
-    @property
-    def version(self) -> int:
-        """The version that is served, or would be."""
-        return self.versions[-1]
+LOOK_S = 0.02
+"""Between two looks at how far the workers are."""
 
 
 class Registry:
     """The models of one folder. Raises BundleNotFound when it holds none.
 
     open_engine  how an engine is opened; tests bring their own
+    leaving      the process will stop soon: /readyz says so, requests are still served
+    draining     nothing is accepted any more
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine = open_engine) -> None:
-        self._settings, self._metrics, self._open_engine = settings, metrics, open_engine
-        found = find_versions(settings.models)
-        if not found:
+        self._settings, self._metrics = settings, metrics
+        if settings.run_folder is not None:
+            metrics.share(settings.run_folder)
+        self._workers = Workers(settings.run_folder)
+        self._follower = Follower(settings, metrics, open_engine, self._workers)
+        if not self.entries:
             raise BundleNotFound(
                 f"{settings.models}: no model there; expected <name>/<version>/manifest.json, as `python -m training fit` writes them"
             )
-        self.entries = {name: Entry(name, versions) for name, versions in found.items()}
-        self.draining = False
-        self._loader = threading.Thread(target=self._load_all, name="loader", daemon=True)
+        self.leaving = self.draining = False
+        self._changes: set[asyncio.Task[None]] = set()
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """Every model by its name; never changed, only replaced."""
+        return self._follower.entries
 
     def start_loading(self) -> None:
-        """Load every model in the background."""
-        self._loader.start()
+        """Load in the background, and follow the models folder from then on."""
+        self._follower.start()
 
-    def wait_until_loaded(self) -> None:
-        """Block until every model is ready or has failed."""
-        self._loader.join()
+    def wait_until_loaded(self, timeout_s: float | None = None) -> bool:
+        """Block until everything that should serve was tried once. False when that took longer."""
+        return self._follower.wait_until_loaded(timeout_s)
+
+    async def take_over(self) -> None:
+        """Where other workers serve already, wait until this one can: until then connections are theirs."""
+        while self._workers.others_serve() and not self.leaving and not self._follower.wait_until_loaded(0):
+            await asyncio.sleep(LOOK_S)
 
     def not_ready(self) -> list[str]:
         """Why the service is not ready, one line per reason; empty when it is."""
-        if self.draining:
+        if self.draining or self.leaving:
             return ["shutting down"]
-        return [
-            f"{entry.name} version {entry.version}: {entry.state}" + (f": {entry.reason}" if entry.reason else "")
-            for entry in self.entries.values()
-            if entry.state != "ready"
-        ]
+        lines = []
+        for entry in self.entries.values():
+            if entry.state != "ready" and not entry.late:
+                lines.append(f"{entry.name} version {entry.version}: {entry.state}" + (f": {entry.reason}" if entry.reason else ""))
+            elif not entry.tried and not entry.late:
+                waiting = [info.version for info in entry.states() if info.state == "loading"]
+                lines += [f"{entry.name} version {version}: loading" for version in waiting]
+        return lines
 
     def entry(self, name: str) -> Entry:
         """A model by name. Raises ModelNotFound."""
@@ -108,8 +91,9 @@ class Registry:
             raise ModelNotFound(f"There is no model {name!r}. Models: {', '.join(self.entries)}.") from None
 
     def choose(self, name: str | None, version: int | None) -> LoadedModel:
-        """The model that a request means: by name, or the only one; `version` must be the one that is loaded.
+        """The version that a request means: by name, or of the only model; by number, or the default.
 
+        It serves as long as somebody holds it, so that a swap fails no request: keep it no longer than the request.
         Raises InvalidQuery when no name is given and there are several, ModelNotFound, NotReady.
         """
         if name is None:
@@ -117,50 +101,167 @@ class Registry:
                 raise InvalidQuery("model", None, f"one of {', '.join(self.entries)}")
             name = next(iter(self.entries))
         entry = self.entry(name)
-        if version is not None and version != entry.version:
-            raise ModelNotFound(f"Version {version} of {name!r} is not loaded; version {entry.version} is served.")
+        found = entry.loaded if version is None else entry.ready.get(version)
         if self.draining:
             raise NotReady("The service is shutting down.")
-        if entry.loaded is None:
-            raise NotReady(f"Model {name!r} is {entry.state}; see /readyz.")
-        return entry.loaded
+        if found is not None:
+            return found
+        if version is not None and version not in entry.desired:
+            serving = ", ".join(f"version {number}" for number in sorted(entry.ready)) or "none"
+            raise ModelNotFound(f"Version {version} of {name!r} is not loaded; loaded: {serving}.")
+        raise NotReady(f"Model {name!r}{f' version {version}' if version else ''} is not ready; see /readyz and /models/{name}.")
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests and finish the accepted ones, at most `timeout_s` per model."""
+        """Refuse new requests and finish the accepted ones, within `timeout_s`."""
         self.draining = True
-        for entry in self.entries.values():
-            if entry.loaded is not None and not await entry.loaded.batcher.drain(timeout_s):
-                log.warning("%s: accepted requests were not finished within %g s", entry.name, timeout_s)
+        self._follower.stop()
+        await asyncio.gather(*self._changes, return_exceptions=True)
+        entries = self.entries.values()
+        versions = [(entry.name, loaded.batcher) for entry in entries for loaded in entry.ready.values()]
+        versions += [(entry.name, retired.batcher) for entry in entries for retired in entry.retired]
+        finished = await asyncio.gather(*(batcher.drain(timeout_s) for _, batcher in versions))
+        for (name, _), done in zip(versions, finished, strict=True):
+            if not done:
+                log.warning("%s: accepted requests were not finished within %g s", name, timeout_s)
+        self._workers.leave()
 
-    def _load_all(self) -> None:
-        for entry in self.entries.values():
-            if self.draining:
-                return
+    # -- changes --------------------------------------------------------------------------------------------------------
+
+    async def load(self, name: str, version: int, default: bool = False) -> None:
+        """Load a version on every worker, beside those that serve; make it the default if asked.
+
+        Raises ModelNotFound when it is not on disk, Conflict when a worker cannot load it: then nothing has changed.
+        """
+        entry = await asyncio.to_thread(self._on_disk, name, version)
+        await self._whole(self._load(entry, version, default))
+
+    async def set_default(self, name: str, version: int) -> None:
+        """Make a version the one that answers where a request names none, on all workers; it is loaded first. Raises as `load` does."""
+        await self.load(name, version, default=True)
+
+    async def unload(self, name: str, version: int) -> None:
+        """Drop a version on every worker. Requests that have it are finished. Raises ModelNotFound, Conflict for the default version."""
+        await self._whole(self._unload(self.entry(name), version))
+
+    async def set_removed(self, name: str, ids: Sequence[str]) -> list[str]:
+        """From now on no answer holds these items, of whatever version; the list replaces the former one.
+
+        Returns the ids that the default version does not know; they are kept, since another version may. Raises ModelNotFound, Conflict.
+        """
+        entry = self.entry(name)
+        listed = tuple(dict.fromkeys(ids))
+        await self._whole(self._set_removed(entry, listed))
+        if entry.loaded is None:
+            return []
+        rows = await asyncio.to_thread(entry.loaded.bundle.items.rows_of, listed)
+        return [item_id for item_id, row in zip(listed, rows.tolist(), strict=True) if row < 0]
+
+    def removed(self, name: str) -> list[str]:
+        """The standing exclusions of a model. Raises ModelNotFound."""
+        return list(self.entry(name).removed)
+
+    def _on_disk(self, name: str, version: int) -> Entry:
+        """The model of a version that can be loaded, or is."""
+        versions = find_versions(self._settings.models).get(name, ())
+        entry = self._follower.add(name, versions) if versions else self.entry(name)
+        if version not in versions and version not in entry.ready:
+            there = ", ".join(map(str, versions)) or "none"
+            raise ModelNotFound(f"There is no version {version} of {name!r} in the models folder; there: {there}.")
+        entry.versions = versions or entry.versions
+        return entry
+
+    async def _load(self, entry: Entry, version: int, default: bool) -> None:
+        with entry.disk.locked():
+            now = await self._serving(entry)
+            desired, answers = _desired(entry, now)
+            if version not in desired or version not in entry.ready:
+                answers = answers if answers in entry.ready else version
+                now = await self._serve(entry, now, {version}, set(), answers)
+            if default and (now is None or answers != version):
+                await self._serve(entry, now, {version}, set(), version)
+            log.info("%s: version %d is loaded%s", entry.name, version, " and the default" if default else "")
+
+    async def _unload(self, entry: Entry, version: int) -> None:
+        with entry.disk.locked():
+            now = await self._serving(entry)
+            desired, answers = _desired(entry, now)
+            if version not in desired:
+                raise ModelNotFound(f"Version {version} of {entry.name!r} is not loaded.")
+            if version == answers:
+                raise Conflict(f"Version {version} is the default of {entry.name!r}; make another version the default first.")
+            await self._serve(entry, now, set(), {version}, answers)
+            log.info("%s: version %d is dropped", entry.name, version)
+
+    async def _serve(self, entry: Entry, now: Serving | None, add: set[int], drop: set[int], default: int) -> Serving:
+        """Change what should serve, on all workers. What should and does not, since it failed, is given up: it would fail the change."""
+        desired, _ = _desired(entry, now)
+        versions = ({version for version in desired if version in entry.ready} | add | {default}) - drop
+        generation = max(entry.progress.serving, now.generation if now else 0) + 1
+        after = Serving(generation=generation, versions=tuple(sorted(versions)), default=default)
+        await self._change(entry, now, after)
+        return after
+
+    async def _set_removed(self, entry: Entry, ids: tuple[str, ...]) -> None:
+        with entry.disk.locked():
             try:
-                entry.loaded = self._load(entry)
-            except Exception as error:  # one broken model must not stop the others
-                log.exception("%s version %d failed to load", entry.name, entry.version)
-                entry.reason = str(error) if isinstance(error, EspalierError) else repr(error)
-                entry.state = "failed"
-            else:
-                entry.state = "ready"
-        gc.collect()
-        gc.freeze()  # what models hold lives as long as the process; collections need not walk it
+                before = await asyncio.to_thread(entry.disk.read, Removed)
+            except InvalidData:
+                before = None  # what is written now is well-formed
+            generation = max(entry.progress.removed, before.generation if before else 0) + 1
+            await self._change(entry, before, Removed(generation=generation, ids=ids))
 
-    def _load(self, entry: Entry) -> LoadedModel:
-        settings = self._settings
-        bundle = Bundle.open(settings.models / entry.name / str(entry.version), verify=settings.verify)
-        manifest = bundle.manifest
-        if (manifest.name, manifest.version) != (entry.name, entry.version):
-            raise BundleNotFound(f"{bundle.path}: its manifest says {manifest.name} version {manifest.version}")
-        engine = self._open_engine(bundle, settings.device, settings.engine, settings.threads)
-        self._metrics.model_state(entry.name, entry.version, engine.name, ready=False)
-        overlap = verify_golden(bundle, engine)
-        engine.warm_up()
-        batch = settings.max_batch or (GPU_BATCH if engine.name in GPU_ENGINES else CPU_BATCH)
-        batcher = Batcher(engine, batch, entry.name)
-        metrics = ModelMetrics(self._metrics, entry.name, engine.name, lambda: batcher.depth)
-        batcher.on_call = metrics.call
-        self._metrics.model_state(entry.name, entry.version, engine.name, ready=True)
-        log.info("%s version %d is ready on %s (golden overlap %.4f)", entry.name, entry.version, engine.name, overlap)
-        return LoadedModel(bundle, engine, batcher, metrics)
+    async def _serving(self, entry: Entry) -> Serving | None:
+        if not entry.tried and not entry.late:
+            raise NotReady(f"{entry.name!r} is still being loaded; see /readyz.")
+        try:
+            return await asyncio.to_thread(entry.disk.read, Serving)
+        except InvalidData as error:
+            raise Conflict(f"{error}; repair or delete the file") from error
+
+    async def _change(self, entry: Entry, before: Serving | Removed | None, after: Serving | Removed) -> None:
+        """Write a state and wait until all workers have followed; take it back when one cannot."""
+        await asyncio.to_thread(entry.disk.write, after)
+        problems = await self._followed(entry, lambda progress: _generation(progress, after) >= after.generation)
+        if not problems:
+            return
+        log.error("%s: a change is taken back: %s", entry.name, "; ".join(problems))
+        self._metrics.reload(entry.name, "rolled_back")
+        if before is None:
+            await asyncio.to_thread(entry.disk.delete, Serving if isinstance(after, Serving) else Removed)
+        else:
+            await asyncio.to_thread(entry.disk.write, before.model_copy(update={"generation": after.generation + 1}))
+        await self._followed(entry, lambda progress: _generation(progress, after) != after.generation)
+        raise Conflict(f"Nothing was changed, because not every worker could follow: {'; '.join(problems)}")
+
+    async def _followed(self, entry: Entry, done: Callable[[Progress], bool]) -> list[str]:
+        """Wait until every living worker is done. What kept them from it, one line per worker."""
+        self._follower.wake()
+        until = time.monotonic() + self._settings.load_timeout_s
+        while True:
+            progress = await asyncio.to_thread(self._workers.progress, entry.name)
+            behind = [pid for pid, found in progress.items() if not done(found)]
+            failed = [f"worker {pid}: {found.failed}" for pid, found in progress.items() if found.failed and pid not in behind]
+            if not behind:
+                return failed
+            if time.monotonic() >= until:
+                limit = f"{self._settings.load_timeout_s:g} s (ESPALIER_LOAD_TIMEOUT_S)"
+                return failed + [f"worker {pid} did not follow within {limit}" for pid in behind]
+            if self.draining:
+                raise NotReady("The service is shutting down.")
+            await asyncio.sleep(LOOK_S)
+
+    async def _whole(self, change: Coroutine[Any, Any, None]) -> None:
+        """Finish a change even when nobody waits for it any more."""
+        task = asyncio.ensure_future(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        await asyncio.shield(task)
+
+
+def _desired(entry: Entry, serving: Serving | None) -> tuple[set[int], int]:
+    """The versions that should serve, and the default one; without a serving.json those that do."""
+    return ({*serving.versions}, serving.default) if serving is not None else ({*entry.ready}, entry.version)
+
+
+def _generation(progress: Progress, state: Serving | Removed) -> int:
+    return progress.serving if isinstance(state, Serving) else progress.removed

@@ -9,133 +9,189 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from espalier.bundle import Bundle
+from espalier.eligibility import widened_beam
 from espalier.errors import InvalidQuery
-from espalier.items import ItemTable
+from espalier.filters import Filter
 from espalier.queries import HistoryKind, QueryBatch, encode_histories, encode_vectors
-from espalier.search import NO_ITEM, SearchParams, SearchResult
+from espalier.search import NO_ITEM, NodeMask, SearchParams
+from service.batching import Answer
+from service.explain import Wanted, explain
 from service.registry import LoadedModel
 from service.schemas import Query, RetrieveRequest
 from service.settings import Settings
 
 KINDS = frozenset({"history", "vector"})
-INLINE_VALUES = 4096
+INLINE_VALUES = 1024
 """Ids and numbers up to this many are handled on the event loop; more would keep other requests waiting, and go to a thread."""
 
 
 @dataclass(frozen=True)
 class Retrieved:
-    """The body of the answer, and the milliseconds of its stages for the Server-Timing header."""
+    """The body of the answer, the milliseconds of its stages, and the beam that was searched with."""
 
     body: bytes
     stages_ms: dict[str, float]
+    beam_size: int
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A request as the engine takes it; `unknown` lists each query's ids that the catalogue does not have."""
+    """A request as the engine takes it.
+
+    beam_size  what it asks for, widened where a filter leaves few items
+    excluded   item rows that each query excludes, −1 for unknown ids; `unknown` are the ids that the catalogue does not have
+    """
 
     queries: QueryBatch
     params: SearchParams
-    unknown: list[list[str]]
     beam_size: int
+    excluded: list[NDArray[np.int64]]
+    unknown: list[list[str]]
 
 
-async def retrieve(request: RetrieveRequest, model: LoadedModel, settings: Settings, began: float) -> Retrieved:
-    """Answer a request. `began` is when it was read (perf_counter). Raises InvalidQuery, NotReady, EngineFailed."""
+async def retrieve(
+    request: RetrieveRequest, model: LoadedModel, settings: Settings, began: float, deadline: float, patient: bool = False
+) -> Retrieved:
+    """Answer one request.
+
+    began, deadline  points of time.perf_counter(); what the engine has not begun by the deadline never reaches it
+    patient          wait for room in the queue instead of being refused
+    Raises InvalidQuery, NotReady, QueueFull, DeadlinePassed, EngineFailed.
+    """
     started = time.perf_counter()
+    conditions = _conditions(request, model, settings)
+    mask = model.filters.standing
+    if conditions is not None:
+        mask = model.filters.cached(conditions) or await asyncio.to_thread(model.filters.mask, conditions)
     values = sum(len(query.history) + len(query.exclude) + len(query.vector) for query in request.queries)
     if values <= INLINE_VALUES:
-        encoded = encode(request, model.bundle, settings)
+        encoded = encode(request, model, settings, mask)
     else:
-        encoded = await asyncio.to_thread(encode, request, model.bundle, settings)
+        encoded = await asyncio.to_thread(encode, request, model, settings, mask)
     submitted = time.perf_counter()
-    answer = await model.batcher.search(encoded.queries, encoded.params)
+    answer = await model.batcher.search(encoded.queries, encoded.params, deadline, patient)
     answered = time.perf_counter()
-    if answer.result.item_rows_BM.size <= INLINE_VALUES:
-        results = results_json(request, model.bundle.items, encoded, answer.result)
+    if answer.result.item_rows_BM.size <= INLINE_VALUES and not encoded.params.trace:
+        results = results_json(request, model, conditions, encoded, answer)
     else:
-        results = await asyncio.to_thread(results_json, request, model.bundle.items, encoded, answer.result)
+        results = await asyncio.to_thread(results_json, request, model, conditions, encoded, answer)
     done = time.perf_counter()
 
     queue_s = max(answered - submitted - answer.engine_s, 0.0)
     stages_s = (queue_s, submitted - started, answer.engine_s, done - answered)
-    incomplete = len(encoded.queries) - int(np.count_nonzero(answer.result.complete_B))
-    model.metrics.retrieved(stages_s, answer.engine_s / answer.batch, encoded.beam_size, incomplete)
+    batch = len(encoded.queries)
+    model.metrics.retrieved(
+        stages_s,
+        answer.engine_s / answer.batch,
+        answer.beam_size,
+        incomplete=batch - int(np.count_nonzero(answer.result.complete_B)),
+        degraded=batch if answer.degraded else 0,
+    )
     queue_ms, encode_ms, search_ms, serialise_ms = (_ms(seconds) for seconds in stages_s)
     stages_ms = {"queue": queue_ms, "encode": encode_ms, "search": search_ms, "serialise": serialise_ms, "total": _ms(done - began)}
-    timing = {f"{stage}_ms": value for stage, value in stages_ms.items()}
+    timing: dict[str, float] = {f"{stage}_ms": value for stage, value in stages_ms.items()}
+    timing["ms_per_query"], timing["batch"] = _ms(answer.engine_s / answer.batch), answer.batch
     document = {
         "model": model.name,
         "version": model.version,
         "engine": model.engine.name,
         "results": orjson.Fragment(results),
-        "timing": timing | {"ms_per_query": _ms(answer.engine_s / answer.batch), "batch": answer.batch},
+        "timing": timing,
     }
-    return Retrieved(orjson.dumps(document), stages_ms)
+    return Retrieved(orjson.dumps(document), stages_ms, answer.beam_size)
 
 
-def encode(request: RetrieveRequest, bundle: Bundle, settings: Settings) -> Encoded:
+def encode(request: RetrieveRequest, model: LoadedModel, settings: Settings, mask: NodeMask | None) -> Encoded:
     """Check a request against its model and its limits, and make arrays of it. Raises InvalidQuery."""
-    manifest, queries = bundle.manifest, request.queries
+    items, manifest, queries = model.bundle.items, model.bundle.manifest, request.queries
     search, kind = manifest.search, manifest.query
     m = search.m if request.m is None else request.m
     beam_size = search.beam_size if request.beam_size is None else request.beam_size
+    traced = request.explain or bool(request.explain_items)
     _at_most("m", m, search.max_m)
     _at_most("beam_size", beam_size, search.max_beam_size)
     _at_most("queries", len(queries), settings.max_queries, "queries")
+    if traced:
+        _at_most("queries", len(queries), settings.max_explained, "queries with explain")
+        _at_most("explain_items", len(request.explain_items), settings.max_explained, "ids")
     for i, field in enumerate(request.fields):
-        if field not in bundle.items.fields:
-            raise InvalidQuery(f"fields[{i}]", field, f"one of {', '.join(bundle.items.fields)}")
+        if field not in items.fields:
+            raise InvalidQuery(f"fields[{i}]", field, f"one of {', '.join(items.fields)}")
     for i, query in enumerate(queries):
         _check_query(i, query, kind.kind, settings.max_history)
+    if mask is not None:
+        beam_size = min(widened_beam(beam_size, mask.items, len(items), settings.widen), search.max_beam_size)
 
     if isinstance(kind, HistoryKind):
-        batch, seen = encode_histories(kind, bundle.items, [query.history for query in queries])
+        batch, seen = encode_histories(kind, items, [query.history for query in queries])
     else:
         batch, seen = encode_vectors(kind, [query.vector for query in queries]), [_NO_ROWS] * len(queries)
-    excluded = [bundle.items.rows_of(query.exclude) if query.exclude else _NO_ROWS for query in queries]
+    excluded = [items.rows_of(query.exclude) if query.exclude else _NO_ROWS for query in queries]
     unknown = [_unknown(query.history, seen[b]) + _unknown(query.exclude, excluded[b]) for b, query in enumerate(queries)]
-    barred = [np.concatenate([seen[b], excluded[b]]) if query.exclude_seen else excluded[b] for b, query in enumerate(queries)]
-    params = SearchParams.uniform(len(queries), beam_size, m, _exclusions(barred))
-    return Encoded(batch, params, [list(dict.fromkeys(ids)) for ids in unknown], beam_size)
+    excluded = [np.concatenate([seen[b], excluded[b]]) if query.exclude_seen else excluded[b] for b, query in enumerate(queries)]
+    params = SearchParams.uniform(len(queries), beam_size, m, _exclusions(excluded), trace=traced, mask=mask)
+    return Encoded(batch, params, beam_size, excluded, [list(dict.fromkeys(ids)) for ids in unknown])
 
 
-def results_json(request: RetrieveRequest, items: ItemTable, encoded: Encoded, result: SearchResult) -> bytes:
+def results_json(request: RetrieveRequest, model: LoadedModel, conditions: Filter | None, encoded: Encoded, answer: Answer) -> bytes:
     """The JSON list of results. `min_score` trims here, after the engine decided what is complete."""
+    items, result = model.bundle.items, answer.result
     count_B = result.count_B
     if request.min_score is not None:  # best first, so that the items to keep come first
         count_B = np.minimum(count_B, np.count_nonzero(result.scores_BM >= request.min_score, axis=1))
-    rows = np.concatenate([rows_M[:count] for rows_M, count in zip(result.item_rows_BM, count_B, strict=True)])
+    rows = result.item_rows_BM[0, : count_B[0]]
+    if len(count_B) > 1:
+        rows = np.concatenate([rows_M[:count] for rows_M, count in zip(result.item_rows_BM, count_B, strict=True)])
     ids = items.ids_of(rows)
     columns = [items.values(field, rows) for field in request.fields]
+    wanted = Wanted.of(request.explain_items, model, conditions) if encoded.params.trace else None
     results, end = [], 0
     for b, count in enumerate(count_B.tolist()):
         begin, end = end, end + count
-        scored = zip(ids[begin:end], result.scores_BM[b], strict=False)
-        if columns:
-            values = zip(*(column[begin:end] for column in columns), strict=True)
-            listed = [
-                {"id": item_id, "score": score, "fields": dict(zip(request.fields, fields, strict=True))}
-                for (item_id, score), fields in zip(scored, values, strict=True)
-            ]
-        else:
-            listed = [{"id": item_id, "score": score} for item_id, score in scored]
-        results.append(
-            {
-                "items": listed,
-                "complete": bool(result.complete_B[b]),
-                "beam_size": encoded.beam_size,
-                "unknown": encoded.unknown[b],
-            }
-        )
+        entry: dict[str, Any] = {
+            "items": _items(ids, result.scores_BM[b], columns, request.fields, begin, end),
+            "complete": bool(result.complete_B[b]),
+            "beam_size": answer.beam_size,
+            "degraded": answer.degraded,
+            "unknown": encoded.unknown[b],
+        }
+        if wanted is not None:
+            entry["explain"] = explain(model.bundle.tree, result, b, wanted, encoded.excluded[b], count)
+        results.append(entry)
     return orjson.dumps(results, default=str, option=orjson.OPT_SERIALIZE_NUMPY)  # writes float32 scores as short as they are
+
+
+def _items(
+    ids: list[str], scores_M: NDArray[np.float32], columns: list[list[Any]], fields: list[str], begin: int, end: int
+) -> list[dict[str, Any]]:
+    if not columns:
+        return [{"id": item_id, "score": score} for item_id, score in zip(ids[begin:end], scores_M, strict=False)]
+    values = zip(*(column[begin:end] for column in columns), strict=True)
+    return [
+        {"id": item_id, "score": score, "fields": dict(zip(fields, row, strict=True))}
+        for item_id, score, row in zip(ids[begin:end], scores_M, values, strict=False)
+    ]
+
+
+def _conditions(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> Filter | None:
+    """The request's filter, None where it has none."""
+    if not request.filter and not request.exclude_filter:
+        return None
+    for name, conditions in (("filter", request.filter), ("exclude_filter", request.exclude_filter)):
+        _at_most(name, _value_count(conditions), settings.max_filter_values, "values")
+    return model.filters.parse(request.filter, request.exclude_filter)
+
+
+def _value_count(conditions: Mapping[str, Any]) -> int:
+    return sum(len(values) if isinstance(values, list) else 1 for values in conditions.values())
 
 
 def _at_most(field: str, value: int, limit: int, noun: str = "") -> None:
@@ -155,6 +211,8 @@ def _check_query(i: int, query: Query, kind: str, max_history: int) -> None:
 
 
 def _unknown(ids: list[str], rows: NDArray[np.int64]) -> list[str]:
+    if not len(rows) or rows.min() >= 0:
+        return []
     return [item_id for item_id, row in zip(ids, rows.tolist(), strict=False) if row < 0]
 
 

@@ -1,36 +1,49 @@
-"""The routes: what is asked for, by which path, and how it is documented. The work is done elsewhere."""
+"""The routes: what is asked for, by which path, who may, and how it is documented. The work is done elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Annotated, Any
 
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-from fastapi import FastAPI, Path, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from pydantic import ValidationError
+from fastapi import Depends, FastAPI, Path, Query, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.responses import Response
-from starlette.types import Message
 
 from espalier.items import ItemTable
-from service.errors import ClientGone, NotJson
-from service.middleware import MODEL, RETRIEVE
+from service.direct import LINES_TYPES
+from service.middleware import RETRIEVE, STREAM
 from service.monitoring import CONTENT_TYPE, Metrics
 from service.registry import Entry, Registry
-from service.retrieve import retrieve
-from service.schemas import Completions, Model, Models, Problem, Readiness, RetrieveRequest, RetrieveResponse
+from service.schemas import (
+    Completions,
+    LoadRequest,
+    Model,
+    Models,
+    Problem,
+    Readiness,
+    Removed,
+    RemovedIds,
+    RemovedRequest,
+    RetrieveRequest,
+    RetrieveResponse,
+    VersionRequest,
+)
+from service.security import Keys, Role
 from service.settings import Settings
+from service.tracing import Tracer
 
 SCANNED_ROWS = 1 << 16
 """Rows that completion looks at before it checks whether it has enough."""
 
+Bearer = Annotated[
+    HTTPAuthorizationCredentials | None,
+    Security(HTTPBearer(auto_error=False, description="An API key; needed where the service has some.")),
+]
 Name = Annotated[str, Path(description="Name of a model.")]
 
 
@@ -41,68 +54,67 @@ class Service:
     settings: Settings
     metrics: Metrics
     registry: Registry
-
-
-class JsonBodyRoute(APIRoute):
-    """A route whose endpoint takes (request, body, began): the body is parsed and validated straight from its bytes.
-
-    That refuses what JSON refuses, names the field of a NaN, and costs a third of the framework's own way, which parses, then validates.
-    """
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        endpoint: Callable[..., Coroutine[Any, Any, Response]] = self.endpoint
-
-        async def handle(request: Request) -> Response:
-            media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if media_type != "application/json":
-                raise NotJson(f"Expected the content type application/json, got {media_type or 'none'}.")
-            content = await request.body()
-            began = time.perf_counter()
-            try:
-                body = RetrieveRequest.model_validate_json(content)
-            except ValidationError as error:
-                found = error.errors(include_url=False)
-                raise RequestValidationError([{**item, "loc": ("body", *item["loc"])} for item in found]) from error
-            return await endpoint(request, body, began)
-
-        return handle
+    keys: Keys
+    tracer: Tracer | None = None
 
 
 def add_routes(app: FastAPI) -> None:
-    """Put every route on the application."""
-    wrong: dict[int | str, dict[str, Any]] = {status: {"model": Problem, "description": text} for status, text in _PROBLEMS.items()}
-    app.router.add_api_route(
-        RETRIEVE,
-        retrieve_items,
-        methods=["POST"],
-        route_class_override=JsonBodyRoute,
-        responses={200: {"model": RetrieveResponse}, **wrong},
-        tags=["retrieval"],
-    )
-    get: list[tuple[str, Callable[..., Any], str, dict[int | str, dict[str, Any]]]] = [
-        ("/models", models, "models", {200: {"model": Models}}),
-        ("/models/{name}", model, "models", {200: {"model": Model}, 404: wrong[404]}),
-        ("/models/{name}/items", complete_items, "models", {200: {"model": Completions}, **{s: wrong[s] for s in (404, 422, 503)}}),
-        ("/livez", livez, "operation", {}),
-        ("/readyz", readyz, "operation", {200: {"model": Readiness}, 503: {"model": Readiness}}),
-        ("/metrics", metrics, "operation", {200: {"content": {"text/plain": {}}}}),
-    ]
-    for path, endpoint, tag, responses in get:
-        app.router.add_api_route(path, endpoint, methods=["GET"], responses=responses, tags=[tag])
+    """Put every route on the application. The two that direct.py answers are here for their documentation and for other methods."""
+
+    content: dict[str, Any] = {LINES_TYPES[0]: {"schema": {"type": "string"}}}
+
+    def needs(role: Role) -> Sequence[Any]:
+        def check(request: Request, _: Bearer) -> None:
+            authorization = request.headers.get("authorization")
+            _service(request).keys.check(role, None if authorization is None else authorization.encode("latin-1"))
+
+        return [Depends(check)]
+
+    def add(
+        method: str, path: str, endpoint: Callable[..., Any], tag: str, answer: Any, statuses: Sequence[int], role: Role | None
+    ) -> None:
+        responses: dict[int | str, dict[str, Any]] = {200: answer if isinstance(answer, dict) else {"model": answer}}
+        for status in (*((401, 403) if role else ()), *statuses):
+            responses[status] = {"model": Problem, "description": _PROBLEMS[status]}
+        if endpoint is readyz:
+            responses[503] = {"model": Readiness, "description": "Not ready; `reasons` says why."}
+        dependencies = needs(role) if role else None
+        extra = {"requestBody": {"content": content, "required": True}} if path == STREAM else None
+        app.router.add_api_route(
+            path, endpoint, methods=[method], responses=responses, tags=[tag], dependencies=dependencies, openapi_extra=extra
+        )
+
+    lines: dict[str, Any] = {
+        "content": {LINES_TYPES[0]: {"schema": {"type": "string"}}},
+        "description": "One answer or problem document a line.",
+    }
+    add("POST", RETRIEVE, retrieve_items, "retrieval", RetrieveResponse, (404, 408, 413, 415, 422, 429, 500, 503, 504), "retrieve")
+    add("POST", STREAM, retrieve_stream, "retrieval", lines, (408, 415), "retrieve")
+    add("GET", "/models", models, "models", Models, (), "retrieve")
+    add("GET", "/models/{name}", model, "models", Model, (404,), "retrieve")
+    add("GET", "/models/{name}/items", complete_items, "models", Completions, (404, 422, 503), "retrieve")
+    add("POST", "/models/{name}/load", load, "admin", Model, (404, 409, 422, 503), "admin")
+    add("POST", "/models/{name}/unload", unload, "admin", Model, (404, 409, 422, 503), "admin")
+    add("POST", "/models/{name}/default", set_default, "admin", Model, (404, 409, 422, 503), "admin")
+    add("PUT", "/models/{name}/removed", set_removed, "admin", Removed, (404, 409, 422, 503), "admin")
+    add("GET", "/models/{name}/removed", removed, "admin", RemovedIds, (404, 503), "admin")
+    add("GET", "/livez", livez, "operation", {}, (), None)
+    add("GET", "/readyz", readyz, "operation", Readiness, (), None)
+    add("GET", "/metrics", metrics, "operation", {"content": {"text/plain": {}}}, (), None)
 
 
-async def retrieve_items(request: Request, body: RetrieveRequest, began: float) -> Response:
+def retrieve_items(body: RetrieveRequest) -> None:
     """The top m items of each query, best first, and where the milliseconds went.
 
     Queries of concurrent requests share engine calls; `timing.batch` says how many did, `timing.ms_per_query` what each cost.
     """
-    service = _service(request)
-    chosen = service.registry.choose(body.model, body.version)
-    request.scope[MODEL] = chosen.name
-    async with _WhileConnected(request):
-        retrieved = await retrieve(body, chosen, service.settings, began)
-    timing = ", ".join(f"{stage};dur={ms}" for stage, ms in retrieved.stages_ms.items())
-    return Response(retrieved.body, headers={"Server-Timing": timing}, media_type="application/json")
+
+
+def retrieve_stream() -> None:
+    """Many requests in one: each line in is a body of `POST /retrieve`, each line out its answer or its problem document, in order.
+
+    Lines are read only as fast as they are answered and the answers are taken; a wrong line costs one line.
+    """
 
 
 async def models(request: Request) -> Response:
@@ -112,7 +124,7 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request, name: Name) -> Response:
-    """One model: state, version, engine, query kind, search defaults and limits, tree size, metrics at training."""
+    """One model: state, versions, engine, query kind, search defaults and limits, tree size, metrics at training."""
     service = _service(request)
     return _json(_describe(service.registry.entry(name), service.settings))
 
@@ -126,6 +138,41 @@ async def complete_items(
     """Items whose id or title starts with `prefix`, in catalogue order."""
     items = _service(request).registry.choose(name, None).bundle.items
     return _json({"items": await asyncio.to_thread(_complete, items, prefix, limit)})
+
+
+async def load(request: Request, name: Name, body: LoadRequest) -> Response:
+    """Open a version, verify and warm it beside what serves, and, unless told otherwise, make it the default in one step.
+
+    A version that fails to load changes nothing.
+    """
+    service = _service(request)
+    await service.registry.load(name, body.version, body.default)
+    return _json(_describe(service.registry.entry(name), service.settings))
+
+
+async def unload(request: Request, name: Name, body: VersionRequest) -> Response:
+    """Drop a version that is not the default, once the requests that it has accepted are answered."""
+    service = _service(request)
+    await service.registry.unload(name, body.version)
+    return _json(_describe(service.registry.entry(name), service.settings))
+
+
+async def set_default(request: Request, name: Name, body: VersionRequest) -> Response:
+    """Send requests without a version to this one, which is loaded first where it is not: pin a version, or roll back."""
+    service = _service(request)
+    await service.registry.set_default(name, body.version)
+    return _json(_describe(service.registry.entry(name), service.settings))
+
+
+async def set_removed(request: Request, name: Name, body: RemovedRequest) -> Response:
+    """Items that no answer of this model may hold, in place of the former ones. Takes effect without a reload."""
+    unknown = await _service(request).registry.set_removed(name, body.ids)
+    return _json({"removed": len(set(body.ids)) - len(set(unknown)), "unknown": unknown})
+
+
+async def removed(request: Request, name: Name) -> Response:
+    """The standing exclusions."""
+    return _json({"ids": _service(request).registry.removed(name)})
 
 
 async def livez() -> Response:
@@ -142,29 +189,6 @@ async def readyz(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Prometheus metrics."""
     return Response(_service(request).metrics.render(), media_type=CONTENT_TYPE)
-
-
-class _WhileConnected:
-    """Cancels what runs inside when the client hangs up, and raises ClientGone instead."""
-
-    def __init__(self, request: Request) -> None:
-        self._receive = request.receive
-
-    async def __aenter__(self) -> None:
-        self._task = asyncio.current_task()
-        self._cancelled = False
-        self._hung_up = asyncio.ensure_future(self._receive())
-        self._hung_up.add_done_callback(self._cancel)
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        task, self._task = self._task, None
-        self._hung_up.cancel()
-        if self._cancelled and task is not None and task.uncancel() == 0 and kind is asyncio.CancelledError:
-            raise ClientGone("The client hung up before the answer.") from error
-
-    def _cancel(self, hung_up: asyncio.Future[Message]) -> None:
-        if self._task is not None and not hung_up.cancelled():
-            self._cancelled = self._task.cancel()
 
 
 def _service(request: Request) -> Service:
@@ -219,10 +243,16 @@ def _slices(items: ItemTable) -> Iterator[tuple[pa.ChunkedArray, pa.ChunkedArray
 
 
 _PROBLEMS = {
+    401: "No API key, or one that is not known.",
+    403: "The key's role does not reach here, or the admin routes are off.",
     404: "No such model, or the version is not loaded.",
+    408: "The body did not arrive in time.",
+    409: "The models' state does not allow it; `detail` says why.",
     413: "The body is too large.",
-    415: "The body is not JSON.",
+    415: "The content type is another than the route takes.",
     422: "A value is wrong; `errors` lists the fields, the values and what was expected.",
+    429: "Too many queries wait already; Retry-After says when to try again.",
     500: "Something unexpected; the log says what.",
     503: "The model is not ready, or the service is shutting down.",
+    504: "The deadline passed before the answer was there.",
 }

@@ -38,6 +38,23 @@ class Query(_In):
     exclude_seen: bool = Field(False, description="Whether the items of `history` must not come back.")
 
 
+_CONDITIONS: JsonDict = {
+    "additionalProperties": {
+        "anyOf": [
+            {"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]}},
+            {
+                "type": "object",
+                "properties": {"min": {"type": "number"}, "max": {"type": "number"}},
+                "additionalProperties": False,
+                "minProperties": 1,
+            },
+        ]
+    },
+    "examples": [{"section": ["games", "math"]}, {"price": {"min": 5, "max": 20}}],
+}
+"""The conditions of a filter. Their types depend on the model's columns, so espalier.filters checks them."""
+
+
 class RetrieveRequest(_In):
     """Only `queries` is required; the rest has defaults per model. A value over a limit is an error, never clamped."""
 
@@ -48,8 +65,23 @@ class RetrieveRequest(_In):
     queries: Annotated[list[Query], FailFast()] = Field(min_length=1, description="The queries, all of the model's one kind.")
     m: int | None = Field(None, ge=1, description="Items wanted per query; may exceed the beam size.")
     beam_size: int | None = Field(None, ge=1, description="Nodes kept per inner level: more finds more and takes longer.")
+    filter: dict[str, Any] = Field(
+        default_factory=dict,
+        json_schema_extra=_CONDITIONS,
+        description="Column → list of values or range: an item is eligible where every column has one of its values.",
+    )
+    exclude_filter: dict[str, Any] = Field(
+        default_factory=dict,
+        json_schema_extra=_CONDITIONS,
+        description="Column → list of values or range: an item is not eligible where any column has one of its values.",
+    )
     min_score: Number | None = Field(None, ge=0, le=1, description="Items of a lower score are left out; `complete` does not count them.")
+    timeout_ms: Number | None = Field(
+        None, gt=0, description="Deadline, from the head of the request on; what is later is answered 504 and never searched."
+    )
     fields: Ids = Field(default_factory=list, description="Columns of the item table to return with each item.")
+    explain: bool = Field(False, description="Whether to say what each level kept. Slower: the search is traced.")
+    explain_items: Ids = Field(default_factory=list, description="Ids of items of which to say where they fell out; implies `explain`.")
 
 
 class Item(BaseModel):
@@ -60,13 +92,41 @@ class Item(BaseModel):
     fields: dict[str, Any] | None = None
 
 
+class ExplainedLevel(BaseModel):
+    """What one level of the search did. Ranks are what nodes are ordered by, see ARCHITECTURE.md; they are no scores."""
+
+    level: int
+    candidates: int = Field(description="Nodes that were scored.")
+    kept: int = Field(description="Nodes that were kept; on the last level the items that came back.")
+    cut: float | None = Field(description="Rank of the worst node that was kept.")
+    dropped: float | None = Field(description="Rank of the best node that was not; null where none was dropped.")
+
+
+class ExplainedItem(BaseModel):
+    """Where a wanted item fell out of the search, or in which place it came back."""
+
+    id: str
+    outcome: Literal["returned", "below_min_score", "pruned", "excluded", "filtered", "removed", "unknown"]
+    level: int | None = Field(None, description="Level on which it, or its ancestor, was dropped.")
+    rank: float | None = Field(None, description="Its ancestor's rank there; its own where it came back.")
+    cut: float | None = Field(None, description="Rank of the worst node that was kept there.")
+    place: int | None = Field(None, description="Place in the answer, from 1.")
+
+
+class Explanation(BaseModel):
+    levels: list[ExplainedLevel] = Field(description="From the first level that had to be pruned to the leaves.")
+    items: list[ExplainedItem] = Field(description="In the order of `explain_items`.")
+
+
 class Result(BaseModel):
     """The answer to one query."""
 
     items: list[Item] = Field(description="Best first.")
     complete: bool = Field(description="False iff fewer than min(m, eligible items) were found: the beam was too small.")
-    beam_size: int
+    beam_size: int = Field(description="The beam that was searched with.")
+    degraded: bool = Field(description="Whether that is smaller than asked for, because the deadline was near.")
     unknown: list[str] = Field(description="Ids of the query that the catalogue does not have.")
+    explain: Explanation | None = None
 
 
 class Timing(BaseModel):
@@ -111,6 +171,27 @@ class Model(BaseModel):
 
 class Models(BaseModel):
     models: list[Model]
+
+
+class VersionRequest(_In):
+    version: int = Field(ge=1, description="A version in the models folder.")
+
+
+class LoadRequest(VersionRequest):
+    default: bool = Field(True, description="Whether requests without a version go to it once it is ready.")
+
+
+class RemovedRequest(_In):
+    ids: Ids = Field(description="All standing exclusions of the model, in place of the former ones.")
+
+
+class Removed(BaseModel):
+    removed: int = Field(description="Items that are excluded now.")
+    unknown: list[str] = Field(description="Ids that no loaded version's catalogue has; they are kept.")
+
+
+class RemovedIds(BaseModel):
+    ids: list[str]
 
 
 class Completion(BaseModel):

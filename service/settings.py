@@ -8,14 +8,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from espalier.search import Device
 
 
 def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
+
+
+def _listed(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+Key = Annotated[SecretStr, Field(min_length=16)]
+Keys = Annotated[tuple[Key, ...], NoDecode, BeforeValidator(_listed)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 
 
 class Settings(BaseSettings):
@@ -34,11 +43,48 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     max_batch: int | None = Field(default=None, ge=1, description="Most queries in one engine call. Default: 16 on a CPU, 512 on a GPU.")
+    max_wait_us: int = Field(default=0, ge=0, le=100_000, description="Microseconds that a free engine waits for more queries than it has.")
+    max_queue: int = Field(default=1024, ge=1, description="Most queries that wait for one model's engine; more are answered 429.")
+    max_queue_ms: float = Field(default=100.0, gt=0, description="Longest expected wait in a burst; a standing queue is kept far shorter.")
+    timeout_ms: float = Field(default=1000.0, gt=0, description="Deadline of a request that names none.")
+    max_timeout_ms: float = Field(default=60_000.0, gt=0, description="Longest deadline that a request may name.")
     max_queries: int = Field(default=256, ge=1, description="Most queries in one request.")
     max_body_bytes: int = Field(default=1 << 20, ge=1, description="Largest request body.")
     max_history: int = Field(default=1000, ge=1, description="Most ids in one history, and in one list of exclusions.")
+    max_filter_values: int = Field(default=1000, ge=1, description="Most values in the filters of one request.")
+    max_explained: int = Field(default=8, ge=1, description="Most queries in a request with `explain`, and most ids in `explain_items`.")
+    widen: float = Field(
+        default=4.0, ge=1, description="How many times the beam may grow where a filter leaves few items, see docs/service.md; 1: never."
+    )
+    body_timeout_s: float = Field(default=10.0, gt=0, description="Seconds in which a request body must have arrived.")
+    stream_idle_s: float = Field(default=60.0, gt=0, description="Seconds that a stream may be silent before it ends.")
+    stream_window: int = Field(default=32, ge=1, description="Lines of one stream that are read ahead of the answers.")
+    retrieve_keys: Keys = Field(default=(), description="API keys, comma-separated, of which a retrieval must bring one. None: all may.")
+    admin_keys: Keys = Field(default=(), description="API keys, comma-separated, that may change what is served. None: nobody may.")
+    cors_origins: Names = Field(default=(), description="Web origins, comma-separated, whose pages may call the service.")
+    workers: int = Field(default=1, ge=1, description="Processes that serve, on a CPU; a GPU takes one.")
+    poll_s: float | None = Field(
+        default=None, gt=0, description="Seconds between looks for new models and versions in the models folder. None: only when told."
+    )
+    load_timeout_s: float = Field(
+        default=600.0, gt=0, description="Seconds that an admin request waits for every worker to follow; then it is taken back."
+    )
+    mask_cache_bytes: int = Field(default=256 << 20, ge=0, description="Memory for the masks of filters, per loaded version.")
+    drain_delay_s: float = Field(
+        default=0.0, ge=0, description="Seconds between the signal to stop and the end of listening; /readyz says 503 meanwhile."
+    )
     drain_s: float = Field(default=10.0, ge=0, description="Seconds that a shutdown waits for accepted requests.")
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = Field(
         default="INFO", description="Least severe messages that are logged."
+    )
+    log_format: Literal["text", "json"] = Field(default="text", description="One line of text, or one JSON object, per message.")
+    log_requests: Literal["none", "failed", "all"] = Field(
+        default="failed", description="Which retrievals are logged with model, m, beam and timings; `failed` are those answered 5xx."
+    )
+    otlp_endpoint: str | None = Field(
+        default=None, description="Where OpenTelemetry spans go, as http://HOST:4318/v1/traces; needs the extra `otel`."
+    )
+    run_folder: Path | None = Field(
+        default=None, description="Set by the service for its own workers: where they tell each other how far they are."
     )
     verify: bool = Field(default=True, description="Compare every file of a bundle with its checksum before it serves.")

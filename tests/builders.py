@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from espalier.bundle import Bundle, BundleContent, write_bundle
+from espalier.eligibility import node_mask
 from espalier.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, pad_histories
+from espalier.search import NodeMask
 from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
 
 Rng = np.random.Generator
@@ -94,20 +97,22 @@ def make_bundle(
     name: str = "tiny",
     width: int = 4,
     length: int = 5,
+    version: int = 1,
+    columns: Mapping[str, Any] | None = None,
     **search: int,
 ) -> Bundle:
-    """A bundle with random node rows over items `item-0` …, written under `folder`."""
+    """A bundle with random node rows over items `item-0` …, with `columns` beside their titles, written under `folder`."""
     slope = np.full((1, 1, 6), 0.25, np.float32) if slope is None else slope
     query_kind = HistoryKind(length=length) if kind == "history" else VectorKind(width=width)
     query, scorer = history_graphs(rng, width, 6, integer, slope) if kind == "history" else linear_graphs(width)
     shape = (tree.node_count, width)
     rows = (rng.integers(-2, 3, shape) if integer else rng.normal(size=shape)).astype(np.float32)
     ids = [f"item-{i}" for i in range(tree.item_count)]
-    items = ItemTable.build(pa.table({"id": ids, "title": [f"Title {i}" for i in range(tree.item_count)]}))
+    items = ItemTable.build(pa.table({"id": ids, "title": [f"Title {i}" for i in range(tree.item_count)], **(columns or {})}))
     history = pa.array([["item-0"]], pa.list_(pa.string())) if kind == "history" else pa.array([[1.0] * width], pa.list_(pa.float32()))
     draft = ManifestDraft(
         name=name,
-        version=1,
+        version=version,
         algorithm="random",
         created=datetime(2026, 1, 1, tzinfo=UTC),
         query=query_kind,
@@ -125,7 +130,7 @@ def make_bundle(
         golden=pa.table({kind: history.slice(0, 0)} | {name: pa.array([], t) for name, t in GOLDEN_COLUMNS.items()}),
         heldout=pa.table({kind: history, "relevant": pa.array([["item-0"]])}),
     )
-    return write_bundle(folder / name / "1", draft, content)
+    return write_bundle(folder / name / str(version), draft, content)
 
 
 def random_queries(rng: Rng, bundle: Bundle, batch: int, integer: bool = True) -> QueryBatch:
@@ -136,6 +141,17 @@ def random_queries(rng: Rng, bundle: Bundle, batch: int, integer: bool = True) -
         return QueryBatch(kind, raw.astype(np.float32))
     histories = [rng.integers(-1, bundle.tree.item_count, rng.integers(0, kind.length + 2)) for _ in range(batch)]
     return pad_histories(kind, histories)
+
+
+def random_masks(rng: Rng, tree: Tree, batch: int, share: float) -> tuple[NodeMask | None, ...]:
+    """A mask for each query, one of three: none, and two that pass about `share` of the items; the second leaves whole subtrees out."""
+    scattered = rng.random(tree.item_count) < share
+    together = np.zeros(tree.item_count, np.bool_)
+    begin = rng.integers(tree.leaf_count)
+    held = tree.leaf_item[begin : begin + 1 + int(share * tree.leaf_count)]
+    together[held[held != EMPTY_LEAF]] = True
+    masks = (None, node_mask(tree, scattered), node_mask(tree, together))
+    return tuple(masks[i] for i in rng.integers(0, 3, batch))
 
 
 def _model(nodes: list[onnx.NodeProto], inputs: list[str], output: str, constants: dict[str, NDArray[Any]], width: int) -> bytes:

@@ -1,6 +1,26 @@
-"""Settings that all tests share."""
+"""What all tests share: hypothesis's settings, and a models folder."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
 from hypothesis import settings
+
+from espalier.tree import complete_tree
+from tests.builders import make_bundle
+from tests.running import ITEMS, LIMITS
 
 settings.register_profile("espalier", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("espalier")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A models folder with `books`, which takes histories, and `points`, which takes vectors of width 4. Not to be written to."""
+    folder = tmp_path_factory.mktemp("models")
+    rng = np.random.default_rng(0)
+    make_bundle(folder, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", **LIMITS)
+    make_bundle(folder, rng, complete_tree(rng.permutation(ITEMS), 2), kind="vector", name="points", **LIMITS)
+    return folder

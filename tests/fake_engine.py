@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+from numpy.typing import NDArray
 
 from espalier.queries import QueryBatch
 from espalier.search import NO_ITEM, SearchParams, SearchResult
@@ -17,12 +18,15 @@ class FakeEngine:
     started  set when a search has begun
     go       a search waits for it; set unless a test clears it
     failure  raised by the next search
+
+    leaf_of_item  where a mask says whether an item is eligible; without a tree the item row itself
     """
 
     name, rounding = "fake", 0.0
 
-    def __init__(self, items: int) -> None:
+    def __init__(self, items: int, leaf_of_item: NDArray[np.int64] | None = None) -> None:
         self.items = items
+        self.leaf_of_item = np.arange(items) if leaf_of_item is None else leaf_of_item
         self.calls: list[tuple[QueryBatch, SearchParams]] = []
         self.started, self.go = threading.Event(), threading.Event()
         self.go.set()
@@ -48,8 +52,9 @@ class FakeEngine:
         scores_BM = np.zeros((batch, width), np.float32)
         count_B, complete_B = np.zeros(batch, np.int64), np.zeros(batch, np.bool_)
         for b in range(batch):
-            excluded = [] if params.exclude_BE is None else params.exclude_BE[b]
-            eligible = np.setdiff1d(np.arange(self.items), excluded)
+            mask = None if params.mask_B is None else params.mask_B[b]
+            eligible = np.arange(self.items) if mask is None else np.flatnonzero(mask.open_N[self.leaf_of_item])
+            eligible = eligible if params.exclude_BE is None else np.setdiff1d(eligible, params.exclude_BE[b])
             found = eligible[: min(params.m_B[b], params.beam_size_B[b])]
             rows_BM[b, : len(found)], count_B[b] = found, len(found)
             scores_BM[b, : len(found)] = 1 / np.arange(1, len(found) + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,9 +12,9 @@ import numpy as np
 import pytest
 
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
-from espalier.search import SearchParams
-from service.batching import Answer, Batcher
-from service.errors import EngineFailed, NotReady
+from espalier.search import NodeMask, SearchParams
+from service.batching import Answer, Batcher, Limits
+from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from tests.fake_engine import FakeEngine
 
 ITEMS, KIND = 40, HistoryKind(length=3)
@@ -31,10 +32,11 @@ def queries(*newest: int) -> QueryBatch:
 
 
 @asynccontextmanager
-async def held(engine: FakeEngine, batcher: Batcher) -> AsyncIterator[asyncio.Task[Answer]]:
+async def held(engine: FakeEngine, batcher: Batcher, beam_size: int = 5) -> AsyncIterator[asyncio.Task[Answer]]:
     """The engine is busy with a request of one query until the block ends."""
     engine.go.clear()
-    busy = asyncio.create_task(batcher.search(queries(0), SearchParams.uniform(1, 5, 5)))
+    engine.started.clear()
+    busy = asyncio.create_task(batcher.search(queries(0), SearchParams.uniform(1, beam_size, 5)))
     assert await asyncio.to_thread(engine.started.wait, 10)
     try:
         yield busy
@@ -55,7 +57,7 @@ def newest(engine: FakeEngine, call: int) -> list[int]:
 
 def test_requests_that_come_while_the_engine_is_busy_share_the_next_call(engine: FakeEngine) -> None:
     async def scenario() -> None:
-        batcher = Batcher(engine, 16, "test")
+        batcher = Batcher(engine, Limits(max_batch=16), "test")
         async with held(engine, batcher) as busy:
             tasks = await accepted(*(batcher.search(queries(i), SearchParams.uniform(1, 9, 9)) for i in range(1, 6)))
             assert batcher.depth == 5
@@ -71,7 +73,7 @@ def test_requests_that_come_while_the_engine_is_busy_share_the_next_call(engine:
 
 def test_each_request_of_a_call_keeps_its_own_beam_m_and_exclusions(engine: FakeEngine) -> None:
     async def scenario() -> None:
-        batcher = Batcher(engine, 16, "test")
+        batcher = Batcher(engine, Limits(max_batch=16), "test")
         exclude_BE = np.array([[0, 2, 4], [1, -1, -1]])
         async with held(engine, batcher):
             wide, narrow, excluding = await accepted(
@@ -94,7 +96,7 @@ def test_each_request_of_a_call_keeps_its_own_beam_m_and_exclusions(engine: Fake
 
 def test_a_request_larger_than_a_batch_takes_several_calls(engine: FakeEngine) -> None:
     async def scenario() -> None:
-        batcher = Batcher(engine, 4, "test")
+        batcher = Batcher(engine, Limits(max_batch=4), "test")
         exclude_BE = np.arange(10).reshape(10, 1)
         answer = await batcher.search(queries(*range(10)), SearchParams.uniform(10, 40, 40, exclude_BE))
         assert [len(call[0]) for call in engine.calls] == [4, 4, 2]
@@ -107,7 +109,7 @@ def test_a_request_larger_than_a_batch_takes_several_calls(engine: FakeEngine) -
 
 def test_a_call_never_exceeds_the_batch_and_keeps_the_order(engine: FakeEngine) -> None:
     async def scenario() -> None:
-        batcher = Batcher(engine, 4, "test")
+        batcher = Batcher(engine, Limits(max_batch=4), "test")
         async with held(engine, batcher):
             parts = [queries(1, 2, 3), queries(4, 5), queries(6)]
             tasks = await accepted(*(batcher.search(part, SearchParams.uniform(len(part), 2, 2)) for part in parts))
@@ -120,7 +122,7 @@ def test_a_call_never_exceeds_the_batch_and_keeps_the_order(engine: FakeEngine) 
 
 def test_a_cancelled_request_never_reaches_the_engine(engine: FakeEngine) -> None:
     async def scenario() -> None:
-        batcher = Batcher(engine, 16, "test")
+        batcher = Batcher(engine, Limits(max_batch=16), "test")
         async with held(engine, batcher):
             stays, goes = await accepted(*(batcher.search(queries(i), SearchParams.uniform(1, 2, 2)) for i in (1, 2)))
             goes.cancel()
@@ -134,7 +136,7 @@ def test_a_cancelled_request_never_reaches_the_engine(engine: FakeEngine) -> Non
 
 def test_an_engine_failure_fails_only_the_requests_of_its_call(engine: FakeEngine) -> None:
     async def scenario() -> None:
-        batcher = Batcher(engine, 16, "test")
+        batcher = Batcher(engine, Limits(max_batch=16), "test")
         async with held(engine, batcher) as busy:
             engine.failure = ValueError("out of memory")
             behind = await accepted(batcher.search(queries(1), SearchParams.uniform(1, 2, 2)))
@@ -148,7 +150,7 @@ def test_an_engine_failure_fails_only_the_requests_of_its_call(engine: FakeEngin
 
 def test_draining_finishes_accepted_requests_and_refuses_new_ones(engine: FakeEngine) -> None:
     async def scenario() -> None:
-        batcher = Batcher(engine, 1, "test")
+        batcher = Batcher(engine, Limits(max_batch=1), "test")
         async with held(engine, batcher) as busy:
             waiting = await accepted(batcher.search(queries(1), SearchParams.uniform(1, 2, 2)))
             drained = asyncio.create_task(batcher.drain(10))
@@ -163,9 +165,193 @@ def test_draining_finishes_accepted_requests_and_refuses_new_ones(engine: FakeEn
 
 def test_draining_gives_up_after_its_time(engine: FakeEngine) -> None:
     async def scenario() -> None:
-        batcher = Batcher(engine, 1, "test")
+        batcher = Batcher(engine, Limits(max_batch=1), "test")
         async with held(engine, batcher) as busy:
             assert not await batcher.drain(0)
         await busy
+
+    asyncio.run(scenario())
+
+
+def test_queries_that_take_long_one_after_the_other_do_not_share_a_call(engine: FakeEngine) -> None:
+    """On a CPU nobody gets an answer before the end of a call, so that a call is only filled up to a millisecond."""
+
+    async def scenario() -> None:
+        clock = [0.0]
+        batcher = Batcher(engine, Limits(max_batch=16), "test", clock=lambda: clock[0])
+        async with held(engine, batcher) as busy:
+            clock[0] += 0.003  # so long a query takes, as far as the batcher can know
+        await busy
+        async with held(engine, batcher) as busy:
+            tasks = await accepted(*(batcher.search(queries(i), SearchParams.uniform(1, 5, 5)) for i in (1, 2, 3)))
+        await asyncio.gather(busy, *tasks)
+        assert [len(call[0]) for call in engine.calls] == [1, 1, 1, 1, 1]
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_each_query_of_a_call_keeps_its_own_mask(engine: FakeEngine) -> None:
+    mask = NodeMask(np.arange(ITEMS) % 2 == 1, ITEMS // 2)
+
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(), "test")
+        async with held(engine, batcher):
+            plain, masked = await accepted(
+                batcher.search(queries(1), SearchParams.uniform(1, 3, 3)),
+                batcher.search(queries(2, 3), SearchParams.uniform(2, 3, 3, mask=mask)),
+            )
+        assert (await plain).result.item_rows_BM.tolist() == [[0, 1, 2]]
+        assert (await masked).result.item_rows_BM.tolist() == [[1, 3, 5], [1, 3, 5]]
+        assert engine.calls[1][1].mask_B == (None, mask, mask)
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_a_traced_request_is_alone_in_its_call_and_whole(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(max_batch=2), "test")
+        async with held(engine, batcher):
+            tasks = await accepted(
+                batcher.search(queries(1), SearchParams.uniform(1, 3, 3)),
+                batcher.search(queries(2, 3, 4), SearchParams.uniform(3, 3, 3, trace=True)),
+                batcher.search(queries(5), SearchParams.uniform(1, 3, 3)),
+            )
+        await asyncio.gather(*tasks)
+        assert [newest(engine, call) for call in (1, 2, 3)] == [[1], [2, 3, 4], [5]]
+        assert [call[1].trace for call in engine.calls] == [False, False, True, False]
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+# -- deadlines ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_expires_in_the_queue_is_answered_at_its_deadline_and_never_reaches_the_engine(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(), "test")
+        async with held(engine, batcher):
+            late, waits = await accepted(
+                batcher.search(queries(1), SearchParams.uniform(1, 5, 5), time.perf_counter() + 0.01),
+                batcher.search(queries(2), SearchParams.uniform(1, 5, 5), time.perf_counter() + 60),
+            )
+            with pytest.raises(DeadlinePassed):
+                await late  # the engine is still held
+            assert batcher.depth == 1
+        await waits
+        assert newest(engine, 1) == [2]
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_a_deadline_that_has_passed_already_is_refused(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(), "test")
+        with pytest.raises(DeadlinePassed):
+            await batcher.search(queries(1), SearchParams.uniform(1, 5, 5), time.perf_counter())
+        assert engine.calls == []
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_one_expired_part_of_a_large_request_fails_it_and_frees_the_queue(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(max_batch=2), "test")
+        async with held(engine, batcher):
+            (late,) = await accepted(batcher.search(queries(1, 2, 3, 4, 5), SearchParams.uniform(5, 5, 5), time.perf_counter() + 0.01))
+            with pytest.raises(DeadlinePassed):
+                await late
+            assert batcher.depth == 0
+        await batcher.drain(10)
+        assert len(engine.calls) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("smallest", "searched"), [(None, 32), (20, 20), (4, 4)])
+def test_near_the_deadline_the_beam_shrinks_as_far_as_allowed(engine: FakeEngine, smallest: int | None, searched: int) -> None:
+    async def scenario() -> None:
+        clock = [0.0]
+        batcher = Batcher(engine, Limits(smallest_beam_size=smallest), "test", clock=lambda: clock[0])
+        async with held(engine, batcher, beam_size=32) as busy:
+            clock[0] += 0.002  # so long a query takes
+        await busy
+        async with held(engine, batcher, beam_size=1):
+            hurried, relaxed = await accepted(
+                batcher.search(queries(1), SearchParams.uniform(1, 32, 5), deadline=100.0),
+                batcher.search(queries(2), SearchParams.uniform(1, 32, 5), deadline=1e6),
+            )
+            clock[0] = 100.0 - 1e-9
+        answer = await hurried
+        assert (answer.beam_size, answer.degraded) == (searched, searched < 32)
+        assert engine.calls[2][1].beam_size_B.tolist() == [searched]
+        answer = await relaxed
+        assert (answer.beam_size, answer.degraded) == (32, False)
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+# -- a queue with an end --------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_refuses_and_says_when_to_try_again(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(max_queue=3), "test")
+        async with held(engine, batcher):
+            tasks = await accepted(*(batcher.search(queries(i), SearchParams.uniform(1, 5, 5)) for i in (1, 2, 3)))
+            with pytest.raises(QueueFull, match="3 queries wait") as refused:
+                await batcher.search(queries(4), SearchParams.uniform(1, 5, 5))
+            assert refused.value.headers == (("Retry-After", "1"),)
+        await asyncio.gather(*tasks)
+        assert (await batcher.search(queries(5), SearchParams.uniform(1, 5, 5))).batch == 1
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(max_queue=3), "test")
+        answer = await batcher.search(queries(*range(9)), SearchParams.uniform(9, 5, 5))
+        assert len(answer.result.count_B) == 9
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_a_patient_request_waits_for_room(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(max_queue=1), "test")
+        async with held(engine, batcher):
+            first, second = await accepted(
+                batcher.search(queries(1), SearchParams.uniform(1, 5, 5)),
+                batcher.search(queries(2), SearchParams.uniform(1, 5, 5), patient=True),
+            )
+            assert (batcher.depth, second.done()) == (1, False)
+        await asyncio.gather(first, second)
+        assert [newest(engine, call) for call in (1, 2)] == [[1], [2]]
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_draining_wakes_those_who_wait_for_room(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(max_queue=1), "test")
+        async with held(engine, batcher):
+            first, patient = await accepted(
+                batcher.search(queries(1), SearchParams.uniform(1, 5, 5)),
+                batcher.search(queries(2), SearchParams.uniform(1, 5, 5), patient=True),
+            )
+            drained = asyncio.create_task(batcher.drain(10))
+            with pytest.raises(NotReady):
+                await patient
+        await first
+        assert await drained
 
     asyncio.run(scenario())

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from service.app import create_app
 from service.errors import ServiceError
-from service.monitoring import Metrics
+from service.monitoring import METRICS, Metrics
 from service.routes import _PROBLEMS
 from service.schemas import RetrieveRequest
 from service.settings import Settings
@@ -83,7 +83,7 @@ def test_every_setting_is_described_with_its_default() -> None:
 
 
 def env(value: object) -> str:
-    if value is None:
+    if value is None or value == ():
         return "none"
     return f"`{str(value).lower() if isinstance(value, bool) else f'{value:g}' if isinstance(value, float) else value}`"
 
@@ -100,10 +100,8 @@ def test_every_route_is_described(tmp_path: Path) -> None:
 
 def test_every_metric_is_described_with_its_labels() -> None:
     described = {name: cells[0] for name, cells in table("docs/service.md", "espalier_[a-z_]+").items()}
-    metrics = Metrics()
-    labels = {metric._name: ", ".join(metric._labelnames) for name, metric in vars(metrics).items() if not name.startswith("_")}
-    assert {name.removesuffix("_total"): label for name, label in described.items()} == labels
-    assert set(described) == set(re.findall(r"^# TYPE (\S+)", metrics.render().decode(), re.MULTILINE))
+    assert described == {name: ", ".join(metric.labels) for name, metric in METRICS.items()}
+    assert set(described) == set(re.findall(r"^# TYPE (\S+)", Metrics().render().decode(), re.MULTILINE))
 
 
 def test_every_error_status_is_described() -> None:

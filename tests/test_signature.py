@@ -1,11 +1,14 @@
 """The signature test: every engine searches as the reference does.
 
 (a) With integer weights all arithmetic is exact, so results must be equal, ties included. (b) With real weights the reference rescores
-the beams that the engine kept: every kept candidate must be at least as good as the best dropped one, less the engine's rounding.
+the beams that the engine kept: it must find the same candidates of the same ranks, up to the engine's rounding, and every kept candidate
+must be at least as good as the best dropped one, less that rounding.
 """
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,16 +18,17 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.compose import Plan, compose
 from espalier.engines.onnx_graph import Grid, OnnxEngine
-from espalier.engines.reference import ReferenceEngine
+from espalier.engines.reference import ReferenceEngine, Step
+from espalier.errors import InvalidQuery
 from espalier.queries import QueryBatch
-from espalier.search import SearchParams
-from tests.builders import make_bundle, random_queries, random_tree
+from espalier.search import LevelTrace, NodeMask, SearchParams
+from tests.builders import make_bundle, random_masks, random_queries, random_tree
 
 SMALL_GRID = Grid(batches=(2, 4), wanted=(8, 64), excluded=64)
 
@@ -37,6 +41,7 @@ shapes = st.fixed_dictionaries(
         "kind": st.sampled_from(["history", "vector"]),
         "gamma": st.sampled_from([0.0, 0.5, 1.0]),
         "exclude": st.sampled_from([0, 3, 40]),
+        "passing": st.sampled_from([None, 0.0, 0.05, 0.5]),
         "batch": st.integers(1, 4),
         "fixed": st.booleans(),
     }
@@ -52,8 +57,16 @@ def draw(
     bundle = make_bundle(folder, rng, tree, shape["kind"], shape["gamma"], own, integer, name=f"m{rng.integers(1 << 60)}")
     queries = random_queries(rng, bundle, shape["batch"], integer)
     exclude = rng.integers(-1, tree.item_count, (shape["batch"], shape["exclude"])) if shape["exclude"] else None
-    params = SearchParams(rng.integers(1, 40, shape["batch"]), rng.integers(1, 50, shape["batch"]), exclude)
+    masks = None if shape["passing"] is None else random_masks(rng, tree, shape["batch"], shape["passing"])
+    params = SearchParams(rng.integers(1, 40, shape["batch"]), rng.integers(1, 50, shape["batch"]), exclude, mask_B=masks)
     return bundle, queries, params
+
+
+def eligible_rows(bundle: Bundle, params: SearchParams, b: int) -> set[int]:
+    """The item rows that query b may get."""
+    mask = None if params.mask_B is None else params.mask_B[b]
+    rows = np.arange(bundle.tree.item_count) if mask is None else np.flatnonzero(mask.open_N[bundle.tree.leaf_of_item])
+    return set(rows.tolist()) - (set() if params.exclude_BE is None else set(params.exclude_BE[b].tolist()))
 
 
 @settings(max_examples=120)
@@ -75,28 +88,44 @@ def test_kept_beams_are_the_best_with_real_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], own: Literal["logit", "log_activation"]
 ) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False, own=own)
-    params = SearchParams(params.beam_size_B, params.m_B, params.exclude_BE, trace=True)
+    params = replace(params, trace=True)
     engine, reference = OnnxEngine(bundle, "cpu"), ReferenceEngine(bundle)
     result = engine.search(queries, params)
     assert result.trace is not None
     for b in range(len(queries)):
-        kept = {level.level: level.nodes_BK[b][level.nodes_BK[b] >= 0] for level in result.trace}
         start = bundle.tree.start_level(1 << int(params.beam_size_B[b]).bit_length() - 1)
-        kept = {level: nodes for level, nodes in kept.items() if level >= start}  # above it other buckets' queries were scored
-        replay(reference, queries, params, b, kept, engine.rounding)
+        levels = {level.level: level for level in result.trace if level.level >= start}  # above it other buckets' queries were scored
+        kept = {h: level.nodes_BK[b][level.nodes_BK[b] >= 0] for h, level in levels.items()}
+        for step in replay(reference, queries, params, b, kept, engine.rounding):
+            if step.level in levels:
+                assert_candidates(levels[step.level], b, step, engine.rounding)
 
 
 def replay(
     reference: ReferenceEngine, queries: QueryBatch, params: SearchParams, b: int, kept: dict[int, NDArray[Any]], rounding: float
-) -> None:
-    """Every beam that the engine kept is, by the reference's scores, a best one among its candidates."""
-    for step in reference.steps(queries, params, b, follow=kept):
+) -> list[Step]:
+    """Every beam that the engine kept is, by the reference's scores, a best one among its candidates. Returns the reference's steps."""
+    steps = reference.steps(queries, params, b, follow=kept)
+    for step in steps:
         mine = np.isin(step.candidates_C, kept.get(step.level, step.kept_K))
         assert mine.sum() == len(kept.get(step.level, step.kept_K)), "a kept node was no candidate"
-        if step.level < reference.bundle.tree.height:
-            assert mine.sum() == min(len(mine), params.beam_size_B[b])
+        size = params.beam_size_B[b] if step.level < reference.bundle.tree.height else params.m_B[b]
+        assert mine.sum() == min(len(mine), size)
         if mine.any() and not mine.all():
             assert step.ranks_C[mine].min() >= step.ranks_C[~mine].max() - rounding
+    return steps
+
+
+def assert_candidates(level: LevelTrace, b: int, step: Step, rounding: float) -> None:
+    """The candidates of query b and their ranks are the reference's, and its beam is among them with the same ranks."""
+    open_C = level.candidates_BC[b] >= 0
+    assert_array_equal(level.candidates_BC[b][open_C], step.candidates_C)
+    assert_allclose(level.candidate_ranks_BC[b][open_C], step.ranks_C, rtol=0, atol=rounding)
+    assert np.all(level.candidate_ranks_BC[b][~open_C] == -np.inf)
+    kept_K = level.nodes_BK[b] >= 0
+    assert np.all(level.ranks_BK[b][~kept_K] == -np.inf)
+    among = np.searchsorted(step.candidates_C, level.nodes_BK[b][kept_K])
+    assert_array_equal(level.ranks_BK[b][kept_K], level.candidate_ranks_BC[b][open_C][among])
 
 
 @settings(max_examples=30)
@@ -107,8 +136,7 @@ def test_a_query_gets_the_same_answer_in_any_batch(tmp_path_factory: pytest.Temp
     together = engine.search(queries, params)
     for b in range(len(queries)):
         one = np.array([b])
-        exclude = None if params.exclude_BE is None else params.exclude_BE[one]
-        alone = engine.search(queries.take(one), SearchParams(params.beam_size_B[one], params.m_B[one], exclude))
+        alone = engine.search(queries.take(one), params.take(one))
         m = params.m_B[b]
         assert_array_equal(alone.item_rows_BM[0], together.item_rows_BM[b, :m])
         assert_array_equal(alone.ranks_BM[0], together.ranks_BM[b, :m])
@@ -121,16 +149,61 @@ def test_a_beam_of_at_least_m_brings_min_of_m_and_eligible(
 ) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
     batch = len(queries)
-    params = SearchParams.uniform(batch, beam, max(1, beam // 2), params.exclude_BE)
-    result = OnnxEngine(bundle, "cpu").search(queries, params)
+    params = replace(params, beam_size_B=np.full(batch, beam), m_B=np.full(batch, max(1, beam // 2)))
+    result = OnnxEngine(bundle, "cpu", grid=SMALL_GRID if shape["fixed"] else None).search(queries, params)
     for b in range(batch):
-        out = set() if params.exclude_BE is None else set(params.exclude_BE[b].tolist()) - {-1}
-        rows = result.item_rows_BM[b][: result.count_B[b]]
-        assert result.count_B[b] == min(params.m_B[b], bundle.tree.item_count - len(out))
+        eligible = eligible_rows(bundle, params, b)
+        rows = result.item_rows_BM[b][: result.count_B[b]].tolist()
+        assert result.count_B[b] == min(params.m_B[b], len(eligible))
         assert result.complete_B[b]
-        assert len(set(rows.tolist())) == len(rows)
-        assert not out & set(rows.tolist())
-        assert np.all((rows >= 0) & (rows < bundle.tree.item_count))
+        assert len(set(rows)) == len(rows)
+        assert set(rows) <= eligible
+
+
+def test_a_filter_that_no_item_passes_gives_an_empty_and_complete_answer(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2))
+    nothing = NodeMask(np.zeros(bundle.tree.node_count, np.bool_), 0)
+    for engine in (OnnxEngine(bundle, "cpu"), ReferenceEngine(bundle)):
+        result = engine.search(random_queries(rng, bundle, 2), SearchParams.uniform(2, 4, 6, mask=nothing))
+        assert_array_equal(result.item_rows_BM, np.full((2, 6), -1))
+        assert_array_equal(result.scores_BM, np.zeros((2, 6)))
+        assert result.complete_B.all()
+
+
+def test_masks_must_fit_the_batch_and_the_tree(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 2, ragged=False))
+    queries, small = random_queries(rng, bundle, 2), NodeMask(np.ones(3, np.bool_), 1)
+    for engine in (OnnxEngine(bundle, "cpu"), ReferenceEngine(bundle)):
+        with pytest.raises(InvalidQuery, match=r"mask_B: got '1 masks', expected 2, one per query"):
+            engine.search(queries, SearchParams(np.array([2, 2]), np.array([2, 2]), mask_B=(None,)))
+        with pytest.raises(InvalidQuery, match=r"mask_B: got 'bool\[3\]', expected bool\[15\]"):
+            engine.search(queries, SearchParams.uniform(2, 2, 2, mask=small))
+
+
+def test_warm_up_builds_every_graph_that_a_query_may_need(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2, empty_share=0.0))
+    engine = OnnxEngine(bundle, "cpu")
+    engine.warm_up()
+    warm = engine.session_count
+    for exclude_BE in (None, rng.integers(0, bundle.tree.item_count, (8, 3)), rng.integers(0, bundle.tree.item_count, (8, 20))):
+        for mask_B in (None, random_masks(rng, bundle.tree, 8, 0.5)):
+            engine.search(
+                random_queries(rng, bundle, 8), SearchParams(rng.integers(1, 65, 8), rng.integers(1, 50, 8), exclude_BE, mask_B=mask_B)
+            )
+    assert engine.session_count == warm
+
+
+def test_a_mask_is_not_kept_alive_by_the_engine(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2))
+    engine, mask = OnnxEngine(bundle, "cpu"), NodeMask(np.ones(bundle.tree.node_count, np.bool_), bundle.tree.item_count)
+    engine.search(random_queries(rng, bundle, 1), SearchParams.uniform(1, 4, 4, mask=mask))
+    alive = weakref.ref(mask)
+    del mask
+    assert alive() is None
 
 
 @pytest.mark.parametrize("slope", [np.full((1, 1, 6), 0.5), np.array([0.5, 0.25, -1, 1, 0, 0.5]), np.array([2, 0.25, -1, 1, 0, 0.5])])
@@ -149,13 +222,13 @@ def test_a_fixed_plan_has_no_shape_left_to_compute(tmp_path: Path, kind: Literal
     rng = np.random.default_rng(3)
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 6, 3, empty_share=0.2), kind, gamma)
     manifest = bundle.manifest
-    plan = Plan(4, 7, excluded="leaves and inner", wanted=64)
+    plan = Plan(4, 7, excluded="leaves and inner", masked=True, wanted=64)
     graphs = (bundle.graph("query.onnx"), bundle.graph("scorer.onnx"))
     model = compose(*graphs, bundle.tree, manifest.ranking, manifest.query, manifest.scorer, plan)
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
     options.log_severity_level = 3
-    for name, size in {"B": 4, "excluded_leaves_X": 16, "excluded_inner_X": 16}.items():
+    for name, size in {"B": 4, "F_N": bundle.tree.node_count, "excluded_leaves_X": 16, "excluded_inner_X": 16}.items():
         options.add_free_dimension_override_by_name(name, size)
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     assert all(isinstance(dim, int) for entry in session.get_outputs() for dim in entry.shape)

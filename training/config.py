@@ -129,14 +129,16 @@ class OptimiserConfig(_Section):
 class SearchConfig(_Section):
     """Search defaults and limits of the exported model.
 
-    gamma         γ of the ranking, or "auto": the value with the best recall@m of validation users
-    exclude_seen  whether that choice (and the calibration of scores) leaves out the items of the history
+    min_beam_size  down to which the service may shrink a beam when a deadline is near; none: never
+    gamma          γ of the ranking, or "auto": the value with the best recall@m of validation users
+    exclude_seen   whether that choice (and the calibration of scores) leaves out the items of the history
     """
 
     beam_size: int = Field(default=200, ge=1)
     m: int = Field(default=50, ge=1)
     max_beam_size: int = Field(default=1000, ge=1)
     max_m: int = Field(default=1000, ge=1)
+    min_beam_size: int | None = Field(default=None, ge=1)
     gamma: Literal["auto"] | float = "auto"
     exclude_seen: bool = True
 

@@ -230,7 +230,7 @@ def _draft(config: TrainingConfig, prepared: Prepared, ranking: Ranking, path: P
         created=datetime.now(UTC),
         query=HistoryKind(length=sum(config.instances.windows)),
         ranking=ranking,
-        search=SearchDefaults(beam_size=limits.beam_size, m=limits.m, max_beam_size=limits.max_beam_size, max_m=limits.max_m),
+        search=SearchDefaults(**limits.model_dump(include=set(SearchDefaults.model_fields))),
         training=config.model_dump(mode="json"),
         data={
             "sha256": interactions.fingerprint,

@@ -7,13 +7,16 @@ Inputs of the composed graph (those that the tree and the plan need):
     history int64[B, T] or vector float32[B, F]     item rows, −1 = padding
     beam_size int64[B]                               each query's beam, unless the plan is for a single one
     excluded_leaves, excluded_inner int64[B, X]      nodes that a query must not visit, −1 = padding
+    open bool[N], mask_of int64[B]                   nodes with an eligible item below; unless the plan is for a single query, F masks
+                                                     end to end, bool[F · N], and which of them is each query's
     kept, wanted int64[1]                            largest beam and largest m of the call (constants of a static plan)
     node_rows float32[N, D] · parent int64[N+1] and leaf_of_item int64[I+1] (last entry −1, so that −1 maps to −1)
-    first_child int64[N+1] · vacant bool[N] (no item below) · leaf_item int64[#leaves]
-Outputs: item_rows int64[B, M], ranks float32[B, M]; with a trace nodes_h int64[B, K] and ranks_h float32[B, K] of each level
-(ranks are −inf where a slot is empty; item rows and nodes mean nothing there).
+    first_child int64[N+1] · leaf_item int64[#leaves]
+Outputs: item_rows int64[B, M], ranks float32[B, M]; with a trace candidates_h int64[B, C] and candidate_ranks_h float32[B, C] of each
+level, nodes_h int64[B, K] and ranks_h float32[B, K] of each level but the last (ranks are −inf where a slot is empty or its node has no
+eligible item below; item rows and nodes mean nothing there).
 
-Legend: B queries, T history, L levels, K beam, C candidates, M results, X excluded nodes, N nodes, I items, D node row, S state.
+Legend: B queries, T history, L levels, K beam, C candidates, M results, X excluded nodes, N nodes, F masks, I items, D node row, S state.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ class Plan:
     beam_low, beam_high   the beam sizes it serves; it starts where beam_low starts
     single                one query a call (B = 1), which saves work; otherwise any number, of different beams
     excluded              which nodes queries may exclude
-    trace                 whether each level's beam is an output
+    masked                whether queries bring node masks; without, every node must have an item below
+    trace                 whether each level's candidates and beam are outputs
     wanted                m as a constant, with the beam fixed to beam_high: all shapes but B and X are known, the outputs' too (for
                           CUDA graphs)
     """
@@ -51,6 +55,7 @@ class Plan:
     beam_high: int
     single: bool = False
     excluded: Literal["none", "leaves", "leaves and inner"] = "none"
+    masked: bool = False
     trace: bool = False
     wanted: int | None = None
 
@@ -89,6 +94,7 @@ class _Composer:
         self.products: dict[tuple[str, int], str] = {}
         self.wide: set[str] = set()  # widths that are at least `kept`
         self.filled: dict[tuple[int, str], str] = {}
+        self.mask_start = ""
         self.start = tree.start_level(plan.beam_low)
         self.first = 1 if ranking.gamma > 0 else self.start  # the first level whose nodes are scored
 
@@ -156,6 +162,7 @@ class _Composer:
 
     def keep(self, nodes: str, ranks: str, level: int, width: str) -> tuple[str, str, str]:
         """The beam: each query's best `beam_size` candidates, in ascending node order; slots beyond it have rank −inf."""
+        self.traced(level, "candidates", nodes, "candidate_ranks", ranks)
         size = self.at_most(self.beam(), width)
         single = self.plan.single
         _, order = self.ops("TopK", 2, ranks, size, axis=1, largest=1, sorted=int(not single))
@@ -177,7 +184,7 @@ class _Composer:
         kept_ranks = self.op("GatherElements", ranks, order, axis=1)
         if not single:
             kept_ranks = self.op("Where", empty, self.const(MINUS_INF), kept_ranks)
-        self.traced(level, kept, kept_ranks)
+        self.traced(level, "nodes", kept, "ranks", kept_ranks)
         return kept, kept_ranks, size
 
     def expand(self, kept: str, kept_ranks: str, level: int, width: str, state: str) -> tuple[str, str, str]:
@@ -201,7 +208,7 @@ class _Composer:
         own = self.own(self.op("Gather", self.node_rows(), nodes), state)
         if self.ranking.gamma > 0:
             inherited = self.op("Mul", kept_ranks, self.const(np.float32(self.ranking.gamma)))
-        elif self.all_open(level):
+        elif self.passes_nothing_down(level):
             inherited = ""
         else:  # 0 · −inf would be NaN
             inherited = self.op(
@@ -217,7 +224,7 @@ class _Composer:
 
     def results(self, nodes: str, ranks: str, width: str) -> None:
         """The best m leaves, best first, as item rows."""
-        self.traced(self.tree.height, nodes, ranks)
+        self.traced(self.tree.height, "candidates", nodes, "candidate_ranks", ranks)
         wanted = self.input("wanted", np.int64, [1]) if self.plan.wanted is None else self.const([self.plan.wanted])
         size = self.at_most(wanted, width)
         best, order = self.ops("TopK", 2, ranks, size, axis=1, largest=1, sorted=1)
@@ -238,10 +245,9 @@ class _Composer:
 
     def closed_out(self, nodes: str, ranks: str, level: int) -> str:
         """Ranks with −inf for nodes without an eligible item below."""
-        span = self.tree.level(level)
-        if bool(np.any(self.tree.items_below[span.start : span.stop] == 0)):
-            vacant = self.op("Gather", self.table("vacant", np.bool_, self.tree.node_count), nodes)
-            ranks = self.op("Where", vacant, self.const(MINUS_INF), ranks)
+        if self.plan.masked:
+            is_open = self.op("Gather", *self.masks(nodes))
+            ranks = self.op("Where", is_open, ranks, self.const(MINUS_INF))
         if self.plan.excluded == "leaves and inner" or (self.plan.excluded == "leaves" and level == self.tree.height):
             name = "excluded_leaves" if level == self.tree.height else "excluded_inner"
             excluded = self.op("Unsqueeze", self.input(name, np.int64, ["B", f"{name}_X"]), self.const([1]))
@@ -250,21 +256,27 @@ class _Composer:
             ranks = self.op("Where", self.op("Cast", hit, to=onnx.TensorProto.BOOL), self.const(MINUS_INF), ranks)
         return ranks
 
-    def all_open(self, level: int) -> bool:
-        """True when no slot of the beam on this level can have rank −inf."""
-        tree = self.tree
-        uniform = all(tree.is_uniform(h) for h in range(self.start, level))
-        return (
-            uniform
-            and self.plan.single
-            and self.plan.excluded != "leaves and inner"
-            and bool(np.all(tree.items_below[: tree.level(level).stop] > 0))
-        )
+    def masks(self, nodes: str) -> tuple[str, str]:
+        """The masks and where in them the queries' nodes are."""
+        if self.plan.single:
+            return self.table("open", np.bool_, self.tree.node_count), nodes
+        if not self.mask_start:
+            mask_of = self.op("Unsqueeze", self.input("mask_of", np.int64, ["B"]), self.const([1]))
+            self.mask_start = self.op("Mul", mask_of, self.const(self.tree.node_count))
+        return self.input("open", np.bool_, ["F_N"]), self.op("Add", nodes, self.mask_start)
 
-    def traced(self, level: int, nodes: str, ranks: str) -> None:
+    def passes_nothing_down(self, level: int) -> bool:
+        """True when all slots of rank −inf on a level are closed nodes: their children are closed in their own right.
+
+        Otherwise some are padding, of ragged levels or of smaller beams in the call: copies of nodes whose children are candidates already.
+        """
+        return self.plan.single and all(self.tree.is_uniform(h) for h in range(self.start, level))
+
+    def traced(self, level: int, name: str, nodes: str, ranks_name: str, ranks: str) -> None:
         if self.plan.trace:
-            self.output(nodes, f"nodes_{level}", np.int64, ["B", f"K{level}"])
-            self.output(ranks, f"ranks_{level}", np.float32, ["B", f"K{level}"])
+            width = f"{name}_{level}_width"
+            self.output(nodes, f"{name}_{level}", np.int64, ["B", width])
+            self.output(ranks, f"{ranks_name}_{level}", np.float32, ["B", width])
 
     def beam(self) -> str:
         return self.input("kept", np.int64, [1]) if self.plan.wanted is None else self.const([self.plan.beam_high])

@@ -2,15 +2,17 @@
 
 Beam sizes fall into buckets [2^j, 2^(j+1) − 1]; each bucket has a graph of its own, built by `compose` when first used or at warm-up.
 Node rows and the tree's arrays are put on the device once and shared by all graphs. On CUDA, calls that fit a small grid of batch and
-beam sizes run as CUDA graphs with fixed buffers; others run as ordinary sessions.
+beam sizes run as CUDA graphs with fixed buffers; others, and all with filters, run as ordinary sessions.
 
-Legend: B queries, T history, K beam, M results, X excluded nodes, N nodes.
+Legend: B queries, T history, K beam, C candidates, M results, X excluded nodes, N nodes, F masks.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,12 +21,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.eligibility import NO_NODE, ExcludedNodes, excluded_nodes
+from espalier.eligibility import NO_NODE, ExcludedNodes, every_item, excluded_nodes
 from espalier.engines.compose import Plan, compose
 from espalier.errors import DeviceUnavailable
 from espalier.queries import QueryBatch, blank_queries
-from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult, finish
-from espalier.tree import EMPTY_LEAF
+from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult, finish
+from espalier.tree import Tree
 
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
@@ -77,34 +79,48 @@ class OnnxEngine:
         self._fixed_runs: dict[tuple[Plan, int], _FixedRun] = {}
         self._lock = threading.Lock()
         tree = bundle.tree
+        self._every_item = every_item(tree)
+        self._vacant = not self._every_item.open_N.all()
+        self._masks: weakref.WeakKeyDictionary[NodeMask, ort.OrtValue] = weakref.WeakKeyDictionary()
         self._shared = {
             "node_rows": self._on_device(np.ascontiguousarray(bundle.node_rows_ND, np.float32)),
             "parent": self._on_device(np.append(tree.parent, -1)),
             "leaf_of_item": self._on_device(np.append(tree.leaf_of_item, -1)),
             "first_child": self._on_device(tree.first_child),
-            "vacant": self._on_device(tree.items_below == 0),
             "leaf_item": self._on_device(tree.leaf_item),
+            "open": self._mask_on_device(self._every_item),
         }
 
+    @property
+    def session_count(self) -> int:
+        """How many graphs have been built; warm-up is to build all that a query may need."""
+        return len(self._sessions) + len(self._fixed_runs)
+
     def warm_up(self) -> None:
-        """Build and run the graph of every beam bucket up to the model's limit, with and without exclusions (with a grid every cell)."""
-        limits, tree = self.bundle.manifest.search, self.bundle.tree
-        parent = int(tree.parent[tree.leaf_of_item[0]])
-        below = tree.leaf_item[tree.first_child[parent] - tree.leaf_offset : tree.first_child[parent + 1] - tree.leaf_offset]
-        leaf, whole_node = np.zeros(1, np.int64), below[below != EMPTY_LEAF]
+        """Build and run the graphs of every beam bucket up to the model's limit, with and without exclusions and filters.
+
+        With a grid, every cell of it.
+        """
+        limits = self.bundle.manifest.search
+        leaf, root = self.bundle.tree.leaf_offset, 0
         for batch in self._grid.batches if self._grid else (1,):
             queries = blank_queries(self.bundle.manifest.query, batch)
-            for beam_size in (1 << j for j in range(limits.max_beam_size.bit_length())):
+            some = [
+                ExcludedNodes(np.full((batch, 1), leaf), np.full((batch, 1), inner), np.ones(batch, np.int64)) for inner in (NO_NODE, root)
+            ]
+            for bucket in range(limits.max_beam_size.bit_length()):
                 for m in {min(m, limits.max_m) for m in self._grid.wanted} if self._grid else {limits.m}:
-                    self.search(queries, SearchParams.uniform(batch, beam_size, m))
-                    for excluded in (leaf, whole_node):
-                        self.search(queries, SearchParams.uniform(batch, beam_size, m, np.tile(excluded, (batch, 1))))
+                    for mask in (None, self._every_item):
+                        for excluded in (None, *some):
+                            self._run(queries, SearchParams.uniform(batch, 1 << bucket, m, mask=mask), excluded, bucket)
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         tree = self.bundle.tree
         queries.check(tree.item_count)
-        params.check(len(queries), tree.item_count)
-        excluded = None if params.exclude_BE is None or params.exclude_BE.size == 0 else excluded_nodes(tree, params.exclude_BE)
+        params.check(len(queries), tree.item_count, tree.node_count)
+        excluded = (
+            None if params.exclude_BE is None or params.exclude_BE.size == 0 else excluded_nodes(tree, params.exclude_BE, params.mask_B)
+        )
         bucket_B = np.frexp(params.beam_size_B.astype(np.float64))[1] - 1
         one_by_one = self._device == "cpu" and self._grid is None  # a batch saves a CPU nothing, one query a call does
         groups = (
@@ -112,37 +128,42 @@ class OnnxEngine:
         )
         shape = len(queries), int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
-        parts = []
+        outputs = []
         for members in groups:
-            part = SearchParams(params.beam_size_B[members], params.m_B[members], trace=params.trace)
-            rows, ranks, levels = self._run(queries.take(members), part, excluded and excluded.take(members), int(bucket_B[members[0]]))
+            part = self._run(queries.take(members), params.take(members), excluded and excluded.take(members), int(bucket_B[members[0]]))
+            rows, ranks = part["item_rows"], part["ranks"]
             width = min(rows.shape[1], shape[1])
             rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
-            parts.append((members, levels))
-        eligible_B = np.full(len(queries), tree.item_count, np.int64)
+            outputs.append((members, part))
+        masks = params.mask_B or (None,) * len(queries)
+        eligible_B = np.array([tree.item_count if mask is None else mask.items for mask in masks], np.int64)
         eligible_B -= excluded.count_B if excluded is not None else 0
-        trace = _merge(parts, len(queries)) if params.trace else None
-        return finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, trace)
+        result = finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
+        return replace(result, trace=self._trace(outputs, result)) if params.trace else result
 
-    def _run(
-        self, queries: QueryBatch, params: SearchParams, excluded: ExcludedNodes | None, bucket: int
-    ) -> tuple[Array, Array, tuple[LevelTrace, ...] | None]:
-        """One session run: item rows [B, M] and ranks [B, M] of queries whose beams are of one bucket, and the levels kept."""
+    def _run(self, queries: QueryBatch, params: SearchParams, excluded: ExcludedNodes | None, bucket: int) -> dict[str, Array]:
+        """The outputs of one session run for queries whose beams are of one bucket: `item_rows`, `ranks`, and those of a trace."""
         low, high = 1 << bucket, (2 << bucket) - 1
         wanted = int(params.m_B.max(initial=1))
+        filtered = params.mask_B is not None and any(mask is not None for mask in params.mask_B)
+        masked = filtered or self._vacant
+        closed: Literal["none", "leaves", "leaves and inner"] = "none"
+        if excluded is not None and (excluded.leaves_BX >= 0).any():
+            closed = "leaves and inner" if masked or (excluded.inner_BX >= 0).any() else "leaves"
+        plan = Plan(low, high, single=len(queries) == 1, excluded=closed, masked=masked, trace=params.trace)
         feeds: dict[str, Array] = {queries.kind.kind: queries.array, "beam_size": params.beam_size_B}
         if excluded is not None:
             feeds |= {"excluded_leaves": excluded.leaves_BX, "excluded_inner": excluded.inner_BX}
-        closed: Literal["none", "leaves", "leaves and inner"] = "none"
-        if excluded is not None:
-            closed = "leaves and inner" if (excluded.inner_BX >= 0).any() else "leaves"
-        plan = Plan(low, high, single=len(queries) == 1, excluded=closed, trace=params.trace)
-        fixed = self._fixed(len(queries), plan, wanted, excluded)
+        fixed = None if filtered else self._fixed(len(queries), plan, wanted, excluded)
         if fixed is not None:
-            return *fixed.run(feeds, len(queries)), None
+            return fixed.run(feeds, len(queries))
         session = self._session(plan)
         feeds |= {"kept": np.array([params.beam_size_B.max(initial=1)]), "wanted": np.array([wanted])}
         binding = self._bound(session)
+        if masked:
+            masks = params.mask_B if params.mask_B is not None else (None,) * len(queries)
+            opened, feeds["mask_of"] = self._open(masks)
+            binding.bind_ortvalue_input("open", opened)
         for entry in session.get_inputs():
             if entry.name in feeds:
                 binding.bind_cpu_input(entry.name, feeds[entry.name])
@@ -150,15 +171,26 @@ class OnnxEngine:
         for name in names:
             binding.bind_output(name, "cpu")
         session.run_with_iobinding(binding)
-        arrays = dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
-        trace = None
-        if params.trace:
-            levels = (int(name[6:]) for name in names if name.startswith("nodes_"))
-            trace = tuple(_level(h, arrays[f"nodes_{h}"], arrays[f"ranks_{h}"]) for h in levels)
-        return arrays["item_rows"], arrays["ranks"], trace
+        return dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
+
+    def _open(self, mask_B: Sequence[NodeMask | None]) -> tuple[ort.OrtValue, NDArray[np.int64]]:
+        """The distinct masks of some queries end to end, bool[F · N], and which of them is each query's, int64[B]."""
+        masks = [self._every_item if mask is None else mask for mask in mask_B]
+        number = {mask: f for f, mask in enumerate(dict.fromkeys(masks))}
+        mask_of_B = np.array([number[mask] for mask in masks])
+        if len(number) == 1:
+            return self._mask_on_device(masks[0]), mask_of_B
+        return self._on_device(np.concatenate([mask.open_N for mask in number])), mask_of_B
+
+    def _mask_on_device(self, mask: NodeMask) -> ort.OrtValue:
+        """A mask where the graphs can read it: put there once and for as long as the mask lives; on a CPU it is the mask's own memory."""
+        with self._lock:
+            if mask not in self._masks:
+                self._masks[mask] = self._on_device(mask.open_N)
+            return self._masks[mask]
 
     def _fixed(self, batch: int, plan: Plan, wanted: int, excluded: ExcludedNodes | None) -> _FixedRun | None:
-        """The run with fixed shapes that a call fits, or None."""
+        """The run with fixed shapes that a call without filters fits, or None."""
         grid = self._grid
         if grid is None or plan.trace or batch > grid.batches[-1] or wanted > grid.wanted[-1]:
             return None
@@ -174,9 +206,22 @@ class OnnxEngine:
         with self._lock:
             run = self._fixed_runs.get((plan, size))
             if run is None:
-                session = self._new_session(plan, {"B": size, "excluded_leaves_X": grid.excluded, "excluded_inner_X": grid.excluded})
+                sizes = {"B": size, "F_N": self.bundle.tree.node_count}
+                sizes |= {"excluded_leaves_X": grid.excluded, "excluded_inner_X": grid.excluded}
+                session = self._new_session(plan, sizes)
                 run = self._fixed_runs[plan, size] = _FixedRun(session, self._bound(session), self._device)
         return run
+
+    def _trace(self, parts: Sequence[tuple[NDArray[np.int64], dict[str, Array]]], result: SearchResult) -> tuple[LevelTrace, ...]:
+        """The levels of all runs of a call; a level that a run did not visit is empty for its queries."""
+        tree, batch = self.bundle.tree, len(result.count_B)
+        levels = []
+        for h in range(1, tree.height + 1):
+            visited = [(members, outputs) for members, outputs in parts if f"candidates_{h}" in outputs]
+            if visited:
+                kept = _rows(visited, f"nodes_{h}", f"ranks_{h}", batch) if h < tree.height else _leaves(tree, result)
+                levels.append(LevelTrace(h, *kept, *_rows(visited, f"candidates_{h}", f"candidate_ranks_{h}", batch)))
+        return tuple(levels)
 
     def _session(self, plan: Plan) -> ort.InferenceSession:
         """The session of a plan with free shapes."""
@@ -211,6 +256,10 @@ class OnnxEngine:
         return ort.OrtValue.ortvalue_from_numpy(array, self._device, 0)
 
 
+FIXED_FILLERS = {"history": -1, "vector": 0, "beam_size": 1, "excluded_leaves": NO_NODE, "excluded_inner": NO_NODE, "mask_of": 0}
+"""The inputs of a fixed run that have a buffer of their own, and what fills the rows of queries that are not there."""
+
+
 class _FixedRun:
     """One session with one batch size and buffers that stay where they are, as a CUDA graph needs."""
 
@@ -219,11 +268,9 @@ class _FixedRun:
         self._host: dict[str, Array] = {}
         self._device: dict[str, ort.OrtValue] = {}
         for entry in session.get_inputs():
-            if entry.name in ("history", "vector", "beam_size", "excluded_leaves", "excluded_inner"):
-                dtype, filler = (
-                    (np.float32, 0) if entry.type == "tensor(float)" else (np.int64, 1 if entry.name == "beam_size" else NO_NODE)
-                )
-                self._host[entry.name] = np.full(entry.shape, filler, dtype)
+            if entry.name in FIXED_FILLERS:
+                dtype = np.float32 if entry.type == "tensor(float)" else np.int64
+                self._host[entry.name] = np.full(entry.shape, FIXED_FILLERS[entry.name], dtype)
                 self._device[entry.name] = ort.OrtValue.ortvalue_from_numpy(self._host[entry.name], device, 0)
                 binding.bind_ortvalue_input(entry.name, self._device[entry.name])
         # Before the first run, which captures the CUDA graph and with it the addresses of these buffers.
@@ -233,10 +280,10 @@ class _FixedRun:
             self._outputs[entry.name] = ort.OrtValue.ortvalue_from_numpy(blank, device, 0)
             binding.bind_ortvalue_output(entry.name, self._outputs[entry.name])
 
-    def run(self, feeds: dict[str, Array], batch: int) -> tuple[Array, Array]:
+    def run(self, feeds: dict[str, Array], batch: int) -> dict[str, Array]:
         with self._lock:
-            for name, host in self._host.items():
-                feed = feeds[name]
+            for name in feeds.keys() & self._host.keys():
+                host, feed = self._host[name], feeds[name]
                 if name.startswith("excluded"):
                     host[:batch] = NO_NODE
                     host[:batch, : feed.shape[1]] = feed
@@ -244,27 +291,25 @@ class _FixedRun:
                     host[:batch] = feed
                 self._device[name].update_inplace(host)
             self._session.run_with_iobinding(self._binding)
-            return self._outputs["item_rows"].numpy()[:batch].copy(), self._outputs["ranks"].numpy()[:batch].copy()
+            return {name: value.numpy()[:batch].copy() for name, value in self._outputs.items()}
 
 
-def _level(level: int, nodes: Array, ranks: Array) -> LevelTrace:
-    nodes = np.where(ranks > -np.inf, nodes, -1)
-    return LevelTrace(level, nodes, ranks)
+def _rows(
+    parts: Sequence[tuple[NDArray[np.int64], dict[str, Array]]], nodes_name: str, ranks_name: str, batch: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """One level's nodes and ranks of several runs as one array each; nodes are −1 where the rank is −inf."""
+    width = max(outputs[nodes_name].shape[1] for _, outputs in parts)
+    nodes, ranks = np.full((batch, width), -1, np.int64), np.full((batch, width), -np.inf, np.float32)
+    for members, outputs in parts:
+        part = outputs[ranks_name]
+        nodes[members, : part.shape[1]] = np.where(part > -np.inf, outputs[nodes_name], -1)
+        ranks[members, : part.shape[1]] = part
+    return nodes, ranks
 
 
-def _merge(parts: list[tuple[NDArray[np.int64], tuple[LevelTrace, ...] | None]], batch: int) -> tuple[LevelTrace, ...]:
-    """The traces of several buckets as one; a level that a bucket did not visit is empty for its queries."""
-    levels: dict[int, list[tuple[NDArray[np.int64], LevelTrace]]] = {}
-    for members, trace in parts:
-        for level in trace or ():
-            levels.setdefault(level.level, []).append((members, level))
-    merged = []
-    for h, entries in sorted(levels.items()):
-        width = max(level.nodes_BK.shape[1] for _, level in entries)
-        nodes = np.full((batch, width), -1, np.int64)
-        ranks = np.full((batch, width), -np.inf, np.float32)
-        for members, level in entries:
-            nodes[members, : level.nodes_BK.shape[1]] = level.nodes_BK
-            ranks[members, : level.ranks_BK.shape[1]] = level.ranks_BK
-        merged.append(LevelTrace(h, nodes, ranks))
-    return tuple(merged)
+def _leaves(tree: Tree, result: SearchResult) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The leaves of the items that came back, in ascending order, and their ranks."""
+    leaves_BM = np.where(result.item_rows_BM >= 0, tree.leaf_of_item[result.item_rows_BM], tree.node_count)
+    order_BM = np.argsort(leaves_BM, axis=1)
+    leaves_BM = np.take_along_axis(leaves_BM, order_BM, axis=1)
+    return np.where(leaves_BM < tree.node_count, leaves_BM, -1), np.take_along_axis(result.ranks_BM, order_BM, axis=1)

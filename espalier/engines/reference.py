@@ -3,13 +3,14 @@
 It runs the bundle's two ONNX graphs in ONNX's own NumPy evaluator, so it shares no code with ONNX Runtime. Follows OTM Eq. 3–4
 with the ranking formula rank(n) = own(n) + γ · rank(parent(n)), rank(root) = 0.
 
-Legend: B queries, T history, L levels, K beam, C candidates, M results, D node row, S state.
+Legend: B queries, T history, L levels, K beam, C candidates, M results, N nodes, D node row, S state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,16 +18,15 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import Bundle
-from espalier.eligibility import excluded_nodes
+from espalier.eligibility import every_item, node_mask
 from espalier.manifest import Ranking
 from espalier.queries import HistoryKind, QueryBatch
-from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult, finish
-from espalier.tree import Tree
+from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult, finish
 
 
 @dataclass(frozen=True)
 class Step:
-    """One level of one query's search: all candidates with their ranks, and which were kept (ascending node numbers)."""
+    """One level of one query's search: all candidates with their ranks, and which were kept; both in ascending node order."""
 
     level: int
     candidates_C: NDArray[np.int64]
@@ -52,11 +52,11 @@ class ReferenceEngine:
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         tree = self.bundle.tree
         queries.check(tree.item_count)
-        params.check(len(queries), tree.item_count)
+        params.check(len(queries), tree.item_count, tree.node_count)
         width = int(params.m_B.max(initial=0))
         rows_BM = np.full((len(queries), width), NO_ITEM, np.int64)
         ranks_BM = np.full((len(queries), width), -np.inf, np.float32)
-        eligible_B = np.full(len(queries), tree.item_count)
+        eligible_B = np.zeros(len(queries), np.int64)
         paths: list[list[Step]] = []
         for b in range(len(queries)):
             steps = self.steps(queries, params, b)
@@ -64,8 +64,7 @@ class ReferenceEngine:
             leaves, ranks = best_leaves(steps[-1], int(params.m_B[b]))
             rows_BM[b, : len(leaves)] = tree.leaf_item[leaves - tree.leaf_offset]
             ranks_BM[b, : len(leaves)] = ranks
-            if params.exclude_BE is not None:
-                eligible_B[b] -= len(np.setdiff1d(params.exclude_BE[b], [NO_ITEM]))
+            eligible_B[b] = self.open_nodes(params, b).items
         return finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, _trace(paths) if params.trace else None)
 
     def steps(self, queries: QueryBatch, params: SearchParams, b: int, follow: Mapping[int, NDArray[np.int64]] | None = None) -> list[Step]:
@@ -75,18 +74,15 @@ class ReferenceEngine:
         """
         tree, ranking = self.bundle.tree, self.bundle.manifest.ranking
         state_LS = self.states(queries.take(np.array([b])))[0]
-        closed = np.flatnonzero(tree.items_below == 0)
-        if params.exclude_BE is not None:
-            out = excluded_nodes(tree, params.exclude_BE[b : b + 1])
-            closed = np.concatenate([closed, out.leaves_BX[0], out.inner_BX[0]])
+        open_N = self.open_nodes(params, b).open_N
         kept_K, rank_K = np.zeros(1, np.int64), np.zeros(1, np.float32)
         steps = []
         for level in range(1, tree.height + 1):
-            candidates_C, parent_C = _children(tree, kept_K)
-            open_C = ~np.isin(candidates_C, closed)
+            candidates_C, parent_C = tree.children(kept_K)
+            open_C = open_N[candidates_C]
             candidates_C, parent_C = candidates_C[open_C], parent_C[open_C]
             ranks_C = self.ranks(state_LS, level, candidates_C, rank_K[parent_C], ranking)
-            size = int(params.beam_size_B[b]) if level < tree.height else len(candidates_C)
+            size = int(params.beam_size_B[b] if level < tree.height else params.m_B[b])
             best = np.sort(np.argsort(-ranks_C, kind="stable")[:size])
             kept_K = candidates_C[best]
             steps.append(Step(level, candidates_C, ranks_C, kept_K))
@@ -95,6 +91,15 @@ class ReferenceEngine:
                 kept_K = candidates_C[best]
             rank_K = ranks_C[best]
         return steps
+
+    def open_nodes(self, params: SearchParams, b: int) -> NodeMask:
+        """The nodes with an item below that query b's mask lets pass and that it does not exclude."""
+        tree = self.bundle.tree
+        mask = None if params.mask_B is None else params.mask_B[b]
+        eligible_I = (every_item(tree) if mask is None else mask).open_N[tree.leaf_of_item]
+        if params.exclude_BE is not None:
+            eligible_I[params.exclude_BE[b][params.exclude_BE[b] != NO_ITEM]] = False
+        return node_mask(tree, eligible_I)
 
     def states(self, queries: QueryBatch) -> NDArray[np.float32]:
         """float32[B, L, S] or float32[B, 1, S]: what the query encoder makes of a batch."""
@@ -126,21 +131,25 @@ def best_leaves(last: Step, m: int) -> tuple[NDArray[np.int64], NDArray[np.float
     return last.candidates_C[order], last.ranks_C[order]
 
 
-def _children(tree: Tree, nodes_K: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The children of nodes, ascending, and the slot of each one's parent."""
-    first, count = tree.first_child[nodes_K], np.diff(tree.first_child)[nodes_K]
-    slot = np.repeat(np.arange(len(nodes_K)), count)
-    return np.arange(len(slot)) - np.repeat(np.cumsum(count) - count, count) + first[slot], slot
-
-
 def _trace(paths: list[list[Step]]) -> tuple[LevelTrace, ...]:
     levels = []
     for steps in zip(*paths, strict=True):
-        width = max(len(step.kept_K) for step in steps)
-        nodes = np.full((len(steps), width), -1, np.int64)
-        ranks = np.full((len(steps), width), -np.inf, np.float32)
-        for b, step in enumerate(steps):
-            nodes[b, : len(step.kept_K)] = step.kept_K
-            ranks[b, : len(step.kept_K)] = step.ranks_C[np.isin(step.candidates_C, step.kept_K)]
-        levels.append(LevelTrace(steps[0].level, nodes, ranks))
+        kept_ranks = [step.ranks_C[np.isin(step.candidates_C, step.kept_K)] for step in steps]
+        levels.append(
+            LevelTrace(
+                steps[0].level,
+                _stack([step.kept_K for step in steps], -1),
+                _stack(kept_ranks, -np.inf),
+                _stack([step.candidates_C for step in steps], -1),
+                _stack([step.ranks_C for step in steps], -np.inf),
+            )
+        )
     return tuple(levels)
+
+
+def _stack(rows: list[NDArray[Any]], filler: float) -> NDArray[Any]:
+    """Rows of different lengths as one array."""
+    stacked = np.full((len(rows), max(map(len, rows))), filler, rows[0].dtype)
+    for to, row in zip(stacked, rows, strict=True):
+        to[: len(row)] = row
+    return stacked

@@ -1,0 +1,160 @@
+"""The routes: what is sent to each, and how its answer is read. No sending is done here, so both clients share all of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx
+
+from espalier_client import messages
+from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, TimedOut, from_problem
+from espalier_client.messages import Answer, Completion, Model, Readiness, Removal, Request, to_bytes
+
+T = TypeVar("T")
+Value = str | int | bool
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """One request of HTTP and the reading of its answer. The request id stays the same when it is sent again.
+
+    `repeatable`: sending it twice does what sending it once does. `statuses`: those beside 2xx that carry the answer. `patience_s`: how
+    long to wait for the answer, where that is not the client's `timeout_s`.
+    """
+
+    method: str
+    path: str
+    parse: Callable[[Any], T]
+    body: bytes | None = None
+    params: Mapping[str, Value] = field(default_factory=dict)
+    media_type: str = JSON
+    repeatable: bool = True
+    statuses: tuple[int, ...] = ()
+    patience_s: float | None = None
+    request_id: str = field(default_factory=lambda: uuid4().hex)
+
+    def arguments(self, timeout_s: float) -> dict[str, Any]:
+        """What httpx's `request` and `stream` take."""
+        headers = {"X-Request-Id": self.request_id}
+        if self.body is not None:
+            headers["Content-Type"] = self.media_type
+        return {
+            "method": self.method,
+            "url": self.path,
+            "params": self.params or None,
+            "content": self.body,
+            "headers": headers,
+            "timeout": httpx.Timeout(timeout_s, read=timeout_s if self.patience_s is None else self.patience_s),
+        }
+
+    def read(self, response: httpx.Response) -> T:
+        """The answer; raises RequestFailed or InvalidAnswer. The response must be read."""
+        if not response.is_success and response.status_code not in self.statuses:
+            raise self.refusal(response)
+        try:
+            return self.parse(json.loads(response.content))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if not response.is_success:
+                raise self.refusal(response) from error
+            raise self.misread(error) from error
+
+    def refusal(self, response: httpx.Response) -> ClientError:
+        """What a response without an answer says. The response must be read."""
+        try:
+            document = json.loads(response.content)
+        except ValueError:
+            document = None
+        request_id = response.headers.get("X-Request-Id", self.request_id)
+        return from_problem(response.status_code, document, request_id, _retry_after_s(response.headers))
+
+    def misread(self, error: Exception) -> InvalidAnswer:
+        return InvalidAnswer(f"{self}: expected an answer of the retrieval service, got another ({type(error).__name__}: {error})")
+
+    def failure(self, error: httpx.RequestError | ClientError) -> ClientError:
+        """The client's own error for what httpx raised."""
+        if isinstance(error, ClientError):
+            return error
+        detail = f"{self.method} {error.request.url}: {str(error) or type(error).__name__}"
+        if not isinstance(error, httpx.TransportError):
+            return InvalidAnswer(detail)
+        sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError)
+        kind = TimedOut if isinstance(error, httpx.TimeoutException) else ConnectionFailed
+        return kind(detail, sent, self.request_id)
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+def retrieve(request: Request) -> Call[Answer]:
+    return Call("POST", "/retrieve", messages.answer, request.to_bytes())
+
+
+def models() -> Call[tuple[Model, ...]]:
+    return Call("GET", "/models", messages.models)
+
+
+def model(name: str) -> Call[Model]:
+    return Call("GET", _path(name), messages.model)
+
+
+def complete(name: str, prefix: str, limit: int) -> Call[tuple[Completion, ...]]:
+    return Call("GET", _path(name, "items"), messages.completions, params={"prefix": prefix, "limit": limit})
+
+
+def ready() -> Call[Readiness]:
+    return Call("GET", "/readyz", messages.readiness, statuses=(503,))
+
+
+def load(name: str, version: int, default: bool, timeout_s: float) -> Call[Model]:
+    return _change("POST", _path(name, "load"), messages.model, {"version": version, "default": default}, timeout_s)
+
+
+def unload(name: str, version: int, timeout_s: float) -> Call[Model]:
+    return _change("POST", _path(name, "unload"), messages.model, {"version": version}, timeout_s)
+
+
+def set_default(name: str, version: int, timeout_s: float) -> Call[Model]:
+    return _change("POST", _path(name, "default"), messages.model, {"version": version}, timeout_s)
+
+
+def set_removed(name: str, ids: Iterable[str]) -> Call[Removal]:
+    if isinstance(ids, str):
+        raise TypeError(f"ids: got {ids!r}, expected a list")
+    return _change("PUT", _path(name, "removed"), messages.removal, {"ids": list(ids)})
+
+
+def removed(name: str) -> Call[tuple[str, ...]]:
+    return Call("GET", _path(name, "removed"), messages.removed_ids)
+
+
+def check_timeout_s(value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"timeout_s: got {value!r}, expected a finite number above 0")
+    return value
+
+
+def _change(method: str, path: str, parse: Callable[[Any], T], document: Mapping[str, Any], timeout_s: float | None = None) -> Call[T]:
+    patience_s = None if timeout_s is None else check_timeout_s(timeout_s)
+    # Not repeatable: between the two, somebody else may have changed it back.
+    return Call(method, path, parse, to_bytes(document), repeatable=False, patience_s=patience_s)
+
+
+def _path(name: str, *rest: str) -> str:
+    if name in {"", ".", ".."}:
+        raise ValueError(f"name: got {name!r}, expected the name of a model")
+    return "/".join(("/models", quote(name, safe=""), *rest))
+
+
+def _retry_after_s(headers: httpx.Headers) -> float | None:
+    value = headers.get("Retry-After", "")
+    return float(value) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", value) else None

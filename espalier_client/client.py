@@ -1,0 +1,281 @@
+"""The two clients. They send, wait and hand out; what is sent, what an answer means and what is tried again is decided elsewhere.
+
+Whatever one of them does the other does too; where they differ is `await`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import httpx
+
+from espalier_client import calls
+from espalier_client.calls import Call, check_timeout_s
+from espalier_client.errors import ClientError
+from espalier_client.messages import Answer, Completion, Model, Options, Query, Readiness, Removal, Request
+from espalier_client.retry import Attempts, Retry
+from espalier_client.stream import CHUNK_LINES, Chunks, Delivery, Outcome
+
+T = TypeVar("T")
+
+LOADING_S = 600.0
+"""How long the administration's calls wait that may have to load a version."""
+
+_RETRY = Retry()
+
+
+class Client:
+    """Talks to one retrieval service; may be shared by threads. Use it in a `with` statement, or `close` it.
+
+    `timeout_s`: how long an attempt waits for a connection, and for each piece of the answer. `retry`: when and how often a request is
+    sent again. `transport` and `sleep` are there for tests and for special needs.
+
+    Every method raises a ClientError (errors.py) when it fails, and ValueError or TypeError for arguments that cannot be sent.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 10.0,
+        retry: Retry = _RETRY,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._http = httpx.Client(base_url=_base_url(base_url), headers=_headers(api_key), transport=transport)
+        self._timeout_s = check_timeout_s(timeout_s)
+        self._retry = retry
+        self._sleep = sleep
+
+    def retrieve(self, queries: Iterable[Query], **options: Unpack[Options]) -> Answer:
+        """The best items for each query. `options` are the fields of `Request`."""
+        return self._call(calls.retrieve(Request(queries, **options)))
+
+    def retrieve_stream(self, requests: Iterable[Request], *, chunk_lines: int = CHUNK_LINES) -> Generator[Outcome, None, None]:
+        """What each request is answered, in their order; one that fails does not end the stream.
+
+        `requests` is read as the answers are taken, at most `chunk_lines` (or 64 KiB) ahead of them: 1 is right where a request depends on
+        the answers before it, or comes seldom. Raises a ClientError where the stream cannot go on; all requests up to the last answer that
+        was handed out are done.
+        """
+        chunks = Chunks(chunk_lines)
+        for request in requests:
+            for lines in chunks.add(request):
+                yield from self._deliver(lines)
+        for lines in chunks.rest():
+            yield from self._deliver(lines)
+
+    def models(self) -> tuple[Model, ...]:
+        """Every model of the service, ready or not."""
+        return self._call(calls.models())
+
+    def model(self, name: str) -> Model:
+        """One model."""
+        return self._call(calls.model(name))
+
+    def complete(self, name: str, prefix: str, limit: int = 10) -> tuple[Completion, ...]:
+        """Items of a model whose id or title starts with `prefix`."""
+        return self._call(calls.complete(name, prefix, limit))
+
+    def ready(self) -> Readiness:
+        """Whether the service is ready, and if not why; not being ready is no error."""
+        return self._call(calls.ready())
+
+    def load(self, name: str, version: int, *, default: bool = True, timeout_s: float = LOADING_S) -> Model:
+        """Open, verify and warm a version beside what serves; `default`: then send requests without a version to it. Needs an admin key.
+
+        Returns once that is done, which may take minutes: it waits for `timeout_s`, as the next two do. One that fails changes nothing.
+        """
+        return self._call(calls.load(name, version, default, timeout_s))
+
+    def unload(self, name: str, version: int, *, timeout_s: float = LOADING_S) -> Model:
+        """Drop a version that is not the default, once its requests are answered. Needs an admin key."""
+        return self._call(calls.unload(name, version, timeout_s))
+
+    def set_default(self, name: str, version: int, *, timeout_s: float = LOADING_S) -> Model:
+        """Send requests without a version to this one, which is loaded first where it is not. Needs an admin key."""
+        return self._call(calls.set_default(name, version, timeout_s))
+
+    def set_removed(self, name: str, ids: Iterable[str]) -> Removal:
+        """Keep these items, and no others, out of every answer of a model. Needs an admin key."""
+        return self._call(calls.set_removed(name, ids))
+
+    def removed(self, name: str) -> tuple[str, ...]:
+        """The items that are kept out of every answer of a model. Needs an admin key."""
+        return self._call(calls.removed(name))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({str(self._http.base_url)!r})"
+
+    def _call(self, call: Call[T]) -> T:
+        attempts = Attempts(call, self._retry, self._timeout_s)
+        while True:
+            try:
+                return call.read(self._http.request(**call.arguments(attempts.timeout_s())))
+            except (httpx.RequestError, ClientError) as error:
+                pause_s = attempts.failed(error)
+            self._sleep(pause_s)
+
+    def _deliver(self, lines: list[bytes]) -> Generator[Outcome, None, None]:
+        delivery = Delivery(lines, self._retry, self._timeout_s)
+        while not delivery.done:
+            if delivery.pause_s:
+                self._sleep(delivery.pause_s)
+            try:
+                with self._http.stream(**delivery.arguments()) as response:
+                    if not response.is_success:
+                        response.read()
+                    delivery.accept(response)
+                    for piece in response.iter_bytes():
+                        yield from delivery.take(piece)
+                yield from delivery.end()
+            except (httpx.RequestError, ClientError) as error:
+                delivery.failed(error)
+
+
+class AsyncClient:
+    """Talks to one retrieval service; may be shared by the tasks of one event loop. Use it in an `async with` statement, or `close` it.
+
+    `Client` says what the arguments and the methods mean. Another event loop than asyncio's brings its own `sleep`.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 10.0,
+        retry: Retry = _RETRY,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._http = httpx.AsyncClient(base_url=_base_url(base_url), headers=_headers(api_key), transport=transport)
+        self._timeout_s = check_timeout_s(timeout_s)
+        self._retry = retry
+        self._sleep = sleep
+
+    async def retrieve(self, queries: Iterable[Query], **options: Unpack[Options]) -> Answer:
+        return await self._call(calls.retrieve(Request(queries, **options)))
+
+    async def retrieve_stream(
+        self, requests: Iterable[Request] | AsyncIterable[Request], *, chunk_lines: int = CHUNK_LINES
+    ) -> AsyncGenerator[Outcome, None]:
+        async with aclosing(_chunks(requests, chunk_lines)) as chunks:
+            async for lines in chunks:
+                async with aclosing(self._deliver(lines)) as outcomes:  # so that its connection ends with the stream
+                    async for outcome in outcomes:
+                        yield outcome
+
+    async def models(self) -> tuple[Model, ...]:
+        return await self._call(calls.models())
+
+    async def model(self, name: str) -> Model:
+        return await self._call(calls.model(name))
+
+    async def complete(self, name: str, prefix: str, limit: int = 10) -> tuple[Completion, ...]:
+        return await self._call(calls.complete(name, prefix, limit))
+
+    async def ready(self) -> Readiness:
+        return await self._call(calls.ready())
+
+    async def load(self, name: str, version: int, *, default: bool = True, timeout_s: float = LOADING_S) -> Model:
+        return await self._call(calls.load(name, version, default, timeout_s))
+
+    async def unload(self, name: str, version: int, *, timeout_s: float = LOADING_S) -> Model:
+        return await self._call(calls.unload(name, version, timeout_s))
+
+    async def set_default(self, name: str, version: int, *, timeout_s: float = LOADING_S) -> Model:
+        return await self._call(calls.set_default(name, version, timeout_s))
+
+    async def set_removed(self, name: str, ids: Iterable[str]) -> Removal:
+        return await self._call(calls.set_removed(name, ids))
+
+    async def removed(self, name: str) -> tuple[str, ...]:
+        return await self._call(calls.removed(name))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({str(self._http.base_url)!r})"
+
+    async def _call(self, call: Call[T]) -> T:
+        attempts = Attempts(call, self._retry, self._timeout_s)
+        while True:
+            try:
+                return call.read(await self._http.request(**call.arguments(attempts.timeout_s())))
+            except (httpx.RequestError, ClientError) as error:
+                pause_s = attempts.failed(error)
+            await self._sleep(pause_s)
+
+    async def _deliver(self, lines: list[bytes]) -> AsyncGenerator[Outcome, None]:
+        delivery = Delivery(lines, self._retry, self._timeout_s)
+        while not delivery.done:
+            if delivery.pause_s:
+                await self._sleep(delivery.pause_s)
+            try:
+                async with self._http.stream(**delivery.arguments()) as response:
+                    if not response.is_success:
+                        await response.aread()
+                    delivery.accept(response)
+                    async for piece in response.aiter_bytes():
+                        for outcome in delivery.take(piece):
+                            yield outcome
+                for outcome in delivery.end():
+                    yield outcome
+            except (httpx.RequestError, ClientError) as error:
+                delivery.failed(error)
+
+
+async def _chunks(requests: Iterable[Request] | AsyncIterable[Request], chunk_lines: int) -> AsyncGenerator[list[bytes], None]:
+    chunks = Chunks(chunk_lines)
+    if isinstance(requests, AsyncIterable):
+        async for request in requests:
+            for lines in chunks.add(request):
+                yield lines
+    else:
+        for request in requests:
+            for lines in chunks.add(request):
+                yield lines
+    for lines in chunks.rest():
+        yield lines
+
+
+def _base_url(text: str) -> httpx.URL:
+    url = httpx.URL(text)
+    if url.userinfo:  # it would be sent in the place of the key, and printed with the address
+        raise ValueError("base_url: got an address with a user or a password in it, expected http://host:port")
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ValueError(f"base_url: got {text!r}, expected http://host:port or https://host")
+    return url
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    headers = {"Accept": "application/json, application/x-ndjson, application/problem+json", "User-Agent": "espalier-client"}
+    if api_key is not None:
+        if not api_key or not all("!" <= letter <= "~" for letter in api_key):  # httpx would print it in its error
+            raise ValueError("api_key: expected printable ASCII characters without spaces (the value is not shown)")
+        headers["Authorization"] = f"Bearer {api_key}"
+    return headers

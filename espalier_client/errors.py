@@ -1,0 +1,163 @@
+"""Every error that the client raises on purpose.
+
+    ClientError
+    ├── ConnectionFailed          no whole answer came; `sent` says whether the request may have reached the service
+    │   └── TimedOut              within the client's time
+    ├── InvalidAnswer             something answered that does not speak as this service does
+    └── RequestFailed             the service said no, in a problem document (RFC 9457)
+        ├── InvalidRequest        400, 413, 415, 422   the request is wrong; `errors` says where
+        ├── NotAllowed            401, 403             no key, an unknown one, or one without the role
+        ├── NotFound              404                  no such model or version
+        ├── Conflict              409                  not in the state that the model is in
+        ├── Overloaded            429                  the queue is full; `retry_after_s` says when to come back
+        ├── ServiceFailed         500, 502             something broke; its log says more under `request_id`
+        ├── Unavailable           503                  not ready, or shutting down; `retry_after_s` too
+        └── DeadlineExceeded      504                  `timeout_ms` passed before the search was done
+
+Arguments that cannot be sent at all are ValueError or TypeError, as everywhere in Python. What is retried: see retry.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+
+class ClientError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConnectionFailed(ClientError):
+    """No whole answer came: refused, broken, or ended too early.
+
+    Attributes: `detail`; `sent`, whether the request may have reached the service; `request_id`.
+    """
+
+    def __init__(self, detail: str, sent: bool, request_id: str) -> None:
+        super().__init__(detail, sent, request_id)  # all of them, so that the error survives pickling
+        self.detail = detail
+        self.sent = sent
+        self.request_id = request_id
+
+    def __str__(self) -> str:
+        return f"{self.detail} (request {self.request_id})"
+
+
+class TimedOut(ConnectionFailed):
+    """The connection or the answer took longer than the client waits."""
+
+
+class InvalidAnswer(ClientError):
+    """What answered does not speak as this service does: another address, or another generation of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrongValue:
+    """One wrong value of a request: where it is (`queries[0].history[3]`), what it is, what would have been right."""
+
+    field: str
+    value: str
+    expected: str
+
+
+class RequestFailed(ClientError):
+    """The service said no. Raised; in a stream handed out in the place of the answer.
+
+    Attributes: `status` and `title` of HTTP, `detail` (a sentence), `errors` (the wrong values, for InvalidRequest), `request_id` (what the
+    service's log knows the request by), `retry_after_s` (how long the service asks to be left alone, None where it does not).
+    """
+
+    statuses: ClassVar[tuple[int, ...]] = ()
+
+    def __init__(
+        self,
+        status: int,
+        title: str = "",
+        detail: str = "",
+        errors: tuple[WrongValue, ...] = (),
+        request_id: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(status, title, detail, errors, request_id, retry_after_s)
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.errors = errors
+        self.request_id = request_id
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        said = ": ".join(part for part in (f"{self.status} {self.title}".strip(), self.detail) if part)
+        return f"{said} (request {self.request_id})" if self.request_id else said
+
+
+class InvalidRequest(RequestFailed):
+    """The request is wrong; the same one will fail again."""
+
+    statuses = (400, 413, 415, 422)
+
+
+class NotAllowed(RequestFailed):
+    """No key, an unknown one, or one without the role."""
+
+    statuses = (401, 403)
+
+
+class NotFound(RequestFailed):
+    """No such model or version."""
+
+    statuses = (404,)
+
+
+class Conflict(RequestFailed):
+    """The model is not in a state that allows this."""
+
+    statuses = (409,)
+
+
+class Overloaded(RequestFailed):
+    """The service's queue is full."""
+
+    statuses = (429,)
+
+
+class ServiceFailed(RequestFailed):
+    """Something broke inside the service."""
+
+    statuses = (500, 502)
+
+
+class Unavailable(RequestFailed):
+    """The model is not ready, or the service is shutting down."""
+
+    statuses = (503,)
+
+
+class DeadlineExceeded(RequestFailed):
+    """The deadline of the request passed before its search was done."""
+
+    statuses = (504,)
+
+
+_BY_STATUS = {status: kind for kind in RequestFailed.__subclasses__() for status in kind.statuses}
+
+
+def from_problem(status: int, document: object, request_id: str | None, retry_after_s: float | None = None) -> RequestFailed:
+    """The error that a problem document tells of; anything else, like a proxy's page, tells only its status."""
+    problem = document if isinstance(document, Mapping) else {}
+    listed = problem.get("errors")
+    errors = tuple(_wrong_value(one) for one in listed if isinstance(one, Mapping)) if isinstance(listed, list) else ()
+    kind = _BY_STATUS.get(status, RequestFailed)
+    title = _text(problem, "title") or (HTTPStatus(status).phrase if status in HTTPStatus.__members__.values() else "")
+    return kind(status, title, _text(problem, "detail"), errors, request_id, retry_after_s)
+
+
+def _wrong_value(one: Mapping[str, Any]) -> WrongValue:
+    return WrongValue(_text(one, "field"), _text(one, "value"), _text(one, "expected"))
+
+
+def _text(document: Mapping[str, Any], name: str) -> str:
+    value = document.get(name)
+    return "" if value is None else str(value)

@@ -1,0 +1,251 @@
+"""What is asked and what is answered, as frozen dataclasses, and their JSON.
+
+Knows the service's documents and nothing of HTTP. What an answer holds beyond the fields named here is ignored, so that a newer service
+does not break an older client; what it must hold and does not is a KeyError or a TypeError, which calls.py turns into InvalidAnswer.
+Values are not judged here: the service knows its limits, and says which value is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+Filter = Mapping[str, Sequence[Any] | Mapping[str, Any]]
+"""Column → a list of values, or {"min": …, "max": …}."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """One query: `history` or `vector`, as the model's query kind says; neither is a cold user.
+
+    `history` holds item ids, oldest first. `exclude` holds ids that must not come back; `exclude_seen` excludes those of `history` too.
+    """
+
+    history: Iterable[str] = ()
+    vector: Iterable[float] = ()
+    exclude: Iterable[str] = ()
+    exclude_seen: bool = False
+
+    def __post_init__(self) -> None:
+        _as_tuple(self, "history", "exclude")
+        object.__setattr__(self, "vector", tuple(float(number) for number in self.vector))  # NumPy's numbers are no JSON
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = {
+            "history": self.history,
+            "vector": self.vector,
+            "exclude": self.exclude,
+            "exclude_seen": self.exclude_seen,
+        }
+        return {name: value for name, value in document.items() if value}
+
+
+class Options(TypedDict, total=False):
+    """What `retrieve` takes besides the queries: the fields of `Request`."""
+
+    model: str | None
+    version: int | None
+    m: int | None
+    beam_size: int | None
+    filter: Filter | None
+    exclude_filter: Filter | None
+    min_score: float | None
+    timeout_ms: float | None
+    fields: Iterable[str]
+    explain: bool
+    explain_items: Iterable[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one request asks. Only `queries` is required; what is left out has defaults per model.
+
+    `m`: items wanted per query. `beam_size`: nodes kept per level, more finds more and takes longer. `filter`: only items of which every
+    column matches; `exclude_filter`: none of which any does. `min_score`: leave out items of a lower score. `timeout_ms`: the service gives
+    up after this long. `fields`: columns of the item table to return. `explain`: what the search kept; `explain_items`: where these items
+    fell out.
+    """
+
+    queries: Iterable[Query]
+    model: str | None = None
+    version: int | None = None
+    m: int | None = None
+    beam_size: int | None = None
+    filter: Filter | None = None
+    exclude_filter: Filter | None = None
+    min_score: float | None = None
+    timeout_ms: float | None = None
+    fields: Iterable[str] = ()
+    explain: bool = False
+    explain_items: Iterable[str] = ()
+
+    def __post_init__(self) -> None:
+        _as_tuple(self, "queries", "fields", "explain_items")
+
+    def to_bytes(self) -> bytes:
+        """The JSON of the request, on one line."""
+        document: dict[str, Any] = {
+            "model": self.model,
+            "version": self.version,
+            "queries": [query.to_json() for query in self.queries],
+            "m": self.m,
+            "beam_size": self.beam_size,
+            "filter": self.filter or None,
+            "exclude_filter": self.exclude_filter or None,
+            "min_score": self.min_score,
+            "timeout_ms": self.timeout_ms,
+            "fields": self.fields or None,
+            "explain": self.explain or None,
+            "explain_items": self.explain_items or None,
+        }
+        return to_bytes({name: value for name, value in document.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One retrieved item; `score` in [0, 1]; `fields` holds the columns that were asked for."""
+
+    id: str
+    score: float
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answer to one query.
+
+    `items` are best first. `complete` is false iff fewer than min(m, eligible items) were found. `beam_size` is the one searched with;
+    `degraded`: smaller than what was asked for, since the deadline was near. `unknown`: ids that the catalogue does not have.
+    `explain`: as the service gave it, where it was asked for.
+    """
+
+    items: tuple[Item, ...]
+    complete: bool
+    beam_size: int
+    degraded: bool
+    unknown: tuple[str, ...]
+    explain: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where the service's milliseconds went. `ms_per_query` is the engine's time ÷ `batch`, the queries of the same engine call."""
+
+    queue_ms: float
+    encode_ms: float
+    search_ms: float
+    serialise_ms: float
+    total_ms: float
+    ms_per_query: float
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one request; `results` in the order of its queries."""
+
+    model: str
+    version: int
+    engine: str
+    results: tuple[Result, ...]
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model of the service. `description` is all that the service says of it; the rest names what every client needs.
+
+    `version` is the default one, None where there is none; `versions` are all that the service knows.
+    """
+
+    name: str
+    state: str
+    version: int | None
+    versions: tuple[int, ...]
+    description: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An item whose id or title starts with the prefix."""
+
+    id: str
+    title: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether the service is ready, and what is missing."""
+
+    ready: bool
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What setting a model's removed items did: how many are removed now, and which ids the catalogue does not have."""
+
+    removed: int
+    unknown: tuple[str, ...]
+
+
+def answer(document: Any) -> Answer:
+    timing = document["timing"]
+    return Answer(
+        model=document["model"],
+        version=document["version"],
+        engine=document["engine"],
+        results=tuple(_result(result) for result in document["results"]),
+        timing=Timing(**{name: timing[name] for name in Timing.__dataclass_fields__}),
+    )
+
+
+def _result(document: Any) -> Result:
+    return Result(
+        items=tuple(Item(item["id"], item["score"], item.get("fields") or {}) for item in document["items"]),
+        complete=document["complete"],
+        beam_size=document["beam_size"],
+        degraded=document.get("degraded", False),
+        unknown=tuple(document["unknown"]),
+        explain=document.get("explain"),
+    )
+
+
+def models(document: Any) -> tuple[Model, ...]:
+    return tuple(model(one) for one in document["models"])
+
+
+def model(document: Any) -> Model:
+    return Model(document["name"], document["state"], document.get("version"), tuple(document.get("versions") or ()), document)
+
+
+def completions(document: Any) -> tuple[Completion, ...]:
+    return tuple(Completion(item["id"], item.get("title")) for item in document["items"])
+
+
+def readiness(document: Any) -> Readiness:
+    return Readiness(document["ready"], tuple(document["reasons"]))
+
+
+def removal(document: Any) -> Removal:
+    return Removal(document["removed"], tuple(document["unknown"]))
+
+
+def removed_ids(document: Any) -> tuple[str, ...]:
+    return tuple(document["ids"])
+
+
+def to_bytes(document: Mapping[str, Any]) -> bytes:
+    """Compact JSON without line breaks. ValueError for NaN and infinity, which JSON does not have."""
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _as_tuple(request: object, *names: str) -> None:
+    """Freeze these fields. A string is an iterable of strings too, and never meant as one."""
+    for name in names:
+        value = getattr(request, name)
+        if isinstance(value, str | bytes):
+            raise TypeError(f"{name}: got {value!r}, expected a list")
+        object.__setattr__(request, name, tuple(value))

@@ -1,0 +1,106 @@
+"""When a request is sent again, and how long to wait before.
+
+Sent again are: requests that never reached the service; and those that do no harm twice (all but the administration's changes) after 429
+and 503, and when the connection broke, as an idle one does that the service closed at that moment. Not after a time-out of the answer:
+whoever did not answer in time has too much to do already.
+
+    pause = Retry-After + uniform(0, min(max_backoff_s, backoff_s · 2^n))        n = 0, 1, … failures so far
+
+The random part spreads clients that were turned away together; it stands behind Retry-After, so that none comes back too early.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from espalier_client.calls import Call
+from espalier_client.errors import ClientError, ConnectionFailed, Overloaded, RequestFailed, TimedOut, Unavailable
+
+logger = logging.getLogger("espalier_client")
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often and how patiently a request is sent again; `Retry(retries=0)` is never.
+
+    `deadline_s` bounds all attempts of a call and the pauses between them: no pause begins that would end later, and repeated attempts
+    wait only for what is left. `clock` and `draw` are there for tests.
+    """
+
+    retries: int = 3
+    backoff_s: float = 0.1
+    max_backoff_s: float = 5.0
+    deadline_s: float = 30.0
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
+    draw: Callable[[float, float], float] = field(default=random.uniform, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("retries", "backoff_s", "max_backoff_s", "deadline_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name}: got {value!r}, expected a finite number of at least 0")
+
+
+class Attempts:
+    """The attempts of one call."""
+
+    def __init__(self, call: Call[Any], retry: Retry, timeout_s: float) -> None:
+        self._call = call
+        self._retry = retry
+        self._timeout_s = timeout_s
+        self.restart()
+
+    def restart(self) -> None:
+        """Count anew: something was achieved."""
+        self._failures = 0
+        self._began_s = self._retry.clock()
+
+    def timeout_s(self) -> float:
+        """How long the next attempt may wait for a connection, and for each piece of the answer."""
+        if self._failures == 0:
+            return self._timeout_s
+        return min(self._timeout_s, self._left_s())
+
+    def pause_s(self, failure: ClientError) -> float | None:
+        """Seconds to wait before the next attempt; None: there is none."""
+        if self._failures >= self._retry.retries or not self._worth_it(failure):
+            return None
+        ceiling_s = min(self._retry.max_backoff_s, self._retry.backoff_s * 2.0 ** min(self._failures, 64))
+        asked_s = (failure.retry_after_s or 0.0) if isinstance(failure, RequestFailed) else 0.0
+        pause_s = asked_s + self._retry.draw(0.0, ceiling_s)
+        if pause_s >= self._left_s():
+            return None
+        self._failures += 1
+        logger.info("%s; trying again in %.3f s", failure, pause_s)
+        return pause_s
+
+    def failed(self, error: httpx.RequestError | ClientError) -> float:
+        """Seconds to wait before the next attempt; where there is none, raises what went wrong."""
+        failure = self._call.failure(error)
+        pause_s = self.pause_s(failure)
+        if pause_s is not None:
+            return pause_s
+        if failure is error:
+            raise failure
+        raise failure from error
+
+    def _worth_it(self, failure: ClientError) -> bool:
+        match failure:
+            case ConnectionFailed(sent=False):
+                return True
+            case TimedOut():
+                return False
+            case ConnectionFailed() | Overloaded() | Unavailable():
+                return self._call.repeatable
+        return False
+
+    def _left_s(self) -> float:
+        return self._began_s + self._retry.deadline_s - self._retry.clock()

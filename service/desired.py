@@ -1,0 +1,160 @@
+"""What should be served, on disk: the desired state of one model, in files beside its versions.
+
+    models/<name>/serving.json   {"generation": 4, "versions": [2, 3], "default": 3}; absent: the highest version alone
+    models/<name>/removed.json   {"generation": 2, "ids": ["b12"]}; absent: nothing is removed
+    models/<name>/.lock          held by whoever changes them
+
+Every worker process follows these files; a generation says which state a worker has reached. They are replaced as a whole (written
+beside their place, flushed, renamed), so that a reader never sees half of one. Knows files, not engines.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from espalier.errors import InvalidData
+from service.errors import Conflict
+
+MAX_BYTES = 256 << 20
+"""Largest file that is read."""
+
+Signature = tuple[int, int, int]
+"""Modification time in ns, inode and size of a file: another one means that it was written."""
+Version = Annotated[int, Field(ge=1)]
+
+
+class _State(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    generation: Annotated[int, Field(ge=1)]
+
+
+class Serving(_State):
+    """Which versions are loaded, and which one answers where a request names none."""
+
+    versions: Annotated[tuple[Version, ...], Field(min_length=1)]
+    default: Version
+
+    @model_validator(mode="after")
+    def _default_is_served(self) -> Self:
+        if self.default not in self.versions:
+            raise ValueError(f"default {self.default} is not among the versions {list(self.versions)}")
+        return self
+
+
+class Removed(_State):
+    """Ids of items that no answer may hold, whatever the version."""
+
+    ids: tuple[str, ...]
+
+
+State = TypeVar("State", Serving, Removed)
+_FILES: dict[type[_State], str] = {Serving: "serving.json", Removed: "removed.json"}
+
+
+class DesiredState:
+    """The desired state of the model in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def signature(self, kind: type[State]) -> Signature | None:
+        """Of the file as it is now; None where there is none."""
+        return signature(self._file(kind))
+
+    def read(self, kind: type[State]) -> State | None:
+        """The state, None where there is no file. Raises InvalidData, saying which file, what is wrong, and what was expected."""
+        file = self._file(kind)
+        name = f"{self.folder.name}/{file.name}"
+        try:
+            if (size := file.stat().st_size) > MAX_BYTES:
+                raise InvalidData(name, f"{size} bytes", f"at most {MAX_BYTES}")
+            content = file.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InvalidData(name, error.strerror, "a readable file") from error
+        try:
+            return kind.model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            expected = "a JSON document" if first["type"] == "json_invalid" else first["msg"].removeprefix("Input should be ")
+            raise InvalidData(f"{name}: {where}" if where else name, first["input"], expected) from error
+
+    def write(self, state: Serving | Removed) -> None:
+        """Replace the file. Raises Conflict where the folder cannot be written to."""
+        file = self._file(type(state))
+        with self._writable():
+            descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=self.folder)
+            try:
+                with os.fdopen(descriptor, "w") as stream:
+                    json.dump(state.model_dump(mode="json"), stream)
+                    stream.write("\n")
+                    stream.flush()
+                    os.fchmod(stream.fileno(), 0o644)
+                    os.fsync(stream.fileno())
+                os.rename(temporary, file)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary)
+                raise
+            self._flush()
+
+    def delete(self, kind: type[Serving] | type[Removed]) -> None:
+        """Back to the state of no file."""
+        with self._writable():
+            self._file(kind).unlink(missing_ok=True)
+            self._flush()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else changes the state meanwhile. Raises Conflict when somebody does, or where the folder cannot be written to."""
+        with self._writable():
+            descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise Conflict(f"Another change of {self.folder.name!r} is under way; try again when it is done.") from error
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _file(self, kind: type[_State]) -> Path:
+        return self.folder / _FILES[kind]
+
+    def _flush(self) -> None:
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise Conflict(
+                f"The folder of {self.folder.name!r} in the models folder cannot be written to ({error.strerror}), so that what is served "
+                "cannot be changed from here: make it writable for the service, or change serving.json and removed.json where it is."
+            ) from error
+
+
+def signature(file: Path) -> Signature | None:
+    """Changes when the file is written or replaced; None where there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size

@@ -1,0 +1,186 @@
+"""How a version becomes one that serves: its files are verified, its engine opened, its golden queries answered, its graphs warmed up.
+
+Knows bundles and engines. Does not know which versions should serve.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from espalier.bundle import PARTS, Bundle
+from espalier.errors import BundleCorrupt, EspalierError
+from espalier.filters import ItemFilters
+from espalier.golden import verify_golden
+from espalier.search import Device, Engine
+from service.batching import Batcher, Limits
+from service.desired import Signature, signature
+from service.monitoring import Metrics, ModelMetrics
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+CPU_BATCH, GPU_BATCH = 16, 512
+"""Default most queries per engine call: batching gains almost nothing on one CPU thread."""
+GPU_ENGINES = ("onnx-cuda",)
+LOADER_NICENESS = 10
+"""How far the loader stands back where requests want the cores."""
+FREEING_PAUSE_S = 1e-3
+"""Between two pieces of an engine that is taken apart, for requests."""
+LOADER_SWITCH_S = 1e-4
+"""How long the loader may keep the interpreter from a request that wants it. (Python's own 5 ms would be felt by every request.)"""
+
+OpenEngine = Callable[[Bundle, Device, str | None, int], Engine]
+Files = Mapping[Path, Signature | None]
+
+
+class LoadFailed(EspalierError):
+    """A version cannot serve; the text says why, and may leave the process."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """One version of a model that serves. Whoever holds it may use it: it is taken apart once nobody does any more."""
+
+    bundle: Bundle
+    engine: Engine
+    batcher: Batcher
+    metrics: ModelMetrics
+    filters: ItemFilters
+    files: Files
+
+    @property
+    def name(self) -> str:
+        return self.bundle.manifest.name
+
+    @property
+    def version(self) -> int:
+        return self.bundle.manifest.version
+
+
+def load_version(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: str, version: int) -> LoadedModel:
+    """Open, verify and warm up models/<name>/<version>/. Raises LoadFailed; what was opened until then is given back."""
+    doing = ["opening its files"]
+    try:
+        return _load(settings, metrics, open_engine, name, version, doing)
+    except Exception as error:
+        log.exception("%s version %d failed to load, %s", name, version, doing[-1])
+        reason = _reason(error, name, version, doing[-1], settings.models)
+        traceback.clear_frames(error.__traceback__)  # whoever keeps the exception must not keep the engine
+    raise LoadFailed(reason)
+
+
+def _load(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: str, version: int, doing: list[str]) -> LoadedModel:
+    path = settings.models / name / str(version)
+    files = files_of(path)
+    bundle = Bundle.open(path, verify=settings.verify)
+    manifest = bundle.manifest
+    if (manifest.name, manifest.version) != (name, version):
+        raise BundleCorrupt(f"{path}: its manifest says {manifest.name} version {manifest.version}")
+    doing.append("opening its engine")
+    engine = open_engine(bundle, settings.device, settings.engine, settings.threads)
+    filters = ItemFilters(bundle.tree, bundle.items, settings.mask_cache_bytes)
+    metrics.model_state(name, version, engine.name, ready=False)
+    doing.append("answering its golden queries")
+    overlap = verify_golden(bundle, engine)
+    doing.append("warming up its engine")
+    engine.warm_up()
+    batcher = Batcher(engine, limits_of(settings, bundle, engine), name)
+    model_metrics = ModelMetrics(metrics, name, engine.name, lambda: batcher.depth)
+    batcher.on_call = model_metrics.call
+    log.info("%s version %d is ready on %s (golden overlap %.4f)", name, version, engine.name, overlap)
+    return LoadedModel(bundle, engine, batcher, model_metrics, filters, files)
+
+
+def limits_of(settings: Settings, bundle: Bundle, engine: Engine) -> Limits:
+    """What the queue before an engine takes."""
+    gpu = engine.name in GPU_ENGINES
+    return Limits(
+        max_batch=settings.max_batch or (GPU_BATCH if gpu else CPU_BATCH),
+        serial=not gpu,
+        max_queue=settings.max_queue,
+        burst_s=settings.max_queue_ms / 1e3,
+        max_wait_s=settings.max_wait_us / 1e6,
+        smallest_beam_size=bundle.manifest.search.min_beam_size,
+    )
+
+
+def files_of(path: Path) -> Files:
+    """The signatures of a bundle's files; another result means that it was changed, replaced or deleted."""
+    return {path / name: signature(path / name) for name in (*PARTS, "manifest.json")}
+
+
+def compare_files(files: Files) -> Literal["same", "elsewhere", "changed"]:
+    """What became of a loaded bundle's files.
+
+    `changed` is written over: what is mapped is not what was verified. `elsewhere` is deleted, renamed or replaced by other files: what
+    is mapped stays as it was.
+    """
+    found: Literal["same", "elsewhere"] = "same"
+    for file, before in files.items():
+        now = signature(file)
+        if now == before:
+            continue
+        if now is not None and before is not None and now[1] == before[1]:
+            return "changed"
+        found = "elsewhere"
+    return found
+
+
+def take_apart(engine: Engine) -> None:
+    """Free what an engine keeps in dictionaries, piece by piece: freeing its fifty sessions at once would stop requests for 40 ms."""
+    for kept in getattr(engine, "__dict__", {}).values():
+        while isinstance(kept, dict) and kept:
+            kept.popitem()
+            time.sleep(FREEING_PAUSE_S)
+
+
+def stand_back() -> None:
+    """Lower the priority of the calling thread, so that loading takes the cores that requests leave."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOADER_NICENESS)
+
+
+@contextmanager
+def beside_requests() -> Iterator[None]:
+    """Let requests have the interpreter soon, while something is being loaded."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, LOADER_SWITCH_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def told(text: str, models: Path) -> str:
+    """A text that may leave the process: paths are relative to the models folder."""
+    for folder in (models.absolute(), models.resolve(), models):
+        text = re.sub(rf"(?<![\w./-]){re.escape(f'{folder}{os.sep}')}", "", text)
+    return text
+
+
+_OUT_OF_MEMORY = re.compile(r"out of memory|failed to allocate memory|OUT_OF_MEMORY|ALLOC_FAILED|bad_alloc", re.IGNORECASE)
+
+
+def _reason(error: Exception, name: str, version: int, doing: str, models: Path) -> str:
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
+        said = (str(error) or "MemoryError").splitlines()[0][:200]
+        text = (
+            f"out of memory while {doing} ({said}). What serves goes on serving. Unload another version first, or export "
+            f"{name} {version} with a smaller max_beam_size, or lower ESPALIER_MAX_BATCH"
+        )
+    elif isinstance(error, EspalierError):
+        text = str(error)
+    else:
+        text = f"{doing}: {error!r}"
+    return told(text, models)

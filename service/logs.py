@@ -1,0 +1,41 @@
+"""The log: lines of text, or one JSON object a line.
+
+Knows log records. A record's `fields` (`extra={"fields": {...}}`) become keys of the object.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import orjson
+
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class JsonFormatter(logging.Formatter):
+    """time (UTC, ISO 8601), level, logger, the record's fields or its message, and the exception where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+        }
+        fields = getattr(record, "fields", None)
+        if record.name != "service.requests":  # whose message says nothing that the fields do not
+            told["message"] = record.getMessage()
+        if fields is not None:
+            told |= {name: value for name, value in fields.items() if value is not None}
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(told, default=str).decode()
+
+
+def configure(level: str, form: Literal["text", "json"]) -> None:
+    """Send everything of this process from `level` on to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLevelName(level)))

@@ -1,0 +1,71 @@
+"""W3C trace context and OpenTelemetry spans. The only importer of opentelemetry, which is an extra.
+
+A request's spans are made when it has been answered, from the seconds that its stages took, so that a service without tracing pays
+nothing and one with it pays nothing while a request waits.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+
+from espalier.errors import EspalierError
+
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+STAGES = ("encode", "queue", "search", "serialise")
+"""In the order of time."""
+
+
+class TracingUnavailable(EspalierError):
+    """The extra is not installed."""
+
+
+def trace_id(traceparent: bytes | None) -> str | None:
+    """The trace that a request belongs to, by its `traceparent` header."""
+    found = _TRACEPARENT.fullmatch(traceparent or b"")
+    return found[1].decode() if found else None
+
+
+class Tracer:
+    """Sends spans to an OTLP endpoint (HTTP), in the background. Raises TracingUnavailable without the extra `otel`."""
+
+    def __init__(self, endpoint: str) -> None:
+        try:
+            from opentelemetry import trace
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError as error:
+            raise TracingUnavailable(f"ESPALIER_OTLP_ENDPOINT is set, but the extra `otel` is not installed ({error})") from error
+        self._trace = trace
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "espalier"}))
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+        self._tracer = self._provider.get_tracer("espalier")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def record(self, name: str, traceparent: bytes | None, seconds: float, status: int, model: str, stages_ms: Mapping[str, float]) -> None:
+        """One span of an answered request, and one below it for each stage. The stages are laid end to end, up to the end."""
+        end = time.time_ns()
+        carrier = {"traceparent": traceparent.decode("latin-1")} if traceparent else {}
+        attributes: dict[str, str | int] = {"http.request.method": "POST", "http.response.status_code": status}
+        if model:
+            attributes["espalier.model"] = model
+        span = self._tracer.start_span(
+            name, self._propagator.extract(carrier), self._trace.SpanKind.SERVER, attributes, start_time=end - int(seconds * 1e9)
+        )
+        within = self._trace.set_span_in_context(span)
+        at = end - int(sum(stages_ms.get(stage, 0) for stage in STAGES) * 1e6)
+        for stage in STAGES:
+            if stage in stages_ms:
+                begin, at = at, at + int(stages_ms[stage] * 1e6)
+                self._tracer.start_span(stage, within, start_time=begin).end(at)
+        if status >= 500:
+            span.set_status(self._trace.StatusCode.ERROR)
+        span.end(end)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._provider.shutdown()

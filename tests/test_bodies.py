@@ -1,0 +1,94 @@
+"""Bodies as they arrive: in pieces, slowly, too long, or not to their end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+
+from service.bodies import check_type, read_body, read_lines
+from service.errors import BodyTooLarge, NotJson, SlowBody
+
+
+def arriving(*pieces: bytes, whole: bool = True) -> Callable[[], Awaitable[Message]]:
+    """A receive that gives the pieces and then the end of the body, or, unless `whole`, a client that hangs up."""
+    messages: list[Message] = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+    messages.append({"type": "http.request", "body": b"", "more_body": False} if whole else {"type": "http.disconnect"})
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    return receive
+
+
+async def never() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def lines(*pieces: bytes, longest: int = 100, whole: bool = True) -> list[bytes | str]:
+    async def collect() -> list[bytes | str]:
+        found = read_lines(arriving(*pieces, whole=whole), longest, 10)
+        return [line if isinstance(line, bytes) else "too long" async for line in found]
+
+    return asyncio.run(collect())
+
+
+def test_a_body_in_pieces_is_put_together() -> None:
+    assert asyncio.run(read_body(arriving(b"ab", b"", b"cd"), 10)) == b"abcd"
+
+
+def test_a_body_that_does_not_arrive_in_time() -> None:
+    with pytest.raises(SlowBody, match=r"0\.01 s"):
+        asyncio.run(read_body(never, 0.01))
+
+
+def test_a_client_that_hangs_up_before_the_end() -> None:
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(read_body(arriving(b"ab", whole=False), 10))
+    with pytest.raises(ClientDisconnect):
+        lines(b"ab", whole=False)
+
+
+@given(st.lists(st.binary(max_size=9).filter(lambda line: b"\n" not in line and line == line.strip()), max_size=6), st.data())
+def test_lines_are_the_same_however_they_are_cut(wanted: list[bytes], data: st.DataObject) -> None:
+    body = b"\n".join(wanted) + data.draw(st.sampled_from([b"", b"\n", b"\r\n"]))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=4)))
+    pieces = [body[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(body)], strict=True)]
+    assert lines(*pieces) == [line for line in wanted if line]
+
+
+@pytest.mark.parametrize("cut", range(0, 24, 3))
+def test_a_line_that_is_too_long_costs_one_line(cut: int) -> None:
+    body = b"first\n" + b"x" * 11 + b"\nlast"
+    assert lines(body[:cut], body[cut:], longest=10) == [b"first", "too long", b"last"]
+    assert lines(b"y" * 40, longest=10) == ["too long"]
+
+
+def test_an_endless_line_takes_no_memory() -> None:
+    async def first() -> bytes | BodyTooLarge:
+        found = read_lines(arriving(*[b"z" * 1000] * 50, b"\nok"), 10, 10)
+        return [line async for line in found][-1]
+
+    assert asyncio.run(first()) == b"ok"
+
+
+def test_a_silent_stream_ends() -> None:
+    async def collect() -> None:
+        async for _ in read_lines(never, 10, 0.01):
+            raise AssertionError
+
+    with pytest.raises(SlowBody):
+        asyncio.run(collect())
+
+
+def test_content_types() -> None:
+    check_type(b"Application/JSON; charset=utf-8", ["application/json"])
+    for wrong in (b"", b"text/plain", b"application/jsonx", b"\xff"):
+        with pytest.raises(NotJson, match="application/json or text/x"):
+            check_type(wrong, ["application/json", "text/x"])

@@ -1,0 +1,346 @@
+"""A filter's mask opens exactly the items that its definition lets pass; masks are built once and bounded; a wrong filter is told so."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import date
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+from numpy.typing import NDArray
+
+from espalier import filters as filters_module
+from espalier import items as items_module
+from espalier.eligibility import node_mask
+from espalier.errors import InvalidQuery
+from espalier.filters import Filter, ItemFilters
+from espalier.items import ItemTable
+from espalier.search import NodeMask
+from espalier.tree import Tree
+from tests.builders import random_tree
+
+COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "section": (pa.string(), st.sampled_from(["games", "math", "", "ünï", "𐀀", "\uffff"])),
+    "tags": (pa.list_(pa.string()), st.lists(st.none() | st.sampled_from(["a", "b", "c"]), max_size=3)),
+    "year": (pa.int64(), st.sampled_from([-5, 0, 1999, 2000, 2**53, 2**53 + 1, 2**63 - 1])),
+    "size": (pa.uint8(), st.integers(0, 255)),
+    "price": (pa.float64(), st.floats(allow_subnormal=False) | st.sampled_from([0.0, -0.0, 0.5, math.nan])),
+    "weight": (pa.float32(), st.sampled_from([0.25, 0.5, 1e6])),
+    "scores": (pa.large_list(pa.float64()), st.lists(st.none() | st.sampled_from([0.0, 0.5, 2.0, math.nan]), max_size=3)),
+    "pair": (pa.list_(pa.int32(), 2), st.lists(st.integers(0, 3), min_size=2, max_size=2)),
+    "free": (pa.bool_(), st.booleans()),
+    "flags": (pa.list_(pa.bool_()), st.lists(st.booleans(), max_size=2)),
+}
+NUMBERS = ("year", "size", "price", "weight", "scores", "pair")
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> pa.Table:
+    """A table of 1 to 12 items with every kind of column, with nulls."""
+    size = draw(st.integers(1, 12))
+    columns = {"id": pa.array([f"item-{i}" for i in range(size)])}
+    for name, (type_, values) in COLUMNS.items():
+        columns[name] = pa.array(draw(st.lists(st.none() | values, min_size=size, max_size=size)), type_)
+    return pa.table(columns)
+
+
+@st.composite
+def filter_objects(draw: st.DrawFn, table: pa.Table) -> dict[str, object]:
+    """A filter over up to three columns, mostly of values that some item has."""
+    chosen = draw(st.lists(st.sampled_from(["id", *COLUMNS]), max_size=3, unique=True))
+    return {name: draw(condition_objects(name, table)) for name in chosen}
+
+
+def condition_objects(name: str, table: pa.Table) -> st.SearchStrategy[object]:
+    there = [value for cell in table.column(name).to_pylist() for value in (cell if isinstance(cell, list) else [cell])]
+    there = [value for value in there if value is not None and not (isinstance(value, float) and not math.isfinite(value))]
+    if name in NUMBERS:
+        number = st.sampled_from([*there, 0, 1999, 0.25]) | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+        ends = st.tuples(number, number).map(sorted)
+        ranges = ends.map(lambda pair: {"min": pair[0], "max": pair[1]}) | st.fixed_dictionaries({"min": number})
+        return st.lists(number, min_size=1, max_size=4) | ranges | st.fixed_dictionaries({"max": number})
+    other = st.booleans() if name in ("free", "flags") else st.sampled_from(["nothing", "a", "games"])
+    return st.lists(st.sampled_from(there) | other if there else other, min_size=1, max_size=4)
+
+
+def has(cell: Any, condition: Any) -> bool:
+    """Whether an item's cell, as Arrow gives it to Python, matches a condition, as JSON gives it: the definition, spelled out."""
+    values = cell if isinstance(cell, list) else [cell]
+    values = [value for value in values if value is not None]
+    if isinstance(condition, dict):
+        return any(condition.get("min", -math.inf) <= value <= condition.get("max", math.inf) for value in values)
+    return any(value == wanted for value in values for wanted in condition)
+
+
+def passing(table: pa.Table, wanted: Mapping[str, object], barred: Mapping[str, object]) -> NDArray[np.bool_]:
+    rows = table.to_pylist()
+    return np.array(
+        [
+            all(has(row[name], condition) for name, condition in wanted.items())
+            and not any(has(row[name], condition) for name, condition in barred.items())
+            for row in rows
+        ]
+    )
+
+
+def tree_over(items: int, seed: int = 0) -> Tree:
+    """A random tree of that many items, with empty leaves."""
+    rng = np.random.default_rng(seed)
+    while True:
+        tree = random_tree(rng, 4, 3)
+        if tree.leaf_count >= items:
+            leaf_item = np.full(tree.leaf_count, -1)
+            leaf_item[rng.permutation(tree.leaf_count)[:items]] = rng.permutation(items)
+            return Tree(tree.level_offset, tree.first_child, leaf_item)
+
+
+def assert_same(mask: NodeMask, expected: NodeMask) -> None:
+    assert_array_equal(mask.open_N, expected.open_N)
+    assert mask.items == expected.items
+
+
+@given(data=st.data(), table=tables(), seed=st.integers(0, 2**32 - 1))
+def test_a_mask_is_that_of_the_items_which_pass_by_definition(data: st.DataObject, table: pa.Table, seed: int) -> None:
+    wanted, barred = data.draw(filter_objects(table)), data.draw(filter_objects(table))
+    removed = data.draw(st.lists(st.integers(0, len(table) - 1), max_size=4))
+    tree = tree_over(len(table), seed)
+    filters = ItemFilters(tree, ItemTable.build(table), max_bytes=1 << 20)
+    filters.set_removed(np.array(removed, np.int64))
+    parsed, expected_I = filters.parse(wanted, barred), passing(table, wanted, barred)
+    assert_array_equal(filters.matches(parsed, np.arange(len(table))), expected_I)
+    expected_I[removed] = False
+    assert_same(filters.mask(parsed), node_mask(tree, expected_I))
+
+
+SHOP = pa.table(
+    {
+        "id": ["a", "b", "c", "d"],
+        "section": ["games", "math", "games", None],
+        "year": [1990, 2000, 2000, None],
+        "price": [0.5, 1.5, math.nan, 2.5],
+        "free": [True, False, None, True],
+        "tags": [["x", "y"], ["y"], [], None],
+        "added": [date(2026, 1, 1)] * 4,
+    }
+)
+
+
+def shop(max_bytes: int = 1 << 20) -> ItemFilters:
+    return ItemFilters(tree_over(4), ItemTable.build(SHOP), max_bytes)
+
+
+def items_of(mask: NodeMask | None) -> list[str]:
+    assert mask is not None
+    return [SHOP.column("id")[row].as_py() for row in np.flatnonzero(mask.open_N[tree_over(4).leaf_of_item])]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "barred", "ids"),
+    [
+        ({}, {}, "abcd"),
+        ({"section": ["games"]}, {}, "ac"),
+        ({"section": ["games", "math"]}, {}, "abc"),
+        ({"section": ["games"], "year": [2000]}, {}, "c"),
+        ({"section": ["none of them"]}, {}, ""),
+        ({"year": {"min": 1990, "max": 1999.5}}, {}, "a"),
+        ({"year": {"min": 2000}}, {}, "bc"),
+        ({"price": {"max": 1.5}}, {}, "ab"),
+        ({"tags": ["y"]}, {}, "ab"),
+        ({"free": [False]}, {}, "b"),
+        ({"id": ["b", "d", "unknown"]}, {}, "bd"),
+        ({}, {"section": ["games"]}, "bd"),
+        ({}, {"section": ["games"], "year": [2000]}, "d"),
+        ({}, {"tags": ["x"], "id": ["d"]}, "bc"),
+        ({"year": {"min": 0}}, {"year": [2000]}, "a"),
+    ],
+)
+def test_what_passes(wanted: dict[str, object], barred: dict[str, object], ids: str) -> None:
+    filters = shop()
+    assert "".join(items_of(filters.mask(filters.parse(wanted, barred)))) == ids
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value", "expected"),
+    [
+        ({"colour": ["red"]}, "filter.colour", "'colour'", "a column that can be filtered: id, section, year, price, free, tags"),
+        ({"added": ["2026-01-01"]}, "filter.added", "'added'", "a column that can be filtered: id, section, year, price, free, tags"),
+        ({"section": []}, "filter.section", "[]", "a list of at least one string"),
+        ({"section": "games"}, "filter.section", "'games'", "a list of at least one string"),
+        ({"section": {"min": 1}}, "filter.section", "{'min': 1}", "a list of at least one string"),
+        ({"section": ["games", 3]}, "filter.section[1]", "3", "a string"),
+        ({"tags": ["x", None]}, "filter.tags[1]", "None", "a string"),
+        ({"free": [1]}, "filter.free[0]", "1", "a boolean"),
+        ({"free": {"max": 1}}, "filter.free", "{'max': 1}", "a list of at least one boolean"),
+        ({"year": 2000}, "filter.year", "2000", 'a list of at least one number, or a range {"min": …, "max": …}'),
+        ({"year": ["2000"]}, "filter.year[0]", "'2000'", "a finite number"),
+        ({"year": [2000, True]}, "filter.year[1]", "True", "a finite number"),
+        ({"price": [math.nan]}, "filter.price[0]", "nan", "a finite number"),
+        ({"price": {"min": math.inf}}, "filter.price.min", "inf", "a finite number"),
+        ({"price": {"min": None, "max": 3}}, "filter.price.min", "None", "a finite number"),
+        ({"year": {}}, "filter.year", "{}", "a range with min, max or both"),
+        ({"year": {"min": 1, "most": 2}}, "filter.year.most", "2", "no more than min and max in a range"),
+        ({"year": {"min": 2, "max": 1}}, "filter.year", "{'min': 2, 'max': 1}", "min to be at most max"),
+    ],
+)
+def test_a_wrong_filter_is_refused_with_where_and_why(given: dict[str, object], field: str, value: str, expected: str) -> None:
+    for wanted, barred, path in ((given, {}, field), ({}, given, f"exclude_{field}")):
+        with pytest.raises(InvalidQuery) as raised:
+            shop().parse(wanted, barred)
+        assert (raised.value.field, raised.value.value, raised.value.expected) == (path, value, expected)
+
+
+def test_equal_filters_share_one_mask() -> None:
+    filters = shop()
+    one = filters.parse({"year": [2000, 1990], "section": ["math", "games", "math"]}, {"price": {"min": 1}})
+    other = filters.parse({"section": ("games", "math"), "year": [1990.0, 2000, 2000]}, {"price": {"min": 1.0}})
+    assert one == other
+    assert filters.mask(one) is filters.mask(other)
+    assert bool(one)
+    assert not filters.parse({}, {})
+    assert one != filters.parse({"year": [2000, 1990], "section": ["math", "games"], "price": {"min": 1}}, {})
+
+
+def test_a_mask_that_was_built_is_found_without_building() -> None:
+    filters = shop()
+    parsed = filters.parse({"section": ["games"]}, {})
+    assert filters.cached(parsed) is None
+    assert filters.cached(parsed) is None  # asking does not build
+    assert filters.mask(parsed) is filters.cached(parsed)
+
+
+class Builds:
+    """`node_mask`, counted. The next build waits for `hold` and raises `failure`, where a test has put one there."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.started = threading.Event()
+        self.hold: threading.Event | None = None
+        self.failure: Exception | None = None
+
+    def __call__(self, tree: Tree, eligible_I: NDArray[np.bool_]) -> NodeMask:
+        self.count += 1
+        hold, self.hold = self.hold, None
+        failure, self.failure = self.failure, None
+        self.started.set()
+        assert hold is None or hold.wait(10), "the test forgot to let the build go"
+        if failure is not None:
+            raise failure
+        return node_mask(tree, eligible_I)
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> Builds:
+    counted = Builds()
+    monkeypatch.setattr(filters_module, "node_mask", counted)
+    return counted
+
+
+def test_threads_that_ask_for_one_filter_build_it_once(builds: Builds) -> None:
+    filters = shop()
+    parsed = filters.parse({"section": ["games"]}, {})
+    builds.hold = go = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(filters.mask, parsed)
+        assert builds.started.wait(10)
+        second = pool.submit(filters.mask, parsed)
+        assert not wait([second], 0.05).done, "it did not wait for the build that was under way"
+        go.set()
+        assert first.result(10) is second.result(10)
+    assert builds.count == 1
+
+
+def test_a_build_that_fails_is_told_and_tried_again(builds: Builds) -> None:
+    filters = shop()
+    parsed = filters.parse({"section": ["games"]}, {})
+    builds.failure = MemoryError("no room")
+    with pytest.raises(MemoryError, match="no room"):
+        filters.mask(parsed)
+    assert items_of(filters.mask(parsed)) == ["a", "c"]
+
+
+def test_the_least_recently_used_masks_are_dropped_beyond_the_bound(builds: Builds) -> None:
+    names = ["games", "math", "other"]
+    small = shop()
+    cost = small.mask(small.parse({"section": names[:1]}, {})).open_N.nbytes + sys.getsizeof("other")
+    filters = shop(max_bytes=2 * cost)
+    games, maths, others = (filters.parse({"section": [name]}, {}) for name in names)
+    for parsed in (games, maths, games, others):
+        filters.mask(parsed)
+    assert filters.cached(games) is not None
+    assert filters.cached(maths) is None
+    assert filters.cached(others) is not None
+
+
+def test_a_mask_larger_than_the_bound_is_returned_and_not_kept(builds: Builds) -> None:
+    filters = shop(max_bytes=3)
+    parsed = filters.parse({"section": ["games"]}, {})
+    assert items_of(filters.mask(parsed)) == items_of(filters.mask(parsed)) == ["a", "c"]
+    assert filters.cached(parsed) is None
+    assert builds.count == 2
+
+
+def test_removed_items_pass_no_filter_until_the_next_set() -> None:
+    filters = shop()
+    parsed, rows = filters.parse({"section": ["games"]}, {}), np.arange(4)
+    assert filters.standing is None
+    assert items_of(filters.mask(parsed)) == ["a", "c"]
+    filters.set_removed(np.array([0, 1, 0]))
+    assert items_of(filters.mask(parsed)) == ["c"]
+    assert items_of(filters.standing) == ["c", "d"]
+    assert items_of(filters.mask(Filter())) == ["c", "d"]
+    assert_array_equal(filters.is_removed(rows), [True, True, False, False])
+    assert_array_equal(filters.matches(parsed, rows), [True, False, True, False])  # by the filter alone
+    filters.set_removed(np.array([2]))
+    assert items_of(filters.mask(parsed)) == ["a"]
+    filters.set_removed(np.empty(0, np.int64))
+    assert items_of(filters.mask(parsed)) == ["a", "c"]
+    assert filters.standing is None
+
+
+def test_a_mask_that_was_begun_before_a_removal_is_not_kept(builds: Builds) -> None:
+    filters = shop()
+    parsed = filters.parse({"section": ["games"]}, {})
+    builds.hold = go = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        before = pool.submit(filters.mask, parsed)
+        assert builds.started.wait(10)
+        filters.set_removed(np.array([0]))
+        after = pool.submit(filters.mask, parsed).result(10)
+        go.set()
+        assert items_of(before.result(10)) == ["a", "c"]
+    assert items_of(after) == ["c"]
+    assert filters.cached(parsed) is after
+
+
+@pytest.mark.parametrize("row", [-1, 4])
+def test_only_items_of_the_catalogue_can_be_removed(row: int) -> None:
+    filters = shop()
+    with pytest.raises(InvalidQuery, match=f"removed: got {row}, expected item rows from 0 to 3"):
+        filters.set_removed(np.array([1, row]))
+    assert filters.standing is None
+
+
+# -- ids, which a filter on `id` looks up -------------------------------------------------------------------------------
+
+
+@given(rounds=st.lists(st.lists(st.sampled_from([*"abcd", "no", ""]), max_size=8), min_size=1, max_size=6), room=st.integers(0, 5))
+def test_ids_are_found_whatever_was_asked_for_before(rounds: list[list[str]], room: int) -> None:
+    items = ItemTable.build(SHOP)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(items_module, "CACHED_IDS", room)
+        for ids in rounds:
+            rows = items.rows_of(ids)
+            assert rows.tolist() == ["abcd".find(item_id) if item_id else -1 for item_id in ids]
+            assert items.ids_of(rows[rows >= 0]) == [item_id for item_id in ids if item_id in {*"abcd"}]
+            assert len(items._row_of_id) <= room
+            assert len(items._id_of_row) <= room
+            assert {"no", ""}.isdisjoint(items._row_of_id)

@@ -1,0 +1,734 @@
+"""Models and versions: what serves, and how that changes while requests are served. Over a fake engine, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from espalier.bundle import Bundle
+from espalier.errors import BundleNotFound, InvalidData, InvalidQuery
+from espalier.queries import blank_queries
+from espalier.search import Engine, SearchParams
+from espalier.tree import complete_tree
+from service.desired import DesiredState, Removed, Serving
+from service.errors import Conflict, ModelNotFound, NotReady
+from service.loading import LoadedModel, told
+from service.monitoring import Metrics
+from service.registry import Entry, Registry
+from service.settings import Settings
+from tests.builders import make_bundle
+from tests.fake_engine import FakeEngine
+
+ITEMS = 32
+Result = TypeVar("Result")
+
+
+@pytest.fixture(scope="session")
+def bundle_1(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Version 1 of `books`."""
+    rng = np.random.default_rng(0)
+    return make_bundle(tmp_path_factory.mktemp("bundle"), rng, complete_tree(rng.permutation(ITEMS), 2), name="books").path
+
+
+@pytest.fixture
+def models(tmp_path: Path, bundle_1: Path) -> Path:
+    """A models folder with version 1 of `books`."""
+    shutil.copytree(bundle_1, tmp_path / "models" / "books" / "1")
+    return tmp_path / "models"
+
+
+def add_version(models: Path, version: int, name: str = "books", damaged: bool = False) -> Path:
+    """Another version of a model, as training would put it there."""
+    source = next(path for path in sorted((models / "books").iterdir()) if path.name.isdecimal())
+    hidden = shutil.copytree(source, models / f".{name}.{version}")
+    manifest = json.loads((hidden / "manifest.json").read_text()) | {"version": version, "name": name}
+    (hidden / "manifest.json").write_text(json.dumps(manifest))
+    if damaged:
+        damage(hidden)
+    (models / name).mkdir(exist_ok=True)
+    return hidden.rename(models / name / str(version))
+
+
+def damage(bundle: Path) -> None:
+    """Change a byte in place."""
+    with (bundle / "nodes.safetensors").open("r+b") as stream:
+        stream.seek(-1, 2)
+        byte = stream.read(1)
+        stream.seek(-1, 2)
+        stream.write(bytes([byte[0] ^ 1]))
+
+
+@dataclass
+class Running:
+    """A registry that has loaded what should serve. `engines` by version, the latest that was opened."""
+
+    registry: Registry
+    metrics: Metrics
+    models: Path
+    runner: asyncio.Runner
+    engines: dict[int, FakeEngine] = field(default_factory=dict)
+    opened: list[int] = field(default_factory=list)
+
+    @property
+    def books(self) -> Entry:
+        return self.registry.entry("books")
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        return self.runner.run(coroutine)
+
+    def states(self) -> dict[int, str]:
+        return {info.version: info.state for info in self.books.states()}
+
+    def served(self, version: int | None = None) -> int:
+        return self.registry.choose("books", version).version
+
+    def count(self, outcome: str) -> float:
+        """espalier_reload_total."""
+        line = f'espalier_reload_total{{model="books",outcome="{outcome}"}} '
+        found = [text for text in self.metrics.render().decode().splitlines() if text.startswith(line)]
+        return float(found[0].removeprefix(line)) if found else 0.0
+
+
+@contextmanager
+def run(models: Path, open_model: Callable[[Bundle], Engine] | None = None, **settings: Any) -> Iterator[Running]:
+    metrics = Metrics()
+
+    def open_fake(bundle: Bundle, device: str, engine: str | None, threads: int) -> Engine:
+        version = bundle.manifest.version
+        running.opened.append(version)
+        if open_model is not None:
+            return open_model(bundle)
+        running.engines[version] = FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item)
+        return running.engines[version]
+
+    with asyncio.Runner() as runner:
+        registry = Registry(Settings(models=models, **settings), metrics, open_fake)
+        running = Running(registry, metrics, models, runner)
+        registry.start_loading()
+        try:
+            assert registry.wait_until_loaded(30)
+            yield running
+        finally:
+            runner.run(registry.drain(10))
+
+
+def until(condition: Callable[[], object], wanted: str) -> None:
+    """Poll until it holds."""
+    deadline, pause = time.monotonic() + 20, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"not within 20 s: {wanted}"
+        pause.wait(0.01)
+
+
+async def search(model: LoadedModel) -> list[int]:
+    """Item rows of a search without a filter."""
+    queries = blank_queries(model.bundle.manifest.query, 1)
+    answer = await model.batcher.search(queries, SearchParams.uniform(1, 10, 3, mask=model.filters.standing))
+    rows: list[int] = answer.result.item_rows_BM[0].tolist()
+    return rows
+
+
+# -- the files of desired state -------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_read_as_it_was_written_and_leaves_no_other_file(tmp_path: Path) -> None:
+    state = DesiredState(tmp_path)
+    assert (state.read(Serving), state.read(Removed), state.signature(Serving)) == (None, None, None)
+    serving, removed = Serving(generation=4, versions=(2, 3), default=3), Removed(generation=2, ids=("b12", "ü"))
+    state.write(serving)
+    first = state.signature(Serving)
+    state.write(removed)
+    assert (state.read(Serving), state.read(Removed)) == (serving, removed)
+    assert json.loads((tmp_path / "serving.json").read_text()) == {"generation": 4, "versions": [2, 3], "default": 3}
+    state.write(serving)
+    assert first is not None
+    assert state.signature(Serving) != first
+    state.delete(Removed)
+    state.delete(Removed)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["serving.json"]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("", "books/serving.json"),
+        ("[]", "books/serving.json"),
+        ('{"generation": 1, "versions": [1]}', "default"),
+        ('{"generation": 0, "versions": [1], "default": 1}', "generation"),
+        ('{"generation": 1, "versions": [], "default": 1}', "versions"),
+        ('{"generation": 1, "versions": [0], "default": 0}', "versions.0"),
+        ('{"generation": 1, "versions": ["1"], "default": 1}', "versions.0"),
+        ('{"generation": 1, "versions": [1, 2], "default": 3}', "default 3 is not among the versions"),
+        ('{"generation": 1, "versions": [1], "default": 1, "canary": 2}', "canary"),
+        ('{"generation": 1, "versions": [1], "default": 1', "books/serving.json"),
+    ],
+)
+def test_a_malformed_state_is_said(tmp_path: Path, content: str, named: str) -> None:
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "serving.json").write_text(content)
+    with pytest.raises(InvalidData, match=named):
+        DesiredState(tmp_path / "books").read(Serving)
+
+
+def test_one_change_at_a_time(tmp_path: Path) -> None:
+    with DesiredState(tmp_path).locked(), pytest.raises(Conflict, match="under way"), DesiredState(tmp_path).locked():
+        pass
+    with DesiredState(tmp_path).locked():
+        pass
+
+
+# -- start ----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleNotFound, match="no model there"):
+        Registry(Settings(models=tmp_path), Metrics())
+
+
+def test_without_a_state_the_highest_version_serves_alone(models: Path) -> None:
+    add_version(models, 2)
+    add_version(models, 10)
+    with run(models) as running:
+        assert running.opened == [10]
+        assert running.served() == running.served(10) == 10
+        assert running.states() == {1: "available", 2: "available", 10: "ready"}
+        assert running.registry.choose(None, None) is running.registry.choose("books", 10)
+        assert running.registry.not_ready() == []
+        with pytest.raises(ModelNotFound, match="Version 2 of 'books' is not loaded; loaded: version 10"):
+            running.registry.choose("books", 2)
+        with pytest.raises(ModelNotFound, match="no model 'films'"):
+            running.registry.choose("films", None)
+
+
+def test_several_models_need_a_name(models: Path) -> None:
+    add_version(models, 1, name="films")
+    with run(models) as running, pytest.raises(InvalidQuery, match="one of books, films"):
+        running.registry.choose(None, None)
+
+
+def test_a_state_on_disk_is_served_after_a_start(models: Path) -> None:
+    for version in (2, 3):
+        add_version(models, version)
+    DesiredState(models / "books").write(Serving(generation=7, versions=(1, 2), default=1))
+    DesiredState(models / "books").write(Removed(generation=1, ids=("item-0", "gone")))
+    with run(models) as running:
+        assert running.served() == 1
+        assert running.served(2) == 2
+        assert running.states() == {1: "ready", 2: "ready", 3: "available"}
+        assert running.registry.removed("books") == ["item-0", "gone"]
+        assert 0 not in running.run(search(running.registry.choose("books", 2)))
+
+
+def test_a_failed_newest_version_falls_back_to_the_one_before(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    add_version(models, 2)
+    add_version(models, 3, damaged=True)
+    with run(models) as running:
+        assert running.served() == 2
+        assert running.registry.not_ready() == []
+        assert running.states() == {1: "available", 2: "ready", 3: "failed"}
+        assert running.books.reason is not None
+        assert running.books.reason.startswith("version 3: books/3/nodes.safetensors: its SHA-256")
+        assert (running.count("failed"), running.count("loaded")) == (1, 1)
+    assert any(
+        record.levelno == logging.ERROR and "version 2 serves, because version 3 failed" in record.message for record in caplog.records
+    )
+
+
+def test_a_pinned_version_that_fails_stays_failed_and_the_others_serve(models: Path) -> None:
+    add_version(models, 2, damaged=True)
+    DesiredState(models / "books").write(Serving(generation=1, versions=(1, 2), default=2))
+    with run(models) as running:
+        [reason] = running.registry.not_ready()
+        assert reason.startswith("books version 2: failed: books/2/nodes.safetensors")
+        assert str(models) not in reason
+        assert running.served(1) == 1
+        with pytest.raises(NotReady):
+            running.served()
+        running.run(running.registry.set_default("books", 1))  # the way out
+        assert running.served() == 1
+        assert running.registry.not_ready() == []
+
+
+@pytest.mark.parametrize("name", ["serving.json", "removed.json"])
+def test_a_malformed_state_at_the_start_serves_nothing_until_it_is_repaired(models: Path, name: str) -> None:
+    (models / "books" / name).write_text("{")
+    with run(models) as running:
+        [reason] = running.registry.not_ready()
+        assert f"books/{name}" in reason
+        (models / "books" / name).unlink()
+        until(lambda: not running.registry.not_ready(), "ready")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate memory for requested buffer of size 1073741824"),
+        RuntimeError("CUDA failure 2: out of memory ; GPU=0"),
+        RuntimeError("CUDA_ERROR_OUT_OF_MEMORY"),
+        MemoryError(),
+    ],
+)
+def test_out_of_memory_is_a_clear_refusal_and_frees_what_was_opened(models: Path, error: Exception) -> None:
+    opened: list[weakref.ref[FakeEngine]] = []
+
+    class Fat(FakeEngine):
+        def warm_up(self) -> None:
+            raise error
+
+    def open_fat(bundle: Bundle) -> Engine:
+        engine = FakeEngine(ITEMS) if bundle.manifest.version == 1 else Fat(ITEMS)
+        opened.append(weakref.ref(engine))
+        return engine
+
+    with run(models, open_fat) as running:
+        add_version(models, 2)
+        with pytest.raises(Conflict, match=r"out of memory while warming up its engine.*Unload another version first"):
+            running.run(running.registry.load("books", 2))
+        assert running.served() == 1
+        assert running.states()[2] == "failed"
+        until(lambda: opened[1]() is None, "the failed engine is freed")
+
+
+# -- changes --------------------------------------------------------------------------------------------------------------
+
+
+def test_load_default_unload(models: Path) -> None:
+    with run(models) as running:
+        registry = running.registry
+        add_version(models, 2)
+        running.run(registry.load("books", 2))
+        assert (running.served(), running.served(2)) == (1, 2)
+        assert json.loads((models / "books" / "serving.json").read_text()) == {"generation": 1, "versions": [1, 2], "default": 1}
+        running.run(registry.load("books", 2))  # nothing to do
+        running.run(registry.set_default("books", 2))
+        assert (running.served(), running.served(1)) == (2, 1)
+        running.run(registry.set_default("books", 1))  # back at once: nothing is loaded
+        assert running.served() == 1
+        assert running.opened == [1, 2]
+        with pytest.raises(Conflict, match="is the default"):
+            running.run(registry.unload("books", 1))
+        running.run(registry.unload("books", 2))
+        with pytest.raises(ModelNotFound):
+            running.served(2)
+        until(lambda: running.states() == {1: "ready", 2: "available"}, "version 2 is taken apart")
+        assert DesiredState(models / "books").read(Serving) == Serving(generation=4, versions=(1,), default=1)
+        assert (running.count("loaded"), running.count("unloaded"), running.count("failed")) == (2, 1, 0)
+        text = running.metrics.render().decode().splitlines()
+        assert 'espalier_model_info{engine="fake",model="books",version="1"} 1.0' in text
+        assert 'espalier_model_info{engine="fake",model="books",version="2"} 0.0' in text
+
+
+def test_the_default_can_be_pinned_as_it_is(models: Path) -> None:
+    with run(models) as running:
+        running.run(running.registry.load("books", 1))
+        assert not (models / "books" / "serving.json").exists()
+        running.run(running.registry.set_default("books", 1))
+        assert DesiredState(models / "books").read(Serving) == Serving(generation=1, versions=(1,), default=1)
+        with pytest.raises(Conflict, match="is the default"):
+            running.run(running.registry.unload("books", 1))
+
+
+def test_what_is_not_there_is_said(models: Path) -> None:
+    with run(models) as running:
+        registry = running.registry
+        for change in (registry.load("books", 9), registry.set_default("books", 9), registry.unload("books", 9)):
+            with pytest.raises(ModelNotFound, match="9"):
+                running.run(change)
+        for change in (registry.load("films", 1), registry.unload("films", 1)):
+            with pytest.raises(ModelNotFound, match="no model 'films'"):
+                running.run(change)
+        with pytest.raises(ModelNotFound):
+            running.run(registry.set_removed("films", []))
+        with pytest.raises(ModelNotFound):
+            registry.removed("../books")
+
+
+def test_a_failed_load_disturbs_nothing_and_is_taken_back(models: Path) -> None:
+    with run(models) as running:
+        before = running.registry.choose("books", None)
+        add_version(models, 2, damaged=True)
+        with pytest.raises(Conflict, match=r"Nothing was changed.*books/2/nodes.safetensors: its SHA-256"):
+            running.run(running.registry.load("books", 2, default=True))
+        assert running.registry.choose("books", None) is before
+        assert not (models / "books" / "serving.json").exists()
+        assert running.states() == {1: "ready", 2: "failed"}
+        assert running.count("rolled_back") == 1
+        damage(models / "books" / "2")  # the same bit again: repaired
+        running.run(running.registry.load("books", 2, default=True))
+        assert running.served() == 2
+        assert running.books.reason is None
+
+
+def test_a_change_that_is_taken_back_brings_no_other_version(models: Path) -> None:
+    with run(models) as running:
+        add_version(models, 2)
+        add_version(models, 3, damaged=True)
+        with pytest.raises(Conflict):
+            running.run(running.registry.load("books", 3))
+        assert running.served() == 1
+        running.run(running.registry.set_default("books", 1))
+        add_version(models, 4, damaged=True)
+        with pytest.raises(Conflict):
+            running.run(running.registry.set_default("books", 4))
+        assert DesiredState(models / "books").read(Serving) == Serving(generation=3, versions=(1,), default=1)
+        assert running.states() == {1: "ready", 2: "available", 3: "failed", 4: "failed"}
+
+
+def test_one_change_waits_for_no_other(models: Path) -> None:
+    async def scenario() -> None:
+        loading = asyncio.create_task(running.registry.load("books", 2))
+        await asyncio.to_thread(opening.wait, 10)
+        with pytest.raises(Conflict, match="under way"):
+            await running.registry.set_default("books", 1)
+        assert running.states()[2] == "loading"
+        assert running.registry.not_ready() == []
+        let_go.set()
+        await loading
+
+    opening, let_go = threading.Event(), threading.Event()
+
+    def open_late(bundle: Bundle) -> Engine:
+        if bundle.manifest.version == 2:
+            opening.set()
+            assert let_go.wait(10)
+        return FakeEngine(ITEMS)
+
+    with run(models, open_late) as running:
+        add_version(models, 2)
+        running.run(scenario())
+
+
+def test_a_change_goes_on_when_its_client_hangs_up(models: Path) -> None:
+    async def scenario() -> None:
+        loading = asyncio.create_task(running.registry.load("books", 2, default=True))
+        await asyncio.to_thread(opening.wait, 10)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        let_go.set()
+        while running.served() != 2:
+            await asyncio.sleep(0)
+
+    opening, let_go = threading.Event(), threading.Event()
+
+    def open_late(bundle: Bundle) -> Engine:
+        if bundle.manifest.version == 2:
+            opening.set()
+            assert let_go.wait(10)
+        return FakeEngine(ITEMS)
+
+    with run(models, open_late) as running:
+        add_version(models, 2)
+        running.run(scenario())
+
+
+def test_a_load_that_takes_too_long_is_taken_back(models: Path) -> None:
+    let_go = threading.Event()
+
+    def open_late(bundle: Bundle) -> Engine:
+        assert bundle.manifest.version == 1 or let_go.wait(10)
+        return FakeEngine(ITEMS)
+
+    async def scenario() -> None:
+        loading = asyncio.create_task(running.registry.load("books", 2))
+        while running.count("rolled_back") == 0:
+            await asyncio.sleep(0)
+        let_go.set()
+        with pytest.raises(Conflict, match=r"did not follow within 0.05 s"):
+            await loading
+
+    with run(models, open_late, load_timeout_s=0.05) as running:
+        add_version(models, 2)
+        running.run(scenario())
+        until(lambda: running.states() == {1: "ready", 2: "available"}, "version 2 is dropped again")
+        assert running.served() == 1
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **rest: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with run(models) as running:
+        add_version(models, 2)
+        monkeypatch.setattr("service.desired.os.open", refuse)
+        with pytest.raises(Conflict, match=r"'books'.*cannot be written to \(Read-only file system\)"):
+            running.run(running.registry.load("books", 2))
+        monkeypatch.undo()
+        monkeypatch.setattr("service.desired.tempfile.mkstemp", refuse)
+        with pytest.raises(Conflict, match="Read-only file system"):
+            running.run(running.registry.set_removed("books", ["item-1"]))
+        assert running.registry.removed("books") == []
+
+
+def test_a_model_that_is_new_is_loaded_when_told(models: Path) -> None:
+    with run(models) as running:
+        add_version(models, 1, name="films")
+        running.run(running.registry.load("films", 1))
+        assert running.registry.choose("films", None).name == "films"
+        add_version(models, 1, name="songs", damaged=True)
+        with pytest.raises(Conflict, match="songs/1"):
+            running.run(running.registry.load("songs", 1))
+        assert running.registry.entry("songs").state == "failed"
+        assert running.registry.not_ready() == []
+
+
+def test_another_default_does_not_wait_for_what_is_being_loaded(models: Path) -> None:
+    opening, let_go = threading.Event(), threading.Event()
+
+    def open_late(bundle: Bundle) -> Engine:
+        if bundle.manifest.name == "films":
+            opening.set()
+            assert let_go.wait(10)
+        return FakeEngine(ITEMS)
+
+    async def scenario() -> None:
+        loading = asyncio.create_task(running.registry.load("films", 1))
+        await asyncio.to_thread(opening.wait, 10)
+        await running.registry.set_default("books", 1)
+        assert running.served() == 1
+        let_go.set()
+        await loading
+
+    add_version(models, 2)
+    with run(models, open_late) as running:
+        running.run(running.registry.load("books", 1))
+        add_version(models, 1, name="films")
+        running.run(scenario())
+
+
+# -- swaps under load -----------------------------------------------------------------------------------------------------
+
+
+def test_no_request_fails_over_twenty_swaps(models: Path) -> None:
+    """Requests choose, think, and search, as retrieve.py does, while versions come and go."""
+    answered: dict[int, int] = {}
+    stop = asyncio.Event()
+
+    async def client(number: int) -> None:
+        while not stop.is_set():
+            model = running.registry.choose("books", None)
+            await asyncio.sleep(0)  # ids become arrays in a thread
+            await asyncio.sleep(0.0005 * (number % 3))
+            assert await search(model) == [0, 1, 2]
+            answered[model.version] = answered.get(model.version, 0) + 1
+
+    async def swaps() -> None:
+        clients = [asyncio.create_task(client(number)) for number in range(16)]
+        try:
+            for swap in range(20):
+                new, old = 2 - swap % 2, 1 + swap % 2
+                await running.registry.load("books", new, default=True)
+                await running.registry.unload("books", old)
+                before = sum(answered.values())
+                while sum(answered.values()) < before + 32:
+                    await asyncio.sleep(0)
+                    assert not any(task.done() for task in clients)
+        finally:
+            stop.set()
+            await asyncio.gather(*clients)
+
+    add_version(models, 2)
+    with run(models, lambda bundle: FakeEngine(ITEMS)) as running:
+        running.run(running.registry.set_default("books", 1))
+        running.run(swaps())
+        assert sum(answered.values()) >= 640
+        assert set(answered) == {1, 2}
+        until(lambda: running.count("unloaded") == 20, "all former versions are taken apart")
+
+
+def test_a_version_is_taken_apart_once_nobody_holds_it(models: Path) -> None:
+    add_version(models, 2)
+    with run(models) as running:
+        assert running.served() == 2
+        running.run(running.registry.set_default("books", 1))
+        held = running.registry.choose("books", 2)
+        engine = weakref.ref(running.engines.pop(2))
+        running.run(running.registry.unload("books", 2))
+        assert running.states() == {1: "ready", 2: "draining"}
+        assert running.run(search(held)) == [0, 1, 2]
+        gc.disable()  # it must need no collection
+        try:
+            del held
+            until(lambda: running.states() == {1: "ready", 2: "available"}, "version 2 is taken apart")
+            until(lambda: engine() is None, "its engine is freed")
+        finally:
+            gc.enable()
+        assert running.count("unloaded") == 1
+
+
+# -- removals -------------------------------------------------------------------------------------------------------------
+
+
+def test_removals_hold_for_every_version_and_need_no_reload(models: Path) -> None:
+    with run(models) as running:
+        registry = running.registry
+        assert registry.removed("books") == []
+        assert running.run(registry.set_removed("books", ["item-1", "gone", "item-1", "item-0"])) == ["gone"]
+        assert registry.removed("books") == ["item-1", "gone", "item-0"]
+        assert running.run(search(registry.choose("books", None))) == [2, 3, 4]
+        add_version(models, 2)
+        running.run(registry.load("books", 2))
+        assert running.run(search(registry.choose("books", 2))) == [2, 3, 4]
+        assert running.run(registry.set_removed("books", ["item-2"])) == []
+        for version in (1, 2):
+            assert running.run(search(registry.choose("books", version))) == [0, 1, 3]
+        running.run(registry.set_removed("books", []))
+        assert running.run(search(registry.choose("books", None))) == [0, 1, 2]
+        assert registry.choose("books", None).filters.standing is None
+        assert running.opened == [1, 2]
+        assert DesiredState(models / "books").read(Removed) == Removed(generation=3, ids=())
+
+
+def test_removals_apply_while_a_version_is_loading(models: Path) -> None:
+    opening, let_go = threading.Event(), threading.Event()
+
+    def open_late(bundle: Bundle) -> Engine:
+        if bundle.manifest.version == 2:
+            opening.set()
+            assert let_go.wait(10)
+        return FakeEngine(ITEMS, bundle.tree.leaf_of_item)
+
+    with run(models, open_late) as running:
+        add_version(models, 2)
+        DesiredState(models / "books").write(Serving(generation=1, versions=(1, 2), default=2))
+        until(opening.is_set, "version 2 is being opened")
+        assert running.run(running.registry.set_removed("books", ["item-0"])) == []
+        assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
+        let_go.set()
+        until(lambda: running.served() == 2, "version 2 serves")
+        assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
+
+
+# -- the folder changes by itself -----------------------------------------------------------------------------------------
+
+
+def test_files_that_are_edited_by_hand_are_followed(models: Path) -> None:
+    add_version(models, 2)
+    with run(models) as running:
+        state = DesiredState(models / "books")
+        (models / "books" / "serving.json").write_text('{"generation": 1, "versions": [1], "default": 1}')
+        until(lambda: running.served() == 1, "the pinned version serves")
+        (models / "books" / "serving.json").write_text('{"generation": 2, "versions": [2')
+        until(lambda: running.books.reason is not None, "the malformed file is said")
+        assert "books/serving.json" in str(running.books.reason)
+        assert running.served() == 1
+        with pytest.raises(Conflict, match="repair or delete"):
+            running.run(running.registry.load("books", 2))
+        state.write(Serving(generation=3, versions=(1, 2), default=2))
+        until(lambda: running.served() == 2, "the repaired file is followed")
+        assert running.books.reason is None
+        (models / "books" / "serving.json").unlink()
+        until(lambda: 1 not in running.books.ready, "without a file one version serves alone")
+        assert running.served() == 2
+
+
+def test_a_new_version_is_served_when_the_folder_is_polled(models: Path) -> None:
+    with run(models, poll_s=0.01) as running:
+        assert running.served() == 1
+        add_version(models, 2)
+        until(lambda: running.served() == 2, "the new version serves")
+        until(lambda: running.states() == {1: "available", 2: "ready"}, "the former one is dropped")
+        add_version(models, 3, damaged=True)
+        until(lambda: 3 in running.books.reasons, "the damaged version was tried")
+        tried = running.opened.count(2)
+        assert running.served() == 2
+        add_version(models, 1, name="films")
+        until(lambda: "films" in running.registry.entries and running.registry.entry("films").loaded, "the new model serves")
+        assert running.count("failed") == 1  # once, not at every look
+        damage(models / "books" / "3")
+        until(lambda: running.served() == 3, "the repaired version serves")
+        assert tried == 1
+
+
+def test_a_pinned_model_is_not_polled(models: Path) -> None:
+    with run(models, poll_s=0.01) as running:
+        running.run(running.registry.set_default("books", 1))
+        add_version(models, 2)
+        until(lambda: running.books.versions == (1, 2), "the new version was seen")
+        add_version(models, 1, name="films")
+        until(lambda: "films" in running.registry.entries and running.registry.entry("films").loaded, "another look was taken")
+        assert running.opened == [1, 1]
+        assert running.served() == 1
+
+
+def test_without_polling_a_new_version_is_only_listed(models: Path) -> None:
+    with run(models) as running:
+        add_version(models, 2)
+        until(lambda: running.states() == {1: "ready", 2: "available"}, "the new version is listed")
+        assert running.served() == 1
+
+
+def test_a_bundle_that_is_changed_in_place_stops(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    add_version(models, 2)
+    with run(models) as running:
+        running.run(running.registry.load("books", 1, default=True))
+        damage(models / "books" / "1")
+        until(lambda: running.books.loaded is None, "the changed version stops")
+        assert running.states() == {1: "failed", 2: "ready"}
+        [reason] = running.registry.not_ready()
+        assert "changed in place" in reason
+        with pytest.raises(NotReady):
+            running.served()
+        assert running.served(2) == 2
+        running.run(running.registry.set_default("books", 2))
+        assert running.registry.not_ready() == []
+    assert "changed in place" in caplog.text
+
+
+def test_without_a_state_the_version_before_serves_when_one_is_changed_in_place(models: Path) -> None:
+    add_version(models, 2)
+    with run(models) as running:
+        damage(models / "books" / "2")
+        until(lambda: running.books.loaded is not None and running.served() == 1, "version 1 serves")
+        assert running.states() == {1: "ready", 2: "failed"}
+
+
+@pytest.mark.parametrize("how", ["deleted", "renamed", "replaced"])
+def test_a_bundle_that_is_deleted_renamed_or_replaced_serves_on(models: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    with run(models) as running:
+        path = models / "books" / "1"
+        if how == "deleted":
+            shutil.rmtree(path)
+        else:
+            path.rename(models / "aside")
+            if how == "replaced":
+                shutil.copytree(models / "aside", path)
+        until(lambda: "deleted or replaced" in caplog.text, "it is said")
+        for _ in range(3):
+            running.registry._follower.wake()
+            assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+        assert running.registry.not_ready() == []
+        assert caplog.text.count("deleted or replaced") == 1
+
+
+def test_reasons_name_paths_below_the_models_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    assert told(f"{folder}/books/1/items.arrow: missing", folder) == "books/1/items.arrow: missing"
+    assert told("models/books/1: missing, see submodels/x", Path("models")) == "books/1: missing, see submodels/x"
+
+
+# -- the end --------------------------------------------------------------------------------------------------------------
+
+
+def test_leaving_is_said_while_requests_are_served(models: Path) -> None:
+    with run(models) as running:
+        running.registry.leaving = True
+        assert running.registry.not_ready() == ["shutting down"]
+        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+        running.run(running.registry.drain(10))
+        with pytest.raises(NotReady, match="shutting down"):
+            running.served()

@@ -1,0 +1,45 @@
+"""API keys and their roles."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import SecretStr
+
+from service.errors import Forbidden, Unauthorized
+from service.security import Keys
+
+RETRIEVE, ADMIN = "retrieve-0123456789", "admin-0123456789"
+
+
+def keys(retrieve: tuple[str, ...] = (RETRIEVE,), admin: tuple[str, ...] = (ADMIN, "admin-second-key-1")) -> Keys:
+    return Keys([SecretStr(key) for key in retrieve], [SecretStr(key) for key in admin])
+
+
+def bearer(key: str) -> bytes:
+    return f"Bearer {key}".encode()
+
+
+def test_a_key_opens_what_its_role_allows() -> None:
+    keys().check("retrieve", bearer(RETRIEVE))
+    keys().check("retrieve", bearer(ADMIN))
+    keys().check("admin", bearer("admin-second-key-1"))
+    keys().check("retrieve", b"bearer  " + RETRIEVE.encode() + b" ")
+
+
+@pytest.mark.parametrize("header", [None, b"", b"Bearer", b"Bearer ", b"Basic abc", RETRIEVE.encode(), bearer(RETRIEVE[:-1]), bearer("x")])
+@pytest.mark.parametrize("role", ["retrieve", "admin"])
+def test_without_a_known_key_nothing_is_open(header: bytes | None, role: str) -> None:
+    with pytest.raises(Unauthorized):
+        keys().check(role, header)  # type: ignore[arg-type]
+
+
+def test_a_retrieval_key_is_no_admin_key() -> None:
+    with pytest.raises(Forbidden, match="admin key"):
+        keys().check("admin", bearer(RETRIEVE))
+
+
+def test_without_keys_everybody_retrieves_and_nobody_administers() -> None:
+    keys(retrieve=(), admin=()).check("retrieve", None)
+    with pytest.raises(Forbidden, match="ESPALIER_ADMIN_KEYS"):
+        keys(retrieve=(), admin=()).check("admin", bearer(ADMIN))
+    keys(retrieve=()).check("retrieve", None)
