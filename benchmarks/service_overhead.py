@@ -48,6 +48,9 @@ class TrivialEngine:
     def warm_up(self) -> None:
         """Nothing to build."""
 
+    def close(self) -> None:
+        """Nothing to free."""
+
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         shape = (len(queries), int(params.m_B.max(initial=0)))
         scores_BM = np.broadcast_to(np.linspace(1, 0.5, shape[1], dtype=np.float32), shape)

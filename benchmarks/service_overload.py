@@ -2,9 +2,9 @@
 
     python -m benchmarks.service_overload --json FILE [--models DIR]
 
-A synthetic model of 2^20 items behind `python -m service` with its default settings. Measured one after the other: a light load (a tenth of
-the capacity, open loop), the capacity (closed loop), and ten times the capacity (open loop: requests come whether or not the service keeps
-up, and are timed from when they were due). Client and service share the machine.
+A synthetic model of 2^20 items behind `python -m service` with its default settings. Measured one after the other: one client alone, the
+capacity (four clients in a closed loop), a light load of a tenth of that, and multiples of it (open loop: requests come at random times
+whether or not the service keeps up, and are timed from when they were due). Client and service share the machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30, help="length of the overload (default 30)")
     parser.add_argument("--beam-size", type=int, default=400, help="beam of every request (default 400)")
     parser.add_argument("--height", type=int, default=20, help="2^height items (default 20)")
-    parser.add_argument("--times", type=float, default=10, help="requests offered, as a multiple of the capacity (default 10)")
+    parser.add_argument("--times", type=float, nargs="+", default=[10], help="requests offered, as multiples of the capacity (default 10)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.models or Path(temporary)
@@ -39,28 +39,34 @@ def main() -> None:
         requests = retrievals(bundle.manifest.name, 1 << options.height, M, options.beam_size)
         with serving(["service"], {"ESPALIER_MODELS": str(folder), "ESPALIER_LOG_LEVEL": "WARNING"}) as port:
             closed_loop(port, requests, 4, 2)  # warm
-            rows = []
+            alone = row("alone", closed_loop(port, requests, 1, 10), 10)
             capacity = row("capacity", closed_loop(port, requests, 4, 10), 10)
-            rows.append(row("light", open_loop(port, requests, capacity["accepted_per_s"] / 10, 10), 10))
-            rows.append(capacity)
-            offered = options.times * capacity["accepted_per_s"]
-            rows.append(row("overload", open_loop(port, requests, offered, options.seconds), options.seconds))
-    light, capacity, overload = rows
-    summary = {
-        "goodput_share": overload["accepted_per_s"] / capacity["accepted_per_s"],
-        "p99_ratio": overload["p99_ms"] / light["p99_ms"],
-        "unplanned_5xx": sum(n for status, n in overload["statuses"].items() if status >= "500" and status not in ("503", "504")),
-        "unanswered": overload["statuses"].get("0", 0),
-    }
+            light = row("light", open_loop(port, requests, capacity["accepted_per_s"] / 10, 20), 20)
+            rows = [alone, light, capacity]
+            for times in options.times:
+                offered = times * capacity["accepted_per_s"]
+                overload = row(f"{times:g} times", open_loop(port, requests, offered, options.seconds), options.seconds)
+                overload["goodput_share"] = overload["accepted_per_s"] / capacity["accepted_per_s"]
+                overload["p99_ratio_alone"] = overload["p99_ms"] / alone["p99_ms"]
+                overload["p99_ratio_light"] = overload["p99_ms"] / light["p99_ms"]
+                overload["unplanned_5xx"] = sum(
+                    n for status, n in overload["statuses"].items() if status >= "500" and status not in ("503", "504")
+                )
+                rows.append(overload)
     print(f"{'case':<10}{'offered/s':>11}{'answered 200/s':>16}{'p50 ms':>9}{'p99 ms':>9}  statuses")
     for line in rows:
         print(
             f"{line['case']:<10}{line['offered_per_s']:>11.0f}{line['accepted_per_s']:>16.0f}{line['p50_ms']:>9.2f}{line['p99_ms']:>9.2f}"
             f"  {line['statuses']}"
         )
-    print(f"goodput {summary['goodput_share']:.0%} of the capacity, p99 {summary['p99_ratio']:.2f} times that of the light load")
+    for line in rows[3:]:
+        print(
+            f"{line['case']} the capacity: goodput {line['goodput_share']:.0%}, p99 {line['p99_ratio_light']:.2f} times the light load's, "
+            f"{line['p99_ratio_alone']:.2f} times that of one client alone, {line['unplanned_5xx']} unplanned 5xx, "
+            f"{line['statuses'].get('0', 0)} unanswered"
+        )
     if options.json:
-        report = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), **vars_of(options), "rows": rows, **summary}
+        report = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), **vars_of(options), "rows": rows}
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -160,6 +160,10 @@ class Engine(Protocol):
         """Build and run what the first queries would otherwise wait for."""
         ...
 
+    def close(self) -> None:
+        """Free what the engine holds, a little at a time, so that other engines of the process are not held up. No search after it."""
+        ...
+
 
 Device = Literal["auto", "cpu", "cuda"]
 ENGINES = ("onnx-cpu", "onnx-cuda", "reference")

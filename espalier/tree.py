@@ -19,6 +19,9 @@ from espalier.errors import InvalidTree
 EMPTY_LEAF = -1
 """Value of `leaf_item` where a leaf holds no item."""
 
+BLOCK = 1 << 15
+"""Nodes that are handled by one NumPy call where it holds the interpreter: a service loads trees while it answers requests."""
+
 Int64 = NDArray[np.int64]
 
 
@@ -91,7 +94,10 @@ class Tree:
     def parent(self) -> Int64:
         """int64[N]: the parent of every node; −1 for the root."""
         parent = np.full(self.node_count, -1, np.int64)
-        parent[1:] = np.repeat(np.arange(self.leaf_offset), np.diff(self.first_child[: self.leaf_offset + 1]))
+        for begin in range(0, self.leaf_offset, BLOCK):
+            nodes = np.arange(begin, min(begin + BLOCK, self.leaf_offset))
+            first = self.first_child[begin : begin + len(nodes) + 1]
+            parent[first[0] : first[-1]] = np.repeat(nodes, np.diff(first))
         return parent
 
     @cached_property
@@ -99,7 +105,9 @@ class Tree:
         """int64[I]: node number of the leaf that holds each item."""
         leaf = np.empty(self.item_count, np.int64)
         slots = np.flatnonzero(self.leaf_item != EMPTY_LEAF)
-        leaf[self.leaf_item[slots]] = slots + self.leaf_offset
+        for begin in range(0, len(slots), BLOCK):
+            block = slots[begin : begin + BLOCK]
+            leaf[self.leaf_item[block]] = block + self.leaf_offset
         return leaf
 
     @cached_property

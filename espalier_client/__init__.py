@@ -17,7 +17,7 @@ from espalier_client.errors import (
     Unavailable,
     WrongValue,
 )
-from espalier_client.messages import Answer, Completion, Item, Model, Query, Readiness, Removal, Request, Result, Timing
+from espalier_client.messages import Answer, Completion, Item, Model, Query, Readiness, Removal, Request, Result, Timing, Version
 from espalier_client.retry import Retry
 
 __all__ = [
@@ -47,5 +47,6 @@ __all__ = [
     "TimedOut",
     "Timing",
     "Unavailable",
+    "Version",
     "WrongValue",
 ]

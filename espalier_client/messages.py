@@ -154,6 +154,16 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Version:
+    """A version of a model: `available` on disk, `loading`, `ready`, `draining` or `failed`, with the reason."""
+
+    version: int
+    state: str
+    engine: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A model of the service. `description` is all that the service says of it; the rest names what every client needs.
 
@@ -163,7 +173,7 @@ class Model:
     name: str
     state: str
     version: int | None
-    versions: tuple[int, ...]
+    versions: tuple[Version, ...]
     description: Mapping[str, Any]
 
 
@@ -218,7 +228,8 @@ def models(document: Any) -> tuple[Model, ...]:
 
 
 def model(document: Any) -> Model:
-    return Model(document["name"], document["state"], document.get("version"), tuple(document.get("versions") or ()), document)
+    versions = tuple(Version(one["version"], one["state"], one.get("engine"), one.get("reason")) for one in document["versions"])
+    return Model(document["name"], document["state"], document.get("version"), versions, document)
 
 
 def completions(document: Any) -> tuple[Completion, ...]:

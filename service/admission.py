@@ -12,9 +12,9 @@ LEARNING_RATE = 0.1
 """Weight of the newest call in the running mean of what a query costs."""
 OVERLOAD_S = 1.0
 """How long a refusal is remembered; clients are told to stay away as long."""
-SHORT_CALLS = 2.0
+SHORT_CALLS = 1.5
 """Engine calls, the running one included, that a newcomer waits for at most in overload."""
-SHORT_S = 0.005
+SHORT_S = 0.003
 """Waiting that is too short to be refused for."""
 
 

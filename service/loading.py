@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,8 +34,6 @@ CPU_BATCH, GPU_BATCH = 16, 512
 GPU_ENGINES = ("onnx-cuda",)
 LOADER_NICENESS = 10
 """How far the loader stands back where requests want the cores."""
-FREEING_PAUSE_S = 1e-3
-"""Between two pieces of an engine that is taken apart, for requests."""
 LOADER_SWITCH_S = 1e-4
 """How long the loader may keep the interpreter from a request that wants it. (Python's own 5 ms would be felt by every request.)"""
 
@@ -135,14 +132,6 @@ def compare_files(files: Files) -> Literal["same", "elsewhere", "changed"]:
             return "changed"
         found = "elsewhere"
     return found
-
-
-def take_apart(engine: Engine) -> None:
-    """Free what an engine keeps in dictionaries, piece by piece: freeing its fifty sessions at once would stop requests for 40 ms."""
-    for kept in getattr(engine, "__dict__", {}).values():
-        while isinstance(kept, dict) and kept:
-            kept.popitem()
-            time.sleep(FREEING_PAUSE_S)
 
 
 def stand_back() -> None:

@@ -206,7 +206,7 @@ def _describe(entry: Entry, settings: Settings) -> dict[str, Any]:
         "state": entry.state,
         "reason": entry.reason,
         "version": entry.version,
-        "versions": entry.versions,
+        "versions": [info._asdict() for info in entry.states()],
         "max_queries": settings.max_queries,
     }
     if entry.loaded is not None:

@@ -151,14 +151,23 @@ class RetrieveResponse(BaseModel):
     timing: Timing
 
 
+class Version(BaseModel):
+    """A version in the models folder, or still in memory."""
+
+    version: int
+    state: Literal["loading", "ready", "draining", "failed", "available"]
+    engine: str | None = Field(description="What searches it, where it is ready.")
+    reason: str | None = Field(description="Why it failed, or what else is to be said of it.")
+
+
 class Model(BaseModel):
     """A model of the models folder."""
 
     name: str
     state: Literal["loading", "ready", "failed"]
-    reason: str | None = Field(description="Why it failed.")
-    version: int = Field(description="The version that is served.")
-    versions: list[int] = Field(description="All versions in the models folder.")
+    reason: str | None = Field(description="Why it failed, or what is wrong although it serves.")
+    version: int = Field(description="The version that answers where a request names none.")
+    versions: list[Version] = Field(description="All that there are, ascending.")
     engine: str | None = None
     algorithm: str | None = None
     query: QueryKind | None = None

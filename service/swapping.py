@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from service.desired import Serving
 from service.entry import Entry, Retired
-from service.loading import LoadedModel, LoadFailed, OpenEngine, compare_files, files_of, load_version, take_apart
+from service.loading import LoadedModel, LoadFailed, OpenEngine, compare_files, files_of, load_version
 from service.monitoring import Metrics
 from service.settings import Settings
 
@@ -104,7 +104,7 @@ class Swapper:
         asyncio.run(retired.batcher.drain(self._settings.drain_s))
         retired.metrics.close()
         retired.batcher.on_call = _ignore  # breaks a cycle, so that memory comes back now
-        take_apart(retired.engine)
+        retired.engine.close()
         with entry.lock:
             entry.retired = tuple(other for other in entry.retired if other is not retired)
         self._metrics.reload(entry.name, "unloaded")

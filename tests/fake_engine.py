@@ -31,10 +31,13 @@ class FakeEngine:
         self.started, self.go = threading.Event(), threading.Event()
         self.go.set()
         self.failure: Exception | None = None
-        self.warm = False
+        self.warm = self.closed = False
 
     def warm_up(self) -> None:
         self.warm = True
+
+    def close(self) -> None:
+        self.closed = True
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         params.check(len(queries), self.items)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.admission import OVERLOAD_S, Admission, Cost, retry_after_s
+from service.admission import OVERLOAD_S, SHORT_CALLS, SHORT_S, Admission, Cost, retry_after_s
 
 
 def test_a_cost_is_learned_per_power_of_two_of_the_beam() -> None:
@@ -53,7 +53,7 @@ def test_a_burst_may_fill_the_queue_and_after_an_overflow_it_is_kept_short() -> 
     assert not admission.refuses(0.0, waiting=40, queries=1, wait_s=0.1, call_s=0.02)
     assert admission.refuses(1.0, waiting=50, queries=1, wait_s=0.11, call_s=0.02)
     soon, later = 1 + OVERLOAD_S * 0.9, 1 + OVERLOAD_S * 2
-    assert not admission.refuses(soon, waiting=1, queries=1, wait_s=0.04, call_s=0.02)
+    assert not admission.refuses(soon, waiting=1, queries=1, wait_s=SHORT_CALLS * 0.02, call_s=0.02)
     assert admission.refuses(soon, waiting=2, queries=1, wait_s=0.06, call_s=0.02)
     assert admission.refuses(soon + OVERLOAD_S * 0.9, waiting=2, queries=1, wait_s=0.06, call_s=0.02)  # each refusal prolongs it
     assert not admission.refuses(soon + later, waiting=40, queries=1, wait_s=0.1, call_s=0.02)
@@ -62,7 +62,8 @@ def test_a_burst_may_fill_the_queue_and_after_an_overflow_it_is_kept_short() -> 
 def test_a_wait_that_nobody_feels_is_no_reason_to_refuse() -> None:
     admission = Admission(max_queue=1000, burst_s=0.1)
     assert admission.refuses(0.0, waiting=500, queries=1, wait_s=0.11, call_s=0.0002)
-    assert not admission.refuses(0.1, waiting=20, queries=1, wait_s=0.004, call_s=0.0002)
+    assert not admission.refuses(0.1, waiting=10, queries=1, wait_s=SHORT_S, call_s=0.0002)
+    assert admission.refuses(0.2, waiting=10, queries=1, wait_s=SHORT_S * 1.01, call_s=0.0002)
 
 
 def test_more_queries_than_the_queue_holds_are_refused_whatever_they_cost() -> None:

@@ -48,6 +48,7 @@ from espalier_client import (
     TimedOut,
     Timing,
     Unavailable,
+    Version,
     WrongValue,
 )
 from espalier_client.messages import Options
@@ -110,7 +111,16 @@ class Stub:
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         body = request.content
-        described = {"name": "books", "state": "ready", "version": 3, "versions": [1, 3], "tree": {"items": 5}}
+        described = {
+            "name": "books",
+            "state": "ready",
+            "version": 3,
+            "versions": [
+                {"version": 1, "state": "failed", "engine": None, "reason": "it is broken"},
+                {"version": 3, "state": "ready", "engine": "onnx-cpu", "reason": None},
+            ],
+            "tree": {"items": 5},
+        }
         match request.method, request.url.path.split("/")[1:]:
             case "POST", ["retrieve"]:
                 asked = json.loads(body)
@@ -256,7 +266,7 @@ def test_the_public_surface() -> None:
     assert espalier_client.__all__ == [
         *("Answer", "AsyncClient", "Client", "ClientError", "Completion", "Conflict", "ConnectionFailed", "DeadlineExceeded"),
         *("InvalidAnswer", "InvalidRequest", "Item", "Model", "NotAllowed", "NotFound", "Overloaded", "Query", "Readiness", "Removal"),
-        *("Request", "RequestFailed", "Result", "Retry", "ServiceFailed", "TimedOut", "Timing", "Unavailable", "WrongValue"),
+        *("Request", "RequestFailed", "Result", "Retry", "ServiceFailed", "TimedOut", "Timing", "Unavailable", "Version", "WrongValue"),
     ]
     methods = [name for name in vars(Client) if not name.startswith("_")]
     assert methods == [
@@ -370,7 +380,8 @@ def test_every_route(driver: Driver, method: str, arguments: tuple[Any, ...], se
         assert got == expected
     else:
         model = got[0] if method == "models" else got
-        assert (model.state, model.version, model.versions, model.description["tree"]) == ("ready", 3, (1, 3), {"items": 5})
+        assert (model.state, model.version, model.description["tree"]) == ("ready", 3, {"items": 5})
+        assert model.versions == (Version(1, "failed", None, "it is broken"), Version(3, "ready", "onnx-cpu", None))
     (request,) = stub.requests
     assert f"{request.method} {request.url.raw_path.decode()}" == sent.replace(" /", " /prefix/")
     assert request.headers["Authorization"] == f"Bearer {KEY}"

@@ -49,6 +49,9 @@ class ReferenceEngine:
     def warm_up(self) -> None:
         """Nothing to build."""
 
+    def close(self) -> None:
+        """Nothing to free."""
+
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         tree = self.bundle.tree
         queries.check(tree.item_count)
