@@ -13,7 +13,7 @@ LEARNING_RATE = 0.1
 OVERLOAD_S = 1.0
 """How long a refusal is remembered; clients are told to stay away as long."""
 SHORT_CALLS = 1.5
-"""Engine calls, the running one included, that a newcomer waits for at most in overload."""
+"""Engine calls that a newcomer waits for at most in overload: the one that runs, and not quite another."""
 SHORT_S = 0.003
 """Waiting that is too short to be refused for."""
 

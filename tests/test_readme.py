@@ -121,3 +121,17 @@ def test_the_curl_of_the_readme_is_answered_as_the_reference_engine_answers(serv
     expected = ReferenceEngine(model).search(queries, SearchParams.uniform(1, 100, 5, np.stack(rows)))
     assert [item["id"] for item in items] == model.items.ids_of(expected.item_rows_BM[0])
     assert [item["score"] for item in items] == pytest.approx(expected.scores_BM[0].tolist(), abs=1e-4)
+
+
+def test_the_filtered_curl_of_the_readme_says_why_an_item_did_not_come(served: httpx.Client) -> None:
+    bodies = re.findall(r"curl -s localhost:8000/retrieve -H 'Content-Type: application/json' -d '(.*?)'", README, re.DOTALL)
+    assert len(bodies) == 2
+    result = served.post("/retrieve", json=json.loads(bodies[1]) | {"fields": ["section"]}).raise_for_status().json()["results"][0]
+    assert [item["fields"]["section"] for item in result["items"]] == ["python"] * 5
+    assert [item["outcome"] for item in result["explain"]["items"]] == ["filtered"]
+
+
+def test_the_python_of_the_readme_runs(served: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    exec(block.replace("http://localhost:8000", str(served.base_url)), {})
+    assert capsys.readouterr().out.count("Item(id=") == 5
