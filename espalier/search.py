@@ -160,6 +160,10 @@ class Engine(Protocol):
         """Build and run what the first queries would otherwise wait for."""
         ...
 
+    def prepare(self, params: SearchParams) -> None:
+        """Build what a search with such parameters needs and `warm_up` left out (a trace, say), from any thread, beside searches."""
+        ...
+
     def close(self) -> None:
         """Free what the engine holds, a little at a time, so that other engines of the process are not held up. No search after it."""
         ...

@@ -76,6 +76,8 @@ async def retrieve(
         encoded = encode(request, model, settings, mask)
     else:
         encoded = await asyncio.to_thread(encode, request, model, settings, mask)
+    if encoded.params.trace:
+        await asyncio.to_thread(model.engine.prepare, encoded.params)
     submitted = time.perf_counter()
     answer = await model.batcher.search(encoded.queries, encoded.params, deadline, patient)
     answered = time.perf_counter()

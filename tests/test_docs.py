@@ -168,7 +168,11 @@ def help_of(module: str, subcommand: str | None) -> str:
 
 
 def test_requests_in_the_documents_are_valid_and_about_packages_of_the_sample() -> None:
-    bodies = [shlex.split(command)[shlex.split(command).index("-d") + 1] for _, command in COMMANDS if command.startswith("curl") and "/retrieve" in command]
+    bodies = [
+        shlex.split(command)[shlex.split(command).index("-d") + 1]
+        for _, command in COMMANDS
+        if command.startswith("curl") and "/retrieve" in command
+    ]
     bodies += [block for block in blocks("docs/service.md", "json") if '"queries"' in block]
     assert len(bodies) >= 2
     known = set(pq.read_table(ROOT / "data/debian-bookworm/depends.parquet").column("dependency").to_pylist())

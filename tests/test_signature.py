@@ -196,6 +196,24 @@ def test_warm_up_builds_every_graph_that_a_query_may_need(tmp_path: Path) -> Non
     assert engine.session_count == warm
 
 
+def test_what_warm_up_leaves_out_can_be_prepared_beside_searches(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2))
+    engine = OnnxEngine(bundle, "cpu")
+    engine.warm_up()
+    warm = engine.session_count
+    for exclude_BE in (None, rng.integers(0, bundle.tree.item_count, (4, 3))):
+        for mask_B in (None, random_masks(rng, bundle.tree, 4, 0.5)):
+            params = SearchParams(rng.integers(1, 65, 4), rng.integers(1, 50, 4), exclude_BE, True, mask_B)
+            engine.prepare(params)
+            prepared = engine.session_count
+            engine.search(random_queries(rng, bundle, 4), params)
+            assert engine.session_count == prepared
+    assert engine.session_count > warm
+    engine.close()
+    assert engine.session_count == 0
+
+
 def test_a_mask_is_not_kept_alive_by_the_engine(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2))

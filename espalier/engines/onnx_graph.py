@@ -81,7 +81,7 @@ class OnnxEngine:
         self._graphs = bundle.graph("query.onnx"), bundle.graph("scorer.onnx")
         self._sessions: dict[Plan, ort.InferenceSession] = {}
         self._fixed_runs: dict[tuple[Plan, int], _FixedRun] = {}
-        self._lock = threading.Lock()
+        self._lock, self._building = threading.Lock(), threading.Lock()
         tree = bundle.tree
         self._every_item = every_item(tree)
         self._vacant = not self._every_item.open_N.all()
@@ -125,23 +125,21 @@ class OnnxEngine:
                 kept.popitem()
                 time.sleep(FREEING_PAUSE_S)
 
+    def prepare(self, params: SearchParams) -> None:
+        excluded = self._excluded(params)
+        for members, bucket in self._groups(params):
+            self._session(self._plan(params.take(members), excluded and excluded.take(members), bucket))
+
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         tree = self.bundle.tree
         queries.check(tree.item_count)
         params.check(len(queries), tree.item_count, tree.node_count)
-        excluded = (
-            None if params.exclude_BE is None or params.exclude_BE.size == 0 else excluded_nodes(tree, params.exclude_BE, params.mask_B)
-        )
-        bucket_B = np.frexp(params.beam_size_B.astype(np.float64))[1] - 1
-        one_by_one = self._device == "cpu" and self._grid is None  # a batch saves a CPU nothing, one query a call does
-        groups = (
-            [np.array([b]) for b in range(len(queries))] if one_by_one else [np.flatnonzero(bucket_B == j) for j in np.unique(bucket_B)]
-        )
+        excluded = self._excluded(params)
         shape = len(queries), int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
         outputs = []
-        for members in groups:
-            part = self._run(queries.take(members), params.take(members), excluded and excluded.take(members), int(bucket_B[members[0]]))
+        for members, bucket in self._groups(params):
+            part = self._run(queries.take(members), params.take(members), excluded and excluded.take(members), bucket)
             rows, ranks = part["item_rows"], part["ranks"]
             width = min(rows.shape[1], shape[1])
             rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
@@ -152,26 +150,41 @@ class OnnxEngine:
         result = finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
         return replace(result, trace=self._trace(outputs, result)) if params.trace else result
 
-    def _run(self, queries: QueryBatch, params: SearchParams, excluded: ExcludedNodes | None, bucket: int) -> dict[str, Array]:
-        """The outputs of one session run for queries whose beams are of one bucket: `item_rows`, `ranks`, and those of a trace."""
-        low, high = 1 << bucket, (2 << bucket) - 1
-        wanted = int(params.m_B.max(initial=1))
-        filtered = params.mask_B is not None and any(mask is not None for mask in params.mask_B)
-        masked = filtered or self._vacant
+    def _excluded(self, params: SearchParams) -> ExcludedNodes | None:
+        if params.exclude_BE is None or params.exclude_BE.size == 0:
+            return None
+        return excluded_nodes(self.bundle.tree, params.exclude_BE, params.mask_B)
+
+    def _groups(self, params: SearchParams) -> list[tuple[NDArray[np.int64], int]]:
+        """Which queries (int64 positions) share a session run, and their beam bucket."""
+        bucket_B = np.frexp(params.beam_size_B.astype(np.float64))[1] - 1
+        if self._device == "cpu" and self._grid is None:  # a batch saves a CPU nothing, one query a call does
+            return [(np.array([b]), int(bucket)) for b, bucket in enumerate(bucket_B)]
+        return [(np.flatnonzero(bucket_B == bucket), int(bucket)) for bucket in np.unique(bucket_B)]
+
+    def _plan(self, params: SearchParams, excluded: ExcludedNodes | None, bucket: int) -> Plan:
+        """What the graph of some queries of one bucket must be able to do."""
+        masked = _filtered(params) or self._vacant
         closed: Literal["none", "leaves", "leaves and inner"] = "none"
         if excluded is not None and (excluded.leaves_BX >= 0).any():
             closed = "leaves and inner" if masked or (excluded.inner_BX >= 0).any() else "leaves"
-        plan = Plan(low, high, single=len(queries) == 1, excluded=closed, masked=masked, trace=params.trace)
+        single = len(params.m_B) == 1
+        return Plan(1 << bucket, (2 << bucket) - 1, single, excluded=closed, masked=masked, trace=params.trace)
+
+    def _run(self, queries: QueryBatch, params: SearchParams, excluded: ExcludedNodes | None, bucket: int) -> dict[str, Array]:
+        """The outputs of one session run for queries whose beams are of one bucket: `item_rows`, `ranks`, and those of a trace."""
+        wanted = int(params.m_B.max(initial=1))
+        plan = self._plan(params, excluded, bucket)
         feeds: dict[str, Array] = {queries.kind.kind: queries.array, "beam_size": params.beam_size_B}
         if excluded is not None:
             feeds |= {"excluded_leaves": excluded.leaves_BX, "excluded_inner": excluded.inner_BX}
-        fixed = None if filtered else self._fixed(len(queries), plan, wanted, excluded)
+        fixed = None if _filtered(params) else self._fixed(len(queries), plan, wanted, excluded)
         if fixed is not None:
             return fixed.run(feeds, len(queries))
         session = self._session(plan)
         feeds |= {"kept": np.array([params.beam_size_B.max(initial=1)]), "wanted": np.array([wanted])}
         binding = self._bound(session)
-        if masked:
+        if plan.masked:
             masks = params.mask_B if params.mask_B is not None else (None,) * len(queries)
             opened, feeds["mask_of"] = self._open(masks)
             binding.bind_ortvalue_input("open", opened)
@@ -214,7 +227,7 @@ class OnnxEngine:
             excluded="none" if excluded is None else "leaves and inner",
             wanted=next(size for size in grid.wanted if size >= wanted),
         )
-        with self._lock:
+        with self._building:
             run = self._fixed_runs.get((plan, size))
             if run is None:
                 sizes = {"B": size, "F_N": self.bundle.tree.node_count}
@@ -235,11 +248,12 @@ class OnnxEngine:
         return tuple(levels)
 
     def _session(self, plan: Plan) -> ort.InferenceSession:
-        """The session of a plan with free shapes."""
-        with self._lock:
-            if plan not in self._sessions:
-                self._sessions[plan] = self._new_session(plan)
-            return self._sessions[plan]
+        """The session of a plan with free shapes. One that is there is not waited for while another is being built."""
+        session = self._sessions.get(plan)
+        if session is None:
+            with self._building:
+                session = self._sessions.get(plan) or self._sessions.setdefault(plan, self._new_session(plan))
+        return session
 
     def _new_session(self, plan: Plan, fixed: dict[str, int] | None = None) -> ort.InferenceSession:
         """A session; with fixed dimensions, so that shape arithmetic folds away and a CUDA graph can be captured."""
@@ -269,6 +283,10 @@ class OnnxEngine:
 
 FIXED_FILLERS = {"history": -1, "vector": 0, "beam_size": 1, "excluded_leaves": NO_NODE, "excluded_inner": NO_NODE, "mask_of": 0}
 """The inputs of a fixed run that have a buffer of their own, and what fills the rows of queries that are not there."""
+
+
+def _filtered(params: SearchParams) -> bool:
+    return params.mask_B is not None and any(mask is not None for mask in params.mask_B)
 
 
 class _FixedRun:

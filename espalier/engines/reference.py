@@ -49,6 +49,9 @@ class ReferenceEngine:
     def warm_up(self) -> None:
         """Nothing to build."""
 
+    def prepare(self, params: SearchParams) -> None:
+        """Nothing to build."""
+
     def close(self) -> None:
         """Nothing to free."""
 
