@@ -160,7 +160,7 @@ async def answer(
     if timeout_ms > settings.max_timeout_ms:
         raise InvalidQuery("timeout_ms", timeout_ms, f"at most {settings.max_timeout_ms:g}")
     model = registry.choose(request.model, request.version)
-    seen.model, seen.version, seen.queries, seen.m = model.name, model.version, len(request.queries), request.m
+    seen.model, seen.version, seen.queries = model.name, model.version, len(request.queries)
     try:
         if not patient:
             model.batcher.check_room(len(request.queries))
@@ -168,7 +168,7 @@ async def answer(
     except QueueFull:
         metrics.shed(model.name)
         raise
-    seen.beam_size, seen.stages_ms = retrieved.beam_size, retrieved.stages_ms
+    seen.m, seen.beam_size, seen.stages_ms = retrieved.m, retrieved.beam_size, retrieved.stages_ms
     return retrieved
 
 

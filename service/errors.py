@@ -229,7 +229,9 @@ def _from_pydantic(error: Mapping[str, Any], path: Sequence[int | str], kind: ty
         case "extra_forbidden":
             return InvalidInput(field, error["input"], f"only the fields {', '.join(_fields(kind, path))}" if kind else "no such field")
         case "json_invalid":
-            return InvalidInput(field, error["input"], f"a JSON document ({error['ctx']['error']})")
+            given = error["input"]
+            text = given.decode("utf-8", "replace") if isinstance(given, bytes) else given
+            return InvalidInput(field, text, f"a JSON document ({error['ctx']['error']})")
     message: str = error["msg"]
     expected = message.removeprefix("Input should be ").removeprefix("Value error, ")
     return InvalidInput(field, error["input"], "an object" if error["type"].startswith("model_") else expected)

@@ -108,7 +108,7 @@ class Follower:
                 self._scan()
             except OSError as error:
                 log.warning("the models folder cannot be read: %s", error.strerror)
-            self._metrics.queue_depth()
+            self._metrics.look_at_queues()
 
     def _look(self, entry: Entry) -> None:
         if self._read(entry, Removed) | self._read(entry, Serving):

@@ -21,7 +21,7 @@ from service.errors import Conflict, ModelNotFound, NotReady
 from service.follower import Follower
 from service.loading import LoadedModel, OpenEngine
 from service.monitoring import Metrics
-from service.settings import Settings
+from service.settings import Settings, metrics_folder
 from service.workers import Progress, Workers
 
 __all__ = ["Entry", "LoadedModel", "OpenEngine", "Registry"]
@@ -42,7 +42,7 @@ class Registry:
     def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine = open_engine) -> None:
         self._settings, self._metrics = settings, metrics
         if settings.run_folder is not None:
-            metrics.share(settings.run_folder)
+            metrics.share(metrics_folder(settings.run_folder))
         self._workers = Workers(settings.run_folder)
         self._follower = Follower(settings, metrics, open_engine, self._workers)
         if not self.entries:

@@ -35,10 +35,11 @@ INLINE_VALUES = 1024
 
 @dataclass(frozen=True)
 class Retrieved:
-    """The body of the answer, the milliseconds of its stages, and the beam that was searched with."""
+    """The body of the answer, the milliseconds of its stages, and m and the beam that were searched with."""
 
     body: bytes
     stages_ms: dict[str, float]
+    m: int
     beam_size: int
 
 
@@ -108,7 +109,7 @@ async def retrieve(
         "results": orjson.Fragment(results),
         "timing": timing,
     }
-    return Retrieved(orjson.dumps(document), stages_ms, answer.beam_size)
+    return Retrieved(orjson.dumps(document), stages_ms, int(encoded.params.m_B[0]), answer.beam_size)
 
 
 def encode(request: RetrieveRequest, model: LoadedModel, settings: Settings, mask: NodeMask | None) -> Encoded:

@@ -188,7 +188,7 @@ async def readyz(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """Prometheus metrics."""
-    return Response(_service(request).metrics.render(), media_type=CONTENT_TYPE)
+    return Response(await asyncio.to_thread(_service(request).metrics.render), media_type=CONTENT_TYPE)
 
 
 def _service(request: Request) -> Service:

@@ -1,10 +1,13 @@
-"""What the service can be told, and the only place that reads the environment.
+"""What the service can be told, and the only place that reads or changes the environment.
 
 Every setting is an environment variable: `ESPALIER_` and its name in capitals.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -88,3 +91,22 @@ class Settings(BaseSettings):
         default=None, description="Set by the service for its own workers: where they tell each other how far they are."
     )
     verify: bool = Field(default=True, description="Compare every file of a bundle with its checksum before it serves.")
+
+
+def metrics_folder(run_folder: Path) -> Path:
+    """Where the workers of a run folder count together."""
+    return run_folder / "metrics"
+
+
+@contextmanager
+def counting_in(folder: Path) -> Iterator[None]:
+    """Processes that are started meanwhile count in this folder. (prometheus_client takes it from the environment alone, when imported.)"""
+    name = "PROMETHEUS_MULTIPROC_DIR"
+    before = os.environ.get(name)
+    os.environ[name] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before

@@ -23,8 +23,9 @@ from pathlib import Path
 
 from service import logs
 from service.app import create_app
+from service.monitoring import forget_process
 from service.server import Server
-from service.settings import Settings
+from service.settings import Settings, counting_in, metrics_folder
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class Supervisor:
     def __init__(self, settings: Settings, listening: socket.socket) -> None:
         self._listening = listening
         self._folder = Path(tempfile.mkdtemp(prefix="espalier-"))
+        self._counted = metrics_folder(self._folder)
+        self._counted.mkdir()
         self._settings = settings.model_copy(update={"run_folder": self._folder})
         self._spawn = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
@@ -82,7 +85,8 @@ class Supervisor:
     def _start(self) -> _Worker:
         ours, theirs = self._spawn.Pipe()
         process = self._spawn.Process(target=work, args=(self._settings, self._listening, theirs), name="worker")
-        process.start()
+        with counting_in(self._counted):
+            process.start()
         theirs.close()
         return _Worker(process, ours, time.monotonic())
 
@@ -96,6 +100,8 @@ class Supervisor:
             pid, began = worker.process.pid, (self._folder / f"{worker.process.pid}.lock").exists()
             self._workers.remove(worker)
             worker.pipe.close()
+            if pid is not None:
+                forget_process(pid, self._counted)
             if self._signals:
                 continue
             self._failed_starts = 0 if began else self._failed_starts + 1

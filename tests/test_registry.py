@@ -446,7 +446,7 @@ def test_a_load_that_takes_too_long_is_taken_back(models: Path) -> None:
     async def scenario() -> None:
         loading = asyncio.create_task(running.registry.load("books", 2))
         while running.count("rolled_back") == 0:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
         let_go.set()
         with pytest.raises(Conflict, match=r"did not follow within 0.05 s"):
             await loading

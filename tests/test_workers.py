@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,9 +23,8 @@ import pytest
 
 from espalier.tree import complete_tree
 from service.__main__ import listen, main
-from service.monitoring import METRICS, Metrics, ModelMetrics
-from service.series import BLOCK_SLOTS, Store
-from service.settings import Settings
+from service.monitoring import Metrics, ModelMetrics, forget_process
+from service.settings import Settings, counting_in
 from service.supervisor import Supervisor
 from service.workers import Progress, Workers, living
 from tests.builders import make_bundle
@@ -96,8 +94,9 @@ class Service:
 
 @contextmanager
 def service(models: Path, workers: int, **settings: str) -> Iterator[Service]:
-    """A service that is ready."""
+    """A service that is ready. Its run folder is beside the models."""
     environment = os.environ | {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_ADMIN_KEYS": KEY} | settings
+    environment["TMPDIR"] = str(models.parent)
     command = [sys.executable, "-m", "service", "--port", "0", "--workers", str(workers)]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     log: list[str] = []
@@ -158,6 +157,27 @@ def test_every_worker_follows_a_change_before_it_is_answered(models: Path) -> No
         assert running.metric('espalier_batch_queries_sum{model="books"}') == 5 * 40
 
 
+def test_whichever_worker_is_asked_tells_what_all_have_counted(models: Path) -> None:
+    with service(models, 2) as running:
+        running.served()
+        for pid in running.workers():
+            with paused(pid):  # the other one answers
+                assert running.metric('espalier_reload_total{model="books",outcome="loaded"}') == 2
+                assert running.metric('espalier_requests_total{model="books",status="200"}') == 40
+
+
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """The process does nothing meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until(lambda: _state(pid) == "T", "it has stopped")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        until(lambda: _state(pid) != "T", "it goes on")
+
+
 def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path) -> None:
     with service(models, 2) as running:
         running.served()
@@ -173,6 +193,29 @@ def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path) 
         assert f"worker {first} ended with exit code -9" in "".join(running.log)
 
 
+def test_what_only_dead_workers_served_is_not_said_to_be_served(models: Path) -> None:
+    with service(models, 2) as running:
+        running.served()
+        add_version(models, 2)
+        for pid in running.workers():
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: "".join(running.log).count("is ready on") == 4, "others have loaded what is the highest version now")
+        until(lambda: running.metric('espalier_model_info{engine="onnx-cpu",model="books",version="2"}') == 1, "it serves")
+        _, text = running.request("GET", "/metrics")
+        assert 'version="1"' not in text
+        assert running.metric('espalier_requests_total{model="books",status="200"}') == 40
+        assert running.metric('espalier_reload_total{model="books",outcome="loaded"}') == 4
+
+
+def test_one_worker_counts_in_no_file(models: Path) -> None:
+    for workers in (1, 2):
+        with service(models, workers) as running:
+            running.served()
+            assert running.metric('espalier_requests_total{model="books",status="200"}') == 40
+            counted = {path.stem.rpartition("_")[2] for path in models.parent.glob("espalier-*/**/*.db")}
+            assert counted == (set() if workers == 1 else set(map(str, running.workers())))  # the parent of workers does not count
+
+
 def test_workers_do_not_outlive_their_parent(models: Path) -> None:
     with service(models, 2) as running:
         workers = running.workers()
@@ -182,15 +225,21 @@ def test_workers_do_not_outlive_their_parent(models: Path) -> None:
 
 def _runs(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return _state(pid) != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def _state(pid: int) -> str:
+    """One letter: T is stopped, Z has ended."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_workers_that_cannot_begin_are_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with listen("127.0.0.1", 0) as listening:
         assert Supervisor(Settings(models=tmp_path, workers=1), listening).run() == 1
     assert "the service gives up" in caplog.text
+    assert "PROMETHEUS_MULTIPROC_DIR" not in os.environ
 
 
 @pytest.mark.parametrize("setting", ["device", "engine"])
@@ -357,38 +406,71 @@ def test_a_process_alone_writes_nothing() -> None:
     alone.leave()
 
 
-def test_series_are_summed_over_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stores = [Store(tmp_path)]
-    stores[0].series("hits", ("ü",), 2)[1] = 5.0
-    for pid, lives in ((11, True), (12, False)):
-        with other_process(tmp_path, pid, monkeypatch, lives):
-            stores.append(Store(tmp_path))
-            stores[-1].series("hits", ("ü",), 2)[1] += pid
-            stores[-1].series("depth", (), 1)[0] = pid
-    sums = stores[0].sums(of_the_living=["depth"])
-    assert sums == {("hits", ("ü",)): [0.0, 28.0], ("depth", ()): [11.0]}
-    assert stores[0].series("hits", ("ü",), 2)[1] == 5.0
-    for store in stores:
-        store.close()
+# -- what is counted ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_series_find_room(tmp_path: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path if shared else None)
-    slots = BLOCK_SLOTS // 3
-    for number in range(7):
-        series = store.series("large", (str(number),), slots)
-        series[0], series[slots - 1] = number, -number
-    read = store.sums()
-    if shared:
-        with other_process(tmp_path, 11, monkeypatch):
-            reader = Store(tmp_path)
-            read = reader.sums()
-            reader.close()
-    store.close()
-    assert {key: (values[0], values[-1], len(values)) for key, values in read.items()} == {
-        ("large", (str(number),)): (number, -number, slots) for number in range(7)
-    }
+COUNTING = """
+import sys
+from service.monitoring import Metrics, ModelMetrics
+
+version, waiting, requests = map(int, sys.argv[1:])
+metrics = Metrics()
+metrics.model_state("books", 1, "onnx-cpu", ready=version == 1)
+metrics.model_state("books", version, "onnx-cpu", ready=True)
+ModelMetrics(metrics, "books", "onnx-cpu", lambda: waiting).call(waiting)
+for _ in range(requests):
+    metrics.request("books", 200, 1e-3)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def counting(folder: Path, version: int, waiting: int, requests: int) -> Iterator[int]:
+    """A process that has counted as a worker would. Gives its id; at the end it is killed."""
+    command = [sys.executable, "-c", COUNTING, *map(str, (version, waiting, requests))]
+    with counting_in(folder):
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> None:
+    reader = Metrics()  # of a process that does not count in the folder
+    reader.share(tmp_path)
+    reader.request("books", 200, 1.0)
+    with counting(tmp_path, 2, 5, 30):
+        with counting(tmp_path, 1, 2, 10) as pid:
+            both = {
+                'espalier_requests_total{model="books",status="200"} 40.0',
+                'espalier_request_seconds_count{model="books"} 40.0',
+                'espalier_batch_queries_bucket{le="2.0",model="books"} 1.0',
+                'espalier_batch_queries_bucket{le="8.0",model="books"} 2.0',
+                'espalier_batch_queries_sum{model="books"} 7.0',
+                'espalier_shed_total{model="books"} 0.0',
+            }
+            one = 'espalier_model_info{engine="onnx-cpu",model="books",version="1"}'
+            two = 'espalier_model_info{engine="onnx-cpu",model="books",version="2"} 1.0'
+            assert lines(reader) >= {*both, two, f"{one} 1.0", 'espalier_queue_depth{model="books"} 7.0'}
+        forget_process(pid, tmp_path)
+        assert lines(reader) >= {*both, two, f"{one} 0.0", 'espalier_queue_depth{model="books"} 5.0'}
+
+
+def lines(metrics: Metrics) -> set[str]:
+    return set(metrics.render().decode().splitlines())
+
+
+def test_the_environment_is_as_before_once_a_process_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "PROMETHEUS_MULTIPROC_DIR"
+    for before in (None, "another"):
+        if before is not None:
+            monkeypatch.setenv(name, before)
+        with counting_in(tmp_path):
+            assert os.environ[name] == str(tmp_path)
+        assert os.environ.get(name) == before
 
 
 def test_what_is_scraped_is_what_was_counted() -> None:
@@ -418,7 +500,6 @@ def test_what_is_scraped_is_what_was_counted() -> None:
         'espalier_shed_total{model="books"} 1.0',
         'espalier_queue_depth{model="books"} 3.0',
     }
-    assert {line.split()[2] for line in lines if line.startswith("# TYPE")} == set(METRICS)
     model.close()
     assert 'espalier_queue_depth{model="books"} 0.0' in metrics.render().decode()
 
@@ -429,45 +510,3 @@ def test_two_versions_of_a_model_wait_in_one_gauge() -> None:
     assert 'espalier_queue_depth{model="books"} 7.0' in metrics.render().decode()
     models[0].close()
     assert 'espalier_queue_depth{model="books"} 5.0' in metrics.render().decode()
-
-
-def test_counting_from_several_threads_loses_nothing() -> None:
-    metrics = Metrics()
-
-    def count() -> None:
-        for _ in range(2000):
-            metrics.request("books", 200, 1e-3)
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=count) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
-    text = metrics.render().decode()
-    assert 'espalier_requests_total{model="books",status="200"} 8000.0' in text
-    assert 'espalier_request_seconds_count{model="books"} 8000.0' in text
-
-
-def test_counting_a_request_costs_microseconds() -> None:
-    metrics = Metrics()
-    model = ModelMetrics(metrics, "books", "onnx-cpu", lambda: 0)
-
-    def count() -> None:
-        model.call(1)
-        model.retrieved((2e-5, 5e-5, 3e-4, 6e-5), 3e-4, 100, 0)
-        metrics.request("books", 200, 5e-4)
-
-    best = min(_seconds(count, 2000) for _ in range(5))
-    assert best < 50e-6  # 2.3 µs on an idle core; this only keeps out what is another order
-
-
-def _seconds(function: Any, calls: int) -> float:
-    began = time.perf_counter()
-    for _ in range(calls):
-        function()
-    return (time.perf_counter() - began) / calls
