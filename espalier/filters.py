@@ -196,7 +196,7 @@ class ItemFilters:
         index = self._indices[field]
         if isinstance(condition, Range):
             return [index.between(condition.low, condition.high)]
-        return [index.between(value, value) for value in condition]
+        return [index.of(value) for value in condition]
 
     def _finish(self, filter: Filter, building: Future[NodeMask], mask: NodeMask | None) -> None:
         """Keep a mask that was built, unless the removals have changed since it was begun."""
@@ -211,8 +211,12 @@ class ItemFilters:
                 self._bytes -= _cost(*self._masks.popitem(last=False))
 
 
+ENTRY_BYTES = 700
+"""What Python's objects around a kept mask take."""
+
+
 def _cost(filter: Filter, mask: NodeMask) -> int:
-    return mask.open_N.nbytes + filter.size
+    return mask.open_N.nbytes + filter.size + ENTRY_BYTES
 
 
 @dataclass(frozen=True)
@@ -227,6 +231,12 @@ class _Index:
     values_V: pa.Array
     offsets: NDArray[np.int64]
     rows_R: NDArray[Any]
+
+    def of(self, value: Value) -> NDArray[Any]:
+        """The rows of the items that have a value."""
+        at = bisect_left(self.values_V, value, key=methodcaller("as_py"))
+        found = at < len(self.values_V) and self.values_V[at].as_py() == value
+        return self.rows_R[self.offsets[at] : self.offsets[at + 1]] if found else self.rows_R[:0]
 
     def between(self, low: Value | None, high: Value | None) -> NDArray[Any]:
         """The rows of the items that have a value from `low` to `high`; one that has several comes several times."""

@@ -39,7 +39,8 @@ class Query:
             "exclude": self.exclude,
             "exclude_seen": self.exclude_seen,
         }
-        return {name: value for name, value in document.items() if value}
+        kind = "vector" if self.vector else "history"  # which may be empty: a cold user
+        return {name: value for name, value in document.items() if value or name == kind}
 
 
 class Options(TypedDict, total=False):

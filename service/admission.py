@@ -83,14 +83,18 @@ class Admission:
         now     seconds of any one clock
         wait_s  what the queue before it is expected to take · call_s  what an engine call is
         """
-        if waiting == 0:
-            return False
-        overload = now - self._refused < OVERLOAD_S
+        refused = self.is_long(waiting, queries, wait_s, call_s, overload=now - self._refused < OVERLOAD_S)
+        if refused:
+            self._refused = now
+        return refused
+
+    def is_long(self, waiting: int, queries: int, wait_s: float, call_s: float, overload: bool) -> bool:
+        """Whether the queue is longer than it may be, in overload or in a burst.
+
+        Streams, which wait for room, never fill more than overload's short queue: a burst of single requests still finds its own.
+        """
         longest_s = min(max(SHORT_CALLS * call_s, SHORT_S), self.burst_s) if overload else self.burst_s
-        if waiting + queries <= self.max_queue and wait_s <= longest_s:
-            return False
-        self._refused = now
-        return True
+        return waiting > 0 and (waiting + queries > self.max_queue or wait_s > longest_s)
 
 
 def retry_after_s(wait_s: float) -> int:

@@ -46,7 +46,8 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_engine) -> Fas
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
     app.state.service = Service(settings, metrics, registry, keys, tracer)
     direct: dict[str, ASGIApp] = {RETRIEVE: Retrieve(settings, registry, keys, metrics), STREAM: Stream(settings, registry, keys, metrics)}
-    app.add_middleware(Edge, direct, settings.max_body_bytes, metrics, settings.log_requests, tracer)
+    limits = settings.max_body_bytes, settings.body_timeout_s
+    app.add_middleware(Edge, direct, keys, *limits, metrics, settings.log_requests, tracer)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

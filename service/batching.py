@@ -112,7 +112,7 @@ class Batcher:
         self._closed = False
         self._asleep = False
         self._wake = threading.Semaphore(0)
-        self._room: list[asyncio.Future[None]] = []  # streams that wait for room; touched by the event loop alone
+        self._room: deque[asyncio.Future[None]] = deque()  # streams that wait for room; touched by the event loop alone
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
 
@@ -130,8 +130,7 @@ class Batcher:
         """
         loop = asyncio.get_running_loop()
         while not (parts := self._accept(queries, params, deadline, patient, loop)):
-            self._room.append(loop.create_future())
-            await self._room[-1]
+            await self._wait_for_room(deadline, loop)
         expiry = None if deadline == float("inf") else loop.call_later(max(deadline - self._clock(), 0), self._expire, parts)
         try:
             if len(parts) == 1:
@@ -140,8 +139,9 @@ class Batcher:
         finally:
             if expiry is not None:
                 expiry.cancel()
-            if any(part.waiting for part in parts):
-                self._forget(parts)
+            self._forget(parts)
+            self._make_room()
+            del parts  # an exception in them holds this frame, and with it whoever called
 
     def check_room(self, queries: int) -> None:
         """Raise QueueFull where `search` would, before anything has been spent on the request."""
@@ -153,7 +153,8 @@ class Batcher:
         with self._lock:
             self._closed = True
         self._wake.release()
-        self._make_room()
+        while self._room:
+            self._make_room()
         await asyncio.to_thread(self._thread.join, timeout_s)
         return not self._thread.is_alive()
 
@@ -170,12 +171,10 @@ class Batcher:
         with self._lock:
             if self._closed:
                 raise NotReady("The service is shutting down.")
-            try:
+            if patient and self._admission.is_long(self._waiting, len(queries), self._wait_s(), self._call_s, overload=True):
+                return []
+            if not patient:
                 self._check_room(now, len(queries))
-            except QueueFull:
-                if patient:
-                    return []
-                raise
             parts = []
             for rows, row_params in cut:
                 beam_size = int(row_params.beam_size_B.max(initial=1))
@@ -191,9 +190,30 @@ class Batcher:
 
     def _check_room(self, now: float, queries: int) -> None:
         """Holds the lock."""
-        wait_s = self._waiting_s + self._call_s if self.limits.serial else self._call_s * (self._waiting / self.limits.max_batch)
+        wait_s = self._wait_s()
         if self._admission.refuses(now, self._waiting, queries, wait_s, self._call_s):
             raise QueueFull(f"{self._waiting} queries wait already.", retry_after_s(wait_s))
+
+    def _wait_s(self) -> float:
+        """Seconds that a newcomer is expected to wait. Holds the lock."""
+        return self._waiting_s + self._call_s if self.limits.serial else self._call_s * (self._waiting / self.limits.max_batch)
+
+    async def _wait_for_room(self, deadline: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Until something has left the queue. One is woken at a time, and wakes the next when it has found its room."""
+        room = loop.create_future()
+        self._room.append(room)
+        try:
+            async with asyncio.timeout(None if deadline == float("inf") else max(deadline - self._clock(), 0)):
+                await room
+        except TimeoutError:
+            raise DeadlinePassed("The deadline passed before the search began.") from None
+        except asyncio.CancelledError:
+            if room.done() and not room.cancelled():
+                self._make_room()  # it was another's turn as well
+            raise
+        finally:
+            if room in self._room:
+                self._room.remove(room)
 
     def _expire(self, parts: Sequence[_Part]) -> None:
         for part in parts:
@@ -202,9 +222,13 @@ class Batcher:
 
     def _forget(self, parts: Sequence[_Part]) -> None:
         """Take out of the queue what nobody waits for any more."""
-        with self._lock:
-            for part in parts:
-                self._leave(part)
+        waiting = [part for part in parts if part.waiting]
+        if waiting:
+            with self._lock:
+                for part in waiting:
+                    if part.waiting:  # still, now that the engine's thread is kept out
+                        self._leave(part)
+                        self._parts.remove(part)
         for part in parts:
             if not part.answer.done():
                 part.answer.cancel()
@@ -217,21 +241,28 @@ class Batcher:
                 part.answer.set_exception(answer)
             else:
                 part.answer.set_result(answer)
-        if self._room:
-            self._make_room()
+        self._make_room()
 
     def _make_room(self) -> None:
-        room, self._room = self._room, []
-        for stream in room:
-            if not stream.done():
-                stream.set_result(None)
+        """Wake the first who waits for room, if somebody does."""
+        while self._room:
+            room = self._room.popleft()
+            if not room.done():
+                room.set_result(None)
+                return
 
     # -- the engine's thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (parts := self._next_call()) is not None:
-            if parts:
-                self._call(parts)
+        while self._serve_one():
+            pass
+
+    def _serve_one(self) -> bool:
+        """One engine call. False when all is done. (A function of its own, so that nothing of a call is held while the next is awaited.)"""
+        parts = self._next_call()
+        if parts:
+            self._call(parts)
+        return parts is not None
 
     def _next_call(self) -> list[_Part] | None:
         """The queries of the next call, None when all is done. Blocks while there are none."""
@@ -279,9 +310,9 @@ class Batcher:
             self._waiting_s = self._waiting_s - part.cost_s if self._waiting else 0.0
 
     def _call(self, parts: list[_Part]) -> None:
-        self._degrade(parts)
         answers: Sequence[Answer | Exception]
         try:
+            self._degrade(parts)
             queries, params = _merge(parts)
             began = self._clock()
             result = self._engine.search(queries, params)

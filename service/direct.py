@@ -15,20 +15,18 @@ import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from espalier.errors import InvalidQuery
 from service.bodies import check_type, read_body, read_lines
 from service.errors import ClientGone, QueueFull, ServiceError, SlowBody, describe, internal_problem, parse
-from service.middleware import Seen, log_failure
+from service.middleware import JSON_TYPES, Seen, log_failure
 from service.monitoring import Metrics
 from service.registry import Registry
-from service.retrieve import Retrieved, retrieve
+from service.retrieve import Retrieved, check, retrieve
 from service.schemas import RetrieveRequest
 from service.security import Keys
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
 
-JSON_TYPES = ("application/json",)
 LINES_TYPES = ("application/x-ndjson", "application/jsonl", "application/json-lines")
 INLINE_BYTES = 1 << 16
 """Bodies up to this size are parsed on the event loop; larger ones would keep other requests waiting, and go to a thread."""
@@ -78,15 +76,15 @@ class Stream:
         waiting: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(self.settings.stream_window)
         tasks: set[asyncio.Task[bytes]] = set()
         reader = asyncio.create_task(self._read(receive, seen, waiting, tasks))
-        writer = asyncio.create_task(_write(send, waiting))
+        writer = asyncio.create_task(_write(send, waiting, self.settings.stream_idle_s))
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
             if writer.done():
                 writer.result()
             else:
                 reader.result()  # it only ends by an exception
-        except ClientDisconnect:
-            log.debug("request %s: the client hung up inside its stream", seen.request_id.decode())
+        except (ClientDisconnect, TimeoutError):
+            log.debug("request %s: the client hung up inside its stream, or does not read it", seen.request_id.decode())
         finally:
             for task in (reader, writer, *tasks):
                 task.cancel()
@@ -121,6 +119,9 @@ class Stream:
             if isinstance(line, ServiceError):
                 raise line
             return (await answer(await parsed(line), self.settings, self.registry, self.metrics, told, began, patient=True)).body
+        except asyncio.CancelledError:
+            status = ClientGone.status
+            raise
         except Exception as error:
             described = describe(error)
             if described is None:
@@ -132,10 +133,12 @@ class Stream:
             self.metrics.request(told.model, status, time.perf_counter() - began)
 
 
-async def _write(send: Send, waiting: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
-    """Send the answers in the order of the lines."""
+async def _write(send: Send, waiting: asyncio.Queue[asyncio.Task[bytes] | None], idle_s: float) -> None:
+    """Send the answers in the order of the lines. Raises TimeoutError when nobody takes one for so long."""
     while (task := await waiting.get()) is not None:
-        await send({"type": "http.response.body", "body": await task + b"\n", "more_body": True})
+        line = await task + b"\n"
+        async with asyncio.timeout(idle_s):
+            await send({"type": "http.response.body", "body": line, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -157,10 +160,9 @@ async def answer(
 ) -> Retrieved:
     """Answer a request on the model that it means, and note in `seen` what the log and the metrics want to know."""
     timeout_ms = settings.timeout_ms if request.timeout_ms is None else request.timeout_ms
-    if timeout_ms > settings.max_timeout_ms:
-        raise InvalidQuery("timeout_ms", timeout_ms, f"at most {settings.max_timeout_ms:g}")
     model = registry.choose(request.model, request.version)
     seen.model, seen.version, seen.queries = model.name, model.version, len(request.queries)
+    check(request, model, settings)
     try:
         if not patient:
             model.batcher.check_room(len(request.queries))

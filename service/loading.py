@@ -171,5 +171,5 @@ def _reason(error: Exception, name: str, version: int, doing: str, models: Path)
     elif isinstance(error, EspalierError):
         text = str(error)
     else:
-        text = f"{doing}: {error!r}"
+        text = f"{type(error).__name__} while {doing}; the log says more"
     return told(text, models)

@@ -6,6 +6,7 @@ Knows log records. A record's `fields` (`extra={"fields": {...}}`) become keys o
 from __future__ import annotations
 
 import logging
+import sys
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -35,7 +36,7 @@ class JsonFormatter(logging.Formatter):
 
 def configure(level: str, form: Literal["text", "json"]) -> None:
     """Send everything of this process from `level` on to standard error."""
-    handler = logging.StreamHandler()
+    handler = logging.StreamHandler(sys.__stderr__)  # the process's own, whoever has put something else in its place
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLevelName(level)))

@@ -14,17 +14,22 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal
 
+import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from espalier.errors import InvalidInput
 from service import errors
+from service.bodies import check_type, read_body
 from service.errors import BodyTooLarge
 from service.monitoring import Metrics
+from service.security import Keys
 from service.tracing import Tracer, trace_id
 
 log = logging.getLogger(__name__)
 requests_log = logging.getLogger("service.requests")
 
-RETRIEVE, STREAM = "/retrieve", "/retrieve/stream"
+RETRIEVE, STREAM, ADMIN = "/retrieve", "/retrieve/stream", "/models/"
+JSON_TYPES = ("application/json",)
 _PROCESS, _NUMBERS = secrets.token_hex(6).encode(), itertools.count(1)
 """Ids of requests that bring none: unlike among processes, and no system call each."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -79,6 +84,7 @@ class Edge:
     """Wraps the application.
 
     direct          applications of paths that are called with POST, instead of the framework
+    keys            checked here for admin requests, before their body is read
     max_body_bytes  a larger body raises BodyTooLarge where it is read; the lines of a stream are limited instead
     log_requests    which requests of `direct` are logged
     tracer          where spans of them go
@@ -88,12 +94,15 @@ class Edge:
         self,
         app: ASGIApp,
         direct: Mapping[str, ASGIApp],
+        keys: Keys,
         max_body_bytes: int,
+        body_timeout_s: float,
         metrics: Metrics,
         log_requests: Literal["none", "failed", "all"] = "none",
         tracer: Tracer | None = None,
     ) -> None:
-        self.app, self.direct, self.max_body_bytes, self.metrics = app, direct, max_body_bytes, metrics
+        self.app, self.direct, self.keys, self.metrics = app, direct, keys, metrics
+        self.max_body_bytes, self.body_timeout_s = max_body_bytes, body_timeout_s
         self.log_requests, self.tracer = log_requests, tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,7 +131,10 @@ class Edge:
 
         direct = self.direct.get(path) if scope["method"] == "POST" else None
         try:
-            await (direct or self.app)(scope, receive if path == STREAM else receive_limited, send_marked)
+            if direct is not None:
+                await direct(scope, receive if path == STREAM else receive_limited, send_marked)
+            else:
+                await self.app(scope, await self._checked(scope, seen, receive_limited), send_marked)
         except Exception as error:
             described = errors.describe(error)
             if described is None:
@@ -133,6 +145,24 @@ class Edge:
         finally:
             if direct is not None and status:
                 self._account(path, seen, status)
+
+    async def _checked(self, scope: Scope, seen: Seen, receive: Receive) -> Receive:
+        """The body of an admin request, before the framework sees it: only with a key, in time, of the right size, type and form."""
+        if scope["method"] not in ("POST", "PUT") or not scope["path"].startswith(ADMIN):
+            return receive
+        self.keys.check("admin", seen.authorization)
+        check_type(seen.content_type, JSON_TYPES)
+        body = await read_body(receive, self.body_timeout_s)
+        try:
+            orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise InvalidInput("body", body.decode("utf-8", "replace"), f"a JSON document ({error})") from error
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return messages.pop() if messages else await receive()
+
+        return replay
 
     def _account(self, path: str, seen: Seen, status: int) -> None:
         """Metrics, log and trace of an answered request."""

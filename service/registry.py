@@ -221,17 +221,25 @@ class Registry:
     async def _change(self, entry: Entry, before: Serving | Removed | None, after: Serving | Removed) -> None:
         """Write a state and wait until all workers have followed; take it back when one cannot."""
         await asyncio.to_thread(entry.disk.write, after)
-        problems = await self._followed(entry, lambda progress: _generation(progress, after) >= after.generation)
+        try:
+            problems = await self._followed(entry, lambda progress: _generation(progress, after) >= after.generation)
+        except NotReady:  # nobody will see whether it could be followed
+            await self._take_back(entry, before, after)
+            raise
         if not problems:
             return
         log.error("%s: a change is taken back: %s", entry.name, "; ".join(problems))
+        await self._take_back(entry, before, after)
+        await self._followed(entry, lambda progress: _generation(progress, after) != after.generation)
+        raise Conflict(f"Nothing was changed, because not every worker could follow: {'; '.join(problems)}")
+
+    async def _take_back(self, entry: Entry, before: Serving | Removed | None, after: Serving | Removed) -> None:
+        """Write the former state, as a newer one."""
         self._metrics.reload(entry.name, "rolled_back")
         if before is None:
             await asyncio.to_thread(entry.disk.delete, Serving if isinstance(after, Serving) else Removed)
         else:
             await asyncio.to_thread(entry.disk.write, before.model_copy(update={"generation": after.generation + 1}))
-        await self._followed(entry, lambda progress: _generation(progress, after) != after.generation)
-        raise Conflict(f"Nothing was changed, because not every worker could follow: {'; '.join(problems)}")
 
     async def _followed(self, entry: Entry, done: Callable[[Progress], bool]) -> list[str]:
         """Wait until every living worker is done. What kept them from it, one line per worker."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import orjson
@@ -23,11 +23,14 @@ from espalier.filters import Filter
 from espalier.queries import HistoryKind, QueryBatch, encode_histories, encode_vectors
 from espalier.search import NO_ITEM, NodeMask, SearchParams
 from service.batching import Answer
+from service.errors import DeadlinePassed
 from service.explain import Wanted, explain
 from service.registry import LoadedModel
 from service.schemas import Query, RetrieveRequest
 from service.settings import Settings
 
+P = ParamSpec("P")
+T = TypeVar("T")
 KINDS = frozenset({"history", "vector"})
 INLINE_VALUES = 1024
 """Ids and numbers up to this many are handled on the event loop; more would keep other requests waiting, and go to a thread."""
@@ -65,20 +68,20 @@ async def retrieve(
 
     began, deadline  points of time.perf_counter(); what the engine has not begun by the deadline never reaches it
     patient          wait for room in the queue instead of being refused
-    Raises InvalidQuery, NotReady, QueueFull, DeadlinePassed, EngineFailed.
+    The request has been checked (`check`). Raises InvalidQuery, NotReady, QueueFull, DeadlinePassed, EngineFailed.
     """
     started = time.perf_counter()
     conditions = _conditions(request, model, settings)
     mask = model.filters.standing
     if conditions is not None:
-        mask = model.filters.cached(conditions) or await asyncio.to_thread(model.filters.mask, conditions)
+        mask = model.filters.cached(conditions) or await _in_time(deadline, model.filters.mask, conditions)
     values = sum(len(query.history) + len(query.exclude) + len(query.vector) for query in request.queries)
     if values <= INLINE_VALUES:
         encoded = encode(request, model, settings, mask)
     else:
-        encoded = await asyncio.to_thread(encode, request, model, settings, mask)
+        encoded = await _in_time(deadline, encode, request, model, settings, mask)
     if encoded.params.trace:
-        await asyncio.to_thread(model.engine.prepare, encoded.params)
+        await _in_time(deadline, model.engine.prepare, encoded.params)
     submitted = time.perf_counter()
     answer = await model.batcher.search(encoded.queries, encoded.params, deadline, patient)
     answered = time.perf_counter()
@@ -112,24 +115,31 @@ async def retrieve(
     return Retrieved(orjson.dumps(document), stages_ms, int(encoded.params.m_B[0]), answer.beam_size)
 
 
+def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> None:
+    """Raise InvalidQuery unless a request fits its model and its limits: before it costs anything, or counts as load."""
+    search, kind, fields = model.bundle.manifest.search, model.bundle.manifest.query, model.bundle.items.fields
+    if request.timeout_ms is not None:
+        _at_most("timeout_ms", request.timeout_ms, settings.max_timeout_ms)
+    _at_most("m", request.m or search.m, search.max_m)
+    _at_most("beam_size", request.beam_size or search.beam_size, search.max_beam_size)
+    _at_most("queries", len(request.queries), settings.max_queries, "queries")
+    if request.explain or request.explain_items:
+        _at_most("queries", len(request.queries), settings.max_explained, "queries with explain")
+        _at_most("explain_items", len(request.explain_items), settings.max_explained, "ids")
+    _at_most("fields", len(request.fields), len(fields), "columns")
+    for i, field in enumerate(request.fields):
+        if field not in fields:
+            raise InvalidQuery(f"fields[{i}]", field, f"one of {', '.join(fields)}")
+    for i, query in enumerate(request.queries):
+        _check_query(i, query, kind.kind, settings.max_history)
+
+
 def encode(request: RetrieveRequest, model: LoadedModel, settings: Settings, mask: NodeMask | None) -> Encoded:
-    """Check a request against its model and its limits, and make arrays of it. Raises InvalidQuery."""
+    """Make arrays of a request. Raises InvalidQuery where a vector is none."""
     items, manifest, queries = model.bundle.items, model.bundle.manifest, request.queries
     search, kind = manifest.search, manifest.query
-    m = search.m if request.m is None else request.m
-    beam_size = search.beam_size if request.beam_size is None else request.beam_size
+    m, beam_size = request.m or search.m, request.beam_size or search.beam_size
     traced = request.explain or bool(request.explain_items)
-    _at_most("m", m, search.max_m)
-    _at_most("beam_size", beam_size, search.max_beam_size)
-    _at_most("queries", len(queries), settings.max_queries, "queries")
-    if traced:
-        _at_most("queries", len(queries), settings.max_explained, "queries with explain")
-        _at_most("explain_items", len(request.explain_items), settings.max_explained, "ids")
-    for i, field in enumerate(request.fields):
-        if field not in items.fields:
-            raise InvalidQuery(f"fields[{i}]", field, f"one of {', '.join(items.fields)}")
-    for i, query in enumerate(queries):
-        _check_query(i, query, kind.kind, settings.max_history)
     if mask is not None:
         beam_size = min(widened_beam(beam_size, mask.items, len(items), settings.widen), search.max_beam_size)
 
@@ -197,9 +207,18 @@ def _value_count(conditions: Mapping[str, Any]) -> int:
     return sum(len(values) if isinstance(values, list) else 1 for values in conditions.values())
 
 
-def _at_most(field: str, value: int, limit: int, noun: str = "") -> None:
+async def _in_time(deadline: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What a thread makes of work that would hold up the event loop. Raises DeadlinePassed."""
+    try:
+        async with asyncio.timeout(max(deadline - time.perf_counter(), 0)):
+            return await asyncio.to_thread(work, *args, **kwargs)
+    except TimeoutError:
+        raise DeadlinePassed("The deadline passed before the search began.") from None
+
+
+def _at_most(field: str, value: float, limit: float, noun: str = "") -> None:
     if value > limit:
-        raise InvalidQuery(field, value, f"at most {limit} {noun}".rstrip())
+        raise InvalidQuery(field, value, f"at most {limit:g} {noun}".rstrip())
 
 
 def _check_query(i: int, query: Query, kind: str, max_history: int) -> None:

@@ -17,6 +17,8 @@ from espalier.queries import QueryKind
 Ids = Annotated[list[str], FailFast()]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
+MAX_QUERIES = 4096
+"""More queries than this are refused before they are looked at, whatever the settings say."""
 EXAMPLE: JsonDict = {
     "model": "debian-depends",
     "queries": [{"history": ["libc6", "libgtk-3-0"], "exclude_seen": True}],
@@ -61,8 +63,10 @@ class RetrieveRequest(_In):
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
 
     model: str | None = Field(None, description="Name of the model; may be left out where only one is served.")
-    version: int | None = Field(None, ge=1, description="Version of the model; the default is the highest.")
-    queries: Annotated[list[Query], FailFast()] = Field(min_length=1, description="The queries, all of the model's one kind.")
+    version: int | None = Field(None, ge=1, description="Version of the model; without it the default answers.")
+    queries: Annotated[list[Query], FailFast()] = Field(
+        min_length=1, max_length=MAX_QUERIES, description="The queries, all of the model's one kind."
+    )
     m: int | None = Field(None, ge=1, description="Items wanted per query; may exceed the beam size.")
     beam_size: int | None = Field(None, ge=1, description="Nodes kept per inner level: more finds more and takes longer.")
     filter: dict[str, Any] = Field(

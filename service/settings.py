@@ -35,9 +35,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="ESPALIER_", env_ignore_empty=True, frozen=True)
 
-    models: Path = Field(
-        default=Path("models"), description="Folder of the models: <models>/<name>/<version>/. The highest version of each is served."
-    )
+    models: Path = Field(default=Path("models"), description="Folder of the models: <models>/<name>/<version>/.")
     device: Device = Field(default="auto", description="`auto` takes a GPU where there is one; `cuda` without a GPU is an error.")
     engine: str | None = Field(default=None, description="Engine by name, instead of the choice by device.")
     threads: int = Field(
@@ -51,10 +49,10 @@ class Settings(BaseSettings):
     max_queue_ms: float = Field(default=100.0, gt=0, description="Longest expected wait in a burst; a standing queue is kept far shorter.")
     timeout_ms: float = Field(default=1000.0, gt=0, description="Deadline of a request that names none.")
     max_timeout_ms: float = Field(default=60_000.0, gt=0, description="Longest deadline that a request may name.")
-    max_queries: int = Field(default=256, ge=1, description="Most queries in one request.")
+    max_queries: int = Field(default=256, ge=1, le=4096, description="Most queries in one request.")
     max_body_bytes: int = Field(default=1 << 20, ge=1, description="Largest request body.")
     max_history: int = Field(default=1000, ge=1, description="Most ids in one history, and in one list of exclusions.")
-    max_filter_values: int = Field(default=1000, ge=1, description="Most values in the filters of one request.")
+    max_filter_values: int = Field(default=1000, ge=1, description="Most values in a request's filter, and in its exclude_filter.")
     max_explained: int = Field(default=8, ge=1, description="Most queries in a request with `explain`, and most ids in `explain_items`.")
     widen: float = Field(
         default=4.0, ge=1, description="How many times the beam may grow where a filter leaves few items, see docs/service.md; 1: never."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -142,6 +143,46 @@ def test_names_lead_nowhere_else(guarded: Running, name: str) -> None:
         assert answer.status_code in (404, 405)
 
 
+@pytest.mark.parametrize(
+    ("content", "content_type", "status"),
+    [
+        (b'{"ids": ["\\ud800"]}', "application/json", 422),
+        (b"\xff", "application/json", 422),
+        (b"", "application/json", 422),
+        (b'{"ids": []}', "text/plain", 415),
+        (b'{"ids": ["' + b"x" * 3000 + b'"]}', "application/json", 413),
+    ],
+)
+def test_bodies_of_admin_requests_are_checked_as_others_are(versions: Path, content: bytes, content_type: str, status: int) -> None:
+    with run(versions, admin_keys=(ADMIN,), max_body_bytes=1000) as running:
+        headers = bearer(ADMIN) | {"Content-Type": content_type}
+        answer = running.client.request("PUT", "/models/books/removed", content=content, headers=headers)
+        assert answer.status_code == problem(answer)["status"] == status
+        assert not (versions / "books" / "removed.json").exists()
+        without = running.client.request("PUT", "/models/books/removed", content=content, headers={"Content-Type": content_type})
+        assert without.status_code == 401  # before the body is looked at
+
+
+def test_an_admin_body_that_does_not_come_is_not_waited_for(versions: Path) -> None:
+    async def put(running: Running) -> int:
+        statuses: list[int] = []
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        headers = [(b"content-type", b"application/json"), (b"authorization", f"Bearer {ADMIN}".encode())]
+        scope = {"type": "http", "method": "PUT", "path": "/models/books/removed", "query_string": b"", "root_path": "", "headers": headers}
+        await running.app(scope | {"state": {}}, receive, send)
+        return statuses[0]
+
+    with run(versions, admin_keys=(ADMIN,), body_timeout_s=0.05) as running:
+        assert running.client.runner.run(put(running)) == 408
+
+
 def test_keys_appear_nowhere(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     settings = Settings(admin_keys=(SecretStr(ADMIN),), retrieve_keys=(SecretStr(RETRIEVE),))
@@ -178,6 +219,49 @@ def test_the_default_deadline_is_a_setting(models: Path) -> None:
         running.engines["books"].go.clear()
         assert running.client.post("/retrieve", json={"model": "books", "queries": [COLD]}).status_code == 504
         running.engines["books"].go.set()
+
+
+def test_a_deadline_holds_while_a_mask_is_made(models: Path) -> None:
+    with run(models) as running:
+        filters = running.app.state.service.registry.choose("books", None).filters
+        made, let_go = filters.mask, threading.Event()
+
+        def slow(conditions: Any) -> Any:
+            let_go.wait(10)
+            return made(conditions)
+
+        filters.mask = slow
+        body: Json = {"model": "books", "queries": [COLD], "filter": {"title": ["Title 1"]}, "timeout_ms": 20}
+        answer = running.client.post("/retrieve", json=body)
+        let_go.set()
+        assert answer.status_code == problem(answer)["status"] == 504
+        assert running.client.post("/retrieve", json=body | {"m": 10**6}).status_code == 422
+
+
+def test_a_default_deadline_over_the_longest_is_no_request_s_fault(models: Path) -> None:
+    with run(models, timeout_ms=5000, max_timeout_ms=1000) as running:
+        running.retrieve(queries=[COLD])
+
+
+def test_an_invalid_request_is_no_load(models: Path) -> None:
+    """It is 422 also where a queue has no room for it, and makes no overload."""
+    with run(models, max_queue=2, max_queries=4) as running:
+        engine = running.engines["books"]
+        engine.go.clear()
+
+        async def scenario() -> None:
+            busy = [
+                asyncio.create_task(running.client.http.post("/retrieve", json={"model": "books", "queries": [COLD]})) for _ in range(2)
+            ]
+            batcher = running.app.state.service.registry.choose("books", None).batcher
+            while batcher.depth < 1:
+                await asyncio.sleep(0)
+            answer = await running.client.http.post("/retrieve", json={"model": "books", "queries": [COLD] * 5})
+            assert answer.status_code == 422
+            engine.go.set()
+            assert [(await task).status_code for task in busy] == [200, 200]
+
+        running.client.runner.run(scenario())
 
 
 # -- logs and traces --------------------------------------------------------------------------------------------------------

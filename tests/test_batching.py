@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -355,3 +357,88 @@ def test_draining_wakes_those_who_wait_for_room(engine: FakeEngine) -> None:
         assert await drained
 
     asyncio.run(scenario())
+
+
+def test_a_patient_request_that_finds_no_room_by_its_deadline_has_expired(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(max_queue=1), "test")
+        async with held(engine, batcher):
+            first, late = await accepted(
+                batcher.search(queries(1), SearchParams.uniform(1, 5, 5)),
+                batcher.search(queries(2), SearchParams.uniform(1, 5, 5), time.perf_counter() + 0.01, patient=True),
+            )
+            with pytest.raises(DeadlinePassed):
+                await late
+        await first
+        assert len(engine.calls) == 2
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_room_that_a_cancelled_request_leaves_is_given_on(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(max_queue=1), "test")
+        async with held(engine, batcher):
+            goes, second, third = await accepted(
+                batcher.search(queries(1), SearchParams.uniform(1, 5, 5)),
+                *(batcher.search(queries(i), SearchParams.uniform(1, 5, 5), patient=True) for i in (2, 3)),
+            )
+            goes.cancel()
+            await asyncio.wait([goes])
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert batcher.depth == 1  # the second has come in
+        await asyncio.gather(second, third)
+        assert [newest(engine, call) for call in (1, 2)] == [[2], [3]]
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_streams_leave_room_for_a_burst_and_cause_no_overload(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        clock = [0.0]
+        batcher = Batcher(engine, Limits(max_batch=1), "test", clock=lambda: clock[0])
+        async with held(engine, batcher) as busy:
+            clock[0] += 0.002
+        await busy
+        async with held(engine, batcher):
+            streams = await accepted(*(batcher.search(queries(i), SearchParams.uniform(1, 5, 5), patient=True) for i in range(1, 9)))
+            assert batcher.depth == 1
+            singles = await accepted(*(batcher.search(queries(i), SearchParams.uniform(1, 5, 5)) for i in range(20, 30)))
+            assert batcher.depth == 11
+        await asyncio.gather(*streams, *singles)
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_batcher_holds_nothing_of_its_last_call(engine: FakeEngine) -> None:
+    """A version is freed when nobody holds it; an expired request's traceback does."""
+
+    class Caller:
+        """Stands for what a request's frames hold."""
+
+    async def request(batcher: Batcher, caller: Caller) -> None:
+        assert caller is not None
+        await batcher.search(queries(1), SearchParams.uniform(1, 5, 5), time.perf_counter() + 0.01)
+
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(), "test")
+        engine.go.clear()
+        caller = Caller()
+        alive = weakref.ref(caller)
+        with pytest.raises(DeadlinePassed):
+            await request(batcher, caller)
+        del caller
+        engine.go.set()
+        await batcher.search(queries(2), SearchParams.uniform(1, 5, 5))
+        assert alive() is None
+        await batcher.drain(10)
+
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()

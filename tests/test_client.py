@@ -309,7 +309,7 @@ def test_retrieve(driver: Driver) -> None:
     assert (request.method, str(request.url)) == ("POST", f"{URL}/retrieve")
     assert request.headers["Content-Type"] == "application/json"
     assert "Authorization" not in request.headers
-    assert stub.bodies == [{"queries": [{"history": ["b1", "b2"]}, {}], "m": 5, "beam_size": 7, "fields": ["title"]}]
+    assert stub.bodies == [{"queries": [{"history": ["b1", "b2"]}, {"history": []}], "m": 5, "beam_size": 7, "fields": ["title"]}]
 
 
 def test_everything_that_can_be_asked_is_sent(driver: Driver) -> None:

@@ -22,7 +22,7 @@ from espalier import filters as filters_module
 from espalier import items as items_module
 from espalier.eligibility import node_mask
 from espalier.errors import InvalidQuery
-from espalier.filters import Filter, ItemFilters
+from espalier.filters import ENTRY_BYTES, Filter, ItemFilters
 from espalier.items import ItemTable
 from espalier.search import NodeMask
 from espalier.tree import Tree
@@ -270,7 +270,7 @@ def test_a_build_that_fails_is_told_and_tried_again(builds: Builds) -> None:
 def test_the_least_recently_used_masks_are_dropped_beyond_the_bound(builds: Builds) -> None:
     names = ["games", "math", "other"]
     small = shop()
-    cost = small.mask(small.parse({"section": names[:1]}, {})).open_N.nbytes + sys.getsizeof("other")
+    cost = small.mask(small.parse({"section": names[:1]}, {})).open_N.nbytes + sys.getsizeof("other") + ENTRY_BYTES
     filters = shop(max_bytes=2 * cost)
     games, maths, others = (filters.parse({"section": [name]}, {}) for name in names)
     for parsed in (games, maths, games, others):

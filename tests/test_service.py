@@ -157,6 +157,8 @@ COLD: Json = {"history": []}
         ({"queries": [COLD], "fields": ["title", "price"]}, "fields[1]"),
         ({"queries": [COLD], "fields": ["__hash"]}, "fields[0]"),
         ({"queries": [COLD], "fields": "title"}, "fields"),
+        ({"queries": [COLD], "fields": ["title"] * 3}, "fields"),
+        ({"queries": [{}] * 4097}, "queries"),
         ({"queries": [COLD], "version": 0}, "version"),
         ({"queries": [COLD], "model": 3}, "model"),
         ({"queries": [COLD], "model": None}, "model"),

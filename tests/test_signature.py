@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.compose import Plan, compose
-from espalier.engines.onnx_graph import Grid, OnnxEngine
+from espalier.engines.onnx_graph import WIDE, Grid, OnnxEngine
 from espalier.engines.reference import ReferenceEngine, Step
 from espalier.errors import InvalidQuery
 from espalier.queries import QueryBatch
@@ -78,6 +78,28 @@ def test_engines_equal_the_reference_exactly_with_integer_weights(tmp_path_facto
     assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
     assert_array_equal(got.ranks_BM, expected.ranks_BM)
     assert_array_equal(got.scores_BM, expected.scores_BM)
+    assert_array_equal(got.count_B, expected.count_B)
+    assert_array_equal(got.complete_B, expected.complete_B)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("gamma", [0.0, 0.5])
+def test_more_exclusions_than_are_compared_one_by_one(tmp_path: Path, gamma: float, fixed: bool) -> None:
+    """Beside queries with few or none, with and without masks; scattered and in whole subtrees."""
+    rng = np.random.default_rng(11)
+    tree = random_tree(rng, 9, 2, ragged=False, empty_share=0.1)
+    bundle = make_bundle(tmp_path, rng, tree, gamma=gamma)
+    exclude_BE = np.full((8, 2 * WIDE), -1)
+    for row, count in zip(exclude_BE, (0, 3, WIDE, WIDE + 1, 2 * WIDE, 2 * WIDE, WIDE + 1, 2 * WIDE), strict=True):
+        row[:count] = rng.permutation(tree.item_count)[:count]
+    together = tree.leaf_item[: 3 * WIDE]
+    exclude_BE[5] = together[together >= 0][: 2 * WIDE]
+    masks = (None, None, None, None, None, None, *random_masks(rng, tree, 2, 0.5))
+    params = SearchParams(rng.integers(1, 40, 8), rng.integers(1, 500, 8), exclude_BE, mask_B=masks)
+    queries = random_queries(rng, bundle, 8)
+    expected = ReferenceEngine(bundle).search(queries, params)
+    got = OnnxEngine(bundle, "cpu", grid=SMALL_GRID if fixed else None).search(queries, params)
+    assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
     assert_array_equal(got.count_B, expected.count_B)
     assert_array_equal(got.complete_B, expected.complete_B)
 

@@ -187,6 +187,21 @@ def test_a_client_that_hangs_up_leaves_nothing_in_the_queue(models: Path) -> Non
     with run(models, stream_window=6) as running:
         running.client.runner.run(scenario(running))
         assert len(running.engines["books"].calls) == 1
+        text = running.client.get("/metrics").text
+    assert 'espalier_requests_total{model="books",status="200"}' not in text
+    assert 'espalier_requests_total{model="books",status="499"}' in text
+
+
+def test_a_client_that_never_reads_is_let_go(models: Path) -> None:
+    async def scenario(running: Running) -> None:
+        talk = Conversation(running)
+        talk.say(line("item-1") + b"\n")
+        assert (await talk.got.get())["status"] == 200
+        talk.taking.clear()
+        await asyncio.wait_for(talk.task, 10)
+
+    with run(models, stream_idle_s=0.05) as running:
+        running.client.runner.run(scenario(running))
 
 
 def test_a_stream_that_falls_silent_ends_with_a_problem(models: Path) -> None:

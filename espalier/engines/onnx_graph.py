@@ -32,6 +32,8 @@ from espalier.tree import Tree
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
 
+WIDE = 128
+"""Excluded nodes of one query that are compared with its candidates one by one."""
 FREEING_PAUSE_S = 1e-3
 """Between two sessions that are freed."""
 
@@ -126,7 +128,7 @@ class OnnxEngine:
                 time.sleep(FREEING_PAUSE_S)
 
     def prepare(self, params: SearchParams) -> None:
-        excluded = self._excluded(params)
+        params, excluded = self._closed(params, self._excluded(params))
         for members, bucket in self._groups(params):
             self._session(self._plan(params.take(members), excluded and excluded.take(members), bucket))
 
@@ -135,6 +137,10 @@ class OnnxEngine:
         queries.check(tree.item_count)
         params.check(len(queries), tree.item_count, tree.node_count)
         excluded = self._excluded(params)
+        masks = params.mask_B or (None,) * len(queries)
+        eligible_B = np.array([tree.item_count if mask is None else mask.items for mask in masks], np.int64)
+        eligible_B -= excluded.count_B if excluded is not None else 0
+        params, excluded = self._closed(params, excluded)
         shape = len(queries), int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
         outputs = []
@@ -144,9 +150,6 @@ class OnnxEngine:
             width = min(rows.shape[1], shape[1])
             rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
             outputs.append((members, part))
-        masks = params.mask_B or (None,) * len(queries)
-        eligible_B = np.array([tree.item_count if mask is None else mask.items for mask in masks], np.int64)
-        eligible_B -= excluded.count_B if excluded is not None else 0
         result = finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
         return replace(result, trace=self._trace(outputs, result)) if params.trace else result
 
@@ -154,6 +157,22 @@ class OnnxEngine:
         if params.exclude_BE is None or params.exclude_BE.size == 0:
             return None
         return excluded_nodes(self.bundle.tree, params.exclude_BE, params.mask_B)
+
+    def _closed(self, params: SearchParams, excluded: ExcludedNodes | None) -> tuple[SearchParams, ExcludedNodes | None]:
+        """Queries with more than WIDE excluded nodes get a mask without them instead: a list is compared with every candidate."""
+        if excluded is None or max(excluded.leaves_BX.shape[1], excluded.inner_BX.shape[1]) <= WIDE:
+            return params, excluded
+        mask_B = list(params.mask_B or (None,) * len(params.m_B))
+        lists = [excluded.leaves_BX.copy(), excluded.inner_BX.copy()]
+        wide_B = np.max([np.count_nonzero(nodes_BX != NO_NODE, axis=1) for nodes_BX in lists], axis=0) > WIDE
+        for b in np.flatnonzero(wide_B).tolist():
+            open_N = (mask_B[b] or self._every_item).open_N.copy()
+            for nodes_BX in lists:
+                open_N[nodes_BX[b][nodes_BX[b] != NO_NODE]] = False
+                nodes_BX[b] = NO_NODE
+            mask_B[b] = NodeMask(open_N, int(np.count_nonzero(open_N[self.bundle.tree.leaf_offset :])))
+        leaves_BX, inner_BX = (nodes_BX[:, :WIDE] for nodes_BX in lists)
+        return replace(params, mask_B=tuple(mask_B)), ExcludedNodes(leaves_BX, inner_BX, excluded.count_B)
 
     def _groups(self, params: SearchParams) -> list[tuple[NDArray[np.int64], int]]:
         """Which queries (int64 positions) share a session run, and their beam bucket."""
@@ -282,7 +301,8 @@ class OnnxEngine:
 
 
 FIXED_FILLERS = {"history": -1, "vector": 0, "beam_size": 1, "excluded_leaves": NO_NODE, "excluded_inner": NO_NODE, "mask_of": 0}
-"""The inputs of a fixed run that have a buffer of their own, and what fills the rows of queries that are not there."""
+"""The inputs of a fixed run that have a buffer of their own, and what they hold at first. Later, rows past a call's queries hold former
+ones, whose answers nobody reads."""
 
 
 def _filtered(params: SearchParams) -> bool:
