@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-LEARNING_RATE = 0.1
-"""Weight of the newest call in the running mean of what a query costs."""
+RISE, FALL = 0.1, 0.5
+"""Weight of the newest call in the running mean of what a query costs, where it cost more than expected and where less: one slow call (the
+first of all, say) is forgotten after a few others, before it has turned anybody away."""
 OVERLOAD_S = 1.0
 """How long a refusal is remembered; clients are told to stay away as long."""
 SHORT_CALLS = 1.5
@@ -52,7 +53,7 @@ class Cost:
             count = sum(count for _, count in queries) if self.serial else 1
             self._seconds |= {beam_size.bit_length(): engine_s / count for beam_size, _ in queries}
             return
-        factor = 1 + LEARNING_RATE * (engine_s / expected - 1)
+        factor = 1 + (RISE if engine_s > expected else FALL) * (engine_s / expected - 1)
         self._seconds |= {beam_size.bit_length(): factor * self.of(beam_size) for beam_size, _ in queries}
 
     def affordable(self, beam_size: int, smallest: int, seconds: float) -> int:
