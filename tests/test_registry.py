@@ -458,6 +458,31 @@ def test_a_load_that_takes_too_long_is_taken_back(models: Path) -> None:
         assert running.served() == 1
 
 
+def test_a_change_that_a_shutdown_interrupts_is_taken_back(models: Path) -> None:
+    let_go, opening = threading.Event(), threading.Event()
+
+    def open_late(bundle: Bundle) -> Engine:
+        if bundle.manifest.version == 2:
+            opening.set()
+            assert let_go.wait(10)
+        return FakeEngine(ITEMS)
+
+    async def scenario() -> None:
+        loading = asyncio.create_task(running.registry.load("books", 2))
+        assert await asyncio.to_thread(opening.wait, 10)
+        draining = asyncio.create_task(running.registry.drain(10))
+        with pytest.raises(NotReady):
+            await loading
+        let_go.set()
+        await draining
+
+    with run(models, open_late) as running:
+        add_version(models, 2)
+        running.run(scenario())
+        assert not (models / "books" / "serving.json").exists()
+        assert running.count("rolled_back") == 1
+
+
 def test_a_folder_that_cannot_be_written_to_is_said(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **rest: Any) -> None:
         raise OSError(30, "Read-only file system")
