@@ -53,15 +53,14 @@ class Tracer:
         attributes: dict[str, str | int] = {"http.request.method": "POST", "http.response.status_code": status}
         if model:
             attributes["espalier.model"] = model
-        span = self._tracer.start_span(
-            name, self._propagator.extract(carrier), self._trace.SpanKind.SERVER, attributes, start_time=end - int(seconds * 1e9)
-        )
+        stages_ns = {stage: int(stages_ms[stage] * 1e6) for stage in STAGES if stage in stages_ms}
+        at = end - sum(stages_ns.values())
+        began = min(end - int(seconds * 1e9), at)  # rounding must not let a stage begin before its request
+        span = self._tracer.start_span(name, self._propagator.extract(carrier), self._trace.SpanKind.SERVER, attributes, start_time=began)
         within = self._trace.set_span_in_context(span)
-        at = end - int(sum(stages_ms.get(stage, 0) for stage in STAGES) * 1e6)
-        for stage in STAGES:
-            if stage in stages_ms:
-                begin, at = at, at + int(stages_ms[stage] * 1e6)
-                self._tracer.start_span(stage, within, start_time=begin).end(at)
+        for stage, duration_ns in stages_ns.items():
+            begin, at = at, at + duration_ns
+            self._tracer.start_span(stage, within, start_time=begin).end(at)
         if status >= 500:
             span.set_status(self._trace.StatusCode.ERROR)
         span.end(end)
