@@ -205,7 +205,7 @@ def test_without_a_state_the_highest_version_serves_alone(models: Path) -> None:
     with run(models) as running:
         assert running.opened == [10]
         assert running.served() == running.served(10) == 10
-        assert running.states() == {1: "available", 2: "available", 10: "ready"}
+        until(lambda: running.states() == {1: "available", 2: "available", 10: "ready"}, "the versions are so")
         assert running.registry.choose(None, None) is running.registry.choose("books", 10)
         assert running.registry.not_ready() == []
         with pytest.raises(ModelNotFound, match="Version 2 of 'books' is not loaded; loaded: version 10"):
@@ -228,7 +228,7 @@ def test_a_state_on_disk_is_served_after_a_start(models: Path) -> None:
     with run(models) as running:
         assert running.served() == 1
         assert running.served(2) == 2
-        assert running.states() == {1: "ready", 2: "ready", 3: "available"}
+        until(lambda: running.states() == {1: "ready", 2: "ready", 3: "available"}, "the versions are so")
         assert running.registry.removed("books") == ["item-0", "gone"]
         assert 0 not in running.run(search(running.registry.choose("books", 2)))
 
@@ -239,7 +239,7 @@ def test_a_failed_newest_version_falls_back_to_the_one_before(models: Path, capl
     with run(models) as running:
         assert running.served() == 2
         assert running.registry.not_ready() == []
-        assert running.states() == {1: "available", 2: "ready", 3: "failed"}
+        until(lambda: running.states() == {1: "available", 2: "ready", 3: "failed"}, "the versions are so")
         assert running.books.reason is not None
         assert running.books.reason.startswith("version 3: books/3/nodes.safetensors: its SHA-256")
         assert (running.count("failed"), running.count("loaded")) == (1, 1)
@@ -365,7 +365,7 @@ def test_a_failed_load_disturbs_nothing_and_is_taken_back(models: Path) -> None:
             running.run(running.registry.load("books", 2, default=True))
         assert running.registry.choose("books", None) is before
         assert not (models / "books" / "serving.json").exists()
-        assert running.states() == {1: "ready", 2: "failed"}
+        until(lambda: running.states() == {1: "ready", 2: "failed"}, "the versions are so")
         assert running.count("rolled_back") == 1
         damage(models / "books" / "2")  # the same bit again: repaired
         running.run(running.registry.load("books", 2, default=True))
@@ -385,7 +385,7 @@ def test_a_change_that_is_taken_back_brings_no_other_version(models: Path) -> No
         with pytest.raises(Conflict):
             running.run(running.registry.set_default("books", 4))
         assert DesiredState(models / "books").read(Serving) == Serving(generation=3, versions=(1,), default=1)
-        assert running.states() == {1: "ready", 2: "available", 3: "failed", 4: "failed"}
+        until(lambda: running.states() == {1: "ready", 2: "available", 3: "failed", 4: "failed"}, "the versions are so")
 
 
 def test_one_change_waits_for_no_other(models: Path) -> None:
@@ -583,7 +583,7 @@ def test_a_version_is_taken_apart_once_nobody_holds_it(models: Path) -> None:
         held = running.registry.choose("books", 2)
         engine = weakref.ref(running.engines.pop(2))
         running.run(running.registry.unload("books", 2))
-        assert running.states() == {1: "ready", 2: "draining"}
+        until(lambda: running.states() == {1: "ready", 2: "draining"}, "the versions are so")
         assert running.run(search(held)) == [0, 1, 2]
         gc.disable()  # it must need no collection
         try:
@@ -703,7 +703,7 @@ def test_a_bundle_that_is_changed_in_place_stops(models: Path, caplog: pytest.Lo
         running.run(running.registry.load("books", 1, default=True))
         damage(models / "books" / "1")
         until(lambda: running.books.loaded is None, "the changed version stops")
-        assert running.states() == {1: "failed", 2: "ready"}
+        until(lambda: running.states() == {1: "failed", 2: "ready"}, "the versions are so")
         [reason] = running.registry.not_ready()
         assert "changed in place" in reason
         with pytest.raises(NotReady):
@@ -719,7 +719,7 @@ def test_without_a_state_the_version_before_serves_when_one_is_changed_in_place(
     with run(models) as running:
         damage(models / "books" / "2")
         until(lambda: running.books.loaded is not None and running.served() == 1, "version 1 serves")
-        assert running.states() == {1: "ready", 2: "failed"}
+        until(lambda: running.states() == {1: "ready", 2: "failed"}, "the versions are so")
 
 
 @pytest.mark.parametrize("how", ["deleted", "renamed", "replaced"])
