@@ -58,7 +58,7 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_engine) -> Fas
         )
     errors.install(app)
     add_routes(app)
-    app.openapi = lambda: _with_problems(describe())  # type: ignore[method-assign]
+    app.openapi = lambda: _with_problems(describe())  # type: ignore[method-assign]  # the framework's documented way
     return app
 
 

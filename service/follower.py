@@ -97,7 +97,7 @@ class Follower:
             for entry in self.entries.values():
                 try:
                     self._look(entry)
-                except Exception:
+                except Exception:  # one broken model must not end the following of the others
                     log.exception("%s: cannot be followed", entry.name)
             if first:
                 self._jobs.put(self._tried_all)
@@ -186,7 +186,7 @@ class Follower:
             try:
                 with beside_requests() if self._tried.is_set() else nullcontext():
                     job()
-            except Exception:
+            except Exception:  # what may fail while loading is LoadFailed; anything else must not end this thread
                 log.exception("the loader goes on after")
         self._tried.set()
 

@@ -24,7 +24,7 @@ import pytest
 from benchmarks.http_load import Answered, closed_loop, get, open_loop, request_bytes, serving, statuses
 from espalier.bundle import Bundle
 from espalier.eligibility import node_mask, widened_beam
-from espalier.queries import encode_histories
+from espalier.queries import HistoryKind, encode_histories
 from espalier.search import SearchParams, open_engine
 from tests.builders import make_bundle, random_tree
 from tests.running import Json
@@ -60,7 +60,8 @@ class Oracle:
         bundle = Bundle.open(self.folder / "books" / str(version))
         engine = self.engines.setdefault(version, open_engine(bundle, "cpu"))
         kind = bundle.manifest.query
-        queries, _ = encode_histories(kind, bundle.items, [query["history"] for query in body["queries"]])  # type: ignore[arg-type]
+        assert isinstance(kind, HistoryKind)
+        queries, _ = encode_histories(kind, bundle.items, [query["history"] for query in body["queries"]])
         mask, beam_size = None, body["beam_size"]
         if "filter" in body:
             sections = np.array(bundle.items.column("section").to_pylist())

@@ -134,6 +134,19 @@ def until(condition: Callable[[], object], wanted: str) -> None:
         pause.wait(0.01)
 
 
+def held_back(version: int) -> tuple[Callable[[Bundle], Engine], threading.Event, threading.Event]:
+    """How an engine is opened whose version waits: (the opener, set when it has begun, to be set to let it go on)."""
+    opening, let_go = threading.Event(), threading.Event()
+
+    def open_late(bundle: Bundle) -> Engine:
+        if bundle.manifest.version == version:
+            opening.set()
+            assert let_go.wait(10)
+        return FakeEngine(ITEMS)
+
+    return open_late, opening, let_go
+
+
 async def search(model: LoadedModel) -> list[int]:
     """Item rows of a search without a filter."""
     queries = blank_queries(model.bundle.manifest.query, 1)
@@ -399,13 +412,7 @@ def test_one_change_waits_for_no_other(models: Path) -> None:
         let_go.set()
         await loading
 
-    opening, let_go = threading.Event(), threading.Event()
-
-    def open_late(bundle: Bundle) -> Engine:
-        if bundle.manifest.version == 2:
-            opening.set()
-            assert let_go.wait(10)
-        return FakeEngine(ITEMS)
+    open_late, opening, let_go = held_back(2)
 
     with run(models, open_late) as running:
         add_version(models, 2)
@@ -423,13 +430,7 @@ def test_a_change_goes_on_when_its_client_hangs_up(models: Path) -> None:
         while running.served() != 2:
             await asyncio.sleep(0)
 
-    opening, let_go = threading.Event(), threading.Event()
-
-    def open_late(bundle: Bundle) -> Engine:
-        if bundle.manifest.version == 2:
-            opening.set()
-            assert let_go.wait(10)
-        return FakeEngine(ITEMS)
+    open_late, opening, let_go = held_back(2)
 
     with run(models, open_late) as running:
         add_version(models, 2)
@@ -459,13 +460,7 @@ def test_a_load_that_takes_too_long_is_taken_back(models: Path) -> None:
 
 
 def test_a_change_that_a_shutdown_interrupts_is_taken_back(models: Path) -> None:
-    let_go, opening = threading.Event(), threading.Event()
-
-    def open_late(bundle: Bundle) -> Engine:
-        if bundle.manifest.version == 2:
-            opening.set()
-            assert let_go.wait(10)
-        return FakeEngine(ITEMS)
+    open_late, opening, let_go = held_back(2)
 
     async def scenario() -> None:
         loading = asyncio.create_task(running.registry.load("books", 2))

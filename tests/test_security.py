@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from service.errors import Forbidden, Unauthorized
-from service.security import Keys
+from service.security import Keys, Role
 
 RETRIEVE, ADMIN = "retrieve-0123456789", "admin-0123456789"
 
@@ -28,9 +28,9 @@ def test_a_key_opens_what_its_role_allows() -> None:
 
 @pytest.mark.parametrize("header", [None, b"", b"Bearer", b"Bearer ", b"Basic abc", RETRIEVE.encode(), bearer(RETRIEVE[:-1]), bearer("x")])
 @pytest.mark.parametrize("role", ["retrieve", "admin"])
-def test_without_a_known_key_nothing_is_open(header: bytes | None, role: str) -> None:
+def test_without_a_known_key_nothing_is_open(header: bytes | None, role: Role) -> None:
     with pytest.raises(Unauthorized):
-        keys().check(role, header)  # type: ignore[arg-type]
+        keys().check(role, header)
 
 
 def test_a_retrieval_key_is_no_admin_key() -> None:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -509,7 +510,7 @@ def test_what_is_scraped_is_what_was_counted() -> None:
 
 def test_two_versions_of_a_model_wait_in_one_gauge() -> None:
     metrics = Metrics()
-    models = [ModelMetrics(metrics, "books", "onnx-cpu", lambda depth=depth: depth) for depth in (2, 5)]  # type: ignore[misc]
+    models = [ModelMetrics(metrics, "books", "onnx-cpu", partial(int, depth)) for depth in (2, 5)]
     assert 'espalier_queue_depth{model="books"} 7.0' in metrics.render().decode()
     models[0].close()
     assert 'espalier_queue_depth{model="books"} 5.0' in metrics.render().decode()
