@@ -213,16 +213,17 @@ def test_each_query_of_a_call_keeps_its_own_mask(engine: FakeEngine) -> None:
 
 def test_a_traced_request_is_alone_in_its_call_and_whole(engine: FakeEngine) -> None:
     async def scenario() -> None:
-        batcher = Batcher(engine, Limits(max_batch=2), "test")
+        batcher = Batcher(engine, Limits(max_batch=4), "test")
         async with held(engine, batcher):
             tasks = await accepted(
                 batcher.search(queries(1), SearchParams.uniform(1, 3, 3)),
-                batcher.search(queries(2, 3, 4), SearchParams.uniform(3, 3, 3, trace=True)),
-                batcher.search(queries(5), SearchParams.uniform(1, 3, 3)),
+                batcher.search(queries(2), SearchParams.uniform(1, 3, 3, trace=True)),
+                batcher.search(queries(3), SearchParams.uniform(1, 3, 3)),
+                batcher.search(queries(4, 5, 6, 7, 8, 9), SearchParams.uniform(6, 3, 3, trace=True)),
             )
         await asyncio.gather(*tasks)
-        assert [newest(engine, call) for call in (1, 2, 3)] == [[1], [2, 3, 4], [5]]
-        assert [call[1].trace for call in engine.calls] == [False, False, True, False]
+        assert [newest(engine, call) for call in range(1, 5)] == [[1], [2], [3], [4, 5, 6, 7, 8, 9]]
+        assert [call[1].trace for call in engine.calls] == [False, False, True, False, True]
         await batcher.drain(10)
 
     asyncio.run(scenario())
