@@ -88,7 +88,7 @@ class Batcher:
     """Feeds one engine from many requests.
 
     name     of the thread
-    on_call  told the number of queries of every engine call
+    on_call  told the number of queries of every engine call, and its seconds
     clock    seconds; deadlines are points of it
     """
 
@@ -97,7 +97,7 @@ class Batcher:
         engine: Engine,
         limits: Limits,
         name: str,
-        on_call: Callable[[int], None] = lambda batch: None,
+        on_call: Callable[[int, float], None] = lambda batch, seconds: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits, self.on_call = limits, on_call
@@ -317,7 +317,7 @@ class Batcher:
             began = self._clock()
             result = self._engine.search(queries, params)
             engine_s = self._clock() - began
-            self.on_call(len(queries))
+            self.on_call(len(queries), engine_s)
             rows = _cut(result, parts)
             answers = [
                 Answer(found, engine_s, len(queries), part.beam_size, part.degraded) for found, part in zip(rows, parts, strict=True)

@@ -122,6 +122,7 @@ class Follower:
         for retired in entry.retired:
             if retired.handle() is None:
                 self._swapper.take_apart(entry, retired)
+        self._metrics.default(entry.name, 0 if entry.loaded is None else entry.loaded.version)
 
     def _loads_nothing(self, entry: Entry) -> bool:
         """Whether what should serve is there, so that a change of default need not wait for what is being loaded elsewhere."""

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from service.probe import Probe
+
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -18,7 +20,11 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     service = app.state.service
     service.registry.start_loading()
     await service.registry.take_over()
+    per_s = service.settings.probe_per_s
+    probe = asyncio.create_task(Probe(service.registry, service.metrics, per_s).run()) if per_s is not None else None
     yield
+    if probe is not None:
+        probe.cancel()
     await service.registry.drain(service.settings.drain_s)
     if service.tracer is not None:
         await asyncio.to_thread(service.tracer.close)

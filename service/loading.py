@@ -24,6 +24,7 @@ from espalier.golden import verify_golden
 from espalier.search import Device, Engine
 from service.batching import Batcher, Limits
 from service.desired import Signature, signature
+from service.gpu_memory import gpu_memory
 from service.monitoring import Metrics, ModelMetrics
 from service.settings import Settings
 
@@ -86,6 +87,8 @@ def _load(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: s
         raise BundleCorrupt(f"{path}: its manifest says {manifest.name} version {manifest.version}")
     doing.append("opening its engine")
     engine = open_engine(bundle, settings.device, settings.engine, settings.threads)
+    if engine.name in GPU_ENGINES:
+        metrics.watch_gpus(gpu_memory)
     filters = ItemFilters(bundle.tree, bundle.items, settings.mask_cache_bytes)
     metrics.model_state(name, version, engine.name, ready=False)
     doing.append("answering its golden queries")

@@ -7,7 +7,7 @@ imported, and whichever worker is asked adds the files up. Knows numbers. Does n
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,7 @@ SECONDS = tuple(15e-6 * 1.5**i for i in range(34))
 QUERIES = tuple(2.0**i for i in range(11))
 STAGES = ("queue", "encode", "search", "serialise")
 Outcome = Literal["loaded", "failed", "rolled_back", "unloaded"]
+ProbeOutcome = Literal["answered", "late", "failed"]
 
 
 class Metrics:
@@ -55,6 +56,11 @@ class Metrics:
         self.batch_queries = Histogram(
             "espalier_batch_queries", "Queries in one engine call.", ["model"], buckets=QUERIES, registry=registry
         )
+        self.engine_seconds = Counter(
+            "espalier_engine_seconds_total", "Seconds in which an engine was searching, over all workers.", ["model"], registry=registry
+        )
+        self.workers = Gauge("espalier_workers", "Processes that serve.", registry=registry, multiprocess_mode="livesum")
+        self.workers.set(1)
         self.queue_depth = Gauge(
             "espalier_queue_depth", "Queries that wait for the engine.", ["model"], registry=registry, multiprocess_mode="livesum"
         )
@@ -83,6 +89,44 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livemax",
         )
+        self.default_version = Gauge(
+            "espalier_model_default_version",
+            "The version that answers where a request names none; 0 while none is ready.",
+            ["model"],
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
+        self.probe_recall = Gauge(
+            "espalier_probe_recall",
+            "Recall@m of held-out queries, by the answers of the probe's last round; NaN once the version is unloaded.",
+            ["model", "version", "m"],
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
+        self.probe_expected_recall = Gauge(
+            "espalier_probe_expected_recall",
+            "Recall@m of the same held-out queries when the model was exported.",
+            ["model", "version", "m"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.probe_drift = Gauge(
+            "espalier_probe_drift",
+            "Mean absolute difference between the scores of golden queries now and when the model was exported.",
+            ["model", "version"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.probe_queries = Counter(
+            "espalier_probe_queries_total", "Queries that the probe replayed.", ["model", "outcome"], registry=registry
+        )
+        self.gpu_memory = Gauge(
+            "espalier_gpu_memory_bytes", "Memory in use on a GPU.", ["device"], registry=registry, multiprocess_mode="livemax"
+        )
+        self.gpu_memory_limit = Gauge(
+            "espalier_gpu_memory_limit_bytes", "Memory that a GPU has.", ["device"], registry=registry, multiprocess_mode="livemax"
+        )
+        self._gpus: Callable[[], Mapping[str, tuple[int, int]]] | None = None
         self._answered: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._waiting: dict[str, list[Callable[[], int]]] = {}
         self._lock = threading.Lock()  # guards _waiting
@@ -94,6 +138,7 @@ class Metrics:
     def render(self) -> bytes:
         """The text that Prometheus scrapes: over all workers, whichever is asked."""
         self.look_at_queues()
+        self._look_at_gpus()
         if self._folder is None:
             return generate_latest(self._registry)
         registry = CollectorRegistry()
@@ -119,6 +164,32 @@ class Metrics:
 
     def model_state(self, model: str, version: int, engine: str, ready: bool) -> None:
         self.model_info.labels(model, version, engine).set(ready)
+
+    def default(self, model: str, version: int) -> None:
+        """The version that answers where a request names none; 0 while none is ready."""
+        self.default_version.labels(model).set(version)
+
+    def probed(self, model: str, version: int, recall: Mapping[int, float], expected: Mapping[int, float], drift: float | None) -> None:
+        """What the probe knows of a version after one more answer: recall@m and what it should be, by m; drift of the golden queries."""
+        for m, value in recall.items():
+            self.probe_recall.labels(model, version, m).set(value)
+        for m, value in expected.items():
+            self.probe_expected_recall.labels(model, version, m).set(value)
+        if drift is not None:
+            self.probe_drift.labels(model, version).set(drift)
+
+    def probe_query(self, model: str, outcome: ProbeOutcome) -> None:
+        """Count one query that the probe replayed."""
+        self.probe_queries.labels(model, outcome).inc()
+
+    def watch_gpus(self, read: Callable[[], Mapping[str, tuple[int, int]]]) -> None:
+        """Ask for (bytes in use, bytes there are) by device at each scrape."""
+        self._gpus = read
+
+    def _look_at_gpus(self) -> None:
+        for device, (used, limit) in (self._gpus() if self._gpus is not None else {}).items():
+            self.gpu_memory.labels(device).set(used)
+            self.gpu_memory_limit.labels(device).set(limit)
 
     def watch(self, model: str, depth: Callable[[], int]) -> None:
         """Take the queue of a loaded version into the gauge."""
@@ -150,6 +221,7 @@ class ModelMetrics:
         self._metrics, self._model, self._engine, self._queue_depth = metrics, model, engine, queue_depth
         self._stages = tuple(metrics.stage_seconds.labels(model, stage) for stage in STAGES)
         self._batch = metrics.batch_queries.labels(model)
+        self._engine_seconds = metrics.engine_seconds.labels(model)
         self._incomplete = metrics.incomplete.labels(model)
         self._degraded = metrics.degraded.labels(model)
         metrics.refused.labels(model)  # 0 from the start
@@ -160,9 +232,10 @@ class ModelMetrics:
         """The version does not serve any more."""
         self._metrics.unwatch(self._model, self._queue_depth)
 
-    def call(self, batch: int) -> None:
+    def call(self, batch: int, seconds: float) -> None:
         """One engine call of `batch` queries."""
         self._batch.observe(batch)
+        self._engine_seconds.inc(seconds)
         self._metrics.look_at_queue(self._model)
 
     def retrieved(

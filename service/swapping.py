@@ -156,5 +156,5 @@ def _set_removed(loaded: LoadedModel, ids: Iterable[str]) -> None:
     loaded.filters.set_removed(rows[rows >= 0])
 
 
-def _ignore(batch: int) -> None:
+def _ignore(batch: int, seconds: float) -> None:
     """Nobody counts any more."""

@@ -30,15 +30,17 @@ from espalier.engines.onnx_graph import OnnxEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, BundleExists, InvalidConfig
 from espalier.golden import verify_golden
+from espalier.heldout import read_heldout
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
-from espalier.search import SearchParams
+from espalier.search import SearchParams, open_engine
 from espalier.tree import Tree
 from tests.test_signature import replay
 from training.__main__ import main
 from training.baselines.popularity import fit_popularity
 from training.config import TrainingConfig, check_config
 from training.data.splits import halves, without_seen
+from training.evaluate import evaluate, held_out_pairs
 from training.export import check_parity, export, search_pairs
 from training.fit import fit
 from training.instances import Instances, InstanceSource
@@ -377,6 +379,17 @@ def test_the_manifest_holds_the_recall_of_test_users(trained: Callable[[str], Tr
     excluded = made.bundle.manifest.metrics["test"]["seen_excluded"]
     assert [row["m"] for row in excluded] == [10, 50, 64]  # 200 is over the model's limit
     assert excluded[0]["recall"] == pytest.approx(made.recall, abs=0.02)
+
+
+def test_held_out_queries_say_the_recall_that_they_had_at_export(trained: Callable[[str], Trained]) -> None:
+    made = trained("otm")
+    engine, limits = open_engine(made.bundle, "cpu"), made.bundle.manifest.search
+    ms = sorted(read_heldout(made.bundle).recall_by_m)
+    assert ms[0] == 10
+    measured = evaluate(made.bundle, engine, held_out_pairs(made.bundle), [limits.beam_size], ms)
+    said = [float(recall_B.mean()) for _, recall_B in sorted(read_heldout(made.bundle).recall_by_m.items())]
+    assert said == pytest.approx([row["recall"] for row in measured], abs=1e-12)
+    assert 0 < said[0] < 1
 
 
 def test_scores_are_probabilities_in_the_order_of_the_ranks(trained: Callable[[str], Trained]) -> None:

@@ -421,7 +421,7 @@ version, waiting, requests = map(int, sys.argv[1:])
 metrics = Metrics()
 metrics.model_state("books", 1, "onnx-cpu", ready=version == 1)
 metrics.model_state("books", version, "onnx-cpu", ready=True)
-ModelMetrics(metrics, "books", "onnx-cpu", lambda: waiting).call(waiting)
+ModelMetrics(metrics, "books", "onnx-cpu", lambda: waiting).call(waiting, 0.5)
 for _ in range(requests):
     metrics.request("books", 200, 1e-3)
 print(flush=True)
@@ -486,7 +486,7 @@ def test_what_is_scraped_is_what_was_counted() -> None:
     metrics.request("", 404, 1e-5)
     model.retrieved((1e-5, 2e-5, 3e-5, 4e-5), 1e-3, 100, incomplete=2, degraded=1)
     model.retrieved((1e-5, 2e-5, 3e-5, 4e-5), 1e-3, 127, incomplete=0)
-    model.call(7)
+    model.call(7, 0.5)
     metrics.shed("books")
     lines = metrics.render().decode().splitlines()
     assert set(lines) >= {

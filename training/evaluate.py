@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.golden import encode_table
+from espalier.heldout import RECALL_COLUMN, read_heldout
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NO_ITEM, Engine, SearchParams
@@ -27,12 +27,25 @@ Int64 = NDArray[np.int64]
 
 def held_out_pairs(bundle: Bundle) -> list[EvaluationPair]:
     """The bundle's own held-out queries (at most 1,000) with their relevant items."""
-    table = bundle.heldout()
     if not isinstance(bundle.manifest.query, HistoryKind):
         raise InvalidData("heldout", bundle.manifest.query.kind, "history queries")
-    history_BT = encode_table(bundle, table).array.astype(np.int64)
-    relevant = [bundle.items.rows_of(ids) for ids in table.column("relevant").to_pylist()]
-    return [EvaluationPair(i, row[row >= 0], rows) for i, (row, rows) in enumerate(zip(history_BT, relevant, strict=True))]
+    held_out = read_heldout(bundle)
+    histories = held_out.queries.array.astype(np.int64)
+    return [EvaluationPair(i, row[row >= 0], rows) for i, (row, rows) in enumerate(zip(histories, held_out.relevant, strict=True))]
+
+
+def recall_columns(bundle: Bundle, engine: Engine, ms: Sequence[int]) -> dict[str, NDArray[np.float64]]:
+    """Columns for heldout.parquet: recall@m of each held-out query at the default beam, nothing excluded; NaN where nothing is relevant.
+
+    The service's recall probe expects them again.
+    """
+    held_out = read_heldout(bundle)
+    columns = {m: np.full(len(bundle.heldout()), np.nan) for m in ms}
+    if len(held_out.place_B):
+        found_BM, _ = _search_all(engine, held_out.queries, bundle.manifest.search.beam_size, max(ms), None, batch=64)
+        for m, column in columns.items():
+            column[held_out.place_B] = precision_recall_f(found_BM, held_out.relevant, m)[1]
+    return {RECALL_COLUMN.format(m): column for m, column in columns.items()}
 
 
 def evaluate(

@@ -33,7 +33,7 @@ from espalier.tree import Tree
 from training.beam import search
 from training.config import TrainingConfig
 from training.data.splits import EvaluationPair, halves, without_seen
-from training.evaluate import evaluate
+from training.evaluate import evaluate, recall_columns
 from training.prepare import Prepared
 from training.scorers.model import NodeScorer, export_graphs
 from training.topology import Topology
@@ -64,16 +64,22 @@ def export(config: TrainingConfig, prepared: Prepared, tree: Tree, model: NodeSc
         golden = golden_table(bare, histories, beams, [config.search.m] * len(histories))
         metrics: dict[str, Any] = {"validation": trials, "golden_overlap": verify_golden(bare, engine, golden)}
         metrics["test"] = _test_metrics(config, prepared, bare, engine)
-    return write_bundle(path, draft.model_copy(update={"metrics": metrics}), replace(content, golden=golden))
+        heldout = content.heldout
+        for name, recall_B in recall_columns(bare, engine, _reported_ms(config)).items():
+            heldout = heldout.append_column(name, pa.array(recall_B))
+    return write_bundle(path, draft.model_copy(update={"metrics": metrics}), replace(content, golden=golden, heldout=heldout))
+
+
+def _reported_ms(config: TrainingConfig) -> list[int]:
+    return sorted({min(m, config.search.max_m) for m in REPORTED_M})
 
 
 def _test_metrics(config: TrainingConfig, prepared: Prepared, bundle: Bundle, engine: Engine) -> dict[str, Any]:
     """Rows of `evaluate` for test users, raw and with seen items excluded; a part without a query that has a relevant item is left out."""
     test = halves(prepared.interactions, prepared.split.test, seed=config.seed)
-    ms = sorted({min(m, config.search.max_m) for m in REPORTED_M})
     parts = {"raw": (test, False), "seen_excluded": (without_seen(test), True)}
     return {
-        key: evaluate(bundle, engine, pairs, [config.search.beam_size], ms, exclude_seen, batch=64)
+        key: evaluate(bundle, engine, pairs, [config.search.beam_size], _reported_ms(config), exclude_seen, batch=64)
         for key, (pairs, exclude_seen) in parts.items()
         if pairs
     }

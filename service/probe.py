@@ -1,0 +1,199 @@
+"""The recall probe: replays held-out and golden queries against every version that serves, at a low rate, beside its requests.
+
+A model that finds less than it did when it was exported, or scores differently, so shows in the metrics before customers tell; and a
+version that was loaded beside the default shows what it is worth before anybody gets it. Its queries take the way of everybody's, through
+the version's queue, and wait where there is no room; they count as no request. Knows queries and their expected answers. Does not know
+what is done about a model that has become worse: the alerts do.
+
+Legend: M results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.golden import encode_table
+from espalier.heldout import read_heldout
+from espalier.metrics import precision_recall_f
+from espalier.queries import QueryBatch
+from espalier.search import SearchParams, SearchResult, scores_of_ranks
+from service.errors import DeadlinePassed, NotReady
+from service.loading import LoadedModel
+from service.monitoring import Metrics
+from service.registry import Registry
+
+log = logging.getLogger(__name__)
+
+WINDOW = 256
+"""Held-out queries that are replayed, at most; a round of them is what recall is said of."""
+MS = (10, 50, 200)
+"""m of recall@m, for bundles that do not say what was measured when they were exported."""
+PATIENCE_S = 5.0
+"""How long a probe query may wait in a queue."""
+NOTABLE = 0.02
+"""A loss of recall that is worth a line in the log, once there are LEAST answers."""
+LEAST = 32
+
+
+class Probe:
+    """Replays `per_s` queries a second against each version that serves."""
+
+    def __init__(self, registry: Registry, metrics: Metrics, per_s: float) -> None:
+        self._registry, self._metrics, self._between_s = registry, metrics, 1 / per_s
+        self._replays: WeakKeyDictionary[LoadedModel, Replay] = WeakKeyDictionary()
+        self._shown: dict[tuple[str, int], Replay] = {}
+        self._asked: dict[tuple[str, int], asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        due = time.monotonic()
+        try:
+            while True:
+                self.ask()
+                due = max(due + self._between_s, time.monotonic())  # what was missed is not made up for
+                await asyncio.sleep(due - time.monotonic())
+        finally:
+            for task in self._asked.values():
+                task.cancel()
+
+    def ask(self) -> list[asyncio.Task[None]]:
+        """One query against each version that serves and has answered the one before."""
+        ready = [loaded for entry in self._registry.entries.values() for loaded in entry.ready.values()]
+        self._forget({(loaded.name, loaded.version) for loaded in ready})
+        self._asked = {key: task for key, task in self._asked.items() if not task.done()}
+        for loaded in ready:
+            key = loaded.name, loaded.version
+            if key not in self._asked:
+                self._asked[key] = asyncio.create_task(self._replay(loaded))
+        return list(self._asked.values())
+
+    async def _replay(self, loaded: LoadedModel) -> None:
+        name, version = loaded.name, loaded.version
+        try:
+            replay = self._replays.get(loaded)
+            if replay is None:
+                replay = self._replays[loaded] = await asyncio.to_thread(Replay, loaded.bundle)
+            if not replay.questions:
+                return
+            queries, params = replay.next()
+            answer = await loaded.batcher.search(queries, params, time.perf_counter() + PATIENCE_S, patient=True)
+        except NotReady:  # the version is being dropped
+            return
+        except DeadlinePassed:
+            self._metrics.probe_query(name, "late")
+            return
+        except Exception as error:  # a broken model must not end the watching of the others
+            self._metrics.probe_query(name, "failed")
+            log.warning("%s version %d: the probe's query failed: %s", name, version, error)
+            return
+        if answer.degraded:  # a smaller beam than the one that the expected recall was measured with
+            self._metrics.probe_query(name, "late")
+            return
+        replay.take(answer.result)
+        self._metrics.probe_query(name, "answered")
+        self._metrics.probed(name, version, replay.recall, replay.expected, replay.drift)
+        self._shown[name, version] = replay
+        replay.tell(name, version)
+
+    def _forget(self, ready: set[tuple[str, int]]) -> None:
+        """Show nothing any more of versions that do not serve."""
+        for name, version in self._shown.keys() - ready:
+            replay = self._shown.pop((name, version))
+            gone = dict.fromkeys(replay.recall, float("nan"))
+            drift = None if replay.drift is None else float("nan")
+            self._metrics.probed(name, version, gone, {m: gone[m] for m in replay.expected}, drift)
+
+
+class Replay:
+    """What the probe asks one version, over and over, and what it has learnt from the last round of answers.
+
+    questions  ("heldout" | "golden", row), in the order of asking: golden queries evenly among the held-out ones
+    expected   m → mean recall@m at export of the held-out queries among them; empty for bundles that do not say
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        search, ranking, golden = bundle.manifest.search, bundle.manifest.ranking, bundle.golden()
+        held_out = read_heldout(bundle, WINDOW)
+        self._heldout, self._relevant = held_out.queries, held_out.relevant
+        at_export = {m: recall_B for m, recall_B in sorted(held_out.recall_by_m.items()) if m <= search.max_m}
+        self.expected = {m: float(recall_B.mean()) for m, recall_B in at_export.items() if len(recall_B)}
+        self._ms = list(at_export) or sorted({min(m, search.max_m) for m in MS})
+        self._at_export_BM = np.stack(list(at_export.values()), 1) if at_export else np.zeros((len(self._heldout), len(self._ms)))
+        self._heldout_params = SearchParams.uniform(1, search.beam_size, max(self._ms), None)
+        self._golden = encode_table(bundle, golden)
+        ranks = [np.asarray(ranks_M, np.float32) for ranks_M in golden.column("ranks").to_pylist()]
+        self._golden_scores = [scores_of_ranks(ranking, ranks_M) for ranks_M in ranks]
+        beam_size_B, m_B = (np.asarray(golden.column(name), np.int64) for name in ("beam_size", "m"))
+        self._golden_params = SearchParams(beam_size_B, m_B)
+        places = [((row + 0.5) / len(self._heldout), "heldout", row) for row in range(len(self._heldout))]
+        places += [((row + 0.5) / len(self._golden), "golden", row) for row in range(len(self._golden))]
+        self.questions = [(kind, row) for _, kind, row in sorted(places)]
+        self._asked = -1
+        self._gains: deque[NDArray[np.float64]] = deque(maxlen=max(len(self._heldout), 1))
+        self._drifts: deque[float] = deque(maxlen=max(len(self._golden), 1))
+        self._told = False
+
+    def next(self) -> tuple[QueryBatch, SearchParams]:
+        """The next question: one query, and how it is searched."""
+        self._asked = (self._asked + 1) % len(self.questions)
+        kind, row = self.questions[self._asked]
+        rows = np.array([row])
+        if kind == "golden":
+            return self._golden.take(rows), self._golden_params.take(rows)
+        return self._heldout.take(rows), self._heldout_params
+
+    def take(self, result: SearchResult) -> None:
+        """The answer to it."""
+        kind, row = self.questions[self._asked]
+        if kind == "golden":
+            self._drifts.append(_drift(self._golden_scores[row], result.scores_BM[0]))
+            return
+        found_M = [precision_recall_f(result.item_rows_BM, [self._relevant[row]], m)[1][0] for m in self._ms]
+        self._gains.append(np.array(found_M) - self._at_export_BM[row])
+
+    @property
+    def recall(self) -> Mapping[int, float]:
+        """m → recall@m; empty before the first answer.
+
+        What it was at export, plus the mean gain since over the answers of the last round: so it does not depend on which queries have
+        been answered, as long as they are answered as they were.
+        """
+        if not self._gains:
+            return {}
+        gain_M = np.mean(self._gains, axis=0)
+        return {m: float(np.clip(self.expected.get(m, 0.0) + gain, 0, 1)) for m, gain in zip(self._ms, gain_M, strict=True)}
+
+    @property
+    def drift(self) -> float | None:
+        """Mean absolute difference of scores over the golden queries of the last round; None before the first."""
+        return float(np.mean(self._drifts)) if self._drifts else None
+
+    def tell(self, name: str, version: int) -> None:
+        """Log that recall has fallen below what it was, or has come back, once."""
+        recall = self.recall
+        lost = max((value - recall[m] for m, value in self.expected.items() if m in recall), default=0.0)
+        low = len(self._gains) >= min(LEAST, len(self._heldout)) and lost > NOTABLE
+        if low != self._told:
+            say = log.error if low else log.info
+            say("%s version %d: recall of the probe is %s, expected %s", name, version, _shown(recall), _shown(self.expected))
+            self._told = low
+
+
+def _drift(expected_M: NDArray[np.float32], scores_M: NDArray[np.float32]) -> float:
+    """Mean absolute difference of the i-th best score from the i-th best expected; a missing item has the score 0."""
+    width = max(len(expected_M), len(scores_M))
+    padded = [np.pad(scores.astype(np.float64), (0, width - len(scores))) for scores in (expected_M, scores_M)]
+    return float(np.abs(padded[0] - padded[1]).mean()) if width else 0.0
+
+
+def _shown(recall: Mapping[int, float]) -> str:
+    return ", ".join(f"{value:.3f}@{m}" for m, value in recall.items())
