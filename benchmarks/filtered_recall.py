@@ -29,7 +29,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.http_load import hardware
 from benchmarks.synthetic import VECTOR_DIM, diffusion_bundle
 from espalier.bundle import Bundle
 from espalier.eligibility import every_item, widened_beam
@@ -39,6 +38,7 @@ from espalier.golden import encode_table
 from espalier.queries import QueryBatch
 from espalier.search import NodeMask, SearchParams
 from espalier.tree import Tree
+from loadtest.hardware import hardware
 
 M = 100
 QUERIES = 64

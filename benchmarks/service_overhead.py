@@ -23,13 +23,15 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from benchmarks.http_load import closed_loop, hardware, percentiles_ms, request_bytes, serving
+from benchmarks.serving import serving
 from espalier.bundle import Bundle, BundleContent, write_bundle
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import Engine, SearchParams, SearchResult
 from espalier.tree import complete_tree
+from loadtest.hardware import hardware
+from loadtest.loops import closed_loop, percentiles_ms, request_bytes
 from service.__main__ import listen
 from service.app import create_app
 from service.schemas import RetrieveRequest
@@ -98,8 +100,8 @@ def measure(case: str, concurrency: int, seconds: float) -> dict[str, Any]:
     cores = sorted(os.sched_getaffinity(0))
     with serving(["benchmarks.service_overhead", "--serve", case], {}, core=cores[0]) as port:
         os.sched_setaffinity(0, {cores[-1]})
-        closed_loop(port, [_request()], 1, 0.5)  # warm
-        answered = closed_loop(port, [_request()], concurrency, seconds)
+        closed_loop(("127.0.0.1", port), [_request()], 1, 0.5)  # warm
+        answered = closed_loop(("127.0.0.1", port), [_request()], concurrency, seconds)
         os.sched_setaffinity(0, cores)
     wrong = [answer for answer in answered if answer.status != 200]
     if wrong:

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.http_load import Answered, closed_loop, hardware, open_loop, percentiles_ms, request_bytes, serving, statuses
+from benchmarks.serving import serving
 from benchmarks.synthetic import synthetic_bundle
+from loadtest.hardware import hardware
+from loadtest.loops import Answered, closed_loop, open_loop, percentiles_ms, request_bytes, statuses
 
 HISTORY, M = 20, 100
 
@@ -38,14 +40,14 @@ def main() -> None:
         bundle = synthetic_bundle(folder, options.height)
         requests = retrievals(bundle.manifest.name, 1 << options.height, M, options.beam_size)
         with serving(["service"], {"ESPALIER_MODELS": str(folder), "ESPALIER_LOG_LEVEL": "WARNING"}) as port:
-            closed_loop(port, requests, 4, 2)  # warm
-            alone = row("alone", closed_loop(port, requests, 1, 10), 10)
-            capacity = row("capacity", closed_loop(port, requests, 4, 10), 10)
-            light = row("light", open_loop(port, requests, capacity["accepted_per_s"] / 10, 20), 20)
+            closed_loop(("127.0.0.1", port), requests, 4, 2)  # warm
+            alone = row("alone", closed_loop(("127.0.0.1", port), requests, 1, 10), 10)
+            capacity = row("capacity", closed_loop(("127.0.0.1", port), requests, 4, 10), 10)
+            light = row("light", open_loop(("127.0.0.1", port), requests, capacity["accepted_per_s"] / 10, 20), 20)
             rows = [alone, light, capacity]
             for times in options.times:
                 offered = times * capacity["accepted_per_s"]
-                overload = row(f"{times:g} times", open_loop(port, requests, offered, options.seconds), options.seconds)
+                overload = row(f"{times:g} times", open_loop(("127.0.0.1", port), requests, offered, options.seconds), options.seconds)
                 overload["goodput_share"] = overload["accepted_per_s"] / capacity["accepted_per_s"]
                 overload["p99_ratio_alone"] = overload["p99_ms"] / alone["p99_ms"]
                 overload["p99_ratio_light"] = overload["p99_ms"] / light["p99_ms"]

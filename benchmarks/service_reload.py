@@ -19,9 +19,11 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.http_load import closed_loop, hardware, open_loop, percentiles_ms, serving, statuses
 from benchmarks.service_overload import M, retrievals
+from benchmarks.serving import serving
 from benchmarks.synthetic import synthetic_bundle
+from loadtest.hardware import hardware
+from loadtest.loops import closed_loop, open_loop, percentiles_ms, statuses
 
 KEY = "reload-benchmark-key"
 
@@ -45,8 +47,8 @@ def main() -> None:
         environment = {"ESPALIER_MODELS": str(folder), "ESPALIER_ADMIN_KEYS": KEY, "ESPALIER_LOG_LEVEL": "WARNING"}
         requests = retrievals(name, 1 << options.height, M, options.beam_size)
         with serving(["service"], environment) as port:
-            closed_loop(port, requests, 4, 2)
-            capacity = len(closed_loop(port, requests, 2, 5)) / 5
+            closed_loop(("127.0.0.1", port), requests, 4, 2)
+            capacity = len(closed_loop(("127.0.0.1", port), requests, 2, 5)) / 5
             windows: list[tuple[float, float]] = []
             failed: list[str] = []
             reloader = threading.Thread(target=reload, args=(port, name, options.reloads, options.pause, windows, failed))
@@ -55,7 +57,7 @@ def main() -> None:
             reload_once(port, name, 1)
             seconds = options.reloads * ((time.perf_counter() - began) / 2 * 1.5 + options.pause) + options.pause
             reloader.start()
-            answered = open_loop(port, requests, capacity / 3, seconds)
+            answered = open_loop(("127.0.0.1", port), requests, capacity / 3, seconds)
             reloader.join()
     inside = [answer for answer in answered if any(begin <= answer.began <= end for begin, end in windows)]
     outside = [answer for answer in answered if not any(begin <= answer.began <= end for begin, end in windows)]

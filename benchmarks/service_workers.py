@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.http_load import closed_loop, hardware, percentiles_ms, serving, statuses
 from benchmarks.service_overload import M, retrievals
+from benchmarks.serving import serving
 from benchmarks.synthetic import synthetic_bundle
+from loadtest.hardware import hardware
+from loadtest.loops import closed_loop, percentiles_ms, statuses
 
 CONCURRENCY = 8
 
@@ -42,8 +44,8 @@ def main() -> None:
             for workers in options.workers:
                 settings = {"ESPALIER_MODELS": str(folder), "ESPALIER_WORKERS": str(workers), "ESPALIER_LOG_LEVEL": "WARNING"}
                 with serving(["service"], settings) as port:
-                    closed_loop(port, requests, CONCURRENCY, 2)  # warm
-                    answered = closed_loop(port, requests, CONCURRENCY, options.seconds)
+                    closed_loop(("127.0.0.1", port), requests, CONCURRENCY, 2)  # warm
+                    answered = closed_loop(("127.0.0.1", port), requests, CONCURRENCY, options.seconds)
                 p50_ms, p99_ms = percentiles_ms(answered)
                 found = {"requests_per_s": len(answered) / options.seconds, "p50_ms": p50_ms, "p99_ms": p99_ms}
                 measured[workers].append(found | {"statuses": statuses(answered)})

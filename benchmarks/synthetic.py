@@ -2,6 +2,9 @@
 
 `synthetic_bundle` has the papers' scorer with random weights: its answers mean nothing, its cost is that of a trained model of the same
 shape. `diffusion_bundle` has a linear scorer whose inner nodes tell what lies below them, so that a beam finds most of the best items.
+`planted_bundle` has the papers' scorer, at its cost, over such nodes, and held-out queries whose relevant items are known.
+
+Legend: I items, N nodes, D node row, Q held-out queries, T history, L levels.
 """
 
 from __future__ import annotations
@@ -12,13 +15,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
 
 from espalier.bundle import Bundle, BundleContent, write_bundle
 from espalier.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, VectorKind
-from espalier.tree import complete_tree
+from espalier.tree import Tree, complete_tree
 from training.scorers.encoders import PAPER_WINDOWS, VectorEncoder, WindowEncoder
 from training.scorers.heads import LinearHead, MlpHead
 from training.scorers.model import NodeScorer, export_graphs
@@ -30,6 +35,10 @@ LIKENESS = 0.95
 """Correlation of a child's vector with its parent's; chosen so that overlap with exhaustive scoring is far from 0 and 1."""
 CLUSTER = 1024
 """Items of one value of `clustered`: whole subtrees."""
+SPREAD = 50
+"""How many leaves the items of a planted history are apart, in the median, from the leaf that it is about."""
+AMONG, RELEVANT = 500, 20
+"""The relevant items of a planted query: so many drawn from so many best ones."""
 
 
 def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 0) -> Bundle:
@@ -70,11 +79,94 @@ def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 
     return write_bundle(path, draft, content)
 
 
-def diffusion_bundle(folder: Path, height: int, seed: int = 0) -> Bundle:
-    """Vector queries over 2^height items under `folder`, made once; logit = ⟨query, row⟩, γ = 0.
+def planted_bundle(folder: Path, height: int, queries: int = 1000, seed: int = 0) -> Bundle:
+    """The papers' scorer with random weights over `diffused_rows` of 2^height items under `folder`, made once; γ = 0.
+
+    A node's row is the mean of those below, so its logit tells roughly what their logits are, and a wider beam finds more.
+    A held-out query is a full history of items around a random leaf. All items are scored for it, and RELEVANT of the AMONG best ones are
+    drawn with chances of 1 / rank, so that recall@m grows with m, as for people, and with the beam up to that of exhaustive scoring.
+    """
+    path = folder / f"planted-{height}" / "1"
+    if path.exists():
+        return Bundle.open(path, verify=False)
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    items, length = 1 << height, sum(PAPER_WINDOWS)
+    tree = complete_tree(rng.permutation(items), 2)
+    model = NodeScorer(tree.node_count, NODE_DIM, WindowEncoder(PAPER_WINDOWS, NODE_DIM), MlpHead(10 * NODE_DIM, NODE_DIM, HIDDEN), 0.5)
+    with torch.no_grad():
+        model.node_rows.copy_(torch.from_numpy(diffused_rows(rng, height, NODE_DIM)))
+    away_QT = np.rint(rng.standard_cauchy((queries, length)) * SPREAD)
+    leaf_QT = np.clip(rng.integers(items, size=(queries, 1)) + away_QT, 0, items - 1).astype(np.int64)
+    among = min(AMONG, items)
+    chance = 1 / np.arange(1, among + 1)
+    relevant = []
+    for leaf_T in tqdm(leaf_QT, desc="held-out queries", unit="query", leave=False, disable=None):
+        best = _best_leaves(model, tree, leaf_T, among)
+        drawn = rng.choice(among, min(RELEVANT, among), replace=False, p=chance / chance.sum())
+        relevant.append([str(item) for item in tree.leaf_item[best[drawn]]])
+    query, scorer = export_graphs(model, "history_nodes", torch.zeros((2, height + 1, length), dtype=torch.int64))
+    strings = pa.list_(pa.string())
+    content = BundleContent(
+        tree=tree,
+        node_rows_ND=model.node_rows.detach().numpy(),
+        state_levels=height + 1,
+        state_dim=HIDDEN[0],
+        query_onnx=query,
+        scorer_onnx=scorer,
+        items=ItemTable.build(pa.table({"id": [str(i) for i in range(items)]})),
+        golden=pa.table({"history": pa.array([], strings)} | {column: pa.array([], kind) for column, kind in GOLDEN_COLUMNS.items()}),
+        heldout=pa.table(
+            {
+                "history": pa.array([[str(item) for item in tree.leaf_item[leaf_T]] for leaf_T in leaf_QT], strings),
+                "relevant": pa.array(relevant, strings),
+            }
+        ),
+    )
+    draft = ManifestDraft(
+        name=f"planted-{height}",
+        version=1,
+        algorithm="synthetic",
+        created=datetime.now(UTC),
+        query=HistoryKind(length=length),
+        ranking=Ranking(own="logit", gamma=0),
+        search=SearchDefaults(beam_size=200, m=200, max_beam_size=1000, max_m=1000),
+    )
+    return write_bundle(path, draft, content)
+
+
+@torch.no_grad()
+def _best_leaves(model: NodeScorer, tree: Tree, leaf_T: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """The leaves of the best items of all for a history of leaves, best first: every leaf of a complete binary tree is scored."""
+    shift_L1 = np.arange(tree.height, -1, -1)[:, None]
+    nodes_LT = ((leaf_T + tree.leaf_offset + 1) >> shift_L1) - 1  # a node's parent is (node + 1) / 2 − 1
+    state_1S = model.state(torch.from_numpy(nodes_LT)[None])[:, tree.height]
+    blocks = torch.split(model.node_rows[tree.leaf_offset :], 4096)  # a block's hidden layers stay in the processor's cache
+    logit_I = torch.cat([model.head(state_1S, block_CD[None])[0] for block_CD in blocks])
+    best: NDArray[np.int64] = logit_I.topk(count).indices.numpy()
+    return best
+
+
+def diffused_rows(rng: np.random.Generator, height: int, dim: int) -> NDArray[np.float32]:
+    """float32[N, dim], rows of a complete binary tree whose inner nodes tell what lies below.
 
     Item vectors come down the tree: a child's is √ρ · its parent's + √(1 − ρ) · noise, ρ = LIKENESS. An inner node's row is the mean of
-    the item vectors below. Two columns to filter on: `scattered`, a random number in [0, 1), and `clustered`, one of [0, 1) for each
+    the item vectors below.
+    """
+    rows = rng.standard_normal((1, dim), np.float32)
+    for level in range(1, height + 1):
+        noise = rng.standard_normal((1 << level, dim), np.float32)
+        rows = np.sqrt(np.float32(LIKENESS)) * np.repeat(rows, 2, axis=0) + np.sqrt(np.float32(1 - LIKENESS)) * noise
+    levels = [rows]
+    while len(levels[0]) > 1:
+        levels.insert(0, levels[0].reshape(-1, 2, dim).mean(1))
+    return np.concatenate(levels)
+
+
+def diffusion_bundle(folder: Path, height: int, seed: int = 0) -> Bundle:
+    """Vector queries over 2^height items under `folder`, made once; logit = ⟨query, row⟩, γ = 0, rows as `diffused_rows`.
+
+    Two columns to filter on: `scattered`, a random number in [0, 1), and `clustered`, one of [0, 1) for each
     subtree of CLUSTER items.
     """
     path = folder / f"diffusion-{height}" / "1"
@@ -82,13 +174,7 @@ def diffusion_bundle(folder: Path, height: int, seed: int = 0) -> Bundle:
         return Bundle.open(path, verify=False)
     rng = np.random.default_rng(seed)
     items = 1 << height
-    rows = rng.standard_normal((1, VECTOR_DIM), np.float32)
-    for level in range(1, height + 1):
-        noise = rng.standard_normal((1 << level, VECTOR_DIM), np.float32)
-        rows = np.sqrt(np.float32(LIKENESS)) * np.repeat(rows, 2, axis=0) + np.sqrt(np.float32(1 - LIKENESS)) * noise
-    levels = [rows]
-    while len(levels[0]) > 1:
-        levels.insert(0, levels[0].reshape(-1, 2, VECTOR_DIM).mean(1))
+    rows_ND = diffused_rows(rng, height, VECTOR_DIM)
     leaf_item = rng.permutation(items)
     clustered = np.empty(items)
     clustered[leaf_item] = np.repeat(rng.permutation(-(-items // CLUSTER)) * CLUSTER / items, CLUSTER)[:items]
@@ -100,7 +186,7 @@ def diffusion_bundle(folder: Path, height: int, seed: int = 0) -> Bundle:
     example = pa.array([[0.0] * VECTOR_DIM], pa.list_(pa.float32()))
     content = BundleContent(
         tree=complete_tree(leaf_item, 2),
-        node_rows_ND=np.pad(np.concatenate(levels), ((0, 0), (0, 1))),  # a bias of 0
+        node_rows_ND=np.pad(rows_ND, ((0, 0), (0, 1))),  # a bias of 0
         state_levels=1,
         state_dim=VECTOR_DIM + 1,
         query_onnx=query,

@@ -87,6 +87,7 @@ class Follower:
             return self.entries[name]
 
     def _entry(self, name: str, versions: tuple[int, ...]) -> Entry:
+        self._metrics.know(name)
         return Entry(name, DesiredState(self._settings.models / name), versions)
 
     # -- the thread that looks ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
@@ -164,6 +164,11 @@ class Metrics:
 
     def model_state(self, model: str, version: int, engine: str, ready: bool) -> None:
         self.model_info.labels(model, version, engine).set(ready)
+
+    def know(self, model: str) -> None:
+        """A model of the models folder: its changes are 0 from the start, so that the first one is seen as an increase."""
+        for outcome in get_args(Outcome):
+            self.reloads.labels(model, outcome)
 
     def default(self, model: str, version: int) -> None:
         """The version that answers where a request names none; 0 while none is ready."""

@@ -58,7 +58,10 @@ class Probe:
         due = time.monotonic()
         try:
             while True:
-                self.ask()
+                try:
+                    self.ask()
+                except Exception:  # nothing else would say that nobody watches any more
+                    log.exception("the probe could not ask")
                 due = max(due + self._between_s, time.monotonic())  # what was missed is not made up for
                 await asyncio.sleep(due - time.monotonic())
         finally:

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.http_load import Answered, closed_loop, get, open_loop, request_bytes, serving, statuses
+from benchmarks.serving import get, serving
 from espalier.bundle import Bundle
 from espalier.eligibility import node_mask, widened_beam
 from espalier.queries import HistoryKind, encode_histories
 from espalier.search import SearchParams, open_engine
+from loadtest.loops import Answered, closed_loop, open_loop, request_bytes, statuses
 from tests.builders import make_bundle, random_tree
 from tests.running import Json
 
@@ -173,7 +174,7 @@ def admin(port: int, method: str, path: str, body: Json) -> tuple[int, Json]:
 
 
 def test_every_answer_under_load_is_the_engines(port: int, checked: Checked) -> None:
-    answered = closed_loop(port, checked.requests, 8, 1.5)
+    answered = closed_loop(("127.0.0.1", port), checked.requests, 8, 1.5)
     assert set(statuses(answered)) == {"200"}
     assert len(answered) > 50
     assert checked.wrong(answered) == []
@@ -188,7 +189,7 @@ def test_clients_that_hang_up_anywhere_leave_nothing_behind(port: int, checked: 
             if rng.random() < 0.3:  # a reset, not a farewell
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
     settle(port)
-    answered = closed_loop(port, checked.requests, 4, 0.5)
+    answered = closed_loop(("127.0.0.1", port), checked.requests, 4, 0.5)
     assert set(statuses(answered)) == {"200"}
     assert checked.wrong(answered) == []
     assert metric(port, 'espalier_requests_total{model="books",status="5') == 0
@@ -200,7 +201,7 @@ def test_slow_bodies_end_and_hold_nobody_up(port: int, checked: Checked) -> None
         connection = socket.create_connection(("127.0.0.1", port))
         connection.sendall(checked.requests[0][:-5])
         slow.append(connection)
-    answered = closed_loop(port, checked.requests, 4, 0.4)
+    answered = closed_loop(("127.0.0.1", port), checked.requests, 4, 0.4)
     assert set(statuses(answered)) == {"200"}
     for connection in slow:
         connection.settimeout(10)
@@ -233,9 +234,9 @@ STRANGE: list[bytes] = [
 def test_strange_bodies_are_refused_and_nothing_breaks(port: int, checked: Checked) -> None:
     for body in STRANGE:
         head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
-        answered = closed_loop(port, [head + body], 1, 0.01)
+        answered = closed_loop(("127.0.0.1", port), [head + body], 1, 0.01)
         assert [answer.status for answer in answered][:1] in ([422], [404], [504]), body[:60]
-    assert checked.wrong(closed_loop(port, checked.requests, 2, 0.3)) == []
+    assert checked.wrong(closed_loop(("127.0.0.1", port), checked.requests, 2, 0.3)) == []
 
 
 def test_repeated_ids_and_keys_mean_what_they_say(port: int) -> None:
@@ -244,7 +245,7 @@ def test_repeated_ids_and_keys_mean_what_they_say(port: int) -> None:
     found = []
     for body in (once, twice):
         head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
-        found.append(json.loads(closed_loop(port, [head + body], 1, 0.01)[0].body)["results"])
+        found.append(json.loads(closed_loop(("127.0.0.1", port), [head + body], 1, 0.01)[0].body)["results"])
     assert found[0] == found[1]
     assert len(found[0][0]["items"]) == 5
 
@@ -260,17 +261,17 @@ def test_bytes_that_are_no_http(port: int, checked: Checked) -> None:
                 connection.recv(1000)
             except OSError:
                 continue  # the server was quicker to leave
-    assert checked.wrong(closed_loop(port, checked.requests, 2, 0.3)) == []
+    assert checked.wrong(closed_loop(("127.0.0.1", port), checked.requests, 2, 0.3)) == []
 
 
 def test_overload_is_answered_by_refusals_and_right_answers(port: int, checked: Checked) -> None:
-    answered = open_loop(port, checked.requests, 6000, 2.0, connections=300)
+    answered = open_loop(("127.0.0.1", port), checked.requests, 6000, 2.0, connections=300)
     found = Counter(answer.status for answer in answered)
     assert set(found) <= {200, 429, 503, 504}, found
     assert found[200] > 100
     assert checked.wrong(answered) == []
     settle(port)
-    assert set(statuses(closed_loop(port, checked.requests, 2, 0.3))) == {"200"}
+    assert set(statuses(closed_loop(("127.0.0.1", port), checked.requests, 2, 0.3))) == {"200"}
 
 
 @pytest.mark.parametrize("deed", ["delete", "rename", "replace"])
@@ -282,7 +283,7 @@ def test_a_bundle_that_is_taken_away_goes_on_serving(endangered: int, models: Pa
         served.rename(models / "books" / ".gone")
     if deed == "replace":
         shutil.copytree(models / "books" / "1", served)  # another bundle under its name
-    answered = closed_loop(endangered, checked.requests, 4, 1.0)
+    answered = closed_loop(("127.0.0.1", endangered), checked.requests, 4, 1.0)
     assert set(statuses(answered)) == {"200"}
     assert checked.wrong(answered) == []
     assert {json.loads(answer.body)["version"] for answer in answered} == {2}
@@ -301,7 +302,7 @@ def test_reloads_under_load_lose_nothing_and_answer_right(endangered: int, check
     reloader.start()
     answered: list[Answered] = []
     while reloader.is_alive():
-        answered += closed_loop(endangered, checked.requests, 6, 0.3)
+        answered += closed_loop(("127.0.0.1", endangered), checked.requests, 6, 0.3)
     assert outcomes == [200] * 20
     assert set(statuses(answered)) == {"200"}
     assert checked.wrong(answered) == []
@@ -311,9 +312,9 @@ def test_reloads_under_load_lose_nothing_and_answer_right(endangered: int, check
 def test_removals_under_load_apply_from_the_answer_on(endangered: int, checked: Checked) -> None:
     request = request_bytes("/retrieve", {"queries": [{"history": []}], "m": 5, "beam_size": 64})
     for _ in range(5):
-        top = json.loads(closed_loop(endangered, [request], 1, 0.01)[0].body)["results"][0]["items"][0]["id"]
+        top = json.loads(closed_loop(("127.0.0.1", endangered), [request], 1, 0.01)[0].body)["results"][0]["items"][0]["id"]
         assert admin(endangered, "PUT", "/models/books/removed", {"ids": [top]}) == (200, {"removed": 1, "unknown": []})
-        answered = closed_loop(endangered, [request], 4, 0.1)
+        answered = closed_loop(("127.0.0.1", endangered), [request], 4, 0.1)
         assert set(statuses(answered)) == {"200"}
         assert not any(top in answer.body.decode() for answer in answered)
     assert admin(endangered, "PUT", "/models/books/removed", {"ids": []})[0] == 200

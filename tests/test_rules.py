@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PRODUCT = [path for package in ("espalier", "espalier_client", "training", "service") for path in sorted((ROOT / package).rglob("*.py"))]
+PACKAGES = ("espalier", "espalier_client", "training", "service", "loadtest")
+PRODUCT = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
 def names(path: Path) -> Iterator[str]:

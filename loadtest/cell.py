@@ -1,0 +1,176 @@
+"""One cell of a sweep: a beam size at one m, measured for recall, with one client, at capacity, and at a rate.
+
+Knows what is asked of the service and what its answers say. Does not know files or tables.
+
+Legend: B queries, M results.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import orjson
+
+from espalier.metrics import precision_recall_f
+from espalier.search import NO_ITEM
+from loadtest.loops import Answered, closed_loop, each_once, open_loop, percentiles_ms, request_bytes, statuses
+from loadtest.queries import Query
+from loadtest.target import Json, ServiceRefused, Target, said, send
+
+CAPACITY_CONNECTIONS = (16, 4)
+"""How many clients find out the capacity. Where the service refuses some of 16, which would then ask without a rest: fewer."""
+RECALL_ATTEMPTS = 3
+PAUSE_S = 1.0
+"""After refusals, before the next attempt: as long as the service remembers an overload."""
+LOAD_SHARE = 0.7
+"""The share of a cell's capacity that the open loop offers unless it is told a rate."""
+BUSY = (0, 408, 429, 500, 502, 503, 504)
+"""Statuses that say something of the moment and not of the request: counted. Any other than 200 ends the sweep."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What every cell of a sweep has in common. `rate_per_s` None: LOAD_SHARE of the cell's capacity."""
+
+    target: Target
+    model: str
+    version: int
+    queries: Sequence[Query]
+    seconds: float
+    rate_per_s: float | None = None
+    exclude_seen: bool = False
+    timeout_ms: float | None = None
+    seed: int = 0
+
+    def body(self, query: Query, beam_size: int, m: int) -> Json:
+        """A body of POST /retrieve: one query, as users ask."""
+        timeout = {} if self.timeout_ms is None else {"timeout_ms": self.timeout_ms}
+        shared = {"model": self.model, "version": self.version, "m": m, "beam_size": beam_size, **timeout}
+        return {**shared, "queries": [query.body(self.exclude_seen)]}
+
+
+def measure(load: Load, beam_size: int, m: int, progress: Callable[[str], object] = lambda phase: None) -> Json:
+    """A cell: {"beam_size", "m", "measured", "engine", "recall", …, "capacity_per_s", "loops": {"closed": {…}, "open": {…}}}.
+
+    progress  is told the name of each of the four phases when it begins
+    Raises ServiceRefused when the service is gone, or refuses what the cell asks.
+    """
+    headers = {"Host": load.target.authority, **load.target.headers}
+    path = f"{load.target.prefix}/retrieve"
+    requests = [request_bytes(path, load.body(query, beam_size, m), headers) for query in load.queries]
+    shuffled = [requests[i] for i in np.random.default_rng(load.seed).permutation(len(requests))]
+    engine = first_answer(load, beam_size, m)
+    progress("recall")
+    found = _recall(load, requests, m)
+    closed_loop(load.target.address, shuffled, 1, min(load.seconds / 4, 0.5))  # warm, also where recall needed few requests
+    progress("one client")
+    alone = _loop(closed_loop(load.target.address, shuffled, 1, load.seconds, without_items), None)
+    progress("capacity")
+    for connections in CAPACITY_CONNECTIONS:
+        full = _loop(closed_loop(load.target.address, shuffled, connections, load.seconds / 2, without_items), None)
+        if not full["failed"]:
+            break
+        time.sleep(PAUSE_S)
+    rate = load.rate_per_s or max(LOAD_SHARE * full["requests_per_s"], 1.0)
+    progress(f"{rate:.0f}/s")
+    opened = _loop(open_loop(load.target.address, shuffled, rate, load.seconds, load.seed, keep=without_items), rate)
+    return {
+        "beam_size": beam_size,
+        "m": m,
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "engine": engine,
+        **found,
+        "capacity_per_s": full["requests_per_s"],
+        "capacity_connections": connections,
+        "capacity_statuses": full["statuses"],
+        "loops": {"closed": alone, "open": opened},
+    }
+
+
+def first_answer(load: Load, beam_size: int, m: int) -> str:
+    """The engine that answers. Raises ServiceRefused when it says no to what the whole cell would ask."""
+    status, document = send(load.target, "POST", "/retrieve", load.body(load.queries[0], beam_size, m))
+    if status not in (200, *BUSY):
+        raise ServiceRefused(f"POST {load.target}/retrieve: {said(status, document)}")
+    return str(document.get("engine", ""))
+
+
+def _recall(load: Load, requests: Sequence[bytes], m: int) -> Json:
+    """recall@m over all queries with a relevant item, each asked until it is answered, at most RECALL_ATTEMPTS times."""
+    wanted = [i for i, query in enumerate(load.queries) if query.relevant]
+    answers: dict[int, list[str]] = {}
+    changed, incomplete, unanswered = 0, 0, list(wanted)
+    for attempt in range(RECALL_ATTEMPTS):
+        if attempt and unanswered:
+            time.sleep(PAUSE_S)
+        asked, unanswered = unanswered, []
+        for answer in each_once(load.target.address, [requests[i] for i in asked], 1):
+            if answer.status != 200:
+                unanswered.append(asked[answer.number])
+                continue
+            result = orjson.loads(answer.body)["results"][0]
+            answers[asked[answer.number]] = [item["id"] for item in result["items"]]
+            changed += bool(result.get("degraded"))
+            incomplete += not result["complete"]
+    relevant = [load.queries[i].relevant for i in sorted(answers)]
+    recall = recall_at_m([answers[i] for i in sorted(answers)], relevant, m) if wanted and not unanswered else None
+    return {
+        "recall": recall,
+        "recall_queries": len(answers),
+        "recall_unanswered": len(unanswered),
+        "recall_degraded": changed,
+        "recall_incomplete": incomplete,
+    }
+
+
+def recall_at_m(answers: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]], m: int) -> float:
+    """Mean recall@m of lists of ids: `espalier.metrics.precision_recall_f` over numbers that stand for the ids."""
+    number: dict[str, int] = {}
+    found_BM = np.full((len(answers), m), NO_ITEM, np.int64)
+    for row, ids in zip(found_BM, answers, strict=True):
+        row[: len(ids)] = [number.setdefault(item, len(number)) for item in ids[:m]]
+    wanted = [np.array([number.setdefault(item, len(number)) for item in ids], np.int64) for ids in relevant]
+    return float(precision_recall_f(found_BM, wanted, m)[1].mean())
+
+
+def without_items(body: bytes) -> bytes:
+    """An answer to one query without its items: what a loop keeps of hundreds of thousands of them."""
+    start = body.rfind(b'"complete":')
+    return b'{"results":[{' + body[start:] if start >= 0 else body
+
+
+def _loop(answered: Sequence[Answered], offered_per_s: float | None) -> Json:
+    """Percentiles and rates of one loop, of the requests that were answered 200; the others are counted."""
+    good = [answer for answer in answered if answer.status == 200]
+    documents = [orjson.loads(answer.body) for answer in good]
+    p50_ms, p95_ms, p99_ms = percentiles_ms(good, (50, 95, 99))
+    lasted_s = max(answer.began + answer.seconds for answer in answered) - min(answer.began for answer in answered) if answered else 0.0
+    per_query = [document["timing"]["ms_per_query"] for document in documents]
+    return {
+        "p50_ms": _number(p50_ms),
+        "p95_ms": _number(p95_ms),
+        "p99_ms": _number(p99_ms),
+        "requests_per_s": len(good) / lasted_s if lasted_s > 0 else 0.0,
+        "ms_per_query": float(np.mean(per_query)) if per_query else None,
+        "offered_per_s": offered_per_s,
+        "samples": len(good),
+        "failed": len(answered) - len(good),
+        "statuses": statuses(answered),
+        "degraded": sum(bool(document["results"][0].get("degraded")) for document in documents),
+        "late_p99_ms": float(np.percentile([answer.late_s for answer in answered], 99) * 1e3) if answered else None,
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def failed_share(loop: dict[str, Any]) -> float:
+    """The share of a loop's requests that were not answered 200."""
+    total = loop["samples"] + loop["failed"]
+    return float(loop["failed"] / total) if total else 1.0

@@ -1,0 +1,180 @@
+"""Locust's side of the load tests: users that ask POST /retrieve, with a web page, in several processes, or headless.
+
+    locust -f loadtest/locustfile.py --host http://localhost:8000 --headless --shape spike --rate 200 --seconds 60
+
+Four shapes of load (--shape): `steady`; `ramp`, from nothing up to the rate; `spike`, three times the rate in the middle third; `reload`,
+steady while another version of the model is made the default again and again. Each stops by itself after --seconds, and the exit code is 1
+when more failed than --max-failed and --max-refused allow. `python -m loadtest.sweep` measures more precisely, and on less processor.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+import orjson
+from locust import FastHttpUser, LoadTestShape, User, constant_throughput, events, task
+from locust.argument_parser import LocustArgumentParser
+from locust.env import Environment
+from locust.exception import StopUser
+
+from espalier.errors import EspalierError
+from loadtest.plan import SHAPES, Plan, complaints, conditions, mix, plan_of, shaped, users, valid, versions, wrong_in
+from loadtest.target import ask
+
+log = logging.getLogger("loadtest")
+
+REFUSED = "refused (429)"
+RELOAD = "reload"
+
+plans: dict[int, Plan] = {}
+"""By id of the environment, from the start of its test on; absent where the test cannot be done."""
+
+
+@events.init_command_line_parser.add_listener
+def add_options(parser: LocustArgumentParser) -> None:
+    add: Callable[..., object] = parser.add_argument
+    own = {"include_in_web_ui": False}  # what the machine that Locust runs on knows, and keys
+    add("--shape", choices=SHAPES, default="steady", help="course of the load (default steady)")
+    add("--rate", type=float, default=50.0, help="requests/s of all users together (default 50)")
+    add("--seconds", type=float, default=60.0, help="length of the test (default 60)")
+    add("--model", default="", help="name of the model; may be left out where one is served")
+    add("--models", default="models", **own, help="folder of the bundles, for their held-out queries (default models)")
+    add("--queries", default="", **own, help="Parquet or JSON lines instead: history or vector")
+    add("--beam-mix", type=valid(mix), default="50:1,100:8,400:1", help="beam sizes and their weights (default 50:1,100:8,400:1)")
+    add("--m-mix", type=valid(mix), default="10:1,50:8,200:1", help="numbers of results and their weights (default 10:1,50:8,200:1)")
+    add("--filter", type=valid(conditions), default="", help="JSON of a filter that a part of the requests has")
+    add("--filter-share", type=float, default=0.0, help="that part, from 0 to 1 (default 0)")
+    add("--exclude-seen", action="store_true", help="items of the history are not returned")
+    add("--key", default="", **own, help="an API key, where the service wants one")
+    add("--admin-key", default="", **own, help="an admin key, for the shape reload")
+    add("--versions", type=valid(versions), default="", help="versions that the shape reload takes turns with (default: all there are)")
+    add("--reload-every", type=float, default=5.0, help="seconds from the end of a reload to the next one (default 5)")
+    add("--max-failed", type=float, default=0.01, help="share of failed requests, refused ones aside, up to which the exit code is 0")
+    add("--max-refused", type=float, default=0.01, help="share of requests answered 429 up to which the exit code is 0 (default .01)")
+    add("--seed", type=int, default=0, help="of the mixes (default 0)")
+
+
+# -- the users ------------------------------------------------------------------------------------------------------------
+
+
+class Retriever(FastHttpUser):
+    """Asks one query at a time, evenly paced."""
+
+    def on_start(self) -> None:
+        plan = plans.get(id(self.environment))
+        if plan is None:
+            raise StopUser
+        self.plan, self.pace = plan, constant_throughput(plan.per_user)
+        self.headers = {"Content-Type": "application/json", **plan.target.headers}
+        time.sleep(plan.rng.random() / plan.per_user)  # or all users that start at once would ask at once, for ever
+
+    def wait_time(self) -> float:
+        return float(self.pace(self))
+
+    @task
+    def retrieve(self) -> None:
+        name, m, eligible, body = self.plan.request()
+        data = orjson.dumps(body).decode()
+        path = f"{self.plan.target.prefix}/retrieve"
+        with self.client.request("POST", path, name=name, data=data, headers=self.headers, catch_response=True) as response:
+            if response.status_code == 429:
+                response.request_meta["name"] = REFUSED
+                response.failure("429")
+            elif response.status_code != 200:
+                response.failure(f"{response.status_code or response.error}: {(response.text or '')[:200]}")
+            elif wrong := wrong_in(orjson.loads(response.content or b"{}"), m, eligible):
+                response.failure(wrong)
+
+
+class Reloader(User):
+    """Makes the versions the default in turn, each loaded anew, and the first default again in the end."""
+
+    fixed_count = 1
+    change: gevent.Greenlet | None = None
+
+    def on_start(self) -> None:
+        plan = plans.get(id(self.environment))
+        if plan is None:
+            raise StopUser
+        self.plan, self.turn = plan, plan.versions.index(plan.model["version"]) if plan.model["version"] in plan.versions else -1
+        self.default: int = plan.model["version"]
+
+    def wait_time(self) -> float:
+        return self.plan.reload_every_s
+
+    @task
+    def reload(self) -> None:
+        self.turn = (self.turn + 1) % len(self.plan.versions)
+        self.change = gevent.spawn(self.become, self.plan.versions[self.turn])  # of its own, so that the end of the test waits for it
+        self.change.join()
+
+    def on_stop(self) -> None:
+        if self.change is not None:
+            self.change.join()
+            self.become(self.plan.model["version"])
+
+    def become(self, version: int) -> None:
+        if version == self.default:
+            return
+        began, failure = time.perf_counter(), None
+        former, self.default = self.default, version
+        try:
+            for action, wanted in (("default", version), ("unload", former)):
+                ask(self.plan.admin, "POST", f"/models/{self.plan.model['name']}/{action}", {"version": wanted}, timeout_s=600)
+        except EspalierError as error:
+            failure = error
+        took_ms = (time.perf_counter() - began) * 1e3
+        self.environment.events.request.fire(
+            request_type="POST", name=RELOAD, response_time=took_ms, response_length=0, exception=failure, context={}
+        )
+
+
+class Shape(LoadTestShape):
+    """How many users there are, second by second; None ends the test."""
+
+    def tick(self) -> tuple[int, float, list[type[User]] | None] | None:
+        environment: Any = self.runner.environment if self.runner else None
+        options, passed = environment.parsed_options, self.get_run_time()
+        if passed >= options.seconds or (passed > 0.5 and id(environment) not in plans):
+            return None
+        count = shaped(options.shape, users(options.rate), passed / options.seconds)
+        asking: list[type[User]] = [Retriever]
+        if options.shape == "reload":
+            return count + Reloader.fixed_count, count + 1, [*asking, Reloader]
+        return count, max(count, 1), asking
+
+
+# -- begin and end --------------------------------------------------------------------------------------------------------
+
+
+@events.test_start.add_listener
+def begin(environment: Environment, **_: object) -> None:
+    plans.pop(id(environment), None)
+    try:
+        options: Any = environment.parsed_options
+        plans[id(environment)] = plan = plan_of(environment.host, options)
+    except (EspalierError, OSError) as error:
+        log.error("%s", error)
+        return
+    log.info("%s version %s, %d queries", plan.model["name"], plan.model["version"], len(plan.queries))
+
+
+@events.quitting.add_listener
+def judge(environment: Environment, **_: object) -> None:
+    """The exit code."""
+    options: Any = environment.parsed_options
+    stats = environment.stats
+    if options is None or options.worker:  # the master has the figures of all
+        return
+    failed = {name: entry.num_failures for (name, _method), entry in stats.entries.items()}
+    refused, reloads = failed.get(REFUSED, 0), failed.get(RELOAD, 0)
+    told = complaints(
+        stats.total.num_requests, stats.total.num_failures - refused - reloads, refused, reloads, options.max_failed, options.max_refused
+    )
+    for line in told:
+        log.error("%s", line)
+    environment.process_exit_code = 1 if told else 0

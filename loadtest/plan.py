@@ -1,0 +1,195 @@
+"""What Locust's users do: which requests, how many of them when, which answers are wrong, and whether the whole was good enough.
+
+Knows numbers and the service's JSON. Does not know Locust, whose import changes how a process waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from espalier.errors import InvalidConfig
+from loadtest.queries import Query, queries_of, without_seen
+from loadtest.target import Json, Target, describe, parse_url
+
+PER_USER = 5.0
+"""Most requests/s of one user: at a higher rate there are more of them."""
+SHAPES = ("steady", "ramp", "spike", "reload")
+SPIKE = 3
+"""How many times the rate a spike has."""
+
+Mix = tuple[list[int], list[float]]
+"""Values and their weights."""
+
+
+class Request(NamedTuple):
+    """A request: its name in the statistics, how many items it asks for and at least could get, and a body of POST /retrieve."""
+
+    name: str
+    m: int
+    eligible: int
+    body: Json
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the users of one test have in common. `versions` are what the shape reload takes turns with."""
+
+    target: Target
+    admin: Target
+    model: Json
+    queries: list[Query]
+    beams: Mix
+    ms: Mix
+    filter: Json
+    filter_share: float
+    exclude_seen: bool
+    per_user: float
+    versions: list[int]
+    reload_every_s: float
+    rng: random.Random
+
+    def request(self) -> Request:
+        """The next one, drawn from the mixes."""
+        beam, m = (self.rng.choices(*mixed)[0] for mixed in (self.beams, self.ms))
+        query = self.rng.choice(self.queries)
+        body: Json = {"model": self.model["name"], "queries": [query.body(self.exclude_seen)], "m": m, "beam_size": beam}
+        items: int = self.model["tree"]["items"]
+        eligible = items - len(query.values) if self.exclude_seen else items
+        if self.rng.random() < self.filter_share:
+            return Request(f"beam {beam}, m {m}, filtered", m, 0, body | {"filter": self.filter})
+        return Request(f"beam {beam}, m {m}", m, eligible, body)
+
+
+def plan_of(host: str | None, options: argparse.Namespace) -> Plan:
+    """What a test that begins will do. Raises EspalierError or OSError when it cannot be done."""
+    if not host:
+        raise InvalidConfig("--host", host, "http://HOST:PORT of the service")
+    for option, value in (("--rate", options.rate), ("--seconds", options.seconds), ("--reload-every", options.reload_every)):
+        if not 0 < value < math.inf:
+            raise InvalidConfig(option, value, "a number above 0")
+    if not 0 <= options.filter_share <= 1:
+        raise InvalidConfig("--filter-share", options.filter_share, "0 to 1")
+    if options.filter_share and not conditions(options.filter):
+        raise InvalidConfig("--filter", options.filter, "a filter, because --filter-share is above 0")
+    target = parse_url(host, options.key or None)
+    model = describe(target, options.model or None)
+    beams, ms = mix(options.beam_mix), mix(options.m_mix)
+    for option, values, limit in (("--beam-mix", beams[0], "max_beam_size"), ("--m-mix", ms[0], "max_m")):
+        if max(values) > model["search"][limit]:
+            raise InvalidConfig(option, max(values), f"1 to {model['search'][limit]}, the limit of model {model['name']}")
+    loadable = [version["version"] for version in model["versions"] if version["state"] in ("ready", "available")]
+    turns = versions(options.versions) or loadable
+    if options.shape == "reload" and not options.admin_key:
+        raise InvalidConfig("--admin-key", None, "a key of the role admin, for the shape reload")
+    if options.shape == "reload" and len(turns) < 2:
+        raise InvalidConfig("--versions", turns, "two versions or more, for the shape reload")
+    queries = queries_of(model, Path(options.models), Path(options.queries) if options.queries else None)
+    return Plan(
+        target=target,
+        admin=parse_url(host, options.admin_key or None),
+        model=model,
+        queries=without_seen(queries) if options.exclude_seen else queries,
+        beams=beams,
+        ms=ms,
+        filter=conditions(options.filter),
+        filter_share=options.filter_share,
+        exclude_seen=options.exclude_seen,
+        per_user=options.rate / users(options.rate),
+        versions=turns,
+        reload_every_s=options.reload_every,
+        rng=random.Random(options.seed),
+    )
+
+
+def users(rate: float) -> int:
+    """How many users make a rate of requests/s."""
+    return math.ceil(rate / PER_USER)
+
+
+def shaped(shape: str, most: int, passed: float) -> int:
+    """How many of `most` users there are after a share of the test's time."""
+    if shape == "ramp":
+        return max(1, math.ceil(most * passed))
+    if shape == "spike" and 1 / 3 <= passed < 2 / 3:
+        return SPIKE * most
+    return most
+
+
+def wrong_in(document: Json, m: int, eligible: int) -> str | None:
+    """What is wrong with an answer to one query: min(m, eligible) items must come, unless it says that it is not complete.
+
+    eligible  how many items at least may come back
+    """
+    results = document.get("results") or []
+    if len(results) != 1:
+        return f"{len(results)} results to one query"
+    found, wanted, complete = len(results[0]["items"]), min(m, eligible), results[0]["complete"]
+    if found > m or (found < wanted and complete):
+        return f"{found} items, {wanted} expected, complete {complete}"
+    return None
+
+
+def complaints(asked: int, failed: int, refused: int, reloads_failed: int, max_failed: float, max_refused: float) -> list[str]:
+    """Why a test was not good enough. `failed` are the requests that went wrong in another way than being refused (429)."""
+    told = [] if asked else ["nothing was asked"]
+    if asked and failed / asked > max_failed:
+        told.append(f"{failed} of {asked} requests failed, more than --max-failed {max_failed:g}")
+    if asked and refused / asked > max_refused:
+        told.append(f"{refused} of {asked} requests were refused, more than --max-refused {max_refused:g}")
+    if reloads_failed:
+        told.append(f"{reloads_failed} reloads failed")
+    return told
+
+
+# -- options that are text ------------------------------------------------------------------------------------------------
+
+
+def mix(text: str) -> Mix:
+    """ "50:1,100:8" as values and weights; a value alone has the weight 1. Raises InvalidConfig."""
+    pairs = [part.partition(":") for part in text.split(",")]
+    try:
+        values, weights = [int(value) for value, _, _ in pairs], [float(weight or 1) for _, _, weight in pairs]
+    except ValueError:
+        values, weights = [], []
+    if not values or min(values) < 1 or not all(0 <= weight < math.inf for weight in weights) or sum(weights) <= 0:
+        raise InvalidConfig("a mix", text, "VALUE:WEIGHT, comma-separated, for example 50:1,100:8")
+    return values, weights
+
+
+def conditions(text: str) -> Json:
+    """A filter of POST /retrieve; "" is none. Raises InvalidConfig."""
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidConfig("a filter", text, 'a JSON object, for example {"section": ["libs"]}')
+    return found
+
+
+def versions(text: str) -> list[int]:
+    """ "1,2" as numbers; "" is none. Raises InvalidConfig."""
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise InvalidConfig("versions", text, "version numbers, comma-separated, for example 1,2") from None
+
+
+def valid(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """An option that stays text, which the web page can show and change, once it can be read."""
+
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except InvalidConfig as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return text
+
+    return check

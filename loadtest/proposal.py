@@ -1,0 +1,71 @@
+"""Which beam a latency budget buys.
+
+Knows measured points. Does not know how they were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_FAILED_SHARE = 0.01
+"""A point of which more requests failed than this is not proposed: its percentiles are those of the answered ones alone."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row of a sweep: a beam size at one m under one loop. recall is None where no query has relevant items."""
+
+    beam_size: int
+    m: int
+    loop: str
+    recall: float | None
+    p99_ms: float
+    requests_per_s: float
+    samples: int
+    failed_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a budget buys at one m under one loop: the best point within it, or None and the fastest of all (None where none answered)."""
+
+    budget_ms: float
+    m: int
+    loop: str
+    best: Point | None
+    fastest: Point | None
+
+
+def propose(points: Sequence[Point], budget_ms: float) -> list[Proposal]:
+    """For every m and loop, the point of the largest recall with p99 ≤ budget; by m, the open loop first.
+
+    Of equal recalls the faster one; without any recall the largest beam, since recall is what beams are for.
+    """
+    proposals = []
+    for m, loop in sorted({(point.m, point.loop) for point in points}, key=lambda pair: (pair[0], pair[1] != "open")):
+        usable = [point for point in points if (point.m, point.loop) == (m, loop) and point.p99_ms >= 0]  # false for NaN
+        usable = [point for point in usable if point.failed_share <= MAX_FAILED_SHARE]
+        measured = [point for point in usable if point.recall is not None] or usable
+        within = [point for point in measured if point.p99_ms <= budget_ms]
+        proposals.append(
+            Proposal(budget_ms, m, loop, max(within, key=_worth, default=None), min(usable, key=lambda point: point.p99_ms, default=None))
+        )
+    return proposals
+
+
+def sentence(proposal: Proposal) -> str:
+    """A proposal for people."""
+    where = f"{proposal.loop} loop, m {proposal.m}, p99 within {proposal.budget_ms:g} ms"
+    best, fastest = proposal.best, proposal.fastest
+    if best is not None:
+        recall = "" if best.recall is None else f", recall {best.recall:.4f}"
+        few = "" if best.samples >= 100 else f" (of {best.samples} samples only)"
+        return f"{where}: beam {best.beam_size}{recall}, p99 {best.p99_ms:.2f} ms{few} at {best.requests_per_s:.0f} requests/s"
+    if fastest is None:
+        return f"{where}: no beam, because none was answered well enough"
+    return f"{where}: no beam; the smallest p99 was {fastest.p99_ms:.2f} ms, of beam {fastest.beam_size}"
+
+
+def _worth(point: Point) -> tuple[float, float]:
+    return (float(point.beam_size), 0.0) if point.recall is None else (point.recall, -point.p99_ms)

@@ -1,0 +1,146 @@
+"""The queries that a load test sends: a bundle's held-out ones, or a file's, each with the ids that are relevant to it.
+
+Knows bundles on disk, Parquet and JSON lines. Does not know how queries are sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from espalier.bundle import Bundle
+from espalier.errors import BundleNotFound, InvalidConfig, InvalidData
+from espalier.heldout import read_heldout
+from espalier.queries import HistoryKind
+from loadtest.target import Json
+
+Kind = Literal["history", "vector"]
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query as the service takes it: item ids, oldest first, or a vector; and the ids that should come back."""
+
+    kind: Kind
+    values: tuple[str, ...] | tuple[float, ...]
+    relevant: tuple[str, ...] = ()
+
+    def body(self, exclude_seen: bool = False) -> Json:
+        """Its entry in `queries` of POST /retrieve."""
+        return {self.kind: list(self.values), **({"exclude_seen": True} if exclude_seen else {})}
+
+
+def queries_of(model: Json, models: Path, file: Path | None) -> list[Query]:
+    """The queries of a file, or the held-out ones of the version that `model` (an answer of GET /models) serves, from a models folder.
+
+    Raises BundleNotFound, InvalidConfig or InvalidData.
+    """
+    if file is not None:
+        queries, source = read_queries(file), str(file)
+    else:
+        source = str(models / model["name"] / str(model["version"]))
+        queries = held_out(open_served(model, models))
+    if not queries:
+        raise InvalidData(source, "no queries", "at least one")
+    if queries[0].kind != model["query"]["kind"]:
+        raise InvalidData(source, f"{queries[0].kind} queries", f"{model['query']['kind']} queries, which model {model['name']} takes")
+    return queries
+
+
+def open_served(model: Json, models: Path) -> Bundle:
+    """The bundle that a service serves, found in a models folder on this machine. Raises BundleNotFound or InvalidConfig."""
+    path = models / model["name"] / str(model["version"])
+    try:
+        bundle = Bundle.open(path, verify=False)
+    except BundleNotFound as error:
+        raise BundleNotFound(
+            f"{error}; --models names the folder with {model['name']}/{model['version']} on this machine, --queries a file of your own"
+        ) from error
+    if model["tree"] is not None and bundle.manifest.tree.model_dump(mode="json") != model["tree"]:
+        raise InvalidConfig("--models", str(path), "the bundle that the service serves; its tree is another one")
+    return bundle
+
+
+def held_out(bundle: Bundle) -> list[Query]:
+    """A bundle's held-out queries as `python -m training evaluate` takes them: of histories the last T known ids."""
+    found, items = read_heldout(bundle), bundle.items
+    relevant = [tuple(items.ids_of(rows)) for rows in found.relevant]
+    if isinstance(bundle.manifest.query, HistoryKind):
+        histories = [tuple(items.ids_of(row[row >= 0].astype(np.int64))) for row in found.queries.array]
+        return [Query("history", history, ids) for history, ids in zip(histories, relevant, strict=True)]
+    return [Query("vector", tuple(row), ids) for row, ids in zip(found.queries.array.tolist(), relevant, strict=True)]
+
+
+def read_queries(file: Path) -> list[Query]:
+    """Queries from Parquet or JSON lines: `history` (list of ids) or `vector` (list of numbers), and optionally `relevant` (list of ids).
+
+    Raises InvalidData with the row and the key, and OSError.
+    """
+    with file.open("rb") as stream:
+        parquet = stream.read(4) == b"PAR1"
+    rows = _parquet(file) if parquet else _lines(file)
+    queries = [_query(row, f"{file}, {'row' if parquet else 'line'} {number}") for number, row in rows]
+    if len({query.kind for query in queries}) > 1:
+        raise InvalidData(str(file), "history and vector queries", "one kind")
+    return queries
+
+
+def _parquet(file: Path) -> list[tuple[int, Any]]:
+    try:
+        table = pq.read_table(file)
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidData(str(file), str(error), "a readable Parquet file") from error
+    present = [name for name in ("history", "vector", "relevant") if name in table.column_names]
+    return list(enumerate(table.select(present).to_pylist(), 1))
+
+
+def _lines(file: Path) -> list[tuple[int, Any]]:
+    rows = []
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+        if line.strip():
+            try:
+                rows.append((number, json.loads(line)))
+            except ValueError as error:
+                raise InvalidData(f"{file}, line {number}", line[:80], f"a JSON object ({error})") from error
+    return rows
+
+
+def _query(row: Any, where: str) -> Query:
+    given: list[Kind] = [] if not isinstance(row, dict) else [kind for kind in ("history", "vector") if row.get(kind) is not None]
+    if len(given) != 1:
+        raise InvalidData(where, row, "an object with `history` or with `vector`, not both")
+    kind = given[0]
+    values, relevant = row[kind], row.get("relevant") or []
+    if kind == "history":
+        _check_ids(values, f"{where}: history")
+    elif not isinstance(values, list) or not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+        raise InvalidData(f"{where}: vector", values, "a list of finite numbers")
+    _check_ids(relevant, f"{where}: relevant")
+    return Query(kind, tuple(values), tuple(relevant))
+
+
+def _check_ids(ids: object, where: str) -> None:
+    if not isinstance(ids, list) or not all(isinstance(item_id, str) for item_id in ids):
+        raise InvalidData(where, ids, "a list of item ids, which are strings")
+
+
+def without_seen(queries: Sequence[Query]) -> list[Query]:
+    """The same queries with the history's ids taken out of `relevant`: what `exclude_seen` never returns is not missed."""
+    if queries and queries[0].kind != "history":
+        raise InvalidConfig("--exclude-seen", f"{queries[0].kind} queries", "history queries: a vector tells nothing of what was seen")
+    return [replace(query, relevant=tuple(item for item in query.relevant if item not in set(query.values))) for query in queries]
+
+
+def digest(queries: Sequence[Query]) -> str:
+    """What tells two sets of queries apart."""
+    content = json.dumps([(query.kind, query.values, query.relevant) for query in queries])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -1,0 +1,112 @@
+"""Where the load goes: the address of a service, single requests to it outside of any measurement, and what it says of a model.
+
+Knows URLs and the service's answers. Does not know queries or clocks.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from espalier.errors import EspalierError, InvalidConfig
+
+Json = dict[str, Any]
+
+
+class ServiceRefused(EspalierError):
+    """The service is not there, or says no to what every later request would ask too."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A service at http://HOST:PORT/PREFIX."""
+
+    host: str
+    port: int
+    prefix: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        return f"http://{self.authority}{self.prefix}"
+
+    @property
+    def authority(self) -> str:
+        """HOST:PORT as a Host header has it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.host, self.port
+
+
+def parse_url(url: str, key: str | None = None) -> Target:
+    """The service that a URL names; `key` goes out with every request. Raises InvalidConfig."""
+    parts = urlsplit(url)
+    expected = "http://HOST:PORT of the service itself"
+    if parts.scheme == "https":
+        raise InvalidConfig("--url", url, f"{expected}: TLS is not spoken here, and a proxy would be measured with it")
+    try:
+        port = parts.port
+    except ValueError:
+        raise InvalidConfig("--url", url, f"{expected}, with a port from 1 to 65535") from None
+    if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise InvalidConfig("--url", url, expected)
+    if key is not None and (not key.isascii() or not key.isprintable()):
+        raise InvalidConfig("--key", "a key with other characters", "printable ASCII characters")
+    return Target(parts.hostname, port or 80, parts.path.rstrip("/"), {"Authorization": f"Bearer {key}"} if key else {})
+
+
+def send(target: Target, method: str, path: str, body: object = None, timeout_s: float = 60) -> tuple[int, Json]:
+    """Status and JSON object of one request on a connection of its own. Raises ServiceRefused where no HTTP server answers with one."""
+    connection = http.client.HTTPConnection(target.host, target.port, timeout=timeout_s)
+    try:
+        headers = {**target.headers, **({"Content-Type": "application/json"} if body is not None else {})}
+        connection.request(method, target.prefix + path, None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        content = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise ServiceRefused(
+            f"{method} {target}{path}: no answer ({error or type(error).__name__}); is the service running there?"
+        ) from error
+    finally:
+        connection.close()
+    try:
+        document = json.loads(content)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise ServiceRefused(f"{method} {target}{path}: {answer.status} without a JSON object; is that a retrieval service?")
+    return answer.status, document
+
+
+def ask(target: Target, method: str, path: str, body: object = None, timeout_s: float = 60) -> Json:
+    """The answer to a request that must succeed. Raises ServiceRefused with what the service said."""
+    status, document = send(target, method, path, body, timeout_s)
+    if status != 200:
+        raise ServiceRefused(f"{method} {target}{path}: {said(status, document)}")
+    return document
+
+
+def said(status: int, document: Json) -> str:
+    """A problem document in one line, with the fields that it names."""
+    wrong = [f"{entry.get('field')}: got {entry.get('value')}, expected {entry.get('expected')}" for entry in document.get("errors") or ()]
+    text = "; ".join(wrong) or str(document.get("detail") or document.get("title") or document)
+    hint = {401: " (--key)", 403: " (--key)"}.get(status, "")
+    return f"{status}, {text}{hint}"
+
+
+def describe(target: Target, name: str | None) -> Json:
+    """What GET /models says of a model that is ready; without a name, of the only one. Raises ServiceRefused or InvalidConfig."""
+    if name is None:
+        names = [str(model["name"]) for model in ask(target, "GET", "/models")["models"]]
+        if len(names) != 1:
+            raise InvalidConfig("--model", None, f"one of {', '.join(names)}" if names else "a service with a model")
+        name = names[0]
+    model = ask(target, "GET", f"/models/{name}")
+    if model["state"] != "ready":
+        raise ServiceRefused(f"{target}: model {name} is {model['state']}: {model.get('reason')}")
+    return model
