@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test check bench
+.PHONY: help run test check bench stack-test
 
 # HOST is not taken from the environment, where other tools keep other things under this name.
 PYTHON ?=
@@ -28,11 +28,12 @@ PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check install
 PROGRESS := awk '/Downloading .*[MG]B\)/ { print " " $$0; fflush() } /^Installing collected/ { print "  unpacking"; fflush() }'
 
 help:
-	@echo 'make run     install, train the embedded sample once ($(MODEL)) and serve it'
-	@echo 'make test    install, then all checks and all tests'
-	@echo 'make check   install, then the static checks alone: ruff, mypy, import rules'
-	@echo 'make bench   install, then the quick benchmarks; figures go to benchmarks/results/'
-	@echo 'make help    this list'
+	@echo 'make run         install, train the embedded sample once ($(MODEL)) and serve it'
+	@echo 'make test        install, then all checks and all tests'
+	@echo 'make check       install, then the static checks alone: ruff, mypy, import rules'
+	@echo 'make stack-test  install, then build the images and bring docker-compose.yml up with them'
+	@echo 'make bench       install, then the quick benchmarks; figures go to benchmarks/results/'
+	@echo 'make help        this list'
 	@echo
 	@echo 'Variables, as in `make run PORT=9000`:'
 	@echo '  PORT=$(PORT)          port to serve on'
@@ -55,6 +56,10 @@ check: $(INSTALLED)
 	$(VENV_PYTHON) -m ruff format --check
 	$(VENV_PYTHON) -m mypy
 	.venv/bin/lint-imports
+
+# What cannot run here, as without a container engine, is skipped and named in the summary.
+stack-test: $(INSTALLED)
+	$(VENV_PYTHON) -m pytest -m stack -rs -v
 
 bench: $(INSTALLED)
 	mkdir -p benchmarks/results

@@ -21,7 +21,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     service.registry.start_loading()
     await service.registry.take_over()
     per_s = service.settings.probe_per_s
-    probe = asyncio.create_task(Probe(service.registry, service.metrics, per_s).run()) if per_s is not None else None
+    probe = asyncio.create_task(Probe(service.registry, service.metrics, per_s).run()) if per_s else None
     yield
     if probe is not None:
         probe.cancel()

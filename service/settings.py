@@ -68,7 +68,10 @@ class Settings(BaseSettings):
         default=None, gt=0, description="Seconds between looks for new models and versions in the models folder. None: only when told."
     )
     probe_per_s: float | None = Field(
-        default=None, gt=0, le=1000, description="Held-out and golden queries replayed per second, version and worker, to watch recall."
+        default=None,
+        ge=0,
+        le=1000,
+        description="Held-out and golden queries replayed per second, version and worker, to watch recall. None, or 0: no probe.",
     )
     load_timeout_s: float = Field(
         default=600.0, gt=0, description="Seconds that an admin request waits for every worker to follow; then it is taken back."

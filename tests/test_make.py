@@ -42,7 +42,8 @@ def test_help_is_the_default_and_lists_every_target_and_variable() -> None:
     targets = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[0].split()
     run = make()
     assert run.returncode == 0, run.stderr
-    assert sorted(re.findall(r"^make (\w+) ", run.stdout, re.MULTILINE)) == sorted(targets) == ["bench", "check", "help", "run", "test"]
+    described = re.findall(r"^make ([\w-]+) ", run.stdout, re.MULTILINE)
+    assert sorted(described) == sorted(targets) == ["bench", "check", "help", "run", "stack-test", "test"]
     assert sorted(re.findall(r"^  (\w+)=", run.stdout, re.MULTILINE)) == ["EXTRA", "HOST", "PORT", "PYTHON", "TORCH_INDEX"]
     assert make("help").stdout == run.stdout
 
@@ -68,6 +69,10 @@ def test_test_is_check_and_then_the_tests(clone: Path) -> None:
     checks = [f"{PYTHON} -m ruff check", f"{PYTHON} -m ruff format --check", f"{PYTHON} -m mypy", ".venv/bin/lint-imports"]
     assert would_run("check", folder=clone)[-4:] == checks
     assert would_run("test", folder=clone)[-5:] == [*checks, f"{PYTHON} -m pytest"]
+
+
+def test_stack_test_runs_the_tests_that_need_a_container_engine_and_names_what_it_skips(clone: Path) -> None:
+    assert would_run("stack-test", folder=clone)[-1] == f"{PYTHON} -m pytest -m stack -rs -v"
 
 
 def test_bench_runs_the_quick_benchmarks(clone: Path) -> None:
@@ -130,8 +135,42 @@ def test_an_unknown_extra_is_refused(clone: Path) -> None:
     assert "EXTRA: got 'tpu', expected cpu or gpu" in run.stderr
 
 
-def test_ci_runs_make_test() -> None:
-    script = ROOT / ".ci" / "run"
-    assert script.stat().st_mode & stat.S_IXUSR
-    lines = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
-    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "time make test"]
+def ci(folder: Path, **tools: str) -> subprocess.CompletedProcess[str]:
+    """.ci/run in a copy of the repository's root where `make` and the given commands are scripts, and nothing else is installed."""
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", folder / ".ci")
+    programs = folder / "programs"
+    programs.mkdir()
+    for name in ("bash", "dirname", "sh"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    for name, script in {"make": 'echo "make $*"', **tools}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    return subprocess.run([folder / ".ci" / "run"], env={"PATH": str(programs)}, capture_output=True, text=True)
+
+
+def test_ci_runs_the_tests_and_then_the_stack(tmp_path: Path) -> None:
+    assert (ROOT / ".ci" / "run").stat().st_mode & stat.S_IXUSR
+    run = ci(tmp_path, id="echo 1000")
+    assert (run.returncode, run.stdout.splitlines()) == (0, ["make test", "make stack-test"])
+
+
+@pytest.mark.parametrize("target", ["test", "stack-test"])
+def test_ci_fails_with_any_of_them(tmp_path: Path, target: str) -> None:
+    assert ci(tmp_path, id="echo 1000", make=f'test "$1" != {target}').returncode != 0
+
+
+def test_ci_installs_what_the_stack_needs_and_is_missing_where_it_may(tmp_path: Path) -> None:
+    run = ci(tmp_path, id="echo 0", **{"apt-get": 'echo "apt-get $*"', "dockerd": "", "ip": ""})
+    assert run.returncode == 0, run.stderr
+    installed = next(line for line in run.stdout.splitlines() if line.startswith("apt-get install"))
+    assert "--no-install-recommends" in installed
+    assert installed.split()[-3:] == ["docker-compose", "prometheus", "debootstrap"]
+    assert run.stdout.splitlines()[-2:] == ["make test", "make stack-test"]
+
+
+def test_ci_tests_what_it_can_where_nothing_can_be_installed(tmp_path: Path) -> None:
+    run = ci(tmp_path, id="echo 0", **{"apt-get": "exit 100"})
+    assert run.returncode == 0
+    assert "stack-test will say what it skips" in run.stderr
+    assert run.stdout.splitlines() == ["make test", "make stack-test"]

@@ -279,9 +279,10 @@ def test_it_runs_with_the_service_where_it_is_wanted_and_stops_with_it(bundle: B
         running.client.runner.run(until_probed(running))
         tasks = running.client.runner.run(_tasks())
         assert any("Probe.run" in name for name in tasks)
-    with run(bundle.path.parents[1], Spoilt) as running:
-        assert not any("Probe" in name for name in running.client.runner.run(_tasks()))
-        assert "espalier_probe_recall{" not in running.client.get("/metrics").text
+    for off in (None, 0):
+        with run(bundle.path.parents[1], Spoilt, probe_per_s=off) as running:
+            assert not any("Probe" in name for name in running.client.runner.run(_tasks()))
+            assert "espalier_probe_recall{" not in running.client.get("/metrics").text
 
 
 async def _tasks() -> list[str]:

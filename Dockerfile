@@ -1,0 +1,149 @@
+# The images of Espalier, one per target: service-cpu, service-gpu, trainer, loadtest. docs/running.md says how to build and run them.
+#
+# Any base with Python 3.11 or newer and its venv module will do. All stages have the same one, so that an environment made in one of them
+# runs in the next. An index of one's own for pip, its password or its certificate come as build secrets, which stay in no layer:
+#   docker build --secret id=pip.conf,src=pip.conf --secret id=ca.pem,src=ca.pem …      (in pip.conf: cert = /run/secrets/ca.pem)
+ARG BASE_IMAGE=python:3.13-slim-bookworm
+
+# -- dependencies: layers that change with pyproject.toml's requirements and constraints.txt, not with the source code -----------------
+
+FROM ${BASE_IMAGE} AS requirements
+WORKDIR /requirements
+COPY pyproject.toml docker/requirements.py ./
+RUN python3 requirements.py service otel cpu --without torch > service-cpu.txt \
+    && python3 requirements.py service otel gpu > service-gpu.txt \
+    && python3 requirements.py training cpu > trainer.txt \
+    && python3 requirements.py load client > loadtest.txt
+
+FROM ${BASE_IMAGE} AS installer
+# pip stays outside the environment that it fills, which therefore ends without one.
+RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/espalier
+ENV PIP_CACHE_DIR=/var/cache/pip \
+    PIP_CONFIG_FILE=/run/secrets/pip.conf \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_PYTHON=/opt/espalier/bin/python \
+    PIP_ROOT_USER_ACTION=ignore
+WORKDIR /requirements
+COPY constraints.txt docker/slim.sh ./
+
+FROM installer AS dependencies-service-cpu
+COPY --from=requirements /requirements/service-cpu.txt ./
+RUN --mount=type=cache,id=pip,target=/var/cache/pip --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
+    /opt/pip/bin/pip install -r service-cpu.txt -c constraints.txt && sh slim.sh
+
+FROM installer AS dependencies-service-gpu
+COPY --from=requirements /requirements/service-gpu.txt ./
+RUN --mount=type=cache,id=pip,target=/var/cache/pip --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
+    /opt/pip/bin/pip install -r service-gpu.txt -c constraints.txt && sh slim.sh
+
+FROM installer AS dependencies-trainer
+# The index of torch's CPU wheels; without it PyPI's torch comes, with several gigabytes of CUDA.
+ARG TORCH_INDEX=
+COPY --from=requirements /requirements/trainer.txt ./
+RUN --mount=type=cache,id=pip,target=/var/cache/pip --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
+    if [ -n "${TORCH_INDEX}" ]; then \
+      /opt/pip/bin/pip install --no-deps --index-url "${TORCH_INDEX}" "$(grep '^torch==' constraints.txt)"; \
+    fi && /opt/pip/bin/pip install -r trainer.txt -c constraints.txt && sh slim.sh
+
+FROM installer AS dependencies-loadtest
+COPY --from=requirements /requirements/loadtest.txt ./
+RUN --mount=type=cache,id=pip,target=/var/cache/pip --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
+    /opt/pip/bin/pip install -r loadtest.txt -c constraints.txt && sh slim.sh
+
+# -- our own code, compiled here: a read-only file system cannot keep what Python would compile at the start -----------------------------
+
+FROM ${BASE_IMAGE} AS code
+WORKDIR /app
+COPY espalier espalier/
+
+FROM code AS code-service
+COPY service service/
+RUN python3 -m compileall -q --invalidation-mode checked-hash . && chmod -R a+rX .
+
+FROM code AS code-trainer
+COPY data data/
+COPY training training/
+RUN python3 -m compileall -q --invalidation-mode checked-hash . && chmod -R a+rX .
+
+FROM code AS code-loadtest
+COPY espalier_client espalier_client/
+COPY loadtest loadtest/
+RUN python3 -m compileall -q --invalidation-mode checked-hash . && chmod -R a+rX .
+
+# -- what runs ---------------------------------------------------------------------------------------------------------------------------
+
+FROM ${BASE_IMAGE} AS runtime
+RUN groupadd --gid 10001 espalier \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin espalier \
+    && install --directory --owner 10001 --group 10001 /models
+# Everything that is written at run time goes to /models or below /tmp, so the root file system can be read-only.
+ENV PATH=/opt/espalier/bin:${PATH} \
+    HOME=/tmp \
+    MPLCONFIGDIR=/tmp/matplotlib \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+LABEL org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.vendor="Espalier"
+WORKDIR /app
+
+FROM runtime AS service
+ENV ESPALIER_HOST=0.0.0.0 \
+    ESPALIER_MODELS=/models \
+    ESPALIER_PORT=8000
+VOLUME /models
+EXPOSE 8000
+# Not through urllib.request, which would ask a proxy that the environment names.
+HEALTHCHECK --interval=5s --timeout=4s --start-period=120s --retries=3 CMD ["python", "-c", \
+  "import http.client, os, sys; ask = http.client.HTTPConnection('127.0.0.1', int(os.environ['ESPALIER_PORT']), timeout=3); \
+ask.request('GET', '/readyz'); sys.exit(ask.getresponse().status != 200)"]
+ENTRYPOINT ["python", "-m", "service"]
+
+FROM service AS service-gpu
+# Triton compiles a launcher for each kernel at its first use: a C compiler, and Python's headers where the base has none.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && if ! [ -e "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]; then \
+         apt-get install --yes --no-install-recommends python3-dev; \
+       fi \
+    && rm -rf /var/lib/apt/lists/* \
+    && install --directory --owner 10001 --group 10001 /cache
+# What is compiled for this GPU, kept in a volume so that the next start need not do it again.
+ENV CUDA_CACHE_PATH=/cache/cuda \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_VISIBLE_DEVICES=all \
+    TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+    TRITON_CACHE_DIR=/cache/triton \
+    XDG_CACHE_HOME=/cache
+VOLUME /cache
+LABEL org.opencontainers.image.title="espalier-service-gpu" \
+      org.opencontainers.image.description="Serves Espalier's models over HTTP, on an NVIDIA GPU"
+COPY --from=dependencies-service-gpu /opt/espalier /opt/espalier
+COPY --from=code-service /app /app
+USER 10001:10001
+
+FROM runtime AS trainer
+VOLUME /models
+LABEL org.opencontainers.image.title="espalier-trainer" \
+      org.opencontainers.image.description="Trains Espalier's models on a CPU, with the embedded sample"
+COPY --from=dependencies-trainer /opt/espalier /opt/espalier
+COPY --from=code-trainer /app /app
+USER 10001:10001
+CMD ["python", "-m", "training", "--help"]
+
+FROM runtime AS loadtest
+LABEL org.opencontainers.image.title="espalier-loadtest" \
+      org.opencontainers.image.description="Load tests of Espalier's service"
+COPY --from=dependencies-loadtest /opt/espalier /opt/espalier
+COPY --from=code-loadtest /app /app
+USER 10001:10001
+EXPOSE 8089
+CMD ["locust", "-f", "loadtest/locustfile.py"]
+
+# The last stage is what `docker build` makes when it is given no target.
+FROM service AS service-cpu
+LABEL org.opencontainers.image.title="espalier-service-cpu" \
+      org.opencontainers.image.description="Serves Espalier's models over HTTP, on a CPU"
+COPY --from=dependencies-service-cpu /opt/espalier /opt/espalier
+COPY --from=code-service /app /app
+USER 10001:10001
