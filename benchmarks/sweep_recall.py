@@ -40,7 +40,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the comparison here")
     parser.add_argument("--beam", default="10,25,50,100,200,400,800", help="beam sizes (default %(default)s)")
     parser.add_argument("--m", default="10,50,200", help="numbers of results (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=10, help="length of each loop (default %(default)g)")
+    parser.add_argument("--seconds", type=float, default=5, help="length of each loop (default %(default)g)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each loop (default %(default)s)")
     parser.add_argument("--budget-ms", default="2,5,10", help="p99 budgets (default %(default)s)")
     parser.add_argument("--exclude-seen", action="store_true", help="items of the history are neither returned nor relevant")
     parser.add_argument("--resume", action="store_true", help="go on with the sweep that is in the folder")
@@ -55,7 +56,7 @@ def main() -> int:
         (models / name).mkdir(parents=True)
         (models / name / str(version)).symlink_to(bundle.path.absolute())  # alone, whatever else lies beside it
         arguments = ["--model", name, "--models", str(models), "--out", str(options.out), "--beam", options.beam, "--m", options.m]
-        arguments += ["--seconds", str(options.seconds), "--budget-ms", options.budget_ms]
+        arguments += ["--seconds", str(options.seconds), "--rounds", str(options.rounds), "--budget-ms", options.budget_ms]
         arguments += [f"--{flag}" for flag, given in (("exclude-seen", options.exclude_seen), ("resume", options.resume)) if given]
         with serving(["service"], {"ESPALIER_MODELS": str(models), "ESPALIER_LOG_LEVEL": "WARNING"}) as port:
             code = sweep(["--url", f"http://127.0.0.1:{port}", *arguments])

@@ -8,6 +8,7 @@ Legend: B queries, M results.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,13 +36,14 @@ BUSY = (0, 408, 429, 500, 502, 503, 504)
 
 @dataclass(frozen=True)
 class Load:
-    """What every cell of a sweep has in common. `rate_per_s` None: LOAD_SHARE of the cell's capacity."""
+    """What every cell of a sweep has in common. `rate_per_s` None: LOAD_SHARE of the cell's capacity. `rounds`: of each loop."""
 
     target: Target
     model: str
     version: int
     queries: Sequence[Query]
     seconds: float
+    rounds: int = 1
     rate_per_s: float | None = None
     exclude_seen: bool = False
     timeout_ms: float | None = None
@@ -58,6 +60,7 @@ def measure(load: Load, beam_size: int, m: int, progress: Callable[[str], object
     """A cell: {"beam_size", "m", "measured", "engine", "recall", …, "capacity_per_s", "loops": {"closed": {…}, "open": {…}}}.
 
     progress  is told the name of each of the four phases when it begins
+    A figure of a loop is the median of its rounds: one stall of the machine spoils one of them, not the figure.
     Raises ServiceRefused when the service is gone, or refuses what the cell asks.
     """
     headers = {"Host": load.target.authority, **load.target.headers}
@@ -69,16 +72,21 @@ def measure(load: Load, beam_size: int, m: int, progress: Callable[[str], object
     found = _recall(load, requests, m)
     closed_loop(load.target.address, shuffled, 1, min(load.seconds / 4, 0.5))  # warm, also where recall needed few requests
     progress("one client")
-    alone = _loop(closed_loop(load.target.address, shuffled, 1, load.seconds, without_items), None)
+    rounds = range(load.rounds)
+    alone = _median([_loop(closed_loop(load.target.address, shuffled, 1, load.seconds, without_items), None) for _ in rounds])
     progress("capacity")
     for connections in CAPACITY_CONNECTIONS:
-        full = _loop(closed_loop(load.target.address, shuffled, connections, load.seconds / 2, without_items), None)
+        loops = [_loop(closed_loop(load.target.address, shuffled, connections, load.seconds / 2, without_items), None) for _ in rounds]
+        full = _median(loops)
         if not full["failed"]:
             break
         time.sleep(PAUSE_S)
     rate = load.rate_per_s or max(LOAD_SHARE * full["requests_per_s"], 1.0)
     progress(f"{rate:.0f}/s")
-    opened = _loop(open_loop(load.target.address, shuffled, rate, load.seconds, load.seed, keep=without_items), rate)
+    seeds = [load.seed + number for number in rounds]
+    opened = _median(
+        [_loop(open_loop(load.target.address, shuffled, rate, load.seconds, seed, keep=without_items), rate) for seed in seeds]
+    )
     return {
         "beam_size": beam_size,
         "m": m,
@@ -164,6 +172,18 @@ def _loop(answered: Sequence[Answered], offered_per_s: float | None) -> Json:
         "degraded": sum(bool(document["results"][0].get("degraded")) for document in documents),
         "late_p99_ms": float(np.percentile([answer.late_s for answer in answered], 99) * 1e3) if answered else None,
     }
+
+
+def _median(rounds: Sequence[Json]) -> Json:
+    """One loop from its rounds: the median of each figure, the sum of each count; and the p99 of every round, to see how they spread."""
+    counted = {name: sum(loop[name] for loop in rounds) for name in ("samples", "failed", "degraded")}
+    answered = sum((Counter(loop["statuses"]) for loop in rounds), Counter[str]())
+    told = {}
+    for name in rounds[0].keys() - counted.keys() - {"statuses"}:
+        values = [loop[name] for loop in rounds if loop[name] is not None]
+        told[name] = float(np.median(values)) if values else None
+    found = {**told, **counted, "statuses": dict(sorted(answered.items()))}
+    return {name: found[name] for name in rounds[0]} | {"rounds_p99_ms": [loop["p99_ms"] for loop in rounds]}
 
 
 def _number(value: float) -> float | None:

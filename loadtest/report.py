@@ -122,6 +122,11 @@ def markdown(document: Json, proposals: Sequence[Proposal], told: Sequence[str])
         "",
         "Every request holds one query. Latencies are wall time at the client, in ms, of the requests that were answered 200; "
         "ms/query is the mean of what the answers say of the engine's time.",
+        *(
+            [f"Each loop ran {settings['rounds']} times; a figure is the median of its rounds, a count their sum."]
+            if settings["rounds"] > 1
+            else []
+        ),
         "",
         "- recall: recall@m over all queries with relevant items, through HTTP, one after the other, outside of the loops.",
         f"- closed: one client for {settings['seconds']:g} s, which sends its next request when it has its answer.",

@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--beam", type=numbers, default="10,25,50,100,200,400,800", help="beam sizes (default %(default)s)")
     options.add_argument("--m", type=numbers, default="10,50,200", help="numbers of results (default %(default)s)")
     options.add_argument("--seconds", type=positive, default=10.0, help="length of each loop (default %(default)g)")
+    options.add_argument("--rounds", type=count, default=1, help="how often each loop runs; medians are reported (default %(default)s)")
     options.add_argument("--out", type=Path, required=True, help="folder for what is written")
     options.add_argument("--rate", type=positive, help="requests/s of the open loop (default: 70 %% of each cell's capacity)")
     options.add_argument(
@@ -85,6 +86,12 @@ def positive(text: str) -> float:
     return value
 
 
+def count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least 1")
+    return int(text)
+
+
 def budgets(text: str) -> tuple[float, ...]:
     return tuple(sorted({positive(part) for part in text.split(",")}))
 
@@ -103,6 +110,7 @@ def sweep(options: argparse.Namespace, command: str) -> int:
         version=model["version"],
         queries=queries,
         seconds=options.seconds,
+        rounds=options.rounds,
         rate_per_s=options.rate,
         exclude_seen=options.exclude_seen,
         timeout_ms=options.timeout_ms,
@@ -122,6 +130,7 @@ def sweep(options: argparse.Namespace, command: str) -> int:
         "settings": {
             "url": str(target),
             "seconds": options.seconds,
+            "rounds": options.rounds,
             "rate_per_s": options.rate,
             "exclude_seen": options.exclude_seen,
             "timeout_ms": options.timeout_ms,

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -464,6 +465,16 @@ def test_failures_are_counted_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (opened["samples"], opened["failed"]) == (15, 5)
     assert "beam 8, m 3, open loop: 5 requests (25.00%) failed, statuses 429: 5; its percentiles are of the answered alone" in told
     assert propose(report.points_of(document), 1e9)[0].best is None
+
+
+def test_figures_are_medians_of_the_rounds_and_counts_are_sums() -> None:
+    with stub(lambda number, body: 200) as target:
+        cell = measure(replace(load(target), rounds=3), 8, 3)
+    for loop in cell["loops"].values():
+        assert loop["p99_ms"] == sorted(loop["rounds_p99_ms"])[1]
+        assert loop["statuses"] == {"200": loop["samples"]}
+    assert cell["loops"]["open"]["samples"] == 3 * 20
+    assert cell["loops"]["open"]["offered_per_s"] == 400
 
 
 def test_recall_is_left_out_where_a_query_is_never_answered(monkeypatch: pytest.MonkeyPatch) -> None:
