@@ -80,6 +80,7 @@ RUN groupadd --gid 10001 espalier \
 ENV PATH=/opt/espalier/bin:${PATH} \
     HOME=/tmp \
     MPLCONFIGDIR=/tmp/matplotlib \
+    ORT_DISABLE_TELEMETRY=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 LABEL org.opencontainers.image.licenses="Apache-2.0" \
@@ -87,9 +88,11 @@ LABEL org.opencontainers.image.licenses="Apache-2.0" \
 WORKDIR /app
 
 FROM runtime AS service
+# OpenBLAS would start a thread per core of the machine in each worker, whatever the container may use; the service multiplies nothing large.
 ENV ESPALIER_HOST=0.0.0.0 \
     ESPALIER_MODELS=/models \
-    ESPALIER_PORT=8000
+    ESPALIER_PORT=8000 \
+    OPENBLAS_NUM_THREADS=1
 VOLUME /models
 EXPOSE 8000
 # Not through urllib.request, which would ask a proxy that the environment names.

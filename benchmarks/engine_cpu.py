@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from benchmarks.synthetic import synthetic_bundle
@@ -28,6 +27,7 @@ from espalier.bundle import Bundle
 from espalier.eligibility import excluded_nodes
 from espalier.engines.graphs import load_graph
 from espalier.engines.onnx_graph import OnnxEngine
+from espalier.engines.runtime import ort
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 

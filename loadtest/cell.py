@@ -23,8 +23,9 @@ from loadtest.loops import Answered, closed_loop, each_once, open_loop, percenti
 from loadtest.queries import Query
 from loadtest.target import Json, ServiceRefused, Target, said, send
 
-CAPACITY_CONNECTIONS = (16, 4)
-"""How many clients find out the capacity. Where the service refuses some of 16, which would then ask without a rest: fewer."""
+FIRST_CLIENTS, FEW_CLIENTS, MOST_CLIENTS = 16, 4, 512
+WORTHWHILE = 1.05
+"""Twice as many clients are worth it where they get so many times the answers."""
 RECALL_ATTEMPTS = 3
 PAUSE_S = 1.0
 """After refusals, before the next attempt: as long as the service remembers an overload."""
@@ -75,12 +76,7 @@ def measure(load: Load, beam_size: int, m: int, progress: Callable[[str], object
     rounds = range(load.rounds)
     alone = _median([_loop(closed_loop(load.target.address, shuffled, 1, load.seconds, without_items), None) for _ in rounds])
     progress("capacity")
-    for connections in CAPACITY_CONNECTIONS:
-        loops = [_loop(closed_loop(load.target.address, shuffled, connections, load.seconds / 2, without_items), None) for _ in rounds]
-        full = _median(loops)
-        if not full["failed"]:
-            break
-        time.sleep(PAUSE_S)
+    connections, full = _capacity(load, shuffled)
     rate = load.rate_per_s or max(LOAD_SHARE * full["requests_per_s"], 1.0)
     progress(f"{rate:.0f}/s")
     seeds = [load.seed + number for number in rounds]
@@ -118,6 +114,9 @@ def _recall(load: Load, requests: Sequence[bytes], m: int) -> Json:
             time.sleep(PAUSE_S)
         asked, unanswered = unanswered, []
         for answer in each_once(load.target.address, [requests[i] for i in asked], 1):
+            if answer.status not in (200, *BUSY):
+                number = asked[answer.number] + 1
+                raise ServiceRefused(f"query {number} of {len(requests)}: {said(answer.status, _problem(answer.body))}")
             if answer.status != 200:
                 unanswered.append(asked[answer.number])
                 continue
@@ -134,6 +133,39 @@ def _recall(load: Load, requests: Sequence[bytes], m: int) -> Json:
         "recall_degraded": changed,
         "recall_incomplete": incomplete,
     }
+
+
+def _problem(body: bytes) -> Json:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        document = None
+    return document if isinstance(document, dict) else {"detail": body[:200].decode(errors="replace")}
+
+
+def _capacity(load: Load, requests: Sequence[bytes]) -> tuple[int, Json]:
+    """The clients of a closed loop that get the most answers, and that loop.
+
+    Their number is doubled as long as that pays: many workers, or a GPU, are not busy with a few. Where some of FIRST_CLIENTS are refused,
+    FEW_CLIENTS are taken instead; later, a refusal says that there were enough before.
+    """
+    clients = FIRST_CLIENTS
+    best: tuple[int, Json] | None = None
+    while True:
+        loops = [closed_loop(load.target.address, requests, clients, load.seconds / 2, without_items) for _ in range(load.rounds)]
+        found = _median([_loop(answered, None) for answered in loops])
+        if found["statuses"].get("429"):
+            time.sleep(PAUSE_S)
+            if best is None and clients == FIRST_CLIENTS:
+                clients = FEW_CLIENTS
+                continue
+            return best or (clients, found)
+        if best is not None and found["requests_per_s"] < WORTHWHILE * best[1]["requests_per_s"]:
+            return best
+        best = clients, found
+        if clients in (FEW_CLIENTS, MOST_CLIENTS):
+            return best
+        clients *= 2
 
 
 def recall_at_m(answers: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]], m: int) -> float:

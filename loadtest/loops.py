@@ -24,6 +24,8 @@ from loadtest.target import ServiceRefused
 Address = tuple[str, int]
 GRACE_S = 10.0
 """How long answers are waited for after the end of a loop."""
+STALL_S = 70.0
+"""How long one answer is waited for where a loop has no end: longer than the longest deadline that a service takes by default."""
 
 
 class Answered(NamedTuple):
@@ -84,6 +86,8 @@ def _closed(
                 load.send(requests[sent % len(requests)], sent, now)
                 sent += 1
             answered += load.receive(min(end - now, 1.0))
+            if count is not None:
+                answered += load.give_up(now - STALL_S)
         end = time.perf_counter() + GRACE_S
         while load.busy and time.perf_counter() < end:
             answered += load.receive(0.1)
@@ -103,7 +107,8 @@ def open_loop(
 ) -> list[Answered]:
     """Requests at random times (Poisson, `per_s` in the mean), each on a free connection; a time is counted from when it was due.
 
-    Those that found no free connection of `connections` wait for one. What is unanswered 10 s after the end has the status 0.
+    Those that found no free connection of `connections` wait for one. What is unanswered, or not even sent, 10 s after the end has the
+    status 0.
     """
     due = deque(arrivals(per_s, seconds, seed))
     load = _Load(address, keep)
@@ -119,7 +124,8 @@ def open_loop(
                 load.send(requests[sent % len(requests)], sent, began + due.popleft())
                 sent += 1
             if now > seconds + GRACE_S:
-                break
+                unsent = [Answered(sent + i, began + at, now - at, now - at, 0, b"") for i, at in enumerate(due)]
+                return answered + load.unanswered() + unsent
             wait = max(due[0] - (time.perf_counter() - began), 0.0) if due and (load.free or len(load.busy) < connections) else 0.01
             answered += load.receive(wait)
         return answered + load.unanswered()
@@ -213,6 +219,14 @@ class _Load:
                 self.free.append(connection)
             else:
                 self._drop(connection)
+        return answered
+
+    def give_up(self, began: float) -> list[Answered]:
+        """What was sent before that time and is not answered yet, as if the server had closed its connections."""
+        stalled = [connection for connection in self.busy if connection.began < began]
+        answered = [self._answered(connection, 0, b"") for connection in stalled]
+        for connection in stalled:
+            self._drop(connection)
         return answered
 
     def unanswered(self) -> list[Answered]:

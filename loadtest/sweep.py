@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -139,12 +140,16 @@ def sweep(options: argparse.Namespace, command: str) -> int:
         "cells": [],
     }
     options.out.mkdir(parents=True, exist_ok=True)
+    if not os.access(options.out, os.W_OK):
+        raise InvalidConfig("--out", str(options.out), "a folder that this user may write to")
     file = options.out / "sweep.json"
     if options.resume and file.exists():
         document["cells"] = finished(file, document)
     if not document["queries"]["with_relevant"]:
         tell("no query has relevant items: no recall will be measured, and the plot shows the beam size against p99")
     code = measure_all(load, options.beam, options.m, document, file)
+    if not document["cells"]:
+        return code  # what an earlier run has left stays as it is
     for line in write_report(document, options.out, options.budget_ms):
         print(line)
     print(f"{len(document['cells'])} cells in {options.out}: sweep.csv, sweep.md, frontier.png, frontier.svg")

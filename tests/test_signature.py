@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +24,7 @@ from espalier.bundle import Bundle
 from espalier.engines.compose import Plan, compose
 from espalier.engines.onnx_graph import WIDE, Grid, OnnxEngine
 from espalier.engines.reference import ReferenceEngine, Step
+from espalier.engines.runtime import ort
 from espalier.errors import InvalidQuery
 from espalier.queries import QueryBatch
 from espalier.search import LevelTrace, NodeMask, SearchParams

@@ -32,11 +32,11 @@ from espalier.manifest import ManifestDraft
 from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
 from loadtest import cell as cell_module
-from loadtest import report
+from loadtest import loops, report
 from loadtest import sweep as sweep_module
 from loadtest.cell import Load, measure, recall_at_m, without_items
 from loadtest.hardware import hardware
-from loadtest.loops import arrivals, closed_loop, each_once, open_loop, request_bytes, statuses
+from loadtest.loops import Answered, arrivals, closed_loop, each_once, open_loop, request_bytes, statuses
 from loadtest.proposal import MAX_FAILED_SHARE, Point, propose
 from loadtest.queries import Query, read_queries
 from loadtest.sweep import main
@@ -484,6 +484,65 @@ def test_recall_is_left_out_where_a_query_is_never_answered(monkeypatch: pytest.
     assert cell["recall"] is None
     assert cell["recall_unanswered"] == 1
     assert any("no recall, 1 of its queries were not answered" in warning for warning in report.warnings({"cells": [cell]}))
+
+
+def test_a_query_that_the_service_refuses_ends_the_cell_and_is_named() -> None:
+    with (
+        stub(lambda number, body: 422 if body["queries"][0]["history"] == ["b"] else 200) as target,
+        pytest.raises(ServiceRefused, match="query 2 of 2: 422"),
+    ):
+        measure(load(target), 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "refuses_from", "expected"), [(1, 1000, 16), (16, 1000, 16), (100, 1000, 128), (10_000, 1000, 512), (64, 64, 32), (64, 16, 4)]
+)
+def test_the_capacity_is_that_of_as_many_clients_as_it_takes(
+    lanes: int, refuses_from: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that answers so many requests at a time, 10 ms each, and refuses some where it has more clients than it likes."""
+
+    def closed(address: Any, requests: Any, clients: int, seconds: float, keep: Any) -> list[Answered]:
+        count = int(min(clients, lanes) * seconds * 100)
+        body = orjson.dumps(ANSWER)
+        return [Answered(i, seconds * i / count, 0.0, 0.01, 429 if clients >= refuses_from and i == 0 else 200, body) for i in range(count)]
+
+    monkeypatch.setattr(cell_module, "closed_loop", closed)
+    monkeypatch.setattr(cell_module, "PAUSE_S", 0)
+    found, loop = cell_module._capacity(replace(load(Target("127.0.0.1", 1)), seconds=4.0), [REQUEST])
+    assert found == expected
+    assert loop["requests_per_s"] == pytest.approx(100 * min(found, lanes), rel=0.02)
+
+
+def test_what_is_due_and_never_sent_counts_as_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "GRACE_S", 0.1)
+    stop = threading.Event()
+
+    def answer(number: int, body: Json) -> int:
+        stop.wait(10)
+        return 200
+
+    with stub(answer) as target:
+        answered = open_loop(target.address, [REQUEST], 500, 0.1, connections=2)
+        stop.set()
+    assert len(answered) == 50
+    assert {answer.status for answer in answered} == {0}
+    assert sorted(answer.number for answer in answered) == list(range(50))
+
+
+def test_an_answer_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "STALL_S", 0.1)
+    stop = threading.Event()
+
+    def answer(number: int, body: Json) -> int:
+        if number == 0:
+            stop.wait(10)
+        return 200
+
+    with stub(answer) as target:
+        answered = each_once(target.address, [REQUEST] * 3, 1)
+        stop.set()
+    assert sorted(answer.status for answer in answered) == [0, 200, 200]
 
 
 def test_what_the_service_refuses_for_good_ends_the_cell() -> None:

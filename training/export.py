@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import onnxruntime as ort
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from espalier.bundle import Bundle, BundleContent, write_bundle
 from espalier.engines.reference import ReferenceEngine, Step, best_leaves
+from espalier.engines.runtime import ort
 from espalier.errors import BundleCorrupt
 from espalier.golden import GOLDEN_COLUMNS, verify_golden
 from espalier.manifest import Calibration, ManifestDraft, Ranking, SearchDefaults

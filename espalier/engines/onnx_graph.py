@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.eligibility import NO_NODE, ExcludedNodes, every_item, excluded_nodes
 from espalier.engines.compose import Plan, compose
+from espalier.engines.runtime import ort
 from espalier.errors import DeviceUnavailable
 from espalier.queries import QueryBatch, blank_queries
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult, finish
