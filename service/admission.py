@@ -12,7 +12,9 @@ RISE, FALL = 0.1, 0.5
 """Weight of the newest call in the running mean of what a query costs, where it cost more than expected and where less: one slow call (the
 first of all, say) is forgotten after a few others, before it has turned anybody away."""
 OVERLOAD_S = 1.0
-"""How long a refusal is remembered; clients are told to stay away as long."""
+"""How long overload lasts at least, and how often it is looked whether it is over; clients are told to stay away as long."""
+BUSY = 0.95
+"""The share of the time that the work offered takes, from which on it is too much."""
 SHORT_CALLS = 1.5
 """Engine calls that a newcomer waits for at most in overload: the one that runs, and not quite another."""
 SHORT_S = 0.003
@@ -67,8 +69,10 @@ class Admission:
     """Whether one more request may wait.
 
     A burst may fill the queue up to `burst_s`. Once that has overflowed there is overload, not a burst, and a full queue would only make
-    everybody wait: until OVERLOAD_S have gone by without a refusal, the queue is kept as short as SHORT_CALLS engine calls (or SHORT_S, if
-    that is longer), so that who is accepted is answered about as fast as ever and the engine still has always something to do.
+    everybody wait: the queue is kept as short as SHORT_CALLS engine calls (or SHORT_S, if that is longer), so that who is accepted is
+    answered about as fast as ever and the engine still has always something to do. It is over once less work came in OVERLOAD_S than could
+    be done, refused work included. (Refusals do not tell: so short a queue overflows now and then at two thirds of the capacity, too, and
+    one stall of the machine would be followed by refusals for as long as that load goes on.)
 
     max_queue  most queries that wait, whatever they cost
     burst_s    longest expected wait
@@ -76,18 +80,31 @@ class Admission:
 
     def __init__(self, max_queue: int, burst_s: float) -> None:
         self.max_queue, self.burst_s = max_queue, burst_s
-        self._refused = -math.inf
+        self._overload = False
+        self._since, self._offered_s = 0.0, 0.0  # of the time that is looked at
 
-    def refuses(self, now: float, waiting: int, queries: int, wait_s: float, call_s: float) -> bool:
+    def refuses(self, now: float, waiting: int, queries: int, wait_s: float, call_s: float, query_s: float = 0.0) -> bool:
         """Whether a request of `queries` queries must be turned away, when `waiting` queries are before it.
 
         now     seconds of any one clock
-        wait_s  what the queue before it is expected to take · call_s  what an engine call is
+        wait_s  what the queue before it is expected to take · call_s  what an engine call is · query_s  what a query is
         """
-        refused = self.is_long(waiting, queries, wait_s, call_s, overload=now - self._refused < OVERLOAD_S)
+        refused = self.is_long(waiting, queries, wait_s, call_s, overload=self._in_overload(now))
         if refused:
-            self._refused = now
+            if not self._overload:
+                self._overload, self._since, self._offered_s = True, now, 0.0
+            self._offered_s += queries * query_s
         return refused
+
+    def accepted(self, queries: int, query_s: float) -> None:
+        """So many queries have joined the queue that would not have waited for room."""
+        self._offered_s += queries * query_s
+
+    def _in_overload(self, now: float) -> bool:
+        if self._overload and now - self._since >= OVERLOAD_S:
+            self._overload = self._offered_s >= BUSY * (now - self._since)
+            self._since, self._offered_s = now, 0.0
+        return self._overload
 
     def is_long(self, waiting: int, queries: int, wait_s: float, call_s: float, overload: bool) -> bool:
         """Whether the queue is longer than it may be, in overload or in a burst.

@@ -31,6 +31,9 @@ SERIAL_CALL_S = 1e-3
 """On a CPU a call costs the sum of its queries and nobody gets an answer before its end, so that batching only saves hand-overs (tens of
 microseconds each). A call is filled up to this long, and no longer."""
 
+NEWEST = 0.1
+"""Weight of the newest call in the running mean of the seconds per query."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -109,6 +112,7 @@ class Batcher:
         self._waiting = 0  # queries
         self._waiting_s = 0.0  # what they are expected to take, one after the other
         self._call_s = 0.0  # the same of the call that runs
+        self._query_s = 0.0  # engine seconds per query, a running mean
         self._closed = False
         self._asleep = False
         self._wake = threading.Semaphore(0)
@@ -175,6 +179,7 @@ class Batcher:
                 return []
             if not patient:
                 self._check_room(now, len(queries))
+                self._admission.accepted(len(queries), self._query_s)
             parts = []
             for rows, row_params in cut:
                 beam_size = int(row_params.beam_size_B.max(initial=1))
@@ -191,7 +196,7 @@ class Batcher:
     def _check_room(self, now: float, queries: int) -> None:
         """Holds the lock."""
         wait_s = self._wait_s()
-        if self._admission.refuses(now, self._waiting, queries, wait_s, self._call_s):
+        if self._admission.refuses(now, self._waiting, queries, wait_s, self._call_s, self._query_s):
             raise QueueFull(f"{self._waiting} queries wait already.", retry_after_s(wait_s))
 
     def _wait_s(self) -> float:
@@ -325,6 +330,7 @@ class Batcher:
             if not params.trace:
                 with self._lock:
                     self._cost.learn([(part.beam_size, len(part.queries)) for part in parts], engine_s)
+                    self._query_s += NEWEST * (engine_s / len(queries) - self._query_s) if self._query_s else engine_s / len(queries)
         except Exception as error:
             log.exception("an engine call of %d requests failed", len(parts))
             answers = [EngineFailed(repr(error)) for _ in parts]

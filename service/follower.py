@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -123,7 +124,16 @@ class Follower:
         for retired in entry.retired:
             if retired.handle() is None:
                 self._swapper.take_apart(entry, retired)
-        self._metrics.default(entry.name, 0 if entry.loaded is None else entry.loaded.version)
+        self._tell_default(entry)
+
+    def _tell_default(self, entry: Entry) -> None:
+        """Let the metrics say which version answers; nothing yet where other workers do until this one can."""
+        if entry.loaded is not None:
+            self._metrics.default(entry.name, entry.loaded.version)
+        elif entry.late:
+            self._metrics.default(entry.name, math.nan)
+        elif entry.tried or not self._workers.others_serve():
+            self._metrics.default(entry.name, 0)
 
     def _loads_nothing(self, entry: Entry) -> bool:
         """Whether what should serve is there, so that a change of default need not wait for what is being loaded elsewhere."""

@@ -38,7 +38,7 @@ class Metrics:
         )
         self.request_seconds = Histogram(
             "espalier_request_seconds",
-            "From the head of a POST /retrieve to the end of its answer.",
+            "From the head of a POST /retrieve to the end of its answer; lines of streams, which wait for each other, are not among them.",
             ["model"],
             buckets=SECONDS,
             registry=registry,
@@ -55,6 +55,9 @@ class Metrics:
         )
         self.batch_queries = Histogram(
             "espalier_batch_queries", "Queries in one engine call.", ["model"], buckets=QUERIES, registry=registry
+        )
+        self.queries = Counter(
+            "espalier_queries_total", "Queries of answered requests; the probe's are not among them.", ["model"], registry=registry
         )
         self.engine_seconds = Counter(
             "espalier_engine_seconds_total", "Seconds in which an engine was searching, over all workers.", ["model"], registry=registry
@@ -118,7 +121,7 @@ class Metrics:
             multiprocess_mode="livemax",
         )
         self.probe_queries = Counter(
-            "espalier_probe_queries_total", "Queries that the probe replayed.", ["model", "outcome"], registry=registry
+            "espalier_probe_queries_total", "Queries that the probe replayed.", ["model", "version", "outcome"], registry=registry
         )
         self.gpu_memory = Gauge(
             "espalier_gpu_memory_bytes", "Memory in use on a GPU.", ["device"], registry=registry, multiprocess_mode="livemax"
@@ -145,14 +148,15 @@ class Metrics:
         MultiProcessCollector(registry, str(self._folder))  # type: ignore[no-untyped-call]
         return generate_latest(registry)
 
-    def request(self, model: str, status: int, seconds: float) -> None:
-        """Count one answered request."""
+    def request(self, model: str, status: int, seconds: float | None) -> None:
+        """Count one answered request; without its seconds where it is a line of a stream."""
         found = self._answered.get((model, status))
         if found is None:
             found = self._answered[model, status] = self.requests.labels(model, status), self.request_seconds.labels(model)
         counter, histogram = found
         counter.inc()
-        histogram.observe(seconds)
+        if seconds is not None:
+            histogram.observe(seconds)
 
     def shed(self, model: str) -> None:
         """Count one request that was refused because the queue is full."""
@@ -170,8 +174,8 @@ class Metrics:
         for outcome in get_args(Outcome):
             self.reloads.labels(model, outcome)
 
-    def default(self, model: str, version: int) -> None:
-        """The version that answers where a request names none; 0 while none is ready."""
+    def default(self, model: str, version: float) -> None:
+        """The version that answers where a request names none; 0 while none is ready, NaN where nobody waits for one."""
         self.default_version.labels(model).set(version)
 
     def probed(self, model: str, version: int, recall: Mapping[int, float], expected: Mapping[int, float], drift: float | None) -> None:
@@ -183,9 +187,9 @@ class Metrics:
         if drift is not None:
             self.probe_drift.labels(model, version).set(drift)
 
-    def probe_query(self, model: str, outcome: ProbeOutcome) -> None:
+    def probe_query(self, model: str, version: int, outcome: ProbeOutcome) -> None:
         """Count one query that the probe replayed."""
-        self.probe_queries.labels(model, outcome).inc()
+        self.probe_queries.labels(model, version, outcome).inc()
 
     def watch_gpus(self, read: Callable[[], Mapping[str, tuple[int, int]]]) -> None:
         """Ask for (bytes in use, bytes there are) by device at each scrape."""
@@ -227,6 +231,7 @@ class ModelMetrics:
         self._stages = tuple(metrics.stage_seconds.labels(model, stage) for stage in STAGES)
         self._batch = metrics.batch_queries.labels(model)
         self._engine_seconds = metrics.engine_seconds.labels(model)
+        self._queries = metrics.queries.labels(model)
         self._incomplete = metrics.incomplete.labels(model)
         self._degraded = metrics.degraded.labels(model)
         metrics.refused.labels(model)  # 0 from the start
@@ -244,9 +249,16 @@ class ModelMetrics:
         self._metrics.look_at_queue(self._model)
 
     def retrieved(
-        self, stages_s: tuple[float, float, float, float], s_per_query: float, beam_size: int, incomplete: int, degraded: int = 0
+        self,
+        stages_s: tuple[float, float, float, float],
+        s_per_query: float,
+        beam_size: int,
+        queries: int = 1,
+        incomplete: int = 0,
+        degraded: int = 0,
     ) -> None:
-        """One answered request: seconds per stage in the order of STAGES, and how many of its queries are incomplete or degraded."""
+        """One answered request: seconds per stage in the order of STAGES; its queries, and how many of them are incomplete or degraded."""
+        self._queries.inc(queries)
         bucket = beam_size.bit_length()
         beam = self._beams.get(bucket)
         if beam is None:

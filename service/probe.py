@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -40,8 +40,12 @@ MS = (10, 50, 200)
 PATIENCE_S = 5.0
 """How long a probe query may wait in a queue."""
 NOTABLE = 0.02
-"""A loss of recall that is worth a line in the log, once there are LEAST answers."""
+"""A loss of recall that is worth a line in the log."""
 LEAST = 32
+"""Answers before which nothing is said of recall: one query that finds less is no reason to call anybody."""
+
+Key = tuple[str, int]
+"""Name and version of a model."""
 
 
 class Probe:
@@ -49,71 +53,79 @@ class Probe:
 
     def __init__(self, registry: Registry, metrics: Metrics, per_s: float) -> None:
         self._registry, self._metrics, self._between_s = registry, metrics, 1 / per_s
-        self._replays: WeakKeyDictionary[LoadedModel, Replay] = WeakKeyDictionary()
-        self._shown: dict[tuple[str, int], Replay] = {}
-        self._asked: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._replays: WeakKeyDictionary[LoadedModel, Replay | None] = WeakKeyDictionary()
+        self._shown: dict[Key, Replay] = {}
+        self._asked: dict[Key, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
-        due = time.monotonic()
+        """Until cancelled. Versions take turns, so that no two of them are asked at once."""
         try:
             while True:
-                try:
-                    self.ask()
-                except Exception:  # nothing else would say that nobody watches any more
-                    log.exception("the probe could not ask")
-                due = max(due + self._between_s, time.monotonic())  # what was missed is not made up for
-                await asyncio.sleep(due - time.monotonic())
+                keys = self.ready()
+                self.forget(keys)
+                for key in keys:
+                    self.ask(key)
+                    await asyncio.sleep(self._between_s / len(keys))
+                if not keys:
+                    await asyncio.sleep(self._between_s)
         finally:
             for task in self._asked.values():
                 task.cancel()
 
-    def ask(self) -> list[asyncio.Task[None]]:
-        """One query against each version that serves and has answered the one before."""
-        ready = [loaded for entry in self._registry.entries.values() for loaded in entry.ready.values()]
-        self._forget({(loaded.name, loaded.version) for loaded in ready})
-        self._asked = {key: task for key, task in self._asked.items() if not task.done()}
-        for loaded in ready:
-            key = loaded.name, loaded.version
-            if key not in self._asked:
-                self._asked[key] = asyncio.create_task(self._replay(loaded))
-        return list(self._asked.values())
+    def ready(self) -> list[Key]:
+        """The versions that serve."""
+        return [(entry.name, version) for entry in self._registry.entries.values() for version in entry.ready]
 
-    async def _replay(self, loaded: LoadedModel) -> None:
-        name, version = loaded.name, loaded.version
+    def ask(self, key: Key) -> asyncio.Task[None]:
+        """One query against a version, unless it has not answered the one before yet."""
+        task = self._asked.get(key)
+        if task is None or task.done():
+            task = self._asked[key] = asyncio.create_task(self._replay(*key))
+        return task
+
+    async def _replay(self, name: str, version: int) -> None:
+        loaded = self._registry.entries[name].ready.get(version)
+        if loaded is None:
+            return
         try:
-            replay = self._replays.get(loaded)
-            if replay is None:
-                replay = self._replays[loaded] = await asyncio.to_thread(Replay, loaded.bundle)
-            if not replay.questions:
-                return
+            if loaded not in self._replays:
+                self._replays[loaded] = None  # should it not come to be, it is not tried again
+                self._replays[loaded] = await asyncio.to_thread(Replay, loaded.bundle)
+        except Exception:  # a bundle may serve well and hold no usable queries
+            log.exception("%s version %d: its held-out queries cannot be replayed; nothing watches its recall", name, version)
+            return
+        replay = self._replays[loaded]
+        if replay is None or not replay.questions:
+            return
+        try:
             queries, params = replay.next()
             answer = await loaded.batcher.search(queries, params, time.perf_counter() + PATIENCE_S, patient=True)
+            if answer.degraded:  # a smaller beam than the one that the expected recall was measured with
+                self._metrics.probe_query(name, version, "late")
+                return
+            replay.take(answer.result)
         except NotReady:  # the version is being dropped
             return
         except DeadlinePassed:
-            self._metrics.probe_query(name, "late")
+            self._metrics.probe_query(name, version, "late")
             return
         except Exception as error:  # a broken model must not end the watching of the others
-            self._metrics.probe_query(name, "failed")
+            self._metrics.probe_query(name, version, "failed")
             log.warning("%s version %d: the probe's query failed: %s", name, version, error)
             return
-        if answer.degraded:  # a smaller beam than the one that the expected recall was measured with
-            self._metrics.probe_query(name, "late")
-            return
-        replay.take(answer.result)
-        self._metrics.probe_query(name, "answered")
-        self._metrics.probed(name, version, replay.recall, replay.expected, replay.drift)
+        self._metrics.probe_query(name, version, "answered")
+        self._metrics.probed(name, version, replay.recall, replay.expected if replay.recall else {}, replay.drift)
         self._shown[name, version] = replay
         replay.tell(name, version)
 
-    def _forget(self, ready: set[tuple[str, int]]) -> None:
+    def forget(self, ready: Sequence[Key]) -> None:
         """Show nothing any more of versions that do not serve."""
-        for name, version in self._shown.keys() - ready:
+        self._asked = {key: task for key, task in self._asked.items() if key in ready or not task.done()}
+        for name, version in self._shown.keys() - set(ready):
             replay = self._shown.pop((name, version))
             gone = dict.fromkeys(replay.recall, float("nan"))
             drift = None if replay.drift is None else float("nan")
-            self._metrics.probed(name, version, gone, {m: gone[m] for m in replay.expected}, drift)
+            self._metrics.probed(name, version, gone, {m: gone[m] for m in replay.expected if m in gone}, drift)
 
 
 class Replay:
@@ -165,12 +177,12 @@ class Replay:
 
     @property
     def recall(self) -> Mapping[int, float]:
-        """m → recall@m; empty before the first answer.
+        """m → recall@m; empty until LEAST held-out queries, or all, have been answered.
 
         What it was at export, plus the mean gain since over the answers of the last round: so it does not depend on which queries have
         been answered, as long as they are answered as they were.
         """
-        if not self._gains:
+        if not self._gains or len(self._gains) < min(LEAST, len(self._heldout)):
             return {}
         gain_M = np.mean(self._gains, axis=0)
         return {m: float(np.clip(self.expected.get(m, 0.0) + gain, 0, 1)) for m, gain in zip(self._ms, gain_M, strict=True)}
@@ -184,8 +196,8 @@ class Replay:
         """Log that recall has fallen below what it was, or has come back, once."""
         recall = self.recall
         lost = max((value - recall[m] for m, value in self.expected.items() if m in recall), default=0.0)
-        low = len(self._gains) >= min(LEAST, len(self._heldout)) and lost > NOTABLE
-        if low != self._told:
+        low = lost > NOTABLE
+        if recall and low != self._told:
             say = log.error if low else log.info
             say("%s version %d: recall of the probe is %s, expected %s", name, version, _shown(recall), _shown(self.expected))
             self._told = low
@@ -195,7 +207,8 @@ def _drift(expected_M: NDArray[np.float32], scores_M: NDArray[np.float32]) -> fl
     """Mean absolute difference of the i-th best score from the i-th best expected; a missing item has the score 0."""
     width = max(len(expected_M), len(scores_M))
     padded = [np.pad(scores.astype(np.float64), (0, width - len(scores))) for scores in (expected_M, scores_M)]
-    return float(np.abs(padded[0] - padded[1]).mean()) if width else 0.0
+    apart_M = np.nan_to_num(np.abs(padded[0] - padded[1]), nan=1.0, posinf=1.0)  # a score that is none is as wrong as can be
+    return float(apart_M.mean()) if width else 0.0
 
 
 def _shown(recall: Mapping[int, float]) -> str:

@@ -98,6 +98,7 @@ async def retrieve(
         stages_s,
         answer.engine_s / answer.batch,
         answer.beam_size,
+        queries=batch,
         incomplete=batch - int(np.count_nonzero(answer.result.complete_B)),
         degraded=batch if answer.degraded else 0,
     )

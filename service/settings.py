@@ -21,6 +21,11 @@ def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
 
+def _no_link(value: object) -> object:
+    """Kubernetes gives the containers of a namespace with a Service `espalier` ESPALIER_PORT=tcp://…, which nobody means as a setting."""
+    return 8000 if isinstance(value, str) and value.startswith("tcp://") else value
+
+
 def _listed(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
@@ -42,7 +47,9 @@ class Settings(BaseSettings):
         default=1, ge=1, description="Threads inside one CPU search. One process per core with one thread each scales best."
     )
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    port: Annotated[int, BeforeValidator(_no_link)] = Field(
+        default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
+    )
     max_batch: int | None = Field(default=None, ge=1, description="Most queries in one engine call. Default: 16 on a CPU, 512 on a GPU.")
     max_wait_us: int = Field(default=0, ge=0, le=100_000, description="Microseconds that a free engine waits for more queries than it has.")
     max_queue: int = Field(default=1024, ge=1, description="Most queries that wait for one model's engine; more are answered 429.")

@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -104,6 +104,13 @@ def find_client() -> str:
 def engines() -> Iterator[tuple[Engine, Engines]]:
     """An engine to build with, and what leads from there to the one that runs the stack. Raises Unavailable."""
     client = find_client()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one test at a time: it has one project name, and one store
+        yield from _engines(client)
+
+
+def _engines(client: str) -> Iterator[tuple[Engine, Engines]]:
     info = run([client, "info", "--format", "{{.ServerVersion}}"], check=False, timeout_s=30)
     if info.returncode == 0 and info.stdout.strip():
         engine = Engine(client, f"the running engine {info.stdout.strip()}")
@@ -114,11 +121,7 @@ def engines() -> Iterator[tuple[Engine, Engines]]:
         missing.append("root, to start one")
     if missing:
         raise Unavailable(f"no container engine: none runs, and for a private one these are missing: {', '.join(missing)} ({INSTALL})")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        lock = stack.enter_context((CACHE / "lock").open("w"))
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one engine at a time over one store
-        daemon = stack.enter_context(_private(client, CACHE / "engine"))
+    with _private(client, CACHE / "engine") as daemon:
         yield daemon.engine, Engines(daemon.engine, daemon)
 
 
@@ -153,7 +156,8 @@ class _Daemon:
     def start(self, *, isolated: bool) -> None:
         command = f"exec dockerd --data-root {self.store} --exec-root {self.folder}/run --pidfile {self.folder}/pid"
         command += f" --host unix://{self.folder}/socket --containerd-namespace espalier-stack"
-        command = f"ip link set lo up && {command}" if isolated else f"{command} --bridge=none --iptables=false"
+        command = f"ip link set lo up && {command}" if isolated else f"{command} --bridge=none --iptables=false --ip-forward=false"
+        shutil.rmtree(self.store / "network", ignore_errors=True)  # or the bridges of a run that was killed would come up on this machine
         namespace = ["unshare", "--net"] if isolated else []
         # Also a killed test run takes its engine along.
         wrapped = ["setpriv", "--pdeathsig", "TERM", *namespace, "sh", "-c", command]
@@ -233,11 +237,13 @@ def _debootstrap(release: str, archive: Path) -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="base-", dir=CACHE) as folder:
         packages = "python3,python3-venv,ca-certificates"
-        made = run(
-            ["debootstrap", "--variant=minbase", f"--include={packages}", f"--components={','.join(components)}", release, folder, uri],
-            timeout_s=900,
-            check=False,
-        )
+        # In namespaces of its own: what it mounts is gone and what it has started ends, however it ends.
+        confined = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]
+        chosen = ["--variant=minbase", f"--include={packages}", f"--components={','.join(components)}"]
+        try:
+            made = run([*confined, "debootstrap", *chosen, release, folder, uri], timeout_s=900, check=False)
+        except subprocess.TimeoutExpired:
+            raise Unavailable("no base image: debootstrap took more than 15 minutes") from None
         if made.returncode != 0:
             raise Unavailable(f"no base image: debootstrap failed:\n{made.stdout[-2000:]}\n{made.stderr[-2000:]}")
         for waste in ("var/cache/apt", "var/lib/apt/lists"):

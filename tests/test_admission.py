@@ -52,11 +52,35 @@ def test_a_burst_may_fill_the_queue_and_after_an_overflow_it_is_kept_short() -> 
     admission = Admission(max_queue=1000, burst_s=0.1)
     assert not admission.refuses(0.0, waiting=40, queries=1, wait_s=0.1, call_s=0.02)
     assert admission.refuses(1.0, waiting=50, queries=1, wait_s=0.11, call_s=0.02)
-    soon, later = 1 + OVERLOAD_S * 0.9, 1 + OVERLOAD_S * 2
+    soon = 1 + OVERLOAD_S * 0.9
     assert not admission.refuses(soon, waiting=1, queries=1, wait_s=SHORT_CALLS * 0.02, call_s=0.02)
     assert admission.refuses(soon, waiting=2, queries=1, wait_s=0.06, call_s=0.02)
-    assert admission.refuses(soon + OVERLOAD_S * 0.9, waiting=2, queries=1, wait_s=0.06, call_s=0.02)  # each refusal prolongs it
-    assert not admission.refuses(soon + later, waiting=40, queries=1, wait_s=0.1, call_s=0.02)
+
+
+@pytest.mark.parametrize(("share", "lasts"), [(0.5, False), (0.9, False), (1.0, True), (10.0, True)])
+def test_overload_lasts_as_long_as_more_work_comes_than_can_be_done(share: float, lasts: bool) -> None:
+    """Queries of 1 ms: half of them accepted, half of them refused, since the queue is always a little too long for overload."""
+    admission = Admission(max_queue=1000, burst_s=0.1)
+    assert admission.refuses(0.0, waiting=500, queries=1, wait_s=0.11, call_s=0.001, query_s=0.001)
+    now, between_s = 0.0, 0.001 / share
+    refused = False
+    for number in range(int(3 * OVERLOAD_S / between_s)):
+        now += between_s
+        if number % 2:
+            admission.accepted(1, query_s=0.001)
+        else:
+            refused = admission.refuses(now, waiting=10, queries=1, wait_s=0.01, call_s=0.001, query_s=0.001)
+            if refused is False:
+                admission.accepted(1, query_s=0.001)
+    assert refused is lasts
+
+
+def test_overload_is_over_after_a_pause() -> None:
+    admission = Admission(max_queue=1000, burst_s=0.1)
+    assert admission.refuses(0.0, waiting=500, queries=1, wait_s=0.11, call_s=0.001, query_s=0.001)
+    for _ in range(2000):
+        assert admission.refuses(0.5, waiting=10, queries=1, wait_s=0.01, call_s=0.001, query_s=0.001)
+    assert not admission.refuses(5.0, waiting=10, queries=1, wait_s=0.01, call_s=0.001, query_s=0.001)
 
 
 def test_a_wait_that_nobody_feels_is_no_reason_to_refuse() -> None:

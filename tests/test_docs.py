@@ -106,7 +106,7 @@ def test_every_metric_is_described_with_its_labels() -> None:
     metrics.model_state("books", 1, "onnx-cpu", ready=True)
     metrics.default("books", 1)
     metrics.probed("books", 1, {10: 0.5}, {10: 0.5}, 0.0)
-    metrics.probe_query("books", "answered")
+    metrics.probe_query("books", 1, "answered")
     metrics.watch_gpus(lambda: {"0": (1, 2)})
     ModelMetrics(metrics, "books", "onnx-cpu", lambda: 0).retrieved((0.0, 0.0, 0.0, 0.0), 1e-3, 100, incomplete=0)
     families = [family for family in text_string_to_metric_families(metrics.render().decode()) if family.samples]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +19,13 @@ import pytest
 
 from benchmarks.probe_damage import DAMAGES, content_of, damaged, draft_of
 from espalier.bundle import Bundle, write_bundle
+from espalier.errors import BundleCorrupt
 from espalier.heldout import read_heldout
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams, SearchResult, open_engine
 from espalier.tree import complete_tree
 from service import gpu_memory, probe
+from service.batching import Answer, Batcher
 from service.monitoring import Metrics
 from service.probe import Probe, Replay
 from tests.builders import make_bundle
@@ -106,7 +110,8 @@ def ask(running: Running, asking: Probe, times: int) -> None:
 
     async def asked() -> None:
         for _ in range(times):
-            await asyncio.gather(*asking.ask())
+            asking.forget(asking.ready())
+            await asyncio.gather(*(asking.ask(key) for key in asking.ready()))
 
     running.client.runner.run(asked())
 
@@ -138,10 +143,13 @@ def test_a_good_model_finds_what_it_found_when_it_was_exported(running: Running,
     drift = value(running, "espalier_probe_drift", model="books", version=1)
     assert drift is not None
     assert drift < 1e-5
-    assert value(running, "espalier_probe_queries_total", model="books", outcome="answered") == 2 * ROUND
+    assert value(running, "espalier_probe_queries_total", model="books", version=1, outcome="answered") == 2 * ROUND
 
 
-def test_recall_does_not_depend_on_which_queries_have_been_answered_yet(running: Running, bundle: Bundle) -> None:
+def test_recall_does_not_depend_on_which_queries_have_been_answered_yet(
+    running: Running, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "LEAST", 1)
     asking = prober(running)
     expected = {m: recall_B.mean() for m, recall_B in read_heldout(bundle).recall_by_m.items()}
     seen = []
@@ -165,6 +173,7 @@ def test_a_damaged_version_beside_the_default_is_seen(running: Running, bundle: 
 
 
 def test_an_engine_that_returns_other_items_since_it_was_loaded_is_seen(running: Running, engines: list[Spoilt], caplog: Any) -> None:
+    caplog.set_level("INFO")
     asking = prober(running)
     ask(running, asking, ROUND)
     before = recall(running)
@@ -176,7 +185,7 @@ def test_an_engine_that_returns_other_items_since_it_was_loaded_is_seen(running:
     engines[0].spoil = lambda result: result
     ask(running, asking, ROUND)
     assert recall(running) == pytest.approx(before)
-    assert [record.levelname for record in caplog.records if "recall of the probe" in record.message][:1] == ["ERROR"]
+    assert [record.levelname for record in caplog.records if "recall of the probe" in record.message] == ["ERROR", "INFO"]
 
 
 def test_an_engine_that_scores_differently_since_it_was_loaded_is_seen(running: Running, engines: list[Spoilt]) -> None:
@@ -208,6 +217,7 @@ def test_an_unloaded_version_says_nothing_any_more(running: Running, bundle: Bun
     ask(running, asking, 1)
     assert all(np.isnan(found) for found in recall(running, 2).values())
     assert np.isnan(list(recall(running, 2, "expected_recall").values())).all()
+    assert np.isnan(value(running, "espalier_probe_drift", model="books", version=2) or 0)
     assert not np.isnan(list(recall(running).values())).any()
 
 
@@ -241,7 +251,7 @@ def test_a_failing_engine_is_counted_and_asked_again(running: Running, engines: 
 
     engines[0].spoil = fail
     ask(running, asking, 3)
-    assert value(running, "espalier_probe_queries_total", model="books", outcome="failed") == 3
+    assert value(running, "espalier_probe_queries_total", model="books", version=1, outcome="failed") == 3
     engines[0].spoil = lambda result: result
     ask(running, asking, ROUND)
     assert recall(running) == pytest.approx(recall(running, metric="expected_recall"))
@@ -257,16 +267,120 @@ def test_a_probe_that_waits_asks_nothing_more_and_gives_up(models: Path, monkeyp
         engine.go.clear()
 
         async def wait() -> None:
-            first = asking.ask()
-            again = asking.ask()
+            first = [asking.ask(key) for key in asking.ready()]
+            again = [asking.ask(key) for key in asking.ready()]
             assert set(first) == set(again)  # nobody is asked twice at a time
             await asyncio.gather(*first)
 
         running.client.runner.run(wait())
         engine.go.set()
-        assert value(running, "espalier_probe_queries_total", model="books", outcome="late") == 1
-        assert value(running, "espalier_probe_queries_total", model="points", outcome="answered") == 2
+        assert value(running, "espalier_probe_queries_total", model="books", version=1, outcome="late") == 1
+        assert value(running, "espalier_probe_queries_total", model="points", version=1, outcome="answered") == 2
         assert len(engine.calls) <= asked + 1
+
+
+def test_a_model_that_returns_an_item_twice_fails(running: Running, engines: list[Spoilt]) -> None:
+    asking = prober(running)
+    engines[0].spoil = lambda result: replace(result, item_rows_BM=np.repeat(result.item_rows_BM[:, :1], result.item_rows_BM.shape[1], 1))
+    ask(running, asking, ROUND)
+    assert value(running, "espalier_probe_queries_total", model="books", version=1, outcome="failed") == HELD_OUT
+
+
+def test_scores_that_are_no_numbers_are_as_far_off_as_can_be(running: Running, engines: list[Spoilt]) -> None:
+    asking = prober(running)
+    engines[0].spoil = lambda result: replace(result, scores_BM=result.scores_BM * np.float32("nan"))
+    ask(running, asking, ROUND)
+    assert value(running, "espalier_probe_drift", model="books", version=1) == 1
+
+
+def test_answers_of_a_smaller_beam_say_nothing(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    asking = prober(running)
+    search = Batcher.search
+
+    async def degraded(*arguments: Any, **options: Any) -> Answer:
+        assert options["patient"]  # refused it would be as soon as there is a queue
+        return replace(await search(*arguments, **options), degraded=True)
+
+    monkeypatch.setattr(Batcher, "search", degraded)
+    ask(running, asking, ROUND)
+    assert value(running, "espalier_probe_queries_total", model="books", version=1, outcome="late") == ROUND
+    assert recall(running) == {}
+
+
+def test_nothing_is_said_of_recall_before_enough_queries_are_answered(running: Running, engines: list[Spoilt]) -> None:
+    asking = prober(running)
+    engines[0].spoil = lambda result: replace(result, item_rows_BM=result.item_rows_BM[:, :0], count_B=result.count_B * 0)
+    ask(running, asking, ROUND - GOLDEN)
+    assert recall(running) == {}
+    ask(running, asking, GOLDEN)
+    assert recall(running) == {2: 0, 5: 0}
+
+
+def test_held_out_queries_that_cannot_be_read_are_read_once(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*arguments: Any) -> Any:
+        raise BundleCorrupt("heldout.parquet: no column relevant")
+
+    monkeypatch.setattr(probe, "read_heldout", broken)
+    ask(running, prober(running), 5)
+    assert len([record for record in caplog.records if "cannot be replayed" in record.message]) == 1
+    assert "espalier_probe_queries_total{" not in running.client.get("/metrics").text
+
+
+def test_a_version_that_was_probed_is_freed_once_it_is_unloaded(running: Running, bundle: Bundle, tmp_path: Path) -> None:
+    asking = prober(running)
+    damaged(bundle, tmp_path / "models", 2, "noise on all rows")
+    admin(running, "load", {"version": 2, "default": False})
+    ask(running, asking, ROUND)
+    held = weakref.ref(running.app.state.service.registry.entries["books"].ready[2])
+    admin(running, "unload", {"version": 2})
+    ask(running, asking, 1)
+    gc.collect()
+    assert held() is None
+
+
+def test_versions_take_turns(models: Path) -> None:
+    """Never two at a time, so that requests wait for one query of the probe at most."""
+    asked: list[tuple[str, int]] = []
+
+    class Noting(Probe):
+        def ask(self, key: tuple[str, int]) -> asyncio.Task[None]:
+            asked.append(key)
+            return super().ask(key)
+
+    async def some(asking: Probe) -> None:
+        task = asyncio.create_task(asking.run())
+        async with asyncio.timeout(20):
+            while len(asked) < 6:
+                before = len(asked)
+                await asyncio.sleep(0)
+                assert len(asked) <= before + 1
+        task.cancel()
+
+    with run(models) as running:
+        service = running.app.state.service
+        running.client.runner.run(some(Noting(service.registry, service.metrics, 100.0)))
+    assert asked[:6] == [("books", 1), ("points", 1)] * 3
+
+
+def test_what_has_been_asked_is_not_waited_for_at_the_end(models: Path) -> None:
+    async def stop(running: Running) -> None:
+        service = running.app.state.service
+        task = asyncio.create_task(Probe(service.registry, service.metrics, 1000.0).run())
+        engine = running.engines["books"]
+        engine.go.clear()
+        async with asyncio.timeout(10):
+            while not engine.started.is_set():
+                await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.sleep(0.01)
+        assert not any("Probe" in name for name in await _tasks())
+        engine.go.set()
+
+    with run(models) as running:
+        running.client.runner.run(stop(running))
 
 
 def test_it_runs_with_the_service_where_it_is_wanted_and_stops_with_it(bundle: Bundle) -> None:
@@ -285,6 +399,37 @@ def test_it_runs_with_the_service_where_it_is_wanted_and_stops_with_it(bundle: B
             assert "espalier_probe_recall{" not in running.client.get("/metrics").text
 
 
+def test_the_probes_queries_are_not_among_those_of_requests(running: Running) -> None:
+    ask(running, prober(running), 3)
+    assert value(running, "espalier_queries_total", model="books") == 0
+    running.retrieve(queries=[{"history": []}, {"history": ["item-1"]}])
+    assert value(running, "espalier_queries_total", model="books") == 2
+    assert (value(running, "espalier_batch_queries_sum", model="books") or 0) >= 5
+
+
+def test_lines_of_streams_are_counted_and_not_timed(running: Running) -> None:
+    lines = b'{"model": "books", "queries": [{"history": []}]}\n' * 3
+    answer = running.client.post("/retrieve/stream", content=lines, headers={"Content-Type": "application/x-ndjson"})
+    assert answer.status_code == 200
+    assert value(running, "espalier_requests_total", model="books", status=200) == 3
+    assert value(running, "espalier_request_seconds_count", model="books") == 0
+
+
+def test_a_model_that_came_late_and_never_was_ready_is_nobodys_alarm(bundle: Bundle, tmp_path: Path) -> None:
+    async def until_known(running: Running) -> None:
+        async with asyncio.timeout(20):
+            while "films" not in (text := (await running.client.http.get("/metrics")).text) or 'version{model="films"}' not in text:
+                await asyncio.sleep(0.01)
+
+    with run(bundle.path.parents[1], Spoilt, poll_s=0.05) as running:
+        broken = tmp_path / "models" / "films" / "1"
+        broken.mkdir(parents=True)
+        (broken / "manifest.json").write_text("{}")
+        running.client.runner.run(until_known(running))
+        assert np.isnan(value(running, "espalier_model_default_version", model="films") or 0)
+        assert value(running, "espalier_model_default_version", model="books") == 1
+
+
 async def _tasks() -> list[str]:
     return [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
 
@@ -294,6 +439,18 @@ def test_golden_queries_are_asked_evenly_among_the_held_out_ones(bundle: Bundle)
     places = [i for i, kind in enumerate(kinds) if kind == "golden"]
     assert (len(kinds), len(places)) == (ROUND, GOLDEN)
     assert {*np.diff(places)} <= {ROUND // GOLDEN}
+
+
+def test_a_round_is_no_longer_than_the_window(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "WINDOW", 7)
+    assert len(Replay(bundle).questions) == 7 + GOLDEN
+
+
+def test_recall_at_more_than_the_model_returns_is_not_expected(bundle: Bundle, tmp_path: Path) -> None:
+    table = bundle.heldout().append_column("recall@500", pa.array([1.0] * HELD_OUT))
+    made = write_bundle(tmp_path / "books" / "2", draft_of(bundle, 2), replace(content_of(bundle), heldout=table))
+    assert bundle.manifest.search.max_m < 500
+    assert list(Replay(made).expected) == MS
 
 
 def test_of_many_held_out_queries_some_at_even_distances_are_asked(bundle: Bundle) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,3 +40,11 @@ def test_nothing_is_checked_with_assert(path: Path) -> None:
 @pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_is_pickled(path: Path) -> None:
     assert not {"pickle", "cPickle", "joblib", "dill"} & set(names(path))
+
+
+def test_what_searches_keeps_no_book_for_anybody(models: Path, tmp_path: Path) -> None:
+    """ONNX Runtime's telemetry writes a device id and what it has seen below the home folder."""
+    code = "import sys, pathlib, espalier as e; e.open_engine(e.Bundle.open(pathlib.Path(sys.argv[1])), 'cpu').warm_up()"
+    environment = {name: text for name, text in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"} | {"HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code, str(models / "books" / "1")], cwd=ROOT, env=environment, check=True)
+    assert list(tmp_path.rglob("*")) == []

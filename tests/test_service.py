@@ -543,6 +543,13 @@ def test_accepted_connections_send_without_delay() -> None:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+def test_a_service_link_of_kubernetes_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPALIER_PORT", "tcp://10.96.0.7:8000")
+    assert Settings().port == 8000
+    monkeypatch.setenv("ESPALIER_PORT", "9000")
+    assert Settings().port == 9000
+
+
 def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("ESPALIER_THREADS", "many")
     assert main([]) == 1

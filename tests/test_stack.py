@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -72,7 +73,11 @@ def images(tmp_path_factory: pytest.TempPathFactory, say: Say) -> Iterator[Image
                     engine.docker("build", *words, ROOT, timeout_s=1500)
                     say(f"{target}: {size_mb(engine, image):.0f} MB, built in {time.monotonic() - begin:.0f} s")
             both.tidy()
-            yield Images(engine, both, base)
+            try:
+                yield Images(engine, both, base)
+            finally:
+                if both.daemon is None:  # the engine is somebody's: its build cache keeps the layers, the names go
+                    engine.docker("image", "rm", SERVICE, TRAINER, LOAD, check=False)
     except Unavailable as missing:
         pytest.skip(str(missing))
 
@@ -127,8 +132,11 @@ class Stack:
 
     def compose(self, *words: str, timeout_s: float = 600, check: bool = True) -> subprocess.CompletedProcess[str]:
         files = [word for path in self.files for word in ("-f", str(path))]
-        command = [*compose_command(self.engine.client), "--project-directory", str(ROOT), *files, *words]
-        return run(command, environment=self.engine.environment | self.environment, timeout_s=timeout_s, check=check)
+        # Neither a .env beside the compose file nor the environment may lead the test to somebody's models, keys or limits.
+        own = ["--env-file", os.devnull, "--project-directory", str(ROOT)]
+        unset = {name: "" for path in self.files for name in re.findall(r"\$\{(\w+)", path.read_text()) if name in os.environ}
+        environment = unset | self.engine.environment | self.environment
+        return run([*compose_command(self.engine.client), *own, *files, *words], environment=environment, timeout_s=timeout_s, check=check)
 
     def up(self) -> float:
         """Seconds until the stack was up and the service ready."""

@@ -73,7 +73,7 @@ def exposed() -> dict[str, set[str]]:
     metrics.model_state("books", 1, "onnx-cpu", ready=True)
     metrics.default("books", 1)
     metrics.probed("books", 1, {10: 0.5}, {10: 0.5}, 0.0)
-    metrics.probe_query("books", "answered")
+    metrics.probe_query("books", 1, "answered")
     metrics.watch_gpus(lambda: {"0": (1, 2)})
     ModelMetrics(metrics, "books", "onnx-cpu", lambda: 0).retrieved((0.0, 0.0, 0.0, 0.0), 1e-3, 100, incomplete=0)
     found: dict[str, set[str]] = {}
@@ -187,6 +187,32 @@ def test_every_metric_is_on_the_dashboard() -> None:
     assert {family for family in families if not any(name.startswith(family) for name in shown)} == set()
 
 
+def bare(expression: str) -> str:
+    """A query or a rule without blanks, the choice of models and the length of its windows; recorded series as what they record."""
+    for rule in reversed(RECORDED):
+        expression = expression.replace(rule["record"], rule["expr"])
+    return re.sub(r"\s+", "", re.sub(r"\[[^\]]*\]", "[]", expression.replace('{model=~"$model"}', "")))
+
+
+@pytest.mark.parametrize(
+    ("title", "record"),
+    [
+        ("Saturation", "espalier:engine_busy:ratio_rate1m"),
+        ("Incomplete and degraded share", "espalier:incomplete:ratio_rate5m"),
+        ("Incomplete and degraded share", "espalier:degraded:ratio_rate5m"),
+    ],
+)
+def test_a_panel_shows_what_the_alert_looks_at(title: str, record: str) -> None:
+    assert bare(record) in {bare(target["expr"]) for shown, target in QUERIES if shown == title}
+
+
+def test_requests_without_a_model_are_in_no_latency() -> None:
+    """They are answered at once, or wait for a body; EspalierLatencyHigh leaves them out, so the panels do."""
+    for title, target in QUERIES:
+        if "request_seconds" in target["expr"]:
+            assert 'model!=""' in target["expr"], title
+
+
 # -- alerts: tested and explained -----------------------------------------------------------------------------------------
 
 
@@ -197,6 +223,14 @@ def cases() -> list[Json]:
 def test_every_alert_has_a_case_in_which_it_fires() -> None:
     firing = {test["alertname"] for case in cases() for test in case.get("alert_rule_test", []) if test["exp_alerts"]}
     assert firing == set(ALERTS)
+
+
+def test_every_alert_with_a_threshold_has_a_case_on_either_side_of_it() -> None:
+    """Those of `== 0` and `> 0` have none: firing.yml and healthy.yml are their two sides."""
+    tested = " ".join(path.read_text() for path in (PROMETHEUS / "tests").glob("thresholds*.yml"))
+    with_one = {name for name, alert in ALERTS.items() if re.search(r">=? (?!0$)", alert["expr"])}
+    assert with_one == set(re.findall(r'alertname="(\w+)"', tested))
+    assert len(with_one) >= 10
 
 
 def test_a_healthy_service_is_tested_for_every_alert() -> None:
