@@ -76,10 +76,12 @@ def _draw(figure: Figure, axes: Axes, points: Sequence[Point], by_recall: bool, 
             at = (proposal.best.p99_ms, _height(proposal.best, by_recall))
             axes.plot(*at, "o", markersize=12, markerfacecolor="none", markeredgecolor=colour[proposal.m], zorder=4)
     if points:
+        if {proposal.loop for proposal in proposals} == {"open", "closed"}:
+            title += "\nbeams that a p99 budget buys: under load / with one client"
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=12)
     figure.draw_without_rendering()  # texts can only be kept apart where they will be
-    _above(figure, axes, budgets_ms, best, colour)
+    _above(figure, axes, budgets_ms, proposals, colour)
     figure.draw_without_rendering()
     _label(figure, axes, points, by_recall, {proposal.best for proposal in best}, colour)
 
@@ -106,15 +108,20 @@ def _axes(axes: Axes, points: Sequence[Point], budgets_ms: Sequence[float], by_r
 
 
 def _above(figure: Figure, axes: Axes, budgets_ms: Sequence[float], proposals: Sequence[Proposal], colour: dict[int, str]) -> None:
-    """Above each budget's line: the budget, and the beam that it buys at each m, in the m's colour. Neighbours without room go higher."""
+    """Above each budget's line: the budget, and the beams that it buys at each m, in the m's colour: under load / with one client.
+
+    Neighbours without room go higher.
+    """
     height = 11.0 * (len(colour) + 1) + 4
     ends: list[float] = []  # in points, of each tier of texts
     for budget_ms in budgets_ms:
         rows: list[tuple[str, str]] = []
-        for proposal in sorted(proposals, key=lambda proposal: proposal.m):
-            if proposal.budget_ms == budget_ms and proposal.m in colour:
-                found = "none" if proposal.best is None else f"beam {proposal.best.beam_size}"
-                rows.append((f"@{proposal.m}: {found}", colour[proposal.m]))
+        for m in sorted(colour):
+            bought = {
+                p.loop: "none" if p.best is None else str(p.best.beam_size) for p in proposals if (p.budget_ms, p.m) == (budget_ms, m)
+            }
+            if bought:
+                rows.append((f"@{m}: {' / '.join(bought[loop] for loop in ('open', 'closed') if loop in bought)}", colour[m]))
         rows.append((f"p99 ≤ {budget_ms:g} ms", "0.2"))
         half = 2.9 * max(len(text) for text, _ in rows) + 3
         x = axes.transData.transform((budget_ms, 1))[0] * 72 / figure.dpi
