@@ -126,6 +126,7 @@ class Stack:
     engine: Engine
     images: Images
     files: list[Path]
+    env_file: Path
     environment: dict[str, str]
     services: list[str]
     missing: dict[str, str] = field(default_factory=dict)
@@ -133,7 +134,7 @@ class Stack:
     def compose(self, *words: str, timeout_s: float = 600, check: bool = True) -> subprocess.CompletedProcess[str]:
         files = [word for path in self.files for word in ("-f", str(path))]
         # Neither a .env beside the compose file nor the environment may lead the test to somebody's models, keys or limits.
-        own = ["--env-file", os.devnull, "--project-directory", str(ROOT)]
+        own = ["--env-file", str(self.env_file), "--project-directory", str(ROOT)]
         unset = {name: "" for path in self.files for name in re.findall(r"\$\{(\w+)", path.read_text()) if name in os.environ}
         environment = unset | self.engine.environment | self.environment
         return run([*compose_command(self.engine.client), *own, *files, *words], environment=environment, timeout_s=timeout_s, check=check)
@@ -200,7 +201,10 @@ def offline_stack(images: Images, pulled: dict[str, bool], folder: Path) -> Stac
     config.write_text(text)
     ports = {name: str(port) for name, port in zip(PORTS, free_ports(len(PORTS)), strict=True)}
     environment = ports | {"COMPOSE_PROJECT_NAME": "espalier-stack-test", "TAG": TAG, "BIND": "127.0.0.1", "STACK_CONFIG": str(config)}
-    stack = Stack(images.engine, images, [ROOT / "docker-compose.yml", ROOT / "docker/offline/training.yml"], environment, ["service"])
+    empty = folder / "empty.env"
+    empty.touch()
+    files = [ROOT / "docker-compose.yml", ROOT / "docker/offline/training.yml"]
+    stack = Stack(images.engine, images, files, empty, environment, ["service"])
     prometheus = shutil.which("prometheus")
     if not (ROOT / "docker/prometheus/prometheus.yml").exists():
         stack.missing["prometheus"] = "docker/prometheus/prometheus.yml is not there"
