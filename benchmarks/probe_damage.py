@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ def admin(port: int, path: str, body: dict[str, Any]) -> None:
         raise RuntimeError(f"{path}: {answer.status} {text}")
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> float | None:
+def wait_for(condition: Callable[[], object], seconds: float) -> float | None:
     """Seconds until the condition held, None where it did not."""
     began = time.monotonic()
     while not condition():
@@ -210,15 +211,15 @@ def main() -> None:
             "ESPALIER_DEVICE": "cpu",
         }
         with serving(["service"], environment) as port, prometheus(args.prometheus, port, folder) as watch:
-            early = wait_for(lambda: bool(_firing(watch)), args.healthy_s)
+            early = wait_for(partial(_firing, watch), args.healthy_s)
             print(f"healthy for {args.healthy_s:g} s: {_firing(watch) or 'no alert fires'}", flush=True)
             for version, damage in enumerate(DAMAGES, 2):
                 shutil.move(folder / "later" / name / str(version), folder / "models" / name / str(version))
                 admin(port, f"/models/{name}/load", {"version": version, "default": False})
                 began = time.monotonic()
-                wait_for(lambda v=version: max(losses(port, v).values(), default=0) > NOTABLE, 120)  # type: ignore[misc]
+                wait_for(partial(_is_seen, port, version), 120)
                 seen_s = time.monotonic() - began
-                wait_for(lambda v=version: bool(_firing(watch, v)), 180 - seen_s)  # type: ignore[misc]
+                wait_for(partial(_firing, watch, version), 180 - seen_s)
                 fired_s = time.monotonic() - began
                 wait_for(lambda: False, max(70 - fired_s, 0))  # a whole round
                 names = sorted({alert["labels"]["alertname"] for alert in _firing(watch, version)})
@@ -234,6 +235,10 @@ def main() -> None:
             "healthy_s": args.healthy_s,
         }
         args.json.write_text(json.dumps(measured | {"alert_while_healthy": early is not None, "rows": rows}, indent=1) + "\n")
+
+
+def _is_seen(port: int, version: int) -> bool:
+    return max(losses(port, version).values(), default=0) > NOTABLE
 
 
 def _firing(port: int, version: int | None = None) -> list[dict[str, Any]]:

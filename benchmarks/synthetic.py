@@ -9,6 +9,7 @@ Legend: I items, N nodes, D node row, Q held-out queries, T history, L levels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -51,25 +52,30 @@ def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 
     rng = np.random.default_rng(seed)
     tree = complete_tree(rng.permutation(1 << height), 2)
     model = NodeScorer(tree.node_count, NODE_DIM, WindowEncoder(PAPER_WINDOWS, NODE_DIM), MlpHead(10 * NODE_DIM, NODE_DIM, HIDDEN), 0.5)
+    return _write(path, tree, model, gamma, [[]], [["0"]])
+
+
+def _write(
+    path: Path, tree: Tree, model: NodeScorer, gamma: float, histories: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]]
+) -> Bundle:
+    """A bundle of the papers' scorer under `path`, <name>/<version>, with these held-out queries."""
     length = sum(PAPER_WINDOWS)
-    query, scorer = export_graphs(model, "history_nodes", torch.zeros((2, height + 1, length), dtype=torch.int64))
-    empty = {"history": pa.array([[]], pa.list_(pa.string()))}
+    query, scorer = export_graphs(model, "history_nodes", torch.zeros((2, tree.height + 1, length), dtype=torch.int64))
+    strings = pa.list_(pa.string())
     content = BundleContent(
         tree=tree,
         node_rows_ND=model.node_rows.detach().numpy(),
-        state_levels=height + 1,
+        state_levels=tree.height + 1,
         state_dim=HIDDEN[0],
         query_onnx=query,
         scorer_onnx=scorer,
-        items=ItemTable.build(pa.table({"id": [str(i) for i in range(1 << height)]})),
-        golden=pa.table(
-            {"history": empty["history"].slice(0, 0)} | {column: pa.array([], kind) for column, kind in GOLDEN_COLUMNS.items()}
-        ),
-        heldout=pa.table(empty | {"relevant": pa.array([["0"]])}),
+        items=ItemTable.build(pa.table({"id": [str(i) for i in range(tree.item_count)]})),
+        golden=pa.table({"history": pa.array([], strings)} | {column: pa.array([], kind) for column, kind in GOLDEN_COLUMNS.items()}),
+        heldout=pa.table({"history": pa.array(histories, strings), "relevant": pa.array(relevant, strings)}),
     )
     draft = ManifestDraft(
-        name=name,
-        version=1,
+        name=path.parent.name,
+        version=int(path.name),
         algorithm="synthetic",
         created=datetime.now(UTC),
         query=HistoryKind(length=length),
@@ -105,34 +111,8 @@ def planted_bundle(folder: Path, height: int, queries: int = 1000, seed: int = 0
         best = _best_leaves(model, tree, leaf_T, among)
         drawn = rng.choice(among, min(RELEVANT, among), replace=False, p=chance / chance.sum())
         relevant.append([str(item) for item in tree.leaf_item[best[drawn]]])
-    query, scorer = export_graphs(model, "history_nodes", torch.zeros((2, height + 1, length), dtype=torch.int64))
-    strings = pa.list_(pa.string())
-    content = BundleContent(
-        tree=tree,
-        node_rows_ND=model.node_rows.detach().numpy(),
-        state_levels=height + 1,
-        state_dim=HIDDEN[0],
-        query_onnx=query,
-        scorer_onnx=scorer,
-        items=ItemTable.build(pa.table({"id": [str(i) for i in range(items)]})),
-        golden=pa.table({"history": pa.array([], strings)} | {column: pa.array([], kind) for column, kind in GOLDEN_COLUMNS.items()}),
-        heldout=pa.table(
-            {
-                "history": pa.array([[str(item) for item in tree.leaf_item[leaf_T]] for leaf_T in leaf_QT], strings),
-                "relevant": pa.array(relevant, strings),
-            }
-        ),
-    )
-    draft = ManifestDraft(
-        name=f"planted-{height}",
-        version=1,
-        algorithm="synthetic",
-        created=datetime.now(UTC),
-        query=HistoryKind(length=length),
-        ranking=Ranking(own="logit", gamma=0),
-        search=SearchDefaults(beam_size=200, m=200, max_beam_size=1000, max_m=1000),
-    )
-    return write_bundle(path, draft, content)
+    histories = [[str(item) for item in tree.leaf_item[leaf_T]] for leaf_T in leaf_QT]
+    return _write(path, tree, model, 0.0, histories, relevant)
 
 
 @torch.no_grad()

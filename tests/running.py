@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from espalier.bundle import Bundle
 from espalier.search import Engine
 from service.app import create_app
+from service.monitoring import Metrics, ModelMetrics
 from service.settings import Settings
 from tests.fake_engine import FakeEngine
 
@@ -91,6 +92,20 @@ def run(models: Path, open_model: Callable[[Bundle], Engine] | None = None, **se
         finally:
             for engine in engines.values():
                 engine.go.set()
+
+
+def every_metric() -> str:
+    """An exposition with a sample of everything that the service can expose."""
+    metrics = Metrics()
+    metrics.request("books", 200, 1e-3)
+    metrics.reload("books", "loaded")
+    metrics.model_state("books", 1, "onnx-cpu", ready=True)
+    metrics.default("books", 1)
+    metrics.probed("books", 1, {10: 0.5}, {10: 0.5}, 0.0)
+    metrics.probe_query("books", 1, "answered")
+    metrics.watch_gpus(lambda: {"0": (1, 2)})
+    ModelMetrics(metrics, "books", "onnx-cpu", lambda: 0).retrieved((0.0, 0.0, 0.0, 0.0), 1e-3, 100)
+    return metrics.render().decode()
 
 
 def ids(result: Json) -> list[str]:

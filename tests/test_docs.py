@@ -23,10 +23,11 @@ from starlette.routing import Route
 
 from service.app import create_app
 from service.errors import ServiceError
-from service.monitoring import Metrics, ModelMetrics
+from service.monitoring import Metrics
 from service.routes import _PROBLEMS
 from service.schemas import RetrieveRequest
 from service.settings import Settings
+from tests.running import every_metric
 from training.config import TrainingConfig, check_config
 
 ROOT = Path(__file__).parents[1]
@@ -100,16 +101,7 @@ def test_every_route_is_described(tmp_path: Path) -> None:
 
 
 def test_every_metric_is_described_with_its_labels() -> None:
-    metrics = Metrics()
-    metrics.request("books", 200, 1e-3)
-    metrics.reload("books", "loaded")
-    metrics.model_state("books", 1, "onnx-cpu", ready=True)
-    metrics.default("books", 1)
-    metrics.probed("books", 1, {10: 0.5}, {10: 0.5}, 0.0)
-    metrics.probe_query("books", 1, "answered")
-    metrics.watch_gpus(lambda: {"0": (1, 2)})
-    ModelMetrics(metrics, "books", "onnx-cpu", lambda: 0).retrieved((0.0, 0.0, 0.0, 0.0), 1e-3, 100, incomplete=0)
-    families = [family for family in text_string_to_metric_families(metrics.render().decode()) if family.samples]
+    families = [family for family in text_string_to_metric_families(every_metric()) if family.samples]
     scraped = {family.name + "_total" * (family.type == "counter"): set(family.samples[0].labels) - {"le"} for family in families}
     described = {name: cells[0] for name, cells in table("docs/service.md", "espalier_[a-z_]+").items()}
     assert {name: set(labels.split(", ")) - {"none"} for name, labels in described.items()} == scraped

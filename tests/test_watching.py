@@ -29,7 +29,8 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.monitoring import Metrics, ModelMetrics
+from service.monitoring import Metrics
+from tests.running import every_metric
 from tests.test_probe import exported
 from tests.test_workers import Service, service
 
@@ -67,17 +68,8 @@ def program(name: str) -> str:
 
 def exposed() -> dict[str, set[str]]:
     """Series → labels, of everything that the service can expose; those that Prometheus adds to each included."""
-    metrics = Metrics()
-    metrics.request("books", 200, 1e-3)
-    metrics.reload("books", "loaded")
-    metrics.model_state("books", 1, "onnx-cpu", ready=True)
-    metrics.default("books", 1)
-    metrics.probed("books", 1, {10: 0.5}, {10: 0.5}, 0.0)
-    metrics.probe_query("books", 1, "answered")
-    metrics.watch_gpus(lambda: {"0": (1, 2)})
-    ModelMetrics(metrics, "books", "onnx-cpu", lambda: 0).retrieved((0.0, 0.0, 0.0, 0.0), 1e-3, 100, incomplete=0)
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(metrics.render().decode()):
+    for family in text_string_to_metric_families(every_metric()):
         for sample in family.samples:
             found.setdefault(sample.name, {"job", "instance"}).update(sample.labels)
     return found
