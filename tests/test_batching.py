@@ -15,6 +15,7 @@ import pytest
 
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NodeMask, SearchParams
+from service.admission import Admission
 from service.batching import Answer, Batcher, Limits
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from tests.fake_engine import FakeEngine
@@ -315,6 +316,23 @@ def test_a_full_queue_refuses_and_says_when_to_try_again(engine: FakeEngine) -> 
         await batcher.drain(10)
 
     asyncio.run(scenario())
+
+
+def test_accepted_work_counts_as_offered_unless_it_would_have_waited(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overload lasts as long as more is offered than can be done; what waits for room offers no more than there is room for."""
+    offered: list[tuple[int, float]] = []
+    monkeypatch.setattr(Admission, "accepted", lambda self, count, query_s: offered.append((count, query_s)))
+
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(), "test")
+        await batcher.search(queries(1, 2), SearchParams.uniform(2, 5, 5))
+        await batcher.search(queries(3), SearchParams.uniform(1, 5, 5), patient=True)
+        await batcher.search(queries(4), SearchParams.uniform(1, 5, 5))
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+    assert [count for count, _ in offered] == [2, 1]
+    assert offered[0][1] == 0 < offered[1][1]  # what a query costs is learned from the calls
 
 
 def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits(engine: FakeEngine) -> None:

@@ -26,8 +26,11 @@ from espalier.search import SearchParams, SearchResult, open_engine
 from espalier.tree import complete_tree
 from service import gpu_memory, probe
 from service.batching import Answer, Batcher
+from service.follower import Follower
 from service.monitoring import Metrics
 from service.probe import Probe, Replay
+from service.settings import Settings
+from service.workers import Workers
 from tests.builders import make_bundle
 from tests.running import Json, Running, run
 from training.evaluate import recall_columns
@@ -478,6 +481,17 @@ def test_the_default_version_is_said_and_0_while_none_is_ready(bundle: Bundle) -
     with run(bundle.path.parents[1], broken) as running:
         running.client.runner.run(until(running, 0.0))
         assert value(running, "espalier_workers") == 1
+
+
+def test_a_worker_that_comes_in_for_another_says_nothing_before_it_can_answer(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    follower = Follower(Settings(models=models), metrics, open_engine, Workers())
+    monkeypatch.setattr(Workers, "others_serve", lambda self: True)
+    follower._tell_default(follower.entries["books"])
+    assert "espalier_model_default_version{" not in metrics.render().decode()
+    monkeypatch.setattr(Workers, "others_serve", lambda self: False)
+    follower._tell_default(follower.entries["books"])
+    assert 'espalier_model_default_version{model="books"} 0.0' in metrics.render().decode()
 
 
 def test_gpu_memory_is_asked_for_at_each_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
