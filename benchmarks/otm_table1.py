@@ -1,6 +1,7 @@
 """Table 1 of OTM (Zhuo et al. 2020): labels that say "something relevant below" cost regret under beam search, however much data there is.
 
-    python -m benchmarks.otm_table1 --runs 100 --json otm_table1.json
+    python -m benchmarks.otm_table1 --runs 100 --json otm_table1.json --plot otm_table1.png
+    python -m benchmarks.otm_table1 --from-json otm_table1.json --plot otm_table1.png
 
 No queries: item j is relevant with probability η_j ~ U[0, 1], independently. A node's score is an estimate of p(z_n = 1), z_n = 1 where any
 item below is relevant (OTM Eq. 1): the mean over N instances, or exactly for N = ∞. Beam search with k then misses items of large η. Two
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from benchmarks.paper_plot import Cell, plot_beside_paper
 from espalier.metrics import regret_at_m
 from loadtest.hardware import hardware
 
@@ -106,17 +108,35 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         print(f"{row['N']:>12} {row['k']:4d} {paper:>7} {row['ours']:8.4f} {error:>8}")
 
 
+def plot(report: dict[str, Any], file: Path) -> None:
+    """A panel for every N: regret at each k, ours ± standard error beside the paper's."""
+    names = {"inf float32": "N = ∞ in float32", "inf": "N = ∞ in exact order", "max": "largest η below"}
+    panels: dict[str, list[Cell]] = {}
+    for row in report["rows"]:
+        name = names.get(row["N"], f"N = {row['N']}")
+        panels.setdefault(name, []).append(Cell(str(row["k"]), row["ours"], row["standard_error"], row["paper"]))
+    title = f"OTM Table 1, {report['runs']} runs: the cost of labels that say “relevant below”"
+    plot_beside_paper(panels, title, "k", "regret at m = k", file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=100, help="random trees and η (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--from-json", type=Path, help="show the rows of such a file instead of running")
+    parser.add_argument("--plot", type=Path, help="file for the plot")
     options = parser.parse_args()
-    rows = table(options.runs, options.seed)
-    print_table(rows)
-    if options.json is not None:
+    if options.from_json is not None:
+        report = json.loads(options.from_json.read_text())
+    else:
         about = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "runs": options.runs, "seed": options.seed}
-        options.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+        report = about | {"rows": table(options.runs, options.seed)}
+    print_table(report["rows"])
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.plot is not None:
+        plot(report, options.plot)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Table 2 of OTM (Zhuo et al. 2020, with its supplement's A.2): regret under beam search of five ways to train the same linear tree model.
 
-    python -m benchmarks.otm_table2 --seeds 5 --json otm_table2.json
+    python -m benchmarks.otm_table2 --seeds 5 --json otm_table2.json --plot otm_table2.png
+    python -m benchmarks.otm_table2 --from-json otm_table2.json --plot otm_table2.png
 
 Data: x ~ N(0, I_d), w_j ~ N(0, I_d), η_j(x) = σ(w_j · x + b), y_j ~ Bernoulli(η_j(x)); 1,000 items on random leaves of a complete binary
 tree of 1,024 (an empty leaf has η = 0). Every node scores linearly, g(x, n) = θ_n · x + b_n. What differs is the nodes that a level trains
@@ -34,6 +35,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from tqdm import tqdm
 
+from benchmarks.paper_plot import Cell, plot_beside_paper
 from espalier.metrics import regret_at_m
 from loadtest.hardware import hardware
 
@@ -207,6 +209,30 @@ def summary(rows: Sequence[dict[str, Any]], bias: float) -> list[dict[str, Any]]
     return found
 
 
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The report of a run: what it ran on, the rows of `summary`, and those of every seed."""
+    began = time.perf_counter()
+    runs = [
+        row
+        for seed in tqdm(range(options.seeds), desc="seeds", disable=None)
+        for row in run(seed, options.bias, options.methods.split(","), options.epochs, tqdm.write)
+    ]
+    seconds = time.perf_counter() - began
+    about = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "b": options.bias, "seconds": seconds}
+    return about | {"rows": summary(runs, options.bias), "runs": runs}
+
+
+def plot(report: dict[str, Any], file: Path) -> None:
+    """A panel for every m: regret of each method but the oracle, ours ± standard deviation over seeds beside the paper's."""
+    panels: dict[str, list[Cell]] = {}
+    for row in report["rows"]:
+        if row["method"] != "oracle":
+            panels.setdefault(f"m = {row['m']}", []).append(Cell(row["method"], row["mean"], row["sd"], row["paper"]))
+    seeds = len({row["seed"] for row in report["runs"]})
+    title = f"OTM Table 2, b = {report['b']:g}, {seeds} seeds: training objectives of one linear tree model"
+    plot_beside_paper(panels, title, "", "regret at m", file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="random worlds (default %(default)s)")
@@ -214,23 +240,19 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="default %(default)s")
     parser.add_argument("--methods", default=",".join(METHODS), help="default %(default)s")
     parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--from-json", type=Path, help="show the rows of such a file instead of running")
+    parser.add_argument("--plot", type=Path, help="file for the plot")
     options = parser.parse_args()
-    began = time.perf_counter()
-    rows = [
-        row
-        for seed in tqdm(range(options.seeds), desc="seeds", disable=None)
-        for row in run(seed, options.bias, options.methods.split(","), options.epochs, tqdm.write)
-    ]
-    found = summary(rows, options.bias)
+    report = measure(options) if options.from_json is None else json.loads(options.from_json.read_text())
     print(f"{'method':>14} {'m':>4} {'paper':>7} {'mean':>8} {'sd':>7}")
-    for row in found:
+    for row in report["rows"]:
         paper, sd = ("" if row[name] is None else f"{row[name]:.4f}" for name in ("paper", "sd"))
         print(f"{row['method']:>14} {row['m']:4d} {paper:>7} {row['mean']:8.4f} {sd:>7}")
-    seconds = time.perf_counter() - began
-    print(f"{seconds:.0f} s")
+    print(f"{report['seconds']:.0f} s")
     if options.json is not None:
-        about = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "b": options.bias, "seconds": seconds}
-        options.json.write_text(json.dumps(about | {"rows": found, "runs": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.plot is not None:
+        plot(report, options.plot)
 
 
 if __name__ == "__main__":

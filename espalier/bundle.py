@@ -8,6 +8,7 @@
     items.arrow         ids, titles, attributes
     golden.parquet      queries with the results that every engine must give
     heldout.parquet     held-out queries with their relevant ids
+    weights.safetensors the network's weights by their names in training, for training on; engines do not need it, a bundle may lack it
 
 Written to a temporary folder and renamed; opened by mmap; never overwritten; no pickle. Knows files, not searches.
 """
@@ -20,7 +21,8 @@ import math
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ PARTS = (
     "golden.parquet",
     "heldout.parquet",
 )
+WEIGHTS = "weights.safetensors"
 MAX_MANIFEST_BYTES = 16 << 20
 
 
@@ -56,6 +59,7 @@ class BundleContent:
     node_rows_ND  float32[N, D] or float16[N, D]
     golden        table with the query column (`history` or `vector`), `beam_size`, `m`, `item_rows`, `ranks`, `margin`
     heldout       table with the query column and `relevant` (item ids)
+    weights       float32 arrays of the network, without the node rows; empty: no such file
     """
 
     tree: Tree
@@ -67,6 +71,7 @@ class BundleContent:
     items: ItemTable
     golden: pa.Table
     heldout: pa.Table
+    weights: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Bundle:
         Raises BundleNotFound, UnsupportedSchema or BundleCorrupt, each saying which file and why.
         """
         manifest = _read_manifest(path)
-        for name in PARTS:
+        for name in (*PARTS, *({WEIGHTS} & manifest.files.keys())):
             info = manifest.files.get(name)
             if info is None:
                 raise BundleCorrupt(f"{path}: manifest.json does not list {name}")
@@ -127,6 +132,12 @@ class Bundle:
             raise BundleCorrupt(f"{self.path / 'items.arrow'}: {len(table)} items, the tree holds {self.manifest.tree.items}")
         return table
 
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """The network's weights by name, mapped. Raises BundleNotFound when the bundle was written without them."""
+        if WEIGHTS not in self.manifest.files:
+            raise BundleNotFound(f"{self.path / WEIGHTS}: missing; the bundle was written without its network's weights")
+        return _map_safetensors(self.path / WEIGHTS)
+
     def graph(self, name: str) -> bytes:
         """The bytes of query.onnx or scorer.onnx."""
         return (self.path / name).read_bytes()
@@ -164,6 +175,9 @@ def write_bundle(path: Path, draft: ManifestDraft, content: BundleContent) -> Bu
         content.items.write(temporary / "items.arrow")
         pq.write_table(content.golden, temporary / "golden.parquet")
         pq.write_table(content.heldout, temporary / "heldout.parquet")
+        if content.weights:
+            save_file({name: np.ascontiguousarray(array) for name, array in content.weights.items()}, temporary / WEIGHTS)
+        names = (*PARTS, WEIGHTS) if content.weights else PARTS
         manifest = Manifest(
             **draft.model_dump(),
             schema_version=SCHEMA_VERSION,
@@ -174,10 +188,10 @@ def write_bundle(path: Path, draft: ManifestDraft, content: BundleContent) -> Bu
                 state_levels=content.state_levels,
                 state_dim=content.state_dim,
             ),
-            files={name: FileInfo(sha256=_sha256(temporary / name), size=(temporary / name).stat().st_size) for name in PARTS},
+            files={name: FileInfo(sha256=_sha256(temporary / name), size=(temporary / name).stat().st_size) for name in names},
         )
         (temporary / "manifest.json").write_text(manifest.model_dump_json(indent=2) + "\n")
-        for name in (*PARTS, "manifest.json"):
+        for name in (*names, "manifest.json"):
             _flush(temporary / name)
         _flush(temporary)
         temporary.chmod(0o755)

@@ -41,12 +41,13 @@ from training.baselines.popularity import fit_popularity
 from training.config import TrainingConfig, check_config
 from training.data.splits import halves, without_seen
 from training.evaluate import evaluate, held_out_pairs
-from training.export import check_parity, export, search_pairs
+from training.export import check_parity, export
 from training.fit import fit
 from training.instances import Instances, InstanceSource
 from training.prepare import Prepared, build_tree, item_table, prepare
 from training.scorers.model import NodeScorer, export_graphs
 from training.topology import Topology
+from training.validation import search_pairs
 
 CPU = torch.device("cpu")
 CLUSTERS, SIZE, USERS = 8, 16, 300
@@ -81,7 +82,7 @@ def settings(log: Path, kind: str, **sections: dict[str, Any]) -> dict[str, Any]
         "name": "planted",
         "data": {"log": str(log)},
         "instances": {"windows": [8, 4, 2], "targets": 20},
-        "scorer": {"node_dim": 8, "hidden": [32, 16]},
+        "scorer": {"kind": "mlp", "node_dim": 8, "hidden": [32, 16]},
         "objective": {"kind": kind, "beam_size": 10, "negatives": 40},
         "optimiser": {"steps": 150, "batch": 60, "learning_rate": 0.01},
         "search": {"beam_size": 20, "m": 10, "max_beam_size": 32, "max_m": 64},
@@ -93,6 +94,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "tdm": {"search": {"gamma": 0.0}},
     "plt": {},
     "otm": {"objective": {"random_nodes": 10, "gamma": 0.8}, "search": {"gamma": 0.8}},
+    "otm-robust": {"scorer": {"kind": "mlp-product"}, "objective": {"gamma": 0.5, "random_nodes": 10}, "search": {"gamma": 0.5}},
 }
 
 
@@ -208,7 +210,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     steps: list[int] = []
     step_of = fit_module.train_step
 
-    def noted(*arguments: Any) -> float:
+    def noted(*arguments: Any) -> torch.Tensor:
         steps.append(arguments[5])
         return step_of(*arguments)
 
@@ -219,7 +221,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def die_at(monkeypatch: pytest.MonkeyPatch, fatal: int) -> None:
     step_of = fit_module.train_step
 
-    def dying(*arguments: Any) -> float:
+    def dying(*arguments: Any) -> torch.Tensor:
         if arguments[5] == fatal:
             raise KeyboardInterrupt
         return step_of(*arguments)
@@ -254,7 +256,7 @@ def test_a_checkpoint_that_was_cut_off_while_written_is_not_taken(short: Run, tm
 
     def torn(state: dict[str, Any], stream: BinaryIO) -> None:
         save(state, stream)
-        if state["step"] == 10:
+        if state["progress"]["step"] == 10:
             stream.truncate(100)
             raise KeyboardInterrupt
 
@@ -294,6 +296,12 @@ def test_without_resume_a_checkpoint_is_not_looked_at(short: Run, tmp_path: Path
     assert_array_equal(weights(short.fit(tmp_path / "work"))["node_rows"], whole["node_rows"])
 
 
+def test_a_batch_that_the_processes_cannot_share_alike_is_refused(short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_module, "processes", lambda: 7)
+    with pytest.raises(InvalidConfig, match=r"optimiser\.batch: .*60.*a multiple of the 7 processes"):
+        short.fit(tmp_path / "work")
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_ends_the_run(short: Run, tmp_path: Path, value: float) -> None:
     def broken(model: NodeScorer, *_: Any) -> torch.Tensor:
@@ -314,7 +322,7 @@ def test_a_model_that_is_not_finite_does_not_pass_the_parity_check(short: Run) -
         check_parity(model, query_onnx, scorer_onnx, example)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "linear"])
+@pytest.mark.parametrize("kind", ["mlp", "mlp-product", "linear"])
 def test_every_kind_of_scorer_can_be_exported(log: Path, tmp_path: Path, kind: str) -> None:
     run = ready(settings(log, "tdm", scorer={"kind": kind}), tmp_path / "work")
     model = fit_module.build_model(run.config, run.tree, run.prepared).eval()

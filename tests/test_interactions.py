@@ -81,6 +81,74 @@ def test_integer_ids_of_parquet_are_written_out(tmp_path: Path) -> None:
     assert lists(read(tmp_path / "log.parquet", format="parquet")) == {"7": ["10"], str(2**53 + 1): ["1"]}
 
 
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("separator", [" ", ",", "::", "→"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\n\n"])
+def test_lists_have_a_user_and_then_the_items_on_each_line(tmp_path: Path, separator: str, ending: str, line_end: str) -> None:
+    lines = [separator.join([user, *items]) for user, items in BY_TIME.items()]
+    path = write(tmp_path, "log" + ending, line_end.join(lines))
+    assert lists(read(path, format="lists", separator=separator)) == BY_TIME
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_id(tmp_path: Path) -> None:
+    assert lists(read(write(tmp_path, "log", "\ufeffu a\n"), format="lists", separator=" ")) == {"u": ["a"]}
+
+
+def test_lists_without_an_order_say_so(tmp_path: Path) -> None:
+    assert read(write(tmp_path, "log", "u a b\n"), format="lists", separator=" ", order="none").order == "none"
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lines=st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(0, 30), min_size=1, max_size=8)), min_size=1, max_size=20),
+    block_bytes=st.integers(1, 40),
+)
+def test_lists_are_the_same_in_blocks_of_any_size(tmp_path: Path, lines: list[tuple[int, list[int]]], block_bytes: int) -> None:
+    path = write(tmp_path, "log", "\n".join(" ".join(map(str, [user, *items])) for user, items in lines))
+    expected: dict[str, list[str]] = {}
+    for user, items in sorted(lines, key=lambda line: line[0]):
+        expected.setdefault(str(user), []).extend(map(str, items))
+    log_format = LogFormat(format="lists", separator=" ", min_user_events=1)
+    assert lists(read_interactions(path, log_format, tmp_path / "work", block_bytes=block_bytes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "value", "expected"),
+    [
+        (b"u a\nv\n", 2, "'v'", "then at least one of an item"),
+        (b"u a\n\n a b\n", 3, "' a b'", "none of them empty"),
+        (b"u a b\nv a  b\n", 2, "'v a  b'", "none of them empty"),
+        (b"u a b \n", 1, "'u a b '", "none of them empty"),
+        (b"u a\nv \xff\n", 2, r"b'\xff'", "UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("block_bytes", [1, 1000])
+def test_bad_lists_are_refused_with_file_line_and_value(
+    tmp_path: Path, content: bytes, line: int, value: str, expected: str, block_bytes: int
+) -> None:
+    (tmp_path / "log").write_bytes(content)
+    with pytest.raises(InvalidData, match=expected) as error:
+        read_interactions(tmp_path / "log", LogFormat(format="lists", separator=" "), tmp_path / "work", block_bytes=block_bytes)
+    assert (error.value.field, error.value.value) == (f"log: line {line}", value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"user": "u"},
+        {"user": 0, "item": 1},
+        {"timestamp": "time", "order": "timestamp"},
+        {"timestamp_type": "float"},
+        {"category": "kind"},
+        {"header": False},
+        {"quoted": False},
+    ],
+)
+def test_keys_that_say_nothing_about_lists_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=f"{next(iter(options))}: expected no such key, since format is 'lists'"):
+        LogFormat(format="lists", **options)
+
+
 def test_a_log_in_file_order_keeps_it(tmp_path: Path) -> None:
     assert lists(read(write(tmp_path, "log", text(",")))) == BY_FILE
 
@@ -297,9 +365,10 @@ def test_files_that_are_not_what_they_should_be_are_refused(tmp_path: Path) -> N
         read(write(tmp_path, "log", "user,item\nu,a\n"), format="parquet")
     cut_off = write(tmp_path, "log.gz", text(",") * 1000)
     cut_off.write_bytes(cut_off.read_bytes()[:-20])
-    with pytest.raises(InvalidData) as error:
-        read(cut_off)
-    assert error.value.field == "log.gz"
+    for format_ in ("csv", "lists"):
+        with pytest.raises(InvalidData) as error:
+            read(cut_off, format=format_)
+        assert error.value.field == "log.gz"
 
 
 @pytest.mark.parametrize(

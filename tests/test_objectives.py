@@ -36,9 +36,10 @@ from espalier.tree import EMPTY_LEAF, Tree, complete_tree
 from tests.builders import Rng, random_tree
 from training.beam import search
 from training.config import ObjectiveConfig
-from training.objectives.levels import draw_nodes
-from training.objectives.otm import otm_loss, pseudo_targets
-from training.objectives.plt import plt_loss
+from training.objectives.levels import draw_items, draw_nodes
+from training.objectives.otm import otm_loss, otm_no_bs_loss, pseudo_targets
+from training.objectives.otm_robust import otm_robust_loss
+from training.objectives.plt import hsm_loss, plt_loss
 from training.objectives.tdm import negatives_on, tdm_loss
 from training.scorers.encoders import VectorEncoder, WindowEncoder
 from training.scorers.heads import LinearHead, MlpHead
@@ -104,6 +105,14 @@ def children_of(tree: Tree, node: int) -> list[int]:
     return list(range(int(tree.first_child[node]), int(tree.first_child[node + 1])))
 
 
+def ancestors(tree: Tree, leaf: int) -> list[int]:
+    """The path from the root to a leaf: one node a level."""
+    path = [leaf]
+    while path[-1]:
+        path.append(int(tree.parent[path[-1]]))
+    return path[::-1]
+
+
 def leaves_of(tree: Tree, target_BP: Tensor, b: int) -> set[int]:
     return {int(tree.leaf_of_item[item]) for item in target_BP[b].tolist() if item >= 0}
 
@@ -150,7 +159,7 @@ def cross_entropy(terms: Terms, logits_BN: Tensor, batch: int) -> Tensor:
     """Σ z·log(1+e^{−g}) + (1−z)·log(1+e^{g}) over the terms, ÷ instances; in double precision."""
     wide_BN = logits_BN.double()
     losses = [torch.log1p(torch.exp(-wide_BN[b, n] if label else wide_BN[b, n])) for b, n, label in terms]
-    return torch.stack(losses).sum() / batch
+    return torch.stack([wide_BN.sum() * 0, *losses]).sum() / batch
 
 
 # -- topology -----------------------------------------------------------------------------------------------------------
@@ -376,6 +385,117 @@ def test_plt_is_the_cross_entropy_of_the_children_of_positives(shape: Shape) -> 
         return found
 
     check_loss(plt_loss, model, tree, query, target_BP, ObjectiveConfig(kind="plt"), terms)
+
+
+@settings(max_examples=25)
+@given(shapes)
+def test_hsm_is_plt_with_the_first_target_of_an_instance(shape: Shape) -> None:
+    rng, tree = tree_of(shape)
+    target_BP = targets_of(rng, tree, shape)
+    model, query = some_model(rng, tree, shape["batch"])
+
+    def terms(logits_BN: Tensor) -> Terms:
+        found: Terms = []
+        for b in range(len(logits_BN)):
+            z = marked(tree, leaves_of(tree, target_BP[:, :1], b))
+            found += [(b, child, z[child]) for node in range(tree.leaf_offset) if z[node] for child in children_of(tree, node)]
+        return found
+
+    check_loss(hsm_loss, model, tree, query, target_BP, ObjectiveConfig(kind="hsm"), terms)
+
+
+@settings(max_examples=25)
+@given(shapes, st.integers(1, 12))
+def test_otm_without_optimal_estimates_labels_the_beams_candidates_with_any_target_below(shape: Shape, beam_size: int) -> None:
+    rng, tree = tree_of(shape)
+    target_BP = targets_of(rng, tree, shape)
+    model, query = some_model(rng, tree, shape["batch"])
+
+    def terms(logits_BN: Tensor) -> Terms:
+        found: Terms = []
+        for b, logits in enumerate(logits_BN.tolist()):
+            z = marked(tree, leaves_of(tree, target_BP, b))
+            found += [(b, node, z[node]) for level in followed(tree, logits, beam_size, 0.0) for node in level]
+        return found
+
+    check_loss(otm_loss, model, tree, query, target_BP, ObjectiveConfig(kind="otm-no-optest", beam_size=beam_size), terms)
+
+
+@settings(max_examples=25)
+@given(shapes, st.integers(1, 6))
+def test_otm_without_beam_search_labels_random_nodes_with_pseudo_targets(shape: Shape, beam_size: int) -> None:
+    rng, tree = tree_of(shape)
+    target_BP = targets_of(rng, tree, shape)
+    model, query = some_model(rng, tree, shape["batch"])
+    config = ObjectiveConfig(kind="otm-no-bs", beam_size=beam_size)
+
+    def terms(logits_BN: Tensor) -> Terms:
+        generator, found = torch.Generator().manual_seed(1), []
+        for h in range(1, tree.height + 1):
+            nodes_BC = draw_nodes(Topology(tree, CPU), h, shape["batch"], 2 * beam_size, generator).tolist()
+            for b, logits in enumerate(logits_BN.tolist()):
+                z = expanded(tree, leaves_of(tree, target_BP, b), logits)
+                found += [(b, node, z[node]) for node in nodes_BC[b] if tree.items_below[node]]
+        return found
+
+    check_loss(otm_no_bs_loss, model, tree, query, target_BP, config, terms)
+
+
+@settings(max_examples=60)
+@given(shapes, st.integers(1, 12), st.sampled_from([0.0, 0.7]), st.integers(1, 6))
+def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
+    shape: Shape, beam_size: int, gamma: float, random_nodes: int
+) -> None:
+    """Equal to the docstring's formula, node by node; visited nodes count once, a random one as often as its odds demand."""
+    rng, tree = tree_of(shape)
+    target_BP = targets_of(rng, tree, shape)
+    model, query = some_model(rng, tree, shape["batch"])
+    config = ObjectiveConfig(kind="otm-robust", beam_size=beam_size, gamma=gamma, random_nodes=random_nodes)
+    topology = Topology(tree, CPU)
+    got = otm_robust_loss(model, topology, query, target_BP, config, torch.Generator().manual_seed(1))
+    got.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+
+    drawn_BR = draw_items(topology, shape["batch"], random_nodes, torch.Generator().manual_seed(1)).tolist()
+    logits_BN = all_logits(model, tree, query).double()
+    losses = []
+    for b in range(shape["batch"]):
+        rank = [logits_BN[b, 0] * 0]
+        for node in range(1, tree.node_count):
+            rank.append(logits_BN[b, node] + gamma * rank[int(tree.parent[node])])
+        z = marked(tree, leaves_of(tree, target_BP, b))
+        paths = [ancestors(tree, int(tree.leaf_of_item[item])) for item in drawn_BR[b]]
+        for h, level in enumerate(followed(tree, logits_BN[b].tolist(), beam_size, gamma), start=1):
+            hits = [node for node in tree.level(h) if z[node]]
+            once = {*level, *hits}
+            odds = {path[h]: random_nodes * int(tree.items_below[path[h]]) / tree.item_count for path in paths}
+            terms = [rank[node].exp() for node in once]
+            terms += [rank[path[h]].exp() / odds[path[h]] for path in paths if path[h] not in once]
+            losses += [(torch.stack(terms).sum().log() - rank[node]) / len(hits) for node in hits]
+    expected = torch.stack(losses).sum() / shape["batch"] if losses else torch.zeros((), requires_grad=True)
+    assert_allclose(got.item(), expected.item(), rtol=1e-4, atol=1e-5)
+    if losses:
+        expected.backward()  # type: ignore[no-untyped-call]
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                assert_allclose(gradients[name], parameter.grad, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_otm_robust_does_not_depend_on_the_training_beam_in_expectation() -> None:
+    """Each level's sum is estimated without bias; its log has one of second order, small with the beam's large terms counted exactly."""
+    tree = complete_tree(np.arange(64), 2)
+    model, query = linear_model(np.random.default_rng(5), tree, 1)
+
+    def mean_loss(beam_size: int, draws: int) -> float:
+        config, topology = ObjectiveConfig(beam_size=beam_size, random_nodes=16), Topology(tree, CPU)
+        generators = [torch.Generator().manual_seed(seed) for seed in range(draws)]
+        with torch.no_grad():
+            return float(np.mean([otm_robust_loss(model, topology, query, torch.tensor([[11]]), config, g).item() for g in generators]))
+
+    whole = mean_loss(64, 1)
+    assert_allclose(mean_loss(16, 300), whole, rtol=0.01)
+    assert_allclose(mean_loss(4, 300), whole, rtol=0.02)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 70))

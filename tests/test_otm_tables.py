@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,3 +141,24 @@ def test_plt_trains_on_children_of_relevant_nodes_alone() -> None:
         path |= {node, node + 1 if node % 2 else node - 1}
         node = (node - 1) // 2
     assert trained == path - {0}
+
+
+@pytest.mark.parametrize(
+    ("table", "report"),
+    [
+        (otm_table1, {"runs": 2, "rows": [{"N": "inf", "k": 5, "paper": None, "ours": 0.125, "standard_error": None}]}),
+        (
+            otm_table2,
+            {"b": -4, "seconds": 1, "runs": [{"seed": 0}], "rows": [{"method": "otm", "m": 50, "paper": None, "mean": 0.125, "sd": None}]},
+        ),
+    ],
+)
+def test_a_stored_report_is_shown_again_without_a_run(
+    table: ModuleType, report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored, drawn = tmp_path / "stored.json", tmp_path / "drawn.png"
+    stored.write_text(json.dumps(report))
+    monkeypatch.setattr(sys, "argv", [table.__name__, "--from-json", str(stored), "--plot", str(drawn)])
+    table.main()
+    assert "0.1250" in capsys.readouterr().out
+    assert drawn.read_bytes().startswith(b"\x89PNG")

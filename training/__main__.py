@@ -1,4 +1,4 @@
-"""`python -m training fit | evaluate | inspect`: the offline commands."""
+"""`python -m training fit | relearn | evaluate | inspect`: the offline commands."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -41,7 +43,31 @@ def fit(
     from training.config import read_config
     from training.fit import pick_device
 
-    settings = read_config(config)
+    _fit_to(out, read_config(config), data, pick_device(device), resume)
+
+
+@app.command()
+def relearn(
+    model: Annotated[Path, typer.Option(help="models/NAME/VERSION, the model whose tree is learned anew")],
+    out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")],
+    data: Annotated[Path | None, typer.Option(help="a log to read instead of the configured one")] = None,
+    rounds: Annotated[int, typer.Option(help="how often learning the tree and training on it alternate")] = 1,
+    steps: Annotated[int | None, typer.Option(help="training steps of a round; the default is the model's own number")] = None,
+    gap: Annotated[int, typer.Option(help="levels that are matched at once")] = 7,
+    samples: Annotated[int | None, typer.Option(help="most events of training users that the tree is learned from")] = None,
+    gamma: Annotated[float, typer.Option(help="γ of the ranks that the tree is learned for; 0 is JTM as published")] = 0.0,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to learn and train")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint of a killed run")] = False,
+) -> None:
+    """Learn the tree of a trained model anew (JTM), train on from its weights, and export a bundle."""
+    from training.earlier import relearn_config
+    from training.fit import pick_device
+
+    settings = relearn_config(model, {"rounds": rounds, "gap": gap, "samples": samples, "gamma": gamma}, steps)
+    _fit_to(out, settings, data, pick_device(device), resume)
+
+
+def _fit_to(out: Path, settings: TrainingConfig, data: Path | None, where: torch.device, resume: bool) -> None:
     name, version = out.absolute().parent.name, out.name
     if not (version.isdecimal() and int(version) >= 1 and str(int(version)) == version):
         raise InvalidConfig("--out", str(out), "models/NAME/VERSION with a version number of at least 1")
@@ -49,30 +75,40 @@ def fit(
         raise InvalidConfig("--out", name, "a model name of lower-case letters, digits, '.', '_' and '-', at most 64")
     if out.exists():
         raise BundleExists(f"{out}: a bundle is never overwritten; choose another version")
+    from training.parallel import joined, process
+
     settings = settings.model_copy(update={"name": name})
-    where = pick_device(device)
     work = out.absolute().parent / f".{version}.work"
-    with _only_run(work):
+    with joined(where), _only_run(work) if process() == 0 else _in_silence():
         _fit_and_export(settings, data, out, where, work, resume)
 
 
 def _fit_and_export(settings: TrainingConfig, data: Path | None, out: Path, where: torch.device, work: Path, resume: bool) -> None:
+    from training.earlier import as_earlier
     from training.export import export
     from training.fit import fit as fit_model
+    from training.parallel import process, shared_tree, wait_for_all
     from training.prepare import build_tree, prepare
 
     begin = time.perf_counter()
-    if work.exists() and not resume:
+    if process() == 0 and work.exists() and not resume:
         shutil.rmtree(work)
-    prepared = prepare(settings, data, work)
+    wait_for_all()
+    prepared = prepare(settings, data, work / f"process-{process()}" if process() else work)  # it writes files there
     log.info(
         "%d users, %d items, %d events",
         prepared.interactions.user_count,
         prepared.interactions.item_count,
         prepared.interactions.event_count,
     )
-    tree = build_tree(settings, prepared)
-    model = fit_model(settings, prepared, tree, where, work, resume)
+    for number in range(1, settings.tree.rounds + 1):
+        folder = work if number == 1 else work / f"round-{number}"
+        folder.mkdir(exist_ok=True)
+        tree = shared_tree(partial(build_tree, settings, prepared, where), where)
+        model = fit_model(settings, prepared, tree, where, folder, resume)
+        prepared = replace(prepared, earlier=as_earlier(settings, tree, model))
+    if process() > 0:
+        return
     bundle = export(settings, prepared, tree, model, out)
     shutil.rmtree(work)
     log.info("wrote %s in %.0f s", out, time.perf_counter() - begin)
@@ -166,6 +202,13 @@ def _only_run(work: Path) -> Iterator[None]:
             ) from error
         yield
         lock.unlink()
+
+
+@contextmanager
+def _in_silence() -> Iterator[None]:
+    """What a process does beside the one that tells."""
+    log.setLevel(logging.WARNING)
+    yield
 
 
 def _numbers(option: str, text: str) -> list[int]:

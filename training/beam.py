@@ -12,17 +12,32 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from training.parallel import drawn_rows
 from training.scorers.model import NodeScorer
 from training.topology import Topology
 
 
-def keep_best(topology: Topology, nodes_BC: Tensor, rank_BC: Tensor, beam_size: int) -> tuple[Tensor, Tensor]:
-    """The best `beam_size` candidates in ascending node order (int64[B, K]) and their ranks; padding stays padding."""
+def keep_best(
+    topology: Topology, nodes_BC: Tensor, rank_BC: Tensor, beam_size: int, noise_BC: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The best `beam_size` candidates in ascending node order (int64[B, K]) and their ranks; padding stays padding.
+
+    noise_BC  float[B, C], added for the choice only: with Gumbel noise it is a draw without replacement from the softmax of the ranks
+    """
     if rank_BC.shape[1] <= beam_size:
         return nodes_BC, rank_BC
-    place_BK = _best(rank_BC, beam_size).sort(1).values
+    place_BK = best_places(rank_BC if noise_BC is None else rank_BC + noise_BC, beam_size).sort(1).values
     beam_BK, kept_BK = nodes_BC.gather(1, place_BK), rank_BC.gather(1, place_BK)
     return torch.where(kept_BK == -torch.inf, topology.padding, beam_BK), kept_BK
+
+
+def gumbel(like_BC: Tensor, generator: torch.Generator) -> Tensor:
+    """float32[B, C] of standard Gumbel noise (Kool et al. 2019: the k largest perturbed values are a sample without replacement)."""
+
+    def draw(rows: int) -> Tensor:
+        return torch.empty((rows, like_BC.shape[1]), device=like_BC.device).exponential_(generator=generator)
+
+    return -drawn_rows(draw, len(like_BC)).log()
 
 
 @torch.no_grad()
@@ -59,12 +74,12 @@ def search(
     if exclude_BE is not None:
         leaves_BE = topology.leaf_of_item_I1[exclude_BE].sort(1).values
         rank_BC = rank_BC.masked_fill(topology.find(leaves_BE, nodes_BC)[1], -torch.inf)
-    best_BM = _best(rank_BC, m)
+    best_BM = best_places(rank_BC, m)
     leaf_BM = nodes_BC.gather(1, best_BM).clamp(max=topology.padding - 1) - topology.tree.leaf_offset
     rank_BM = rank_BC.gather(1, best_BM)
     return torch.where(rank_BM > -torch.inf, topology.leaf_item[leaf_BM], -1), rank_BM
 
 
-def _best(rank_BC: Tensor, count: int) -> Tensor:
+def best_places(rank_BC: Tensor, count: int) -> Tensor:
     """int64[B, ≤ count]: columns by falling rank, the lower one first at a tie (topk has no such rule)."""
     return rank_BC.sort(dim=1, descending=True, stable=True).indices[:, :count]

@@ -17,6 +17,11 @@ from espalier.queries import MAX_HISTORY
 from training.data.log_files import LogFormat
 from training.scorers.encoders import PAPER_WINDOWS
 
+PATH_PRODUCTS = ("plt", "hsm")
+"""Objectives that train conditional probabilities: the search ranks by their product along the path."""
+EARLIER_TREES = ("earlier", "jtm")
+"""Kinds of tree whose nodes are those of the earlier model."""
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -51,7 +56,7 @@ class InstanceConfig(_Section):
 
     windows: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=PAPER_WINDOWS, min_length=1)
     split: Literal["half", "random"] = "random"
-    targets: int = Field(default=50, ge=1)
+    targets: int = Field(default=1, ge=1)
     cold_share: float = Field(default=0.02, ge=0, lt=1)
 
     @field_validator("windows")
@@ -63,30 +68,46 @@ class InstanceConfig(_Section):
 
 
 class TreeConfig(_Section):
-    """The tree: items in random order, by category, or by balanced k-means.
+    """The tree: items in random order, by category, by balanced k-means, that of an earlier model, or learned by one (JTM).
 
     branching      children of a node
     embedding_dim  k-means: width of the co-occurrence embeddings
-    earlier_model  k-means: a bundle whose leaf rows take the place of the co-occurrence embeddings (items matched by id)
+    gap            jtm: levels that are matched at once, d of Alg. 2
+    samples        jtm: at most so many events of training users are its samples
+    gamma          jtm: γ of the ranks whose log-sigmoid is maximised; 0 takes each node's own logit, as published
+    rounds         jtm: how often learning the tree and training on it alternate
     """
 
-    kind: Literal["random", "category", "kmeans"] = "kmeans"
+    kind: Literal["random", "category", "kmeans", "earlier", "jtm"] = "kmeans"
     branching: int = Field(default=2, ge=2, le=256)
     embedding_dim: int = Field(default=64, ge=1)
-    earlier_model: Path | None = None
+    gap: int = Field(default=7, ge=1)
+    samples: int = Field(default=200_000, ge=1)
+    gamma: float = Field(default=0.0, ge=0, le=1)
+    rounds: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _alternates_with_jtm_only(self) -> TreeConfig:
+        if self.rounds > 1 and self.kind != "jtm":
+            raise InvalidConfig("tree.rounds", self.rounds, f"1, since tree.kind is {self.kind}")
+        return self
 
 
 class ScorerConfig(_Section):
-    """The node scorer: the papers' network, or an inner product.
+    """The node scorer: the papers' network, with an inner product beside it, with TDM's attention unit, or an inner product alone.
 
-    init      node rows at the start: `embeddings`, the mean of the co-occurrence embeddings of the items below, or `random`
+    hidden            layers of the network
+    attention_hidden  attention: units of the network that weighs a behaviour
+    init      node rows at the start: `embeddings`, the mean of the co-occurrence embeddings of the items below, or `random`; `earlier`
+              takes them, and the weights, from the earlier model
     init_std  their root mean square
     """
 
-    kind: Literal["mlp", "linear"] = "mlp"
-    node_dim: int = Field(default=24, ge=2)
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(128, 64, 24), min_length=1)
-    init: Literal["embeddings", "random"] = "embeddings"
+    kind: Literal["mlp-product", "mlp", "attention", "linear"] = "mlp-product"
+    node_dim: int = Field(default=64, ge=2)
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(64, 32), min_length=1)
+    attention_hidden: int = Field(default=36, ge=1)
+    init: Literal["embeddings", "random", "earlier"] = "embeddings"
     init_std: float = Field(default=0.3, gt=0)
     dtype: Literal["float32", "float16"] = "float32"
 
@@ -94,35 +115,50 @@ class ScorerConfig(_Section):
 class ObjectiveConfig(_Section):
     """What is minimised.
 
-    kind            `tdm`, `plt` or `otm`
-    beam_size       otm: the training beam k
-    gamma           otm: γ of the training beam
-    labels          otm: `best-child` is ẑ of Eq. 15; `any-below` is 1 where any target lies below (the paper's ablation "−OptEst")
-    warm_start      otm: share of the steps that train `tdm` first
-    random_nodes    otm: random nodes added on each level (OTM Proposition 3)
-    negatives       tdm: negatives on the last level; each level above has `negative_decay` times as many, at least 8
+    kind             `otm-robust`, `otm`, its ablations `otm-no-bs` and `otm-no-optest`, `tdm`, `plt` or `hsm`
+    beam_size        otm kinds: the training beam k; unless it is given, 50 in `otm-robust` and 200 in the others
+    beam_schedule    otm kinds: `fixed` at k; `random`, log-uniform from k/4 to 4k in each step; `growing` from k/4 to k over the run
+    stochastic_beam  otm kinds: the beam is drawn without replacement (Gumbel top-k), not the best
+    gamma            otm kinds: γ of the training beam, 0 unless given; in `otm-robust` γ of the ranks that are trained, 0.5
+    warm_start       otm kinds: share of the steps that train `tdm` first
+    random_nodes     otm kinds: random nodes added on each level (OTM Proposition 3); unless given, 50 in `otm-robust`, 0 in the others
+    negatives        tdm: negatives on the last level; each level above has `negative_decay` times as many, at least 8
     """
 
-    kind: Literal["tdm", "plt", "otm"] = "otm"
-    beam_size: int = Field(default=200, ge=1)
-    gamma: float = Field(default=0.0, ge=0, le=1)
-    labels: Literal["best-child", "any-below"] = "best-child"
+    kind: Literal["otm-robust", "otm", "otm-no-bs", "otm-no-optest", "tdm", "plt", "hsm"] = "otm-robust"
+    beam_size: int = Field(default=50, ge=1)
+    beam_schedule: Literal["fixed", "random", "growing"] = "fixed"
+    stochastic_beam: bool = False
+    gamma: float = Field(default=0.5, ge=0, le=1)
     warm_start: float = Field(default=0.0, ge=0, lt=1)
-    random_nodes: int = Field(default=0, ge=0)
+    random_nodes: int = Field(default=50, ge=0)
     negatives: int = Field(default=200, ge=1)
     negative_decay: float = Field(default=0.7, gt=0, le=1)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_kind(cls, given: object) -> object:
+        if not isinstance(given, dict) or given.get("kind", "otm-robust") == "otm-robust":
+            return given
+        return {"beam_size": 200, "random_nodes": 0, "gamma": 0.0} | given
+
 
 class OptimiserConfig(_Section):
-    """Adam with a linear decay to 0.
+    """Adam with a linear decay to 0 at `steps`; the weights with the best recall of validation users are kept.
 
+    steps           at most
+    validate_every  steps between two measurements of recall@`search.m` on at most 500 validation users
+    patience        measurements without a better one after which training ends
+    batch       instances of an update, over all processes together
     precision   of matrix products; weights stay float32. `auto` takes bfloat16 where the device computes in it, else float32
     """
 
     steps: int = Field(default=2000, ge=1)
     batch: int = Field(default=100, ge=1)
-    learning_rate: float = Field(default=1e-2, gt=0)
+    learning_rate: float = Field(default=2e-3, gt=0)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    validate_every: int = Field(default=100, ge=1)
+    patience: int = Field(default=8, ge=1)
     checkpoint_every: int = Field(default=500, ge=1)
 
 
@@ -159,10 +195,14 @@ class SearchConfig(_Section):
 
 
 class TrainingConfig(_Section):
-    """A whole training run. `seed` reproduces it."""
+    """A whole training run. `seed` reproduces it.
+
+    earlier_model  a bundle that `tree.kind` "earlier", "jtm" or "kmeans" and `scorer.init` "earlier" start from; items are matched by id
+    """
 
     name: ModelName
     seed: int = Field(default=1, ge=0, lt=2**32)
+    earlier_model: Path | None = None
     data: DataConfig
     instances: InstanceConfig = InstanceConfig()
     tree: TreeConfig = TreeConfig()
@@ -175,10 +215,22 @@ class TrainingConfig(_Section):
     def _category_known(self) -> TrainingConfig:
         if self.tree.kind == "category" and self.data.format.category is None:
             raise InvalidConfig("data.format.category", None, "a column, since tree.kind is category")
-        if self.tree.earlier_model is not None and self.tree.kind != "kmeans":
-            raise InvalidConfig("tree.kind", self.tree.kind, "kmeans, since there is a tree.earlier_model")
-        if self.objective.kind == "plt" and self.search.gamma not in ("auto", 1.0):
-            raise InvalidConfig("search.gamma", self.search.gamma, '1 or "auto", since plt ranks by path products')
+        if self.objective.kind in PATH_PRODUCTS and self.search.gamma not in ("auto", 1.0):
+            raise InvalidConfig("search.gamma", self.search.gamma, f'1 or "auto", since {self.objective.kind} ranks by path products')
+        if self.objective.kind == "otm-robust" and self.objective.random_nodes == 0:
+            raise InvalidConfig("objective.random_nodes", 0, "at least 1, since otm-robust estimates whole levels with them")
+        return self
+
+    @model_validator(mode="after")
+    def _earlier_model_fits(self) -> TrainingConfig:
+        if self.earlier_model is None and self.tree.kind in EARLIER_TREES:
+            raise InvalidConfig("earlier_model", None, f"a bundle, since tree.kind is {self.tree.kind}")
+        if self.scorer.init == "earlier" and self.tree.kind not in EARLIER_TREES:
+            raise InvalidConfig("tree.kind", self.tree.kind, "earlier or jtm, since scorer.init is earlier and node rows belong to nodes")
+        if self.earlier_model is not None and self.tree.kind not in ("kmeans", *EARLIER_TREES):
+            raise InvalidConfig("tree.kind", self.tree.kind, "earlier, jtm or kmeans, since there is an earlier_model")
+        if self.tree.rounds > 1 and self.scorer.init != "earlier":
+            raise InvalidConfig("scorer.init", self.scorer.init, "earlier, since with tree.rounds training goes on from round to round")
         return self
 
 

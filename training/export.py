@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,13 +30,13 @@ from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import Engine, SearchParams, open_engine
 from espalier.tree import Tree
-from training.beam import search
 from training.config import TrainingConfig
-from training.data.splits import EvaluationPair, halves, without_seen
+from training.data.splits import halves, without_seen
 from training.evaluate import evaluate, recall_columns
 from training.prepare import Prepared
 from training.scorers.model import NodeScorer, export_graphs
 from training.topology import Topology
+from training.validation import ranked_by, search_pairs, validation_pairs
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +87,10 @@ def _test_metrics(config: TrainingConfig, prepared: Prepared, bundle: Bundle, en
 
 def choose_ranking(config: TrainingConfig, prepared: Prepared, topology: Topology, model: NodeScorer) -> tuple[Ranking, dict[str, float]]:
     """The ranking formula: γ with the best recall@m of validation users, and for 0 < γ a calibration of its ranks; and what was tried."""
-    own: Literal["logit", "log_activation"] = "log_activation" if config.objective.kind == "plt" else "logit"
-    fixed = 1.0 if config.objective.kind == "plt" else config.search.gamma
-    gammas = GAMMAS if fixed == "auto" else (fixed,)
-    pairs = halves(prepared.interactions, prepared.split.validation, seed=config.seed)
-    pairs = (without_seen(pairs) if config.search.exclude_seen else pairs)[:VALIDATION_QUERIES]
+    own, trained = ranked_by(config)
+    fixed = trained if own == "log_activation" else config.search.gamma
+    gammas = sorted({*GAMMAS, trained}) if fixed == "auto" else [fixed]
+    pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
     if not pairs:
         return Ranking(
             own=own, gamma=gammas[0], calibration=None if own != "logit" or gammas[0] == 0 else Calibration(slope=1, intercept=0)
@@ -106,30 +105,6 @@ def choose_ranking(config: TrainingConfig, prepared: Prepared, topology: Topolog
     best = max(results, key=lambda gamma: trials[f"{gamma:g}"])
     calibration = None if own != "logit" or best == 0 else calibrate(*results[best], relevant)
     return Ranking(own=own, gamma=best, calibration=calibration), trials
-
-
-def search_pairs(
-    config: TrainingConfig,
-    topology: Topology,
-    model: NodeScorer,
-    pairs: Sequence[EvaluationPair],
-    gamma: float,
-    own: Literal["logit", "log_activation"],
-    beam_size: int,
-    m: int,
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """int64[B, M] item rows and float32[B, M] ranks of held-out queries, searched in torch."""
-    kind = HistoryKind(length=sum(config.instances.windows))
-    rows, ranks = [], []
-    for start in range(0, len(pairs), 100):
-        part = pairs[start : start + 100]
-        history_BT = torch.from_numpy(pad_histories(kind, [pair.history for pair in part]).array.astype(np.int64)).to(topology.device)
-        exclude_BE = _pad_rows([pair.history for pair in part]).to(topology.device) if config.search.exclude_seen else None
-        item_rows, rank = search(model, topology, topology.history_nodes(history_BT), beam_size, m, gamma, own, exclude_BE)
-        missing = m - item_rows.shape[1]
-        rows.append(np.pad(item_rows.cpu().numpy(), ((0, 0), (0, missing)), constant_values=-1))
-        ranks.append(np.pad(rank.cpu().numpy(), ((0, 0), (0, missing)), constant_values=-np.inf))
-    return np.concatenate(rows), np.concatenate(ranks)
 
 
 def calibrate(rows_BM: NDArray[np.int64], ranks_BM: NDArray[np.float32], relevant: Sequence[NDArray[np.int64]]) -> Calibration:
@@ -205,6 +180,7 @@ def _content(
                 "relevant": pa.array([names(pair.relevant) for pair in test], strings),
             }
         ),
+        weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "node_rows"},
     )
 
 
@@ -245,7 +221,3 @@ def _draft(config: TrainingConfig, prepared: Prepared, ranking: Ranking, path: P
             "events": interactions.event_count,
         },
     )
-
-
-def _pad_rows(lists: Sequence[NDArray[np.int64]]) -> Tensor:
-    return torch.nn.utils.rnn.pad_sequence([torch.from_numpy(rows) for rows in lists], batch_first=True, padding_value=-1)

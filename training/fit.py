@@ -1,4 +1,4 @@
-"""Fits a node scorer to a tree: batches, objective, Adam, checkpoints.
+"""Fits a node scorer to a tree: batches, objective, updates, checkpoints; in one process or several (parallel.py).
 
 A run is a function of its configuration and data: batch and random nodes of step s come from (seed, s), so a run that was killed and
 resumed ends as an uninterrupted one would.
@@ -9,12 +9,15 @@ Legend: B instances, T history, P targets.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -22,21 +25,38 @@ from tqdm import tqdm
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 from training.config import ObjectiveConfig, TrainingConfig
+from training.data.user_item_matrix import events_of_items
 from training.instances import InstanceSource
-from training.objectives.otm import otm_loss
-from training.objectives.plt import plt_loss
+from training.objectives.otm import otm_loss, otm_no_bs_loss
+from training.objectives.otm_robust import otm_robust_loss
+from training.objectives.plt import hsm_loss, plt_loss
 from training.objectives.tdm import tdm_loss
+from training.parallel import average, average_gradients, own_rows, process, processes, share_weights
 from training.prepare import Prepared, item_embeddings
-from training.scorers.encoders import WindowEncoder
-from training.scorers.heads import LinearHead, MlpHead
-from training.scorers.initial_rows import rows_from_embeddings
-from training.scorers.model import NodeScorer
+from training.scorers.heads import LinearHead, ProductMlpHead
+from training.scorers.initial_rows import popularity_biases, rows_from_embeddings
+from training.scorers.model import NodeScorer, new_scorer
 from training.topology import Topology
+from training.validation import validation_pairs, validation_recall
 
 log = logging.getLogger(__name__)
 
 Loss = Callable[[NodeScorer, Topology, Tensor, Tensor, ObjectiveConfig, torch.Generator], Tensor]
-LOSSES: dict[str, Loss] = {"tdm": tdm_loss, "plt": plt_loss, "otm": otm_loss}
+LOSSES: dict[str, Loss] = {
+    "otm-robust": otm_robust_loss,
+    "otm": otm_loss,
+    "otm-no-optest": otm_loss,
+    "otm-no-bs": otm_no_bs_loss,
+    "tdm": tdm_loss,
+    "plt": plt_loss,
+    "hsm": hsm_loss,
+}
+
+VALIDATION_QUERIES = 500
+START_WEIGHT = 0.3
+"""Of each window's mean in a query state that starts as means."""
+READ_EVERY = 20
+"""Steps between looks at the losses: reading one waits for the device."""
 
 
 def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -47,56 +67,109 @@ def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
 
 
 def build_model(config: TrainingConfig, tree: Tree, prepared: Prepared) -> NodeScorer:
-    """A freshly initialised model (seeded), its node rows from the training users' co-occurrence where so configured."""
+    """The model at the start of training: seeded, its node rows from training users' co-occurrence, or all of it an earlier one's."""
     torch.manual_seed(config.seed)
     scorer = config.scorer
-    encoder = WindowEncoder(config.instances.windows, scorer.node_dim)
-    head: MlpHead | LinearHead
-    if scorer.kind == "mlp":
-        head = MlpHead(encoder.features, scorer.node_dim, scorer.hidden)
-    else:
-        head = LinearHead(encoder.features, scorer.node_dim, project=True)
-    model = NodeScorer(tree.node_count, scorer.node_dim, encoder, head, scorer.init_std)
+    model = new_scorer(scorer, config.instances.windows, tree.node_count)
     if scorer.init == "embeddings":
-        embeddings_ID = item_embeddings(prepared, scorer.node_dim - (scorer.kind == "linear"), config.seed)  # its last entry is the bias
+        biased = isinstance(model.head, LinearHead | ProductMlpHead)  # then the last entry of a row is the bias
+        embeddings_ID = item_embeddings(prepared, scorer.node_dim - biased, config.seed)
         rows_ND = rows_from_embeddings(tree, embeddings_ID, scorer.init_std)
         model.node_rows.data[:, : embeddings_ID.shape[1]] = torch.from_numpy(rows_ND)
+        if isinstance(model.head, LinearHead | ProductMlpHead):
+            events_I = events_of_items(prepared.interactions, prepared.split.train)
+            model.node_rows.data[:, -1] = torch.from_numpy(popularity_biases(tree, events_I, config.objective.gamma))
+            product = model.head.product if isinstance(model.head, ProductMlpHead) else model.head
+            product.start_as_means(START_WEIGHT)
+    elif scorer.init == "earlier" and prepared.earlier is not None:
+        model.load_state_dict(prepared.earlier.model.state_dict())
     return model
 
 
 def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.device, work: Path, resume: bool) -> NodeScorer:
-    """Train and return the model (on `device`).
+    """Train and return the model (on `device`, and the same on every process).
 
-    work    folder for the checkpoint
+    work    folder for the checkpoint, which process 0 writes and all read
     resume  go on from the checkpoint there, if there is one; its configuration and log must be the same
+
+    Raises InvalidConfig for a batch that the processes cannot share alike, FloatingPointError when a loss or a weight is not finite.
     """
+    if config.optimiser.batch % processes():
+        raise InvalidConfig("optimiser.batch", config.optimiser.batch, f"a multiple of the {processes()} processes")
     model = build_model(config, tree, prepared).to(device)
     topology = Topology(tree, device)
     source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=config.optimiser.learning_rate, fused=True)
     checkpoint = work / "checkpoint.pt"
-    first = _restore(checkpoint, config, prepared, model, optimiser) if resume and checkpoint.exists() else 0
-    if resume and first == 0:
+    progress = _restore(checkpoint, config, prepared, model, optimiser) if resume and checkpoint.exists() else Progress(0, [], {})
+    if resume and progress.step == 0:
         log.info("no checkpoint to resume from: training starts anew")
-    steps = config.optimiser.steps
-    warm = round(config.objective.warm_start * steps) if config.objective.kind == "otm" else 0
-    smooth, begin = None, time.perf_counter()
-    with tqdm(total=steps, initial=first, unit="step", desc=config.name, mininterval=1.0) as bar:
-        for step in range(first, steps):
-            for group in optimiser.param_groups:
-                group["lr"] = config.optimiser.learning_rate * (1 - step / steps)
-            loss = train_step(config, model, topology, source, optimiser, step, "tdm" if step < warm else config.objective.kind)
-            smooth = loss if smooth is None else 0.98 * smooth + 0.02 * loss
+    share_weights(model)
+    steps, every = config.optimiser.steps, config.optimiser.validate_every
+    pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
+    losses: list[Tensor] = []
+    begin, first = time.perf_counter(), progress.step
+    with tqdm(total=steps, initial=first, unit="step", desc=config.name, mininterval=1.0, disable=process() > 0) as bar:
+        while progress.step < steps and not progress.out_of_patience(config.optimiser.patience):
+            losses.append(train_step(config, model, topology, source, optimiser, progress.step))
+            progress.step += 1
             bar.update()
-            bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
-            if (step + 1) % config.optimiser.checkpoint_every == 0 or step + 1 == steps:
-                _save(checkpoint, config, prepared, model, optimiser, step + 1)
+            last = progress.step == steps
+            validate = bool(pairs) and (progress.step % every == 0 or last)
+            save = progress.step % config.optimiser.checkpoint_every == 0 or last
+            if validate or save or len(losses) == READ_EVERY:
+                loss = _read(config, losses, progress.step - 1)
+                losses.clear()
+                bar.set_postfix(loss=f"{loss:.3f}", recall=f"{progress.recalls[-1]:.4f}" if progress.recalls else "-", refresh=False)
+            if validate:
+                progress.add(float(average(torch.tensor(validation_recall(config, topology, model, pairs), device=device))), model)
+            if save and process() == 0:
+                _save(checkpoint, config, prepared, model, optimiser, progress)
+    if progress.recalls:
+        model.load_state_dict(progress.best)
+        best = max(progress.recalls)
+        log.info("validation recall@%d: %.4f, best of %d measurements", config.search.m, best, len(progress.recalls))
     if not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
         raise FloatingPointError(
             f"the trained weights are not finite; lower optimiser.learning_rate (now {config.optimiser.learning_rate})"
         )
-    log.info("%d steps in %.1f s", steps - first, time.perf_counter() - begin)
+    log.info("%d steps in %.1f s", progress.step - first, time.perf_counter() - begin)
     return model
+
+
+@dataclass
+class Progress:
+    """How far a run is: steps made, the validation recalls so far, and the weights of the best of them (the first at a tie)."""
+
+    step: int
+    recalls: list[float]
+    best: dict[str, Tensor]
+
+    def add(self, recall: float, model: NodeScorer) -> None:
+        if recall > max(self.recalls, default=-1.0):
+            self.best = {name: values.detach().clone() for name, values in model.state_dict().items()}
+        self.recalls.append(recall)
+
+    def out_of_patience(self, patience: int) -> bool:
+        """Whether the last `patience` recalls were no better than what came before."""
+        return len(self.recalls) > patience and max(self.recalls[-patience:]) <= max(self.recalls[:-patience])
+
+
+def stage(config: TrainingConfig, step: int) -> ObjectiveConfig:
+    """The objective of a step: `tdm` while the start is warmed, then the configured one with its training beam of the moment."""
+    objective, steps = config.objective, config.optimiser.steps
+    if not objective.kind.startswith("otm"):
+        return objective
+    warm = round(objective.warm_start * steps)
+    if step < warm:
+        return objective.model_copy(update={"kind": "tdm"})
+    if objective.beam_schedule == "growing":
+        power = (step - warm) / max(1, steps - 1 - warm) - 1
+    elif objective.beam_schedule == "random":
+        power = float(np.random.default_rng([config.seed, 2, step]).uniform(-1, 1))
+    else:
+        return objective
+    return objective.model_copy(update={"beam_size": max(1, round(objective.beam_size * 4**power))})
 
 
 def train_step(
@@ -106,22 +179,34 @@ def train_step(
     source: InstanceSource,
     optimiser: torch.optim.Optimizer,
     step: int,
-    kind: Literal["tdm", "plt", "otm"],
-) -> float:
-    """One batch and one update; returns the loss. Raises FloatingPointError when it is not finite, so that no broken model is exported."""
-    device = topology.device
+) -> Tensor:
+    """One batch, of which this process takes its rows, and one update; returns the loss of those rows (a scalar on the device)."""
+    device, objective = topology.device, stage(config, step)
     instances = source.batch(step, config.optimiser.batch)
+    own = own_rows(config.optimiser.batch)
     generator = torch.Generator(device).manual_seed(config.seed * 1_000_003 + step)
+    for group in optimiser.param_groups:
+        group["lr"] = config.optimiser.learning_rate * (1 - step / config.optimiser.steps)
     optimiser.zero_grad()
     with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
-        query = topology.history_nodes(torch.from_numpy(instances.history_BT).to(device))
-        loss = LOSSES[kind](model, topology, query, torch.from_numpy(instances.target_BP).to(device), config.objective, generator)
+        query = topology.history_nodes(torch.from_numpy(instances.history_BT[own]).to(device))
+        targets = torch.from_numpy(instances.target_BP[own]).to(device)
+        loss = LOSSES[objective.kind](model, topology, query, targets, objective, generator)
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    average_gradients(model.parameters())
     optimiser.step()
-    value = float(loss.detach())
-    if not value < float("inf"):
-        raise FloatingPointError(f"step {step}: the loss is {value}; lower optimiser.learning_rate (now {config.optimiser.learning_rate})")
-    return value
+    return loss.detach()
+
+
+def _read(config: TrainingConfig, losses: Sequence[Tensor], step: int) -> float:
+    """The mean of the losses up to `step`. Raises FloatingPointError when one is not finite, so that no broken model is saved."""
+    values: list[float] = average(torch.stack(list(losses)).float()).tolist()
+    for at, value in enumerate(values, start=step + 1 - len(values)):
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"step {at}: the loss is {value}; lower optimiser.learning_rate (now {config.optimiser.learning_rate})"
+            )
+    return sum(values) / len(values)
 
 
 def use_bfloat16(config: TrainingConfig, device: torch.device) -> bool:
@@ -134,13 +219,15 @@ def use_bfloat16(config: TrainingConfig, device: torch.device) -> bool:
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def _save(file: Path, config: TrainingConfig, prepared: Prepared, model: NodeScorer, optimiser: torch.optim.Optimizer, step: int) -> None:
+def _save(
+    file: Path, config: TrainingConfig, prepared: Prepared, model: NodeScorer, optimiser: torch.optim.Optimizer, progress: Progress
+) -> None:
     state = {
         "config": config.model_dump_json(),
         "log": prepared.interactions.fingerprint,
         "model": model.state_dict(),
         "optimiser": optimiser.state_dict(),
-        "step": step,
+        "progress": asdict(progress),
     }
     partial = file.with_suffix(".part")
     with partial.open("wb") as stream:
@@ -150,8 +237,8 @@ def _save(file: Path, config: TrainingConfig, prepared: Prepared, model: NodeSco
     os.replace(partial, file)
 
 
-def _restore(file: Path, config: TrainingConfig, prepared: Prepared, model: NodeScorer, optimiser: torch.optim.Optimizer) -> int:
-    """Load a checkpoint (tensors and plain values only) and return its step."""
+def _restore(file: Path, config: TrainingConfig, prepared: Prepared, model: NodeScorer, optimiser: torch.optim.Optimizer) -> Progress:
+    """Load a checkpoint (tensors and plain values only) and return how far it was."""
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises almost anything
@@ -161,5 +248,6 @@ def _restore(file: Path, config: TrainingConfig, prepared: Prepared, model: Node
         raise InvalidConfig("--resume", str(file), expected)
     model.load_state_dict(state["model"])
     optimiser.load_state_dict(state["optimiser"])
-    log.info("resumed at step %d", state["step"])
-    return int(state["step"])
+    progress = Progress(**state["progress"])
+    log.info("resumed at step %d", progress.step)
+    return progress

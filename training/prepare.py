@@ -1,46 +1,60 @@
-"""From a configuration to what training starts with: the log, its split, the item table and the tree."""
+"""From a configuration to what training starts with: the log, its split, the item table, the earlier model and the tree."""
 
 from __future__ import annotations
 
+import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.tree import Tree
-from training.config import TrainingConfig
+from training.config import EARLIER_TREES, TrainingConfig
 from training.data.interactions import Interactions, read_interactions
 from training.data.splits import Split, split_users
+from training.earlier import EarlierModel, open_earlier
 from training.trees.category import category_tree
 from training.trees.embeddings import item_embeddings as embeddings_of
 from training.trees.embeddings import spread_unseen
+from training.trees.jtm import draw_samples, learn_tree
 from training.trees.kmeans import kmeans_tree
 from training.trees.random import random_tree
+
+log = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Item rows of `interactions` and of `items` are the same."""
+    """Item rows of `interactions`, of `items` and of the earlier model's tree are the same."""
 
     interactions: Interactions
     split: Split
     items: ItemTable
+    earlier: EarlierModel | None = None
 
 
-def prepare(config: TrainingConfig, log: Path | None, work: Path) -> Prepared:
-    """Read the log (or `log` instead of the configured one) and the item table; events stay in files under `work`."""
-    interactions = read_interactions(log or config.data.log, config.data.format, work)
+def prepare(config: TrainingConfig, data: Path | None, work: Path) -> Prepared:
+    """Read the log (or `data` instead of the configured one), the item table and the earlier model; events stay in files under `work`."""
+    interactions = read_interactions(data or config.data.log, config.data.format, work)
     split = split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
     for name, part in (("train", split.train), ("validation", split.validation)):
         if len(part) == 0:
             raise InvalidData("log", f"{interactions.user_count} users", f"enough users for a {name} part")
-    return Prepared(interactions, split, item_table(config.data.items, interactions.item_ids))
+    items = item_table(config.data.items, interactions.item_ids)
+    earlier = None
+    if config.earlier_model is not None and config.tree.kind in EARLIER_TREES:
+        earlier = open_earlier(config.earlier_model, config, interactions, split.train, items)
+    return Prepared(interactions, split, items, earlier)
 
 
 def item_table(file: Path | None, ids: pa.Array) -> ItemTable:
@@ -66,21 +80,42 @@ def item_table(file: Path | None, ids: pa.Array) -> ItemTable:
     return ItemTable.build(table.take(rows).set_column(table.column_names.index("id"), "id", ids))
 
 
-def build_tree(config: TrainingConfig, prepared: Prepared) -> Tree:
-    """The configured tree over the catalogue, from training users only."""
+def build_tree(config: TrainingConfig, prepared: Prepared, device: torch.device = CPU) -> Tree:
+    """The configured tree over the catalogue, from training users only; `device` is where an earlier model learns it."""
     interactions, tree = prepared.interactions, config.tree
+    if prepared.earlier is not None:
+        prepared.earlier.model.to(device)
+        return relearn_tree(config, prepared, prepared.earlier) if tree.kind == "jtm" else prepared.earlier.tree
     if tree.kind == "random":
         return random_tree(interactions.item_count, tree.branching, seed=config.seed)
     if tree.kind == "category":
         if interactions.category_of_item_I is None:
             raise InvalidConfig("tree.kind", tree.kind, "a log with a category column")
         return category_tree(interactions.category_of_item_I, tree.branching, seed=config.seed)
-    if tree.earlier_model is None:
+    if config.earlier_model is None:
         embeddings_ID = item_embeddings(prepared, tree.embedding_dim, config.seed)
     else:
-        learned_ID = leaf_rows(Bundle.open(tree.earlier_model), prepared.items)
+        learned_ID = leaf_rows(Bundle.open(config.earlier_model), prepared.items)
         embeddings_ID = spread_unseen(learned_ID, interactions.category_of_item_I, seed=config.seed)
     return kmeans_tree(embeddings_ID, tree.branching, seed=config.seed)
+
+
+def relearn_tree(config: TrainingConfig, prepared: Prepared, earlier: EarlierModel) -> Tree:
+    """The tree that JTM learns from a trained model, with samples of training users; the log says what it brought."""
+    begin = time.perf_counter()
+    samples = draw_samples(prepared.interactions, prepared.split.train, earlier.length, config.tree.samples, seed=config.seed)
+    learned = learn_tree(earlier.model, earlier.tree, samples, gap=config.tree.gap, gamma=config.tree.gamma, own=earlier.own)
+    count = len(samples.target_S)
+    log.info(
+        "tree: log-likelihood per sample %.4f → %.4f over %d samples, %d of %d items moved, %.1f s",
+        learned.before / count,
+        learned.after / count,
+        count,
+        learned.moved,
+        learned.tree.item_count,
+        time.perf_counter() - begin,
+    )
+    return learned.tree
 
 
 def leaf_rows(bundle: Bundle, items: ItemTable) -> NDArray[np.float32]:

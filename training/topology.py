@@ -23,17 +23,22 @@ class Topology:
         self.leaf_of_item_I1 = torch.cat(
             [torch.from_numpy(tree.leaf_of_item).to(device), torch.tensor([-1], device=device)]
         )  # item row −1 → −1
-        self.vacant_N = torch.from_numpy(tree.items_below == 0).to(device)
+        self.items_below_N = torch.from_numpy(tree.items_below).to(device)
+        self.vacant_N = self.items_below_N == 0
         self.leaf_item = torch.from_numpy(tree.leaf_item).to(device)
 
     def history_nodes(self, history_BT: Tensor) -> Tensor:
         """int64[B, L, T]: the ancestors of item rows on every level, −1 for padding."""
-        node = self.leaf_of_item_I1[history_BT]
+        return torch.stack(self.paths(history_BT), 1)
+
+    def paths(self, items_BT: Tensor) -> list[Tensor]:
+        """For each level 0 … H int64[B, T]: the ancestors of item rows on it, −1 for padding."""
+        node = self.leaf_of_item_I1[items_BT]
         path = [node]
         for _ in range(self.tree.height):
             node = torch.where(node > 0, self.parent_N1[node.clamp(min=0)], node)  # the root and the padding stay
             path.append(node)
-        return torch.stack(path[::-1], 1)
+        return path[::-1]
 
     def positives(self, target_BP: Tensor) -> list[Tensor]:
         """For each level 0 … H int64[B, P_h]: the distinct ancestors of the targets, ascending, padded with N."""

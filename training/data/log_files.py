@@ -1,4 +1,4 @@
-"""Log files: CSV-like text with any separator and Parquet, each optionally gzipped, as a stream of checked columns.
+"""Log files: CSV-like text with any separator, lists with a user a line, and Parquet, each optionally gzipped, as checked columns.
 
 Knows files, columns and values. Does not know users, catalogues or orders: see `interactions.py`.
 """
@@ -34,12 +34,13 @@ UNIT_SEPARATOR = "\x1f"
 class LogFormat(BaseModel):
     """What a log looks like and which of its events count.
 
-    format            `csv` for text with any separator, `parquet`; a name that ends in `.gz` is unzipped
+    format            `csv` for text with any separator, `lists` for text with a user a line (the id, then the items in time order),
+                      `parquet`; a name that ends in `.gz` is unzipped
     separator         text only, one or more characters
-    quoted            text only, and only with a separator of one byte: fields may be quoted with `"`
-    header            text only: the first line names the columns
+    quoted            csv only, and only with a separator of one byte: fields may be quoted with `"`
+    header            csv only: the first line names the columns
     user, item, timestamp, category
-                      columns, all by name or all by position (from 0); without a header only by position
+                      columns, all by name or all by position (from 0); without a header only by position. Lists have none
     timestamp_type    `integer` (any epoch and unit), `float`, or `datetime` (ISO 8601)
     order             `timestamp`: oldest first by timestamp, ties in file order · `file`: the log is in order ·
                       `none`: a user's items have no order (dependency lists); file order is kept, for reproducibility only
@@ -49,7 +50,7 @@ class LogFormat(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    format: Literal["csv", "parquet"] = "csv"
+    format: Literal["csv", "lists", "parquet"] = "csv"
     separator: str = Field(default=",", min_length=1)
     quoted: bool = True
     header: bool = True
@@ -75,6 +76,11 @@ class LogFormat(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> LogFormat:
+        if self.format == "lists":
+            for name in ("user", "item", "timestamp", "timestamp_type", "category", "header", "quoted"):
+                value, default = getattr(self, name), type(self).model_fields[name].default
+                if value != default:
+                    raise ValueError(f"{name}: expected no such key, since format is 'lists', got {value!r}")
         columns = list(self.columns.values())
         if len(set(columns)) != len(columns):
             raise ValueError(f"user, item, timestamp and category: expected different columns, got {columns}")
@@ -113,10 +119,13 @@ def read_log(path: Path, log: LogFormat, scratch: Path, *, block_bytes: int) -> 
     block_bytes   how much text is parsed at a time; at least the longest line
 
     Raises InvalidData, naming the file, the row (1 = the first event) and the column, for a missing file or column, a value that
-    cannot be read, an empty id, or a line with too few or too many fields.
+    cannot be read, an empty id, or a line with too few or too many fields. Of lists it names the file and the line.
     """
     if not path.is_file():
         raise InvalidData("log", str(path), "a file that exists")
+    if log.format == "lists":
+        yield from _lists(path, log.separator, block_bytes)
+        return
     source = _parquet_columns(path, log, scratch, block_bytes) if log.format == "parquet" else _text_columns(path, log, block_bytes)
     rows = 0
     for batch in source:
@@ -167,6 +176,45 @@ def _text_columns(path: Path, log: LogFormat, block_bytes: int) -> Iterator[pa.R
         if "Empty CSV file" in str(error):
             return
         raise InvalidData(path.name, str(error), "readable text with one event a line") from error
+
+
+def _lists(path: Path, separator: str, block_bytes: int) -> Iterator[LogBatch]:
+    """The events of a file with one user a line. Blank lines are passed over, as in the other text formats."""
+    lines_before = 0
+    for text in _whole_lines(path, block_bytes):
+        lines = pa.array([line.removesuffix("\r") for line in text.split("\n")], pa.string())
+        number = np.flatnonzero(pc.not_equal(lines, "").to_numpy(zero_copy_only=False))
+        fields = pc.split_pattern(lines.take(pa.array(number)), separator)
+        length = pc.list_value_length(fields).to_numpy()
+        values = pc.list_flatten(fields)
+        empty = np.flatnonzero(pc.equal(values, "").to_numpy(zero_copy_only=False))
+        bad = np.concatenate([np.flatnonzero(length < 2), np.searchsorted(np.cumsum(length), empty, side="right")])
+        if len(bad):
+            row = int(number[bad.min()])
+            expected = f"an id of a user, then at least one of an item, with {separator!r} between ids, none of them empty"
+            raise InvalidData(f"{path.name}: line {lines_before + row + 1}", lines[row].as_py(), expected)
+        is_user = np.zeros(len(values), bool)
+        is_user[np.cumsum(length) - length] = True
+        users = values.filter(pa.array(is_user)).take(pa.array(np.repeat(np.arange(len(length)), length - 1)))
+        yield LogBatch(users, values.filter(pa.array(~is_user)), None, None)
+        lines_before += len(lines)
+
+
+def _whole_lines(path: Path, block_bytes: int) -> Iterator[str]:
+    """The unzipped text in pieces of about `block_bytes`, cut at line ends, which are left out there."""
+    lines_before = 0
+    try:
+        with _open_text(path, None) as file:
+            while block := file.read(block_bytes):
+                block += file.readline()
+                text = block.removesuffix(b"\n").decode("utf-8-sig" if lines_before == 0 else "utf-8")
+                yield text
+                lines_before += text.count("\n") + 1
+    except UnicodeDecodeError as error:
+        line = lines_before + error.object.count(b"\n", 0, error.start) + 1
+        raise InvalidData(f"{path.name}: line {line}", error.object[error.start : error.end], "UTF-8") from error
+    except (OSError, EOFError) as error:
+        raise InvalidData(path.name, str(error), "readable text with one user a line") from error
 
 
 def _parquet_columns(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> Iterator[pa.RecordBatch]:

@@ -32,3 +32,12 @@ def _ones(columns: NDArray[np.int32] | Int64, offset: Int64, items: int) -> spar
     matrix.sum_duplicates()
     matrix.data[:] = 1.0
     return matrix
+
+
+def events_of_items(interactions: Interactions, users: Int64) -> NDArray[np.float64]:
+    """float64[I]: how many events of `users` each item has."""
+    chosen_U = np.zeros(interactions.user_count, np.bool_)
+    chosen_U[users] = True
+    of_users_E = np.repeat(chosen_U, np.diff(interactions.offset_U1))
+    events = np.asarray(interactions.item_of_event_E)[of_users_E]
+    return np.bincount(events, minlength=interactions.item_count).astype(np.float64)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from training.parallel import drawn_rows
 from training.topology import Topology
 
 
@@ -20,9 +21,23 @@ def level_loss(logits_BC: Tensor, label_BC: Tensor, real_BC: Tensor) -> Tensor:
 def draw_nodes(topology: Topology, h: int, batch: int, count: int, generator: torch.Generator) -> Tensor:
     """int64[B, C]: uniform nodes of level h, or the whole level where it has no more than `count` nodes.
 
-    Drawn with replacement, so on a level with few more nodes than asked for some come twice, and count twice.
+    Drawn with replacement, so on a level with few more nodes than asked for some come twice, and count twice. Where several processes
+    share a batch, each gets what one alone would have drawn for its instances.
     """
     span = topology.tree.level(h)
     if len(span) <= count:
         return topology.level_nodes(h).expand(batch, -1)
-    return torch.randint(span.start, span.stop, (batch, count), generator=generator, device=topology.device)
+
+    def draw(rows: int) -> Tensor:
+        return torch.randint(span.start, span.stop, (rows, count), generator=generator, device=topology.device)
+
+    return drawn_rows(draw, batch)
+
+
+def draw_items(topology: Topology, batch: int, count: int, generator: torch.Generator) -> Tensor:
+    """int64[B, R]: uniform item rows, with replacement; shared between processes as in `draw_nodes`."""
+
+    def draw(rows: int) -> Tensor:
+        return torch.randint(topology.tree.item_count, (rows, count), generator=generator, device=topology.device)
+
+    return drawn_rows(draw, batch)

@@ -7,8 +7,9 @@ B̃_h are the candidates of a beam search with the current parameters θt (Eq. 3
 level with more nodes than the beam nothing is pruned, so those levels are trained whole. ẑ needs no walk below unvisited nodes: it is 0
 wherever no target lies below, so only the targets' ancestors and their siblings are scored, bottom-up.
 
-Options: a discount γ in the beam's ranks; random nodes added on each level (Proposition 3 asks for w_n > 0 everywhere); z_n of Eq. 1
-instead of ẑ_n as labels (the paper's ablation OTM (−OptEst)).
+Options: a discount γ in the beam's ranks; Proposition 3's w_n > 0 everywhere, by random nodes added on each level or by a stochastic beam
+(Kool et al. 2019). The paper's ablations: `otm-no-optest` takes z_n of Eq. 1 as labels, `otm-no-bs` takes 2k random nodes of each level
+instead of the beam's candidates; targets are not forced among them, as in the authors' code.
 
 Legend: B instances, P positives, C candidates, K beam.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.beam import keep_best
+from training.beam import gumbel, keep_best
 from training.config import ObjectiveConfig
 from training.objectives.levels import draw_nodes, level_loss
 from training.scorers.model import NodeScorer
@@ -32,10 +33,10 @@ def otm_loss(
     tree, batch = topology.tree, len(target_BP)
     state_BLS = model.state(query)
     positives = topology.positives(target_BP)
-    if config.labels == "best-child":
-        labels = pseudo_targets(model, topology, state_BLS.detach(), positives)
-    else:
+    if config.kind == "otm-no-optest":
         labels = [(level != topology.padding).float() for level in positives]
+    else:
+        labels = pseudo_targets(model, topology, state_BLS.detach(), positives)
     total = state_BLS.new_zeros(())
     beam_BK = torch.zeros((batch, 1), dtype=torch.int64, device=topology.device)
     rank_BK = torch.zeros((batch, 1), device=topology.device)
@@ -55,8 +56,25 @@ def otm_loss(
             pruned = pruned or nodes_BC.shape[1] > config.beam_size
             own_BC = logits_BC.detach()[:, : nodes_BC.shape[1]].float()
             rank_BC = own_BC + config.gamma * rank_BK.repeat_interleave(children_BKb.shape[2], 1)
-            beam_BK, rank_BK = keep_best(topology, nodes_BC, rank_BC.masked_fill(~real_BC, -torch.inf), config.beam_size)
+            noise_BC = gumbel(rank_BC, generator) if config.stochastic_beam else None
+            beam_BK, rank_BK = keep_best(topology, nodes_BC, rank_BC.masked_fill(~real_BC, -torch.inf), config.beam_size, noise_BC)
     return total / batch
+
+
+def otm_no_bs_loss(
+    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: ObjectiveConfig, generator: torch.Generator
+) -> Tensor:
+    """OTM (−BS): ẑ on 2k random nodes of each level, or on the whole of it; arguments and result as of `otm_loss`."""
+    state_BLS = model.state(query)
+    positives = topology.positives(target_BP)
+    labels = pseudo_targets(model, topology, state_BLS.detach(), positives)
+    total = state_BLS.new_zeros(())
+    for h in range(1, topology.tree.height + 1):
+        nodes_BC = draw_nodes(topology, h, len(target_BP), 2 * config.beam_size, generator)
+        place_BC, hit_BC = topology.find(positives[h], nodes_BC)
+        logits_BC = model.logits(state_BLS, nodes_BC, h)
+        total = total + level_loss(logits_BC, labels[h].gather(1, place_BC) * hit_BC, ~topology.vacant_N[nodes_BC])
+    return total / len(target_BP)
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """PLT: each node conditional on its parent; only the children of positive nodes are trained (Jasinska et al. 2016; OTM §3.2.1).
 
 S_h = {n : z_parent(n) = 1}, p(z_n | x) = the product of sigmoids along the path, which is also what the search ranks by. With one target
-an instance it is HSM's training.
+an instance it is HSM.
 
 Legend: B instances, P positives, C candidates.
 """
@@ -30,3 +30,10 @@ def plt_loss(
         logits_BC = model.logits(state_BLS, nodes_BC.clamp(max=topology.padding - 1), h)
         total = total + level_loss(logits_BC, hit_BC.float(), nodes_BC != topology.padding)
     return total / len(target_BP)
+
+
+def hsm_loss(
+    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: ObjectiveConfig, generator: torch.Generator
+) -> Tensor:
+    """PLT's with one target an instance, the first: the hierarchical softmax of OTM's tables (their |I_x| = 1); arguments as there."""
+    return plt_loss(model, topology, query, target_BP[:, :1], config, generator)

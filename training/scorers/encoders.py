@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from training.scorers.lookup import lookup
+
 PAPER_WINDOWS = (20, 20, 10, 10, 2, 2, 2, 1, 1, 1)
 """Window lengths, old to recent, of TDM, JTM and OTM: 69 behaviours."""
 
@@ -41,7 +43,7 @@ class WindowEncoder(nn.Module):
         real_B1T = (history_nodes[:, :1] >= 0).to(node_rows.dtype)  # padding is the same on every level
         weight_B1WT = self.member_WT * real_B1T.unsqueeze(2)
         weight_B1WT = weight_B1WT / weight_B1WT.sum(-1, keepdim=True).clamp(min=1)
-        rows_BLTD = torch.nn.functional.embedding(history_nodes.clamp(min=0), node_rows)
+        rows_BLTD = lookup(history_nodes.clamp(min=0), node_rows)
         return (weight_B1WT @ rows_BLTD).flatten(2)
 
 

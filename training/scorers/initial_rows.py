@@ -34,3 +34,18 @@ def rows_from_embeddings(tree: Tree, embeddings_ID: Float32, std: float) -> Floa
         size = np.sqrt(np.mean(level**2))
         level *= std / size if size > 0 else 0
     return rows_ND.astype(np.float32)
+
+
+def popularity_biases(tree: Tree, events_I: NDArray[np.float64], gamma: float) -> Float32:
+    """float32[N]: biases with which every node ranks by the log of the events below it; one event more for every item.
+
+    rank(n) = b(n) + γ · rank(parent(n)), so b(n) = log p(n) − γ · log p(parent(n)), p the share of all events; 0 for nodes without items.
+    A softmax has to learn popularity first, and a slow learning rate takes long over it.
+    """
+    share_N = np.zeros(tree.node_count)
+    share_N[tree.leaf_of_item] = (events_I + 1) / (events_I + 1).sum()
+    for h in range(tree.height - 1, -1, -1):
+        span = tree.level(h)
+        share_N[span.start : span.stop] = np.add.reduceat(share_N[: tree.level_offset[h + 2]], tree.first_child[span.start : span.stop])
+    rank_N = np.log(share_N, out=np.zeros_like(share_N), where=share_N > 0)
+    return np.asarray(rank_N - gamma * np.where(share_N > 0, rank_N[tree.parent], 0), np.float32)

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from training.config import ScorerConfig
+from training.scorers.attention import AttentionHead, BehaviourEncoder
 from training.scorers.encoders import VectorEncoder, WindowEncoder
-from training.scorers.heads import LinearHead, MlpHead
+from training.scorers.heads import LinearHead, MlpHead, ProductMlpHead
+from training.scorers.lookup import lookup
+
+Encoder = WindowEncoder | BehaviourEncoder | VectorEncoder
+Head = MlpHead | ProductMlpHead | AttentionHead | LinearHead
 
 
 class NodeScorer(nn.Module):
@@ -22,9 +29,7 @@ class NodeScorer(nn.Module):
     node_rows  float32[N, D], drawn from N(0, init_std²)
     """
 
-    def __init__(
-        self, nodes: int, node_dim: int, encoder: WindowEncoder | VectorEncoder, head: MlpHead | LinearHead, init_std: float
-    ) -> None:
+    def __init__(self, nodes: int, node_dim: int, encoder: Encoder, head: Head, init_std: float) -> None:
         super().__init__()
         self.node_rows = nn.Parameter(torch.randn(nodes, node_dim) * init_std)
         self.encoder = encoder
@@ -36,10 +41,25 @@ class NodeScorer(nn.Module):
 
     def logits(self, state_BLS: Tensor, nodes_BC: Tensor, level: int) -> Tensor:
         """Logits [B, C] of nodes on one level."""
-        rows_BCD = nn.functional.embedding(nodes_BC, self.node_rows)
+        rows_BCD = lookup(nodes_BC, self.node_rows)
         state = state_BLS[:, 0 if state_BLS.shape[1] == 1 else level]
         logits: Tensor = self.head(state, rows_BCD)
         return logits
+
+
+def new_scorer(config: ScorerConfig, windows: Sequence[int], nodes: int) -> NodeScorer:
+    """A configured model over histories with random weights, from torch's generator as it stands."""
+    encoder = BehaviourEncoder(windows, config.node_dim) if config.kind == "attention" else WindowEncoder(windows, config.node_dim)
+    head: Head
+    if config.kind == "attention":
+        head = AttentionHead(windows, config.node_dim, config.attention_hidden, config.hidden)
+    elif config.kind == "mlp":
+        head = MlpHead(encoder.features, config.node_dim, config.hidden)
+    elif config.kind == "mlp-product":
+        head = ProductMlpHead(encoder.features, config.node_dim, config.hidden)
+    else:
+        head = LinearHead(encoder.features, config.node_dim, project=True)
+    return NodeScorer(nodes, config.node_dim, encoder, head, config.init_std)
 
 
 class QueryGraph(nn.Module):
@@ -63,11 +83,11 @@ def export_graphs(model: NodeScorer, query_name: str, example: Tensor) -> tuple[
     dim = torch.export.Dim
     query_dims: dict[int, Any] = {0: dim.DYNAMIC} | ({1: dim.DYNAMIC} if query_name == "history_nodes" else {})
     rows_ND = model.node_rows.detach()
-    uses_rows = isinstance(model.encoder, WindowEncoder)
+    uses_rows = not isinstance(model.encoder, VectorEncoder)
     query = _export(
         QueryGraph(model), (example, rows_ND), [query_name, "node_rows"], "query_state", [query_dims, {0: dim.DYNAMIC} if uses_rows else {}]
     )
-    state_BS = model.state(example)[:, -1].detach()
+    state_BS = model.state(example)[:, -1].detach().contiguous()  # other strides would be written into the graph
     rows_BCD = rows_ND[torch.arange(3 * len(state_BS)).view(len(state_BS), 3) % len(rows_ND)]
     scorer = _export(
         model.head, (state_BS, rows_BCD), ["query_state", "node_rows"], "logits", [{0: dim.DYNAMIC}, {0: dim.DYNAMIC, 1: dim.DYNAMIC}]

@@ -1,0 +1,288 @@
+"""Tables 3–4 of OTM's protocol on real logs: every method on the same users, tree and metrics; recall over the serving beam.
+
+    python -m benchmarks.otm_real --data DIR --set sasrec-amazon-games --methods otm-robust,tdm,item-cf --seeds 3 --json F [--plot F.png]
+    python -m benchmarks.otm_real --log FILE --config FILE --methods otm-robust,tdm --json F
+
+DIR/NAME holds a set as benchmarks/real_logs.py names it. A test user's first half is the query, the second half is relevant. A seed is one
+of the split, the tree, the first weights and every draw. Nothing is chosen on test users: every method trains until the recall of
+validation users has stopped rising (`optimiser.patience`), and keeps the best weights.
+
+`otm-robust` is the set's configuration as it is. The other tree methods have the papers' scorer (24 numbers a row, 128–64–24) over the
+same tree, and, unlike in the papers, the same first rows and the learning rate that served TDM best. `jtm` and the three `otm` methods go
+on from the trained `tdm`: the one on a re-learned tree, the others as a warm start, without which OTM fails on these logs.
+`tdm-same-scorer` is TDM with the scorer, rows and instances of `otm-robust`: what the objective alone is worth.
+
+A tree method has rows at γ = 0 (path products: 1) and at the γ that it trained with; `tdm` also at γ = 0.5. Rows are written after every
+method, and what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks import real_logs
+from espalier.metrics import precision_recall_f
+from espalier.tree import Tree
+from training.baselines.item_cf import tune_neighbours
+from training.baselines.popularity import fit_popularity
+from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
+from training.config import TrainingConfig
+from training.data.splits import EvaluationPair, halves, without_seen
+from training.earlier import as_earlier
+from training.export import export
+from training.fit import fit, use_bfloat16
+from training.prepare import Prepared, build_tree, prepare
+from training.scorers.model import NodeScorer
+from training.topology import Topology
+from training.validation import ranked_by, search_pairs
+
+CPU = torch.device("cpu")
+Sections = dict[str, dict[str, Any]]
+PUBLISHED: Sections = {
+    "scorer": {"kind": "mlp", "node_dim": 24, "hidden": (128, 64, 24)},
+    "instances": {"targets": 20},
+    "optimiser": {"learning_rate": 1e-2, "batch": 100},
+    "objective": {"gamma": 0.0, "random_nodes": 0, "warm_start": 0.0},
+}
+ON_TDM: Sections = {"tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}, "optimiser": {"learning_rate": 2e-3, "steps": 800}}
+
+
+def _published(objective: dict[str, Any], *more: Sections) -> Sections:
+    sections: Sections = {name: dict(keys) for name, keys in PUBLISHED.items()}
+    for part in ({"objective": objective}, *more):
+        for name, keys in part.items():
+            sections[name] = sections.get(name, {}) | keys
+    return sections
+
+
+TREES: dict[str, Sections] = {
+    "otm-robust": {},
+    "tdm-same-scorer": {"objective": {"kind": "tdm"}},
+    "tdm": _published({"kind": "tdm"}),
+    "plt": _published({"kind": "plt"}),
+    "hsm": _published({"kind": "hsm"}),
+    "jtm": _published({"kind": "tdm"}, ON_TDM, {"tree": {"kind": "jtm"}}),
+    "otm": _published({"kind": "otm", "beam_size": 200}, ON_TDM),
+    "otm-no-bs": _published({"kind": "otm-no-bs", "beam_size": 200}, ON_TDM),
+    "otm-no-optest": _published({"kind": "otm-no-optest", "beam_size": 200}, ON_TDM),
+}
+PRODUCT_DNN = {"product-dnn": "full", "product-dnn-sampled": "sampled"}
+METHODS = ("popularity", "item-cf", *PRODUCT_DNN, *TREES)
+MS = (10, 50, 200)
+ALL_LEAVES = 1 << 62
+
+Row = dict[str, Any]
+Rank = Callable[[Sequence[EvaluationPair], bool], NDArray[np.int64]]
+log = logging.getLogger("benchmarks")
+
+
+@dataclass
+class Run:
+    """One seed of one log: what its methods share. `trained` keeps what later ones start from."""
+
+    config: TrainingConfig
+    prepared: Prepared
+    folder: Path
+    trained: dict[str, tuple[Tree, NodeScorer]] = field(default_factory=dict)
+
+    @property
+    def test(self) -> list[EvaluationPair]:
+        return halves(self.prepared.interactions, self.prepared.split.test, seed=self.config.seed)
+
+
+def method_config(config: TrainingConfig, method: str) -> TrainingConfig:
+    """The set's configuration with what the method changes."""
+    return config.model_copy(update={name: getattr(config, name).model_copy(update=keys) for name, keys in TREES[method].items()})
+
+
+def train_tree(run: Run, method: str) -> tuple[Tree, NodeScorer, float]:
+    """The trained method and its seconds, without those of the model that it goes on from."""
+    config, prepared = method_config(run.config, method), run.prepared
+    if config.scorer.init == "earlier":
+        if "tdm" not in run.trained:
+            train_tree(run, "tdm")
+        prepared = replace(prepared, earlier=as_earlier(method_config(run.config, "tdm"), *run.trained["tdm"]))
+    begin = time.perf_counter()
+    tree = build_tree(config, prepared)
+    work = run.folder / method
+    work.mkdir(exist_ok=True)
+    model = fit(config, prepared, tree, CPU, work, resume=False).eval()
+    if method == "tdm":
+        run.trained[method] = tree, model
+    return tree, model, time.perf_counter() - begin
+
+
+def tree_rows(run: Run, method: str, beams: Sequence[int], bundles: Path | None) -> list[Row]:
+    tree, model, seconds = train_tree(run, method)
+    config = method_config(run.config, method)
+    own, gamma = ranked_by(config)
+    gammas = [gamma] if own == "log_activation" else sorted({0.0, gamma} | ({0.5} if method.startswith("tdm") else set()))
+    topology, rows = Topology(tree, CPU), []
+    for gamma in gammas:
+        before = None
+        for beam in beams:
+            beam = min(beam, tree.leaf_count)
+            for exclude_seen in (False, True):
+                searched = config.model_copy(update={"search": config.search.model_copy(update={"exclude_seen": exclude_seen})})
+                pairs = without_seen(run.test) if exclude_seen else run.test
+                with torch.autocast("cpu", torch.bfloat16, enabled=use_bfloat16(config, CPU)):
+                    found_BM, _ = search_pairs(searched, topology, model, pairs, gamma, own, beam, max(MS))
+                about = {"gamma": gamma, "beam_size": beam, "exclude_seen": exclude_seen, "train_seconds": round(seconds, 1)}
+                new, recall_B = _measured(found_BM, pairs, about)
+                if not exclude_seen:
+                    if before is not None:
+                        new[-1] |= _change(recall_B - before)
+                    before = recall_B
+                rows += new
+    if bundles is not None:
+        path = bundles / f"{run.config.name}-{method}" / str(run.config.seed)
+        if not path.exists():
+            export(config.model_copy(update={"name": path.parent.name}), run.prepared, tree, model, path)
+    return rows
+
+
+def baseline_rows(run: Run, method: str) -> list[Row]:
+    interactions, split = run.prepared.interactions, run.prepared.split
+    validation, rows = halves(interactions, split.validation, seed=run.config.seed), []
+    begin = time.perf_counter()
+    dnn = None
+    if method in PRODUCT_DNN:
+        settings = ProductDnnConfig(loss="full" if PRODUCT_DNN[method] == "full" else "sampled", bfloat16=use_bfloat16(run.config, CPU))
+        dnn = fit_product_dnn(interactions, split, settings, seed=run.config.seed)
+    for exclude_seen in (False, True):
+        pairs = without_seen(run.test) if exclude_seen else run.test
+        if dnn is not None:
+            rank = dnn.rank
+        elif method == "popularity":
+            rank = fit_popularity(interactions, split.train).rank
+        else:
+            tune_on = without_seen(validation) if exclude_seen else validation
+            rank = tune_neighbours(interactions, split.train, tune_on, m=max(MS), exclude_seen=exclude_seen)[0].rank
+        found_BM = rank([pair.history for pair in pairs], max(MS), exclude_seen)
+        about = {"gamma": None, "beam_size": None, "exclude_seen": exclude_seen, "train_seconds": round(time.perf_counter() - begin, 1)}
+        rows += _measured(found_BM, pairs, about)[0]
+    return rows
+
+
+def _measured(found_BM: NDArray[np.int64], pairs: Sequence[EvaluationPair], about: Row) -> tuple[list[Row], NDArray[np.float64]]:
+    """A row for every m, and the users' recall at the largest."""
+    rows = []
+    for m in MS:
+        precision_B, recall_B, f_B = precision_recall_f(found_BM, [pair.relevant for pair in pairs], m)
+        values = {"precision": float(precision_B.mean()), "recall": float(recall_B.mean()), "f": float(f_B.mean())}
+        rows.append({"m": m} | about | values | {"recall_se": _standard_error(recall_B)})
+    return rows, np.asarray(recall_B, np.float64)
+
+
+def _change(difference_B: NDArray[np.float64]) -> Row:
+    """What the beam before this one gives way to, user by user."""
+    return {"recall_change": float(difference_B.mean()), "recall_change_se": _standard_error(difference_B)}
+
+
+def _standard_error(values_B: NDArray[Any]) -> float:
+    return float(values_B.std(ddof=1) / len(values_B) ** 0.5) if len(values_B) > 1 else 0.0
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    for row in rows:
+        if row["m"] == MS[0]:
+            keys = ("method", "seed", "gamma", "beam_size", "exclude_seen")
+            same = [other for other in rows if all(other[key] == row[key] for key in keys)]
+            figures = "  ".join(f"R@{other['m']} {100 * other['recall']:6.2f}" for other in same)
+            at = "" if row["beam_size"] is None else f"γ {row['gamma']:g} beam {row['beam_size']}"
+            print(
+                f"{row['method']:20s} {row['seed']}  {at:18s} {'seen excluded' if row['exclude_seen'] else 'raw':13s} {figures}", flush=True
+            )
+
+
+def plot_curves(rows: Sequence[Row], title: str, file: Path) -> None:
+    """Recall@200 (raw) over the serving beam, one line a method and γ, means over seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    chosen = [row for row in rows if row["m"] == max(MS) and not row["exclude_seen"]]
+    for method in dict.fromkeys(row["method"] for row in chosen):
+        for gamma in dict.fromkeys(row["gamma"] for row in chosen if row["method"] == method):
+            of_line = [row for row in chosen if row["method"] == method and row["gamma"] == gamma]
+            beams = sorted({row["beam_size"] for row in of_line if row["beam_size"] is not None})
+            recall = {beam: np.mean([row["recall"] for row in of_line if row["beam_size"] == beam]) for beam in beams}
+            if beams:
+                axes.plot(beams, [recall[beam] for beam in beams], marker="o", label=f"{method}, γ = {gamma:g}")
+            else:
+                axes.axhline(float(np.mean([row["recall"] for row in of_line])), linestyle=":", color="grey")
+                axes.annotate(method, (0.01, of_line[0]["recall"]), xycoords=("axes fraction", "data"), fontsize=8, va="bottom")
+    axes.set(xlabel="serving beam (the last point: all leaves)", ylabel="recall@200", title=title, xscale="log")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    real_logs.add_arguments(parser)
+    parser.add_argument("--methods", default="otm-robust,tdm,item-cf", help=f"some of {', '.join(METHODS)}")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds 1 … N")
+    parser.add_argument("--beams", default="50,200,800", help="serving beams, comma-separated, ascending; `all` for all leaves")
+    parser.add_argument("--steps", type=int, help="at most so many steps, for a quick look")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--export", type=Path, metavar="DIR", help="write the tree methods' bundles to DIR/SET-METHOD/SEED")
+    parser.add_argument("--json", type=Path, help="rows are written after every method; methods already there are not run again")
+    parser.add_argument("--plot", type=Path, help="recall over the serving beam (PNG or SVG)")
+    args = parser.parse_args()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("training").setLevel(logging.INFO)
+    methods = args.methods.split(",")
+    for method in methods:
+        if method not in METHODS:
+            raise SystemExit(f"--methods: got {method!r}, expected some of {', '.join(METHODS)}")
+    beams = [ALL_LEAVES if beam == "all" else int(beam) for beam in args.beams.split(",")]
+    real = real_logs.load(args)
+    torch.set_num_threads(args.threads)
+    done = json.loads(args.json.read_text())["rows"] if args.json and args.json.exists() else []
+    report: dict[str, Any] = {
+        "set": real.name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": f"{platform.machine()}, {args.threads} threads",
+        "config": real.config.model_dump(mode="json"),
+        "rows": done,
+    }
+    for seed in range(1, args.seeds + 1):
+        missing = [method for method in methods if not any(row["method"] == method and row["seed"] == seed for row in done)]
+        if not missing:
+            continue
+        config = real.config.model_copy(update={"seed": seed, "name": real.name})
+        if args.steps:
+            config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"steps": args.steps})})
+        with tempfile.TemporaryDirectory() as folder:
+            run = Run(config, prepare(config, real.log, Path(folder)), Path(folder))
+            for method in missing:
+                found = tree_rows(run, method, beams, args.export) if method in TREES else baseline_rows(run, method)
+                rows = [{"method": method, "seed": seed} | row for row in found]
+                print_rows(rows)
+                report["rows"] += rows
+                if args.json:
+                    args.json.write_text(json.dumps(report, indent=1) + "\n")
+    if args.plot:
+        plot_curves(report["rows"], real.name, args.plot)
+
+
+if __name__ == "__main__":
+    main()

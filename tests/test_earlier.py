@@ -1,0 +1,312 @@
+"""Training goes on from a bundle: its tree and weights come back, new items find a place, and `relearn` improves its tree.
+
+The log: 240 users, each with most of the 15 items of one of 8 clusters, in random order. The earlier model has a random tree.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+
+from espalier.bundle import PARTS, WEIGHTS, Bundle
+from espalier.errors import BundleCorrupt, InvalidConfig
+from tests.builders import random_tree
+from training.__main__ import main
+from training.config import TrainingConfig, check_config
+from training.data.splits import halves, without_seen
+from training.earlier import EarlierModel, grow, load_scorer, relearn_config
+from training.fit import build_model, fit
+from training.prepare import Prepared, build_tree, prepare
+from training.scorers.model import NodeScorer
+from training.topology import Topology
+from training.validation import search_pairs
+
+CPU = torch.device("cpu")
+CLUSTERS, SIZE, USERS = 8, 15, 240
+ITEMS = CLUSTERS * SIZE  # 64 nodes above the leaves, so that there is room for 8 more
+
+
+def write_log(file: Path, missing: Sequence[int] = (), new: int = 0) -> Path:
+    """Item i is of cluster i modulo 8; `new` items, the first of which belong to cluster 0, 1, …, in every other list of theirs."""
+    rng = np.random.default_rng(42)
+    lines = ["user,item"]
+    for user in range(USERS):
+        items = [item for item in rng.permutation(SIZE)[:12] * CLUSTERS + user % CLUSTERS if item not in missing]
+        items += [ITEMS + i for i in range(new) if i % CLUSTERS == user % CLUSTERS and user % 2 == i % 2]
+        lines += [f"user-{user},item-{item}" for item in rng.permutation(items)]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def settings(log: Path, **sections: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "name": "planted",
+        "data": {"log": str(log)},
+        "instances": {"windows": [8, 4, 2], "targets": 20},
+        "tree": {"kind": "random"},
+        "scorer": {"node_dim": 8, "hidden": [32, 16]},
+        "objective": {"kind": "tdm", "beam_size": 10, "negatives": 40, "random_nodes": 10},
+        "optimiser": {"steps": 150, "batch": 60, "learning_rate": 0.01},
+        "search": {"beam_size": 20, "m": 10, "max_beam_size": 32, "max_m": 64, "gamma": 0.0},
+    }
+    changed = {name: plain.get(name, {}) | value if isinstance(value, dict) else value for name, value in sections.items()}
+    return plain | changed
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_log(tmp_path_factory.mktemp("data") / "log.csv")
+
+
+def command(*arguments: object) -> int:
+    """`python -m training …` inside this process; the exit status."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["training", *map(str, arguments)])
+        patch.setattr(logging, "basicConfig", lambda **_: None)
+        with pytest.raises(SystemExit) as left:
+            main()
+    return int(left.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def bundle(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("models")
+    raw = settings(log)
+    sections = {name: value for name, value in raw.items() if isinstance(value, dict)}
+    lines = ['name = "planted"']
+    for name, section in sections.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
+    (folder / "planted.toml").write_text("\n".join(lines) + "\n")
+    assert command("fit", "--config", folder / "planted.toml", "--out", folder / "planted" / "1", "--device", "cpu") == 0
+    return Bundle.open(folder / "planted" / "1")
+
+
+def going_on(bundle: Bundle, log: Path, **sections: Any) -> TrainingConfig:
+    start: dict[str, Any] = {"earlier_model": str(bundle.path), "tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}}
+    return check_config(settings(log, **(start | sections)))
+
+
+def opened(config: TrainingConfig, work: Path) -> tuple[Prepared, EarlierModel]:
+    prepared = prepare(config, None, work)
+    assert prepared.earlier is not None
+    return prepared, prepared.earlier
+
+
+def recall(config: TrainingConfig, prepared: Prepared, topology: Topology, model: NodeScorer) -> float:
+    """recall@10 of test users, seen items excluded."""
+    pairs = without_seen(halves(prepared.interactions, prepared.split.test, seed=config.seed))
+    rows_BM, _ = search_pairs(config, topology, model, pairs, 0.0, "logit", 20, 10)
+    return float(np.mean([np.isin(pair.relevant, rows).mean() for rows, pair in zip(rows_BM, pairs, strict=True)]))
+
+
+# -- weights and tree come back ---------------------------------------------------------------------------------------------
+
+
+def test_training_starts_with_the_tree_and_the_weights_of_the_bundle(bundle: Bundle, log: Path, tmp_path: Path) -> None:
+    config = going_on(bundle, log)
+    prepared, _ = opened(config, tmp_path)
+    tree = build_tree(config, prepared)
+    for name in ("level_offset", "first_child", "leaf_item"):
+        assert_array_equal(getattr(tree, name), getattr(bundle.tree, name))
+    state = build_model(config, tree, prepared).state_dict()
+    assert_array_equal(state.pop("node_rows").numpy(), bundle.node_rows_ND)
+    weights = bundle.weights()
+    assert state.keys() == weights.keys()
+    for name, tensor in state.items():
+        assert_array_equal(tensor.numpy(), weights[name], err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["tdm", "plt", "otm"])
+def test_a_few_steps_of_any_objective_keep_what_the_earlier_model_knew(bundle: Bundle, log: Path, tmp_path: Path, kind: str) -> None:
+    few: dict[str, Any] = {"objective": {"kind": kind}, "optimiser": {"steps": 5, "learning_rate": 1e-3}, "search": {"gamma": "auto"}}
+    found = {}
+    for config in (going_on(bundle, log, **few), check_config(settings(log, scorer={"init": "random"}, **few))):
+        work = tmp_path / config.scorer.init
+        prepared = prepare(config, None, work)
+        tree = build_tree(config, prepared)
+        model = fit(config, prepared, tree, CPU, work, False)
+        found[config.scorer.init] = recall(config, prepared, Topology(tree, CPU), model)
+    assert found["earlier"] > 0.7
+    assert found["random"] < 0.5
+
+
+def test_a_bundle_without_weights_cannot_be_trained_on(bundle: Bundle, log: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(bundle.path, tmp_path / "planted" / "1"))
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["files"][WEIGHTS]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InvalidConfig, match=rf"earlier_model: .* a bundle with {WEIGHTS}"):
+        prepare(going_on(Bundle.open(path), log), None, tmp_path / "work")
+
+
+def test_damaged_weights_are_found_like_any_other_damage(bundle: Bundle, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(bundle.path, tmp_path / "planted" / "1"))
+    assert WEIGHTS not in PARTS
+    raw = bytearray((path / WEIGHTS).read_bytes())
+    raw[-1] ^= 1
+    (path / WEIGHTS).write_bytes(raw)
+    with pytest.raises(BundleCorrupt, match=WEIGHTS):
+        Bundle.open(path)
+
+
+def test_weights_of_another_network_are_named(bundle: Bundle) -> None:
+    config = check_config(bundle.manifest.training)
+    wider = config.model_copy(update={"scorer": config.scorer.model_copy(update={"hidden": (32, 12)})})
+    with pytest.raises(InvalidConfig, match=r"weights head\.mlp\.layers\.0\.bias of shape \[12\], got \[16\]"):
+        load_scorer(bundle, wider)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("scorer", "hidden", [32, 12]),
+        ("scorer", "node_dim", 9),
+        ("scorer", "kind", "linear"),
+        ("instances", "windows", [8, 4]),
+        ("tree", "branching", 3),
+    ],
+)
+def test_a_configuration_unlike_the_earlier_model_is_refused(
+    bundle: Bundle, log: Path, tmp_path: Path, section: str, key: str, value: object
+) -> None:
+    start: dict[str, dict[str, Any]] = {"tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}}
+    config = going_on(bundle, log, **(start | {section: start.get(section, {}) | {key: value}}))
+    with pytest.raises(InvalidConfig, match=rf"{section}\.{key}: .* as in earlier_model"):
+        prepare(config, None, tmp_path)
+
+
+def test_the_tree_of_an_earlier_model_takes_any_scorer(bundle: Bundle, log: Path, tmp_path: Path) -> None:
+    config = going_on(bundle, log, scorer={"init": "random", "hidden": [6], "node_dim": 5}, instances={"windows": [3]})
+    prepared, earlier = opened(config, tmp_path)
+    assert earlier.length == 14
+    assert build_model(config, build_tree(config, prepared), prepared).node_rows.shape == (bundle.tree.node_count, 5)
+
+
+def test_another_split_is_warned_of(bundle: Bundle, log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prepare(going_on(bundle, log), None, tmp_path)
+    assert "another split" not in caplog.text
+    prepare(going_on(bundle, log, seed=2), None, tmp_path)
+    assert "another split" in caplog.text
+
+
+# -- another catalogue --------------------------------------------------------------------------------------------------------
+
+
+def test_new_items_find_their_cluster_and_all_others_stay(bundle: Bundle, tmp_path: Path) -> None:
+    config = going_on(bundle, write_log(tmp_path / "log.csv", missing=[3, 17], new=6))
+    prepared, earlier = opened(config, tmp_path)
+    ids = prepared.items.column("id").to_pylist()
+    assert len(ids) == ITEMS - 2 + 6
+    rows = bundle.items.rows_of(ids)
+    kept, new = np.flatnonzero(rows >= 0), np.flatnonzero(rows < 0)
+    assert len(new) == 6
+    was, now = bundle.tree.leaf_of_item[rows[kept]], earlier.tree.leaf_of_item[kept]
+    assert_array_equal(earlier.tree.parent[now], bundle.tree.parent[was])
+    assert_array_equal(earlier.model.node_rows.detach().numpy()[now], bundle.node_rows_ND[was])
+    inner = bundle.tree.leaf_offset
+    assert_array_equal(earlier.model.node_rows.detach().numpy()[:inner], bundle.node_rows_ND[:inner])
+    model = build_model(config, earlier.tree, prepared)
+    assert recall(config, prepared, Topology(earlier.tree, CPU), model) > 0.6
+
+
+def test_more_new_items_than_the_tree_has_room_for_are_refused(bundle: Bundle, tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.csv", missing=[3], new=10)
+    with pytest.raises(InvalidConfig, match=r"tree\.kind: got 'earlier', expected kmeans, .* 10 items .* room for 9"):
+        prepare(going_on(bundle, log), None, tmp_path)
+
+
+def test_a_model_of_other_items_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("user,item\n" + "".join(f"u{user},other-{item}\n" for user in range(20) for item in range(12)))
+    with pytest.raises(InvalidConfig, match=r"earlier_model: .* 'other-0'"):
+        prepare(going_on(bundle, log), None, tmp_path)
+
+
+@given(seed=st.integers(0, 1 << 30), height=st.integers(1, 4), gone=st.sampled_from([0.0, 0.3]), wished=st.integers(0, 12))
+def test_a_grown_tree_keeps_its_nodes_and_puts_new_items_where_they_were_sent(seed: int, height: int, gone: float, wished: int) -> None:
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, height, 4, empty_share=0.2)
+    stays = rng.random(tree.item_count) >= gone
+    stays[0] = True
+    span = tree.level(height - 1)
+    node_n = rng.integers(span.start, span.stop, wished)
+    leaf_I = rng.permutation(np.concatenate([tree.leaf_of_item[stays], np.full(wished, -1)]))
+    new = np.flatnonzero(leaf_I < 0)
+    grown, source_N = grow(tree, leaf_I, new, node_n)
+    assert_array_equal(grown.parent[grown.leaf_of_item[new]], node_n)
+    old = np.flatnonzero(leaf_I >= 0)
+    assert_array_equal(source_N[grown.leaf_of_item[old]], leaf_I[old])
+    assert_array_equal(source_N[source_N >= 0], np.arange(tree.node_count))
+    kept = np.flatnonzero(source_N >= 0)
+    assert_array_equal(grown.parent[kept], tree.parent)
+    added = np.bincount(node_n, minlength=tree.node_count)[span.start : span.stop]
+    vacant = np.array([tree.first_child[n + 1] - tree.first_child[n] for n in span])
+    vacant -= np.bincount(tree.parent[leaf_I[old]], minlength=tree.node_count)[span.start : span.stop]
+    assert grown.leaf_count - tree.leaf_count == np.maximum(added - vacant, 0).sum()
+
+
+# -- relearn ------------------------------------------------------------------------------------------------------------------
+
+
+def test_relearn_raises_the_likelihood_and_writes_a_model_that_finds_more(
+    bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "models" / "planted" / "2"
+    caplog.set_level(logging.INFO, logger="training")
+    options = ("--rounds", 2, "--steps", 40, "--device", "cpu")
+
+    def fail(*_: Any) -> Bundle:
+        raise OSError("no space left")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.export.export", fail)
+        assert command("relearn", "--model", bundle.path, "--out", out, *options) == 1
+    assert command("relearn", "--model", bundle.path, "--out", out, *options, "--resume") == 0
+    learned = re.findall(r"per sample (\S+) → (\S+) over (\d+) samples, (\d+) of (\d+) items moved", caplog.text)
+    assert len(learned) == 4
+    assert learned[2:] == learned[:2]  # a resumed run learns the same trees
+    for before, after, samples, moved, items in learned:
+        assert float(before) <= float(after) < 0
+        assert (int(samples), int(items)) == (USERS * 8 // 10 * 11, ITEMS)
+        assert int(moved) > 0 or before == after
+    assert float(learned[0][1]) > float(learned[0][0])
+    new = Bundle.open(out)
+    assert new.manifest.training["tree"]["kind"] == "jtm"
+    assert new.manifest.training["optimiser"]["steps"] == 40
+    assert not np.array_equal(new.tree.leaf_item, bundle.tree.leaf_item)
+    recalls = [b.manifest.metrics["test"]["seen_excluded"][0]["recall"] for b in (bundle, new)]
+    assert recalls[1] > recalls[0] - 0.04
+    assert len(list(out.parent.iterdir())) == 1
+
+
+def test_relearn_takes_the_models_own_configuration(bundle: Bundle) -> None:
+    own = check_config(bundle.manifest.training)
+    config = relearn_config(bundle.path, {"rounds": 1, "samples": None, "gap": 2}, None)
+    assert (config.optimiser, config.search, config.data) == (own.optimiser, own.search, own.data)
+    assert (config.tree.gap, config.tree.samples, config.earlier_model) == (2, own.tree.samples, bundle.path)
+    with pytest.raises(InvalidConfig, match=r"optimiser\.steps: got 0"):
+        relearn_config(bundle.path, {}, 0)
+
+
+def test_a_bad_option_of_relearn_is_named(bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad: list[tuple[Callable[[], int], str]] = [
+        (lambda: command("relearn", "--model", tmp_path / "none", "--out", tmp_path / "a" / "1"), "manifest.json: missing"),
+        (lambda: command("relearn", "--model", bundle.path, "--out", bundle.path), "never overwritten"),
+        (lambda: command("relearn", "--model", bundle.path, "--out", tmp_path / "a" / "1", "--gap", "0"), "tree.gap: got 0"),
+    ]
+    for run, message in bad:
+        assert run() == 1
+        assert message in capsys.readouterr().err

@@ -1,0 +1,380 @@
+"""YouTube's product-DNN (Covington et al. 2016), the two-tower baseline of TDM, JTM and OTM: softmax over the catalogue, inner product.
+
+Knows histories, items and two tables of item vectors. Does not know trees. The query is what our node scorers see, the windows of a
+history averaged, over an input table of its own; a network makes the user vector of it; items have vectors and biases in an output table.
+
+    P(i | x) = softmax_i(s_i),   s_i = ⟨u(x), v_i⟩ + b_i
+
+A fit is a function of configuration, seed and data: batch, dropout and negatives of step s come from (seed, s). Training users alone are
+learned from; validation users choose the step whose weights are kept.
+
+Legend: B queries, T history, W windows, P targets, I items, S distinct negatives, E input width, D vector width, F features, M results,
+X positives and negatives of an instance.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from espalier.errors import InvalidConfig, InvalidData
+from espalier.metrics import precision_recall_f
+from espalier.queries import HistoryKind, pad_histories
+from espalier.search import NO_ITEM
+from training.config import InstanceConfig
+from training.data.interactions import Interactions
+from training.data.splits import EvaluationPair, Split, halves, without_seen
+from training.data.user_item_matrix import events_of_items
+from training.instances import InstanceSource
+from training.scorers.encoders import WindowEncoder
+from training.trees.embeddings import item_embeddings, spread_unseen
+
+log = logging.getLogger(__name__)
+
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+
+BLOCK = 256
+"""Queries ranked at a time: bounds the memory of their scores over all items."""
+VALIDATION_QUERIES = 2000
+
+
+@dataclass(frozen=True)
+class ProductDnnConfig:
+    """What is trained, and for how long.
+
+    instances      how users become instances, as for trees; with several targets the loss is the cross-entropy against their uniform
+                   distribution
+    input_dim      width of the input table
+    hidden         layers between the windows and the user vector
+    dim            width of the user vector and of the output table
+    bias           whether each item has one
+    dropout        share of each dense layer's inputs that is set to 0 in training
+    init           both tables at the start: `embeddings`, the co-occurrence embeddings that trees start from, or `random`
+    init_std       their root mean square
+    loss           `full` softmax over the catalogue, or `sampled`
+    negatives      sampled: draws per batch, with replacement
+    proposal       sampled: what they are drawn from; `popularity` is 1 + the training users' events of the item, normalised
+    learning_rate  of Adam, at the first step; it falls linearly to 0 at `max_steps`
+    round_steps    steps between two measurements on validation users
+    patience       rounds without a better recall after which training ends
+    recall_at      m of the recall that chooses the step
+    exclude_seen   whether it leaves out the items of the history
+    bfloat16       whether matrix products run in it, as `training.fit.use_bfloat16` decides for trees; weights and losses stay float32
+    """
+
+    instances: InstanceConfig = field(default_factory=lambda: InstanceConfig(targets=1))
+    input_dim: int = 64
+    hidden: tuple[int, ...] = (128,)
+    dim: int = 64
+    bias: bool = True
+    dropout: float = 0.3
+    init: Literal["embeddings", "random"] = "embeddings"
+    init_std: float = 0.3
+    loss: Literal["sampled", "full"] = "sampled"
+    negatives: int = 2000
+    proposal: Literal["uniform", "popularity"] = "uniform"
+    batch: int = 256
+    learning_rate: float = 2e-3
+    max_steps: int = 4000
+    round_steps: int = 200
+    patience: int = 5
+    recall_at: int = 200
+    exclude_seen: bool = True
+    bfloat16: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("input_dim", "dim", "negatives", "batch", "max_steps", "round_steps", "patience", "recall_at"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(name, getattr(self, name), "at least 1")
+        for name in ("init_std", "learning_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InvalidConfig(name, getattr(self, name), "a positive number")
+        if min(self.hidden, default=1) < 1:
+            raise InvalidConfig("hidden", self.hidden, "widths of at least 1")
+        if not 0 <= self.dropout < 1:
+            raise InvalidConfig("dropout", self.dropout, "at least 0 and below 1")
+        choices = {"init": ("embeddings", "random"), "loss": ("sampled", "full"), "proposal": ("uniform", "popularity")}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise InvalidConfig(name, getattr(self, name), " or ".join(known))
+
+
+@dataclass(frozen=True)
+class ProductDnn:
+    """A trained model in NumPy, so that one query costs no framework's overhead.
+
+    windows        history window lengths, old to recent
+    input_IE       float32[I, E], the input table
+    layers         (float32[in, out], float32[out]) of each dense layer; ReLU between them
+    item_vectors   float32[I, D], contiguous; the last number of each is its bias
+    curve          (step, validation recall) of every round
+    """
+
+    windows: tuple[int, ...]
+    input_IE: Float32
+    layers: tuple[tuple[Float32, Float32], ...]
+    item_vectors: Float32
+    curve: tuple[tuple[int, float], ...] = ()
+
+    def user_vectors(self, histories: Sequence[Int64]) -> Float32:
+        """float32[B, D], the last number of each is 1, so that ⟨user, item⟩ has the bias in it.
+
+        histories  item rows, oldest first; entries below 0 (unknown items) are skipped. Raises InvalidData on rows beyond the catalogue.
+        """
+        history_BT = pad_histories(HistoryKind(length=sum(self.windows)), histories).array
+        if history_BT.size and history_BT.max() >= len(self.input_IE):
+            raise InvalidData("histories", int(history_BT.max()), f"item rows below {len(self.input_IE)}")
+        start_W = np.cumsum((0, *self.windows[:-1]))
+        real_BT = history_BT >= 0
+        rows_BTE = self.input_IE[history_BT]
+        rows_BTE[~real_BT] = 0
+        count_BW: NDArray[np.floating] = np.maximum(np.add.reduceat(real_BT, start_W, axis=1, dtype=np.float32), 1)
+        hidden_BF: Float32 = (np.add.reduceat(rows_BTE, start_W, axis=1) / count_BW[:, :, None]).reshape(len(history_BT), -1)
+        for place, (weight, bias) in enumerate(self.layers):
+            hidden_BF = (np.maximum(hidden_BF, 0) if place else hidden_BF) @ weight + bias
+        return np.concatenate([hidden_BF, np.ones((len(hidden_BF), 1), np.float32)], axis=1)
+
+    def rank(self, histories: list[Int64], m: int, exclude_seen: bool) -> Int64:
+        """int64[B, M = m]: items by inner product, ties by the lower row, without the history's own when `exclude_seen`.
+
+        NO_ITEM fills the row where fewer than m items are left.
+        """
+        if m < 1:
+            raise InvalidConfig("m", m, "at least 1")
+        rows_BM = np.full((len(histories), m), NO_ITEM, np.int64)
+        for start in range(0, len(histories), BLOCK):
+            part = histories[start : start + BLOCK]
+            score_BI = self.user_vectors(part) @ self.item_vectors.T
+            for b, (score_I, history) in enumerate(zip(score_BI, part, strict=True)):
+                if exclude_seen:
+                    score_I[history[history >= 0]] = -np.inf
+                best = _best(score_I, m)
+                rows_BM[start + b, : len(best)] = best
+        return rows_BM
+
+    def save(self, file: Path) -> None:
+        """Write a safetensors file, which `load_product_dnn` reads."""
+        arrays: dict[str, NDArray[Any]] = {"windows": np.array(self.windows), "curve": np.array(self.curve, np.float64).reshape(-1, 2)}
+        arrays |= {"input_IE": self.input_IE, "item_vectors": self.item_vectors}
+        for i, (weight, bias) in enumerate(self.layers):
+            arrays |= {f"weight_{i}": weight, f"bias_{i}": bias}
+        save_file(arrays, file)
+
+
+def load_product_dnn(file: Path) -> ProductDnn:
+    """What `save` wrote."""
+    arrays = load_file(file)
+    return ProductDnn(
+        windows=tuple(arrays["windows"].tolist()),
+        input_IE=arrays["input_IE"],
+        layers=tuple((arrays[f"weight_{i}"], arrays[f"bias_{i}"]) for i in range(sum(name.startswith("weight_") for name in arrays))),
+        item_vectors=arrays["item_vectors"],
+        curve=tuple((int(step), float(recall)) for step, recall in arrays["curve"]),
+    )
+
+
+def _best(score_I: Float32, m: int) -> Int64:
+    """Item rows of the best m finite scores, best first, ties by the lower row."""
+    count = min(m, len(score_I))
+    threshold = np.partition(score_I, len(score_I) - count)[len(score_I) - count]
+    contenders = np.flatnonzero((score_I >= threshold) & (score_I > -np.inf))
+    return contenders[np.argsort(-score_I[contenders], kind="stable")][:count]
+
+
+# -- training -------------------------------------------------------------------------------------------------------------
+
+
+def fit_product_dnn(
+    interactions: Interactions, split: Split, config: ProductDnnConfig, *, seed: int, device: torch.device | None = None
+) -> ProductDnn:
+    """Trained on `split.train`, with the weights of the round that had the best recall on (at most 2,000) users of `split.validation`.
+
+    Raises InvalidData where no validation user has a query, FloatingPointError when a loss is not finite.
+    """
+    pairs = halves(interactions, split.validation, seed=seed)
+    pairs = (without_seen(pairs) if config.exclude_seen else pairs)[:VALIDATION_QUERIES]
+    if not pairs:
+        raise InvalidData("split.validation", f"{len(split.validation)} users", "at least one with a query and something relevant")
+    device = device or torch.device("cpu")
+    network = build_network(interactions, split.train, config, seed).to(device)
+    weight_I = events_of_items(interactions, split.train) + 1 if config.proposal == "popularity" else np.ones(interactions.item_count)
+    proposal = Proposal(weight_I, device)
+    source = InstanceSource(interactions, split.train, config.instances, seed)
+    optimiser = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
+    curve: list[tuple[int, float]] = []
+    best = network.frozen()
+    with tqdm(total=config.max_steps, unit="step", desc="product-dnn", mininterval=1.0, disable=None) as bar:
+        for step in range(config.max_steps):
+            for group in optimiser.param_groups:
+                group["lr"] = config.learning_rate * (1 - step / config.max_steps)
+            loss = _train_step(network, source, optimiser, proposal, config, seed, step)
+            bar.update()
+            if (step + 1) % config.round_steps and step + 1 < config.max_steps:
+                continue
+            if not math.isfinite(float(loss)):
+                raise FloatingPointError(f"step {step}: the loss is {float(loss)}; lower learning_rate (now {config.learning_rate})")
+            now = network.frozen()
+            curve.append((step + 1, _recall(now, pairs, config)))
+            log.info("step %d: loss %.4f, validation recall@%d %.4f", step + 1, float(loss), config.recall_at, curve[-1][1])
+            behind = len(curve) - 1 - max(range(len(curve)), key=lambda round_: (curve[round_][1], -round_))
+            if behind == 0:
+                best = now
+            elif behind >= config.patience:
+                break
+    return replace(best, curve=tuple(curve))
+
+
+def _train_step(
+    network: Network,
+    source: InstanceSource,
+    optimiser: torch.optim.Optimizer,
+    proposal: Proposal,
+    config: ProductDnnConfig,
+    seed: int,
+    step: int,
+) -> Tensor:
+    """One batch and one update; returns the loss, which the caller reads once a round."""
+    device = network.item_ID.device
+    instances = source.batch(step, config.batch)
+    history_BT, target_BP = (torch.from_numpy(array).to(device) for array in (instances.history_BT, instances.target_BP))
+    generator = torch.Generator(device).manual_seed(seed * 1_000_003 + step)
+    optimiser.zero_grad()
+    with torch.autocast(device.type, torch.bfloat16, enabled=config.bfloat16):
+        user_BD = network(history_BT, generator)
+        if config.loss == "full":
+            loss = full_softmax_loss(user_BD, network.item_ID, network.bias_I, target_BP)
+        else:
+            loss = sampled_softmax_loss(user_BD, network.item_ID, network.bias_I, target_BP, *proposal.draw(config.negatives, generator))
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    optimiser.step()
+    return loss.detach()
+
+
+def _recall(model: ProductDnn, pairs: Sequence[EvaluationPair], config: ProductDnnConfig) -> float:
+    found_BM = model.rank([pair.history for pair in pairs], config.recall_at, config.exclude_seen)
+    return float(precision_recall_f(found_BM, [pair.relevant for pair in pairs], config.recall_at)[1].mean())
+
+
+class Network(nn.Module):
+    """What is trained: input_IE, dense layers, item_ID and bias_I (a constant 0 without biases)."""
+
+    def __init__(self, input_IE: Tensor, item_ID: Tensor, bias_I: Tensor, config: ProductDnnConfig) -> None:
+        super().__init__()
+        self.windows, self.dropout = config.instances.windows, config.dropout
+        self.encoder = WindowEncoder(self.windows, input_IE.shape[1])
+        self.input_IE, self.item_ID = nn.Parameter(input_IE), nn.Parameter(item_ID)
+        self.bias_I = nn.Parameter(bias_I if config.bias else torch.zeros_like(bias_I), requires_grad=config.bias)
+        widths = (self.encoder.features, *config.hidden, item_ID.shape[1])
+        self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(widths))
+
+    def forward(self, history_BT: Tensor, generator: torch.Generator) -> Tensor:
+        """history_BT int64[B, T], −1 = padding → user vectors [B, D], without the constant 1 of `ProductDnn.user_vectors`."""
+        hidden_BF: Tensor = self.encoder(history_BT.unsqueeze(1), self.input_IE).squeeze(1)
+        for place, layer in enumerate(self.layers):
+            hidden_BF = layer(_dropped(torch.relu(hidden_BF) if place else hidden_BF, self.dropout, generator))
+        return hidden_BF
+
+    def frozen(self) -> ProductDnn:
+        """A copy in NumPy."""
+        layers = tuple((_array(layer.weight.T), _array(layer.bias)) for layer in self.layers if isinstance(layer, nn.Linear))
+        item_ID = torch.cat([self.item_ID, self.bias_I.unsqueeze(1)], 1)
+        return ProductDnn(self.windows, _array(self.input_IE), layers, _array(item_ID))
+
+
+def build_network(interactions: Interactions, users: Int64, config: ProductDnnConfig, seed: int) -> Network:
+    """A freshly initialised network (seeded); biases start at the log of the items' popularity among `users`."""
+    torch.manual_seed(seed)
+    width = max(config.input_dim, config.dim)
+    start_ID = torch.randn(interactions.item_count, width) / math.sqrt(width)  # about as long as the embeddings
+    if config.init == "embeddings":
+        known = max(1, min(width, len(users) - 1, interactions.item_count - 1))
+        embeddings_ID = spread_unseen(item_embeddings(interactions, users, known, seed=seed), interactions.category_of_item_I, seed=seed)
+        start_ID[:, :known] = nn.functional.normalize(torch.from_numpy(embeddings_ID))
+    input_IE, item_ID = (
+        start_ID[:, :dim] * config.init_std / start_ID[:, :dim].square().mean().sqrt() for dim in (config.input_dim, config.dim)
+    )
+    bias_I = torch.from_numpy(events_of_items(interactions, users) + 1).log().float()
+    return Network(input_IE, item_ID, bias_I - bias_I.mean(), config)
+
+
+def _dropped(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    if share == 0:
+        return x
+    kept = torch.rand(x.shape, generator=generator, device=x.device) >= share
+    return torch.where(kept, x / (1 - share), 0)
+
+
+def _array(tensor: Tensor) -> Float32:
+    return tensor.detach().cpu().numpy().astype(np.float32, order="C")
+
+
+# -- losses ---------------------------------------------------------------------------------------------------------------
+
+
+def full_softmax_loss(user_BD: Tensor, item_ID: Tensor, bias_I: Tensor, target_BP: Tensor) -> Tensor:
+    """The mean over instances of log Σ_i exp(s_i) − mean_{p ∈ targets} s_p: cross-entropy against the uniform distribution of the targets.
+
+    target_BP  int64[B, P], −1 = none; a repeated target counts as often as it occurs
+    """
+    score_BI = torch.addmm(bias_I, user_BD, item_ID.T).float()
+    positive_BP = score_BI.gather(1, target_BP.clamp(min=0))
+    return (score_BI.logsumexp(1) - _mean_of_targets(positive_BP, target_BP)).mean()
+
+
+def sampled_softmax_loss(
+    user_BD: Tensor, item_ID: Tensor, bias_I: Tensor, target_BP: Tensor, negative_S: Tensor, log_weight_S: Tensor
+) -> Tensor:
+    """The same with the sum over the catalogue estimated from negatives that the whole batch shares.
+
+        Ẑ = Σ_{p ∈ targets} exp(s_p) + Σ_{i ∈ negatives ∖ targets} exp(s_i + log_weight_i)
+
+    negative_S    int64[S], distinct and ascending
+    log_weight_S  float32[S], log of (times drawn / times expected): the log-q correction. An instance's own targets are left out of its
+                  negatives and enter with their true score, so that Ẑ is an unbiased estimate of the full sum.
+    """
+    target_BP = target_BP.sort(1).values
+    real_BP = target_BP >= 0
+    row_BP = target_BP.clamp(min=0)
+    positive_BP = ((item_ID[row_BP] * user_BD.unsqueeze(1)).sum(-1) + bias_I[row_BP]).float()
+    first_BP = real_BP & torch.cat([torch.ones_like(real_BP[:, :1]), target_BP[:, 1:] != target_BP[:, :-1]], 1)
+    negative_BS = torch.addmm(bias_I[negative_S], user_BD, item_ID[negative_S].T).float() + log_weight_S
+    place_BP = torch.searchsorted(negative_S, row_BP).clamp(max=len(negative_S) - 1)
+    row, column = torch.nonzero(real_BP & (negative_S[place_BP] == row_BP), as_tuple=True)
+    own_BS = torch.zeros_like(negative_BS, dtype=torch.bool)
+    own_BS[row, place_BP[row, column]] = True
+    every_BX = torch.cat([positive_BP.masked_fill(~first_BP, -torch.inf), negative_BS.masked_fill(own_BS, -torch.inf)], 1)
+    return (every_BX.logsumexp(1) - _mean_of_targets(positive_BP, target_BP)).mean()
+
+
+def _mean_of_targets(positive_BP: Tensor, target_BP: Tensor) -> Tensor:
+    """[B]: the mean score of each instance's targets."""
+    real_BP = target_BP >= 0
+    return torch.where(real_BP, positive_BP, 0).sum(1) / real_BP.sum(1)
+
+
+class Proposal:
+    """The distribution q that negatives are drawn from, ∝ weight_I (float64[I], positive)."""
+
+    def __init__(self, weight_I: NDArray[np.float64], device: torch.device) -> None:
+        self.share_I = torch.from_numpy(weight_I / weight_I.sum()).to(device)
+        self.upper_I = self.share_I.cumsum(0)
+
+    def draw(self, times: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """`negative_S` and `log_weight_S` of so many draws with replacement; users' histories have no say in it."""
+        point = torch.rand(times, generator=generator, dtype=torch.float64, device=self.upper_I.device) * self.upper_I[-1]
+        drawn = torch.searchsorted(self.upper_I, point, right=True).clamp(max=len(self.upper_I) - 1)
+        negative_S, count_S = torch.unique(drawn, return_counts=True)
+        return negative_S, (count_S / (times * self.share_I[negative_S])).log().float()

@@ -1,0 +1,111 @@
+"""Several processes that train one model, each on its rows of every batch (`torchrun -m training fit …`).
+
+Knows who takes which rows, and how sums over processes are made. Does not know models or objectives. Without torchrun there is one process,
+which takes all rows, and nothing here costs anything.
+
+Everybody draws the random numbers of the whole batch and keeps those of its own rows, so that the number of processes does not change
+what is trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from espalier.errors import InvalidConfig
+from espalier.tree import Tree
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[None]:
+    """Be one of torchrun's processes inside: gloo on a CPU, NCCL on GPUs, one each. Nothing happens where torchrun did not start this.
+
+    Raises InvalidConfig where there are more processes than GPUs.
+    """
+    if not dist.is_torchelastic_launched():
+        yield
+        return
+    if device.type == "cuda":
+        gpu = dist.get_node_local_rank()
+        if gpu >= torch.cuda.device_count():
+            raise InvalidConfig("--nproc-per-node", f"more than {gpu} processes", f"at most {torch.cuda.device_count()}, one for each GPU")
+        torch.cuda.set_device(gpu)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", gpu))
+    else:
+        dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def process() -> int:
+    """The number of this process; 0 is the one that writes files and says what happens."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def processes() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def wait_for_all() -> None:
+    if processes() > 1:
+        dist.barrier()
+
+
+def own_rows(count: int) -> slice:
+    """The rows of a batch of `count` that this process takes; all processes take as many."""
+    share = count // processes()
+    return slice(process() * share, (process() + 1) * share)
+
+
+def drawn_rows(draw: Callable[[int], Tensor], own: int) -> Tensor:
+    """This process's `own` rows of draw(rows of the whole batch): what one process alone would have drawn for them."""
+    rows = own * processes()
+    return draw(rows)[own_rows(rows)]
+
+
+@torch.no_grad()
+def share_weights(model: nn.Module) -> None:
+    """All processes take the parameters of process 0."""
+    if processes() > 1:
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+
+
+def shared_tree(build: Callable[[], Tree], device: torch.device) -> Tree:
+    """The tree that process 0 builds, on every process."""
+    if processes() == 1:
+        return build()
+    tree = build() if process() == 0 else None
+    arrays = [_shared_int64(part, device) for part in ((tree.level_offset, tree.first_child, tree.leaf_item) if tree else (None,) * 3)]
+    return tree or Tree(*arrays)
+
+
+def _shared_int64(array: np.ndarray | None, device: torch.device) -> np.ndarray:
+    size = torch.tensor([0 if array is None else len(array)], device=device)
+    dist.broadcast(size, 0)
+    values = torch.empty(int(size), dtype=torch.int64, device=device) if array is None else torch.tensor(array, device=device)
+    dist.broadcast(values, 0)
+    return values.cpu().numpy()
+
+
+def average(values: Tensor) -> Tensor:
+    """The mean of a tensor over the processes."""
+    if processes() > 1:
+        dist.all_reduce(values)
+        values /= processes()
+    return values
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Each gradient becomes its mean over the processes, so a mean over own rows becomes that over the batch."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            average(parameter.grad)
