@@ -10,7 +10,10 @@ validation users has stopped rising (`optimiser.patience`), and keeps the best w
 `otm-robust` is the set's configuration as it is. The other tree methods have the papers' scorer (24 numbers a row, 128–64–24) over the
 same tree, and, unlike in the papers, the same first rows and the learning rate that served TDM best. `jtm` and the three `otm` methods go
 on from the trained `tdm`: the one on a re-learned tree, the others as a warm start, without which OTM fails on these logs.
-`tdm-same-scorer` is TDM with the scorer, rows and instances of `otm-robust`: what the objective alone is worth.
+`tdm-same-scorer` is TDM with the scorer, rows and instances of `otm-robust`: what the objective alone is worth. `tdm-random-rows` starts
+as published.
+
+A tree method may be changed, for an ablation: `otm-robust+objective.gamma=0+scorer.kind="mlp"`.
 
 A tree method has rows at γ = 0 (path products: 1) and at the γ that it trained with; `tdm` also at γ = 0.5. Rows are written after every
 method, and what is there is not run again.
@@ -22,8 +25,10 @@ import argparse
 import json
 import logging
 import platform
+import re
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -35,12 +40,13 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks import real_logs
+from espalier.errors import InvalidConfig
 from espalier.metrics import precision_recall_f
 from espalier.tree import Tree
 from training.baselines.item_cf import tune_neighbours
 from training.baselines.popularity import fit_popularity
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
-from training.config import TrainingConfig
+from training.config import TrainingConfig, check_config
 from training.data.splits import EvaluationPair, halves, without_seen
 from training.earlier import as_earlier
 from training.export import export
@@ -55,7 +61,7 @@ Sections = dict[str, dict[str, Any]]
 PUBLISHED: Sections = {
     "scorer": {"kind": "mlp", "node_dim": 24, "hidden": (128, 64, 24)},
     "instances": {"targets": 20},
-    "optimiser": {"learning_rate": 1e-2, "batch": 100},
+    "optimiser": {"learning_rate": 1e-2, "node_rate": 1.0},
     "objective": {"gamma": 0.0, "random_nodes": 0, "warm_start": 0.0},
 }
 ON_TDM: Sections = {"tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}, "optimiser": {"learning_rate": 2e-3, "steps": 800}}
@@ -73,6 +79,7 @@ TREES: dict[str, Sections] = {
     "otm-robust": {},
     "tdm-same-scorer": {"objective": {"kind": "tdm"}},
     "tdm": _published({"kind": "tdm"}),
+    "tdm-random-rows": _published({"kind": "tdm"}, {"scorer": {"init": "random"}}),
     "plt": _published({"kind": "plt"}),
     "hsm": _published({"kind": "hsm"}),
     "jtm": _published({"kind": "tdm"}, ON_TDM, {"tree": {"kind": "jtm"}}),
@@ -105,8 +112,20 @@ class Run:
 
 
 def method_config(config: TrainingConfig, method: str) -> TrainingConfig:
-    """The set's configuration with what the method changes."""
-    return config.model_copy(update={name: getattr(config, name).model_copy(update=keys) for name, keys in TREES[method].items()})
+    """The set's configuration with what the method changes. Raises InvalidConfig where a change names no key or gives a wrong value."""
+    name, *changes = method.split("+")
+    raw = config.model_dump(mode="json")
+    for section, keys in TREES[name].items():
+        raw[section] |= keys
+    if raw["scorer"]["init"] == "earlier":
+        raw["earlier_model"] = "tdm"  # the one in memory: see train_tree
+    for change in changes:
+        place, _, value = change.partition("=")
+        section, _, key = place.partition(".")
+        if key not in (raw[section] if isinstance(raw.get(section), dict) else {}):
+            raise InvalidConfig("--methods", change, "section.key=value of a configuration, such as objective.gamma=0")
+        raw[section][key] = tomllib.loads(f"value = {value}")["value"]
+    return check_config(raw)
 
 
 def train_tree(run: Run, method: str) -> tuple[Tree, NodeScorer, float]:
@@ -118,7 +137,7 @@ def train_tree(run: Run, method: str) -> tuple[Tree, NodeScorer, float]:
         prepared = replace(prepared, earlier=as_earlier(method_config(run.config, "tdm"), *run.trained["tdm"]))
     begin = time.perf_counter()
     tree = build_tree(config, prepared)
-    work = run.folder / method
+    work = run.folder / re.sub(r"[^a-z0-9.-]", "_", method)
     work.mkdir(exist_ok=True)
     model = fit(config, prepared, tree, CPU, work, resume=False).eval()
     if method == "tdm":
@@ -130,7 +149,7 @@ def tree_rows(run: Run, method: str, beams: Sequence[int], bundles: Path | None)
     tree, model, seconds = train_tree(run, method)
     config = method_config(run.config, method)
     own, gamma = ranked_by(config)
-    gammas = [gamma] if own == "log_activation" else sorted({0.0, gamma} | ({0.5} if method.startswith("tdm") else set()))
+    gammas = [gamma] if own == "log_activation" else sorted({0.0, gamma} | ({0.5} if config.objective.kind == "tdm" else set()))
     topology, rows = Topology(tree, CPU), []
     for gamma in gammas:
         before = None
@@ -148,7 +167,7 @@ def tree_rows(run: Run, method: str, beams: Sequence[int], bundles: Path | None)
                         new[-1] |= _change(recall_B - before)
                     before = recall_B
                 rows += new
-    if bundles is not None:
+    if bundles is not None and method in TREES:
         path = bundles / f"{run.config.name}-{method}" / str(run.config.seed)
         if not path.exists():
             export(config.model_copy(update={"name": path.parent.name}), run.prepared, tree, model, path)
@@ -251,10 +270,13 @@ def main() -> None:
     logging.getLogger("training").setLevel(logging.INFO)
     methods = args.methods.split(",")
     for method in methods:
-        if method not in METHODS:
+        if method not in METHODS and method.split("+")[0] not in TREES:
             raise SystemExit(f"--methods: got {method!r}, expected some of {', '.join(METHODS)}")
     beams = [ALL_LEAVES if beam == "all" else int(beam) for beam in args.beams.split(",")]
     real = real_logs.load(args)
+    for method in methods:
+        if "+" in method:
+            method_config(real.config, method)  # a wrong change is refused before anything is trained
     torch.set_num_threads(args.threads)
     done = json.loads(args.json.read_text())["rows"] if args.json and args.json.exists() else []
     report: dict[str, Any] = {
@@ -274,7 +296,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             run = Run(config, prepare(config, real.log, Path(folder)), Path(folder))
             for method in missing:
-                found = tree_rows(run, method, beams, args.export) if method in TREES else baseline_rows(run, method)
+                is_tree = method.split("+")[0] in TREES
+                found = tree_rows(run, method, beams, args.export) if is_tree else baseline_rows(run, method)
                 rows = [{"method": method, "seed": seed} | row for row in found]
                 print_rows(rows)
                 report["rows"] += rows

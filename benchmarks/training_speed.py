@@ -34,7 +34,7 @@ from loadtest.hardware import hardware
 from training.config import TrainingConfig, check_config
 from training.data.interactions import Interactions
 from training.data.splits import split_users
-from training.fit import build_model, pick_device, train_step, use_bfloat16
+from training.fit import adam, build_model, pick_device, train_step, use_bfloat16
 from training.instances import InstanceSource
 from training.prepare import Prepared, prepare
 from training.topology import Topology
@@ -86,7 +86,7 @@ class Trainee:
     def __init__(self, config: TrainingConfig, prepared: Prepared, topology: Topology, source: InstanceSource) -> None:
         self.config, self.topology, self.source, self.steps = config, topology, source, 0
         self.model = build_model(config, topology.tree, prepared).to(topology.device)
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=config.optimiser.learning_rate, fused=True)
+        self.optimiser = adam(self.model, config.optimiser)
 
     def run(self, steps: int) -> float:
         """Seconds per step, the device's work included."""

@@ -84,7 +84,7 @@ def settings(log: Path, kind: str, **sections: dict[str, Any]) -> dict[str, Any]
         "instances": {"windows": [8, 4, 2], "targets": 20},
         "scorer": {"kind": "mlp", "node_dim": 8, "hidden": [32, 16]},
         "objective": {"kind": kind, "beam_size": 10, "negatives": 40},
-        "optimiser": {"steps": 150, "batch": 60, "learning_rate": 0.01},
+        "optimiser": {"steps": 150, "batch": 60, "learning_rate": 0.01, "node_rate": 1.0},
         "search": {"beam_size": 20, "m": 10, "max_beam_size": 32, "max_m": 64},
     }
     return plain | {name: plain[name] | section for name, section in sections.items()}
@@ -187,7 +187,7 @@ def test_targets_of_other_users_teach_no_more_than_popularity(
 
 SHORT: dict[str, dict[str, Any]] = {
     "objective": {"warm_start": 0.5, "random_nodes": 5},
-    "optimiser": {"steps": 24, "checkpoint_every": 5},
+    "optimiser": {"steps": 24, "checkpoint_every": 5, "validate_every": 7, "average": 20},
 }
 
 
@@ -248,6 +248,75 @@ def test_a_killed_and_resumed_run_ends_as_an_uninterrupted_one(short: Run, tmp_p
     assert resumed.keys() == whole.keys()
     for name, tensor in whole.items():
         assert_array_equal(resumed[name], tensor, err_msg=name)
+
+
+def test_the_weights_of_the_best_validation_are_kept_and_patience_ends_the_run(
+    short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recalls = iter([0.2, 0.5, 0.4, 0.5, 0.3, 0.9])
+    seen: list[dict[str, Any]] = []
+
+    def scripted(config: TrainingConfig, topology: Topology, model: NodeScorer, pairs: object) -> float:
+        seen.append({name: tensor.numpy().copy() for name, tensor in model.state_dict().items()})
+        return next(recalls)
+
+    monkeypatch.setattr(fit_module, "validation_recall", scripted)
+    steps = watched(monkeypatch)
+    optimiser = short.config.optimiser.model_dump() | {"validate_every": 4, "patience": 3}
+    kept = weights(changed(short, optimiser=optimiser).fit(tmp_path / "work"))
+    assert steps[-1] == 19  # five measurements, the last three no better than the second
+    for name, array in kept.items():
+        assert_array_equal(array, seen[1][name], err_msg=name)
+    assert not np.array_equal(seen[1]["node_rows"], seen[2]["node_rows"])
+
+
+def test_validated_weights_are_averages_over_steps(short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every five steps: m ← m + (5 / average) · (w − m), from the weights of step 5 on."""
+    path: list[Any] = []
+    step_of = fit_module.train_step
+
+    def noted(config: TrainingConfig, model: NodeScorer, *rest: Any) -> torch.Tensor:
+        loss = step_of(config, model, *rest)
+        path.append(model.node_rows.detach().numpy().astype(np.float64))
+        return loss
+
+    monkeypatch.setattr(fit_module, "train_step", noted)
+    optimiser = short.config.optimiser.model_dump() | {"steps": 20, "validate_every": 20, "average": 20}
+    kept = weights(changed(short, optimiser=optimiser).fit(tmp_path / "work"))
+    expected = path[4]
+    for step in (9, 14, 19):
+        expected = expected + 0.25 * (path[step] - expected)
+    assert_allclose(kept["node_rows"], expected, atol=1e-5)
+
+
+def test_the_training_beam_follows_its_schedule_after_a_warm_start() -> None:
+    plain = {"kind": "otm", "beam_size": 40, "warm_start": 0.25}
+    base: dict[str, Any] = {"name": "x", "data": {"log": "x"}, "optimiser": {"steps": 100}}
+
+    def beams(**objective: Any) -> list[int]:
+        config = check_config(base | {"objective": plain | objective})
+        stages = [fit_module.stage(config, step) for step in range(100)]
+        assert [part.kind for part in stages] == ["tdm"] * 25 + ["otm"] * 75
+        return [part.beam_size for part in stages[25:]]
+
+    assert set(beams()) == {40}
+    growing = beams(beam_schedule="growing")
+    assert (growing[0], growing[-1]) == (10, 40)
+    assert growing == sorted(growing)
+    drawn = beams(beam_schedule="random")
+    assert 10 <= min(drawn) < 15
+    assert 120 < max(drawn) <= 160
+    assert np.median(drawn) == pytest.approx(40, rel=0.5)
+    assert drawn == beams(beam_schedule="random")
+
+
+def test_node_rows_have_a_learning_rate_of_their_own(short: Run) -> None:
+    model = fit_module.build_model(short.config, short.tree, short.prepared)
+    optimiser = fit_module.adam(model, short.config.optimiser.model_copy(update={"node_rate": 0.25}))
+    rows, others = optimiser.param_groups
+    assert [id(parameter) for parameter in rows["params"]] == [id(model.node_rows)]
+    assert len(others["params"]) == len(list(model.parameters())) - 1
+    assert (rows["share"], others["share"]) == (0.25, 1.0)
 
 
 def test_a_checkpoint_that_was_cut_off_while_written_is_not_taken(short: Run, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks import real_logs
 
+OUTSIDE = {name: file for name, (_, file) in real_logs.SETS.items() if file is not None}
+
 
 def options(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
@@ -17,16 +19,21 @@ def options(*arguments: str) -> argparse.Namespace:
 
 
 def folder_of_sets(folder: Path) -> str:
-    for name, (_, file) in real_logs.SETS.items():
+    for name, file in OUTSIDE.items():
         (folder / name).mkdir()
         (folder / name / file).touch()
     return str(folder)
 
 
-@pytest.mark.parametrize("name", real_logs.SETS)
+@pytest.mark.parametrize("name", OUTSIDE)
 def test_a_named_set_has_its_configuration_and_its_file(tmp_path: Path, name: str) -> None:
     real = real_logs.load(options("--data", folder_of_sets(tmp_path), "--set", name))
     assert (real.name, real.log.parent, real.log.name) == (name, tmp_path / name, real.config.data.log.name)
+
+
+def test_the_embedded_sample_needs_no_folder() -> None:
+    real = real_logs.load(options("--set", "debian-depends"))
+    assert real.log.is_file()
 
 
 def test_several_sets_keep_their_order(tmp_path: Path) -> None:
@@ -47,7 +54,7 @@ def test_another_log_is_read_as_its_configuration_says_or_by_default(tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "--set: got None, expected one of ml-1m, sasrec-amazon-games, s3rec-yelp"),
+        ("", "--set: got None, expected one of debian-depends, ml-1m, sasrec-amazon-games, s3rec-yelp"),
         ("--data . --set netflix", "--set: got 'netflix', expected one of"),
         ("--data . --set ml-1m,s3rec-yelp", "--set: got 'ml-1m,s3rec-yelp', expected one name"),
         ("--set ml-1m", "--data: got None, expected a folder that holds ml-1m/ratings.dat.gz"),

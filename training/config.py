@@ -144,10 +144,12 @@ class ObjectiveConfig(_Section):
 
 
 class OptimiserConfig(_Section):
-    """Adam with a linear decay to 0 at `steps`; the weights with the best recall of validation users are kept.
+    """Adam with a linear decay to 0 at `steps`; weights are averaged, and those with the best recall of validation users are kept.
 
     steps           at most
-    validate_every  steps between two measurements of recall@`search.m` on at most 500 validation users
+    node_rate       learning rate of the node rows, as a share of `learning_rate`
+    average         steps over which the weights that are validated and kept are averaged, exponentially; 1: they are those of the step
+    validate_every  steps between two measurements of recall@`search.m` on at most 1,000 validation users
     patience        measurements without a better one after which training ends
     batch       instances of an update, over all processes together
     precision   of matrix products; weights stay float32. `auto` takes bfloat16 where the device computes in it, else float32
@@ -156,7 +158,9 @@ class OptimiserConfig(_Section):
     steps: int = Field(default=2000, ge=1)
     batch: int = Field(default=100, ge=1)
     learning_rate: float = Field(default=2e-3, gt=0)
+    node_rate: float = Field(default=0.1, gt=0)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    average: int = Field(default=200, ge=1)
     validate_every: int = Field(default=100, ge=1)
     patience: int = Field(default=8, ge=1)
     checkpoint_every: int = Field(default=500, ge=1)

@@ -12,19 +12,20 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
-from training.config import ObjectiveConfig, TrainingConfig
+from training.config import ObjectiveConfig, OptimiserConfig, TrainingConfig
 from training.data.user_item_matrix import events_of_items
 from training.instances import InstanceSource
 from training.objectives.otm import otm_loss, otm_no_bs_loss
@@ -52,9 +53,14 @@ LOSSES: dict[str, Loss] = {
     "hsm": hsm_loss,
 }
 
-VALIDATION_QUERIES = 500
+Parts = Mapping[str, NodeScorer | AveragedModel | torch.optim.Optimizer]
+"""What a checkpoint holds besides the progress."""
+
+VALIDATION_QUERIES = 1000
 START_WEIGHT = 0.3
 """Of each window's mean in a query state that starts as means."""
+AVERAGE_EVERY = 5
+"""Steps between two updates of the averaged weights: one reads and writes all node rows."""
 READ_EVERY = 20
 """Steps between looks at the losses: reading one waits for the device."""
 
@@ -99,9 +105,12 @@ def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.de
     model = build_model(config, tree, prepared).to(device)
     topology = Topology(tree, device)
     source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
-    optimiser = torch.optim.Adam(model.parameters(), lr=config.optimiser.learning_rate, fused=True)
+    optimiser = adam(model, config.optimiser)
     checkpoint = work / "checkpoint.pt"
-    progress = _restore(checkpoint, config, prepared, model, optimiser) if resume and checkpoint.exists() else Progress(0, [], {})
+    decay = max(0.0, 1 - AVERAGE_EVERY / config.optimiser.average)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    parts: Parts = {"model": model, "averaged": averaged, "optimiser": optimiser}
+    progress = _restore(checkpoint, config, prepared, parts) if resume and checkpoint.exists() else Progress(0, [], {})
     if resume and progress.step == 0:
         log.info("no checkpoint to resume from: training starts anew")
     share_weights(model)
@@ -121,10 +130,14 @@ def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.de
                 loss = _read(config, losses, progress.step - 1)
                 losses.clear()
                 bar.set_postfix(loss=f"{loss:.3f}", recall=f"{progress.recalls[-1]:.4f}" if progress.recalls else "-", refresh=False)
+            if validate or progress.step % AVERAGE_EVERY == 0:
+                averaged.update_parameters(model)
             if validate:
-                progress.add(float(average(torch.tensor(validation_recall(config, topology, model, pairs), device=device))), model)
+                kept = cast(NodeScorer, averaged.module)
+                recall = validation_recall(config, topology, kept, pairs)
+                progress.add(float(average(torch.tensor(recall, device=device))), kept)
             if save and process() == 0:
-                _save(checkpoint, config, prepared, model, optimiser, progress)
+                _save(checkpoint, config, prepared, parts, progress)
     if progress.recalls:
         model.load_state_dict(progress.best)
         best = max(progress.recalls)
@@ -135,6 +148,13 @@ def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.de
         )
     log.info("%d steps in %.1f s", progress.step - first, time.perf_counter() - begin)
     return model
+
+
+def adam(model: NodeScorer, config: OptimiserConfig) -> torch.optim.Adam:
+    """Adam whose group of the node rows has a learning rate of its own."""
+    others = [parameter for parameter in model.parameters() if parameter is not model.node_rows]
+    groups = [{"params": [model.node_rows], "share": config.node_rate}, {"params": others, "share": 1.0}]
+    return torch.optim.Adam(groups, lr=config.learning_rate, fused=True)
 
 
 @dataclass
@@ -186,7 +206,7 @@ def train_step(
     own = own_rows(config.optimiser.batch)
     generator = torch.Generator(device).manual_seed(config.seed * 1_000_003 + step)
     for group in optimiser.param_groups:
-        group["lr"] = config.optimiser.learning_rate * (1 - step / config.optimiser.steps)
+        group["lr"] = group["share"] * config.optimiser.learning_rate * (1 - step / config.optimiser.steps)
     optimiser.zero_grad()
     with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
         query = topology.history_nodes(torch.from_numpy(instances.history_BT[own]).to(device))
@@ -219,16 +239,9 @@ def use_bfloat16(config: TrainingConfig, device: torch.device) -> bool:
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def _save(
-    file: Path, config: TrainingConfig, prepared: Prepared, model: NodeScorer, optimiser: torch.optim.Optimizer, progress: Progress
-) -> None:
-    state = {
-        "config": config.model_dump_json(),
-        "log": prepared.interactions.fingerprint,
-        "model": model.state_dict(),
-        "optimiser": optimiser.state_dict(),
-        "progress": asdict(progress),
-    }
+def _save(file: Path, config: TrainingConfig, prepared: Prepared, parts: Parts, progress: Progress) -> None:
+    state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
+    state |= {"config": config.model_dump_json(), "log": prepared.interactions.fingerprint, "progress": asdict(progress)}
     partial = file.with_suffix(".part")
     with partial.open("wb") as stream:
         torch.save(state, stream)
@@ -237,7 +250,7 @@ def _save(
     os.replace(partial, file)
 
 
-def _restore(file: Path, config: TrainingConfig, prepared: Prepared, model: NodeScorer, optimiser: torch.optim.Optimizer) -> Progress:
+def _restore(file: Path, config: TrainingConfig, prepared: Prepared, parts: Parts) -> Progress:
     """Load a checkpoint (tensors and plain values only) and return how far it was."""
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
@@ -246,8 +259,8 @@ def _restore(file: Path, config: TrainingConfig, prepared: Prepared, model: Node
     if state["config"] != config.model_dump_json() or state["log"] != prepared.interactions.fingerprint:
         expected = "a checkpoint of the same configuration and log; delete it or leave out --resume to start anew"
         raise InvalidConfig("--resume", str(file), expected)
-    model.load_state_dict(state["model"])
-    optimiser.load_state_dict(state["optimiser"])
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
     progress = Progress(**state["progress"])
     log.info("resumed at step %d", progress.step)
     return progress

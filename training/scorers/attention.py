@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 from training.scorers.heads import MlpHead, SharedPReLU
 from training.scorers.lookup import lookup
 
-BLOCK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 30}
+BLOCK_BYTES = {"cpu": 1 << 23, "cuda": 1 << 30}
 """Hidden attention units that training holds at a time: what a processor's cache keeps, and what a GPU needs to be busy."""
 
 

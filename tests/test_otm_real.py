@@ -1,0 +1,67 @@
+"""The benchmark on real logs: its methods are valid configurations, and its rows are what others read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import otm_real, real_logs
+from espalier.errors import InvalidConfig
+from training.config import read_config
+
+CONFIG = read_config(real_logs.CONFIGS / "amazon-games.toml")
+
+
+def test_every_tree_method_changes_the_configuration_into_a_valid_one() -> None:
+    configs = {method: otm_real.method_config(CONFIG, method) for method in otm_real.TREES}
+    assert configs["otm-robust"].objective == CONFIG.objective
+    assert {method: config.objective.kind for method, config in configs.items()} == {method: method for method in otm_real.TREES} | {
+        "tdm-same-scorer": "tdm",
+        "tdm-random-rows": "tdm",
+        "jtm": "tdm",
+    }
+    assert configs["tdm-same-scorer"].scorer == CONFIG.scorer
+
+
+def test_a_method_may_be_changed_key_by_key() -> None:
+    config = otm_real.method_config(CONFIG, 'otm-robust+objective.gamma=0.25+scorer.kind="mlp"')
+    assert (config.objective.gamma, config.scorer.kind) == (0.25, "mlp")
+    for wrong in ("otm-robust+gamma=1", "otm-robust+objective.beta=1", "otm-robust+objective.gamma=2"):
+        with pytest.raises(InvalidConfig):
+            otm_real.method_config(CONFIG, wrong)
+
+
+def test_rows_are_written_after_every_method_and_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    lines = [f"u{user},i{item}" for user in range(120) for item in rng.permutation(12)[:8] * 4 + user % 4]
+    (tmp_path / "log.csv").write_text("user,item\n" + "\n".join(lines) + "\n")
+    config = tmp_path / "small.toml"
+    config.write_text(
+        'name = "small"\n[data]\nlog = "elsewhere"\nformat = { min_user_events = 5 }\n[instances]\nwindows = [4, 2]\n'
+        "[scorer]\nnode_dim = 6\nhidden = [8]\n[optimiser]\nsteps = 3\nbatch = 20\n"
+    )
+    out, plot = tmp_path / "rows.json", tmp_path / "curves.png"
+    common = ["otm_real", "--log", str(tmp_path / "log.csv"), "--config", str(config), "--json", str(out), "--beams", "4,all"]
+
+    def run(methods: str, *more: str) -> list[dict[str, object]]:
+        monkeypatch.setattr(sys, "argv", [*common, "--methods", methods, *more])
+        otm_real.main()
+        rows: list[dict[str, object]] = json.loads(out.read_text())["rows"]
+        return rows
+
+    first = run("popularity,tdm")
+    rows = run("popularity,tdm,jtm", "--plot", str(plot))
+    assert rows[: len(first)] == first
+    assert plot.stat().st_size > 0
+    keys = {"method", "seed", "m", "beam_size", "exclude_seen", "precision", "recall", "f"}
+    assert all(keys <= row.keys() for row in rows)
+    assert {row["method"] for row in rows} == {"popularity", "tdm", "jtm"}
+    assert {row["beam_size"] for row in rows if row["method"] == "jtm"} == {4, 48}
+    assert [row["recall"] for row in rows if row["method"] == "tdm" and row["beam_size"] == 48 and row["m"] == 200] == [1.0] * 4
+    changes = [row for row in rows if "recall_change" in row]
+    assert {(row["beam_size"], row["m"], row["exclude_seen"]) for row in changes} == {(48, 200, False)}
+    assert all(isinstance(row["recall_change"], float) and row["recall_change"] > 0 for row in changes)  # eight leaves gave way to all
