@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,6 +28,7 @@ from espalier.engines.onnx_graph import OnnxEngine
 from espalier.engines.runtime import ort
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
+from loadtest.hardware import hardware
 
 M = 200
 QUERIES = 64
@@ -130,7 +129,7 @@ def main() -> None:
     rows = run(bundle, [int(x) for x in args.beam.split(",")], [int(x) for x in args.batch.split(",")], args.rounds)
     report = {
         "date": datetime.now(UTC).date().isoformat(),
-        "hardware": f"{platform.machine()}, {os.cpu_count()} cores, one thread used",
+        "hardware": f"{hardware()}, one thread used",
         "rows": rows,
     }
     if args.json:

@@ -4,18 +4,20 @@
     python -m benchmarks.otm_real --log FILE --config FILE --methods otm-robust,tdm --json F
 
 DIR/NAME holds a set as benchmarks/real_logs.py names it. A test user's first half is the query, the second half is relevant. A seed is one
-of the split, the tree, the first weights and every draw. Nothing is chosen on test users: every method trains until the recall of
-validation users has stopped rising (`optimiser.patience`), and keeps the best weights.
+of the split, the tree, the first weights and every draw. Nothing is chosen on test users: every method keeps the weights with the best
+recall of validation users and trains until that has stopped rising, or for `--steps`; a row's `best_step` and `steps` say which.
 
-`otm-robust` is the set's configuration as it is. The other tree methods have the papers' scorer (24 numbers a row, 128–64–24) over the
-same tree, and, unlike in the papers, the same first rows and the learning rate that served TDM best. `jtm` and the three `otm` methods go
-on from the trained `tdm`: the one on a re-learned tree, the others as a warm start, without which OTM fails on these logs.
-`tdm-same-scorer` is TDM with the scorer, rows and instances of `otm-robust`: what the objective alone is worth. `tdm-random-rows` starts
-as published.
+`otm-robust` is the default recipe on the set's instances. The other tree methods have the papers' scorer (24 numbers a row, 128–64–24)
+over the same tree, and, unlike in the papers, the same first rows, averaged weights and the learning rate that served TDM best. `jtm` and
+the three `otm` methods go on from the trained `tdm`: the one on a re-learned tree, the others as a warm start, without which OTM fails on
+these logs.
+`tdm-same-scorer` is TDM with the scorer, rows and instances of `otm-robust`, at γ = 0: what the objective alone is worth. `tdm-random-rows`
+starts as published. The product-DNN starts from the same co-occurrence embeddings and is chosen by the same recall.
 
 A tree method may be changed, for an ablation: `otm-robust+objective.gamma=0+scorer.kind="mlp"`.
 
-A tree method has rows at γ = 0 (path products: 1) and at the γ that it trained with; `tdm` also at γ = 0.5. Rows are written after every
+A tree method has rows at γ = 0 (path products: 1) and at the γ that it trained with, by which its weights were chosen; TDM, chosen at 0,
+also at γ = 0.5. Rows are written after every
 method, and what is there is not run again.
 """
 
@@ -24,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import platform
 import re
 import tempfile
 import time
@@ -40,17 +41,18 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks import real_logs
-from espalier.errors import InvalidConfig
+from espalier.errors import EspalierError, InvalidConfig
 from espalier.metrics import precision_recall_f
 from espalier.tree import Tree
+from loadtest.hardware import hardware
 from training.baselines.item_cf import tune_neighbours
 from training.baselines.popularity import fit_popularity
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
-from training.config import TrainingConfig, check_config
+from training.config import ObjectiveConfig, OptimiserConfig, ScorerConfig, TrainingConfig, check_config
 from training.data.splits import EvaluationPair, halves, without_seen
 from training.earlier import as_earlier
 from training.export import export
-from training.fit import fit, use_bfloat16
+from training.fit import CURVE, fit, use_bfloat16
 from training.prepare import Prepared, build_tree, prepare
 from training.scorers.model import NodeScorer
 from training.topology import Topology
@@ -58,13 +60,17 @@ from training.validation import ranked_by, search_pairs
 
 CPU = torch.device("cpu")
 Sections = dict[str, dict[str, Any]]
+RECIPE: Sections = {
+    "scorer": ScorerConfig().model_dump(),
+    "objective": ObjectiveConfig().model_dump(),
+    "optimiser": OptimiserConfig().model_dump(include={"learning_rate", "average"}),
+}
 PUBLISHED: Sections = {
     "scorer": {"kind": "mlp", "node_dim": 24, "hidden": (128, 64, 24)},
     "instances": {"targets": 20},
-    "optimiser": {"learning_rate": 1e-2, "node_rate": 1.0},
-    "objective": {"gamma": 0.0, "random_nodes": 0, "warm_start": 0.0},
+    "optimiser": {"learning_rate": 1e-2},
 }
-ON_TDM: Sections = {"tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}, "optimiser": {"learning_rate": 2e-3, "steps": 800}}
+ON_TDM: Sections = {"tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}, "optimiser": {"learning_rate": 2e-3}}
 
 
 def _published(objective: dict[str, Any], *more: Sections) -> Sections:
@@ -76,8 +82,8 @@ def _published(objective: dict[str, Any], *more: Sections) -> Sections:
 
 
 TREES: dict[str, Sections] = {
-    "otm-robust": {},
-    "tdm-same-scorer": {"objective": {"kind": "tdm"}},
+    "otm-robust": RECIPE,
+    "tdm-same-scorer": RECIPE | {"objective": {"kind": "tdm"}},
     "tdm": _published({"kind": "tdm"}),
     "tdm-random-rows": _published({"kind": "tdm"}, {"scorer": {"init": "random"}}),
     "plt": _published({"kind": "plt"}),
@@ -115,21 +121,28 @@ def method_config(config: TrainingConfig, method: str) -> TrainingConfig:
     """The set's configuration with what the method changes. Raises InvalidConfig where a change names no key or gives a wrong value."""
     name, *changes = method.split("+")
     raw = config.model_dump(mode="json")
-    for section, keys in TREES[name].items():
-        raw[section] |= keys
+    known = {section: set(keys) for section, keys in raw.items() if isinstance(keys, dict)}
+    parts = [(section, key, value) for section, keys in TREES[name].items() for key, value in keys.items()]
+    for change in changes:
+        place, _, text = change.partition("=")
+        section, _, key = place.partition(".")
+        if key not in known.get(section, ()):
+            raise InvalidConfig("--methods", change, "section.key=value of a configuration, such as objective.gamma=0")
+        try:
+            parts.append((section, key, tomllib.loads(f"value = {text}")["value"]))
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidConfig("--methods", change, "a value as in TOML, strings in quotation marks") from error
+    if any((section, key) == ("objective", "kind") for section, key, _ in parts):
+        raw["objective"] = {}  # another kind has other defaults
+    for section, key, value in parts:
+        raw[section][key] = value
     if raw["scorer"]["init"] == "earlier":
         raw["earlier_model"] = "tdm"  # the one in memory: see train_tree
-    for change in changes:
-        place, _, value = change.partition("=")
-        section, _, key = place.partition(".")
-        if key not in (raw[section] if isinstance(raw.get(section), dict) else {}):
-            raise InvalidConfig("--methods", change, "section.key=value of a configuration, such as objective.gamma=0")
-        raw[section][key] = tomllib.loads(f"value = {value}")["value"]
     return check_config(raw)
 
 
-def train_tree(run: Run, method: str) -> tuple[Tree, NodeScorer, float]:
-    """The trained method and its seconds, without those of the model that it goes on from."""
+def train_tree(run: Run, method: str) -> tuple[Tree, NodeScorer, Row]:
+    """The trained method, and how it was trained: seconds and steps, without those of the model that it goes on from."""
     config, prepared = method_config(run.config, method), run.prepared
     if config.scorer.init == "earlier":
         if "tdm" not in run.trained:
@@ -140,19 +153,21 @@ def train_tree(run: Run, method: str) -> tuple[Tree, NodeScorer, float]:
     work = run.folder / re.sub(r"[^a-z0-9.-]", "_", method)
     work.mkdir(exist_ok=True)
     model = fit(config, prepared, tree, CPU, work, resume=False).eval()
+    curve = json.loads((work / CURVE).read_text())
     if method == "tdm":
         run.trained[method] = tree, model
-    return tree, model, time.perf_counter() - begin
+    seconds = round(time.perf_counter() - begin, 1)
+    return tree, model, {"train_seconds": seconds, "best_step": curve["best_step"], "steps": curve["steps"]}
 
 
 def tree_rows(run: Run, method: str, beams: Sequence[int], bundles: Path | None) -> list[Row]:
-    tree, model, seconds = train_tree(run, method)
+    tree, model, training = train_tree(run, method)
     config = method_config(run.config, method)
     own, gamma = ranked_by(config)
     gammas = [gamma] if own == "log_activation" else sorted({0.0, gamma} | ({0.5} if config.objective.kind == "tdm" else set()))
     topology, rows = Topology(tree, CPU), []
     for gamma in gammas:
-        before = None
+        best_B = None
         for beam in beams:
             beam = min(beam, tree.leaf_count)
             for exclude_seen in (False, True):
@@ -160,12 +175,13 @@ def tree_rows(run: Run, method: str, beams: Sequence[int], bundles: Path | None)
                 pairs = without_seen(run.test) if exclude_seen else run.test
                 with torch.autocast("cpu", torch.bfloat16, enabled=use_bfloat16(config, CPU)):
                     found_BM, _ = search_pairs(searched, topology, model, pairs, gamma, own, beam, max(MS))
-                about = {"gamma": gamma, "beam_size": beam, "exclude_seen": exclude_seen, "train_seconds": round(seconds, 1)}
+                about = {"gamma": gamma, "beam_size": beam, "exclude_seen": exclude_seen} | training
                 new, recall_B = _measured(found_BM, pairs, about)
                 if not exclude_seen:
-                    if before is not None:
-                        new[-1] |= _change(recall_B - before)
-                    before = recall_B
+                    if best_B is not None:
+                        new[-1] |= _change(recall_B - best_B)
+                    if best_B is None or recall_B.mean() > best_B.mean():
+                        best_B = recall_B
                 rows += new
     if bundles is not None and method in TREES:
         path = bundles / f"{run.config.name}-{method}" / str(run.config.seed)
@@ -180,7 +196,16 @@ def baseline_rows(run: Run, method: str) -> list[Row]:
     begin = time.perf_counter()
     dnn = None
     if method in PRODUCT_DNN:
-        settings = ProductDnnConfig(loss="full" if PRODUCT_DNN[method] == "full" else "sampled", bfloat16=use_bfloat16(run.config, CPU))
+        settings = ProductDnnConfig(
+            instances=run.config.instances.model_copy(update={"targets": 1}),
+            loss="full" if PRODUCT_DNN[method] == "full" else "sampled",
+            max_steps=run.config.optimiser.steps,
+            round_steps=min(run.config.optimiser.validate_every, run.config.optimiser.steps),
+            patience=run.config.optimiser.patience,
+            recall_at=run.config.search.m,
+            exclude_seen=run.config.search.exclude_seen,
+            bfloat16=use_bfloat16(run.config, CPU),
+        )
         dnn = fit_product_dnn(interactions, split, settings, seed=run.config.seed)
     for exclude_seen in (False, True):
         pairs = without_seen(run.test) if exclude_seen else run.test
@@ -208,7 +233,7 @@ def _measured(found_BM: NDArray[np.int64], pairs: Sequence[EvaluationPair], abou
 
 
 def _change(difference_B: NDArray[np.float64]) -> Row:
-    """What the beam before this one gives way to, user by user."""
+    """Against the best of the smaller beams, user by user."""
     return {"recall_change": float(difference_B.mean()), "recall_change_se": _standard_error(difference_B)}
 
 
@@ -254,7 +279,21 @@ def plot_curves(rows: Sequence[Row], title: str, file: Path) -> None:
     pyplot.close(figure)
 
 
+def _beams(text: str) -> list[int]:
+    try:
+        return [ALL_LEAVES if beam == "all" else int(beam) for beam in text.split(",")]
+    except ValueError as error:
+        raise InvalidConfig("--beams", text, "whole numbers and `all`, comma-separated") from error
+
+
 def main() -> None:
+    try:
+        benchmark()
+    except (EspalierError, FloatingPointError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def benchmark() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     real_logs.add_arguments(parser)
     parser.add_argument("--methods", default="otm-robust,tdm,item-cf", help=f"some of {', '.join(METHODS)}")
@@ -268,24 +307,37 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("training").setLevel(logging.INFO)
-    methods = args.methods.split(",")
+    methods = re.split(r",(?![^\[]*\])", args.methods)  # commas inside [ ] belong to a value
     for method in methods:
         if method not in METHODS and method.split("+")[0] not in TREES:
-            raise SystemExit(f"--methods: got {method!r}, expected some of {', '.join(METHODS)}")
-    beams = [ALL_LEAVES if beam == "all" else int(beam) for beam in args.beams.split(",")]
+            raise InvalidConfig("--methods", method, f"some of {', '.join(METHODS)}")
+    beams = _beams(args.beams)
     real = real_logs.load(args)
     for method in methods:
-        if "+" in method:
-            method_config(real.config, method)  # a wrong change is refused before anything is trained
+        if method.split("+")[0] in TREES and method_config(real.config, method).tree.rounds > 1:  # also refuses a wrong change at once
+            raise InvalidConfig("--methods", method, "tree.rounds of 1")
+    for file in (args.json, args.plot):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)
-    done = json.loads(args.json.read_text())["rows"] if args.json and args.json.exists() else []
     report: dict[str, Any] = {
         "set": real.name,
         "date": datetime.now(UTC).date().isoformat(),
-        "hardware": f"{platform.machine()}, {args.threads} threads",
+        "hardware": hardware(),
+        "threads": args.threads,
+        "steps": args.steps,
+        "beams": args.beams,
         "config": real.config.model_dump(mode="json"),
-        "rows": done,
+        "rows": [],
     }
+    if args.json and args.json.exists():
+        earlier = json.loads(args.json.read_text())
+        for key in ("set", "steps", "beams", "config"):
+            if earlier.get(key) != report[key]:
+                expected = f"rows of the same run; its {key} is {earlier.get(key)!r}, not {report[key]!r}"
+                raise InvalidConfig("--json", str(args.json), expected)
+        report["rows"] = earlier["rows"]
+    done = list(report["rows"])
     for seed in range(1, args.seeds + 1):
         missing = [method for method in methods if not any(row["method"] == method and row["seed"] == seed for row in done)]
         if not missing:
@@ -302,7 +354,9 @@ def main() -> None:
                 print_rows(rows)
                 report["rows"] += rows
                 if args.json:
-                    args.json.write_text(json.dumps(report, indent=1) + "\n")
+                    partial = args.json.with_suffix(".part")
+                    partial.write_text(json.dumps(report, indent=1) + "\n")
+                    partial.replace(args.json)
     if args.plot:
         plot_curves(report["rows"], real.name, args.plot)
 

@@ -223,7 +223,7 @@ def finish(
 
 
 def scores_of_ranks(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32, same shape, in [0, 1]: the activation (γ = 0), the exponential (`path`) or the calibration of a rank; 0 for −inf."""
+    """float32, same shape, in [0, 1]: a rank's calibration where there is one, else its exponential (`path`) or sigmoid; 0 for −inf."""
     wide = ranks.astype(np.float64)
     if ranking.calibration is not None:
         wide = np.where(np.isneginf(wide), wide, ranking.calibration.slope * wide + ranking.calibration.intercept)

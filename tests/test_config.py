@@ -22,7 +22,17 @@ def raw(**sections: dict[str, Any]) -> dict[str, object]:
 def test_only_a_name_and_a_log_are_needed() -> None:
     config = check_config(raw())
     assert (config.name, config.data.log) == ("books", Path("log.csv"))
-    assert config.objective.kind == "otm"
+    assert config.objective.kind == "otm-robust"
+
+
+def test_an_objective_has_the_defaults_of_its_kind() -> None:
+    kinds = {kind: check_config(raw() | {"objective": {"kind": kind}}).objective for kind in ("otm-robust", "otm", "tdm")}
+    assert {kind: (part.beam_size, part.random_nodes, part.gamma) for kind, part in kinds.items()} == {
+        "otm-robust": (50, 50, 0.5),
+        "otm": (200, 0, 0.0),
+        "tdm": (200, 0, 0.0),
+    }
+    assert check_config(raw() | {"objective": {"kind": "otm", "beam_size": 20}}).objective.beam_size == 20
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.toml")), ids=lambda file: file.stem)
@@ -74,7 +84,7 @@ def refused(sections: dict[str, Any]) -> InvalidConfig:
         ("scorer", "node_dim", 1, "greater than or equal to 2"),
         ("scorer", "init_std", 0, "greater than 0"),
         ("scorer", "dtype", "int8", "'float32' or 'float16'"),
-        ("objective", "kind", "tmd", "'tdm', 'plt' or 'otm'"),
+        ("objective", "kind", "tmd", "'tdm', 'plt' or 'hsm'"),
         ("objective", "warm_start", 1, "less than 1"),
         ("objective", "negative_decay", 0, "greater than 0"),
         ("optimiser", "learning_rate", 0, "greater than 0"),
@@ -124,6 +134,11 @@ def test_a_bad_window_is_named_with_its_place() -> None:
         ({"search": {"beam_size": 20, "max_beam_size": 10}}, "search.beam_size: got 20", "at most search.max_beam_size, 10"),
         ({"search": {"m": 20, "max_m": 10}}, "search.m: got 20", "at most search.max_m, 10"),
         ({"tree": {"kind": "category"}}, "data.format.category: got None", "tree.kind is category"),
+        (
+            {"tree": {"kind": "category"}, "data": {"log": "log.txt", "format": {"format": "lists"}}},
+            "tree.kind: got 'category'",
+            "lists have no categories",
+        ),
         ({"tree": {"kind": "random"}, "earlier_model": "models/a/1"}, "tree.kind: got 'random'", "kmeans"),
         ({"tree": {"kind": "jtm"}}, "earlier_model: got None", "tree.kind is jtm"),
         ({"scorer": {"init": "earlier"}, "earlier_model": "models/a/1"}, "tree.kind: got 'kmeans'", "earlier or jtm"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from numpy.testing import assert_allclose, assert_array_equal
 
 import training.fit as fit_module
 from espalier.bundle import Bundle
 from training.config import read_config
-from training.parallel import drawn_rows, own_rows
+from training.parallel import drawn_rows, joined, own_rows
 from training.prepare import build_tree, prepare
 
 ROOT = Path(__file__).parent.parent
@@ -103,6 +105,15 @@ def test_two_processes_train_what_one_does(tmp_path: Path, monkeypatch: pytest.M
     assert_array_equal(bundle.tree.leaf_item, tree.leaf_item)
     assert_allclose(bundle.node_rows_ND, model.node_rows.detach(), atol=1e-4)
     assert not list(out.parent.glob(".*")), "no work folder and no lock is left"
+
+
+def test_processes_wait_while_one_builds_a_tree_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0, "TORCHELASTIC_RUN_ID": "one"}
+    for name, value in one.items():
+        monkeypatch.setenv(name, str(value))
+    with joined(CPU):
+        assert dist.group.WORLD is not None
+        assert dist.group.WORLD._get_backend(CPU).options._timeout >= timedelta(days=1)
 
 
 def test_processes_share_the_draws_that_one_alone_would_make(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,11 +27,12 @@ from tests.builders import random_tree
 from training.__main__ import main
 from training.config import TrainingConfig, check_config
 from training.data.splits import halves, without_seen
-from training.earlier import EarlierModel, grow, load_scorer, relearn_config
+from training.earlier import EarlierModel, as_earlier, grow, likelihood_of, load_scorer, relearn_config
 from training.fit import build_model, fit
 from training.prepare import Prepared, build_tree, prepare
 from training.scorers.model import NodeScorer
 from training.topology import Topology
+from training.trees.jtm import Matching, draw_samples, learn_tree
 from training.validation import search_pairs
 
 CPU = torch.device("cpu")
@@ -59,7 +60,7 @@ def settings(log: Path, **sections: Any) -> dict[str, Any]:
         "tree": {"kind": "random"},
         "scorer": {"node_dim": 8, "hidden": [32, 16]},
         "objective": {"kind": "tdm", "beam_size": 10, "negatives": 40, "random_nodes": 10},
-        "optimiser": {"steps": 150, "batch": 60, "learning_rate": 0.01, "node_rate": 1.0},
+        "optimiser": {"steps": 150, "batch": 60, "learning_rate": 0.01, "average": 1},
         "search": {"beam_size": 20, "m": 10, "max_beam_size": 32, "max_m": 64, "gamma": 0.0},
     }
     changed = {name: plain.get(name, {}) | value if isinstance(value, dict) else value for name, value in sections.items()}
@@ -81,10 +82,8 @@ def command(*arguments: object) -> int:
     return int(left.value.code or 0)
 
 
-@pytest.fixture(scope="module")
-def bundle(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    folder = tmp_path_factory.mktemp("models")
-    raw = settings(log)
+def trained(log: Path, folder: Path, **changed: Any) -> Bundle:
+    raw = settings(log, **changed)
     sections = {name: value for name, value in raw.items() if isinstance(value, dict)}
     lines = ['name = "planted"']
     for name, section in sections.items():
@@ -92,6 +91,18 @@ def bundle(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     (folder / "planted.toml").write_text("\n".join(lines) + "\n")
     assert command("fit", "--config", folder / "planted.toml", "--out", folder / "planted" / "1", "--device", "cpu") == 0
     return Bundle.open(folder / "planted" / "1")
+
+
+@pytest.fixture(scope="module")
+def bundle(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return trained(log, tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def softmax_bundle(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Trained by otm-robust with γ 0.5; its search ranks with 0.9, so that the two cannot be taken for each other."""
+    objective = {"kind": "otm-robust", "beam_size": 10, "random_nodes": 10, "gamma": 0.5}
+    return trained(log, tmp_path_factory.mktemp("softmax"), objective=objective, search={"gamma": 0.9})
 
 
 def going_on(bundle: Bundle, log: Path, **sections: Any) -> TrainingConfig:
@@ -222,6 +233,28 @@ def test_new_items_find_their_cluster_and_all_others_stay(bundle: Bundle, tmp_pa
     assert recall(config, prepared, Topology(earlier.tree, CPU), model) > 0.6
 
 
+@pytest.mark.parametrize(("kind", "gamma", "likelihood"), [("bundle", 0.0, "sigmoid"), ("softmax_bundle", 0.9, "softmax")])
+def test_new_items_are_placed_by_their_events_alone_and_by_the_ranks_of_the_search(
+    kind: str, gamma: float, likelihood: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training users have some 2,100 events with a history, some 70 of new items; 1,000 may be drawn."""
+    made: list[Matching] = []
+
+    def noted(*arguments: Any) -> Matching:
+        made.append(Matching(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr("training.earlier.Matching", noted)
+    log = write_log(tmp_path / "log.csv", new=6)
+    config = going_on(request.getfixturevalue(kind), log, tree={"kind": "earlier", "samples": 1000})
+    prepared = prepare(config, None, tmp_path)
+    new_ids = [f"item-{ITEMS + i}" for i in range(6)]
+    later = [item for user in prepared.split.train for item in prepared.interactions.of(user)[1:]]
+    count_I = np.bincount(later, minlength=prepared.interactions.item_count)
+    assert [(matching.gamma, matching.likelihood) for matching in made] == [(gamma, likelihood)]
+    assert_array_equal(np.bincount(made[0].samples.target_S), count_I[prepared.items.rows_of(new_ids)])
+
+
 def test_more_new_items_than_the_tree_has_room_for_are_refused(bundle: Bundle, tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.csv", missing=[3], new=10)
     with pytest.raises(InvalidConfig, match=r"tree\.kind: got 'earlier', expected kmeans, .* 10 items .* room for 9"):
@@ -261,7 +294,7 @@ def test_a_grown_tree_keeps_its_nodes_and_puts_new_items_where_they_were_sent(se
 # -- relearn ------------------------------------------------------------------------------------------------------------------
 
 
-def test_relearn_raises_the_likelihood_and_writes_a_model_that_finds_more(
+def test_relearn_raises_the_likelihood_and_writes_a_model_that_finds_about_as_much(
     bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "models" / "planted" / "2"
@@ -290,6 +323,41 @@ def test_relearn_raises_the_likelihood_and_writes_a_model_that_finds_more(
     recalls = [b.manifest.metrics["test"]["seen_excluded"][0]["recall"] for b in (bundle, new)]
     assert recalls[1] > recalls[0] - 0.04
     assert len(list(out.parent.iterdir())) == 1
+
+
+@pytest.mark.parametrize("given", [None, 0.0])
+def test_the_tree_of_a_softmax_model_is_learned_from_the_ranks_that_it_was_trained_on(
+    softmax_bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture, given: float | None
+) -> None:
+    caplog.set_level(logging.INFO, logger="training")
+    config = relearn_config(softmax_bundle.path, {"gamma": given}, None)
+    prepared, earlier = opened(config, tmp_path)
+    tree = build_tree(config, prepared)
+    samples = draw_samples(prepared.interactions, prepared.split.train, earlier.length, config.tree.samples, seed=config.seed)
+    gamma = 0.5 if given is None else given
+    learned = learn_tree(earlier.model, earlier.tree, samples, gap=config.tree.gap, gamma=gamma, likelihood="softmax")
+    assert_array_equal(tree.leaf_item, learned.tree.leaf_item)
+    again = as_earlier(config, tree, earlier.model)  # what the next round starts from
+    assert (again.length, again.gamma, again.likelihood) == (earlier.length, 0.5, "softmax")
+    count = len(samples.target_S)
+    assert learned.after > learned.before
+    assert f"tree: rank per sample {learned.before / count:.4f} → {learned.after / count:.4f} over {count} samples" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "likelihood"), [("otm-robust", "softmax"), ("otm", "sigmoid"), ("tdm", "sigmoid"), ("plt", "path"), ("hsm", "path")]
+)
+def test_the_likelihood_of_a_rank_is_that_of_the_objective(kind: str, likelihood: str) -> None:
+    assert likelihood_of(check_config({"name": "any", "data": {"log": "log.csv"}, "objective": {"kind": kind}})) == likelihood
+
+
+def test_relearn_of_a_softmax_model_writes_one_that_finds_about_as_much(softmax_bundle: Bundle, tmp_path: Path) -> None:
+    out = tmp_path / "models" / "planted" / "2"
+    assert command("relearn", "--model", softmax_bundle.path, "--out", out, "--steps", 40, "--rounds", 2, "--device", "cpu") == 0
+    new = Bundle.open(out)
+    assert not np.array_equal(new.tree.leaf_item, softmax_bundle.tree.leaf_item)
+    recalls = [b.manifest.metrics["test"]["seen_excluded"][0]["recall"] for b in (softmax_bundle, new)]
+    assert recalls[1] > recalls[0] - 0.04
 
 
 def test_relearn_takes_the_models_own_configuration(bundle: Bundle) -> None:

@@ -24,6 +24,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
+import training.export as export_module
 import training.fit as fit_module
 from espalier.bundle import Bundle, find_versions
 from espalier.engines.onnx_graph import OnnxEngine
@@ -84,7 +85,7 @@ def settings(log: Path, kind: str, **sections: dict[str, Any]) -> dict[str, Any]
         "instances": {"windows": [8, 4, 2], "targets": 20},
         "scorer": {"kind": "mlp", "node_dim": 8, "hidden": [32, 16]},
         "objective": {"kind": kind, "beam_size": 10, "negatives": 40},
-        "optimiser": {"steps": 150, "batch": 60, "learning_rate": 0.01, "node_rate": 1.0},
+        "optimiser": {"steps": 150, "batch": 60, "learning_rate": 0.01, "average": 1},
         "search": {"beam_size": 20, "m": 10, "max_beam_size": 32, "max_m": 64},
     }
     return plain | {name: plain[name] | section for name, section in sections.items()}
@@ -94,7 +95,11 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "tdm": {"search": {"gamma": 0.0}},
     "plt": {},
     "otm": {"objective": {"random_nodes": 10, "gamma": 0.8}, "search": {"gamma": 0.8}},
-    "otm-robust": {"scorer": {"kind": "mlp-product"}, "objective": {"gamma": 0.5, "random_nodes": 10}, "search": {"gamma": 0.5}},
+    "otm-robust": {
+        "scorer": {"kind": "mlp-product", "init": "random"},
+        "objective": {"gamma": 0.5, "random_nodes": 10},
+        "search": {"gamma": 0.5},
+    },
 }
 
 
@@ -183,6 +188,28 @@ def test_targets_of_other_users_teach_no_more_than_popularity(
     assert run.recall(run.fit(tmp_path / "work")) < 0.3
 
 
+def test_ties_between_gammas_go_to_the_trained_one_and_a_softmaxs_logits_are_always_calibrated(log: Path, tmp_path: Path) -> None:
+    run = ready(settings(log, "otm-robust", objective={"gamma": 0.3}), tmp_path / "work")
+    model, topology = fit_module.build_model(run.config, run.tree, run.prepared), Topology(run.tree, CPU)
+
+    def always(*_: object) -> tuple[Any, Any]:
+        return np.tile(np.arange(10), (30, 1)), np.tile(-np.arange(10.0, dtype=np.float32), (30, 1))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export_module, "search_pairs", always)
+        patch.setattr(export_module, "VALIDATION_QUERIES", 30)
+        auto = run.config.model_copy(update={"search": run.config.search.model_copy(update={"gamma": "auto"})})
+        ranking, trials = export_module.choose_ranking(auto, run.prepared, topology, model)
+        assert len(set(trials.values())) == 1
+        assert ranking.gamma == 0.3
+        fixed = run.config.model_copy(update={"search": run.config.search.model_copy(update={"gamma": 0.0})})
+        assert export_module.choose_ranking(fixed, run.prepared, topology, model)[0].calibration is not None
+        tdm = fixed.model_copy(update={"objective": fixed.objective.model_copy(update={"kind": "tdm"})})
+        assert export_module.choose_ranking(tdm, run.prepared, topology, model)[0].calibration is None
+        patch.setattr(export_module, "validation_pairs", lambda *_: [])
+        assert export_module.choose_ranking(auto, run.prepared, topology, model)[0].gamma == 0.3
+
+
 # -- a run is a function of its configuration ---------------------------------------------------------------------------
 
 SHORT: dict[str, dict[str, Any]] = {
@@ -266,12 +293,12 @@ def test_the_weights_of_the_best_validation_are_kept_and_patience_ends_the_run(
     kept = weights(changed(short, optimiser=optimiser).fit(tmp_path / "work"))
     assert steps[-1] == 19  # five measurements, the last three no better than the second
     for name, array in kept.items():
-        assert_array_equal(array, seen[1][name], err_msg=name)
-    assert not np.array_equal(seen[1]["node_rows"], seen[2]["node_rows"])
+        assert_array_equal(array, seen[3][name], err_msg=name)  # as good as the second, and trained for longer
+    assert not np.array_equal(seen[1]["node_rows"], seen[3]["node_rows"])
 
 
 def test_validated_weights_are_averages_over_steps(short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every five steps: m ← m + (5 / average) · (w − m), from the weights of step 5 on."""
+    """Every five steps, from those of step 5 on: m ← d · m + (1 − d) · w, d = 1 − 5 / average, or less at first: (1 + i) / (10 + i)."""
     path: list[Any] = []
     step_of = fit_module.train_step
 
@@ -281,12 +308,41 @@ def test_validated_weights_are_averages_over_steps(short: Run, tmp_path: Path, m
         return loss
 
     monkeypatch.setattr(fit_module, "train_step", noted)
-    optimiser = short.config.optimiser.model_dump() | {"steps": 20, "validate_every": 20, "average": 20}
+    optimiser = short.config.optimiser.model_dump() | {"steps": 25, "validate_every": 25, "average": 7}
     kept = weights(changed(short, optimiser=optimiser).fit(tmp_path / "work"))
     expected = path[4]
-    for step in (9, 14, 19):
-        expected = expected + 0.25 * (path[step] - expected)
+    for decay, step in ((2 / 11, 9), (3 / 12, 14), (2 / 7, 19), (2 / 7, 24)):
+        expected = decay * expected + (1 - decay) * path[step]
     assert_allclose(kept["node_rows"], expected, atol=1e-5)
+
+
+def test_a_run_that_patience_ended_is_not_trained_again(short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recalls = iter([0.5, 0.4, 0.3])
+    monkeypatch.setattr(fit_module, "validation_recall", lambda *_: next(recalls))
+    optimiser = short.config.optimiser.model_dump() | {"validate_every": 3, "patience": 2}
+    run = changed(short, optimiser=optimiser)
+    whole = weights(run.fit(tmp_path / "work"))
+    steps = watched(monkeypatch)
+    assert_array_equal(weights(run.fit(tmp_path / "work", resume=True))["node_rows"], whole["node_rows"])
+    assert steps == []
+
+
+def test_a_checkpoint_of_another_tree_is_refused(short: Run, tmp_path: Path) -> None:
+    killed(short, tmp_path / "work")
+    swapped = short.tree.leaf_item.copy()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    other = dataclasses.replace(short, tree=Tree(short.tree.level_offset, short.tree.first_child, swapped))
+    with pytest.raises(InvalidConfig, match=r"--resume: .*the same configuration, log and tree"):
+        other.fit(tmp_path / "work", resume=True)
+
+
+def test_few_validation_users_do_not_choose_weights(short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> float:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(fit_module, "FEWEST_VALIDATION_QUERIES", 1000)
+    monkeypatch.setattr(fit_module, "validation_recall", never)
+    short.fit(tmp_path / "work")
 
 
 def test_the_training_beam_follows_its_schedule_after_a_warm_start() -> None:
@@ -308,15 +364,6 @@ def test_the_training_beam_follows_its_schedule_after_a_warm_start() -> None:
     assert 120 < max(drawn) <= 160
     assert np.median(drawn) == pytest.approx(40, rel=0.5)
     assert drawn == beams(beam_schedule="random")
-
-
-def test_node_rows_have_a_learning_rate_of_their_own(short: Run) -> None:
-    model = fit_module.build_model(short.config, short.tree, short.prepared)
-    optimiser = fit_module.adam(model, short.config.optimiser.model_copy(update={"node_rate": 0.25}))
-    rows, others = optimiser.param_groups
-    assert [id(parameter) for parameter in rows["params"]] == [id(model.node_rows)]
-    assert len(others["params"]) == len(list(model.parameters())) - 1
-    assert (rows["share"], others["share"]) == (0.25, 1.0)
 
 
 def test_a_checkpoint_that_was_cut_off_while_written_is_not_taken(short: Run, tmp_path: Path) -> None:

@@ -149,6 +149,14 @@ def test_keys_that_say_nothing_about_lists_are_refused(options: dict[str, Any]) 
         LogFormat(format="lists", **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"), [({"category": 2}, "lists have no categories"), ({"order": "timestamp"}, "order: .* lists have no timestamps")]
+)
+def test_what_lists_cannot_have_is_not_asked_for(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        LogFormat(format="lists", **options)
+
+
 def test_a_log_in_file_order_keeps_it(tmp_path: Path) -> None:
     assert lists(read(write(tmp_path, "log", text(",")))) == BY_FILE
 

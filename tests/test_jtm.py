@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
+from scipy.special import logsumexp
 from torch import Tensor
 
 from espalier.errors import InvalidData
@@ -20,10 +22,12 @@ from espalier.tree import Tree
 from tests.builders import random_tree
 from tests.logs import log_of
 from training.config import ScorerConfig
+from training.data.log_files import Order
 from training.scorers.model import NodeScorer, new_scorer
 from training.topology import Topology
+from training.trees import jtm
 from training.trees.balanced import balanced_tree
-from training.trees.jtm import Matching, Own, Samples, assign, draw_samples, learn_tree, leaves_below
+from training.trees.jtm import Likelihood, Matching, Samples, assign, draw_samples, learn_tree, leaves_below
 
 Rng = np.random.Generator
 T = 5
@@ -38,8 +42,8 @@ def random_samples(rng: Rng, items: int, count: int) -> Samples:
     return Samples(rng.integers(-1, items, (count, T)).astype(np.int32), np.sort(rng.integers(0, items, count)))
 
 
-def log_p(model: NodeScorer, tree: Tree, samples: Samples, gamma: float, own: Own) -> NDArray[np.float64]:
-    """float64[S, N]: log p̂ of every node, one level after the other, from the formula."""
+def log_p(model: NodeScorer, tree: Tree, samples: Samples, gamma: float, likelihood: Likelihood) -> NDArray[np.float64]:
+    """float64[S, N]: log p̂ of every node, one level after the other, from the formula; of a softmax without its normaliser."""
     topology = Topology(tree, torch.device("cpu"))
     with torch.no_grad():
         state_BLS = model.state(topology.history_nodes(torch.from_numpy(samples.history_ST.astype(np.int64))))
@@ -47,18 +51,18 @@ def log_p(model: NodeScorer, tree: Tree, samples: Samples, gamma: float, own: Ow
         for h in range(1, tree.height + 1):
             nodes = np.array(tree.level(h))
             logits = model.logits(state_BLS, topology.level_nodes(h).expand(len(samples.target_S), -1), h).double().numpy()
-            term = -np.logaddexp(0, -logits) if own == "log_activation" else logits
-            discount = 1.0 if own == "log_activation" else gamma
+            term = -np.logaddexp(0, -logits) if likelihood == "path" else logits
+            discount = 1.0 if likelihood == "path" else gamma
             rank_SN[:, nodes] = term + discount * rank_SN[:, tree.parent[nodes]]
-    return rank_SN if own == "log_activation" else -np.logaddexp(0, -rank_SN)
+    return -np.logaddexp(0, -rank_SN) if likelihood == "sigmoid" else rank_SN
 
 
-def likelihood(log_p_SN: NDArray[np.float64], tree: Tree, leaf_I: NDArray[np.int64], samples: Samples) -> float:
+def along_paths(log_p_SN: NDArray[np.float64], tree: Tree, leaf_I: NDArray[np.int64], samples: Samples) -> float:
     path_SL = tree.ancestors(leaf_I[samples.target_S])[:, 1:]
     return float(np.take_along_axis(log_p_SN, path_SL, axis=1).sum())
 
 
-SCALES: list[tuple[float, Own]] = [(0.0, "logit"), (0.8, "logit"), (0.0, "log_activation")]
+SCALES: list[tuple[float, Likelihood]] = [(0.0, "sigmoid"), (0.8, "sigmoid"), (0.0, "path"), (0.5, "softmax")]
 
 
 # -- the whole tree ---------------------------------------------------------------------------------------------------------
@@ -72,23 +76,23 @@ SCALES: list[tuple[float, Own]] = [(0.0, "logit"), (0.8, "logit"), (0.0, "log_ac
     scale=st.sampled_from(SCALES),
 )
 def test_the_new_tree_has_the_same_nodes_each_item_once_and_no_smaller_likelihood(
-    seed: int, height: int, branching: int, gap: int, scale: tuple[float, Own]
+    seed: int, height: int, branching: int, gap: int, scale: tuple[float, Likelihood]
 ) -> None:
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, height, branching, empty_share=0.2)
     model, samples = random_model(rng, tree), random_samples(rng, tree.item_count, 40)
-    learned = learn_tree(model, tree, samples, gap=gap, gamma=scale[0], own=scale[1])
+    learned = learn_tree(model, tree, samples, gap=gap, gamma=scale[0], likelihood=scale[1])
     assert_array_equal(learned.tree.first_child, tree.first_child)
     assert learned.tree.item_count == tree.item_count  # Tree checks that each is in exactly one leaf
     assert learned.moved == np.count_nonzero(learned.tree.leaf_of_item != tree.leaf_of_item)
     log_p_SN = log_p(model, tree, samples, *scale)
-    assert learned.before == pytest.approx(likelihood(log_p_SN, tree, tree.leaf_of_item, samples), rel=1e-4, abs=1e-4)
-    assert learned.after == pytest.approx(likelihood(log_p_SN, tree, learned.tree.leaf_of_item, samples), rel=1e-4, abs=1e-4)
+    assert learned.before == pytest.approx(along_paths(log_p_SN, tree, tree.leaf_of_item, samples), rel=1e-4, abs=1e-4)
+    assert learned.after == pytest.approx(along_paths(log_p_SN, tree, learned.tree.leaf_of_item, samples), rel=1e-4, abs=1e-4)
     assert learned.after > learned.before or learned.moved == 0
 
 
 @given(seed=st.integers(0, 1 << 30), scale=st.sampled_from(SCALES))
-def test_weights_of_a_gap_are_the_sums_over_samples_and_levels(seed: int, scale: tuple[float, Own]) -> None:
+def test_weights_of_a_gap_are_the_sums_over_samples_and_levels(seed: int, scale: tuple[float, Likelihood]) -> None:
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, 4, 3)
     model, samples = random_model(rng, tree), random_samples(rng, tree.item_count, 30)
@@ -102,6 +106,52 @@ def test_weights_of_a_gap_are_the_sums_over_samples_and_levels(seed: int, scale:
         nodes = np.arange(first, stop)
         rows = log_p_SN[samples.target_S == item]
         assert_allclose(weight_IC[item, : len(nodes)], (rows[:, nodes] + rows[:, tree.parent[nodes]]).sum(0), rtol=1e-4, atol=1e-4)
+
+
+@given(seed=st.integers(0, 1 << 30))
+def test_the_ranks_of_a_softmax_rise_as_its_log_likelihood_does(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, 4, 3)
+    model, samples = random_model(rng, tree), random_samples(rng, tree.item_count, 40)
+    learned = learn_tree(model, tree, samples, gap=2, gamma=0.5, likelihood="softmax")
+    log_p_SN = log_p(model, tree, samples, 0.5, "softmax")
+    for h in range(1, tree.height + 1):
+        log_p_SN[:, tree.level(h)] -= logsumexp(log_p_SN[:, tree.level(h)], axis=1, keepdims=True)
+    before, after = (along_paths(log_p_SN, tree, place.leaf_of_item, samples) for place in (tree, learned.tree))
+    assert learned.after - learned.before == pytest.approx(after - before, rel=1e-3, abs=1e-3)
+
+
+class Shifted(torch.nn.Module):
+    """Whole logits for each pair of a history's newest node and a judged one, each level shifted by a whole number."""
+
+    def __init__(self, tree: Tree, logits_NN: Tensor, shift_L: Tensor) -> None:
+        super().__init__()
+        self.node_rows = torch.nn.Parameter(torch.zeros(tree.node_count, 1))
+        level_N = np.repeat(np.arange(tree.height + 1), np.diff(tree.level_offset))
+        self.logits_NN = logits_NN + shift_L[torch.from_numpy(level_N)]
+
+    def state(self, history_nodes: Tensor) -> Tensor:
+        return history_nodes[:, :, -1:]
+
+    def logits(self, state_BLS: Tensor, nodes_BC: Tensor, place: int) -> Tensor:
+        return self.logits_NN[state_BLS[:, place], nodes_BC]
+
+
+@given(seed=st.integers(0, 1 << 30), gap=st.integers(1, 4))
+def test_shifting_all_ranks_of_a_level_leaves_the_tree_of_a_softmax_as_it_is(seed: int, gap: int) -> None:
+    """Its loss does not see such a shift, so neither may the tree. Whole numbers and halves of them: the sums are exact."""
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, 4, 3)
+    samples = Samples(rng.integers(0, tree.item_count, (60, T)).astype(np.int32), np.sort(rng.integers(0, tree.item_count, 60)))
+    logits_NN = torch.from_numpy(rng.integers(-9, 10, (tree.node_count, tree.node_count)).astype(np.float32))
+    shifts = torch.zeros(tree.height + 1), torch.from_numpy(rng.integers(-20, 21, tree.height + 1).astype(np.float32))
+    models = [Shifted(tree, logits_NN, shift_L) for shift_L in shifts]
+    plain, shifted = (
+        learn_tree(model, tree, samples, gap=gap, gamma=0.5, likelihood="softmax")  # type: ignore[arg-type]  # what the matching needs
+        for model in models
+    )
+    assert_array_equal(shifted.tree.leaf_item, plain.tree.leaf_item)
+    assert shifted.after - shifted.before == plain.after - plain.before
 
 
 class Planted(torch.nn.Module):
@@ -141,16 +191,16 @@ def test_nothing_moves_where_all_places_are_alike() -> None:
     tree = random_tree(rng, 5, 2)
     room_N, home_IL = leaves_below(tree), tree.ancestors(tree.leaf_of_item)
     for count in (0, 50):
-        matching = Matching(Planted(tree, 0.0), tree, random_samples(rng, tree.item_count, count), 0.0, "logit")  # type: ignore[arg-type]
+        matching = Matching(Planted(tree, 0.0), tree, random_samples(rng, tree.item_count, count), 0.0, "sigmoid")  # type: ignore[arg-type]
         assert_array_equal(matching.descend(home_IL, room_N, tree.height, 3), tree.leaf_of_item)
 
 
 def test_a_gap_is_shortened_where_nodes_have_many_descendants() -> None:
     tree = balanced_tree(np.arange(4096), 16)
-    matching = Matching(Planted(tree, 1.0), tree, random_samples(np.random.default_rng(1), 4096, 5), 0.0, "logit")  # type: ignore[arg-type]
+    matching = Matching(Planted(tree, 1.0), tree, random_samples(np.random.default_rng(1), 4096, 5), 0.0, "sigmoid")  # type: ignore[arg-type]
     assert len(matching._spans(0, 3)) == 2
     binary = balanced_tree(np.arange(4096), 2)
-    matching = Matching(Planted(binary, 1.0), binary, random_samples(np.random.default_rng(1), 4096, 5), 0.0, "logit")  # type: ignore[arg-type]
+    matching = Matching(Planted(binary, 1.0), binary, random_samples(np.random.default_rng(1), 4096, 5), 0.0, "sigmoid")  # type: ignore[arg-type]
     assert len(matching._spans(0, 7)) == 7
 
 
@@ -277,6 +327,34 @@ def test_lists_without_an_order_give_every_item_with_some_of_the_others() -> Non
         assert set(history) <= set(lists[target // 4]) - {target}
         sizes.add(len(history))
     assert len(sizes) > 1
+
+
+@pytest.mark.parametrize("order", ["file", "none"])
+def test_samples_of_wanted_items_are_all_of_their_events_however_few_are_asked_for(order: Order) -> None:
+    """Item 0 once in each of 30 lists of 40, item 1 in the first place of each; 20 samples are fewer than the log has events."""
+    interactions = log_of([[1, *range(2, 22), 0, *range(22, 40)] for _ in range(30)], order=order)
+    wanted_I = np.arange(40) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jtm, "KEYS", 64)  # several parts
+        assert draw_samples(interactions, np.arange(25), 3, 100, seed=1, wanted_I=wanted_I).target_S.tolist() == [0] * 25
+    drawn = draw_samples(interactions, np.arange(25), 3, 20, seed=1, wanted_I=wanted_I)
+    assert drawn.target_S.tolist() == [0] * 20
+    if order == "file":
+        assert_array_equal(drawn.history_ST, [[19, 20, 21]] * 20)
+    first = draw_samples(interactions, np.arange(25), 3, 100, seed=1, wanted_I=np.arange(40) == 1)
+    assert len(first.target_S) == (0 if order == "file" else 25)
+
+
+def test_memory_does_not_grow_with_the_longest_list_without_an_order() -> None:
+    interactions = log_of([list(range(20_000)), [0, 1]], order="none")
+    tracemalloc.start()
+    try:
+        samples = draw_samples(interactions, np.arange(2), 5, 400, seed=1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(samples.target_S) == 400
+    assert peak < 40e6  # all keys at once, and their order, are 128 MB
 
 
 def test_users_without_a_pair_of_events_are_refused() -> None:

@@ -331,7 +331,8 @@ def test_otm_counts_random_nodes_with_their_pseudo_targets(shape: Shape, beam_si
             z = expanded(tree, leaves_of(tree, target_BP, b), logits)
             for h, level in enumerate(followed(tree, logits, beam_size, 0), start=1):
                 unpruned = h == 1 or beam_size >= tree.level_size(h - 1)  # then the whole level is there already
-                found += [(b, node, z[node]) for node in [*level, *([] if unpruned else drawn[h][b])]]
+                extra = [] if unpruned else [node for node in drawn[h][b] if tree.items_below[node]]
+                found += [(b, node, z[node]) for node in [*level, *extra]]
         return found
 
     with pytest.MonkeyPatch.context() as patch:
@@ -450,7 +451,7 @@ def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
     rng, tree = tree_of(shape)
     target_BP = targets_of(rng, tree, shape)
     model, query = some_model(rng, tree, shape["batch"])
-    config = ObjectiveConfig(kind="otm-robust", beam_size=beam_size, gamma=gamma, random_nodes=random_nodes)
+    config = ObjectiveConfig(kind="otm-robust", beam_size=beam_size, gamma=gamma, random_nodes=random_nodes, level_decay=0.8)
     topology = Topology(tree, CPU)
     got = otm_robust_loss(model, topology, query, target_BP, config, torch.Generator().manual_seed(1))
     got.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -472,7 +473,8 @@ def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
             odds = {path[h]: random_nodes * int(tree.items_below[path[h]]) / tree.item_count for path in paths}
             terms = [rank[node].exp() for node in once]
             terms += [rank[path[h]].exp() / odds[path[h]] for path in paths if path[h] not in once]
-            losses += [(torch.stack(terms).sum().log() - rank[node]) / len(hits) for node in hits]
+            weight = 0.8 ** (tree.height - h) / len(hits) if hits else 0
+            losses += [(torch.stack(terms).sum().log() - rank[node]) * weight for node in hits]
     expected = torch.stack([logits_BN.sum() * 0, *losses]).sum() / shape["batch"]
     assert_allclose(got.item(), expected.item(), rtol=1e-4, atol=1e-5)
     expected.backward()

@@ -25,12 +25,13 @@ def test_every_tree_method_changes_the_configuration_into_a_valid_one() -> None:
         "jtm": "tdm",
     }
     assert configs["tdm-same-scorer"].scorer == CONFIG.scorer
+    assert {method for method, config in configs.items() if config.objective.gamma} == {"otm-robust"}
 
 
 def test_a_method_may_be_changed_key_by_key() -> None:
     config = otm_real.method_config(CONFIG, 'otm-robust+objective.gamma=0.25+scorer.kind="mlp"')
     assert (config.objective.gamma, config.scorer.kind) == (0.25, "mlp")
-    for wrong in ("otm-robust+gamma=1", "otm-robust+objective.beta=1", "otm-robust+objective.gamma=2"):
+    for wrong in ("otm-robust+gamma=1", "otm-robust+scorer.kind=mlp", "otm-robust+objective.beta=1", "otm-robust+objective.gamma=2"):
         with pytest.raises(InvalidConfig):
             otm_real.method_config(CONFIG, wrong)
 
@@ -64,4 +65,7 @@ def test_rows_are_written_after_every_method_and_not_made_twice(tmp_path: Path, 
     assert [row["recall"] for row in rows if row["method"] == "tdm" and row["beam_size"] == 48 and row["m"] == 200] == [1.0] * 4
     changes = [row for row in rows if "recall_change" in row]
     assert {(row["beam_size"], row["m"], row["exclude_seen"]) for row in changes} == {(48, 200, False)}
+    assert {(row["best_step"], row["steps"]) for row in rows if row["method"] != "popularity"} == {(3, 3)}
+    with pytest.raises(SystemExit, match=r"--json: .* rows of the same run; its steps is None, not 2"):
+        run("popularity", "--steps", "2")
     assert all(isinstance(row["recall_change"], float) and row["recall_change"] > 0 for row in changes)  # eight leaves gave way to all

@@ -43,7 +43,6 @@ Float32 = NDArray[np.float32]
 CPU = torch.device("cpu")
 ITEMS, GROUPS = 120, 12
 SMALL = ProductDnnConfig(
-    table_rate=1.0,
     loss="full",
     dropout=0.0,
     instances=InstanceConfig(windows=(3, 2), targets=4, cold_share=0.1),

@@ -55,7 +55,9 @@ def relearn(
     steps: Annotated[int | None, typer.Option(help="training steps of a round; the default is the model's own number")] = None,
     gap: Annotated[int, typer.Option(help="levels that are matched at once")] = 7,
     samples: Annotated[int | None, typer.Option(help="most events of training users that the tree is learned from")] = None,
-    gamma: Annotated[float, typer.Option(help="γ of the ranks that the tree is learned for; 0 is JTM as published")] = 0.0,
+    gamma: Annotated[
+        float | None, typer.Option(help="γ of the ranks that the tree is learned for; 0 is JTM as published, the default the model's own")
+    ] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to learn and train")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint of a killed run")] = False,
 ) -> None:

@@ -74,7 +74,8 @@ class TreeConfig(_Section):
     embedding_dim  k-means: width of the co-occurrence embeddings
     gap            jtm: levels that are matched at once, d of Alg. 2
     samples        jtm: at most so many events of training users are its samples
-    gamma          jtm: γ of the ranks whose log-sigmoid is maximised; 0 takes each node's own logit, as published
+    gamma          jtm: γ of the ranks that the tree is learned for; none: the one that the earlier model was trained with. 0 takes each
+                   node's own logit, as published; path products have their own
     rounds         jtm: how often learning the tree and training on it alternate
     """
 
@@ -83,7 +84,7 @@ class TreeConfig(_Section):
     embedding_dim: int = Field(default=64, ge=1)
     gap: int = Field(default=7, ge=1)
     samples: int = Field(default=200_000, ge=1)
-    gamma: float = Field(default=0.0, ge=0, le=1)
+    gamma: float | None = Field(default=None, ge=0, le=1)
     rounds: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
@@ -122,6 +123,7 @@ class ObjectiveConfig(_Section):
     gamma            otm kinds: γ of the training beam, 0 unless given; in `otm-robust` γ of the ranks that are trained, 0.5
     warm_start       otm kinds: share of the steps that train `tdm` first
     random_nodes     otm kinds: random nodes added on each level (OTM Proposition 3); unless given, 50 in `otm-robust`, 0 in the others
+    level_decay      otm-robust: each level counts so many times as much as the one below
     negatives        tdm: negatives on the last level; each level above has `negative_decay` times as many, at least 8
     """
 
@@ -132,6 +134,7 @@ class ObjectiveConfig(_Section):
     gamma: float = Field(default=0.5, ge=0, le=1)
     warm_start: float = Field(default=0.0, ge=0, lt=1)
     random_nodes: int = Field(default=50, ge=0)
+    level_decay: float = Field(default=0.7, gt=0, le=1)
     negatives: int = Field(default=200, ge=1)
     negative_decay: float = Field(default=0.7, gt=0, le=1)
 
@@ -147,7 +150,6 @@ class OptimiserConfig(_Section):
     """Adam with a linear decay to 0 at `steps`; weights are averaged, and those with the best recall of validation users are kept.
 
     steps           at most
-    node_rate       learning rate of the node rows, as a share of `learning_rate`
     average         steps over which the weights that are validated and kept are averaged, exponentially; 1: they are those of the step
     validate_every  steps between two measurements of recall@`search.m` on at most 1,000 validation users
     patience        measurements without a better one after which training ends
@@ -158,7 +160,6 @@ class OptimiserConfig(_Section):
     steps: int = Field(default=2000, ge=1)
     batch: int = Field(default=100, ge=1)
     learning_rate: float = Field(default=2e-3, gt=0)
-    node_rate: float = Field(default=0.1, gt=0)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     average: int = Field(default=200, ge=1)
     validate_every: int = Field(default=100, ge=1)
@@ -217,6 +218,8 @@ class TrainingConfig(_Section):
 
     @model_validator(mode="after")
     def _category_known(self) -> TrainingConfig:
+        if self.tree.kind == "category" and self.data.format.format == "lists":
+            raise InvalidConfig("tree.kind", self.tree.kind, "another kind, since data.format.format is lists and lists have no categories")
         if self.tree.kind == "category" and self.data.format.category is None:
             raise InvalidConfig("data.format.category", None, "a column, since tree.kind is category")
         if self.objective.kind in PATH_PRODUCTS and self.search.gamma not in ("auto", 1.0):

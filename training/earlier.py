@@ -24,7 +24,7 @@ from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
 from training.config import PATH_PRODUCTS, TrainingConfig, check_config
 from training.data.interactions import Interactions
 from training.scorers.model import NodeScorer, new_scorer
-from training.trees.jtm import Matching, Own, Samples, draw_samples, sum_below
+from training.trees.jtm import Likelihood, Matching, Samples, draw_samples, sum_below
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +33,17 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class EarlierModel:
-    """`tree` holds the log's item rows; `model` has a row for each of its nodes, takes histories of `length` and ranks by `own`."""
+    """`tree` holds the log's item rows; `model` has a row for each of its nodes and takes histories of `length`.
+
+    gamma       γ of the ranks that it was trained on
+    likelihood  what such a rank is the log-likelihood of; path products have a γ of their own
+    """
 
     tree: Tree
     model: NodeScorer
     length: int
-    own: Own
+    gamma: float
+    likelihood: Likelihood
 
 
 def open_earlier(path: Path, config: TrainingConfig, interactions: Interactions, users: Int64, items: ItemTable) -> EarlierModel:
@@ -56,7 +61,7 @@ def open_earlier(path: Path, config: TrainingConfig, interactions: Interactions,
     if (row_I < 0).all():
         raise InvalidConfig("earlier_model", str(path), f"a model of the log's items, such as {items.ids_of(np.zeros(1, np.int64))[0]!r}")
     model = load_scorer(bundle, before)
-    length, own = sum(before.instances.windows), bundle.manifest.ranking.own
+    length, likelihood = sum(before.instances.windows), likelihood_of(before)
     leaf_I = np.where(row_I >= 0, bundle.tree.leaf_of_item[row_I], -1)
     new = np.flatnonzero(row_I < 0)
     node_n = np.zeros(0, np.int64)
@@ -67,13 +72,14 @@ def open_earlier(path: Path, config: TrainingConfig, interactions: Interactions,
         if len(new) > room_N[0]:
             expected = f"kmeans, since the log has {len(new)} items that earlier_model lacks and its tree has room for {room_N[0]}"
             raise InvalidConfig("tree.kind", config.tree.kind, expected)
-        samples = draw_samples(interactions, users, length, config.tree.samples, seed=config.seed)
-        of_new = _targets_among(samples, new, row_I)
+        samples = draw_samples(interactions, users, length, config.tree.samples, seed=config.seed, wanted_I=row_I < 0)
+        of_new = _in_earlier_rows(samples, new, row_I)
         nowhere = np.full((len(new), bundle.tree.height), -1, np.int64)
-        node_n = Matching(model, bundle.tree, of_new, 0.0, own).descend(nowhere, room_N, bundle.tree.height - 1, config.tree.gap)
+        matching = Matching(model, bundle.tree, of_new, bundle.manifest.ranking.gamma, likelihood)  # γ: where a search would look
+        node_n = matching.descend(nowhere, room_N, bundle.tree.height - 1, config.tree.gap)
     tree, source_N = grow(bundle.tree, leaf_I, new, node_n)
     log.info("%s: %d items are where they were, %d are new, %d are gone", path, len(row_I) - len(new), len(new), _gone(bundle, row_I))
-    return EarlierModel(tree, _with_rows(model, source_N), length, own)
+    return EarlierModel(tree, _with_rows(model, source_N), length, before.objective.gamma, likelihood)
 
 
 def relearn_config(path: Path, tree: dict[str, object], steps: int | None) -> TrainingConfig:
@@ -95,8 +101,14 @@ def relearn_config(path: Path, tree: dict[str, object], steps: int | None) -> Tr
 
 def as_earlier(config: TrainingConfig, tree: Tree, model: NodeScorer) -> EarlierModel:
     """A model that was just trained, as the start of the next round."""
-    own: Own = "log_activation" if config.objective.kind in PATH_PRODUCTS else "logit"
-    return EarlierModel(tree, model, sum(config.instances.windows), own)
+    return EarlierModel(tree, model, sum(config.instances.windows), config.objective.gamma, likelihood_of(config))
+
+
+def likelihood_of(config: TrainingConfig) -> Likelihood:
+    """What the ranks of a model of this configuration are the log-likelihood of."""
+    if config.objective.kind in PATH_PRODUCTS:
+        return "path"
+    return "softmax" if config.objective.kind == "otm-robust" else "sigmoid"
 
 
 def load_scorer(bundle: Bundle, config: TrainingConfig) -> NodeScorer:
@@ -172,13 +184,10 @@ def _room(tree: Tree, vacant: NDArray[np.bool_], branching: int) -> Int64:
     return sum_below(tree, np.maximum(branching - count_P, 0) + vacant_P, tree.height - 1)
 
 
-def _targets_among(samples: Samples, new: Int64, row_I: Int64) -> Samples:
-    """The samples with a new item as target, which become 0 … n − 1; histories in the earlier catalogue's rows (`row_I`)."""
-    place_I = np.full(len(row_I), -1, np.int64)
-    place_I[new] = np.arange(len(new))
-    kept = place_I[samples.target_S] >= 0
-    history_ST = np.append(row_I, -1).astype(np.int32)[samples.history_ST[kept]]
-    return Samples(history_ST, place_I[samples.target_S[kept]])
+def _in_earlier_rows(samples: Samples, new: Int64, row_I: Int64) -> Samples:
+    """Samples of new items, as targets 0 … n − 1, and with histories in the earlier catalogue's rows (`row_I`)."""
+    history_ST = np.append(row_I, -1).astype(np.int32)[samples.history_ST]
+    return Samples(history_ST, np.searchsorted(new, samples.target_S))
 
 
 def _with_rows(model: NodeScorer, source_N: Int64) -> NodeScorer:

@@ -92,18 +92,19 @@ def choose_ranking(config: TrainingConfig, prepared: Prepared, topology: Topolog
     gammas = sorted({*GAMMAS, trained}) if fixed == "auto" else [fixed]
     pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
     if not pairs:
-        return Ranking(
-            own=own, gamma=gammas[0], calibration=None if own != "logit" or gammas[0] == 0 else Calibration(slope=1, intercept=0)
-        ), {}
+        log.warning("no validation user has anything left to find: γ is the trained one, scores are not calibrated")
+        gamma = trained if fixed == "auto" else fixed
+        return Ranking(own=own, gamma=gamma, calibration=None if own != "logit" or gamma == 0 else Calibration(slope=1, intercept=0)), {}
     relevant = [pair.relevant for pair in pairs]
     trials, results = {}, {}
     for gamma in gammas:
         rows_BM, ranks_BM = search_pairs(config, topology, model, pairs, gamma, own, config.search.beam_size, config.search.m)
         trials[f"{gamma:g}"] = float(precision_recall_f(rows_BM, relevant, config.search.m)[1].mean())
         results[gamma] = rows_BM, ranks_BM
-        log.info("γ = %.1f: recall@%d of %d validation users %.4f", gamma, config.search.m, len(pairs), trials[f"{gamma:g}"])
-    best = max(results, key=lambda gamma: trials[f"{gamma:g}"])
-    calibration = None if own != "logit" or best == 0 else calibrate(*results[best], relevant)
+        log.info("γ = %g: recall@%d of %d validation users %.4f", gamma, config.search.m, len(pairs), trials[f"{gamma:g}"])
+    best = max(results, key=lambda gamma: (trials[f"{gamma:g}"], gamma == trained))
+    sigmoid = best == 0 and config.objective.kind != "otm-robust"  # a softmax's logits are the log of a probability up to a constant only
+    calibration = None if own != "logit" or sigmoid else calibrate(*results[best], relevant)
     return Ranking(own=own, gamma=best, calibration=calibration), trials
 
 

@@ -8,24 +8,27 @@ Legend: B instances, T history, P targets.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
-from training.config import ObjectiveConfig, OptimiserConfig, TrainingConfig
+from training.config import ObjectiveConfig, TrainingConfig
 from training.data.user_item_matrix import events_of_items
 from training.instances import InstanceSource
 from training.objectives.otm import otm_loss, otm_no_bs_loss
@@ -38,7 +41,7 @@ from training.scorers.heads import LinearHead, ProductMlpHead
 from training.scorers.initial_rows import popularity_biases, rows_from_embeddings
 from training.scorers.model import NodeScorer, new_scorer
 from training.topology import Topology
-from training.validation import validation_pairs, validation_recall
+from training.validation import ranked_by, validation_pairs, validation_recall
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,10 @@ Parts = Mapping[str, NodeScorer | AveragedModel | torch.optim.Optimizer]
 """What a checkpoint holds besides the progress."""
 
 VALIDATION_QUERIES = 1000
+FEWEST_VALIDATION_QUERIES = 30
+"""With fewer, whose recall moves in steps, the first measurements would decide."""
+CURVE = "curve.json"
+"""Beside the checkpoint, when a run has ended: the validation recalls, the step whose weights were kept, and the steps made."""
 START_WEIGHT = 0.3
 """Of each window's mean in a query state that starts as means."""
 AVERAGE_EVERY = 5
@@ -84,7 +91,7 @@ def build_model(config: TrainingConfig, tree: Tree, prepared: Prepared) -> NodeS
         model.node_rows.data[:, : embeddings_ID.shape[1]] = torch.from_numpy(rows_ND)
         if isinstance(model.head, LinearHead | ProductMlpHead):
             events_I = events_of_items(prepared.interactions, prepared.split.train)
-            model.node_rows.data[:, -1] = torch.from_numpy(popularity_biases(tree, events_I, config.objective.gamma))
+            model.node_rows.data[:, -1] = torch.from_numpy(popularity_biases(tree, events_I, ranked_by(config)[1]))
             product = model.head.product if isinstance(model.head, ProductMlpHead) else model.head
             product.start_as_means(START_WEIGHT)
     elif scorer.init == "earlier" and prepared.earlier is not None:
@@ -95,7 +102,7 @@ def build_model(config: TrainingConfig, tree: Tree, prepared: Prepared) -> NodeS
 def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.device, work: Path, resume: bool) -> NodeScorer:
     """Train and return the model (on `device`, and the same on every process).
 
-    work    folder for the checkpoint, which process 0 writes and all read
+    work    folder for the checkpoint and the validation curve, which process 0 writes and all read
     resume  go on from the checkpoint there, if there is one; its configuration and log must be the same
 
     Raises InvalidConfig for a batch that the processes cannot share alike, FloatingPointError when a loss or a weight is not finite.
@@ -105,17 +112,19 @@ def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.de
     model = build_model(config, tree, prepared).to(device)
     topology = Topology(tree, device)
     source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
-    optimiser = adam(model, config.optimiser)
+    optimiser = torch.optim.Adam(model.parameters(), lr=config.optimiser.learning_rate, fused=True)
     checkpoint = work / "checkpoint.pt"
-    decay = max(0.0, 1 - AVERAGE_EVERY / config.optimiser.average)
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    averaged = AveragedModel(model, multi_avg_fn=partial(average_in, 1 - AVERAGE_EVERY / config.optimiser.average))
     parts: Parts = {"model": model, "averaged": averaged, "optimiser": optimiser}
-    progress = _restore(checkpoint, config, prepared, parts) if resume and checkpoint.exists() else Progress(0, [], {})
+    progress = _restore(checkpoint, _identity(config, prepared, tree), parts) if resume and checkpoint.exists() else Progress(0, [], {})
     if resume and progress.step == 0:
         log.info("no checkpoint to resume from: training starts anew")
     share_weights(model)
     steps, every = config.optimiser.steps, config.optimiser.validate_every
     pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
+    if len(pairs) < FEWEST_VALIDATION_QUERIES:
+        log.info("%d validation users are too few to choose weights by: those of the last step are kept", len(pairs))
+        pairs = []
     losses: list[Tensor] = []
     begin, first = time.perf_counter(), progress.step
     with tqdm(total=steps, initial=first, unit="step", desc=config.name, mininterval=1.0, disable=process() > 0) as bar:
@@ -136,12 +145,16 @@ def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.de
                 kept = cast(NodeScorer, averaged.module)
                 recall = validation_recall(config, topology, kept, pairs)
                 progress.add(float(average(torch.tensor(recall, device=device))), kept)
+            save = save or progress.out_of_patience(config.optimiser.patience)
             if save and process() == 0:
-                _save(checkpoint, config, prepared, parts, progress)
+                _save(checkpoint, _identity(config, prepared, tree), parts, progress)
     if progress.recalls:
         model.load_state_dict(progress.best)
-        best = max(progress.recalls)
-        log.info("validation recall@%d: %.4f, best of %d measurements", config.search.m, best, len(progress.recalls))
+        best, ending = max(progress.recalls), "" if progress.step < steps else "; all steps were used"
+        log.info("validation recall@%d: %.4f at step %d of %d%s", config.search.m, best, progress.best_step(every), progress.step, ending)
+    if process() == 0:
+        curve = {"recalls": progress.recalls, "best_step": progress.best_step(every), "steps": progress.step}
+        (work / CURVE).write_text(json.dumps(curve) + "\n")
     if not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
         raise FloatingPointError(
             f"the trained weights are not finite; lower optimiser.learning_rate (now {config.optimiser.learning_rate})"
@@ -150,25 +163,32 @@ def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.de
     return model
 
 
-def adam(model: NodeScorer, config: OptimiserConfig) -> torch.optim.Adam:
-    """Adam whose group of the node rows has a learning rate of its own."""
-    others = [parameter for parameter in model.parameters() if parameter is not model.node_rows]
-    groups = [{"params": [model.node_rows], "share": config.node_rate}, {"params": others, "share": 1.0}]
-    return torch.optim.Adam(groups, lr=config.learning_rate, fused=True)
+@torch.no_grad()
+def average_in(decay: float, averaged: Sequence[Tensor], current: Sequence[Tensor], times: Tensor) -> None:
+    """averaged ← d · averaged + (1 − d) · current, with a decay d that grows to `decay` from 0.1: the start is forgotten soon."""
+    warm = (1 + int(times)) / (10 + int(times))
+    for mean, value in zip(averaged, current, strict=True):
+        mean.lerp_(value, 1 - max(0.0, min(decay, warm)))
 
 
 @dataclass
 class Progress:
-    """How far a run is: steps made, the validation recalls so far, and the weights of the best of them (the first at a tie)."""
+    """How far a run is: steps made, the validation recalls so far, and the weights of the best of them (the last at a tie)."""
 
     step: int
     recalls: list[float]
     best: dict[str, Tensor]
 
     def add(self, recall: float, model: NodeScorer) -> None:
-        if recall > max(self.recalls, default=-1.0):
+        if recall >= max(self.recalls, default=-1.0):
             self.best = {name: values.detach().clone() for name, values in model.state_dict().items()}
         self.recalls.append(recall)
+
+    def best_step(self, every: int) -> int:
+        """The step whose weights are kept."""
+        if not self.recalls:
+            return self.step
+        return min(self.step, every * (len(self.recalls) - self.recalls[::-1].index(max(self.recalls))))
 
     def out_of_patience(self, patience: int) -> bool:
         """Whether the last `patience` recalls were no better than what came before."""
@@ -206,7 +226,7 @@ def train_step(
     own = own_rows(config.optimiser.batch)
     generator = torch.Generator(device).manual_seed(config.seed * 1_000_003 + step)
     for group in optimiser.param_groups:
-        group["lr"] = group["share"] * config.optimiser.learning_rate * (1 - step / config.optimiser.steps)
+        group["lr"] = config.optimiser.learning_rate * (1 - step / config.optimiser.steps)
     optimiser.zero_grad()
     with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
         query = topology.history_nodes(torch.from_numpy(instances.history_BT[own]).to(device))
@@ -239,25 +259,31 @@ def use_bfloat16(config: TrainingConfig, device: torch.device) -> bool:
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def _save(file: Path, config: TrainingConfig, prepared: Prepared, parts: Parts, progress: Progress) -> None:
+def _identity(config: TrainingConfig, prepared: Prepared, tree: Tree) -> dict[str, str]:
+    """What a checkpoint belongs to."""
+    nodes = hashlib.sha256(tree.first_child.tobytes() + tree.leaf_item.tobytes()).hexdigest()
+    return {"config": config.model_dump_json(), "log": prepared.interactions.fingerprint, "tree": nodes}
+
+
+def _save(file: Path, identity: dict[str, str], parts: Parts, progress: Progress) -> None:
     state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
-    state |= {"config": config.model_dump_json(), "log": prepared.interactions.fingerprint, "progress": asdict(progress)}
-    partial = file.with_suffix(".part")
-    with partial.open("wb") as stream:
+    state |= {"identity": identity, "progress": asdict(progress)}
+    part_file = file.with_suffix(".part")
+    with part_file.open("wb") as stream:
         torch.save(state, stream)
         stream.flush()
         os.fsync(stream.fileno())
-    os.replace(partial, file)
+    os.replace(part_file, file)
 
 
-def _restore(file: Path, config: TrainingConfig, prepared: Prepared, parts: Parts) -> Progress:
+def _restore(file: Path, identity: dict[str, str], parts: Parts) -> Progress:
     """Load a checkpoint (tensors and plain values only) and return how far it was."""
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises almost anything
         raise InvalidConfig("--resume", str(file), f"a readable checkpoint ({type(error).__name__}); delete it to start anew") from error
-    if state["config"] != config.model_dump_json() or state["log"] != prepared.interactions.fingerprint:
-        expected = "a checkpoint of the same configuration and log; delete it or leave out --resume to start anew"
+    if state.get("identity") != identity:
+        expected = "a checkpoint of the same configuration, log and tree; delete it or leave out --resume to start anew"
         raise InvalidConfig("--resume", str(file), expected)
     for name, part in parts.items():
         part.load_state_dict(state[name])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from torch import Tensor, nn
 
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
+
+LONGEST_WAIT = timedelta(days=1)
+"""How long processes wait for each other: while process 0 builds a tree or exports, that can be hours; torch's own limit is minutes."""
 
 
 @contextmanager
@@ -35,9 +39,9 @@ def joined(device: torch.device) -> Iterator[None]:
         if gpu >= torch.cuda.device_count():
             raise InvalidConfig("--nproc-per-node", f"more than {gpu} processes", f"at most {torch.cuda.device_count()}, one for each GPU")
         torch.cuda.set_device(gpu)
-        dist.init_process_group("nccl", device_id=torch.device("cuda", gpu))
+        dist.init_process_group("nccl", timeout=LONGEST_WAIT, device_id=torch.device("cuda", gpu))
     else:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=LONGEST_WAIT)
     try:
         yield
     finally:

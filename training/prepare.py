@@ -104,10 +104,12 @@ def relearn_tree(config: TrainingConfig, prepared: Prepared, earlier: EarlierMod
     """The tree that JTM learns from a trained model, with samples of training users; the log says what it brought."""
     begin = time.perf_counter()
     samples = draw_samples(prepared.interactions, prepared.split.train, earlier.length, config.tree.samples, seed=config.seed)
-    learned = learn_tree(earlier.model, earlier.tree, samples, gap=config.tree.gap, gamma=config.tree.gamma, own=earlier.own)
+    gamma = earlier.gamma if config.tree.gamma is None else config.tree.gamma
+    learned = learn_tree(earlier.model, earlier.tree, samples, gap=config.tree.gap, gamma=gamma, likelihood=earlier.likelihood)
     count = len(samples.target_S)
     log.info(
-        "tree: log-likelihood per sample %.4f → %.4f over %d samples, %d of %d items moved, %.1f s",
+        "tree: %s per sample %.4f → %.4f over %d samples, %d of %d items moved, %.1f s",
+        "rank" if earlier.likelihood == "softmax" else "log-likelihood",  # a softmax's lacks its normalisers, the same before and after
         learned.before / count,
         learned.after / count,
         count,

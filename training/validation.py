@@ -38,8 +38,10 @@ def ranked_by(config: TrainingConfig) -> tuple[Own, float]:
 
 
 def validation_recall(config: TrainingConfig, topology: Topology, model: NodeScorer, pairs: Sequence[EvaluationPair]) -> float:
-    """Mean recall@`search.m` at `search.beam_size`, ranked as the objective trains."""
+    """Mean recall@`search.m` at `search.beam_size`, ranked as it will be served, or, where γ is chosen later, as the objective trains."""
     own, gamma = ranked_by(config)
+    if own == "logit" and config.search.gamma != "auto":
+        gamma = config.search.gamma
     rows_BM, _ = search_pairs(config, topology, model, pairs, gamma, own, config.search.beam_size, config.search.m)
     return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], config.search.m)[1].mean())
 

@@ -68,7 +68,6 @@ class ProductDnnConfig:
     negatives      sampled: draws per batch, with replacement
     proposal       sampled: what they are drawn from; `popularity` is 1 + the training users' events of the item, normalised
     learning_rate  of Adam, at the first step; it falls linearly to 0 at `max_steps`
-    table_rate     that of the tables and biases, as a share of it; trees have the same choice for their rows
     round_steps    steps between two measurements on validation users
     patience       rounds without a better recall after which training ends
     recall_at      m of the recall that chooses the step
@@ -89,7 +88,6 @@ class ProductDnnConfig:
     proposal: Literal["uniform", "popularity"] = "uniform"
     batch: int = 256
     learning_rate: float = 2e-3
-    table_rate: float = 0.1
     max_steps: int = 4000
     round_steps: int = 200
     patience: int = 5
@@ -101,7 +99,7 @@ class ProductDnnConfig:
         for name in ("input_dim", "dim", "negatives", "batch", "max_steps", "round_steps", "patience", "recall_at"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(name, getattr(self, name), "at least 1")
-        for name in ("init_std", "learning_rate", "table_rate"):
+        for name in ("init_std", "learning_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InvalidConfig(name, getattr(self, name), "a positive number")
         if min(self.hidden, default=1) < 1:
@@ -215,15 +213,13 @@ def fit_product_dnn(
     weight_I = events_of_items(interactions, split.train) + 1 if config.proposal == "popularity" else np.ones(interactions.item_count)
     proposal = Proposal(weight_I, device)
     source = InstanceSource(interactions, split.train, config.instances, seed)
-    tables = [network.input_IE, network.item_ID, *([network.bias_I] if config.bias else [])]
-    groups = [{"params": tables, "share": config.table_rate}, {"params": list(network.layers.parameters()), "share": 1.0}]
-    optimiser = torch.optim.Adam(groups, lr=config.learning_rate, fused=True)
+    optimiser = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
     curve: list[tuple[int, float]] = []
     best = network.frozen()
     with tqdm(total=config.max_steps, unit="step", desc="product-dnn", mininterval=1.0, disable=None) as bar:
         for step in range(config.max_steps):
             for group in optimiser.param_groups:
-                group["lr"] = group["share"] * config.learning_rate * (1 - step / config.max_steps)
+                group["lr"] = config.learning_rate * (1 - step / config.max_steps)
             loss = _train_step(network, source, optimiser, proposal, config, seed, step)
             bar.update()
             if (step + 1) % config.round_steps and step + 1 < config.max_steps:

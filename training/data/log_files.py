@@ -80,7 +80,10 @@ class LogFormat(BaseModel):
             for name in ("user", "item", "timestamp", "timestamp_type", "category", "header", "quoted"):
                 value, default = getattr(self, name), type(self).model_fields[name].default
                 if value != default:
-                    raise ValueError(f"{name}: expected no such key, since format is 'lists', got {value!r}")
+                    lacking = " and lists have no categories" if name == "category" else ""
+                    raise ValueError(f"{name}: expected no such key, since format is 'lists'{lacking}, got {value!r}")
+            if self.order == "timestamp":
+                raise ValueError("order: expected 'file' or 'none', since lists have no timestamps, got 'timestamp'")
         columns = list(self.columns.values())
         if len(set(columns)) != len(columns):
             raise ValueError(f"user, item, timestamp and category: expected different columns, got {columns}")

@@ -1,6 +1,6 @@
 """OTM made robust (`otm-robust`): the softmax over whole levels, its sums estimated from what beam search visits.
 
-    L(θ) = − Σ_h Σ_{n ∈ S_h⁺} (1 / |S_h⁺|) · log( e^{r(n)} / Z_h ),   r(n) = g_θ(x, n) + γ · r(parent(n))
+    L(θ) = − Σ_h d^{H−h} Σ_{n ∈ S_h⁺} (1 / |S_h⁺|) · log( e^{r(n)} / Z_h ),   r(n) = g_θ(x, n) + γ · r(parent(n))
     Z_h  ≈ Σ_{n ∈ B̃_h ∪ S_h⁺} e^{r(n)} + Σ_{n ∈ R_h \\ (B̃_h ∪ S_h⁺)} e^{r(n)} / E[times n is drawn]
 
 B̃_h are the candidates of a beam search with the current parameters (OTM Eq. 3), S_h⁺ the targets' ancestors (z_n = 1, Eq. 1) and R_h the
@@ -10,7 +10,8 @@ of Z_h is unbiased (so w_n > 0 everywhere, as Proposition 3 asks), and what beam
 variance small. The beam is how the loss is estimated, no longer what it means, so the serving beam may differ from it.
 
 The loss trains r, what the search ranks by, and not g: with γ > 0 a node's logit is a correction of its parent's rank. An instance's
-targets share a weight of 1, as they share a query's recall.
+targets share a weight of 1, as they share a query's recall; levels count less the higher they are (d, `level_decay`), because it is the
+leaves that are returned, and the beam forgives the levels above them.
 
 Legend: B instances, P positives, C candidates, K beam, R random items, b children.
 """
@@ -75,7 +76,8 @@ def otm_robust_loss(
             ]
             level_BC = torch.cat(counted, 1)
         share_BP = is_target_BP / is_target_BP.sum(1, keepdim=True).clamp(min=1)
-        total = total - (share_BP * (positive_rank_BP - torch.logsumexp(level_BC, 1, keepdim=True))).sum()
+        log_share_BP = positive_rank_BP - torch.logsumexp(level_BC, 1, keepdim=True)
+        total = total - config.level_decay ** (tree.height - h) * (share_BP * log_share_BP).sum()
         if nodes_BC.shape[1] > config.beam_size:
             noise_BC = gumbel(rank_BC, generator) if config.stochastic_beam else 0
             place_BK = best_places((rank_BC.detach() + noise_BC).masked_fill(shut_BC, -torch.inf), config.beam_size).sort(1).values

@@ -3,9 +3,13 @@
     L_c^{s,e}(π) = Σ_{(u,c) ∈ A_c} Σ_{j=s}^{e} log p̂(b_j(π(c)) | u),    p̂ = σ(rank),  rank(n) = logit(n) + γ · rank(parent(n))
 
 A_c are the training samples with target c, b_j the ancestor on level j. With γ = 0 that is the paper's; γ > 0 is for scorers that were
-trained on such ranks; for `plt`, whose activations are given the parent, log p̂ is the sum of log-sigmoids along the path. The tree's
-nodes, and with them the scorer, stay as they are; only the items are assigned anew, from the root down, d levels (the gap) at a time:
-each node's items to its descendants d levels below, which hold as many items as they have leaves. Histories are seen through the old tree.
+trained on such ranks. What log p̂ is depends on what a scorer was trained for (`Likelihood`): for `plt`, whose activations are given the
+parent, it is the sum of log-sigmoids along the path; for `otm-robust`, a softmax over each level, the rank itself, since the softmax's
+normaliser is the same wherever on a level the target is. Its ranks have no zero, so that of such sums only differences mean something.
+
+The tree's nodes, and with them the scorer, stay as they are; only the items are assigned anew, from the root down, d levels (the gap) at a
+time: each node's items to its descendants d levels below, which hold as many items as they have leaves. Histories are seen through the old
+tree.
 
 An assignment is greedy with rebalancing (`assign`). Where the paper's supplement keeps the heaviest items of an over-full node, the ones
 stay that would lose the most elsewhere: weights are sums of negative numbers, so the most frequent targets would be sent away first. Items
@@ -37,13 +41,17 @@ from training.topology import Topology
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
-Own = Literal["logit", "log_activation"]
+Likelihood = Literal["sigmoid", "path", "softmax"]
+"""log p̂ of a node: log σ(rank), the rank's log-activations multiplied along the path, or the rank up to a constant of its level."""
 
 MAX_DESCENDANTS = 256
 """A gap is shortened until no node has more descendants: a tree of branching 16 is learned two levels at a time, not seven."""
 
 ROWS = 1 << 15
 """Nodes that the scorer judges in one call; more only costs memory."""
+
+KEYS = 1 << 20
+"""Random keys that are held at a time, one for each event of a list without an order."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,10 @@ class Samples:
 
 @dataclass(frozen=True)
 class Learned:
-    """A learned tree; `before` and `after` are Σ_c L_c of the old and of the new one, histories seen through the old."""
+    """A learned tree; `before` and `after` are Σ_c L_c of the old and of the new one, histories seen through the old.
+
+    Of a softmax both lack the same normalisers: only their difference means something.
+    """
 
     tree: Tree
     moved: int
@@ -68,12 +79,16 @@ class Learned:
     after: float
 
 
-def draw_samples(interactions: Interactions, users: Int64, length: int, most: int, *, seed: int) -> Samples:
+def draw_samples(
+    interactions: Interactions, users: Int64, length: int, most: int, *, seed: int, wanted_I: NDArray[np.bool_] | None = None
+) -> Samples:
     """Every event of `users` (pass training users) with what came before it, or `most` random ones; a first event has no history.
 
     Where lists have no order, every event of a list of at least two, with some of the list's other events.
 
-    Raises InvalidData when there is no such event.
+    wanted_I  bool[I]: the items whose events are drawn from, all unless given
+
+    Raises InvalidData when there is no such event of any item; of wanted ones there may be none.
     """
     rng = np.random.default_rng([seed, 2])
     begin_U, length_U = interactions.offset_U1[users], np.diff(interactions.offset_U1)[users]
@@ -82,15 +97,26 @@ def draw_samples(interactions: Interactions, users: Int64, length: int, most: in
     total = int(stop_U[-1]) if len(stop_U) else 0
     if total == 0:
         raise InvalidData("log", f"{len(users)} training users", "at least one with two events or more")
+
+    def located(number_S: Int64) -> tuple[Int64, Int64]:
+        """User (a place in `users`) and event of samples, which are numbered user by user."""
+        user_S = np.searchsorted(stop_U, number_S, side="right")
+        return user_S, begin_U[user_S] + length_U[user_S] - (stop_U[user_S] - number_S)
+
+    wanted: Int64 | None = None
+    if wanted_I is not None:
+        parts = (np.arange(start, min(start + KEYS, total)) for start in range(0, total, KEYS))
+        wanted = np.concatenate([part[wanted_I[interactions.item_of_event_E[located(part)[1]]]] for part in parts])
+        total = len(wanted)
     drawn_S = np.arange(total) if total <= most else rng.choice(total, most, replace=False, shuffle=False)
-    user_S = np.searchsorted(stop_U, drawn_S, side="right")
-    event_S = begin_U[user_S] + length_U[user_S] - (stop_U[user_S] - drawn_S)
+    user_S, event_S = located(drawn_S if wanted is None else wanted[drawn_S])
     target_S = np.asarray(interactions.item_of_event_E[event_S], np.int64)
     order = np.lexsort((event_S, target_S))
     begin_S, length_S, event_S = begin_U[user_S[order]], length_U[user_S[order]], event_S[order]
     history_ST = np.full((len(order), length), -1, np.int32)
-    for start in range(0, len(order), ROWS):
-        part = slice(start, start + ROWS)
+    size = ROWS if interactions.order != "none" else max(1, min(ROWS, KEYS // int(length_S.max(initial=1))))
+    for start in range(0, len(order), size):
+        part = slice(start, start + size)
         if interactions.order == "none":
             event_BT = _others(rng, begin_S[part], length_S[part], event_S[part], length)
         else:
@@ -100,13 +126,15 @@ def draw_samples(interactions: Interactions, users: Int64, length: int, most: in
     return Samples(history_ST, target_S[order])
 
 
-def learn_tree(model: NodeScorer, tree: Tree, samples: Samples, *, gap: int, gamma: float = 0.0, own: Own = "logit") -> Learned:
+def learn_tree(
+    model: NodeScorer, tree: Tree, samples: Samples, *, gap: int, gamma: float = 0.0, likelihood: Likelihood = "sigmoid"
+) -> Learned:
     """The tree with its items assigned anew; the old one where that does not raise Σ_c L_c, which greedy assignment cannot promise.
 
     samples  targets are the tree's item rows
     gap      levels that are matched at once
     """
-    matching = Matching(model, tree, samples, gamma, own)
+    matching = Matching(model, tree, samples, gamma, likelihood)
     home_IL = tree.ancestors(tree.leaf_of_item)
     room_N = leaves_below(tree)
     leaf_I = matching.descend(home_IL, room_N, tree.height, gap)
@@ -138,9 +166,9 @@ def sum_below(tree: Tree, value_n: Int64, level: int) -> Int64:
 class Matching:
     """What a scorer thinks of placing items in a tree: sums of log p̂ over samples."""
 
-    def __init__(self, model: NodeScorer, tree: Tree, samples: Samples, gamma: float, own: Own) -> None:
-        self.model, self.tree, self.samples, self.own = model.eval(), tree, samples, own
-        self.gamma = 1.0 if own == "log_activation" else gamma
+    def __init__(self, model: NodeScorer, tree: Tree, samples: Samples, gamma: float, likelihood: Likelihood) -> None:
+        self.model, self.tree, self.samples, self.likelihood = model.eval(), tree, samples, likelihood
+        self.gamma = 1.0 if likelihood == "path" else gamma
         self.topology = Topology(tree, model.node_rows.device)
 
     def descend(self, home_IL: Int64, room_N: Int64, bottom: int, gap: int) -> Int64:
@@ -233,11 +261,8 @@ class Matching:
     def _judge(self, state_BLS: Tensor, nodes_BC: Tensor, place: int, rank_BC: Tensor) -> tuple[Tensor, Tensor]:
         """log p̂ and rank [B, C] of nodes, given their parents' ranks; `place` is their level's place among the states."""
         logits_BC = self.model.logits(state_BLS, nodes_BC, place).float()
-        if self.own == "log_activation":
-            rank_BC = logsigmoid(logits_BC) + rank_BC
-            return rank_BC, rank_BC
-        rank_BC = logits_BC + self.gamma * rank_BC
-        return logsigmoid(rank_BC), rank_BC
+        rank_BC = (logsigmoid(logits_BC) if self.likelihood == "path" else logits_BC) + self.gamma * rank_BC
+        return (logsigmoid(rank_BC) if self.likelihood == "sigmoid" else rank_BC), rank_BC
 
     def _path(self, node_B: Int64, level: int) -> Int64:
         """int64[B, level + 1]: root … node, for nodes of a level."""
