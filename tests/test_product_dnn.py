@@ -288,12 +288,12 @@ def exact(item_ID: Float32, user_BD: Float32, m: int) -> NDArray[np.int64]:
 
 
 @needs_faiss
-@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), items=st.integers(1, 600), m=st.integers(1, 30))
-def test_at_full_effort_an_index_finds_the_exact_neighbours(kind: Kind, seed: int, items: int, m: int) -> None:
+def test_at_full_effort_ivf_finds_the_exact_neighbours(seed: int, items: int, m: int) -> None:
+    """Not so hnsw, whose graph need not connect all items."""
     item_ID, user_BD = random_vectors(seed, items, 6)
-    index = AnnIndex(kind, item_ID)
+    index = AnnIndex("ivf", item_ID)
     found_BM = index.search(user_BD, m, index.full_effort)
     best_BM, score_BI = exact(item_ID, user_BD, m), user_BD @ item_ID.T
     assert all(len(set(row)) == best_BM.shape[1] for row in found_BM[:, :items].tolist())
