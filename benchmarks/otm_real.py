@@ -272,7 +272,10 @@ def plot_curves(rows: Sequence[Row], title: str, file: Path) -> None:
             else:
                 axes.axhline(float(np.mean([row["recall"] for row in of_line])), linestyle=":", color="grey")
                 axes.annotate(method, (0.01, of_line[0]["recall"]), xycoords=("axes fraction", "data"), fontsize=8, va="bottom")
-    axes.set(xlabel="serving beam (the last point: all leaves)", ylabel="recall@200", title=title, xscale="log")
+    axes.set(xlabel="serving beam", ylabel="recall@200", title=title, xscale="log")
+    shown = sorted({row["beam_size"] for row in chosen if row["beam_size"] is not None})
+    axes.set_xticks(shown, [str(beam) for beam in shown])
+    axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.savefig(file, dpi=150)
