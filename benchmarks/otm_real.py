@@ -9,16 +9,14 @@ recall of validation users and trains until that has stopped rising, or for `--s
 
 `otm-robust` is the default recipe on the set's instances. The other tree methods have the papers' scorer (24 numbers a row, 128–64–24)
 over the same tree, and, unlike in the papers, the same first rows, averaged weights and the learning rate that served TDM best. `jtm` and
-the three `otm` methods go on from the trained `tdm`: the one on a re-learned tree, the others as a warm start, without which OTM fails on
-these logs.
-`tdm-same-scorer` is TDM with the scorer, rows and instances of `otm-robust`, at γ = 0: what the objective alone is worth. `tdm-random-rows`
-starts as published. The product-DNN starts from the same co-occurrence embeddings and is chosen by the same recall.
+the three `otm` methods go on from the trained `tdm`: the one on a re-learned tree, the others as a warm start, which OTM wants on real
+logs. `tdm-same-scorer` is TDM with the scorer, rows and instances of `otm-robust`, at γ = 0: what the objective alone is worth.
+`tdm-random-rows` starts as published. The product-DNN starts from the same co-occurrence embeddings and is chosen by the same recall.
 
 A tree method may be changed, for an ablation: `otm-robust+objective.gamma=0+scorer.kind="mlp"`.
 
 A tree method has rows at γ = 0 (path products: 1) and at the γ that it trained with, by which its weights were chosen; TDM, chosen at 0,
-also at γ = 0.5. Rows are written after every
-method, and what is there is not run again.
+also at γ = 0.5. Rows are written after every method, and what is there is not run again.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ import re
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -99,8 +97,6 @@ MS = (10, 50, 200)
 ALL_LEAVES = 1 << 62
 
 Row = dict[str, Any]
-Rank = Callable[[Sequence[EvaluationPair], bool], NDArray[np.int64]]
-log = logging.getLogger("benchmarks")
 
 
 @dataclass

@@ -118,8 +118,9 @@ def test_padding_counts_nothing() -> None:
     after = [model.logits(model.state(history), nodes_BC, 0).detach() for history in (empty_BLT, one_BLT)]
     for old, new in zip(before, after, strict=True):
         assert_array_equal(new.numpy(), old.numpy())
+    assert isinstance(model.head, AttentionHead)
     with torch.no_grad():
-        model.head.out.weight.mul_(-3.0)  # type: ignore[union-attr, operator]  # an AttentionHead
+        model.head.out.weight.mul_(-3.0)
     assert_array_equal(model.logits(model.state(empty_BLT), nodes_BC, 0).detach().numpy(), before[0].numpy())
     assert not np.allclose(model.logits(model.state(one_BLT), nodes_BC, 0).detach().numpy(), before[1].numpy())
 

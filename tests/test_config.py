@@ -25,6 +25,19 @@ def test_only_a_name_and_a_log_are_needed() -> None:
     assert config.objective.kind == "otm-robust"
 
 
+@pytest.mark.parametrize(
+    ("objective", "key", "expected"),
+    [
+        ({"kind": "tdm", "gamma": 0.5}, "objective.gamma", "0, since tdm trains none"),
+        ({"kind": "otm-robust", "random_nodes": 0}, "objective.random_nodes", "at least 1"),
+    ],
+)
+def test_an_objective_refuses_what_would_mean_nothing_to_it(objective: dict[str, Any], key: str, expected: str) -> None:
+    error = refused({"objective": objective})
+    assert error.field == key
+    assert expected in error.expected
+
+
 def test_an_objective_has_the_defaults_of_its_kind() -> None:
     kinds = {kind: check_config(raw() | {"objective": {"kind": kind}}).objective for kind in ("otm-robust", "otm", "tdm")}
     assert {kind: (part.beam_size, part.random_nodes, part.gamma) for kind, part in kinds.items()} == {

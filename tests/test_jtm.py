@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -170,6 +170,11 @@ class Planted(torch.nn.Module):
         return torch.where(nodes_BC == state_BLS[:, place], self.strength, -self.strength)
 
 
+def planted(wanted: Tree, strength: float) -> NodeScorer:
+    """What the matching needs of a scorer."""
+    return cast(NodeScorer, Planted(wanted, strength))
+
+
 @pytest.mark.parametrize("gap", [1, 2, 3, 7])
 @pytest.mark.parametrize(("branching", "items"), [(2, 64), (2, 45), (3, 40), (4, 64)])
 def test_items_find_the_place_that_the_samples_show(branching: int, items: int, gap: int) -> None:
@@ -179,9 +184,9 @@ def test_items_find_the_place_that_the_samples_show(branching: int, items: int, 
     wish_I = rng.permutation(items)  # item wish_I[i] belongs where item i is
     pairs = np.argsort(wish_I)
     samples = Samples(pairs[:, None].astype(np.int32), np.arange(items))
-    learned = learn_tree(Planted(tree, 3.0), tree, samples, gap=gap)  # type: ignore[arg-type]  # what the matching needs of a scorer
+    learned = learn_tree(planted(tree, 3.0), tree, samples, gap=gap)
     assert_array_equal(learned.tree.leaf_of_item[wish_I], tree.leaf_of_item)
-    again = learn_tree(Planted(tree, 3.0), tree, Samples(np.arange(items)[:, None].astype(np.int32), np.arange(items)), gap=gap)  # type: ignore[arg-type]
+    again = learn_tree(planted(tree, 3.0), tree, Samples(np.arange(items)[:, None].astype(np.int32), np.arange(items)), gap=gap)
     assert (again.moved, again.before) == (0, again.after)
     assert again.tree is tree
 
@@ -191,16 +196,16 @@ def test_nothing_moves_where_all_places_are_alike() -> None:
     tree = random_tree(rng, 5, 2)
     room_N, home_IL = leaves_below(tree), tree.ancestors(tree.leaf_of_item)
     for count in (0, 50):
-        matching = Matching(Planted(tree, 0.0), tree, random_samples(rng, tree.item_count, count), 0.0, "sigmoid")  # type: ignore[arg-type]
+        matching = Matching(planted(tree, 0.0), tree, random_samples(rng, tree.item_count, count), 0.0, "sigmoid")
         assert_array_equal(matching.descend(home_IL, room_N, tree.height, 3), tree.leaf_of_item)
 
 
 def test_a_gap_is_shortened_where_nodes_have_many_descendants() -> None:
     tree = balanced_tree(np.arange(4096), 16)
-    matching = Matching(Planted(tree, 1.0), tree, random_samples(np.random.default_rng(1), 4096, 5), 0.0, "sigmoid")  # type: ignore[arg-type]
+    matching = Matching(planted(tree, 1.0), tree, random_samples(np.random.default_rng(1), 4096, 5), 0.0, "sigmoid")
     assert len(matching._spans(0, 3)) == 2
     binary = balanced_tree(np.arange(4096), 2)
-    matching = Matching(Planted(binary, 1.0), binary, random_samples(np.random.default_rng(1), 4096, 5), 0.0, "sigmoid")  # type: ignore[arg-type]
+    matching = Matching(planted(binary, 1.0), binary, random_samples(np.random.default_rng(1), 4096, 5), 0.0, "sigmoid")
     assert len(matching._spans(0, 7)) == 7
 
 

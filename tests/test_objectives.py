@@ -34,7 +34,7 @@ from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
 from tests.builders import Rng, random_tree
-from training.beam import search
+from training.beam import gumbel, keep_best, search
 from training.config import ObjectiveConfig
 from training.objectives.levels import draw_items, draw_nodes
 from training.objectives.otm import otm_loss, otm_no_bs_loss, pseudo_targets
@@ -649,6 +649,39 @@ def test_the_training_beam_leaves_excluded_items_out(exported: dict[tuple[str, f
     query = topology.history_nodes(torch.from_numpy(queries.array.astype(np.int64)))
     rows_BM, _ = search(model, topology, query, whole, 20, 0.8, exclude_BE=torch.from_numpy(exclude_BE))
     assert_array_equal(rows_BM.numpy(), expected.item_rows_BM)
+
+
+def test_a_stochastic_beam_is_drawn_without_replacement_from_the_softmax_of_the_ranks() -> None:
+    """Kool et al. 2019: of p = 1/2, 1/4, 1/4 the first node is among the best two with probability 1/2 + 2 · 1/4 · 1/2 / (3/4) = 5/6."""
+    topology = Topology(complete_tree(np.arange(4), 4), CPU)
+    nodes_BC = torch.tensor([[1, 2, 3, 4]]).expand(6000, -1)
+    rank_BC = torch.tensor([[0.5, 0.25, 0.25, 0.0]]).log().expand(6000, -1)
+    noise_BC = gumbel(rank_BC, torch.Generator().manual_seed(0))
+    for size, expected in ((1, [1 / 2, 1 / 4, 1 / 4]), (2, [5 / 6, 7 / 12, 7 / 12])):
+        beam_BK, kept_BK = keep_best(topology, nodes_BC, rank_BC, size, noise_BC)
+        assert_allclose([(beam_BK == node).any(1).float().mean() for node in (1, 2, 3)], expected, atol=0.025)
+        assert not (beam_BK == 4).any()  # rank −∞
+        assert torch.equal(kept_BK, rank_BC.gather(1, beam_BK - 1))  # the ranks that are passed on have no noise
+
+
+@pytest.mark.parametrize(("kind", "loss", "module"), [("otm", otm_loss, "otm"), ("otm-robust", otm_robust_loss, "otm_robust")])
+def test_only_a_stochastic_beam_follows_the_noise(kind: Any, loss: Loss, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = complete_tree(np.arange(64), 2)
+    model, query = linear_model(np.random.default_rng(5), tree, 2)
+
+    def value(stochastic: bool) -> float:
+        config = ObjectiveConfig(kind=kind, beam_size=4, random_nodes=1, stochastic_beam=stochastic)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            return loss(model, Topology(tree, CPU), query, torch.tensor([[3], [40]]), config, generator).item()
+
+    def reversing(rank_BC: Tensor, generator: torch.Generator) -> Tensor:
+        return -2 * rank_BC.detach()
+
+    plain = value(stochastic=False)
+    monkeypatch.setattr(f"training.objectives.{module}.gumbel", reversing)
+    assert value(stochastic=False) == plain
+    assert abs(value(stochastic=True) - plain) > 0.1  # the worst nodes are kept
 
 
 def test_the_training_beam_takes_the_lower_node_of_a_tie() -> None:

@@ -99,9 +99,9 @@ class ScorerConfig(_Section):
 
     hidden            layers of the network
     attention_hidden  attention: units of the network that weighs a behaviour
-    init      node rows at the start: `embeddings`, the mean of the co-occurrence embeddings of the items below, or `random`; `earlier`
-              takes them, and the weights, from the earlier model
-    init_std  their root mean square
+    init              node rows at the start: `embeddings`, the mean of the co-occurrence embeddings of the items below, or `random`;
+                      `earlier` takes them, and the weights, from the earlier model
+    init_std          their root mean square
     """
 
     kind: Literal["mlp-product", "mlp", "attention", "linear"] = "mlp-product"
@@ -145,6 +145,16 @@ class ObjectiveConfig(_Section):
             return given
         return {"beam_size": 200, "random_nodes": 0, "gamma": 0.0} | given
 
+    @model_validator(mode="after")
+    def _means_something(self) -> ObjectiveConfig:
+        if self.gamma and not self.kind.startswith("otm"):
+            raise InvalidConfig(
+                "objective.gamma", self.gamma, f"0, since {self.kind} trains none; search.gamma is what a model is served with"
+            )
+        if self.kind == "otm-robust" and self.random_nodes == 0:
+            raise InvalidConfig("objective.random_nodes", 0, "at least 1, since otm-robust estimates whole levels with them")
+        return self
+
 
 class OptimiserConfig(_Section):
     """Adam with a linear decay to 0 at `steps`; weights are averaged, and those with the best recall of validation users are kept.
@@ -153,8 +163,8 @@ class OptimiserConfig(_Section):
     average         steps over which the weights that are validated and kept are averaged, exponentially; 1: they are those of the step
     validate_every  steps between two measurements of recall@`search.m` on at most 1,000 validation users
     patience        measurements without a better one after which training ends
-    batch       instances of an update, over all processes together
-    precision   of matrix products; weights stay float32. `auto` takes bfloat16 where the device computes in it, else float32
+    batch           instances of an update, over all processes together
+    precision       of matrix products; weights stay float32. `auto` takes bfloat16 where the device computes in it, else float32
     """
 
     steps: int = Field(default=2000, ge=1)
@@ -224,8 +234,6 @@ class TrainingConfig(_Section):
             raise InvalidConfig("data.format.category", None, "a column, since tree.kind is category")
         if self.objective.kind in PATH_PRODUCTS and self.search.gamma not in ("auto", 1.0):
             raise InvalidConfig("search.gamma", self.search.gamma, f'1 or "auto", since {self.objective.kind} ranks by path products')
-        if self.objective.kind == "otm-robust" and self.objective.random_nodes == 0:
-            raise InvalidConfig("objective.random_nodes", 0, "at least 1, since otm-robust estimates whole levels with them")
         return self
 
     @model_validator(mode="after")

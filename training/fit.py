@@ -85,14 +85,15 @@ def build_model(config: TrainingConfig, tree: Tree, prepared: Prepared) -> NodeS
     scorer = config.scorer
     model = new_scorer(scorer, config.instances.windows, tree.node_count)
     if scorer.init == "embeddings":
-        biased = isinstance(model.head, LinearHead | ProductMlpHead)  # then the last entry of a row is the bias
-        embeddings_ID = item_embeddings(prepared, scorer.node_dim - biased, config.seed)
+        product = (
+            model.head.product if isinstance(model.head, ProductMlpHead) else model.head if isinstance(model.head, LinearHead) else None
+        )
+        embeddings_ID = item_embeddings(prepared, scorer.node_dim - (product is not None), config.seed)
         rows_ND = rows_from_embeddings(tree, embeddings_ID, scorer.init_std)
         model.node_rows.data[:, : embeddings_ID.shape[1]] = torch.from_numpy(rows_ND)
-        if isinstance(model.head, LinearHead | ProductMlpHead):
+        if product is not None:  # then the last entry of a row is a bias
             events_I = events_of_items(prepared.interactions, prepared.split.train)
             model.node_rows.data[:, -1] = torch.from_numpy(popularity_biases(tree, events_I, ranked_by(config)[1]))
-            product = model.head.product if isinstance(model.head, ProductMlpHead) else model.head
             product.start_as_means(START_WEIGHT)
     elif scorer.init == "earlier" and prepared.earlier is not None:
         model.load_state_dict(prepared.earlier.model.state_dict())

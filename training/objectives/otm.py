@@ -51,9 +51,8 @@ def otm_loss(
         logits_BC = model.logits(state_BLS, all_BC.clamp(max=topology.padding - 1), h)
         place_BC, hit_BC = topology.find(positives[h], all_BC)
         label_BC = labels[h].gather(1, place_BC) * hit_BC
-        total = total + level_loss(
-            logits_BC, label_BC, torch.cat([real_BC, ~topology.vacant_N[extra_BC.clamp(max=topology.padding - 1)]], 1)
-        )
+        counted_BC = torch.cat([real_BC, ~topology.vacant_N[extra_BC.clamp(max=topology.padding - 1)]], 1)
+        total = total + level_loss(logits_BC, label_BC, counted_BC)
         if h < tree.height:
             pruned = pruned or nodes_BC.shape[1] > config.beam_size
             own_BC = logits_BC.detach()[:, : nodes_BC.shape[1]].float()

@@ -38,7 +38,7 @@ def otm_robust_loss(
     tree, batch = topology.tree, len(target_BP)
     state_BLS = model.state(query)
     positives = topology.positives(target_BP)
-    random_items_BR = draw_items(topology, batch, max(1, config.random_nodes), generator)
+    random_items_BR = draw_items(topology, batch, config.random_nodes, generator)
     random_nodes = topology.paths(random_items_BR)
     times_drawn_N = topology.items_below_N * (random_items_BR.shape[1] / tree.item_count)  # expected, per instance
     total = torch.zeros((), device=topology.device)
