@@ -11,7 +11,8 @@ recall of validation users and trains until that has stopped rising, or for `--s
 over the same tree, and, unlike in the papers, the same first rows, averaged weights and the learning rate that served TDM best. `jtm` and
 the three `otm` methods go on from the trained `tdm`: the one on a re-learned tree, the others as a warm start, which OTM wants on real
 logs. `tdm-same-scorer` is TDM with the scorer, rows and instances of `otm-robust`, at γ = 0: what the objective alone is worth.
-`tdm-random-rows` starts as published. The product-DNN starts from the same co-occurrence embeddings and is chosen by the same recall.
+The product-DNN starts from the same co-occurrence embeddings, averages its weights and is chosen by the same recall. `tdm-random-rows` and
+`product-dnn-random-rows` (with a sampled softmax) start as published.
 
 A tree method may be changed, for an ablation: `otm-robust+objective.gamma=0+scorer.kind="mlp"`.
 
@@ -61,12 +62,12 @@ Sections = dict[str, dict[str, Any]]
 RECIPE: Sections = {
     "scorer": ScorerConfig().model_dump(),
     "objective": ObjectiveConfig().model_dump(),
-    "optimiser": OptimiserConfig().model_dump(include={"learning_rate", "average"}),
+    "optimiser": OptimiserConfig().model_dump(include={"batch", "learning_rate", "average"}),
 }
 PUBLISHED: Sections = {
     "scorer": {"kind": "mlp", "node_dim": 24, "hidden": (128, 64, 24)},
     "instances": {"targets": 20},
-    "optimiser": {"learning_rate": 1e-2},
+    "optimiser": {"batch": 100, "learning_rate": 1e-2},
 }
 ON_TDM: Sections = {"tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}, "optimiser": {"learning_rate": 2e-3}}
 
@@ -91,7 +92,11 @@ TREES: dict[str, Sections] = {
     "otm-no-bs": _published({"kind": "otm-no-bs", "beam_size": 200}, ON_TDM),
     "otm-no-optest": _published({"kind": "otm-no-optest", "beam_size": 200}, ON_TDM),
 }
-PRODUCT_DNN = {"product-dnn": "full", "product-dnn-sampled": "sampled"}
+PRODUCT_DNN: dict[str, dict[str, Any]] = {
+    "product-dnn": {"loss": "full"},
+    "product-dnn-sampled": {"loss": "sampled"},
+    "product-dnn-random-rows": {"loss": "sampled", "init": "random"},
+}
 METHODS = ("popularity", "item-cf", *PRODUCT_DNN, *TREES)
 MS = (10, 50, 200)
 ALL_LEAVES = 1 << 62
@@ -128,11 +133,11 @@ def method_config(config: TrainingConfig, method: str) -> TrainingConfig:
             parts.append((section, key, tomllib.loads(f"value = {text}")["value"]))
         except tomllib.TOMLDecodeError as error:
             raise InvalidConfig("--methods", change, "a value as in TOML, strings in quotation marks") from error
-    if any((section, key) == ("objective", "kind") for section, key, _ in parts):
-        raw["objective"] = {}  # another kind has other defaults
     for section, key, value in parts:
+        if key == "kind" and section in ("scorer", "objective") and value != raw[section]["kind"]:
+            raw[section] = {}  # another kind has other defaults
         raw[section][key] = value
-    if raw["scorer"]["init"] == "earlier":
+    if raw["scorer"].get("init") == "earlier":
         raw["earlier_model"] = "tdm"  # the one in memory: see train_tree
     return check_config(raw)
 
@@ -194,7 +199,7 @@ def baseline_rows(run: Run, method: str) -> list[Row]:
     if method in PRODUCT_DNN:
         settings = ProductDnnConfig(
             instances=run.config.instances.model_copy(update={"targets": 1}),
-            loss="full" if PRODUCT_DNN[method] == "full" else "sampled",
+            **PRODUCT_DNN[method],
             max_steps=run.config.optimiser.steps,
             round_steps=min(run.config.optimiser.validate_every, run.config.optimiser.steps),
             patience=run.config.optimiser.patience,

@@ -26,7 +26,7 @@ from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, VectorKind
 from espalier.tree import Tree, complete_tree
 from training.scorers.encoders import PAPER_WINDOWS, VectorEncoder, WindowEncoder
-from training.scorers.heads import LinearHead, MlpHead
+from training.scorers.heads import MlpHead, ProductHead
 from training.scorers.model import NodeScorer, export_graphs
 
 NODE_DIM = 24
@@ -159,7 +159,7 @@ def diffusion_bundle(folder: Path, height: int, seed: int = 0) -> Bundle:
     clustered = np.empty(items)
     clustered[leaf_item] = np.repeat(rng.permutation(-(-items // CLUSTER)) * CLUSTER / items, CLUSTER)[:items]
     columns = {"id": [str(i) for i in range(items)], "scattered": rng.random(items), "clustered": clustered}
-    head = LinearHead(VECTOR_DIM, VECTOR_DIM + 1, project=False)
+    head = ProductHead(VECTOR_DIM, VECTOR_DIM + 1, None)
     query, scorer = export_graphs(
         NodeScorer(8, VECTOR_DIM + 1, VectorEncoder(VECTOR_DIM), head, 1.0), "vector", torch.zeros((2, VECTOR_DIM))
     )

@@ -38,6 +38,18 @@ def test_an_objective_refuses_what_would_mean_nothing_to_it(objective: dict[str,
     assert expected in error.expected
 
 
+def test_a_scorer_has_the_defaults_of_its_kind_and_only_a_product_does_without_layers() -> None:
+    kinds = {kind: check_config(raw(scorer={"kind": kind})).scorer for kind in ("product", "mlp", "attention")}
+    assert kinds["product"] == check_config(raw()).scorer
+    assert (kinds["product"].node_dim, kinds["product"].hidden) == (128, (256,))
+    assert all((kinds[kind].node_dim, kinds[kind].hidden) == (24, (128, 64, 24)) for kind in ("mlp", "attention"))
+    assert [kinds[kind].dropout for kind in kinds] == [0.3, 0, 0]
+    assert check_config(raw(scorer={"hidden": []})).scorer.hidden == ()
+    assert refused({"scorer": {"kind": "mlp", "dropout": 0.1}}).field == "scorer.dropout"
+    error = refused({"scorer": {"kind": "mlp", "hidden": []}})
+    assert (error.field, "at least one layer" in error.expected) == ("scorer.hidden", True)
+
+
 def test_an_objective_has_the_defaults_of_its_kind() -> None:
     kinds = {kind: check_config(raw() | {"objective": {"kind": kind}}).objective for kind in ("otm-robust", "otm", "tdm")}
     assert {kind: (part.beam_size, part.random_nodes, part.gamma) for kind, part in kinds.items()} == {
@@ -192,7 +204,6 @@ def test_a_bad_gamma_is_told_both_forms(gamma: object) -> None:
     [
         ("instances", "windows", []),  # a history of length 0 fails when the bundle is written, after training
         ("instances", "windows", [5000]),  # and so does one of more than 4096
-        ("scorer", "hidden", []),  # IndexError when the network is built
     ],
 )
 def test_what_no_model_can_be_made_of_is_refused_at_once(section: str, key: str, value: object) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from torch import Tensor, nn
 
-from training.scorers.lookup import lookup
+from training.scorers.lookup import lookup, rows_of
 
 shapes = st.lists(st.sampled_from([(3,), (2, 4), (5, 1, 2)]), min_size=1, max_size=4)
 
@@ -35,6 +35,21 @@ def test_lookups_and_their_gradients_are_those_of_embedding(seed: int, nodes: in
         return table.grad
 
     assert_allclose(gradient(lookup), gradient(nn.functional.embedding), atol=1e-5)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10)), min_size=1, max_size=4))
+def test_neighbouring_rows_and_their_gradients_are_those_of_a_slice(spans: list[tuple[int, int]]) -> None:
+    """Overlapping ones add up, and with what was looked up."""
+
+    def gradient(slices: Callable[[range, Tensor], Tensor]) -> Tensor:
+        table = nn.Parameter(torch.arange(30.0).view(10, 3))
+        parts = [slices(range(start, min(10, start + length)), table) for start, length in spans]
+        total = torch.stack([(part**2).sum() for part in parts]).sum() + lookup(torch.tensor([2, 2]), table).sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        assert table.grad is not None
+        return table.grad
+
+    assert torch.equal(gradient(rows_of), gradient(lambda span, table: table[span.start : span.stop]))
 
 
 def test_rows_that_were_computed_pass_their_gradient_on() -> None:

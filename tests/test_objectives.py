@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -35,14 +35,15 @@ from espalier.search import SearchParams
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
 from tests.builders import Rng, random_tree
 from training.beam import gumbel, keep_best, search
-from training.config import ObjectiveConfig
+from training.config import ObjectiveConfig, check_config
+from training.fit import LOSSES
 from training.objectives.levels import draw_items, draw_nodes
 from training.objectives.otm import otm_loss, otm_no_bs_loss, pseudo_targets
-from training.objectives.otm_robust import otm_robust_loss
+from training.objectives.otm_robust import last_whole_level, otm_robust_loss
 from training.objectives.plt import hsm_loss, plt_loss
 from training.objectives.tdm import negatives_on, tdm_loss
 from training.scorers.encoders import VectorEncoder, WindowEncoder
-from training.scorers.heads import LinearHead, MlpHead
+from training.scorers.heads import MlpHead, ProductHead, dropped
 from training.scorers.model import NodeScorer, export_graphs
 from training.topology import Topology
 
@@ -76,7 +77,7 @@ def targets_of(rng: Rng, tree: Tree, shape: Shape) -> Tensor:
 def linear_model(rng: Rng, tree: Tree, batch: int, integer: bool = False) -> tuple[NodeScorer, Tensor]:
     """A linear scorer with its queries; small integers make all logits exact, with many ties."""
     width = 3
-    model = NodeScorer(tree.node_count, width + 1, VectorEncoder(width), LinearHead(width, width + 1, project=False), 1.0)
+    model = NodeScorer(tree.node_count, width + 1, VectorEncoder(width), ProductHead(width, width + 1, None), 1.0)
     rows = rng.integers(-1, 2, (tree.node_count, width + 1)) if integer else rng.normal(size=(tree.node_count, width + 1))
     model.node_rows.data = torch.from_numpy(rows.astype(np.float32))
     vectors = rng.integers(-1, 2, (batch, width)) if integer else rng.normal(size=(batch, width))
@@ -135,11 +136,11 @@ def expanded(tree: Tree, leaves: set[int], logits: list[float]) -> list[int]:
     return z
 
 
-def followed(tree: Tree, logits: list[float], beam_size: int, gamma: float) -> list[list[int]]:
-    """The candidates of every level of a beam search (Eq. 3), rank(n) = g(n) + γ · rank(parent)."""
+def followed(tree: Tree, logits: list[float], beam_size: int, gamma: float, whole: int = 0) -> list[list[int]]:
+    """The candidates of every level of a beam search (Eq. 3), rank(n) = g(n) + γ · rank(parent); nothing is pruned above level `whole`."""
     beam = {0: 0.0}
     levels = []
-    for _ in range(tree.height):
+    for h in range(1, tree.height + 1):
         ranks = {
             child: logits[child] + gamma * rank
             for node, rank in beam.items()
@@ -147,7 +148,8 @@ def followed(tree: Tree, logits: list[float], beam_size: int, gamma: float) -> l
             if tree.items_below[child]
         }
         levels.append(sorted(ranks))
-        beam = {node: ranks[node] for node in sorted(ranks, key=lambda node: (-ranks[node], node))[:beam_size]}
+        best = sorted(ranks, key=lambda node: (-ranks[node], node))
+        beam = {node: ranks[node] for node in (best if h < whole else best[:beam_size])}
     return levels
 
 
@@ -442,10 +444,10 @@ def test_otm_without_beam_search_labels_random_nodes_with_pseudo_targets(shape: 
     check_loss(otm_no_bs_loss, model, tree, query, target_BP, config, terms)
 
 
-@settings(max_examples=60)
-@given(shapes, st.integers(1, 12), st.sampled_from([0.0, 0.7]), st.integers(1, 6))
+@settings(max_examples=100)
+@given(shapes, st.integers(1, 12), st.sampled_from([0.0, 0.7]), st.integers(1, 6), st.integers(0, 4))
 def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
-    shape: Shape, beam_size: int, gamma: float, random_nodes: int
+    shape: Shape, beam_size: int, gamma: float, random_nodes: int, whole: int
 ) -> None:
     """Equal to the docstring's formula, node by node; visited nodes count once, a random one as often as its odds demand."""
     rng, tree = tree_of(shape)
@@ -453,7 +455,10 @@ def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
     model, query = some_model(rng, tree, shape["batch"])
     config = ObjectiveConfig(kind="otm-robust", beam_size=beam_size, gamma=gamma, random_nodes=random_nodes, level_decay=0.8)
     topology = Topology(tree, CPU)
-    got = otm_robust_loss(model, topology, query, target_BP, config, torch.Generator().manual_seed(1))
+    whole = min(whole, tree.height) if isinstance(model.head, ProductHead) else 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.objectives.otm_robust.last_whole_level", lambda *_: whole)
+        got = otm_robust_loss(model, topology, query, target_BP, config, torch.Generator().manual_seed(1))
     got.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad(set_to_none=True)
@@ -467,7 +472,7 @@ def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
             rank.append(logits_BN[b, node] + gamma * rank[int(tree.parent[node])])
         z = marked(tree, leaves_of(tree, target_BP, b))
         paths = [ancestors(tree, int(tree.leaf_of_item[item])) for item in drawn_BR[b]]
-        for h, level in enumerate(followed(tree, logits_BN[b].tolist(), beam_size, gamma), start=1):
+        for h, level in enumerate(followed(tree, logits_BN[b].tolist(), beam_size, gamma, whole), start=1):
             hits = [node for node in tree.level(h) if z[node]]
             once = {*level, *hits}
             odds = {path[h]: random_nodes * int(tree.items_below[path[h]]) / tree.item_count for path in paths}
@@ -484,8 +489,74 @@ def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
             assert_allclose(gradient, parameter.grad, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-def test_otm_robust_does_not_depend_on_the_training_beam_in_expectation() -> None:
+def test_dropout_is_one_for_all_levels_of_a_query_and_keeps_means() -> None:
+    x_BLF = torch.ones(400, 3, 50)
+    got_BLF = dropped(x_BLF, 0.2, torch.Generator().manual_seed(3))
+    assert np.unique(got_BLF).tolist() == [0, 1.25]
+    assert torch.equal(got_BLF, got_BLF[:, :1].expand(-1, 3, -1))
+    assert got_BLF.mean().item() == pytest.approx(1, abs=0.01)
+    assert len(np.unique(got_BLF[:, 0], axis=0)) == 400  # every query has its own
+    assert torch.equal(got_BLF, dropped(x_BLF, 0.2, torch.Generator().manual_seed(3)))
+
+
+def test_dropout_is_for_training_only() -> None:
+    head = ProductHead(6, 4, [5], dropout=0.5)
+    x_BLF = torch.from_numpy(np.random.default_rng(1).normal(size=(8, 2, 6)).astype(np.float32))
+    with torch.no_grad():
+        served = head.state(x_BLF)
+        assert torch.equal(served, head.eval().state(x_BLF))
+        assert not torch.equal(served, head.state(x_BLF, torch.Generator().manual_seed(1)))
+        head.dropout = 0.0
+        assert torch.equal(served, head.state(x_BLF, torch.Generator().manual_seed(1)))
+
+
+@pytest.mark.parametrize("kind", ["otm-robust", "otm", "otm-no-bs", "otm-no-optest", "tdm", "plt", "hsm"])
+def test_every_objective_trains_with_dropout(kind: str) -> None:
+    tree = complete_tree(np.arange(16), 2)
+    encoder = WindowEncoder(WINDOWS, 4)
+    model = NodeScorer(tree.node_count, 4, encoder, ProductHead(encoder.features, 4, [5], dropout=0.5), 1.0)
+    query = Topology(tree, CPU).history_nodes(torch.arange(2 * sum(WINDOWS)).view(2, -1) % 16)
+    config = check_config({"name": "a", "data": {"log": "a.csv"}, "objective": {"kind": kind}}).objective
+
+    def value(dropout: float) -> float:
+        cast(ProductHead, model.head).dropout = dropout
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            return LOSSES[kind](model, Topology(tree, CPU), query, torch.tensor([[3], [9]]), config, generator).item()
+
+    assert value(0.5) != value(0.0)
+
+
+@pytest.mark.parametrize("levels", [1, 4])
+def test_histories_without_their_padding_are_encoded_as_with_it(levels: int) -> None:
+    """The graph that is exported takes padding too; real places lie anywhere, and some windows and histories are empty."""
+    rng = np.random.default_rng(levels)
+    nodes_BLT = torch.from_numpy(rng.integers(0, 9, (6, levels, 7)))
+    nodes_BLT = torch.where(torch.from_numpy(rng.random((6, 1, 7)) < 0.6), -1, nodes_BLT)
+    nodes_BLT[2] = -1
+    encoder, rows_ND = WindowEncoder((4, 2, 1), 5), torch.from_numpy(rng.normal(size=(9, 5)).astype(np.float32))
+    got_BLF = encoder(nodes_BLT, rows_ND)
+    for b, h in np.ndindex(6, levels):
+        for w, window in enumerate((slice(0, 4), slice(4, 6), slice(6, 7))):
+            real = [node for node in nodes_BLT[b, h, window].tolist() if node >= 0]
+            expected = rows_ND[real].mean(0) if real else torch.zeros(5)
+            assert_allclose(got_BLF[b, h, 5 * w : 5 * w + 5], expected, atol=1e-6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.compiler.is_exporting", lambda: True)
+        assert_allclose(encoder(nodes_BLT, rows_ND), got_BLF, atol=1e-6)
+
+
+def test_levels_are_scored_whole_while_a_batch_would_look_up_as_many_rows() -> None:
+    tree = complete_tree(np.arange(64), 2)
+    config = ObjectiveConfig(beam_size=3, random_nodes=2)  # 8 rows an instance on each level
+    linear, network = (make(np.random.default_rng(5), tree, 1)[0] for make in (linear_model, history_model))
+    assert [last_whole_level(linear, tree, batch, config) for batch in (1, 2, 4, 7, 8)] == [3, 4, 5, 5, 6]
+    assert last_whole_level(network, tree, 100, config) == 0
+
+
+def test_otm_robust_does_not_depend_on_the_training_beam_in_expectation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each level's sum is estimated without bias; its log has one of second order, small with the beam's large terms counted exactly."""
+    monkeypatch.setattr("training.objectives.otm_robust.last_whole_level", lambda *_: 0)
     tree = complete_tree(np.arange(64), 2)
     model, query = linear_model(np.random.default_rng(5), tree, 1)
 
@@ -531,7 +602,7 @@ def test_negatives_grow_towards_the_leaves() -> None:
 def scored_by_hand(scores_BN: NDArray[Any]) -> tuple[NodeScorer, Tensor]:
     """A model whose logit of query b and node n is scores_BN[b, n]: one-hot queries pick a column of the node rows."""
     batch, nodes = scores_BN.shape
-    model = NodeScorer(nodes, batch + 1, VectorEncoder(batch), LinearHead(batch, batch + 1, project=False), 1.0)
+    model = NodeScorer(nodes, batch + 1, VectorEncoder(batch), ProductHead(batch, batch + 1, None), 1.0)
     model.node_rows.data = torch.from_numpy(np.concatenate([scores_BN.T, np.zeros((nodes, 1))], 1).astype(np.float32))
     return model, torch.eye(batch)
 

@@ -45,6 +45,7 @@ ITEMS, GROUPS = 120, 12
 SMALL = ProductDnnConfig(
     loss="full",
     dropout=0.0,
+    average=1,
     instances=InstanceConfig(windows=(3, 2), targets=4, cold_share=0.1),
     input_dim=12,
     hidden=(16,),

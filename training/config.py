@@ -95,22 +95,40 @@ class TreeConfig(_Section):
 
 
 class ScorerConfig(_Section):
-    """The node scorer: the papers' network, with an inner product beside it, with TDM's attention unit, or an inner product alone.
+    """The node scorer: an inner product with a network of the query, the papers' network, or that with TDM's attention unit.
 
-    hidden            layers of the network
+    node_dim          width of a node row; unless given, 128 for `product`, the papers' 24 for the others
+    hidden            layers of the network; unless given, 256 for `product`, the papers' 128–64–24 for the others
+    dropout           product: share of the inputs of each layer that is 0 in training; unless given, 0.3
     attention_hidden  attention: units of the network that weighs a behaviour
     init              node rows at the start: `embeddings`, the mean of the co-occurrence embeddings of the items below, or `random`;
                       `earlier` takes them, and the weights, from the earlier model
     init_std          their root mean square
     """
 
-    kind: Literal["mlp-product", "mlp", "attention", "linear"] = "mlp-product"
-    node_dim: int = Field(default=64, ge=2)
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(64, 32), min_length=1)
+    kind: Literal["product", "mlp", "attention"] = "product"
+    node_dim: int = Field(default=128, ge=2)
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (256,)
+    dropout: float = Field(default=0.3, ge=0, lt=1)
     attention_hidden: int = Field(default=36, ge=1)
     init: Literal["embeddings", "random", "earlier"] = "embeddings"
     init_std: float = Field(default=0.3, gt=0)
     dtype: Literal["float32", "float16"] = "float32"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_kind(cls, given: object) -> object:
+        if not isinstance(given, dict) or given.get("kind", "product") == "product":
+            return given
+        return {"node_dim": 24, "hidden": (128, 64, 24), "dropout": 0.0} | given
+
+    @model_validator(mode="after")
+    def _fits_the_kind(self) -> ScorerConfig:
+        if not self.hidden and self.kind != "product":
+            raise InvalidConfig("scorer.hidden", self.hidden, f"at least one layer, since scorer.kind is {self.kind}")
+        if self.dropout and self.kind != "product":
+            raise InvalidConfig("scorer.dropout", self.dropout, f"0, since scorer.kind is {self.kind}")
+        return self
 
 
 class ObjectiveConfig(_Section):
@@ -168,7 +186,7 @@ class OptimiserConfig(_Section):
     """
 
     steps: int = Field(default=2000, ge=1)
-    batch: int = Field(default=100, ge=1)
+    batch: int = Field(default=256, ge=1)
     learning_rate: float = Field(default=2e-3, gt=0)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     average: int = Field(default=200, ge=1)

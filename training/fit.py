@@ -37,7 +37,7 @@ from training.objectives.plt import hsm_loss, plt_loss
 from training.objectives.tdm import tdm_loss
 from training.parallel import average, average_gradients, own_rows, process, processes, share_weights
 from training.prepare import Prepared, item_embeddings
-from training.scorers.heads import LinearHead, ProductMlpHead
+from training.scorers.heads import ProductHead
 from training.scorers.initial_rows import popularity_biases, rows_from_embeddings
 from training.scorers.model import NodeScorer, new_scorer
 from training.topology import Topology
@@ -64,8 +64,6 @@ FEWEST_VALIDATION_QUERIES = 30
 """With fewer, whose recall moves in steps, the first measurements would decide."""
 CURVE = "curve.json"
 """Beside the checkpoint, when a run has ended: the validation recalls, the step whose weights were kept, and the steps made."""
-START_WEIGHT = 0.3
-"""Of each window's mean in a query state that starts as means."""
 AVERAGE_EVERY = 5
 """Steps between two updates of the averaged weights: one reads and writes all node rows."""
 READ_EVERY = 20
@@ -85,16 +83,13 @@ def build_model(config: TrainingConfig, tree: Tree, prepared: Prepared) -> NodeS
     scorer = config.scorer
     model = new_scorer(scorer, config.instances.windows, tree.node_count)
     if scorer.init == "embeddings":
-        product = (
-            model.head.product if isinstance(model.head, ProductMlpHead) else model.head if isinstance(model.head, LinearHead) else None
-        )
-        embeddings_ID = item_embeddings(prepared, scorer.node_dim - (product is not None), config.seed)
+        biased = isinstance(model.head, ProductHead)  # then the last entry of a row is a bias
+        embeddings_ID = item_embeddings(prepared, scorer.node_dim - biased, config.seed)
         rows_ND = rows_from_embeddings(tree, embeddings_ID, scorer.init_std)
         model.node_rows.data[:, : embeddings_ID.shape[1]] = torch.from_numpy(rows_ND)
-        if product is not None:  # then the last entry of a row is a bias
+        if biased:
             events_I = events_of_items(prepared.interactions, prepared.split.train)
             model.node_rows.data[:, -1] = torch.from_numpy(popularity_biases(tree, events_I, ranked_by(config)[1]))
-            product.start_as_means(START_WEIGHT)
     elif scorer.init == "earlier" and prepared.earlier is not None:
         model.load_state_dict(prepared.earlier.model.state_dict())
     return model

@@ -55,6 +55,14 @@ class Topology:
         span = self.tree.level(h)
         return torch.arange(span.start, span.stop, device=self.device)
 
+    def inherited(self, values_BC: Tensor, h: int) -> Tensor:
+        """float[B, n_h]: for every node of level h the value of its parent; values_BC is of all nodes of level h − 1."""
+        tree = self.tree
+        if tree.is_uniform(h - 1):  # then its gradient is a sum over neighbours
+            return values_BC.repeat_interleave(tree.max_children[h - 1], 1)
+        span = tree.level(h)
+        return values_BC.index_select(1, self.parent_N1[span.start : span.stop] - tree.level(h - 1).start)
+
     def children(self, nodes_BK: Tensor, h: int) -> Tensor:
         """int64[B, K, b]: the children of level-h nodes, N where there is none (or where the node is N)."""
         most = self.tree.max_children[h]

@@ -18,15 +18,17 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
 from espalier.errors import InvalidConfig, InvalidData
@@ -37,6 +39,7 @@ from training.config import InstanceConfig
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split, halves, without_seen
 from training.data.user_item_matrix import events_of_items
+from training.fit import AVERAGE_EVERY, average_in
 from training.instances import InstanceSource
 from training.scorers.encoders import WindowEncoder
 from training.trees.embeddings import item_embeddings, spread_unseen
@@ -64,6 +67,7 @@ class ProductDnnConfig:
     dropout        share of each dense layer's inputs that is set to 0 in training
     init           both tables at the start: `embeddings`, the co-occurrence embeddings that trees start from, or `random`
     init_std       their root mean square
+    average        steps over which the weights that are measured and kept are averaged, exponentially, as for trees
     loss           `full` softmax over the catalogue, or `sampled`
     negatives      sampled: draws per batch, with replacement
     proposal       sampled: what they are drawn from; `popularity` is 1 + the training users' events of the item, normalised
@@ -76,13 +80,14 @@ class ProductDnnConfig:
     """
 
     instances: InstanceConfig = field(default_factory=lambda: InstanceConfig(targets=1))
-    input_dim: int = 64
-    hidden: tuple[int, ...] = (128,)
-    dim: int = 64
+    input_dim: int = 128
+    hidden: tuple[int, ...] = (256,)
+    dim: int = 128
     bias: bool = True
     dropout: float = 0.3
     init: Literal["embeddings", "random"] = "embeddings"
     init_std: float = 0.3
+    average: int = 200
     loss: Literal["sampled", "full"] = "sampled"
     negatives: int = 2000
     proposal: Literal["uniform", "popularity"] = "uniform"
@@ -96,7 +101,7 @@ class ProductDnnConfig:
     bfloat16: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("input_dim", "dim", "negatives", "batch", "max_steps", "round_steps", "patience", "recall_at"):
+        for name in ("input_dim", "dim", "average", "negatives", "batch", "max_steps", "round_steps", "patience", "recall_at"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(name, getattr(self, name), "at least 1")
         for name in ("init_std", "learning_rate"):
@@ -214,6 +219,8 @@ def fit_product_dnn(
     proposal = Proposal(weight_I, device)
     source = InstanceSource(interactions, split.train, config.instances, seed)
     optimiser = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
+    averaged = AveragedModel(network, multi_avg_fn=partial(average_in, 1 - AVERAGE_EVERY / config.average))
+    kept = cast(Network, averaged.module)
     curve: list[tuple[int, float]] = []
     best = network.frozen()
     with tqdm(total=config.max_steps, unit="step", desc="product-dnn", mininterval=1.0, disable=None) as bar:
@@ -222,11 +229,14 @@ def fit_product_dnn(
                 group["lr"] = config.learning_rate * (1 - step / config.max_steps)
             loss = _train_step(network, source, optimiser, proposal, config, seed, step)
             bar.update()
-            if (step + 1) % config.round_steps and step + 1 < config.max_steps:
+            measured = (step + 1) % config.round_steps == 0 or step + 1 == config.max_steps
+            if measured or (step + 1) % AVERAGE_EVERY == 0:
+                averaged.update_parameters(network)
+            if not measured:
                 continue
             if not math.isfinite(float(loss)):
                 raise FloatingPointError(f"step {step}: the loss is {float(loss)}; lower learning_rate (now {config.learning_rate})")
-            now = network.frozen()
+            now = kept.frozen()
             curve.append((step + 1, _recall(now, pairs, config)))
             log.info("step %d: loss %.4f, validation recall@%d %.4f", step + 1, float(loss), config.recall_at, curve[-1][1])
             behind = len(curve) - 1 - max(range(len(curve)), key=lambda round_: (curve[round_][1], -round_))

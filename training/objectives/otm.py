@@ -31,7 +31,7 @@ def otm_loss(
 ) -> Tensor:
     """The loss of a batch (a scalar): query as the model takes it, target_BP int64[B, P] item rows, −1 = padding."""
     tree, batch = topology.tree, len(target_BP)
-    state_BLS = model.state(query)
+    state_BLS = model.state(query, generator)
     positives = topology.positives(target_BP)
     if config.kind == "otm-no-optest":
         labels = [(level != topology.padding).float() for level in positives]
@@ -66,7 +66,7 @@ def otm_no_bs_loss(
     model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: ObjectiveConfig, generator: torch.Generator
 ) -> Tensor:
     """OTM (−BS): ẑ on 2k random nodes of each level, or on the whole of it; arguments and result as of `otm_loss`."""
-    state_BLS = model.state(query)
+    state_BLS = model.state(query, generator)
     positives = topology.positives(target_BP)
     labels = pseudo_targets(model, topology, state_BLS.detach(), positives)
     total = state_BLS.new_zeros(())

@@ -9,6 +9,9 @@ shared layers make of them, and a wider beam lets them in. Here every node of a 
 of Z_h is unbiased (so w_n > 0 everywhere, as Proposition 3 asks), and what beam search finds are its largest terms, which is what keeps its
 variance small. The beam is how the loss is estimated, no longer what it means, so the serving beam may differ from it.
 
+Where it costs less, nothing is estimated: a level with fewer nodes than the batch has candidates is scored whole when the logits are inner
+products, as one matrix product. In a catalogue of some ten thousand items that is every level, and the loss is exact.
+
 The loss trains r, what the search ranks by, and not g: with γ > 0 a node's logit is a correction of its parent's rank. An instance's
 targets share a weight of 1, as they share a query's recall; levels count less the higher they are (d, `level_decay`), because it is the
 leaves that are returned, and the beam forgives the levels above them.
@@ -21,9 +24,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from espalier.tree import Tree
 from training.beam import best_places, gumbel
 from training.config import ObjectiveConfig
 from training.objectives.levels import draw_items
+from training.parallel import processes
+from training.scorers.heads import ProductHead
 from training.scorers.model import NodeScorer
 from training.topology import Topology
 
@@ -36,11 +42,12 @@ def otm_robust_loss(
 ) -> Tensor:
     """The loss of a batch (a scalar): query as the model takes it, target_BP int64[B, P] item rows, −1 = padding."""
     tree, batch = topology.tree, len(target_BP)
-    state_BLS = model.state(query)
+    state_BLS = model.state(query, generator)
     positives = topology.positives(target_BP)
     random_items_BR = draw_items(topology, batch, config.random_nodes, generator)
     random_nodes = topology.paths(random_items_BR)
     times_drawn_N = topology.items_below_N * (random_items_BR.shape[1] / tree.item_count)  # expected, per instance
+    whole = last_whole_level(model, tree, batch * processes(), config)
     total = torch.zeros((), device=topology.device)
     beam_BK = torch.zeros((batch, 1), dtype=torch.int64, device=topology.device)
     rank_BK = positive_rank_BP = torch.zeros((batch, 1), device=topology.device)
@@ -50,9 +57,12 @@ def otm_robust_loss(
         is_target_BP = positive_BP != topology.padding
         if beam_BK.shape[1] == tree.level_size(h - 1):  # nothing was pruned yet: the candidates are the whole level
             nodes_BC = topology.level_nodes(h).expand(batch, -1)
-            inherited_BC = rank_BK[:, topology.parent_N1[nodes_BC[0]] - tree.level(h - 1).start]
-            rank_BC = model.logits(state_BLS, nodes_BC, h).float() + config.gamma * inherited_BC
-            shut_BC = topology.vacant_N[nodes_BC]
+            if h <= whole:
+                logits = model.logits_of_level(state_BLS, h, tree.level(h)).float()
+            else:
+                logits = model.logits(state_BLS, nodes_BC, h).float()
+            rank_BC = logits + config.gamma * topology.inherited(rank_BK, h)
+            shut_BC = topology.vacant_N[nodes_BC[:1]].expand(batch, -1)
             level_BC = rank_BC.masked_fill(shut_BC, NEVER)
             first = tree.level(h).start
             positive_rank_BP = rank_BC.gather(1, torch.where(is_target_BP, positive_BP - first, 0))
@@ -78,7 +88,9 @@ def otm_robust_loss(
         share_BP = is_target_BP / is_target_BP.sum(1, keepdim=True).clamp(min=1)
         log_share_BP = positive_rank_BP - torch.logsumexp(level_BC, 1, keepdim=True)
         total = total - config.level_decay ** (tree.height - h) * (share_BP * log_share_BP).sum()
-        if nodes_BC.shape[1] > config.beam_size:
+        if h == tree.height or h < whole:
+            beam_BK, rank_BK = nodes_BC, rank_BC
+        elif nodes_BC.shape[1] > config.beam_size:
             noise_BC = gumbel(rank_BC, generator) if config.stochastic_beam else 0
             place_BK = best_places((rank_BC.detach() + noise_BC).masked_fill(shut_BC, -torch.inf), config.beam_size).sort(1).values
             beam_BK, rank_BK = nodes_BC.gather(1, place_BK), rank_BC.gather(1, place_BK)
@@ -86,3 +98,13 @@ def otm_robust_loss(
         else:
             beam_BK, rank_BK = nodes_BC, rank_BC
     return total / batch
+
+
+def last_whole_level(model: NodeScorer, tree: Tree, batch: int, config: ObjectiveConfig) -> int:
+    """The level down to which each has at most as many nodes as a batch would look up there: one product of them all costs less then."""
+    if not isinstance(model.head, ProductHead):
+        return 0
+    for h in range(1, tree.height + 1):
+        if tree.level_size(h) > batch * (config.beam_size * tree.max_children[h - 1] + config.random_nodes):
+            return h - 1
+    return tree.height

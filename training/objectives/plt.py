@@ -22,7 +22,7 @@ def plt_loss(
 ) -> Tensor:
     """The loss of a batch (a scalar): query as the model takes it, target_BP int64[B, P] item rows, −1 = padding."""
     positives = topology.positives(target_BP)
-    state_BLS = model.state(query)
+    state_BLS = model.state(query, generator)
     total = state_BLS.new_zeros(())
     for h in range(1, topology.tree.height + 1):
         nodes_BC = topology.children(positives[h - 1], h - 1).flatten(1)

@@ -30,7 +30,7 @@ def tdm_loss(
     """The loss of a batch (a scalar): query as the model takes it, target_BP int64[B, P] item rows, −1 = padding."""
     height, batch = topology.tree.height, len(target_BP)
     positives = topology.positives(target_BP)
-    state_BLS = model.state(query)
+    state_BLS = model.state(query, generator)
     total = state_BLS.new_zeros(())
     for h in range(1, height + 1):
         drawn_BC = draw_nodes(topology, h, batch, negatives_on(h, height, config), generator)

@@ -1,8 +1,8 @@
 """Scoring heads: query features → query state, and (query state, node rows) → logits.
 
 `MlpHead` is the papers' 128–64–24 network with PReLU. Its first dense layer is split into the query part, which goes into the state,
-and the node part: exact, and two thirds of the work saved at search time. `LinearHead` is an inner product with a bias. `ProductMlpHead` is
-the sum of both: what an inner product says well, dense layers on a sum of projections learn slowly.
+and the node part: exact, and two thirds of the work saved at search time. `ProductHead` is an inner product with a network of the query: a
+candidate costs D multiplications, and what an inner product says well, dense layers on a sum of projections learn slowly.
 
 Legend: B queries, L levels, C candidates, D node row, F features, S state.
 """
@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-START_NOISE = 0.1
-"""How much of torch's random start is left in a state that begins as means."""
+from training.parallel import drawn_rows
 
 
 class SharedPReLU(nn.Module):
@@ -94,29 +93,29 @@ class MlpHead(nn.Module):
         return logits.view(sums_BCS.shape[0], sums_BCS.shape[1])
 
 
-class LinearHead(nn.Module):
-    """g(x, n) = ⟨state, θ_n⟩ + b_n, with the bias in the last entry of the node row.
+class ProductHead(nn.Module):
+    """g(x, n) = ⟨u(x), row_n⟩ + b_n, with the bias in the last entry of the node row; the state is u(x) and a 1.
 
-    The state is W x + c for learned queries, or x itself where the node rows are as wide as the query (`project` false), the
-    linear node scorer of OTM's synthetic experiments.
+    hidden  layers with ReLU of the network u; without any u is linear. None: u(x) = x, where the node rows are as wide as the query, the
+            linear node scorer of OTM's synthetic experiments
+
+    dropout share of the inputs of each layer of u that is 0 in training, the same on all levels
+
+    All logits of a level are one matrix product; `otm_robust_loss` takes that where a batch would look up more rows than the level has.
     """
 
-    def __init__(self, features: int, node_dim: int, project: bool) -> None:
+    def __init__(self, features: int, node_dim: int, hidden: Sequence[int] | None, dropout: float = 0.0) -> None:
         super().__init__()
-        self.state_dim = node_dim
-        self.query_part = nn.Linear(features, node_dim - 1) if project else nn.Identity()
+        self.state_dim, self.dropout = node_dim, dropout
+        widths = () if hidden is None else (features, *hidden, node_dim - 1)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
 
-    def start_as_means(self, weight: float) -> None:
-        """Let the learned state begin as `weight` times the sum of the windows' means: then items near the history's items score high."""
-        if isinstance(self.query_part, nn.Linear):
-            columns = self.query_part.in_features // self.state_dim  # each window has the width of a node row, whose last entry is the bias
-            identity = torch.eye(self.state_dim - 1, self.state_dim).repeat(1, columns)
-            with torch.no_grad():
-                self.query_part.weight.mul_(START_NOISE).add_(weight * identity)
-                self.query_part.bias.zero_()
-
-    def state(self, features_BLF: Tensor) -> Tensor:
-        part = self.query_part(features_BLF)
+    def state(self, features_BLF: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """[B, L, S]; a generator drops inputs."""
+        part = features_BLF
+        for place, layer in enumerate(self.layers):
+            part = torch.relu(part) if place else part
+            part = layer(part if generator is None or not self.dropout else dropped(part, self.dropout, generator))
         return torch.cat([part, torch.ones_like(part[..., :1])], -1)
 
     def forward(self, query_state: Tensor, node_rows: Tensor) -> Tensor:
@@ -125,23 +124,10 @@ class LinearHead(nn.Module):
             return torch.bmm(node_rows, query_state.to(node_rows.dtype).unsqueeze(-1)).squeeze(-1)
 
 
-class ProductMlpHead(nn.Module):
-    """g(x, n) = MLP(x, row_n) + ⟨W x + c, row_n⟩ + b_n: `MlpHead` plus `LinearHead`, on the same node rows.
+def dropped(x_BLF: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """x with a share of each query's features set to 0, the same on all levels, and the others raised in proportion."""
 
-    The state is theirs, one after the other. The MLP sees the bias too, as the last entry of the row.
-    """
+    def draw(rows: int) -> Tensor:
+        return torch.rand((rows, 1, x_BLF.shape[2]), generator=generator, device=x_BLF.device)
 
-    def __init__(self, features: int, node_dim: int, hidden: Sequence[int]) -> None:
-        super().__init__()
-        self.mlp = MlpHead(features, node_dim, hidden)
-        self.product = LinearHead(features, node_dim, project=True)
-        self.state_dim = self.mlp.state_dim + self.product.state_dim
-
-    def state(self, features_BLF: Tensor) -> Tensor:
-        return torch.cat([self.mlp.state(features_BLF), self.product.state(features_BLF)], -1)
-
-    def forward(self, query_state: Tensor, node_rows: Tensor) -> Tensor:
-        """query_state [B, S], node_rows [B, C, D] → logits [B, C]."""
-        split = self.mlp.state_dim
-        logits: Tensor = self.mlp(query_state[:, :split], node_rows) + self.product(query_state[:, split:], node_rows)
-        return logits
+    return torch.where(drawn_rows(draw, len(x_BLF)) >= share, x_BLF / (1 - share), 0)

@@ -23,6 +23,20 @@ def lookup(nodes: Tensor, node_rows: Tensor) -> Tensor:
     return nn.functional.embedding(nodes, node_rows)
 
 
+def rows_of(span: range, node_rows: Tensor) -> Tensor:
+    """float32[n, D]: neighbouring rows of node_rows float32[N, D]."""
+    if torch.is_grad_enabled() and node_rows.is_leaf:
+        rows: Tensor = _Slice.apply(span, node_rows)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return rows
+    return node_rows[span.start : span.stop]
+
+
+def _gradient_of(node_rows: Tensor) -> Tensor:
+    if node_rows.grad is None:
+        node_rows.grad = torch.zeros_like(node_rows)
+    return node_rows.grad
+
+
 class _Lookup(torch.autograd.Function):
     """Its backward pass returns no gradient, but adds into node_rows.grad."""
 
@@ -33,7 +47,19 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        if ctx.node_rows.grad is None:
-            ctx.node_rows.grad = torch.zeros_like(ctx.node_rows)
-        ctx.node_rows.grad.index_add_(0, ctx.nodes.flatten(), gradients[0].flatten(0, -2))
+        _gradient_of(ctx.node_rows).index_add_(0, ctx.nodes.flatten(), gradients[0].flatten(0, -2))
+        return None, None
+
+
+class _Slice(torch.autograd.Function):
+    """As `_Lookup`."""
+
+    @staticmethod
+    def forward(ctx: Any, span: range, node_rows: Tensor) -> Tensor:
+        ctx.span, ctx.node_rows = span, node_rows
+        return node_rows[span.start : span.stop]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        _gradient_of(ctx.node_rows)[ctx.span.start : ctx.span.stop] += gradients[0]
         return None, None

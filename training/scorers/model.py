@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from training.config import ScorerConfig
 from training.scorers.attention import AttentionHead, BehaviourEncoder
 from training.scorers.encoders import VectorEncoder, WindowEncoder
-from training.scorers.heads import LinearHead, MlpHead, ProductMlpHead
-from training.scorers.lookup import lookup
+from training.scorers.heads import MlpHead, ProductHead
+from training.scorers.lookup import lookup, rows_of
 
 Encoder = WindowEncoder | BehaviourEncoder | VectorEncoder
-Head = MlpHead | ProductMlpHead | AttentionHead | LinearHead
+Head = ProductHead | MlpHead | AttentionHead
 
 
 class NodeScorer(nn.Module):
@@ -35,9 +35,13 @@ class NodeScorer(nn.Module):
         self.encoder = encoder
         self.head = head
 
-    def state(self, query: Tensor) -> Tensor:
-        """history_nodes [B, L, T] or vector [B, F] → query states [B, L, S] (L = 1 for vectors)."""
-        return self.head.state(self.encoder(query, self.node_rows))
+    def state(self, query: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """history_nodes [B, L, T] or vector [B, F] → query states [B, L, S] (L = 1 for vectors).
+
+        generator  of what a head with dropout drops; without one, as in serving, nothing is
+        """
+        features_BLF = self.encoder(query, self.node_rows)
+        return self.head.state(features_BLF, generator) if isinstance(self.head, ProductHead) else self.head.state(features_BLF)
 
     def logits(self, state_BLS: Tensor, nodes_BC: Tensor, level: int) -> Tensor:
         """Logits [B, C] of nodes on one level."""
@@ -45,6 +49,10 @@ class NodeScorer(nn.Module):
         state = state_BLS[:, 0 if state_BLS.shape[1] == 1 else level]
         logits: Tensor = self.head(state, rows_BCD)
         return logits
+
+    def logits_of_level(self, state_BLS: Tensor, level: int, span: range) -> Tensor:
+        """Logits [B, n] of all nodes `span` of a level, for a `ProductHead`: one matrix product, in bfloat16 where autocast says so."""
+        return state_BLS[:, 0 if state_BLS.shape[1] == 1 else level] @ rows_of(span, self.node_rows).T
 
 
 def new_scorer(config: ScorerConfig, windows: Sequence[int], nodes: int) -> NodeScorer:
@@ -55,10 +63,8 @@ def new_scorer(config: ScorerConfig, windows: Sequence[int], nodes: int) -> Node
         head = AttentionHead(windows, config.node_dim, config.attention_hidden, config.hidden)
     elif config.kind == "mlp":
         head = MlpHead(encoder.features, config.node_dim, config.hidden)
-    elif config.kind == "mlp-product":
-        head = ProductMlpHead(encoder.features, config.node_dim, config.hidden)
     else:
-        head = LinearHead(encoder.features, config.node_dim, project=True)
+        head = ProductHead(encoder.features, config.node_dim, config.hidden, config.dropout)
     return NodeScorer(nodes, config.node_dim, encoder, head, config.init_std)
 
 
