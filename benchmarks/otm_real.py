@@ -123,20 +123,26 @@ def method_config(config: TrainingConfig, method: str) -> TrainingConfig:
     name, *changes = method.split("+")
     raw = config.model_dump(mode="json")
     known = {section: set(keys) for section, keys in raw.items() if isinstance(keys, dict)}
-    parts = [(section, key, value) for section, keys in TREES[name].items() for key, value in keys.items()]
+    sections: Sections = {"scorer": {}, "objective": {}} | {section: dict(keys) for section, keys in TREES[name].items()}
+    changed: Sections = {}
     for change in changes:
         place, _, text = change.partition("=")
         section, _, key = place.partition(".")
         if key not in known.get(section, ()):
             raise InvalidConfig("--methods", change, "section.key=value of a configuration, such as objective.gamma=0")
+        if section == "scorer" and sections["scorer"].get("init") == "earlier":
+            raise InvalidConfig("--methods", change, f"no other scorer, since {name} goes on from tdm's weights")
         try:
-            parts.append((section, key, tomllib.loads(f"value = {text}")["value"]))
+            changed.setdefault(section, {})[key] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError as error:
             raise InvalidConfig("--methods", change, "a value as in TOML, strings in quotation marks") from error
-    for section, key, value in parts:
-        if key == "kind" and section in ("scorer", "objective") and value != raw[section]["kind"]:
-            raw[section] = {}  # another kind has other defaults
-        raw[section][key] = value
+    for section in ("scorer", "objective"):  # the set's own do not count, and another kind has other defaults
+        raw[section] = {}
+        if changed.get(section, {}).get("kind", sections[section].get("kind")) != sections[section].get("kind"):
+            sections[section] = {}
+    for part in (sections, changed):
+        for section, keys in part.items():
+            raw[section] |= keys
     if raw["scorer"].get("init") == "earlier":
         raw["earlier_model"] = "tdm"  # the one in memory: see train_tree
     return check_config(raw)
@@ -254,6 +260,30 @@ def print_rows(rows: Sequence[Row]) -> None:
             )
 
 
+def markdown(rows: Sequence[Row]) -> str:
+    """A table of all rows in %: precision / recall / F, means over seeds, with the sample standard deviation of recall over seeds."""
+    lines = [
+        "| method | γ | beam | seen items | seeds |" + "".join(f" P / R / F @{m} |" for m in MS) + " change |",
+        "|---" * (6 + len(MS)) + "|",
+    ]
+    key = ("method", "gamma", "beam_size", "exclude_seen")
+    for place in dict.fromkeys(tuple(row[name] for name in key) for row in rows):
+        method, gamma, beam, exclude_seen = place
+        cells = []
+        for m in MS:
+            of_m = [row for row in rows if row["m"] == m and tuple(row[name] for name in key) == place]
+            precision, recall, f = (100 * np.array([row[name] for row in of_m]) for name in ("precision", "recall", "f"))
+            spread = f" ± {recall.std(ddof=1):.2f}" if len(recall) > 1 else ""
+            cells.append(f"{precision.mean():.2f} / {recall.mean():.2f}{spread} / {f.mean():.2f}")
+        change = ""
+        if "recall_change" in of_m[0]:
+            error = 100 * sum(row["recall_change_se"] ** 2 for row in of_m) ** 0.5 / len(of_m)
+            change = f"{100 * np.mean([row['recall_change'] for row in of_m]):+.2f} ± {error:.2f}"
+        shown = ["" if value is None else f"{value:g}" for value in (gamma, beam)]
+        lines.append("| " + " | ".join([method, *shown, "excluded" if exclude_seen else "raw", str(len(of_m)), *cells, change]) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def plot_curves(rows: Sequence[Row], title: str, file: Path) -> None:
     """Recall@200 (raw) over the serving beam, one line a method and γ, means over seeds."""
     import matplotlib
@@ -308,6 +338,9 @@ def benchmark() -> None:
     parser.add_argument("--export", type=Path, metavar="DIR", help="write the tree methods' bundles to DIR/SET-METHOD/SEED")
     parser.add_argument("--json", type=Path, help="rows are written after every method; methods already there are not run again")
     parser.add_argument("--plot", type=Path, help="recall over the serving beam (PNG or SVG)")
+    parser.add_argument(
+        "--markdown", type=Path, help="a table, means over seeds; `change` is that of recall@200 against the best smaller beam"
+    )
     args = parser.parse_args()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("training").setLevel(logging.INFO)
@@ -320,7 +353,7 @@ def benchmark() -> None:
     for method in methods:
         if method.split("+")[0] in TREES and method_config(real.config, method).tree.rounds > 1:  # also refuses a wrong change at once
             raise InvalidConfig("--methods", method, "tree.rounds of 1")
-    for file in (args.json, args.plot):
+    for file in (args.json, args.plot, args.markdown):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)
@@ -363,6 +396,8 @@ def benchmark() -> None:
                     partial.replace(args.json)
     if args.plot:
         plot_curves(report["rows"], real.name, args.plot)
+    if args.markdown:
+        args.markdown.write_text(markdown(report["rows"]))
 
 
 if __name__ == "__main__":

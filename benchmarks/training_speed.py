@@ -6,9 +6,9 @@
 The paper's batch of 100 users took .184 s with PLT, .332 s with TDM and .671 s with OTM on one P100: 1 : 1.8 : 3.6. The published methods
 train as there: the papers' scorer (24 numbers a row, 128–64–24), a user's first half the query, the whole second half its targets. `tdm`
 draws this project's default number of nodes, fewer above the leaves; `tdm-2k` draws 2k on every level, as many as OTM's beam has
-candidates, which is how the paper trains its baseline for fairness (footnote 10). `otm-robust` is the project's default recipe, with its
-own scorer, random cuts, one target and a smaller beam: its ratio compares recipes, not objectives. Rows hold the instances, the scorer and
-the objective that they are of, and how many targets an instance had.
+candidates, which is how the paper trains its baseline for fairness (footnote 10). `otm-robust` is the project's default recipe but for
+the size of the batch, with its own scorer, random cuts, one target and a smaller beam: its ratio compares recipes, not objectives. Rows
+hold the instances, the scorer and the objective that they are of, and how many targets an instance had.
 
 Methods take turns in every round; a figure is the median over rounds. The tree and the weights are random: what a step costs hardly depends
 on what was learned.

@@ -438,9 +438,11 @@ def test_a_model_that_is_not_finite_does_not_pass_the_parity_check(short: Run) -
         check_parity(model, query_onnx, scorer_onnx, example)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "product"])
-def test_every_kind_of_scorer_can_be_exported(log: Path, tmp_path: Path, kind: str) -> None:
-    run = ready(settings(log, "tdm", scorer={"kind": kind}), tmp_path / "work")
+@pytest.mark.parametrize(
+    "scorer", [{"kind": "mlp"}, {"kind": "product"}, {"kind": "product", "hidden": [16, 8]}, {"kind": "product", "hidden": []}], ids=str
+)
+def test_every_kind_of_scorer_can_be_exported(log: Path, tmp_path: Path, scorer: dict[str, Any]) -> None:
+    run = ready(settings(log, "tdm", scorer=scorer), tmp_path / "work")
     model = fit_module.build_model(run.config, run.tree, run.prepared).eval()
     history_BT = torch.from_numpy(np.random.default_rng(2).integers(-1, CLUSTERS * SIZE, (8, 14)))
     example = Topology(run.tree, CPU).history_nodes(history_BT)

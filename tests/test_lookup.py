@@ -39,12 +39,13 @@ def test_lookups_and_their_gradients_are_those_of_embedding(seed: int, nodes: in
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10)), min_size=1, max_size=4))
 def test_neighbouring_rows_and_their_gradients_are_those_of_a_slice(spans: list[tuple[int, int]]) -> None:
-    """Overlapping ones add up, and with what was looked up."""
+    """Overlapping ones add up, and with what was looked up, in torch's own way too."""
 
     def gradient(slices: Callable[[range, Tensor], Tensor]) -> Tensor:
         table = nn.Parameter(torch.arange(30.0).view(10, 3))
         parts = [slices(range(start, min(10, start + length)), table) for start, length in spans]
         total = torch.stack([(part**2).sum() for part in parts]).sum() + lookup(torch.tensor([2, 2]), table).sum()
+        total = total + nn.functional.embedding(torch.tensor([2, 5]), table).sum()
         total.backward()  # type: ignore[no-untyped-call]
         assert table.grad is not None
         return table.grad

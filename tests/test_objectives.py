@@ -546,12 +546,14 @@ def test_histories_without_their_padding_are_encoded_as_with_it(levels: int) -> 
         assert_allclose(encoder(nodes_BLT, rows_ND), got_BLF, atol=1e-6)
 
 
-def test_levels_are_scored_whole_while_a_batch_would_look_up_as_many_rows() -> None:
+def test_levels_are_scored_whole_up_to_a_multiple_of_what_an_instance_would_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = complete_tree(np.arange(64), 2)
-    config = ObjectiveConfig(beam_size=3, random_nodes=2)  # 8 rows an instance on each level
     linear, network = (make(np.random.default_rng(5), tree, 1)[0] for make in (linear_model, history_model))
-    assert [last_whole_level(linear, tree, batch, config) for batch in (1, 2, 4, 7, 8)] == [3, 4, 5, 5, 6]
-    assert last_whole_level(network, tree, 100, config) == 0
+    config = ObjectiveConfig(beam_size=3, random_nodes=2)  # 8 rows an instance on each level
+    for whole, level in ((1, 3), (2, 4), (7, 5), (8, 6)):
+        monkeypatch.setattr("training.objectives.otm_robust.WHOLE", whole)
+        assert last_whole_level(linear, tree, config) == level
+        assert last_whole_level(network, tree, config) == 0
 
 
 def test_otm_robust_does_not_depend_on_the_training_beam_in_expectation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import otm_real, real_logs
 from espalier.errors import InvalidConfig
-from training.config import read_config
+from training.config import ObjectiveConfig, read_config
 
 CONFIG = read_config(real_logs.CONFIGS / "amazon-games.toml")
 
@@ -31,9 +31,24 @@ def test_every_tree_method_changes_the_configuration_into_a_valid_one() -> None:
 def test_a_method_may_be_changed_key_by_key() -> None:
     config = otm_real.method_config(CONFIG, 'otm-robust+objective.gamma=0.25+scorer.kind="mlp"')
     assert (config.objective.gamma, config.scorer.kind) == (0.25, "mlp")
-    for wrong in ("otm-robust+gamma=1", "otm-robust+scorer.kind=mlp", "otm-robust+objective.beta=1", "otm-robust+objective.gamma=2"):
+    for order in ('scorer.node_dim=48+scorer.kind="mlp"', 'scorer.kind="mlp"+scorer.node_dim=48'):
+        scorer = otm_real.method_config(CONFIG, f"otm-robust+{order}").scorer
+        assert (scorer.kind, scorer.node_dim, scorer.hidden) == ("mlp", 48, (128, 64, 24))
+    for wrong in (
+        "otm+scorer.hidden=[8]",
+        "otm-robust+gamma=1",
+        "otm-robust+scorer.kind=mlp",
+        "otm-robust+objective.beta=1",
+        "otm-robust+objective.gamma=2",
+    ):
         with pytest.raises(InvalidConfig):
             otm_real.method_config(CONFIG, wrong)
+
+
+def test_a_sets_own_objective_is_not_a_methods() -> None:
+    own = CONFIG.model_copy(update={"objective": ObjectiveConfig(kind="otm", warm_start=0.6, random_nodes=40)})
+    for method in otm_real.TREES:
+        assert otm_real.method_config(own, method) == otm_real.method_config(CONFIG, method)
 
 
 def test_rows_are_written_after_every_method_and_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +70,7 @@ def test_rows_are_written_after_every_method_and_not_made_twice(tmp_path: Path, 
         return rows
 
     first = run("popularity,tdm")
-    rows = run("popularity,tdm,jtm", "--plot", str(plot))
+    rows = run("popularity,tdm,jtm", "--plot", str(plot), "--markdown", str(tmp_path / "table.md"))
     assert rows[: len(first)] == first
     assert plot.stat().st_size > 0
     keys = {"method", "seed", "m", "beam_size", "exclude_seen", "precision", "recall", "f"}
@@ -66,6 +81,21 @@ def test_rows_are_written_after_every_method_and_not_made_twice(tmp_path: Path, 
     changes = [row for row in rows if "recall_change" in row]
     assert {(row["beam_size"], row["m"], row["exclude_seen"]) for row in changes} == {(48, 200, False)}
     assert {(row["best_step"], row["steps"]) for row in rows if row["method"] != "popularity"} == {(3, 3)}
+    table = (tmp_path / "table.md").read_text().splitlines()
+    popular = next(row["recall"] for row in rows if (row["method"], row["m"], row["exclude_seen"]) == ("popularity", 10, True))
+    assert [line.count("|") for line in table] == [10] * (2 + len(rows) // 3)
+    assert f" / {100 * float(str(popular)):.2f} / " in next(
+        line for line in table if line.startswith("| popularity |  |  | excluded | 1 |")
+    )
     with pytest.raises(SystemExit, match=r"--json: .* rows of the same run; its steps is None, not 2"):
         run("popularity", "--steps", "2")
     assert all(isinstance(row["recall_change"], float) and row["recall_change"] > 0 for row in changes)  # eight leaves gave way to all
+
+
+def test_the_table_has_means_over_seeds_and_their_spread() -> None:
+    about = {"method": "tdm", "gamma": 0.0, "beam_size": 50, "exclude_seen": False, "precision": 0.5, "f": 0.25}
+    rows = [{"m": m, "seed": seed, "recall": recall} | about for seed, recall in ((1, 0.1), (2, 0.3)) for m in otm_real.MS]
+    for row in rows:
+        row |= {"recall_change": -0.02, "recall_change_se": 0.01} if row["m"] == 200 else {}
+    cell = "50.00 / 20.00 ± 14.14 / 25.00"
+    assert otm_real.markdown(rows).splitlines()[2:] == [f"| tdm | 0 | 50 | raw | 2 | {cell} | {cell} | {cell} | -2.00 ± 0.71 |"]

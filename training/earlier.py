@@ -165,7 +165,7 @@ def _check_alike(config: TrainingConfig, before: TrainingConfig) -> None:
     pairs: list[tuple[str, object, object]] = [("tree.branching", config.tree.branching, before.tree.branching)]
     if config.scorer.init == "earlier":
         pairs.append(("instances.windows", list(config.instances.windows), list(before.instances.windows)))
-        free = {"init", "init_std", "dtype"}
+        free = {"init", "init_std", "dtype", "dropout"}
         was = before.scorer.model_dump(exclude=free)
         pairs += [(f"scorer.{key}", value, was[key]) for key, value in config.scorer.model_dump(exclude=free).items()]
     for key, value, wanted in pairs:

@@ -42,6 +42,7 @@ from training.data.user_item_matrix import events_of_items
 from training.fit import AVERAGE_EVERY, average_in
 from training.instances import InstanceSource
 from training.scorers.encoders import WindowEncoder
+from training.scorers.heads import dropped
 from training.trees.embeddings import item_embeddings, spread_unseen
 
 log = logging.getLogger(__name__)
@@ -292,10 +293,10 @@ class Network(nn.Module):
 
     def forward(self, history_BT: Tensor, generator: torch.Generator) -> Tensor:
         """history_BT int64[B, T], −1 = padding → user vectors [B, D], without the constant 1 of `ProductDnn.user_vectors`."""
-        hidden_BF: Tensor = self.encoder(history_BT.unsqueeze(1), self.input_IE).squeeze(1)
+        hidden_B1F: Tensor = self.encoder(history_BT.unsqueeze(1), self.input_IE)
         for place, layer in enumerate(self.layers):
-            hidden_BF = layer(_dropped(torch.relu(hidden_BF) if place else hidden_BF, self.dropout, generator))
-        return hidden_BF
+            hidden_B1F = layer(dropped(torch.relu(hidden_B1F) if place else hidden_B1F, self.dropout, generator))
+        return hidden_B1F.squeeze(1)
 
     def frozen(self) -> ProductDnn:
         """A copy in NumPy."""
@@ -318,13 +319,6 @@ def build_network(interactions: Interactions, users: Int64, config: ProductDnnCo
     )
     bias_I = torch.from_numpy(events_of_items(interactions, users) + 1).log().float()
     return Network(input_IE, item_ID, bias_I - bias_I.mean(), config)
-
-
-def _dropped(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    if share == 0:
-        return x
-    kept = torch.rand(x.shape, generator=generator, device=x.device) >= share
-    return torch.where(kept, x / (1 - share), 0)
 
 
 def _array(tensor: Tensor) -> Float32:

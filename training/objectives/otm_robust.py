@@ -9,8 +9,8 @@ shared layers make of them, and a wider beam lets them in. Here every node of a 
 of Z_h is unbiased (so w_n > 0 everywhere, as Proposition 3 asks), and what beam search finds are its largest terms, which is what keeps its
 variance small. The beam is how the loss is estimated, no longer what it means, so the serving beam may differ from it.
 
-Where it costs less, nothing is estimated: a level with fewer nodes than the batch has candidates is scored whole when the logits are inner
-products, as one matrix product. In a catalogue of some ten thousand items that is every level, and the loss is exact.
+Where that costs no more, nothing is estimated: a small level is scored whole when the logits are inner products, as one matrix product.
+In a catalogue of some ten thousand items that is every level, and the loss is exact.
 
 The loss trains r, what the search ranks by, and not g: with γ > 0 a node's logit is a correction of its parent's rank. An instance's
 targets share a weight of 1, as they share a query's recall; levels count less the higher they are (d, `level_decay`), because it is the
@@ -28,11 +28,12 @@ from espalier.tree import Tree
 from training.beam import best_places, gumbel
 from training.config import ObjectiveConfig
 from training.objectives.levels import draw_items
-from training.parallel import processes
 from training.scorers.heads import ProductHead
 from training.scorers.model import NodeScorer
 from training.topology import Topology
 
+WHOLE = 170
+"""A level is scored whole up to so many times the nodes that an instance would look up there: about where both cost the same on a CPU."""
 NEVER = -1e30
 """The rank of what does not count; finite, because 0 · −inf is not a number."""
 
@@ -47,7 +48,7 @@ def otm_robust_loss(
     random_items_BR = draw_items(topology, batch, config.random_nodes, generator)
     random_nodes = topology.paths(random_items_BR)
     times_drawn_N = topology.items_below_N * (random_items_BR.shape[1] / tree.item_count)  # expected, per instance
-    whole = last_whole_level(model, tree, batch * processes(), config)
+    whole = last_whole_level(model, tree, config)
     total = torch.zeros((), device=topology.device)
     beam_BK = torch.zeros((batch, 1), dtype=torch.int64, device=topology.device)
     rank_BK = positive_rank_BP = torch.zeros((batch, 1), device=topology.device)
@@ -100,11 +101,11 @@ def otm_robust_loss(
     return total / batch
 
 
-def last_whole_level(model: NodeScorer, tree: Tree, batch: int, config: ObjectiveConfig) -> int:
-    """The level down to which each has at most as many nodes as a batch would look up there: one product of them all costs less then."""
+def last_whole_level(model: NodeScorer, tree: Tree, config: ObjectiveConfig) -> int:
+    """The level down to which all are so small that one product of all their nodes is exact at the price of an estimate."""
     if not isinstance(model.head, ProductHead):
         return 0
     for h in range(1, tree.height + 1):
-        if tree.level_size(h) > batch * (config.beam_size * tree.max_children[h - 1] + config.random_nodes):
+        if tree.level_size(h) > WHOLE * (config.beam_size * tree.max_children[h - 1] + config.random_nodes):
             return h - 1
     return tree.height

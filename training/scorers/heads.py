@@ -101,7 +101,7 @@ class ProductHead(nn.Module):
 
     dropout share of the inputs of each layer of u that is 0 in training, the same on all levels
 
-    All logits of a level are one matrix product; `otm_robust_loss` takes that where a batch would look up more rows than the level has.
+    All logits of a level are one matrix product; `otm_robust_loss` takes that where the level is small.
     """
 
     def __init__(self, features: int, node_dim: int, hidden: Sequence[int] | None, dropout: float = 0.0) -> None:
@@ -115,7 +115,7 @@ class ProductHead(nn.Module):
         part = features_BLF
         for place, layer in enumerate(self.layers):
             part = torch.relu(part) if place else part
-            part = layer(part if generator is None or not self.dropout else dropped(part, self.dropout, generator))
+            part = layer(part if generator is None else dropped(part, self.dropout, generator))
         return torch.cat([part, torch.ones_like(part[..., :1])], -1)
 
     def forward(self, query_state: Tensor, node_rows: Tensor) -> Tensor:
@@ -126,6 +126,8 @@ class ProductHead(nn.Module):
 
 def dropped(x_BLF: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """x with a share of each query's features set to 0, the same on all levels, and the others raised in proportion."""
+    if share == 0:
+        return x_BLF
 
     def draw(rows: int) -> Tensor:
         return torch.rand((rows, 1, x_BLF.shape[2]), generator=generator, device=x_BLF.device)

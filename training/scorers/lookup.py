@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 def lookup(nodes: Tensor, node_rows: Tensor) -> Tensor:
     """float32[…, D]: rows of node_rows float32[N, D] at nodes int64[…]."""
-    # On a GPU index_add sums in no fixed order and torch's way is cheap, so a seed goes on giving one model there.
+    # On a GPU torch's way is cheap, and sums in a fixed order, which index_add there does not.
     if torch.is_grad_enabled() and node_rows.is_leaf and node_rows.device.type == "cpu":
         rows: Tensor = _Lookup.apply(nodes, node_rows)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return rows

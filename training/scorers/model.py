@@ -51,7 +51,7 @@ class NodeScorer(nn.Module):
         return logits
 
     def logits_of_level(self, state_BLS: Tensor, level: int, span: range) -> Tensor:
-        """Logits [B, n] of all nodes `span` of a level, for a `ProductHead`: one matrix product, in bfloat16 where autocast says so."""
+        """Logits [B, n] of all nodes `span` of a level, for a `ProductHead`: one matrix product, rounded to bfloat16 under autocast."""
         return state_BLS[:, 0 if state_BLS.shape[1] == 1 else level] @ rows_of(span, self.node_rows).T
 
 
