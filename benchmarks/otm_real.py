@@ -308,7 +308,8 @@ def plot_curves(rows: Sequence[Row], title: str, file: Path) -> None:
     axes.set_xticks(shown, [str(beam) for beam in shown])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8)
     figure.savefig(file, dpi=150)
     pyplot.close(figure)
 
