@@ -58,7 +58,7 @@ def settings(log: Path, **sections: Any) -> dict[str, Any]:
         "data": {"log": str(log)},
         "instances": {"windows": [8, 4, 2], "targets": 20},
         "tree": {"kind": "random"},
-        "scorer": {"node_dim": 8, "hidden": [32, 16], "dropout": 0.0},
+        "scorer": {"kind": "mlp", "node_dim": 8, "hidden": [32, 16]},
         "objective": {"kind": "tdm", "beam_size": 10, "negatives": 40, "random_nodes": 10},
         "optimiser": {"steps": 150, "batch": 60, "learning_rate": 0.01, "average": 1},
         "search": {"beam_size": 20, "m": 10, "max_beam_size": 32, "max_m": 64, "gamma": 0.0},
@@ -176,7 +176,7 @@ def test_damaged_weights_are_found_like_any_other_damage(bundle: Bundle, tmp_pat
 def test_weights_of_another_network_are_named(bundle: Bundle) -> None:
     config = check_config(bundle.manifest.training)
     wider = config.model_copy(update={"scorer": config.scorer.model_copy(update={"hidden": (32, 12)})})
-    with pytest.raises(InvalidConfig, match=r"weights head\.layers\.1\.bias of shape \[12\], got \[16\]"):
+    with pytest.raises(InvalidConfig, match=r"weights head\.layers\.0\.bias of shape \[12\], got \[16\]"):
         load_scorer(bundle, wider)
 
 
@@ -185,7 +185,7 @@ def test_weights_of_another_network_are_named(bundle: Bundle) -> None:
     [
         ("scorer", "hidden", [32, 12]),
         ("scorer", "node_dim", 9),
-        ("scorer", "kind", "mlp"),
+        ("scorer", "kind", "product"),
         ("instances", "windows", [8, 4]),
         ("tree", "branching", 3),
     ],
