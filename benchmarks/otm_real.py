@@ -291,7 +291,7 @@ def plot_curves(rows: Sequence[Row], title: str, file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
     chosen = [row for row in rows if row["m"] == max(MS) and not row["exclude_seen"]]
     for method in dict.fromkeys(row["method"] for row in chosen):
         for gamma in dict.fromkeys(row["gamma"] for row in chosen if row["method"] == method):
@@ -301,15 +301,14 @@ def plot_curves(rows: Sequence[Row], title: str, file: Path) -> None:
             if beams:
                 axes.plot(beams, [recall[beam] for beam in beams], marker="o", label=f"{method}, γ = {gamma:g}")
             else:
-                axes.axhline(float(np.mean([row["recall"] for row in of_line])), linestyle=":", color="grey")
-                axes.annotate(method, (0.01, of_line[0]["recall"]), xycoords=("axes fraction", "data"), fontsize=8, va="bottom")
+                recall_at = float(np.mean([row["recall"] for row in of_line]))
+                axes.axhline(recall_at, linestyle=":", color=f"C{len(axes.lines) % 10}", label=method)
     axes.set(xlabel="serving beam", ylabel="recall@200", title=title, xscale="log")
     shown = sorted({row["beam_size"] for row in chosen if row["beam_size"] is not None})
     axes.set_xticks(shown, [str(beam) for beam in shown])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8)
+    figure.legend(loc="outside right upper", fontsize=8)
     figure.savefig(file, dpi=150)
     pyplot.close(figure)
 
