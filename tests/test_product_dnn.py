@@ -67,6 +67,18 @@ def planted_log() -> tuple[Interactions, Split]:
     return log_of(lists, items=ITEMS), Split(train=np.arange(200), validation=np.arange(200, 250), test=np.arange(250, 300))
 
 
+def test_the_kept_weights_are_averages_over_steps() -> None:
+    """They lag behind those of the last step, which have gone further from the start."""
+    interactions, split = planted_log()
+    short = replace(SMALL, max_steps=40)
+    start_IE = build_network(interactions, split.train, short, 1).input_IE.detach().numpy()
+    gone = [
+        float(np.linalg.norm(fit_product_dnn(interactions, split, replace(short, average=average), seed=1).input_IE - start_IE))
+        for average in (1, 100)
+    ]
+    assert 0 < gone[1] < 0.98 * gone[0]
+
+
 # -- losses ---------------------------------------------------------------------------------------------------------------
 
 
