@@ -147,7 +147,7 @@ def serve(case: str, port: int) -> None:
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def _open_trivial(bundle: Bundle, device: str, engine: str | None, threads: int) -> Engine:
+def _open_trivial(bundle: Bundle, device: str, engine: str | None, threads: int, precision: str) -> Engine:
     return TrivialEngine()
 
 

@@ -11,6 +11,7 @@
     │   ├── BundleExists      a version is never overwritten
     │   ├── BundleCorrupt     a checksum, a size, a shape or a golden query does not match
     │   └── UnsupportedSchema written by another generation of this software
+    ├── UnsupportedGraph      an engine does not know an operator of a bundle's graphs; others may
     └── DeviceUnavailable     the device or the engine that was asked for is not there
 
 Nothing in this file knows about HTTP; the service maps these classes to status codes.
@@ -70,6 +71,10 @@ class BundleCorrupt(BundleError):
 
 class UnsupportedSchema(BundleError):
     """The bundle was written by another generation of this software."""
+
+
+class UnsupportedGraph(EspalierError):
+    """An engine does not know an operator of a bundle's graphs, or a use of one; the message names it. Others may."""
 
 
 class DeviceUnavailable(EspalierError):

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.errors import DeviceUnavailable, InvalidQuery
+from espalier.engines.cuda import gpu_present
+from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
 from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
 
@@ -144,7 +146,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """`reference`, `onnx-cpu`, `onnx-cuda`, …: the name in JSON and metrics."""
+        """`reference`, `onnx-cpu`, `onnx-cuda`, `triton`: the name in JSON and metrics."""
         ...
 
     @property
@@ -170,31 +172,78 @@ class Engine(Protocol):
 
 
 Device = Literal["auto", "cpu", "cuda"]
-ENGINES = ("onnx-cpu", "onnx-cuda", "reference")
+Precision = Literal["float32", "float16", "bfloat16"]
+GPU_ENGINES = ("triton", "onnx-cuda")
+ENGINES = ("onnx-cpu", *GPU_ENGINES, "reference")
 
 
-def open_engine(bundle: Bundle, device: Device = "auto", engine: str | None = None, threads: int = 1) -> Engine:
+def gpu_usable() -> bool:
+    """Whether `auto` would find a GPU that some engine here can use."""
+    if not gpu_present():
+        return False
+    if all(find_spec(library) is not None for library in ("torch", "triton")):
+        from espalier.engines.gpu import gpu_available
+
+        if gpu_available():
+            return True
+    from espalier.engines.onnx_graph import cuda_available
+
+    return cuda_available()
+
+
+def open_engine(
+    bundle: Bundle, device: Device = "auto", engine: str | None = None, threads: int = 1, precision: Precision = "float32"
+) -> Engine:
     """The best engine for a bundle on a device.
 
-    device   `auto` takes a GPU where there is one; a device that was asked for and is not there is DeviceUnavailable
-    engine   an engine by name, instead of the choice by device
-    threads  intra-op threads of one CPU search; one process per core with one thread each scales best
+    device     `auto` takes a GPU where there is one; a device that was asked for and is not there is DeviceUnavailable
+    engine     an engine by name, instead of the choice by device: `triton` on a GPU where it knows the bundle's scorer, else `onnx-cuda`
+    threads    intra-op threads of one CPU search; one process per core with one thread each scales best
+    precision  of node rows and products in `triton`; the other engines compute in float32 and refuse another one
     """
     if engine not in (None, *ENGINES):
         raise DeviceUnavailable(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
-    if engine is not None and device != "auto" and (engine == "onnx-cuda") != (device == "cuda"):
+    if engine is not None and device != "auto" and (engine in GPU_ENGINES) != (device == "cuda"):
         raise DeviceUnavailable(f"engine {engine} does not run on device {device}")
+    opened = _opened(bundle, device, engine, threads, precision)
+    if precision != "float32" and opened.name != "triton":
+        opened.close()
+        raise DeviceUnavailable(f"precision {precision} needs the engine triton; {bundle.manifest.name} would run on {opened.name}")
+    log.info("%s version %d runs on %s", bundle.manifest.name, bundle.manifest.version, opened.name)
+    return opened
+
+
+def _opened(bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision) -> Engine:
     if engine == "reference":
         from espalier.engines.reference import ReferenceEngine
 
-        opened: Engine = ReferenceEngine(bundle)
-    else:
-        from espalier.engines import onnx_graph  # here, because onnxruntime loads slowly and training's data side needs none
+        return ReferenceEngine(bundle)
+    name = f"{bundle.manifest.name} version {bundle.manifest.version}"
+    on_gpu = engine in GPU_ENGINES or device == "cuda" or (device == "auto" and engine is None and gpu_present())
+    if on_gpu and engine != "onnx-cuda":
+        missing = [library for library in ("torch", "triton") if find_spec(library) is None]
+        if missing:
+            reason = f"{' and '.join(missing)} not installed (extra `gpu`)"
+        else:
+            from espalier.engines.gpu import TritonEngine  # here, because only the image for GPUs has torch
 
-        cuda = engine == "onnx-cuda" or (engine is None and (device == "cuda" or (device == "auto" and onnx_graph.cuda_available())))
-        opened = onnx_graph.OnnxEngine(bundle, "cuda" if cuda else "cpu", threads=threads)
-    log.info("%s version %d runs on %s", bundle.manifest.name, bundle.manifest.version, opened.name)
-    return opened
+            try:
+                return TritonEngine(bundle, precision=precision)
+            except UnsupportedGraph as error:
+                reason = str(error)
+            except DeviceUnavailable as error:
+                if engine == "triton" or device == "cuda":
+                    raise
+                reason = str(error)
+        if engine == "triton":
+            raise DeviceUnavailable(f"triton cannot run {name}: {reason}")
+        log.info("%s cannot run on triton: %s", name, reason)
+    from espalier.engines import onnx_graph  # here, because onnxruntime loads slowly and training's data side needs none
+
+    if on_gpu and engine is None and device == "auto" and not onnx_graph.cuda_available():
+        log.warning("%s runs on the CPU: there is a GPU, but neither triton nor ONNX Runtime can use it", name)
+        on_gpu = False
+    return onnx_graph.OnnxEngine(bundle, "cuda" if on_gpu else "cpu", threads=threads)
 
 
 def finish(

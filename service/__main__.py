@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from espalier.errors import BundleNotFound, DeviceUnavailable
+from espalier.search import GPU_ENGINES, gpu_usable
 from service import logs
 from service.app import create_app
-from service.loading import GPU_ENGINES
 from service.monitoring import Metrics
 from service.registry import Registry
 from service.server import Server
@@ -58,9 +58,7 @@ def check_workers(settings: Settings) -> None:
     """Raise DeviceUnavailable where several workers would share a GPU."""
     on_gpu = settings.device == "cuda" or settings.engine in GPU_ENGINES
     if not on_gpu and settings.device == "auto" and settings.engine is None:
-        from espalier.engines.onnx_graph import cuda_available  # here, because onnxruntime loads slowly and one worker needs no check
-
-        on_gpu = cuda_available()
+        on_gpu = gpu_usable()
     if on_gpu:
         raise DeviceUnavailable(
             f"ESPALIER_WORKERS: got {settings.workers}, expected 1: one process owns the GPU. Several would each hold every model in its "

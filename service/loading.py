@@ -21,7 +21,7 @@ from espalier.bundle import PARTS, Bundle
 from espalier.errors import BundleCorrupt, EspalierError
 from espalier.filters import ItemFilters
 from espalier.golden import verify_golden
-from espalier.search import Device, Engine
+from espalier.search import GPU_ENGINES, Device, Engine, Precision
 from service.batching import Batcher, Limits
 from service.desired import Signature, signature
 from service.gpu_memory import gpu_memory
@@ -32,13 +32,12 @@ log = logging.getLogger(__name__)
 
 CPU_BATCH, GPU_BATCH = 16, 512
 """Default most queries per engine call: batching gains almost nothing on one CPU thread."""
-GPU_ENGINES = ("onnx-cuda",)
 LOADER_NICENESS = 10
 """How far the loader stands back where requests want the cores."""
 LOADER_SWITCH_S = 1e-4
 """How long the loader may keep the interpreter from a request that wants it. (Python's own 5 ms would be felt by every request.)"""
 
-OpenEngine = Callable[[Bundle, Device, str | None, int], Engine]
+OpenEngine = Callable[[Bundle, Device, str | None, int, Precision], Engine]
 Files = Mapping[Path, Signature | None]
 
 
@@ -86,7 +85,7 @@ def _load(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: s
     if (manifest.name, manifest.version) != (name, version):
         raise BundleCorrupt(f"{path}: its manifest says {manifest.name} version {manifest.version}")
     doing.append("opening its engine")
-    engine = open_engine(bundle, settings.device, settings.engine, settings.threads)
+    engine = open_engine(bundle, settings.device, settings.engine, settings.threads, settings.precision)
     if engine.name in GPU_ENGINES:
         metrics.watch_gpus(gpu_memory)
     filters = ItemFilters(bundle.tree, bundle.items, settings.mask_cache_bytes)

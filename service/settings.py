@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from espalier.search import Device
+from espalier.search import Device, Precision
 
 
 def _upper(value: object) -> object:
@@ -43,6 +43,9 @@ class Settings(BaseSettings):
     models: Path = Field(default=Path("models"), description="Folder of the models: <models>/<name>/<version>/.")
     device: Device = Field(default="auto", description="`auto` takes a GPU where there is one; `cuda` without a GPU is an error.")
     engine: str | None = Field(default=None, description="Engine by name, instead of the choice by device.")
+    precision: Precision = Field(
+        default="float32", description="Of node rows and products in the engine `triton`; float16 and bfloat16 are faster and smaller."
+    )
     threads: int = Field(
         default=1, ge=1, description="Threads inside one CPU search. One process per core with one thread each scales best."
     )

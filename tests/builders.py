@@ -99,12 +99,17 @@ def make_bundle(
     length: int = 5,
     version: int = 1,
     columns: Mapping[str, Any] | None = None,
+    graphs: tuple[bytes, bytes] | None = None,
+    state_dim: int | None = None,
     **search: int,
 ) -> Bundle:
-    """A bundle with random node rows over items `item-0` …, with `columns` beside their titles, written under `folder`."""
+    """A bundle with random node rows over items `item-0` …, with `columns` beside their titles, written under `folder`.
+
+    graphs  query.onnx and scorer.onnx in place of hand-made ones, with states of `state_dim`
+    """
     slope = np.full((1, 1, 6), 0.25, np.float32) if slope is None else slope
     query_kind = HistoryKind(length=length) if kind == "history" else VectorKind(width=width)
-    query, scorer = history_graphs(rng, width, 6, integer, slope) if kind == "history" else linear_graphs(width)
+    query, scorer = graphs or (history_graphs(rng, width, 6, integer, slope) if kind == "history" else linear_graphs(width))
     shape = (tree.node_count, width)
     rows = (rng.integers(-2, 3, shape) if integer else rng.normal(size=shape)).astype(np.float32)
     ids = [f"item-{i}" for i in range(tree.item_count)]
@@ -123,7 +128,7 @@ def make_bundle(
         tree=tree,
         node_rows_ND=rows,
         state_levels=tree.height + 1 if kind == "history" else 1,
-        state_dim=6 if kind == "history" else width,
+        state_dim=state_dim or (6 if kind == "history" else width),
         query_onnx=query,
         scorer_onnx=scorer,
         items=items,

@@ -79,7 +79,7 @@ class Running:
 def run(models: Path, open_model: Callable[[Bundle], Engine] | None = None, **settings: Any) -> Iterator[Running]:
     engines: dict[str, FakeEngine] = {}
 
-    def open_fake(bundle: Bundle, device: str, engine: str | None, threads: int) -> Engine:
+    def open_fake(bundle: Bundle, device: str, engine: str | None, threads: int, precision: str) -> Engine:
         if open_model is not None:
             return open_model(bundle)
         return engines.setdefault(bundle.manifest.name, FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item))

@@ -107,7 +107,7 @@ class Running:
 def run(models: Path, open_model: Callable[[Bundle], Engine] | None = None, **settings: Any) -> Iterator[Running]:
     metrics = Metrics()
 
-    def open_fake(bundle: Bundle, device: str, engine: str | None, threads: int) -> Engine:
+    def open_fake(bundle: Bundle, device: str, engine: str | None, threads: int, precision: str) -> Engine:
         version = bundle.manifest.version
         running.opened.append(version)
         if open_model is not None:

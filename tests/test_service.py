@@ -387,7 +387,7 @@ def test_server_timing_names_the_stages(shared: Running) -> None:
 def test_the_service_is_live_before_it_is_ready(models: Path) -> None:
     let_go = threading.Event()
 
-    def open_late(bundle: Bundle, device: str, engine: str | None, threads: int) -> Engine:
+    def open_late(bundle: Bundle, device: str, engine: str | None, threads: int, precision: str) -> Engine:
         assert let_go.wait(10)
         return FakeEngine(bundle.tree.item_count)
 

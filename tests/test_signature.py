@@ -27,7 +27,7 @@ from espalier.engines.reference import ReferenceEngine, Step
 from espalier.engines.runtime import ort
 from espalier.errors import InvalidQuery
 from espalier.queries import QueryBatch
-from espalier.search import LevelTrace, NodeMask, SearchParams
+from espalier.search import Engine, LevelTrace, NodeMask, SearchParams, SearchResult
 from tests.builders import make_bundle, random_masks, random_queries, random_tree
 
 SMALL_GRID = Grid(batches=(2, 4), wanted=(8, 64), excluded=64)
@@ -74,12 +74,7 @@ def eligible_rows(bundle: Bundle, params: SearchParams, b: int) -> set[int]:
 def test_engines_equal_the_reference_exactly_with_integer_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
     engine = OnnxEngine(bundle, "cpu", grid=SMALL_GRID if shape["fixed"] else None)
-    expected, got = ReferenceEngine(bundle).search(queries, params), engine.search(queries, params)
-    assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
-    assert_array_equal(got.ranks_BM, expected.ranks_BM)
-    assert_array_equal(got.scores_BM, expected.scores_BM)
-    assert_array_equal(got.count_B, expected.count_B)
-    assert_array_equal(got.complete_B, expected.complete_B)
+    assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -110,9 +105,18 @@ def test_kept_beams_are_the_best_with_real_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], own: Literal["logit", "log_activation"]
 ) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False, own=own)
-    params = replace(params, trace=True)
-    engine, reference = OnnxEngine(bundle, "cpu"), ReferenceEngine(bundle)
-    result = engine.search(queries, params)
+    assert_best_beams(OnnxEngine(bundle, "cpu"), bundle, queries, params)
+
+
+def assert_same(got: SearchResult, expected: SearchResult) -> None:
+    for name in ("item_rows_BM", "ranks_BM", "scores_BM", "count_B", "complete_B"):
+        assert_array_equal(getattr(got, name), getattr(expected, name), name)
+
+
+def assert_best_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> None:
+    """The engine's beams, traced, are among the best by the reference's scores."""
+    reference = ReferenceEngine(bundle)
+    result = engine.search(queries, replace(params, trace=True))
     assert result.trace is not None
     for b in range(len(queries)):
         start = bundle.tree.start_level(1 << int(params.beam_size_B[b]).bit_length() - 1)
@@ -121,6 +125,18 @@ def test_kept_beams_are_the_best_with_real_weights(
         for step in replay(reference, queries, params, b, kept, engine.rounding):
             if step.level in levels:
                 assert_candidates(levels[step.level], b, step, engine.rounding)
+    assert_array_equal(engine.search(queries, params).item_rows_BM, result.item_rows_BM)
+
+
+def assert_alone_as_together(engine: Engine, queries: QueryBatch, params: SearchParams) -> None:
+    """Each query gets the same answer alone as in the batch."""
+    together = engine.search(queries, params)
+    for b in range(len(queries)):
+        one = np.array([b])
+        alone = engine.search(queries.take(one), params.take(one))
+        m = params.m_B[b]
+        assert_array_equal(alone.item_rows_BM[0], together.item_rows_BM[b, :m])
+        assert_array_equal(alone.ranks_BM[0], together.ranks_BM[b, :m])
 
 
 def replay(
@@ -154,14 +170,7 @@ def assert_candidates(level: LevelTrace, b: int, step: Step, rounding: float) ->
 @given(shape=shapes)
 def test_a_query_gets_the_same_answer_in_any_batch(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False)
-    engine = OnnxEngine(bundle, "cpu")
-    together = engine.search(queries, params)
-    for b in range(len(queries)):
-        one = np.array([b])
-        alone = engine.search(queries.take(one), params.take(one))
-        m = params.m_B[b]
-        assert_array_equal(alone.item_rows_BM[0], together.item_rows_BM[b, :m])
-        assert_array_equal(alone.ranks_BM[0], together.ranks_BM[b, :m])
+    assert_alone_as_together(OnnxEngine(bundle, "cpu"), queries, params)
 
 
 @settings(max_examples=60)

@@ -260,7 +260,7 @@ def test_several_workers_are_refused_where_a_gpu_would_be_taken(
     models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ESPALIER_MODELS", str(models))
-    monkeypatch.setattr("espalier.engines.onnx_graph.cuda_available", lambda: True)
+    monkeypatch.setattr("service.__main__.gpu_usable", lambda: True)
     assert main(["--workers", "2"]) == 1
     assert "ESPALIER_WORKERS: got 2, expected 1" in capsys.readouterr().err
 

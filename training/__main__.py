@@ -127,6 +127,7 @@ def evaluate(
     m: Annotated[str, typer.Option(help="numbers of results, comma-separated")] = "10,50",
     engine: Annotated[str | None, typer.Option(help="an engine by name; the default fits the device")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to search")] = "auto",
+    precision: Annotated[Literal["float32", "float16", "bfloat16"], typer.Option(help="of node rows and products in triton")] = "float32",
     exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="leave out the items of the history")] = False,
     batch: Annotated[int, typer.Option(min=1, help="queries in one engine call")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the rows here")] = None,
@@ -143,7 +144,7 @@ def evaluate(
             file.parent.mkdir(parents=True, exist_ok=True)
     bundle = Bundle.open(model)
     pairs = _test_pairs(bundle, data) if data else measure.held_out_pairs(bundle)
-    opened = open_engine(bundle, device, engine)
+    opened = open_engine(bundle, device, engine, precision=precision)
     rows = measure.evaluate(bundle, opened, pairs, _numbers("--beam", beam), _numbers("--m", m), exclude_seen, batch)
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
     print(f"{name} on {opened.name}, {len(pairs)} queries{', seen items excluded' if exclude_seen else ''}")
@@ -153,6 +154,7 @@ def evaluate(
             "model": bundle.manifest.name,
             "version": bundle.manifest.version,
             "engine": opened.name,
+            "arithmetic": precision,
             "queries": len(pairs),
             "rows": rows,
         }

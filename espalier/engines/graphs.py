@@ -22,6 +22,13 @@ CONTRACT: dict[str, tuple[set[str], ...]] = {
 
 def load_graph(name: str, data: bytes) -> onnx.ModelProto:
     """A bundle's graph, checked, without local functions and slow operators. Raises BundleCorrupt when it cannot be composed."""
+    model = read_graph(name, data)
+    rewrite_prelu(model)
+    return model
+
+
+def read_graph(name: str, data: bytes) -> onnx.ModelProto:
+    """A bundle's graph as it was exported, checked, without local functions. Raises BundleCorrupt when it breaks the contract."""
     try:
         model = inliner.inline_local_functions(onnx.load_from_string(data))
         onnx.checker.check_model(model)
@@ -40,7 +47,6 @@ def load_graph(name: str, data: bytes) -> onnx.ModelProto:
         raise BundleCorrupt(f"{name}: sparse initializers are not accepted")
     if foreign or control or external:
         raise BundleCorrupt(f"{name}: custom operators {foreign}, control flow {control} or external data {external} are not accepted")
-    rewrite_prelu(model)
     return model
 
 

@@ -1,0 +1,250 @@
+"""XR-Linear beside its peers on a set of the XMC repository: quality, milliseconds, training time, size.
+
+    python -m benchmarks.xrlinear_peers --data DIR --set eurlex-4k [--peers pecos,omikuji,bonsai,napkinxc] --beam 1,10,50 --json F
+    python -m benchmarks.xrlinear_peers --data DIR --set eurlex-4k --choose --json F
+
+DIR/SET holds NAME_train.txt and NAME_test.txt, or those gzipped, in the repository's text format. Points are normalised to length 1 for
+all. Every system runs on one thread, ours in a process of its own as the peers do; figures are medians of single queries (m = 10) and of
+three batches of all test points (m = 10), quality is that of m = 100. CPU seconds of training include the label features, the tree, and
+for us the compiler where its cache is cold: once with a cold and once with a warm cache. A peer that is not installed is named and left
+out; --peer-python names an interpreter that has them, as libpecos wants an older NumPy than ours:
+
+    python -m venv peers && peers/bin/pip install 'numpy<2' scipy libpecos omikuji napkinxc
+
+--choose leaves out a fifth of the training points and prints what the defaults were chosen by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.chunks import Chunks
+from espalier.engines.chunk_search import ChunkSearch
+from espalier.errors import EspalierError, InvalidData
+from espalier.tree import Tree
+from loadtest.hardware import hardware
+from training.data.xmc import LabelledPoints, read_xmc
+from training.linear.fit import LinearOptions, fit_linear
+from training.linear.label_features import pifa
+from training.trees.hierarchical_kmeans import hierarchical_kmeans
+
+PEERS = ("pecos", "omikuji", "bonsai", "napkinxc")
+BRANCHING, MAX_LEAF = 128, 32
+M = 100
+SINGLE = 1000
+Row = dict[str, Any]
+
+
+def read_set(folder: Path) -> tuple[LabelledPoints, LabelledPoints]:
+    """Training and test points of length 1."""
+    found = []
+    for part in ("train", "test"):
+        files = sorted([*folder.glob(f"*{part}.txt"), *folder.glob(f"*{part}.txt.gz")])
+        if not files:
+            raise InvalidData("--data", str(folder), f"a folder with *{part}.txt or *{part}.txt.gz")
+        data = read_xmc(files[0])
+        found.append(LabelledPoints(data.points.normalised(), data.labels_from, data.labels, data.label_count))
+    return found[0], found[1]
+
+
+def train(data: LabelledPoints, options: LinearOptions, branching: int = BRANCHING, max_leaf: int = MAX_LEAF) -> tuple[Tree, Chunks]:
+    tree = hierarchical_kmeans(pifa(data), branching, max_leaf, options.seed)
+    return tree, fit_linear(data.points, data.labels_from, data.labels, tree, options)
+
+
+# -- quality --------------------------------------------------------------------------------------------------------------
+
+
+def quality(found_BM: NDArray[np.int64], test: LabelledPoints, training: LabelledPoints) -> dict[str, float]:
+    """P@k, nDCG@5, PSP@k (Jain et al. 2016, A = .55, B = 1.5) and R@k in %.
+
+    R@k is the mean over points with labels, the others are over all points, as the repository's own scripts have them.
+    """
+    counts = np.diff(test.labels_from)
+    hits_BM = np.zeros(found_BM.shape, np.bool_)
+    for b in range(len(test)):
+        hits_BM[b] = np.isin(found_BM[b], test.labels[test.labels_from[b] : test.labels_from[b + 1]])
+    seen = np.bincount(training.labels, minlength=training.label_count)
+    c = (np.log(len(training)) - 1) * (1.5 + 1) ** 0.55
+    worth = 1 + c * np.exp(-0.55 * np.log(seen + 1.5))
+    gain_BM = np.where(hits_BM, worth[np.maximum(found_BM, 0)], 0)
+    best = [np.sort(worth[test.labels[a:b]])[::-1] for a, b in itertools.pairwise(test.labels_from)]
+    row: dict[str, float] = {}
+    for k in (1, 3, 5):
+        row[f"p{k}"] = float(hits_BM[:, :k].mean())
+        row[f"psp{k}"] = float(gain_BM[:, :k].sum() / sum(own[:k].sum() for own in best))
+    discount = 1 / np.log2(np.arange(2, 7))
+    ideal = np.array([discount[: min(5, count)].sum() for count in counts])
+    with_labels = counts > 0
+    row["ndcg5"] = float(((hits_BM[:, :5] * discount).sum(1)[with_labels] / ideal[with_labels]).sum() / len(test))
+    for k in (10, 100):
+        row[f"r{k}"] = float((hits_BM[with_labels, :k].sum(1) / counts[with_labels]).mean())
+    return {name: round(100 * value, 2) for name, value in row.items()}
+
+
+# -- ours, in a process of its own ----------------------------------------------------------------------------------------
+
+
+def ours(folder: Path, beams: Sequence[int]) -> None:
+    """Train and search as `xrlinear_peer.py` does with a peer, and write the same files."""
+    data, test = _loaded(folder, "train"), _loaded(folder, "test")
+    before = time.process_time()
+    tree, chunks = train(data, LinearOptions())
+    report: dict[str, Any] = {"train_cpu_s": round(time.process_time() - before, 2), "model_mb": round(chunks.nbytes / 1e6, 1), "beams": {}}
+    before = time.process_time()
+    train(data, LinearOptions())
+    report["train_cpu_s_warm"] = round(time.process_time() - before, 2)
+    search = ChunkSearch(tree, chunks)
+    singles = [test.points.take(np.array([b])) for b in range(min(SINGLE, len(test)))]
+    for beam in beams:
+        leaves_BM = search.search(test.points, beam, M).leaves_BM
+        np.save(folder / f"espalier-{beam}.npy", np.where(leaves_BM >= 0, tree.leaf_item[leaves_BM - tree.leaf_offset], -1))
+        search.search(singles[0], beam, 10)
+        times = []
+        for query in singles:
+            begin = time.perf_counter()
+            search.search(query, beam, 10)
+            times.append(time.perf_counter() - begin)
+        rates = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            search.search(test.points, beam, 10)
+            rates.append(len(test) / (time.perf_counter() - begin))
+        report["beams"][beam] = {"ms_p50": round(1e3 * float(np.median(times)), 4), "queries_per_s": round(float(np.median(rates)))}
+        print("espalier", beam, report["beams"][beam], flush=True)
+    report["memory_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
+    (folder / "espalier.json").write_text(json.dumps(report))
+
+
+def _saved(folder: Path, name: str, data: LabelledPoints) -> None:
+    points = data.points
+    np.savez(
+        folder / f"{name}.npz", indptr=points.indptr, indices=points.indices, values=points.values, labels_from=data.labels_from,
+        labels=data.labels, shape=np.array([len(data), points.width, data.label_count]),
+    )  # fmt: skip
+
+
+def _loaded(folder: Path, name: str) -> LabelledPoints:
+    from espalier.sparse import SparseRows
+
+    data = np.load(folder / f"{name}.npz")
+    _, width, labels = data["shape"].tolist()
+    return LabelledPoints(SparseRows(data["indptr"], data["indices"], data["values"], width), data["labels_from"], data["labels"], labels)
+
+
+def _as_text(data: LabelledPoints, path: Path) -> None:
+    points = data.points
+    with path.open("w") as file:
+        print(len(data), points.width, data.label_count, file=file)
+        for b in range(len(data)):
+            labels = ",".join(map(str, data.labels[data.labels_from[b] : data.labels_from[b + 1]]))
+            own = slice(points.indptr[b], points.indptr[b + 1])
+            pairs = " ".join(f"{f}:{v:.7g}" for f, v in zip(points.indices[own].tolist(), points.values[own].tolist(), strict=True))
+            print(labels, pairs, file=file)
+
+
+def compare(data: LabelledPoints, test: LabelledPoints, peers: Sequence[str], beams: Sequence[int], peer_python: str) -> list[Row]:
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _saved(folder, "train", data)
+        _saved(folder, "test", test)
+        _as_text(data, folder / "train.txt")
+        beams_text = ",".join(map(str, beams))
+        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+        for system in ("espalier", *peers):
+            if system == "espalier":
+                command = [sys.executable, "-m", "benchmarks.xrlinear_peers", "--run", name, "--beam", beams_text]
+                environment = os.environ | one_thread | {"NUMBA_CACHE_DIR": str(folder / "numba")}  # a cold cache
+            else:
+                command = [peer_python, str(Path(__file__).with_name("xrlinear_peer.py")), system, name, beams_text]
+                environment = os.environ | one_thread
+            done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+            if done.returncode:
+                print(f"{system} is left out: {(done.stderr.strip().splitlines() or ['no message'])[-1]}", flush=True)
+                continue
+            report = json.loads((folder / f"{system}.json").read_text())
+            for beam in beams:
+                found = np.load(folder / f"{system}-{beam}.npy")
+                row = {"system": system, "beam_size": beam} | quality(found, test, data) | report["beams"][str(beam)]
+                rows.append(row | {name: value for name, value in report.items() if name != "beams"})
+                print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    return rows
+
+
+def choose(data: LabelledPoints) -> list[Row]:
+    """Options on four fifths of the training points, judged by the rest."""
+    order = np.random.default_rng(0).permutation(len(data))
+    held, kept = np.sort(order[: len(order) // 5]), np.sort(order[len(order) // 5 :])
+    training, validation = data.take(kept), data.take(held)
+    rows = []
+    shapes = ((16, 100), (64, 64), (128, 32), (256, 16))
+    variants: list[dict[str, Any]] = [
+        {},
+        {"negatives": "teacher"},
+        {"beam_size": 5},
+        {"threshold": 0.1},
+        {"threshold": 0.02},
+        {"cost": 0.5},
+    ]
+    variants += [{"cost": 2.0}, {"passes": 20}, {"tolerance": 0.01, "passes": 100}]
+    for (branching, max_leaf), changed in [(shape, {}) for shape in shapes] + [((BRANCHING, MAX_LEAF), change) for change in variants[1:]]:
+        begin = time.process_time()
+        tree, chunks = train(training, LinearOptions(**changed), branching, max_leaf)
+        seconds = time.process_time() - begin
+        leaves_BM = ChunkSearch(tree, chunks).search(validation.points, 10, M).leaves_BM
+        found = np.where(leaves_BM >= 0, tree.leaf_item[leaves_BM - tree.leaf_offset], -1)
+        row: Row = {"branching": branching, "max_leaf": max_leaf, "changed": changed, "train_cpu_s": round(seconds, 2)}
+        rows.append(row | {"model_mb": round(chunks.nbytes / 1e6, 1)} | quality(found, validation, training))
+        print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--set", default="eurlex-4k")
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--peer-python", default=sys.executable)
+    parser.add_argument("--beam", default="1,10,50")
+    parser.add_argument("--choose", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    beams = [int(beam) for beam in args.beam.split(",")]
+    if args.run:
+        ours(args.run, beams)
+        return
+    if args.data is None:
+        parser.error("--data is missing: the folder that holds the set")
+    unknown = set(args.peers.split(",")) - set(PEERS) - {""}
+    if unknown:
+        parser.error(f"--peers: got {', '.join(sorted(unknown))}, expected some of {', '.join(PEERS)}")
+    try:
+        data, test = read_set(args.data / args.set)
+    except EspalierError as error:
+        parser.error(str(error))
+    peers = [peer for peer in args.peers.split(",") if peer]
+    rows = choose(data) if args.choose else compare(data, test, peers, beams, args.peer_python)
+    if args.json:
+        report = {"set": args.set, "date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, one thread used", "rows": rows}
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Rows of few non-zero numbers out of many, for queries and training points. CSR, like SciPy's, which the library does without.
+
+Legend: B rows, F features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidQuery
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows:
+    """B rows of `width` features.
+
+    indptr   int64[B + 1]   where each row's entries begin
+    indices  int32[entries] feature numbers, ascending within a row, none twice
+    values   float32[entries], finite
+    """
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    values: NDArray[np.float32]
+    width: int
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("indptr", np.int64), ("indices", np.int32), ("values", np.float32)):
+            array = getattr(self, name)
+            if array.ndim != 1 or array.dtype != dtype:
+                raise InvalidQuery(f"features.{name}", f"{array.dtype}{list(array.shape)}", f"a one-dimensional {np.dtype(dtype)} array")
+        if len(self.indptr) < 1 or self.indptr[0] != 0 or np.any(np.diff(self.indptr) < 0) or self.indptr[-1] != len(self.indices):
+            raise InvalidQuery("features.indptr", self.indptr.tolist()[:8], f"0 … {len(self.indices)}, never falling")
+        if len(self.values) != len(self.indices):
+            raise InvalidQuery("features.values", f"{len(self.values)} numbers", f"{len(self.indices)}, one per index")
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    def check(self) -> None:
+        """Raise InvalidQuery where an index is out of range, not ascending, or a value not finite."""
+        if len(self.indices) == 0:
+            return
+        if self.indices.min() < 0 or self.indices.max() >= self.width:
+            bad = int(self.indices.max() if self.indices.max() >= self.width else self.indices.min())
+            raise InvalidQuery("features.indices", bad, f"feature numbers from 0 to {self.width - 1}")
+        begins = np.zeros(len(self.indices), np.bool_)
+        begins[self.indptr[:-1][np.diff(self.indptr) > 0]] = True
+        falling = ~begins[1:] & (np.diff(self.indices) <= 0)
+        if falling.any():
+            raise InvalidQuery("features.indices", int(self.indices[1:][falling][0]), "ascending numbers within a row, none twice")
+        if not np.isfinite(self.values).all():
+            raise InvalidQuery("features.values", float(self.values[~np.isfinite(self.values)][0]), "finite numbers")
+
+    def take(self, rows: NDArray[np.int64]) -> SparseRows:
+        """The rows at some positions (int64)."""
+        counts = np.diff(self.indptr)[rows]
+        indptr = np.concatenate([[0], np.cumsum(counts)])
+        entries = np.arange(indptr[-1]) - np.repeat(indptr[:-1], counts) + np.repeat(self.indptr[rows], counts)
+        return SparseRows(indptr, self.indices[entries], self.values[entries], self.width)
+
+    def normalised(self) -> SparseRows:
+        """Rows of length 1 (L2); empty ones stay empty."""
+        counts = np.diff(self.indptr)
+        squares = np.add.reduceat(np.append(self.values, np.float32(0)).astype(np.float64) ** 2, self.indptr[:-1]) * (counts > 0)
+        lengths = np.sqrt(np.where(squares > 0, squares, 1))
+        return SparseRows(self.indptr, self.indices, (self.values / np.repeat(lengths, counts)).astype(np.float32), self.width)

@@ -1,0 +1,489 @@
+"""Linear node scorers: the tree over sparse labels, the solver, training by layers, the search over chunks."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, random_array
+from sklearn.svm import LinearSVC
+
+from benchmarks.xrlinear_peers import quality
+from espalier.chunks import Chunks
+from espalier.engines import chunk_search
+from espalier.engines.chunk_search import Activation, ChunkSearch
+from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
+from espalier.sparse import SparseRows
+from espalier.tree import Tree, complete_tree
+from tests.builders import random_tree
+from training.data.xmc import LabelledPoints, read_xmc
+from training.linear.fit import LinearOptions, fit_linear
+from training.linear.label_features import pifa
+from training.linear.solver import BLOCK, train_children
+from training.trees.hierarchical_kmeans import hierarchical_kmeans
+
+
+def rows_of(dense: NDArray[Any]) -> SparseRows:
+    matrix = csr_array(np.asarray(dense, np.float32))
+    matrix.sort_indices()
+    return SparseRows(matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), matrix.data, dense.shape[1])
+
+
+def dense_of(rows: SparseRows) -> NDArray[np.float32]:
+    return csr_array((rows.values, rows.indices, rows.indptr), shape=(len(rows), rows.width)).toarray()
+
+
+def random_points(rng: np.random.Generator, points: int, features: int, labels: int, density: float = 0.2) -> LabelledPoints:
+    """Points whose features tell their labels: each label has features of its own, beside noise."""
+    own = [np.sort(rng.permutation(labels)[: rng.integers(0, 4)]) for _ in range(points)]
+    dense = random_array((points, features), density=density, rng=rng).toarray()
+    for b, some in enumerate(own):
+        dense[b, some % features] += 2
+        dense[b, (7 * some + 3) % features] += 1
+    labels_from = np.concatenate([[0], np.cumsum([len(some) for some in own])])
+    flat = np.concatenate([*own, np.empty(0, np.int64)]).astype(np.int32)
+    return LabelledPoints(rows_of(dense).normalised(), labels_from, flat, labels)
+
+
+# -- rows -----------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_taken_and_normalised() -> None:
+    rng = np.random.default_rng(0)
+    dense = random_array((20, 9), density=0.3, rng=rng).toarray().astype(np.float32)
+    dense[[0, 7, 19]] = 0
+    rows = rows_of(dense)
+    rows.check()
+    order = np.array([3, 3, 0, 19, 5])
+    assert_array_equal(dense_of(rows.take(order)), dense[order])
+    lengths = np.linalg.norm(dense, axis=1, keepdims=True)
+    assert_allclose(dense_of(rows.normalised()), dense / np.where(lengths > 0, lengths, 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("indices", "values", "expected"),
+    [
+        ([0, 9], [1, 1], r"features.indices: got 9, expected feature numbers from 0 to 8"),
+        ([-1, 2], [1, 1], r"features.indices: got -1"),
+        ([2, 2], [1, 1], r"features.indices: got 2, expected ascending numbers within a row, none twice"),
+        ([1, 2], [1, np.inf], r"features.values: got inf, expected finite numbers"),
+    ],
+)
+def test_rows_that_are_wrong_say_where(indices: list[int], values: list[float], expected: str) -> None:
+    rows = SparseRows(np.array([0, 0, 2]), np.array(indices, np.int32), np.array(values, np.float32), 9)
+    with pytest.raises(InvalidQuery, match=expected):
+        rows.check()
+
+
+def test_rows_of_wrong_shape_are_refused() -> None:
+    with pytest.raises(InvalidQuery, match=r"features.indptr: .*expected 0 … 2, never falling"):
+        SparseRows(np.array([0, 3]), np.array([0, 1], np.int32), np.ones(2, np.float32), 9)
+    with pytest.raises(InvalidQuery, match=r"features.values: got '1 numbers', expected 2, one per index"):
+        SparseRows(np.array([0, 2]), np.array([0, 1], np.int32), np.ones(1, np.float32), 9)
+    with pytest.raises(InvalidQuery, match=r"features.indices: got 'int64\[2\]'"):
+        SparseRows(np.array([0, 2]), np.array([0, 1]), np.ones(2, np.float32), 9)
+
+
+# -- the file format ------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_the_repository_are_read(tmp_path: Path) -> None:
+    text = "4 5 3\n2,0 3:0.5 1:2\n 0:1e-1\n1 \n\n"
+    (tmp_path / "a.txt").write_text(text)
+    with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
+        file.write(text)
+    for name in ("a.txt", "a.txt.gz"):
+        data = read_xmc(tmp_path / name)
+        assert_allclose(dense_of(data.points), [[0, 2, 0, 0.5, 0], [0.1, 0, 0, 0, 0], [0.0] * 5, [0.0] * 5], rtol=1e-6)
+        assert_array_equal(data.labels_from, [0, 2, 2, 3, 3])
+        assert_array_equal(data.labels, [0, 2, 1])
+        part = data.take(np.array([2, 0]))
+        assert_array_equal(part.labels, [1, 0, 2])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4 5\n", r"line 1: got '4 5', expected three numbers: points, features, labels"),
+        ("2 5 3\n0 1:1\n", r"got '1 points', expected 2, as its first line says"),
+        ("1 5 3\n3 1:1\n", r"line 2: got 3, expected labels from 0 to 2"),
+        ("1 5 3\n0;1 1:1\n", r"line 2: got '0;1', expected labels with commas between them"),
+        ("2 5 3\n0 1:1\n0 1:1 2:x\n", r"line 3: got '1:1 2:x', expected feature:value pairs"),
+        ("2 5 3\n0 1:1\n0 1:1 2\n", r"line 3: got '1:1 2', expected feature:value pairs"),
+        ("1 5 3\n0 1.5:1\n", r"line 2: got '1.5:1', expected feature:value pairs"),
+        ("1 5 3\n0 5:1\n", r"got 5, expected features from 0 to 4"),
+        ("1 5 3\n0 4294967297:1\n", r"got 4294967297, expected features from 0 to 4"),
+        ("1 5 3\n0 1:1 1:2\n", r"expected features each once in a point"),
+        ("1 5 3\n0 1:nan\n", r"expected features each once in a point, with finite values"),
+        ("1 5 3000000000\n0 1:1\n", r"line 1: got 3000000000, expected at most 2147483647 features and labels"),
+    ],
+)
+def test_files_that_are_wrong_say_where(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(InvalidData, match=expected):
+        read_xmc(tmp_path / "a.txt")
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    whole = gzip.compress(b"1 5 3\n0 1:1\n" * 50)
+    for name, data in (("cut.txt.gz", whole[:-9]), ("other.txt.gz", b"plain"), ("spoilt.txt.gz", whole[:12] + b"\xff" * 9 + whole[21:])):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(InvalidData, match=name):
+            read_xmc(tmp_path / name)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData, match=r"none\.txt"):
+        read_xmc(tmp_path / "none.txt")
+
+
+# -- labels and their tree ------------------------------------------------------------------------------------------------
+
+
+def test_pifa_is_the_normalised_sum_of_a_labels_points() -> None:
+    rng = np.random.default_rng(1)
+    data = random_points(rng, 40, 12, 6)
+    points, found = dense_of(data.points), dense_of(pifa(data))
+    for label in range(6):
+        total = np.zeros(12)
+        for b in range(40):
+            own = data.labels[data.labels_from[b] : data.labels_from[b + 1]]
+            if label in own:
+                total += points[b] / np.sqrt(len(own))
+        assert_allclose(found[label], total / max(float(np.linalg.norm(total)), 1e-12), atol=1e-6)
+
+
+def test_a_tree_of_labels_is_balanced_and_keeps_like_labels_together() -> None:
+    rng = np.random.default_rng(2)
+    centres = rng.normal(size=(8, 20))
+    group = rng.permutation(np.repeat(np.arange(8), 25))
+    labels = rows_of(centres[group] + 0.05 * rng.normal(size=(200, 20))).normalised()
+    tree = hierarchical_kmeans(labels, branching=4, max_leaf=25, seed=0)
+    assert tree.max_children == (2, 4, 25)
+    assert tree.item_count == 200
+    clusters = tree.leaf_item.reshape(8, 25)
+    purity = np.mean([np.bincount(group[cluster]).max() for cluster in clusters]) / 25
+    assert purity > 0.8  # halving need not find eight groups, but must not mix them up
+    again = hierarchical_kmeans(labels, branching=4, max_leaf=25, seed=0)
+    assert_array_equal(tree.leaf_item, again.leaf_item)
+    other = hierarchical_kmeans(labels, branching=4, max_leaf=25, seed=1)
+    assert not np.array_equal(tree.leaf_item, other.leaf_item)
+
+
+@pytest.mark.parametrize(
+    ("count", "branching", "max_leaf", "children"),
+    [(10, 16, 10, (10,)), (11, 16, 10, (2, 6)), (1, 2, 2, (1,)), (33, 5, 4, (4, 4, 3)), (100, 128, 2, (64, 2)), (7, 2, 2, (2, 2, 2))],
+)
+def test_trees_of_any_size(count: int, branching: int, max_leaf: int, children: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(3)
+    labels = rows_of(random_array((count, 8), density=0.4, rng=rng).toarray())
+    tree = hierarchical_kmeans(labels, branching, max_leaf, seed=0)
+    assert tree.max_children == children
+    assert_array_equal(np.sort(tree.leaf_item), np.arange(count))
+
+
+def test_options_of_a_tree_are_checked() -> None:
+    labels = rows_of(np.eye(4))
+    with pytest.raises(InvalidConfig, match="branching: got 1, expected at least 2"):
+        hierarchical_kmeans(labels, 1, 2, 0)
+    with pytest.raises(InvalidConfig, match="max_leaf: got 1, expected at least 2"):
+        hierarchical_kmeans(labels, 2, 1, 0)
+
+
+# -- the solver -----------------------------------------------------------------------------------------------------------
+
+
+def solved(
+    points: SparseRows, rows: NDArray[np.int64], positives: list[list[int]], children: int, **options: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """float32[F, K] and float32[K], the weights and biases that training makes."""
+    made = {"cost": 1.0, "tolerance": 1e-4, "passes": 3000, "bias": 1.0, "threshold": 0.0} | options
+    number_of = np.full(points.width, -1, np.int32)
+    positive_from = np.concatenate([[0], np.cumsum([len(own) for own in positives])])
+    positive_child = np.array([child for own in positives for child in own], np.int32)
+    features, entry_from, child, weight, bias, _ = train_children(
+        points.indptr, points.indices, points.values, rows, positive_from, positive_child, children, made["cost"], made["tolerance"],
+        int(made["passes"]), np.float32(made["bias"]), np.float32(made["threshold"]), number_of, 1,
+    )  # fmt: skip
+    assert_array_equal(number_of, np.full(points.width, -1))
+    dense = np.zeros((points.width, children), np.float32)
+    for row, feature in enumerate(features):
+        own = slice(entry_from[row], entry_from[row + 1])
+        assert np.all(np.diff(child[own].astype(np.int64)) > 0)
+        dense[feature, child[own]] = weight[own]
+    return dense, bias
+
+
+@pytest.mark.parametrize("cost", [0.3, 1.0, 5.0])
+def test_the_solver_finds_the_optimum(cost: float) -> None:
+    """scikit-learn's LinearSVC minimises the same function, one child at a time."""
+    rng = np.random.default_rng(4)
+    data = random_points(rng, 60, 15, 5)
+    rows = np.sort(rng.permutation(60)[:45])
+    positives = [data.labels[data.labels_from[b] : data.labels_from[b + 1]].tolist() for b in rows]
+    weights, bias = solved(data.points, rows, positives, 5, cost=cost)
+    dense = dense_of(data.points)[rows]
+    for child in range(5):
+        target = np.array([1 if child in own else -1 for own in positives])
+        expected = LinearSVC(C=cost, loss="squared_hinge", tol=1e-8, max_iter=100_000, random_state=0).fit(dense, target)
+        assert_allclose(weights[:, child], expected.coef_[0], atol=2e-3)
+        assert_allclose(bias[child], expected.intercept_[0], atol=2e-3)
+
+
+def test_more_children_than_one_block_are_independent_of_each_other() -> None:
+    rng = np.random.default_rng(5)
+    data = random_points(rng, 50, 15, 3)
+    positives = [data.labels[a:b].tolist() for a, b in zip(data.labels_from[:-1], data.labels_from[1:], strict=True)]
+    few = solved(data.points, np.arange(50), positives, 3, tolerance=1e-5)[0]
+    shifted = [[child + BLOCK + 5 for child in own] for own in positives]
+    many = solved(data.points, np.arange(50), shifted, BLOCK + 9, tolerance=1e-5)[0]
+    assert_allclose(many[:, BLOCK + 5 : BLOCK + 8], few, atol=1e-3)
+
+
+def test_small_weights_are_left_out() -> None:
+    rng = np.random.default_rng(6)
+    data = random_points(rng, 50, 15, 3)
+    positives = [data.labels[a:b].tolist() for a, b in zip(data.labels_from[:-1], data.labels_from[1:], strict=True)]
+    every, pruned = (solved(data.points, np.arange(50), positives, 3, threshold=least)[0] for least in (0.0, 0.2))
+    assert_array_equal(pruned, np.where(np.abs(every) >= 0.2, every, 0))
+    assert 0 < np.count_nonzero(pruned) < np.count_nonzero(every)
+
+
+def test_a_node_without_points_has_no_weights() -> None:
+    points = rows_of(np.eye(3))
+    weights, bias = solved(points, np.empty(0, np.int64), [], 2)
+    assert not weights.any()
+    assert not bias.any()
+
+
+# -- training -------------------------------------------------------------------------------------------------------------
+
+
+def weights_of(chunks: Chunks, tree: Tree, p: int) -> NDArray[np.float32]:
+    """float32[F, children] of one inner node."""
+    dense = np.zeros((chunks.width, int(tree.first_child[p + 1] - tree.first_child[p])), np.float32)
+    for row in range(chunks.chunk_row[p], chunks.chunk_row[p + 1]):
+        own = slice(chunks.row_entry[row], chunks.row_entry[row + 1])
+        dense[chunks.row_feature[row], chunks.entry_child[own]] = chunks.entry_weight[own]
+    return dense
+
+
+def expected_rows(data: LabelledPoints, tree: Tree, p: int) -> NDArray[np.int64]:
+    """The points with a label below an inner node."""
+    below = {p}
+    for _ in range(tree.height):
+        below |= {c for node in below for c in range(tree.first_child[node], tree.first_child[node + 1])}
+    labels = {int(tree.leaf_item[node - tree.leaf_offset]) for node in below if node >= tree.leaf_offset}
+    own = [set(data.labels[a:b].tolist()) for a, b in zip(data.labels_from[:-1], data.labels_from[1:], strict=True)]
+    return np.array([b for b, some in enumerate(own) if some & labels], np.int64)
+
+
+@pytest.mark.parametrize("negatives", ["teacher", "both", "matcher"])
+def test_each_node_learns_from_the_points_that_come_there(negatives: Any) -> None:
+    rng = np.random.default_rng(7)
+    data = random_points(rng, 80, 20, 12)
+    tree = hierarchical_kmeans(pifa(data), 4, 3, 0)
+    options = LinearOptions(negatives=negatives, beam_size=1, tolerance=1e-4, passes=2000, threshold=0.0)
+    chunks = fit_linear(data.points, data.labels_from, data.labels, tree, options)
+    chunks.check(tree)
+    kept = ChunkSearch(tree, chunks, last=1).search(data.points, 1, 1).leaves_BM[:, 0]
+    for p in range(tree.leaf_offset):
+        rows = expected_rows(data, tree, p)
+        if p > 0 and negatives != "teacher":
+            by_beam = np.flatnonzero(kept == p)
+            rows = by_beam if negatives == "matcher" else np.union1d(rows, by_beam)
+        children = range(int(tree.first_child[p]), int(tree.first_child[p + 1]))
+        positives = [
+            [
+                k
+                for k, c in enumerate(children)
+                if b in (expected_rows(data, tree, c) if c < tree.leaf_offset else _with_label(data, tree, c))
+            ]
+            for b in rows
+        ]
+        weights, bias = solved(data.points, rows, positives, len(children))
+        assert_allclose(weights_of(chunks, tree, p), weights, atol=5e-3)
+        assert_allclose(chunks.bias[children.start : children.stop], bias, atol=5e-3)
+
+
+def _with_label(data: LabelledPoints, tree: Tree, leaf: int) -> NDArray[np.int64]:
+    label = tree.leaf_item[leaf - tree.leaf_offset]
+    return np.array([b for b in range(len(data)) if label in data.labels[data.labels_from[b] : data.labels_from[b + 1]]], np.int64)
+
+
+def test_threads_change_nothing_and_progress_is_told() -> None:
+    rng = np.random.default_rng(8)
+    data = random_points(rng, 200, 30, 40)
+    tree = hierarchical_kmeans(pifa(data), 4, 5, 0)
+    told: list[int] = []
+    one = fit_linear(data.points, data.labels_from, data.labels, tree, LinearOptions(), progress=told.append)
+    two = fit_linear(data.points, data.labels_from, data.labels, tree, LinearOptions(), threads=2)
+    for name in ("chunk_row", "row_feature", "row_entry", "entry_child", "entry_weight", "bias"):
+        assert_array_equal(getattr(one, name), getattr(two, name))
+    assert told == [1, 1 + tree.level_size(1), tree.leaf_offset]
+
+
+def test_a_trained_tree_finds_labels_and_a_beam_of_all_finds_no_fewer() -> None:
+    rng = np.random.default_rng(9)
+    data = random_points(rng, 1500, 120, 60, density=0.02)
+    training, test = data.take(np.arange(1200)), data.take(np.arange(1200, 1500))
+    tree = hierarchical_kmeans(pifa(training), 8, 8, 0)
+    search = ChunkSearch(tree, fit_linear(training.points, training.labels_from, training.labels, tree, LinearOptions()))
+    scores = {}
+    for beam in (1, 5, 60):
+        leaves = search.search(test.points, beam, 10).leaves_BM
+        scores[beam] = quality(np.where(leaves >= 0, tree.leaf_item[leaves - tree.leaf_offset], -1), test, training)
+    assert scores[5]["p1"] > 60  # a point has a label in three of four cases
+    assert scores[60]["r10"] >= scores[1]["r10"]
+
+
+def test_labels_must_be_the_trees() -> None:
+    points = rows_of(np.eye(3))
+    tree = complete_tree(np.arange(4), 2)
+    with pytest.raises(InvalidData, match="labels: got 4, expected labels from 0 to 3"):
+        fit_linear(points, np.array([0, 1, 1, 1]), np.array([4], np.int32), tree, LinearOptions())
+    with pytest.raises(InvalidData, match="labels_from"):
+        fit_linear(points, np.array([0, 1]), np.array([3], np.int32), tree, LinearOptions())
+
+
+# -- the search -----------------------------------------------------------------------------------------------------------
+
+
+def random_chunks(rng: np.random.Generator, tree: Tree, width: int, integer: bool) -> Chunks:
+    """Weights of whole numbers make equal ranks, which is what ties are tested with."""
+    rows, entries, features, children, weights = [0], [0], [], [], []
+    for p in range(tree.leaf_offset):
+        count = int(tree.first_child[p + 1] - tree.first_child[p])
+        for feature in np.flatnonzero(rng.random(width) < rng.choice([0.05, 0.4, 0.9])):
+            own = np.flatnonzero(rng.random(count) < 0.5)
+            if len(own):
+                features.append(feature)
+                children.append(own)
+                weights.append(rng.integers(-2, 3, len(own)) if integer else rng.normal(size=len(own)))
+                entries.append(entries[-1] + len(own))
+        rows.append(len(features))
+    bias = rng.integers(-1, 2, tree.node_count) if integer else rng.normal(size=tree.node_count)
+    return Chunks(
+        np.array(rows, np.int64), np.array(features, np.int32), np.array(entries, np.int64),
+        np.concatenate([*children, np.empty(0)]).astype(np.uint16), np.concatenate([*weights, np.empty(0)]).astype(np.float32),
+        bias.astype(np.float32), width,
+    )  # fmt: skip
+
+
+def brute_force(tree: Tree, chunks: Chunks, x: NDArray[np.float32], beam: int, m: int, activation: str) -> tuple[list[int], list[float]]:
+    """The beam search in NumPy, node by node."""
+    kept, ranks = [0], [np.float32(0)]
+    for level in range(tree.height):
+        found: list[tuple[np.float32, int]] = []
+        for p, above in zip(kept, ranks, strict=True):
+            logits = x @ weights_of(chunks, tree, p) + chunks.bias[tree.first_child[p] : tree.first_child[p + 1]]
+            own = -(np.maximum(1 - logits, 0) ** 3) if activation == "l3-hinge" else -np.logaddexp(0, -logits)
+            found += [(np.float32(above + value), int(tree.first_child[p]) + c) for c, value in enumerate(own)]
+        best = sorted(found, key=lambda pair: (-pair[0], pair[1]))[: beam if level + 1 < tree.height else m]
+        if level + 1 < tree.height:
+            best = sorted(best, key=lambda pair: pair[1])
+        kept, ranks = [node for _, node in best], [rank for rank, _ in best]
+    return kept, [float(rank) for rank in ranks]
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shape=st.sampled_from([(2, 4), (3, 3), (8, 2), (40, 1)]),
+    integer=st.booleans(),
+    activation=st.sampled_from(["l3-hinge", "sigmoid"]),
+    tables=st.sampled_from(["by feature", "hashed"]),
+)
+def test_the_search_equals_brute_force(seed: int, shape: tuple[int, int], integer: bool, activation: Activation, tables: str) -> None:
+    rng = np.random.default_rng(seed)
+    branching, height = shape
+    tree = random_tree(rng, height, branching)
+    width = 30
+    chunks = random_chunks(rng, tree, width, integer)
+    chunks.check(tree)
+    dense = np.where(rng.random((5, width)) < rng.choice([0.0, 0.1, 0.8], (5, 1)), rng.integers(1, 3, (5, width)), 0).astype(np.float32)
+    beam, m = int(rng.integers(1, 12)), int(rng.integers(1, 60))
+    with pytest.MonkeyPatch.context() as patch:
+        if tables == "hashed":
+            patch.setattr(chunk_search, "SMALL_TABLES", 0)
+            patch.setattr(chunk_search, "SPARSE_TABLE", 0)
+        search = ChunkSearch(tree, chunks, activation)
+    found = search.search(rows_of(dense), beam, m)
+    for b in range(5):
+        nodes, ranks = brute_force(tree, chunks, dense[b], beam, m, activation)
+        here = found.leaves_BM[b] >= 0
+        assert here.sum() == len(nodes)
+        assert_allclose(found.ranks_BM[b][here], ranks, rtol=1e-4, atol=1e-4)
+        if integer and activation == "l3-hinge":
+            assert_array_equal(found.leaves_BM[b][here], nodes)
+        alone = search.search(rows_of(dense[b : b + 1]), beam, m)
+        assert_array_equal(alone.leaves_BM[0], found.leaves_BM[b])
+        assert_array_equal(alone.ranks_BM[0], found.ranks_BM[b])
+
+
+def test_queries_that_would_be_written_outside_are_refused() -> None:
+    rng = np.random.default_rng(10)
+    tree = random_tree(rng, 3, 3)
+    search = ChunkSearch(tree, random_chunks(rng, tree, 30, integer=False))
+    good = rows_of(np.eye(30)[:2])
+    for beam, m in ((0, 1), (1, 0)):
+        with pytest.raises(InvalidQuery, match="got 0, expected at least 1"):
+            search.search(good, beam, m)
+    with pytest.raises(InvalidQuery, match="features: got 'rows of 31 features', expected rows of 30"):
+        search.search(rows_of(np.eye(31)[:2]), 1, 1)
+    for bad in (-1, 30):
+        rows = SparseRows(np.array([0, 1, 2]), np.array([3, bad], np.int32), np.ones(2, np.float32), 30)
+        with pytest.raises(InvalidQuery, match=f"features.indices: got {bad}, expected feature numbers from 0 to 29"):
+            search.search(rows, 1, 1)
+    assert len(search.search(good.take(np.empty(0, np.int64)), 1, 1).leaves_BM) == 0
+
+
+def test_more_children_than_a_chunk_can_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.linear.fit.MAX_CHILDREN", 3)
+    with pytest.raises(InvalidData, match="tree: got 'a node of 4 children', expected at most 3"):
+        fit_linear(rows_of(np.eye(3)), np.array([0, 0, 0, 0]), np.empty(0, np.int32), complete_tree(np.arange(4), 4), LinearOptions())
+
+
+def test_chunks_that_do_not_fit_their_tree_are_refused() -> None:
+    rng = np.random.default_rng(10)
+    tree = random_tree(rng, 3, 3)
+    chunks = random_chunks(rng, tree, 30, integer=False)
+    chunks.check(tree)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"chunk_row": chunks.chunk_row[:-1]}, "chunk_row has"),
+        ({"row_entry": chunks.row_entry + 1}, "row_entry has"),
+        ({"bias": chunks.bias[:-1]}, "biases, expected"),
+        ({"bias": chunks.bias.astype(np.float64)}, "bias is float64"),
+        ({"row_feature": np.full_like(chunks.row_feature, 30)}, "outside 0 … 29"),
+        ({"row_feature": np.zeros_like(chunks.row_feature)}, "does not rise within a node"),
+        ({"entry_child": np.full_like(chunks.entry_child, 7)}, "has no child for"),
+        ({"entry_weight": np.full_like(chunks.entry_weight, np.nan)}, "must be finite"),
+    ]
+    for changed, message in wrong:
+        with pytest.raises(BundleCorrupt, match=message):
+            replace(chunks, **changed).check(tree)
+
+
+# -- quality --------------------------------------------------------------------------------------------------------------
+
+
+def test_quality_is_what_the_definitions_say() -> None:
+    labels_from, labels = np.array([0, 2, 3, 3]), np.array([1, 4, 0], np.int32)
+    empty = SparseRows(np.zeros(4, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), 3)
+    test = LabelledPoints(empty, labels_from, labels, 5)
+    found = np.array([[4, 2, 1, 3, -1], [1, 0, -1, -1, -1], [3, 2, 1, 0, -1]])
+    row = quality(found, test, test)
+    assert row["p1"] == pytest.approx(100 / 3, abs=0.01)
+    assert row["p5"] == pytest.approx(100 * 3 / 15, abs=0.01)
+    assert row["r10"] == 100
+    first = (1 + 1 / np.log2(4)) / (1 + 1 / np.log2(3))
+    assert row["ndcg5"] == pytest.approx(100 * (first + 1 / np.log2(3)) / 3, abs=0.01)
+    assert row["psp1"] == pytest.approx(50, abs=0.01)  # equal propensities: one of two points with labels

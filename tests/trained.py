@@ -1,0 +1,41 @@
+"""Small bundles with the graphs that training exports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+
+from espalier.bundle import Bundle
+from espalier.tree import complete_tree
+from tests.builders import make_bundle
+from training.config import ScorerConfig
+from training.scorers.model import export_graphs, new_scorer
+
+
+def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.random.Generator, name: str = "trained") -> Bundle:
+    """A bundle with the graphs that training exports, random weights."""
+    tree = complete_tree(rows.permutation(27), 3)
+    windows = (3, 2)
+    config = ScorerConfig(kind=kind, node_dim=24, hidden=hidden)  # type: ignore[arg-type]  # a string of a parametrised test
+    torch.manual_seed(3)
+    model = new_scorer(config, windows, tree.node_count)
+    example = torch.randint(0, tree.node_count, (2, tree.height + 1, 5))
+    graphs = export_graphs(model, "history_nodes", example)
+    state = onnx.load_from_string(graphs[1]).graph.input[0].type.tensor_type.shape.dim[-1].dim_value
+    return make_bundle(
+        folder,
+        rows,
+        tree,
+        gamma=0.5,
+        integer=False,
+        graphs=graphs,
+        state_dim=state,
+        width=24,
+        length=5,
+        name=name,
+        max_beam_size=16,
+        max_m=20,
+    )

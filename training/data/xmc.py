@@ -1,0 +1,118 @@
+"""The text format of the Extreme Classification Repository: points of sparse features with their labels.
+
+    POINTS FEATURES LABELS
+    3,17 0:0.12 5:0.4 …          labels, then feature:value, both counted from 0; a point may lack either
+
+Knows the files, gzipped or not. Does not know what is learned from them.
+
+Legend: B points, F features.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidData, InvalidQuery
+from espalier.sparse import SparseRows
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledPoints:
+    """B points with their labels.
+
+    points       features
+    labels_from  int64[B + 1]: where each point's labels begin
+    labels       int32, ascending within a point, none twice
+    label_count  labels are 0 … label_count − 1
+    """
+
+    points: SparseRows
+    labels_from: NDArray[np.int64]
+    labels: NDArray[np.int32]
+    label_count: int
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def take(self, rows: NDArray[np.int64]) -> LabelledPoints:
+        """The points at some positions (int64)."""
+        labels = SparseRows(self.labels_from, self.labels, np.ones(len(self.labels), np.float32), self.label_count).take(rows)
+        return LabelledPoints(self.points.take(rows), labels.indptr, labels.indices, self.label_count)
+
+
+def read_xmc(path: Path) -> LabelledPoints:
+    """Read a file. Raises InvalidData, which names the line, where it is not in the format."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            lines = file.read().removesuffix(b"\n").split(b"\n")
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidData(str(path), str(error), "a readable file in the XMC repository's text format") from error
+    header = lines[0].split()
+    if len(header) != 3 or not all(entry.isdigit() for entry in header):
+        raise InvalidData(f"{path}, line 1", lines[0][:80].decode(errors="replace"), "three numbers: points, features, labels")
+    count, features, label_count = map(int, header)
+    if max(features, label_count) > np.iinfo(np.int32).max:
+        raise InvalidData(f"{path}, line 1", max(features, label_count), f"at most {np.iinfo(np.int32).max} features and labels")
+    body = lines[1:]
+    while body and not body[-1].strip() and len(body) > count:
+        body.pop()
+    if len(body) != count:
+        raise InvalidData(str(path), f"{len(body)} points", f"{count}, as its first line says")
+    labels, labels_from, parts, entries = [], [0], [], [0]
+    for number, line in enumerate(body, start=2):
+        begins_with_features = b":" in line.split(b" ", 1)[0]
+        first, _, rest = (b"", b"", line) if begins_with_features else line.partition(b" ")
+        try:
+            own = sorted({int(label) for label in first.split(b",") if label.strip()})
+        except ValueError:
+            raise InvalidData(f"{path}, line {number}", first[:80].decode(errors="replace"), "labels with commas between them") from None
+        if own and (own[0] < 0 or own[-1] >= label_count):
+            raise InvalidData(
+                f"{path}, line {number}", own[-1] if own[-1] >= label_count else own[0], f"labels from 0 to {label_count - 1}"
+            )
+        labels += own
+        labels_from.append(len(labels))
+        parts.append(rest)
+        entries.append(entries[-1] + rest.count(b":"))
+    indptr = np.array(entries, np.int64)
+    numbers = _numbers(path, parts, int(indptr[-1]))
+    if len(numbers) and not (numbers[0::2].min() >= 0 and numbers[0::2].max() < features):
+        bad = int(numbers[0::2].max() if numbers[0::2].max() >= features else numbers[0::2].min())
+        raise InvalidData(str(path), bad, f"features from 0 to {features - 1}")
+    order = np.lexsort((numbers[0::2], np.repeat(np.arange(count), np.diff(indptr))))
+    points = SparseRows(indptr, numbers[0::2][order].astype(np.int32), numbers[1::2][order].astype(np.float32), features)
+    try:
+        points.check()
+    except InvalidQuery as error:
+        raise InvalidData(str(path), error.value, "features each once in a point, with finite values") from error
+    return LabelledPoints(points, np.array(labels_from, np.int64), np.array(labels, np.int32), label_count)
+
+
+def _numbers(path: Path, parts: list[bytes], entries: int) -> NDArray[np.float64]:
+    """Feature, value, feature, value … of all points."""
+    numbers = _parsed(b" ".join(parts))
+    if numbers is not None and len(numbers) == 2 * entries and np.all(numbers[0::2] == np.floor(numbers[0::2])):
+        return numbers
+    for line, part in enumerate(parts, start=2):
+        own = _parsed(part)
+        if (
+            own is None
+            or len(own) != 2 * part.count(b":")
+            or len(part.split()) != part.count(b":")
+            or np.any(own[0::2] != np.floor(own[0::2]))
+        ):
+            raise InvalidData(f"{path}, line {line}", part[:80].decode(errors="replace"), "feature:value pairs with spaces between them")
+    raise InvalidData(str(path), f"{entries} features", "feature:value pairs with spaces between them")
+
+
+def _parsed(text: bytes) -> NDArray[np.float64] | None:
+    try:
+        return np.array(text.replace(b":", b" ").split(), dtype=np.float64)
+    except ValueError:
+        return None

@@ -1,0 +1,93 @@
+"""Balanced hierarchical spherical k-means over sparse rows: a tree whose leaves hold one label each (PECOS §3.1).
+
+The labels of a node are cut in half again and again: two centres, each label to the one it is nearer to by the cosine, as many to either
+side; then the cuts are grouped into nodes of `branching` children, and what is left at the end are the labels of a leaf cluster.
+
+Legend: I labels, F features.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidConfig
+from espalier.sparse import SparseRows
+from espalier.tree import Tree, tree_from_children
+
+Array = NDArray[Any]
+ROUNDS = 20
+FAST = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
+
+
+def hierarchical_kmeans(labels: SparseRows, branching: int, max_leaf: int, seed: int) -> Tree:
+    """The tree over labels 0 … I − 1, given by rows of length 1.
+
+    branching  most children of a node above the leaf clusters · max_leaf: most labels in a leaf cluster
+    Raises InvalidConfig.
+    """
+    for name, value, least in (("branching", branching, 2), ("max_leaf", max_leaf, 2)):
+        if value < least:
+            raise InvalidConfig(name, value, f"at least {least}")
+    cuts = max(0, math.ceil(math.log2(max(1, len(labels)) / max_leaf)))
+    difference = np.zeros(labels.width, np.float32)
+    clusters = [np.arange(len(labels))]
+    for depth in range(cuts):
+        for number, members in enumerate(clusters):
+            # A seed of its own for each cut, so that none depends on the others.
+            _halve(labels.indptr, labels.indices, labels.values, members, difference, ROUNDS, (seed << 24) + (1 << depth) + number)
+        clusters = [half for members in clusters for half in (members[: len(members) // 2], members[len(members) // 2 :])]
+    counts = [[len(members) for members in clusters]]
+    step = 1 << (branching.bit_length() - 1)  # cuts are halves, so nodes have a power of two of children
+    while len(counts[0]) > 1:
+        size = len(counts[0])
+        above = -(-size // step)
+        counts.insert(0, [min(step, size - step * k) for k in range(above)])
+    return tree_from_children(counts, np.concatenate(clusters))
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
+def _halve(indptr: Array, indices: Array, values: Array, members: Array, difference: Array, rounds: int, seed: int) -> None:
+    """Reorder `members` so that each half is near one of two centres. `difference` is 0 before and after."""
+    count, half = len(members), len(members) // 2
+    if count < 2:
+        return
+    random = np.uint64(seed) * np.uint64(2654435761) + np.uint64(1)
+    random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+    one = np.int64((random >> np.uint64(33)) % np.uint64(count))
+    random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+    other = np.int64((random >> np.uint64(33)) % np.uint64(count - 1))
+    other += other >= one
+    for e in range(indptr[members[one]], indptr[members[one] + 1]):
+        difference[indices[e]] -= values[e]
+    for e in range(indptr[members[other]], indptr[members[other] + 1]):
+        difference[indices[e]] += values[e]
+    left, before = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+    score = np.empty(count, np.float32)
+    sums = np.zeros((2, len(difference)), np.float32)
+    for done in range(rounds):
+        for k in range(count):
+            near = np.float32(0)
+            for e in range(indptr[members[k]], indptr[members[k] + 1]):
+                near += difference[indices[e]] * values[e]
+            score[k] = near
+        order = np.argsort(score, kind="mergesort")
+        for place in range(count):
+            left[order[place]] = place < half
+        if done > 0 and np.all(left == before):
+            break
+        before[:] = left
+        sums[:] = 0
+        for k in range(count):
+            side = 0 if left[k] else 1
+            for e in range(indptr[members[k]], indptr[members[k] + 1]):
+                sums[side, indices[e]] += values[e]
+        lengths = np.sqrt((sums * sums).sum(1)) + np.float32(1e-12)
+        for f in range(len(difference)):
+            difference[f] = sums[1, f] / lengths[1] - sums[0, f] / lengths[0]
+    difference[:] = 0
+    members[:] = np.concatenate((members[before], members[~before]))
