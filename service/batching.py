@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ from service.admission import Admission, Cost, retry_after_s
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 
 log = logging.getLogger(__name__)
+
+Arguments = TypeVarTuple("Arguments")
 
 SERIAL_CALL_S = 1e-3
 """On a CPU a call costs the sum of its queries and nobody gets an answer before its end, so that batching only saves hand-overs (tens of
@@ -115,8 +118,9 @@ class Batcher:
         self._query_s = 0.0  # engine seconds per query, a running mean
         self._closed = False
         self._asleep = False
+        self._room_wanted = False  # somebody found no room since the engine last took queries
         self._wake = threading.Semaphore(0)
-        self._room: deque[asyncio.Future[None]] = deque()  # streams that wait for room; touched by the event loop alone
+        self._room: deque[asyncio.Event] = deque()  # patient requests that wait for room, in turn; touched by the event loop alone
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
 
@@ -133,8 +137,9 @@ class Batcher:
         Raises NotReady after `drain`, QueueFull, DeadlinePassed, EngineFailed when an engine call that held one of the queries raised.
         """
         loop = asyncio.get_running_loop()
-        while not (parts := self._accept(queries, params, deadline, patient, loop)):
-            await self._wait_for_room(deadline, loop)
+        parts = [] if patient and self._room else self._accept(queries, params, deadline, patient, loop)
+        if not parts:
+            parts = await self._accept_in_turn(queries, params, deadline, loop)
         expiry = None if deadline == float("inf") else loop.call_later(max(deadline - self._clock(), 0), self._expire, parts)
         try:
             if len(parts) == 1:
@@ -157,8 +162,7 @@ class Batcher:
         with self._lock:
             self._closed = True
         self._wake.release()
-        while self._room:
-            self._make_room()
+        self._make_room()
         await asyncio.to_thread(self._thread.join, timeout_s)
         return not self._thread.is_alive()
 
@@ -176,6 +180,7 @@ class Batcher:
             if self._closed:
                 raise NotReady("The service is shutting down.")
             if patient and self._admission.is_long(self._waiting, len(queries), self._wait_s(), self._call_s, overload=True):
+                self._room_wanted = True
                 return []
             if not patient:
                 self._check_room(now, len(queries))
@@ -203,22 +208,23 @@ class Batcher:
         """Seconds that a newcomer is expected to wait. Holds the lock."""
         return self._waiting_s + self._call_s if self.limits.serial else self._call_s * (self._waiting / self.limits.max_batch)
 
-    async def _wait_for_room(self, deadline: float, loop: asyncio.AbstractEventLoop) -> None:
-        """Until something has left the queue. One is woken at a time, and wakes the next when it has found its room."""
-        room = loop.create_future()
+    async def _accept_in_turn(
+        self, queries: QueryBatch, params: SearchParams, deadline: float, loop: asyncio.AbstractEventLoop
+    ) -> list[_Part]:
+        """Put a patient request in the queue once there is room and all that waited before it have found theirs."""
+        room = asyncio.Event()
         self._room.append(room)
         try:
             async with asyncio.timeout(None if deadline == float("inf") else max(deadline - self._clock(), 0)):
-                await room
+                while self._room[0] is not room or not (parts := self._accept(queries, params, deadline, True, loop)):
+                    room.clear()
+                    await room.wait()
+                return parts
         except TimeoutError:
             raise DeadlinePassed("The deadline passed before the search began.") from None
-        except asyncio.CancelledError:
-            if room.done() and not room.cancelled():
-                self._make_room()  # it was another's turn as well
-            raise
         finally:
-            if room in self._room:
-                self._room.remove(room)
+            self._room.remove(room)
+            self._make_room()  # the next one finds out whether there is more
 
     def _expire(self, parts: Sequence[_Part]) -> None:
         for part in parts:
@@ -250,11 +256,8 @@ class Batcher:
 
     def _make_room(self) -> None:
         """Wake the first who waits for room, if somebody does."""
-        while self._room:
-            room = self._room.popleft()
-            if not room.done():
-                room.set_result(None)
-                return
+        if self._room:
+            self._room[0].set()
 
     # -- the engine's thread --------------------------------------------------------------------------------------------
 
@@ -273,10 +276,15 @@ class Batcher:
         """The queries of the next call, None when all is done. Blocks while there are none."""
         with self._lock:
             parts = self._take()
-            if not parts:
+            room_wanted = bool(parts) and self._room_wanted
+            if parts:
+                self._room_wanted = False
+            else:
                 if self._closed:
                     return None
                 self._asleep = True
+        if room_wanted:
+            self._tell(parts, self._make_room)
         if not parts:
             self._wake.acquire()
             if self.limits.max_wait_s > 0 and not self._closed and self._waiting < self.limits.max_batch:
@@ -334,8 +342,12 @@ class Batcher:
         except Exception as error:
             log.exception("an engine call of %d requests failed", len(parts))
             answers = [EngineFailed(repr(error)) for _ in parts]
+        self._tell(parts, self._deliver, parts, answers)
+
+    def _tell(self, parts: Sequence[_Part], callback: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
+        """Have the event loop of `parts` call back."""
         try:
-            parts[0].answer.get_loop().call_soon_threadsafe(self._deliver, parts, answers)
+            parts[0].answer.get_loop().call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
             log.debug("the event loop has closed; nobody waits for %d answers", len(parts))
 

@@ -395,6 +395,24 @@ def test_a_patient_request_that_finds_no_room_by_its_deadline_has_expired(engine
     asyncio.run(scenario())
 
 
+def test_room_is_given_when_the_engine_takes_what_waits_not_when_it_has_answered(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(max_queue=2, max_wait_s=0.1), "test")  # the engine takes nothing before all have come
+        engine.go.clear()
+        tasks = await accepted(*(batcher.search(queries(i), SearchParams.uniform(1, 5, 5), patient=True) for i in range(6)))
+        assert batcher.depth == 2
+        assert await asyncio.to_thread(engine.started.wait, 10)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert batcher.depth == 2  # two more have come in while the engine is at the first two
+        engine.go.set()
+        await asyncio.gather(*tasks)
+        assert [item for call in range(len(engine.calls)) for item in newest(engine, call)] == list(range(6))
+        await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
 def test_room_that_a_cancelled_request_leaves_is_given_on(engine: FakeEngine) -> None:
     async def scenario() -> None:
         batcher = Batcher(engine, Limits(max_queue=1), "test")
