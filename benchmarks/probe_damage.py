@@ -30,7 +30,7 @@ import numpy as np
 import yaml
 
 from benchmarks.serving import get, serving
-from espalier.bundle import Bundle, BundleContent, write_bundle
+from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.golden import encode_table
 from espalier.manifest import ManifestDraft
 from espalier.search import open_engine
@@ -45,10 +45,10 @@ NOTABLE = 0.02
 """Loss of recall@m at which a scrape counts as showing it."""
 
 
-def content_of(bundle: Bundle) -> BundleContent:
+def content_of(bundle: Bundle) -> GraphContent:
     """All parts of a bundle."""
-    scorer = bundle.manifest.scorer
-    return BundleContent(
+    scorer = bundle.graph_scorer
+    return GraphContent(
         tree=bundle.tree,
         node_rows_ND=np.array(bundle.node_rows_ND),
         state_levels=scorer.state_levels,
@@ -66,7 +66,7 @@ def draft_of(bundle: Bundle, version: int) -> ManifestDraft:
     return ManifestDraft(**{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields} | {"version": version})
 
 
-def swap_leaves(content: BundleContent, rng: np.random.Generator) -> BundleContent:
+def swap_leaves(content: GraphContent, rng: np.random.Generator) -> GraphContent:
     """A quarter of the items in each other's leaves, as an export with a stale item table would have them."""
     leaf_item = np.array(content.tree.leaf_item)
     swapped = rng.choice(np.flatnonzero(leaf_item >= 0), len(leaf_item) // 4, replace=False)
@@ -74,7 +74,7 @@ def swap_leaves(content: BundleContent, rng: np.random.Generator) -> BundleConte
     return replace(content, tree=Tree(content.tree.level_offset, content.tree.first_child, leaf_item))
 
 
-def shuffle_level(content: BundleContent, rng: np.random.Generator) -> BundleContent:
+def shuffle_level(content: GraphContent, rng: np.random.Generator) -> GraphContent:
     """The node rows of one inner level among each other."""
     level = content.tree.height - 2
     begin, end = content.tree.level_offset[level : level + 2]
@@ -83,13 +83,13 @@ def shuffle_level(content: BundleContent, rng: np.random.Generator) -> BundleCon
     return replace(content, node_rows_ND=rows_ND)
 
 
-def noise(content: BundleContent, rng: np.random.Generator) -> BundleContent:
+def noise(content: GraphContent, rng: np.random.Generator) -> GraphContent:
     """Noise of their own size on all node rows, as a failed conversion to fewer bits would leave."""
     rows_ND = np.array(content.node_rows_ND)
     return replace(content, node_rows_ND=(rows_ND + rng.normal(0, rows_ND.std(), rows_ND.shape)).astype(rows_ND.dtype))
 
 
-DAMAGES: dict[str, Callable[[BundleContent, np.random.Generator], BundleContent]] = {
+DAMAGES: dict[str, Callable[[GraphContent, np.random.Generator], GraphContent]] = {
     "a quarter of the items swapped": swap_leaves,
     "one level's rows shuffled": shuffle_level,
     "noise on all rows": noise,

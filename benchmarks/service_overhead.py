@@ -24,7 +24,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from benchmarks.serving import serving
-from espalier.bundle import Bundle, BundleContent, write_bundle
+from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, QueryBatch
@@ -168,7 +168,7 @@ def _write_model(folder: Path) -> None:
     heldout = pa.table({"history": history, "relevant": [["item-0"]]})
     items = ItemTable.build(pa.table({"id": ids}))
     rows_ND = np.zeros((tree.node_count, 1), np.float32)
-    write_bundle(folder / "trivial" / "1", draft, BundleContent(tree, rows_ND, 1, 1, b"none", b"none", items, golden, heldout))
+    write_bundle(folder / "trivial" / "1", draft, GraphContent(tree, rows_ND, 1, 1, b"none", b"none", items, golden, heldout))
 
 
 def _constant_answer() -> dict[str, Any]:

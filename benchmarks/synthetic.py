@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from espalier.bundle import Bundle, BundleContent, write_bundle
+from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
@@ -62,7 +62,7 @@ def _write(
     length = sum(PAPER_WINDOWS)
     query, scorer = export_graphs(model, "history_nodes", torch.zeros((2, tree.height + 1, length), dtype=torch.int64))
     strings = pa.list_(pa.string())
-    content = BundleContent(
+    content = GraphContent(
         tree=tree,
         node_rows_ND=model.node_rows.detach().numpy(),
         state_levels=tree.height + 1,
@@ -164,7 +164,7 @@ def diffusion_bundle(folder: Path, height: int, seed: int = 0) -> Bundle:
         NodeScorer(8, VECTOR_DIM + 1, VectorEncoder(VECTOR_DIM), head, 1.0), "vector", torch.zeros((2, VECTOR_DIM))
     )
     example = pa.array([[0.0] * VECTOR_DIM], pa.list_(pa.float32()))
-    content = BundleContent(
+    content = GraphContent(
         tree=complete_tree(leaf_item, 2),
         node_rows_ND=np.pad(rows_ND, ((0, 0), (0, 1))),  # a bias of 0
         state_levels=1,

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
-from espalier.engines.chunk_search import ChunkSearch
+from espalier.engines.chunk_search import ChunkSearch, Wanted
 from espalier.errors import EspalierError, InvalidData
 from espalier.tree import Tree
 from loadtest.hardware import hardware
@@ -112,18 +112,18 @@ def ours(folder: Path, beams: Sequence[int]) -> None:
     search = ChunkSearch(tree, chunks)
     singles = [test.points.take(np.array([b])) for b in range(min(SINGLE, len(test)))]
     for beam in beams:
-        leaves_BM = search.search(test.points, beam, M).leaves_BM
+        leaves_BM = search.search(test.points, Wanted.uniform(len(test.points), beam, M)).leaves_BM
         np.save(folder / f"espalier-{beam}.npy", np.where(leaves_BM >= 0, tree.leaf_item[leaves_BM - tree.leaf_offset], -1))
-        search.search(singles[0], beam, 10)
+        search.search(singles[0], Wanted.uniform(len(singles[0]), beam, 10))
         times = []
         for query in singles:
             begin = time.perf_counter()
-            search.search(query, beam, 10)
+            search.search(query, Wanted.uniform(len(query), beam, 10))
             times.append(time.perf_counter() - begin)
         rates = []
         for _ in range(3):
             begin = time.perf_counter()
-            search.search(test.points, beam, 10)
+            search.search(test.points, Wanted.uniform(len(test.points), beam, 10))
             rates.append(len(test) / (time.perf_counter() - begin))
         report["beams"][beam] = {"ms_p50": round(1e3 * float(np.median(times)), 4), "queries_per_s": round(float(np.median(rates)))}
         print("espalier", beam, report["beams"][beam], flush=True)
@@ -207,7 +207,7 @@ def choose(data: LabelledPoints) -> list[Row]:
         begin = time.process_time()
         tree, chunks = train(training, LinearOptions(**changed), branching, max_leaf)
         seconds = time.process_time() - begin
-        leaves_BM = ChunkSearch(tree, chunks).search(validation.points, 10, M).leaves_BM
+        leaves_BM = ChunkSearch(tree, chunks).search(validation.points, Wanted.uniform(len(validation.points), 10, M)).leaves_BM
         found = np.where(leaves_BM >= 0, tree.leaf_item[leaves_BM - tree.leaf_offset], -1)
         row: Row = {"branching": branching, "max_leaf": max_leaf, "changed": changed, "train_cpu_s": round(seconds, 2)}
         rows.append(row | {"model_mb": round(chunks.nbytes / 1e6, 1)} | quality(found, validation, training))

@@ -2,13 +2,21 @@
 
     manifest.json       what it is, with the size and SHA-256 of every other file
     tree.safetensors    level_offset, first_child, leaf_item
-    nodes.safetensors   node_rows[N, D], float32 or float16
-    query.onnx          query arrays, node_rows → query_state[B, L, S]
-    scorer.onnx         query_state[B, S], node_rows[B, C, D] → logits[B, C]
     items.arrow         ids, titles, attributes
     golden.parquet      queries with the results that every engine must give
     heldout.parquet     held-out queries with their relevant ids
+
+and the node scorers, either as graphs
+
+    nodes.safetensors   node_rows[N, D], float32 or float16
+    query.onnx          query arrays, node_rows → query_state[B, L, S]
+    scorer.onnx         query_state[B, S], node_rows[B, C, D] → logits[B, C]
     weights.safetensors the network's weights by their names in training, for training on; engines do not need it, a bundle may lack it
+
+or as weights of sparse features
+
+    chunks.safetensors  the arrays of espalier.chunks
+    text.safetensors    the vectoriser's, where queries are texts
 
 Written to a temporary folder and renamed; opened by mmap; never overwritten; no pickle. Knows files, not searches.
 """
@@ -25,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,30 +42,33 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from safetensors.numpy import save_file
 
+from espalier.chunks import ARRAYS as CHUNK_ARRAYS
+from espalier.chunks import Chunks
 from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound, InvalidTree, UnsupportedSchema
 from espalier.items import ItemTable
-from espalier.manifest import SCHEMA_VERSION, FileInfo, Manifest, ManifestDraft, ModelName, ScorerInfo, TreeInfo
+from espalier.manifest import SCHEMA_VERSION, FileInfo, GraphScorer, LinearScorer, Manifest, ManifestDraft, ModelName, TreeInfo
+from espalier.queries import HistoryKind, TextKind, VectorKind
 from espalier.tree import Tree
 
-PARTS = (
-    "tree.safetensors",
-    "nodes.safetensors",
-    "query.onnx",
-    "scorer.onnx",
-    "items.arrow",
-    "golden.parquet",
-    "heldout.parquet",
-)
+if TYPE_CHECKING:  # numba takes a while to import, and only models of texts need it
+    from espalier.text import Vectoriser
+
+COMMON_PARTS = ("tree.safetensors", "items.arrow", "golden.parquet", "heldout.parquet")
+GRAPH_PARTS = (*COMMON_PARTS, "nodes.safetensors", "query.onnx", "scorer.onnx")
 WEIGHTS = "weights.safetensors"
+CHUNKS, TEXT = "chunks.safetensors", "text.safetensors"
+LINEAR_PARTS = (*COMMON_PARTS, CHUNKS)
+ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT)
+"""What some bundle must have besides its manifest; `parts_of` says which of them a given one must."""
 MAX_MANIFEST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class BundleContent:
-    """Everything that goes into a bundle besides the manifest.
+class GraphContent:
+    """Everything that goes into a bundle of graphs besides the manifest.
 
     node_rows_ND  float32[N, D] or float16[N, D]
-    golden        table with the query column (`history` or `vector`), `beam_size`, `m`, `item_rows`, `ranks`, `margin`
+    golden        table with the query column (named as the query kind), `beam_size`, `m`, `item_rows`, `ranks`, `margin`
     heldout       table with the query column and `relevant` (item ids)
     weights       float32 arrays of the network, without the node rows; empty: no such file
     """
@@ -75,6 +86,18 @@ class BundleContent:
 
 
 @dataclass(frozen=True)
+class LinearContent:
+    """Everything that goes into a bundle of linear scorers besides the manifest; the vectoriser where queries are texts."""
+
+    tree: Tree
+    chunks: Chunks
+    items: ItemTable
+    golden: pa.Table
+    heldout: pa.Table
+    vectoriser: Vectoriser | None = None
+
+
+@dataclass(frozen=True)
 class Bundle:
     """An opened bundle. Node rows and items are mapped, not read; the tree is copied."""
 
@@ -89,7 +112,7 @@ class Bundle:
         Raises BundleNotFound, UnsupportedSchema or BundleCorrupt, each saying which file and why.
         """
         manifest = _read_manifest(path)
-        for name in (*PARTS, *({WEIGHTS} & manifest.files.keys())):
+        for name in (*parts_of(manifest), *({WEIGHTS} & manifest.files.keys())):
             info = manifest.files.get(name)
             if info is None:
                 raise BundleCorrupt(f"{path}: manifest.json does not list {name}")
@@ -113,17 +136,61 @@ class Bundle:
             raise BundleCorrupt(f"{self.path / 'tree.safetensors'}: the tree is not the one that the manifest describes")
         return tree
 
+    @property
+    def graph_scorer(self) -> GraphScorer:
+        """Shapes of the node rows and query states. Raises BundleCorrupt for a bundle of linear scorers, which has none."""
+        if not isinstance(self.manifest.scorer, GraphScorer):
+            raise BundleCorrupt(f"{self.path}: {self.manifest.scorer.kind} scorers, expected graphs over node rows")
+        return self.manifest.scorer
+
+    @property
+    def graph_kind(self) -> HistoryKind | VectorKind:
+        """The query kind of a bundle of graphs. Raises BundleCorrupt for other bundles."""
+        kind = self.manifest.query
+        if not isinstance(kind, HistoryKind | VectorKind):
+            raise BundleCorrupt(f"{self.path}: {kind.kind} queries, expected histories or vectors")
+        return kind
+
     @cached_property
     def node_rows_ND(self) -> NDArray[Any]:
         """float32[N, D] or float16[N, D], mapped."""
+        scorer = self.graph_scorer
         file = self.path / "nodes.safetensors"
         rows = _map_safetensors(file).get("node_rows")
-        scorer = self.manifest.scorer
         wanted = f"{scorer.dtype}[{self.manifest.tree.nodes}, {scorer.node_dim}]"
         if rows is None or rows.dtype != scorer.dtype or rows.shape != (self.manifest.tree.nodes, scorer.node_dim):
             found = "nothing" if rows is None else f"{rows.dtype}{list(rows.shape)}"
             raise BundleCorrupt(f"{file}: expected node_rows {wanted}, got {found}")
         return rows
+
+    @cached_property
+    def chunks(self) -> Chunks:
+        """The weights of a bundle of linear scorers, mapped and checked."""
+        scorer, file = self.manifest.scorer, self.path / CHUNKS
+        if not isinstance(scorer, LinearScorer):
+            raise BundleCorrupt(f"{self.path}: {scorer.kind} scorers, expected linear ones")
+        arrays = _map_safetensors(file)
+        if arrays.keys() != set(CHUNK_ARRAYS):
+            raise BundleCorrupt(f"{file}: arrays {sorted(arrays)}, expected {sorted(CHUNK_ARRAYS)}")
+        chunks = Chunks(**arrays, width=scorer.features)
+        try:
+            chunks.check(self.tree)
+        except BundleCorrupt as error:
+            raise BundleCorrupt(f"{file}: {error}") from error
+        return chunks
+
+    @cached_property
+    def vectoriser(self) -> Vectoriser:
+        """What makes features of texts. Raises BundleCorrupt where queries are no texts."""
+        from espalier.text import Vectoriser
+
+        kind = self.manifest.query
+        if not isinstance(kind, TextKind):
+            raise BundleCorrupt(f"{self.path}: {kind.kind} queries, expected texts")
+        vectoriser = Vectoriser.from_arrays(kind.blocks, _map_safetensors(self.path / TEXT))
+        if vectoriser.width != kind.width:
+            raise BundleCorrupt(f"{self.path / TEXT}: {vectoriser.width} features, the manifest says {kind.width}")
+        return vectoriser
 
     @cached_property
     def items(self) -> ItemTable:
@@ -149,7 +216,7 @@ class Bundle:
         return _read_parquet(self.path / "heldout.parquet")
 
 
-def write_bundle(path: Path, draft: ManifestDraft, content: BundleContent) -> Bundle:
+def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | LinearContent) -> Bundle:
     """Write models/<name>/<version>/ as one atomic step.
 
     Raises BundleExists when `path` is there already, InvalidTree when padding every node to its level's largest child count
@@ -158,10 +225,9 @@ def write_bundle(path: Path, draft: ManifestDraft, content: BundleContent) -> Bu
     path = path.absolute()
     if path.exists():
         raise BundleExists(f"{path}: a bundle is never overwritten; choose another version")
-    tree, rows = content.tree, content.node_rows_ND
-    _check_padding(tree)
-    if rows.shape[0] != tree.node_count or rows.dtype not in (np.float32, np.float16):
-        raise BundleCorrupt(f"node_rows: expected float32 or float16 [{tree.node_count}, D], got {rows.dtype}{list(rows.shape)}")
+    tree = content.tree
+    if isinstance(content, GraphContent):
+        _check_padding(tree)
     if len(content.items) != tree.item_count:
         raise BundleCorrupt(f"items: {len(content.items)} rows, the tree holds {tree.item_count}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,25 +235,16 @@ def write_bundle(path: Path, draft: ManifestDraft, content: BundleContent) -> Bu
     try:
         topology = {"level_offset": tree.level_offset, "first_child": tree.first_child, "leaf_item": tree.leaf_item}
         save_file(topology, temporary / "tree.safetensors")
-        save_file({"node_rows": np.ascontiguousarray(rows)}, temporary / "nodes.safetensors")
-        (temporary / "query.onnx").write_bytes(content.query_onnx)
-        (temporary / "scorer.onnx").write_bytes(content.scorer_onnx)
+        scorer = _write_graphs(temporary, content) if isinstance(content, GraphContent) else _write_linear(temporary, content)
         content.items.write(temporary / "items.arrow")
         pq.write_table(content.golden, temporary / "golden.parquet")
         pq.write_table(content.heldout, temporary / "heldout.parquet")
-        if content.weights:
-            save_file({name: np.ascontiguousarray(array) for name, array in content.weights.items()}, temporary / WEIGHTS)
-        names = (*PARTS, WEIGHTS) if content.weights else PARTS
+        names = sorted(file.name for file in temporary.iterdir())
         manifest = Manifest(
             **draft.model_dump(),
             schema_version=SCHEMA_VERSION,
             tree=_tree_info(tree),
-            scorer=ScorerInfo(
-                dtype=str(rows.dtype),  # type: ignore[arg-type]  # checked above
-                node_dim=rows.shape[1],
-                state_levels=content.state_levels,
-                state_dim=content.state_dim,
-            ),
+            scorer=scorer,
             files={name: FileInfo(sha256=_sha256(temporary / name), size=(temporary / name).stat().st_size) for name in names},
         )
         (temporary / "manifest.json").write_text(manifest.model_dump_json(indent=2) + "\n")
@@ -203,6 +260,13 @@ def write_bundle(path: Path, draft: ManifestDraft, content: BundleContent) -> Bu
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Bundle.open(path, verify=False)
+
+
+def parts_of(manifest: Manifest) -> tuple[str, ...]:
+    """The files that a bundle must have besides its manifest."""
+    if isinstance(manifest.scorer, GraphScorer):
+        return GRAPH_PARTS
+    return (*LINEAR_PARTS, TEXT) if isinstance(manifest.query, TextKind) else LINEAR_PARTS
 
 
 def find_versions(root: Path) -> dict[str, tuple[int, ...]]:
@@ -250,6 +314,32 @@ def _read_manifest(path: Path) -> Manifest:
         raise BundleCorrupt(f"{file}: {where}: {first['msg']}") from error
 
 
+def _write_graphs(folder: Path, graphs: GraphContent) -> GraphScorer:
+    tree, rows = graphs.tree, graphs.node_rows_ND
+    if rows.shape[0] != tree.node_count or rows.dtype not in (np.float32, np.float16):
+        raise BundleCorrupt(f"node_rows: expected float32 or float16 [{tree.node_count}, D], got {rows.dtype}{list(rows.shape)}")
+    save_file({"node_rows": np.ascontiguousarray(rows)}, folder / "nodes.safetensors")
+    (folder / "query.onnx").write_bytes(graphs.query_onnx)
+    (folder / "scorer.onnx").write_bytes(graphs.scorer_onnx)
+    if graphs.weights:
+        save_file({name: np.ascontiguousarray(array) for name, array in graphs.weights.items()}, folder / WEIGHTS)
+    return GraphScorer(
+        dtype=str(rows.dtype),  # type: ignore[arg-type]  # checked above
+        node_dim=rows.shape[1],
+        state_levels=graphs.state_levels,
+        state_dim=graphs.state_dim,
+    )
+
+
+def _write_linear(folder: Path, linear: LinearContent) -> LinearScorer:
+    chunks = linear.chunks
+    chunks.check(linear.tree)
+    save_file({name: np.ascontiguousarray(getattr(chunks, name)) for name in CHUNK_ARRAYS}, folder / CHUNKS)
+    if linear.vectoriser is not None:
+        save_file({name: np.ascontiguousarray(array) for name, array in linear.vectoriser.arrays().items()}, folder / TEXT)
+    return LinearScorer(features=chunks.width, rows=len(chunks.row_feature), weights=len(chunks.entry_weight))
+
+
 def _tree_info(tree: Tree) -> TreeInfo:
     return TreeInfo(
         levels=tree.height + 1, nodes=tree.node_count, leaves=tree.leaf_count, items=tree.item_count, max_children=tree.max_children
@@ -268,7 +358,7 @@ def _check_padding(tree: Tree) -> None:
 
 def _map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a safetensors file as read-only maps. (The library's own NumPy loader copies.)"""
-    dtypes = {"I64": "<i8", "I32": "<i4", "F32": "<f4", "F16": "<f2"}
+    dtypes = {"I64": "<i8", "I32": "<i4", "U64": "<u8", "U16": "<u2", "U8": "|u1", "F32": "<f4", "F16": "<f2"}
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -284,7 +374,10 @@ def _map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
                 dtype, shape = np.dtype(dtypes[entry["dtype"]]), tuple(entry["shape"])
                 if end - begin != dtype.itemsize * math.prod(shape):
                     raise ValueError(f"{name}: {end - begin} bytes for {dtype}{list(shape)}")
-                arrays[name] = np.memmap(file, dtype, "r", 8 + length + begin, shape)
+                where = 8 + length + begin
+                arrays[name] = (
+                    np.memmap(file, dtype, "r", where, shape) if end > begin else np.empty(shape, dtype)
+                )  # nothing cannot be mapped
         return arrays
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, OSError) as error:
         raise BundleCorrupt(f"{file}: not a readable safetensors file ({error})") from error

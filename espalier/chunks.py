@@ -19,6 +19,17 @@ MAX_CHILDREN = 1 << 16
 """Of a node: `entry_child` numbers them in 16 bits."""
 
 
+ARRAYS = {
+    "chunk_row": np.int64,
+    "row_feature": np.int32,
+    "row_entry": np.int64,
+    "entry_child": np.uint16,
+    "entry_weight": np.float32,
+    "bias": np.float32,
+}
+"""The arrays of Chunks, as bundles name and type them."""
+
+
 @dataclass(frozen=True, eq=False)
 class Chunks:
     """logit(node) = bias + Σ_f weight(f) · x_f. A row holds the weights of one feature for the children of one inner node that have any.
@@ -42,11 +53,7 @@ class Chunks:
 
     def check(self, tree: Tree) -> None:
         """Raise BundleCorrupt unless the arrays are the scorers of `tree`: a search trusts them."""
-        wanted = {
-            "chunk_row": np.int64, "row_feature": np.int32, "row_entry": np.int64, "entry_child": np.uint16, "entry_weight": np.float32,
-            "bias": np.float32,
-        }  # fmt: skip
-        for name, dtype in wanted.items():
+        for name, dtype in ARRAYS.items():
             array = getattr(self, name)
             if array.ndim != 1 or array.dtype != dtype:
                 raise BundleCorrupt(f"chunks: {name} is {array.dtype}{list(array.shape)}, expected one-dimensional {np.dtype(dtype)}")
@@ -76,7 +83,20 @@ class Chunks:
         if not (np.isfinite(self.entry_weight).all() and np.isfinite(self.bias).all()):
             raise BundleCorrupt("chunks: weights and biases must be finite")
 
+    def weights_of(self, tree: Tree, node: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
+        """A node's weights for some features (ascending): float32, 0 where it has none."""
+        parent = int(tree.parent[node])
+        begin, end = int(self.chunk_row[parent]), int(self.chunk_row[parent + 1])
+        weights = np.zeros(len(features), np.float32)
+        at = begin + np.searchsorted(self.row_feature[begin:end], features)
+        for i, row in enumerate(at.tolist()):
+            if row < end and self.row_feature[row] == features[i]:
+                entries = slice(int(self.row_entry[row]), int(self.row_entry[row + 1]))
+                mine = np.flatnonzero(self.entry_child[entries] == node - tree.first_child[parent])
+                if len(mine):
+                    weights[i] = self.entry_weight[entries][mine[0]]
+        return weights
+
     @property
     def nbytes(self) -> int:
-        arrays = (self.chunk_row, self.row_feature, self.row_entry, self.entry_child, self.entry_weight, self.bias)
-        return sum(array.nbytes for array in arrays)
+        return sum(getattr(self, name).nbytes for name in ARRAYS)

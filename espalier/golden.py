@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.errors import BundleCorrupt
-from espalier.queries import HistoryKind, QueryBatch, encode_histories, encode_vectors
+from espalier.queries import (
+    FeaturesKind,
+    HistoryKind,
+    QueryBatch,
+    VectorKind,
+    encode_features,
+    encode_histories,
+    encode_texts,
+    encode_vectors,
+)
 from espalier.search import Engine, SearchParams
 
 MIN_MEAN_OVERLAP = 0.99
@@ -26,10 +35,16 @@ GOLDEN_COLUMNS = {
 
 
 def encode_table(bundle: Bundle, table: pa.Table) -> QueryBatch:
-    """The query column of a golden or held-out table as a batch."""
+    """The query column of a golden or held-out table as a batch; features are structs of `indices` and `values`."""
     kind = bundle.manifest.query
     queries = table.column(kind.kind).to_pylist()
-    return encode_histories(kind, bundle.items, queries)[0] if isinstance(kind, HistoryKind) else encode_vectors(kind, queries)
+    if isinstance(kind, HistoryKind):
+        return encode_histories(kind, bundle.items, queries)[0]
+    if isinstance(kind, VectorKind):
+        return encode_vectors(kind, queries)
+    if isinstance(kind, FeaturesKind):
+        return encode_features(kind, [(query["indices"], query["values"]) for query in queries])
+    return encode_texts(kind, bundle.vectoriser, queries)
 
 
 def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None) -> float:

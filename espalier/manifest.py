@@ -8,9 +8,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
 
-from espalier.queries import QueryKind
+from espalier.queries import FeaturesKind, QueryKind, TextKind
 
 SCHEMA_VERSION: Literal[1] = 1
 """Raised by one whenever a bundle of the old form can no longer be read as before."""
@@ -32,13 +32,32 @@ class TreeInfo(_Part):
     max_children: tuple[int, ...]
 
 
-class ScorerInfo(_Part):
-    """Node rows [nodes, node_dim] of `dtype`, query states [state_levels, state_dim]; state_levels is levels or 1."""
+class GraphScorer(_Part):
+    """ONNX graphs over node rows [nodes, node_dim] of `dtype`, query states [state_levels, state_dim]; state_levels is levels or 1."""
 
+    kind: Literal["graphs"] = "graphs"
     dtype: Literal["float32", "float16"]
     node_dim: int = Field(ge=1)
     state_levels: int = Field(ge=1)
     state_dim: int = Field(ge=1)
+
+
+class LinearScorer(_Part):
+    """Weights of sparse features, kept by parent (espalier.chunks): so many features, rows and weights."""
+
+    kind: Literal["linear"] = "linear"
+    features: int = Field(ge=1)
+    rows: int = Field(ge=0)
+    weights: int = Field(ge=0)
+
+
+def _scorer_kind(value: Any) -> Any:
+    return value.get("kind", "graphs") if isinstance(value, dict) else getattr(value, "kind", None)
+
+
+Scorer = Annotated[Annotated[GraphScorer, Tag("graphs")] | Annotated[LinearScorer, Tag("linear")], Discriminator(_scorer_kind)]
+Activation = Literal["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge"]
+"""σ(v), or exp(−max(0, 1 − v)^p) for p = 1 … 4 (PECOS's post-processors)."""
 
 
 class Calibration(_Part):
@@ -51,11 +70,12 @@ class Calibration(_Part):
 class Ranking(_Part):
     """rank(n) = own(n) + gamma · rank(parent(n)), rank(root) = 0.
 
-    own = the logit, or the log of the activation. `node` models (TDM, JTM, OTM as published): logit, gamma 0. `path` models (PLT,
-    HSM): log activation, gamma 1. `discounted`: logit, 0 < gamma < 1, with a calibration that maps ranks to scores.
+    own = the logit, or the log of the activation; hinges are for linear scorers alone. `node` models (TDM, JTM, OTM as published):
+    logit, gamma 0. `path` models (PLT, HSM, XR-Linear): log activation, gamma 1. `discounted`: logit, 0 < gamma < 1, with a calibration
+    that maps ranks to scores.
     """
 
-    activation: Literal["sigmoid"] = "sigmoid"
+    activation: Activation = "sigmoid"
     own: Literal["logit", "log_activation"]
     gamma: float = Field(ge=0, le=1)
     calibration: Calibration | None = None
@@ -99,5 +119,20 @@ class Manifest(ManifestDraft):
 
     schema_version: Literal[1]
     tree: TreeInfo
-    scorer: ScorerInfo
+    scorer: Scorer
     files: dict[str, FileInfo]
+
+    @model_validator(mode="after")
+    def _kinds_fit(self) -> Manifest:
+        linear, sparse = isinstance(self.scorer, LinearScorer), isinstance(self.query, FeaturesKind | TextKind)
+        if linear != sparse:
+            raise ValueError(f"{self.scorer.kind} scorers cannot answer {self.query.kind} queries")
+        if (
+            isinstance(self.scorer, LinearScorer)
+            and isinstance(self.query, FeaturesKind | TextKind)
+            and self.scorer.features != self.query.width
+        ):
+            raise ValueError(f"scorers of {self.scorer.features} features cannot answer queries of {self.query.width}")
+        if not linear and self.ranking.activation != "sigmoid":
+            raise ValueError(f"graphs have logits for the sigmoid, not for {self.ranking.activation}")
+        return self

@@ -1,6 +1,6 @@
 """The query kinds and how a batch of them becomes arrays.
 
-Knows `history` (item ids, oldest first) and `vector` (a dense vector). Does not know what a model makes of them.
+Knows `history` (item ids, oldest first), `vector` (dense), `features` (sparse) and `text`. Does not know what a model makes of them.
 
 Legend: B queries, T history length.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from espalier.errors import InvalidQuery
 from espalier.items import ItemTable
+from espalier.sparse import SparseRows, concatenated
+
+if TYPE_CHECKING:  # numba takes a while to import, and only models of texts need it
+    from espalier.text import Vectoriser
 
 MAX_HISTORY = 4096
 """The longest history that a model may take."""
@@ -41,28 +45,89 @@ class VectorKind(BaseModel):
     width: int = Field(ge=1, le=65536)
 
 
-QueryKind = Annotated[HistoryKind | VectorKind, Field(discriminator="kind")]
+class FeaturesKind(BaseModel):
+    """Sparse vectors of `width` features: feature numbers with their values.
+
+    unit  a query is divided by its length (L2) before it is searched with, as training points were
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind: Literal["features"] = "features"
+    width: int = Field(ge=1, le=2**31 - 1)
+    unit: bool = False
+
+
+class TextBlock(BaseModel):
+    """One kind of n-grams.
+
+    unit          of words, or of characters within a word that has a blank before and after ("char_wb"); one too short gives itself
+    max_features  most n-grams of the vocabulary, those of the highest document frequency; 0 = all
+    min_count     least document frequency
+    max_share     largest document frequency, as a share of the documents
+    unknown       what an n-gram outside the vocabulary is: 0 nothing, 1 a feature that all share, more: one of so many, by its hash
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    unit: Literal["word", "char"]
+    n: int = Field(ge=1, le=8)
+    max_features: int = Field(default=0, ge=0)
+    min_count: int = Field(default=1, ge=1)
+    max_share: float = Field(default=0.98, gt=0, le=1)
+    unknown: int = Field(default=1, ge=0, le=2**31 - 1)
+
+
+class TextKind(BaseModel):
+    """Texts, which the bundle's vectoriser turns into `width` features."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind: Literal["text"] = "text"
+    width: int = Field(ge=1, le=2**31 - 1)
+    blocks: tuple[TextBlock, ...] = Field(min_length=1)
+
+
+Kind = HistoryKind | VectorKind | FeaturesKind | TextKind
+QueryKind = Annotated[Kind, Field(discriminator="kind")]
+KIND_NAMES: tuple[Literal["history", "vector", "features", "text"], ...] = ("history", "vector", "features", "text")
 
 
 @dataclass(frozen=True)
 class QueryBatch:
     """A batch of queries as the engine takes it.
 
-    kind    the model's query kind
-    array   history: int64[B, T] item rows, right-aligned (the newest last), PADDING in front;
-            vector: float32[B, width]
+    kind  the model's query kind
+    rows  history: int64[B, T] item rows, right-aligned (the newest last), PADDING in front; vector: float32[B, width];
+          features, text: SparseRows [B, width]
     """
 
-    kind: HistoryKind | VectorKind
-    array: NDArray[np.int64] | NDArray[np.float32]
+    kind: Kind
+    rows: NDArray[np.int64] | NDArray[np.float32] | SparseRows
 
     def __post_init__(self) -> None:
+        if isinstance(self.kind, FeaturesKind | TextKind):
+            if self.features.width != self.kind.width:
+                raise InvalidQuery("queries", f"rows of {self.features.width} features", f"rows of {self.kind.width}")
+            return
         width, dtype = (self.kind.length, np.int64) if isinstance(self.kind, HistoryKind) else (self.kind.width, np.float32)
         if self.array.ndim != 2 or self.array.shape[1] != width or self.array.dtype != dtype:
             raise InvalidQuery("queries", f"{self.array.dtype}{list(self.array.shape)}", f"{np.dtype(dtype)}[B, {width}]")
 
     def __len__(self) -> int:
-        return len(self.array)
+        return len(self.rows)
+
+    @property
+    def array(self) -> NDArray[np.int64] | NDArray[np.float32]:
+        """The rows of histories or vectors. Raises InvalidQuery for other kinds."""
+        if isinstance(self.rows, SparseRows):
+            raise InvalidQuery("queries", f"{self.kind.kind} queries", "histories or vectors")
+        return self.rows
+
+    @property
+    def features(self) -> SparseRows:
+        """The rows of features or texts. Raises InvalidQuery for other kinds."""
+        if not isinstance(self.rows, SparseRows):
+            raise InvalidQuery("queries", f"{self.kind.kind} queries", "features or texts")
+        return self.rows
 
     def check(self, items: int) -> None:
         """Raise InvalidQuery when a history has an item row that a catalogue of `items` items lacks."""
@@ -72,11 +137,22 @@ class QueryBatch:
 
     def take(self, rows: NDArray[np.int64]) -> QueryBatch:
         """The queries at `rows` (int64)."""
-        return QueryBatch(self.kind, self.array[rows])
+        return QueryBatch(self.kind, self.rows.take(rows) if isinstance(self.rows, SparseRows) else self.rows[rows])
+
+    @staticmethod
+    def joined(batches: Sequence[QueryBatch]) -> QueryBatch:
+        """The queries of several batches of one kind, one after the other."""
+        kind = batches[0].kind
+        if isinstance(kind, FeaturesKind | TextKind):
+            return QueryBatch(kind, concatenated([batch.features for batch in batches]))
+        return QueryBatch(kind, np.concatenate([batch.array for batch in batches]))
 
 
-def blank_queries(kind: HistoryKind | VectorKind, batch: int) -> QueryBatch:
-    """Empty histories or zero vectors, for warming up."""
+def blank_queries(kind: Kind, batch: int) -> QueryBatch:
+    """Empty histories, zero vectors or rows without features, for warming up."""
+    if isinstance(kind, FeaturesKind | TextKind):
+        none = SparseRows(np.zeros(batch + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), kind.width)
+        return QueryBatch(kind, none)
     if isinstance(kind, HistoryKind):
         return QueryBatch(kind, np.full((batch, kind.length), PADDING, np.int64))
     return QueryBatch(kind, np.zeros((batch, kind.width), np.float32))
@@ -114,3 +190,40 @@ def encode_vectors(kind: VectorKind, vectors: Sequence[Sequence[float]]) -> Quer
             raise InvalidQuery(f"queries[{i}].vector", float(wide[bad][0]), "finite 32-bit numbers")
         array[i] = wide
     return QueryBatch(kind, array)
+
+
+def encode_features(kind: FeaturesKind, queries: Sequence[tuple[Sequence[int], Sequence[float]]]) -> QueryBatch:
+    """A batch from (feature numbers, values) pairs, in any order of the numbers.
+
+    Raises InvalidQuery (field `queries[i].features.…`) on lengths that differ, a number that the model does not have or that stands there
+    twice, and a value that is not finite.
+    """
+    counts = [len(indices) for indices, _ in queries]
+    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    indices, values = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], np.float32)
+    for i, (own, weights) in enumerate(queries):
+        field = f"queries[{i}].features"
+        if len(own) != len(weights):
+            raise InvalidQuery(f"{field}.values", f"{len(weights)} numbers", f"{len(own)}, one for each index")
+        if not len(own):
+            continue
+        numbers, wide = np.asarray(own, np.int64), np.asarray(weights, np.float64)
+        if numbers.min() < 0 or numbers.max() >= kind.width:
+            bad = int(numbers.max() if numbers.max() >= kind.width else numbers.min())
+            raise InvalidQuery(f"{field}.indices", bad, f"feature numbers from 0 to {kind.width - 1}")
+        wrong = ~(np.abs(wide) <= np.finfo(np.float32).max)  # also true for NaN
+        if wrong.any():
+            raise InvalidQuery(f"{field}.values", float(wide[wrong][0]), "finite 32-bit numbers")
+        order = np.argsort(numbers, kind="stable")
+        numbers = numbers[order]
+        twice = numbers[1:] == numbers[:-1]
+        if twice.any():
+            raise InvalidQuery(f"{field}.indices", int(numbers[1:][twice][0]), "each feature number once")
+        indices[indptr[i] : indptr[i + 1]], values[indptr[i] : indptr[i + 1]] = numbers, wide[order]
+    rows = SparseRows(indptr, indices, values, kind.width)
+    return QueryBatch(kind, rows.normalised() if kind.unit else rows)
+
+
+def encode_texts(kind: TextKind, vectoriser: Vectoriser, texts: Sequence[str]) -> QueryBatch:
+    """A batch from texts."""
+    return QueryBatch(kind, vectoriser.transform(texts))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.engines.cuda import gpu_present
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
-from espalier.manifest import Ranking
+from espalier.manifest import LinearScorer, Ranking
 from espalier.queries import QueryBatch
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """`reference`, `onnx-cpu`, `onnx-cuda`, `triton`: the name in JSON and metrics."""
+        """`reference`, `onnx-cpu`, `onnx-cuda`, `triton`, `sparse-cpu`: the name in JSON and metrics."""
         ...
 
     @property
@@ -174,7 +174,9 @@ class Engine(Protocol):
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "float16", "bfloat16"]
 GPU_ENGINES = ("triton", "onnx-cuda")
-ENGINES = ("onnx-cpu", *GPU_ENGINES, "reference")
+LINEAR_ENGINES = ("sparse-cpu", "reference")
+GRAPH_ENGINES = ("onnx-cpu", *GPU_ENGINES, "reference")
+ENGINES = ("onnx-cpu", *GPU_ENGINES, *LINEAR_ENGINES)
 
 
 def gpu_usable() -> bool:
@@ -197,7 +199,8 @@ def open_engine(
     """The best engine for a bundle on a device.
 
     device     `auto` takes a GPU where there is one; a device that was asked for and is not there is DeviceUnavailable
-    engine     an engine by name, instead of the choice by device: `triton` on a GPU where it knows the bundle's scorer, else `onnx-cuda`
+    engine     an engine by name, instead of the choice by device: `triton` on a GPU where it knows the bundle's scorer, else `onnx-cuda`;
+               `sparse-cpu` for linear scorers
     threads    intra-op threads of one CPU search; one process per core with one thread each scales best
     precision  of node rows and products in `triton`; the other engines compute in float32 and refuse another one
     """
@@ -205,6 +208,13 @@ def open_engine(
         raise DeviceUnavailable(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
     if engine is not None and device != "auto" and (engine in GPU_ENGINES) != (device == "cuda"):
         raise DeviceUnavailable(f"engine {engine} does not run on device {device}")
+    linear = isinstance(bundle.manifest.scorer, LinearScorer)
+    if engine is not None and engine not in (LINEAR_ENGINES if linear else GRAPH_ENGINES):
+        fitting = ", ".join(LINEAR_ENGINES if linear else GRAPH_ENGINES)
+        kind = bundle.manifest.scorer.kind
+        raise DeviceUnavailable(
+            f"engine {engine} cannot search {bundle.manifest.name}, which has {kind} scorers: expected one of {fitting}"
+        )
     opened = _opened(bundle, device, engine, threads, precision)
     if precision != "float32" and opened.name != "triton":
         opened.close()
@@ -218,6 +228,8 @@ def _opened(bundle: Bundle, device: Device, engine: str | None, threads: int, pr
         from espalier.engines.reference import ReferenceEngine
 
         return ReferenceEngine(bundle)
+    if isinstance(bundle.manifest.scorer, LinearScorer):
+        return _opened_linear(bundle, device, threads)
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
     on_gpu = engine in GPU_ENGINES or device == "cuda" or (device == "auto" and engine is None and gpu_present())
     if on_gpu and engine != "onnx-cuda":
@@ -244,6 +256,16 @@ def _opened(bundle: Bundle, device: Device, engine: str | None, threads: int, pr
         log.warning("%s runs on the CPU: there is a GPU, but neither triton nor ONNX Runtime can use it", name)
         on_gpu = False
     return onnx_graph.OnnxEngine(bundle, "cuda" if on_gpu else "cpu", threads=threads)
+
+
+def _opened_linear(bundle: Bundle, device: Device, threads: int) -> Engine:
+    from espalier.engines.sparse_cpu import SparseCpuEngine  # here, because numba takes a while to import
+
+    if device == "cuda":
+        raise DeviceUnavailable(f"{bundle.manifest.name} has linear scorers, which are searched on a CPU: expected device auto or cpu")
+    if device == "auto" and gpu_present():
+        log.info("%s has linear scorers, which are searched on the CPU", bundle.manifest.name)
+    return SparseCpuEngine(bundle, threads)
 
 
 def finish(

@@ -5,6 +5,7 @@ Legend: B rows, F features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,3 +69,11 @@ class SparseRows:
         squares = np.add.reduceat(np.append(self.values, np.float32(0)).astype(np.float64) ** 2, self.indptr[:-1]) * (counts > 0)
         lengths = np.sqrt(np.where(squares > 0, squares, 1))
         return SparseRows(self.indptr, self.indices, (self.values / np.repeat(lengths, counts)).astype(np.float32), self.width)
+
+
+def concatenated(parts: Sequence[SparseRows]) -> SparseRows:
+    """The rows of several, one after the other; all of one width."""
+    ends = np.cumsum([0, *(len(part.indices) for part in parts)])
+    indptr = np.concatenate([parts[0].indptr[:1], *(part.indptr[1:] + end for part, end in zip(parts, ends, strict=False))])
+    indices, values = (np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "values"))
+    return SparseRows(indptr, indices, values, parts[0].width)

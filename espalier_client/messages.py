@@ -18,15 +18,18 @@ Filter = Mapping[str, Sequence[Any] | Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One query: `history` or `vector`, as the model's query kind says; neither is a cold user.
+    """One query: `history`, `vector`, `features` or `text`, as the model's query kind says; none of them is a cold user.
 
-    `history` holds item ids, oldest first. `exclude` holds ids that must not come back; `exclude_seen` excludes those of `history` too.
+    `history` holds item ids, oldest first; `features` feature numbers with their values. `exclude` holds ids that must not come back;
+    `exclude_seen` excludes those of `history` too.
     """
 
     history: Iterable[str] = ()
     vector: Iterable[float] = ()
     exclude: Iterable[str] = ()
     exclude_seen: bool = False
+    features: Mapping[int, float] | None = None
+    text: str | None = None
 
     def __post_init__(self) -> None:
         _as_tuple(self, "history", "exclude")
@@ -39,8 +42,13 @@ class Query:
             "exclude": self.exclude,
             "exclude_seen": self.exclude_seen,
         }
-        kind = "vector" if self.vector else "history"  # which may be empty: a cold user
-        return {name: value for name, value in document.items() if value or name == kind}
+        if self.features is not None:
+            document["features"] = {"indices": [int(i) for i in self.features], "values": [float(v) for v in self.features.values()]}
+        if self.text is not None:
+            document["text"] = self.text
+        given = [name for name in ("vector", "features", "text") if document.get(name) not in (None, ())]
+        kinds = given or ["history"]  # which may be empty: a cold user
+        return {name: value for name, value in document.items() if value or name in kinds}
 
 
 class Options(TypedDict, total=False):

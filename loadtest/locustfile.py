@@ -43,7 +43,7 @@ def add_options(parser: LocustArgumentParser) -> None:
     add("--seconds", type=float, default=60.0, help="length of the test (default 60)")
     add("--model", default="", help="name of the model; may be left out where one is served")
     add("--models", default="models", **own, help="folder of the bundles, for their held-out queries (default models)")
-    add("--queries", default="", **own, help="Parquet or JSON lines instead: history or vector")
+    add("--queries", default="", **own, help="Parquet or JSON lines instead: history, vector, features or text")
     add("--beam-mix", type=valid(mix), default="50:1,100:8,400:1", help="beam sizes and their weights (default 50:1,100:8,400:1)")
     add("--m-mix", type=valid(mix), default="10:1,50:8,200:1", help="numbers of results and their weights (default 10:1,50:8,200:1)")
     add("--filter", type=valid(conditions), default="", help="JSON of a filter that a part of the requests has")

@@ -20,23 +20,27 @@ import pyarrow.parquet as pq
 from espalier.bundle import Bundle
 from espalier.errors import BundleNotFound, InvalidConfig, InvalidData
 from espalier.heldout import read_heldout
-from espalier.queries import HistoryKind
+from espalier.queries import KIND_NAMES, HistoryKind
 from loadtest.target import Json
 
-Kind = Literal["history", "vector"]
+Kind = Literal["history", "vector", "features", "text"]
 
 
 @dataclass(frozen=True)
 class Query:
-    """One query as the service takes it: item ids, oldest first, or a vector; and the ids that should come back."""
+    """One query as the service takes it, and the ids that should come back.
+
+    values  item ids, oldest first; or a vector; or sparse features, {"indices": […], "values": […]}; or a text
+    """
 
     kind: Kind
-    values: tuple[str, ...] | tuple[float, ...]
+    values: tuple[str, ...] | tuple[float, ...] | dict[str, list[Any]] | str
     relevant: tuple[str, ...] = ()
 
     def body(self, exclude_seen: bool = False) -> Json:
         """Its entry in `queries` of POST /retrieve."""
-        return {self.kind: list(self.values), **({"exclude_seen": True} if exclude_seen else {})}
+        values = list(self.values) if isinstance(self.values, tuple) else self.values
+        return {self.kind: values, **({"exclude_seen": True} if exclude_seen else {})}
 
 
 def queries_of(model: Json, models: Path, file: Path | None) -> list[Query]:
@@ -77,11 +81,14 @@ def held_out(bundle: Bundle) -> list[Query]:
     if isinstance(bundle.manifest.query, HistoryKind):
         histories = [tuple(items.ids_of(row[row >= 0].astype(np.int64))) for row in found.queries.array]
         return [Query("history", history, ids) for history, ids in zip(histories, relevant, strict=True)]
-    return [Query("vector", tuple(row), ids) for row, ids in zip(found.queries.array.tolist(), relevant, strict=True)]
+    kind = bundle.manifest.query.kind
+    queries = bundle.heldout().column(kind).take(pa.array(found.place_B)).to_pylist()
+    return [Query(kind, tuple(query) if kind == "vector" else query, ids) for query, ids in zip(queries, relevant, strict=True)]
 
 
 def read_queries(file: Path) -> list[Query]:
-    """Queries from Parquet or JSON lines: `history` (list of ids) or `vector` (list of numbers), and optionally `relevant` (list of ids).
+    """Queries from Parquet or JSON lines: `history` (list of ids), `vector` (list of numbers), `features` (lists `indices` and `values`) or
+    `text`, and optionally `relevant` (list of ids).
 
     Raises InvalidData with the row and the key, and OSError.
     """
@@ -90,7 +97,7 @@ def read_queries(file: Path) -> list[Query]:
     rows = _parquet(file) if parquet else _lines(file)
     queries = [_query(row, f"{file}, {'row' if parquet else 'line'} {number}") for number, row in rows]
     if len({query.kind for query in queries}) > 1:
-        raise InvalidData(str(file), "history and vector queries", "one kind")
+        raise InvalidData(str(file), " and ".join(sorted({query.kind for query in queries})), "queries of one kind")
     return queries
 
 
@@ -99,7 +106,7 @@ def _parquet(file: Path) -> list[tuple[int, Any]]:
         table = pq.read_table(file)
     except (pa.ArrowException, OSError) as error:
         raise InvalidData(str(file), str(error), "a readable Parquet file") from error
-    present = [name for name in ("history", "vector", "relevant") if name in table.column_names]
+    present = [name for name in (*KIND_NAMES, "relevant") if name in table.column_names]
     return list(enumerate(table.select(present).to_pylist(), 1))
 
 
@@ -115,17 +122,29 @@ def _lines(file: Path) -> list[tuple[int, Any]]:
 
 
 def _query(row: Any, where: str) -> Query:
-    given: list[Kind] = [] if not isinstance(row, dict) else [kind for kind in ("history", "vector") if row.get(kind) is not None]
+    given: list[Kind] = [] if not isinstance(row, dict) else [kind for kind in KIND_NAMES if row.get(kind) is not None]
     if len(given) != 1:
-        raise InvalidData(where, row, "an object with `history` or with `vector`, not both")
+        raise InvalidData(where, row, f"an object with one of {', '.join(KIND_NAMES)}")
     kind = given[0]
     values, relevant = row[kind], row.get("relevant") or []
     if kind == "history":
         _check_ids(values, f"{where}: history")
-    elif not isinstance(values, list) or not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+    elif kind == "vector" and not _are_numbers(values):
         raise InvalidData(f"{where}: vector", values, "a list of finite numbers")
+    elif kind == "features" and not _are_features(values):
+        raise InvalidData(f"{where}: features", values, "an object of `indices` and `values`, lists of finite numbers")
+    elif kind == "text" and not isinstance(values, str):
+        raise InvalidData(f"{where}: text", values, "a string")
     _check_ids(relevant, f"{where}: relevant")
-    return Query(kind, tuple(values), tuple(relevant))
+    return Query(kind, tuple(values) if isinstance(values, list) else values, tuple(relevant))
+
+
+def _are_features(values: object) -> bool:
+    return isinstance(values, dict) and values.keys() == {"indices", "values"} and all(map(_are_numbers, values.values()))
+
+
+def _are_numbers(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) in (int, float) and math.isfinite(value) for value in values)
 
 
 def _check_ids(ids: object, where: str) -> None:
@@ -136,7 +155,7 @@ def _check_ids(ids: object, where: str) -> None:
 def without_seen(queries: Sequence[Query]) -> list[Query]:
     """The same queries with the history's ids taken out of `relevant`: what `exclude_seen` never returns is not missed."""
     if queries and queries[0].kind != "history":
-        raise InvalidConfig("--exclude-seen", f"{queries[0].kind} queries", "history queries: a vector tells nothing of what was seen")
+        raise InvalidConfig("--exclude-seen", f"{queries[0].kind} queries", "history queries: others tell nothing of what was seen")
     return [replace(query, relevant=tuple(item for item in query.relevant if item not in set(query.values))) for query in queries]
 
 

@@ -56,7 +56,9 @@ def parser() -> argparse.ArgumentParser:
         "--models", type=Path, default=Path("models"), help="folder of the bundles, for their held-out queries (default %(default)s)"
     )
     options.add_argument(
-        "--queries", type=Path, help="Parquet or JSON lines instead: history or vector, and optionally relevant, a list of ids each"
+        "--queries",
+        type=Path,
+        help="Parquet or JSON lines instead: history, vector, features or text; and optionally relevant, a list of ids",
     )
     options.add_argument("--exclude-seen", action="store_true", help="items of the history are neither returned nor relevant")
     options.add_argument("--timeout-ms", type=positive, help="deadline of each request (default: the service's)")

@@ -380,7 +380,7 @@ def _merge(parts: Sequence[_Part]) -> tuple[QueryBatch, SearchParams]:
     """All queries of a call; exclusions are padded to the longest."""
     if len(parts) == 1:
         return parts[0].queries, parts[0].params
-    queries = QueryBatch(parts[0].queries.kind, np.concatenate([part.queries.array for part in parts]))
+    queries = QueryBatch.joined([part.queries for part in parts])
     beam_size_B = np.concatenate([part.params.beam_size_B for part in parts])
     m_B = np.concatenate([part.params.m_B for part in parts])
     width = max(0 if part.params.exclude_BE is None else part.params.exclude_BE.shape[1] for part in parts)

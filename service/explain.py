@@ -1,4 +1,4 @@
-"""Why an answer is what it is: what each level of a traced search kept, and where a wanted item fell out.
+"""Why an answer is what it is: what each level of a traced search kept, where a wanted item fell out, which features spoke for it.
 
 Knows trees, traces and filters. Does not know HTTP. Ranks are given as they are: they order the nodes of one level, and only those of the
 leaves have a score.
@@ -15,10 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.bundle import Bundle
 from espalier.filters import Filter
+from espalier.queries import QueryBatch, TextKind
 from espalier.search import LevelTrace, SearchResult
+from espalier.sparse import SparseRows
 from espalier.tree import Tree
 from service.registry import LoadedModel
+
+MOST_FEATURES = 10
+"""Features that are told of an item."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,15 @@ class Wanted:
         return Wanted(ids, rows_W, model.filters.is_removed(known_W), filtered_W)
 
 
-def explain(tree: Tree, result: SearchResult, b: int, wanted: Wanted, excluded: NDArray[np.int64], count: int) -> dict[str, Any]:
+def explain(
+    bundle: Bundle, queries: QueryBatch, result: SearchResult, b: int, wanted: Wanted, excluded: NDArray[np.int64], count: int
+) -> dict[str, Any]:
     """The explanation of query b.
 
     excluded  item rows that the query excludes
     count     items that were returned, after `min_score`
     """
+    tree = bundle.tree
     found = result.item_rows_BM[b, : result.count_B[b]]
     levels = [_Level.of(tree, trace, result, b) for trace in result.trace or ()]
     items = []
@@ -72,8 +81,24 @@ def explain(tree: Tree, result: SearchResult, b: int, wanted: Wanted, excluded: 
             entry |= {"level": tree.height, "rank": float(result.ranks_BM[b, place]), "place": place + 1}
         else:
             entry |= _fell_out(levels, tree.ancestors(tree.leaf_of_item[row : row + 1])[0])
+        if row >= 0 and isinstance(queries.rows, SparseRows):
+            entry["features"] = _features(bundle, queries.rows, b, row)
         items.append(entry)
     return {"levels": [level.summary() for level in levels], "items": items}
+
+
+def _features(bundle: Bundle, rows: SparseRows, b: int, item: int) -> list[dict[str, Any]]:
+    """The features of query b that count most for an item."""
+    own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
+    indices, values = rows.indices[own], rows.values[own]
+    path = bundle.tree.ancestors(bundle.tree.leaf_of_item[item : item + 1])[0]
+    path_weights = [bundle.chunks.weights_of(bundle.tree, int(node), indices) for node in path[1:]]
+    contributions = np.sum(path_weights, axis=0) * values
+    order = np.argsort(-np.abs(contributions), kind="stable")[:MOST_FEATURES]
+    order = order[contributions[order] != 0]
+    text = isinstance(bundle.manifest.query, TextKind)
+    names = bundle.vectoriser.features_of(indices[order]) if text else [str(index) for index in indices[order].tolist()]
+    return [{"feature": name, "contribution": value} for name, value in zip(names, contributions[order].tolist(), strict=True)]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from espalier.bundle import PARTS, Bundle
+from espalier.bundle import ALL_PARTS, Bundle
 from espalier.errors import BundleCorrupt, EspalierError
 from espalier.filters import ItemFilters
 from espalier.golden import verify_golden
@@ -116,7 +116,7 @@ def limits_of(settings: Settings, bundle: Bundle, engine: Engine) -> Limits:
 
 def files_of(path: Path) -> Files:
     """The signatures of a bundle's files; another result means that it was changed, replaced or deleted."""
-    return {path / name: signature(path / name) for name in (*PARTS, "manifest.json")}
+    return {path / name: signature(path / name) for name in (*ALL_PARTS, "manifest.json")}
 
 
 def compare_files(files: Files) -> Literal["same", "elsewhere", "changed"]:

@@ -20,7 +20,17 @@ from numpy.typing import NDArray
 from espalier.eligibility import widened_beam
 from espalier.errors import InvalidQuery
 from espalier.filters import Filter
-from espalier.queries import HistoryKind, QueryBatch, encode_histories, encode_vectors
+from espalier.queries import (
+    KIND_NAMES,
+    FeaturesKind,
+    HistoryKind,
+    QueryBatch,
+    VectorKind,
+    encode_features,
+    encode_histories,
+    encode_texts,
+    encode_vectors,
+)
 from espalier.search import NO_ITEM, NodeMask, SearchParams
 from service.batching import Answer
 from service.errors import DeadlinePassed
@@ -31,9 +41,8 @@ from service.settings import Settings
 
 P = ParamSpec("P")
 T = TypeVar("T")
-KINDS = frozenset({"history", "vector"})
 INLINE_VALUES = 1024
-"""Ids and numbers up to this many are handled on the event loop; more would keep other requests waiting, and go to a thread."""
+"""Ids, numbers and characters up to this many are handled on the event loop; more would keep other requests waiting, and go to a thread."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +84,7 @@ async def retrieve(
     mask = model.filters.standing
     if conditions is not None:
         mask = model.filters.cached(conditions) or await _in_time(deadline, model.filters.mask, conditions)
-    values = sum(len(query.history) + len(query.exclude) + len(query.vector) for query in request.queries)
-    if values <= INLINE_VALUES:
+    if sum(map(_size, request.queries)) <= INLINE_VALUES:
         encoded = encode(request, model, settings, mask)
     else:
         encoded = await _in_time(deadline, encode, request, model, settings, mask)
@@ -132,7 +140,7 @@ def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> N
         if field not in fields:
             raise InvalidQuery(f"fields[{i}]", field, f"one of {', '.join(fields)}")
     for i, query in enumerate(request.queries):
-        _check_query(i, query, kind.kind, settings.max_history)
+        _check_query(i, query, kind.kind, settings)
 
 
 def encode(request: RetrieveRequest, model: LoadedModel, settings: Settings, mask: NodeMask | None) -> Encoded:
@@ -144,10 +152,15 @@ def encode(request: RetrieveRequest, model: LoadedModel, settings: Settings, mas
     if mask is not None:
         beam_size = min(widened_beam(beam_size, mask.items, len(items), settings.widen), search.max_beam_size)
 
+    seen = [_NO_ROWS] * len(queries)
     if isinstance(kind, HistoryKind):
         batch, seen = encode_histories(kind, items, [query.history for query in queries])
+    elif isinstance(kind, VectorKind):
+        batch = encode_vectors(kind, [query.vector for query in queries])
+    elif isinstance(kind, FeaturesKind):
+        batch = encode_features(kind, [(query.features.indices, query.features.values) for query in queries if query.features is not None])
     else:
-        batch, seen = encode_vectors(kind, [query.vector for query in queries]), [_NO_ROWS] * len(queries)
+        batch = encode_texts(kind, model.bundle.vectoriser, [query.text for query in queries])
     excluded = [items.rows_of(query.exclude) if query.exclude else _NO_ROWS for query in queries]
     unknown = [_unknown(query.history, seen[b]) + _unknown(query.exclude, excluded[b]) for b, query in enumerate(queries)]
     excluded = [np.concatenate([seen[b], excluded[b]]) if query.exclude_seen else excluded[b] for b, query in enumerate(queries)]
@@ -178,7 +191,7 @@ def results_json(request: RetrieveRequest, model: LoadedModel, conditions: Filte
             "unknown": encoded.unknown[b],
         }
         if wanted is not None:
-            entry["explain"] = explain(model.bundle.tree, result, b, wanted, encoded.excluded[b], count)
+            entry["explain"] = explain(model.bundle, encoded.queries, result, b, wanted, encoded.excluded[b], count)
         results.append(entry)
     return orjson.dumps(results, default=str, option=orjson.OPT_SERIALIZE_NUMPY)  # writes float32 scores as short as they are
 
@@ -222,15 +235,23 @@ def _at_most(field: str, value: float, limit: float, noun: str = "") -> None:
         raise InvalidQuery(field, value, f"at most {limit:g} {noun}".rstrip())
 
 
-def _check_query(i: int, query: Query, kind: str, max_history: int) -> None:
-    given = query.model_fields_set & KINDS
+def _size(query: Query) -> int:
+    features = 0 if query.features is None else len(query.features.indices)
+    return len(query.history) + len(query.exclude) + len(query.vector) + len(query.text) + features
+
+
+def _check_query(i: int, query: Query, kind: str, settings: Settings) -> None:
+    given = query.model_fields_set.intersection(KIND_NAMES) - ({"features"} if query.features is None else set())
     if given != {kind}:
-        found = " and ".join(sorted(given)) or "neither history nor vector"
+        found = " and ".join(sorted(given)) or f"none of {', '.join(KIND_NAMES)}"
         raise InvalidQuery(f"queries[{i}]", found, f"{kind!r}, the query kind of this model")
-    _at_most(f"queries[{i}].history", len(query.history), max_history, "ids")
-    _at_most(f"queries[{i}].exclude", len(query.exclude), max_history, "ids")
+    _at_most(f"queries[{i}].history", len(query.history), settings.max_history, "ids")
+    _at_most(f"queries[{i}].exclude", len(query.exclude), settings.max_history, "ids")
+    _at_most(f"queries[{i}].text", len(query.text), settings.max_text, "characters")
+    if query.features is not None:
+        _at_most(f"queries[{i}].features.indices", len(query.features.indices), settings.max_features, "features")
     if query.exclude_seen and kind != "history":
-        raise InvalidQuery(f"queries[{i}].exclude_seen", True, "false, because a vector tells nothing of what was seen")
+        raise InvalidQuery(f"queries[{i}].exclude_seen", True, f"false, because a query of kind {kind} tells nothing of what was seen")
 
 
 def _unknown(ids: list[str], rows: NDArray[np.int64]) -> list[str]:

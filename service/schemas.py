@@ -31,11 +31,20 @@ class _In(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class Features(_In):
+    """A sparse vector: feature numbers, each once, and a value for each."""
+
+    indices: Annotated[list[int], FailFast()]
+    values: Annotated[list[Number], FailFast()]
+
+
 class Query(_In):
-    """One query: `history` or `vector`, as the model's query kind says."""
+    """One query: `history`, `vector`, `features` or `text`, as the model's query kind says."""
 
     history: Ids = Field(default_factory=list, description="Item ids, oldest first. Unknown ids are skipped; empty is a cold user.")
     vector: Annotated[list[Number], FailFast()] = Field(default_factory=list, description="A dense vector of the model's width.")
+    features: Features | None = Field(None, description="A sparse vector: numbers of the model's features with their values.")
+    text: str = Field("", description="Words to search for. Those that the model does not know are skipped.")
     exclude: Ids = Field(default_factory=list, description="Item ids that must not come back.")
     exclude_seen: bool = Field(False, description="Whether the items of `history` must not come back.")
 
@@ -106,6 +115,13 @@ class ExplainedLevel(BaseModel):
     dropped: float | None = Field(description="Rank of the best node that was not; null where none was dropped.")
 
 
+class ExplainedFeature(BaseModel):
+    """What one feature of the query did for an item: its weights on the path to it times its value, all levels added up."""
+
+    feature: str = Field(description="The feature's n-gram where queries are texts, else its number.")
+    contribution: float
+
+
 class ExplainedItem(BaseModel):
     """Where a wanted item fell out of the search, or in which place it came back."""
 
@@ -115,6 +131,9 @@ class ExplainedItem(BaseModel):
     rank: float | None = Field(None, description="Its ancestor's rank there; its own where it came back.")
     cut: float | None = Field(None, description="Rank of the worst node that was kept there.")
     place: int | None = Field(None, description="Place in the answer, from 1.")
+    features: list[ExplainedFeature] | None = Field(
+        None, description="Models of features or texts: what spoke most for and against it, the strongest first."
+    )
 
 
 class Explanation(BaseModel):

@@ -62,6 +62,8 @@ class Settings(BaseSettings):
     max_queries: int = Field(default=256, ge=1, le=4096, description="Most queries in one request.")
     max_body_bytes: int = Field(default=1 << 20, ge=1, description="Largest request body.")
     max_history: int = Field(default=1000, ge=1, description="Most ids in one history, and in one list of exclusions.")
+    max_features: int = Field(default=10_000, ge=1, description="Most features in one query.")
+    max_text: int = Field(default=4096, ge=1, description="Most characters in one query's text.")
     max_filter_values: int = Field(default=1000, ge=1, description="Most values in a request's filter, and in its exclude_filter.")
     max_explained: int = Field(default=8, ge=1, description="Most queries in a request with `explain`, and most ids in `explain_items`.")
     widen: float = Field(

@@ -13,13 +13,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from espalier.bundle import Bundle, BundleContent, write_bundle
+from espalier.bundle import Bundle, GraphContent, LinearContent, write_bundle
+from espalier.chunks import Chunks
 from espalier.eligibility import node_mask
 from espalier.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
-from espalier.queries import HistoryKind, QueryBatch, VectorKind, pad_histories
+from espalier.queries import FeaturesKind, HistoryKind, QueryBatch, TextKind, VectorKind, pad_histories
 from espalier.search import NodeMask
+from espalier.sparse import SparseRows
 from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
 
 Rng = np.random.Generator
@@ -124,7 +126,7 @@ def make_bundle(
         ranking=Ranking(own=own, gamma=gamma),
         search=SearchDefaults(**({"beam_size": 10, "m": 5, "max_beam_size": 64, "max_m": 100} | search)),
     )
-    content = BundleContent(
+    content = GraphContent(
         tree=tree,
         node_rows_ND=rows,
         state_levels=tree.height + 1 if kind == "history" else 1,
@@ -138,9 +140,73 @@ def make_bundle(
     return write_bundle(folder / name / str(version), draft, content)
 
 
+def sparse_rows(dense_BF: NDArray[Any]) -> SparseRows:
+    """The numbers of a matrix that are not 0."""
+    row, column = np.nonzero(dense_BF)
+    indptr = np.searchsorted(row, np.arange(len(dense_BF) + 1)).astype(np.int64)
+    return SparseRows(indptr, column.astype(np.int32), dense_BF[row, column].astype(np.float32), dense_BF.shape[1])
+
+
+def random_chunks(rng: Rng, tree: Tree, width: int, integer: bool = True) -> Chunks:
+    """Weights of whole numbers make equal ranks, which is what ties are tested with."""
+    rows, entries, features, children, weights = [0], [0], [], [], []
+    for p in range(tree.leaf_offset):
+        count = int(tree.first_child[p + 1] - tree.first_child[p])
+        for feature in np.flatnonzero(rng.random(width) < rng.choice([0.05, 0.4, 0.9])):
+            own = np.flatnonzero(rng.random(count) < 0.5)
+            if len(own):
+                features.append(feature)
+                children.append(own)
+                weights.append(rng.integers(-2, 3, len(own)) if integer else 0.1 * rng.normal(size=len(own)))
+                entries.append(entries[-1] + len(own))
+        rows.append(len(features))
+    bias = rng.integers(-1, 2, tree.node_count) if integer else 0.5 * rng.normal(size=tree.node_count)
+    return Chunks(
+        np.array(rows, np.int64), np.array(features, np.int32), np.array(entries, np.int64),
+        np.concatenate([*children, np.empty(0)]).astype(np.uint16), np.concatenate([*weights, np.empty(0)]).astype(np.float32),
+        bias.astype(np.float32), width,
+    )  # fmt: skip
+
+
+def make_linear_bundle(
+    folder: Path,
+    rng: Rng,
+    tree: Tree,
+    ranking: Ranking,
+    integer: bool = True,
+    name: str = "linear",
+    width: int = 20,
+    version: int = 1,
+    **search: int,
+) -> Bundle:
+    """A bundle of random linear scorers over items `item-0` …, for feature queries."""
+    ids = [f"item-{i}" for i in range(tree.item_count)]
+    features = pa.array([{"indices": [0], "values": [1.0]}], pa.struct({"indices": pa.list_(pa.int64()), "values": pa.list_(pa.float32())}))
+    draft = ManifestDraft(
+        name=name,
+        version=version,
+        algorithm="random",
+        created=datetime(2026, 1, 1, tzinfo=UTC),
+        query=FeaturesKind(width=width),
+        ranking=ranking,
+        search=SearchDefaults(**({"beam_size": 10, "m": 5, "max_beam_size": 64, "max_m": 100} | search)),
+    )
+    content = LinearContent(
+        tree=tree,
+        chunks=random_chunks(rng, tree, width, integer),
+        items=ItemTable.build(pa.table({"id": ids, "title": [f"Title {i}" for i in range(tree.item_count)]})),
+        golden=pa.table({"features": features.slice(0, 0)} | {name: pa.array([], t) for name, t in GOLDEN_COLUMNS.items()}),
+        heldout=pa.table({"features": features, "relevant": pa.array([["item-0"]])}),
+    )
+    return write_bundle(folder / name / str(version), draft, content)
+
+
 def random_queries(rng: Rng, bundle: Bundle, batch: int, integer: bool = True) -> QueryBatch:
     """Random queries of the bundle's kind; histories of every length, empty ones included."""
     kind = bundle.manifest.query
+    if isinstance(kind, FeaturesKind | TextKind):
+        kept = rng.random((batch, kind.width)) < rng.choice([0.1, 0.5])
+        return QueryBatch(kind, sparse_rows(np.where(kept, rng.integers(-2, 3, kept.shape) if integer else rng.normal(size=kept.shape), 0)))
     if isinstance(kind, VectorKind):
         raw = rng.integers(-2, 3, (batch, kind.width)) if integer else rng.normal(size=(batch, kind.width))
         return QueryBatch(kind, raw.astype(np.float32))

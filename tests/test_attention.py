@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
 
-from espalier.bundle import Bundle, BundleContent, write_bundle
+from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.engines.onnx_graph import Grid, OnnxEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.golden import GOLDEN_COLUMNS
@@ -188,7 +188,7 @@ def attention_bundle(folder: Path, rng: np.random.Generator, gamma: float) -> Bu
     model = small_scorer(nodes=tree.node_count)
     query, scorer = export_graphs(model, "history_nodes", histories(rng, 3, tree.height + 1, 6, tree.node_count))
     strings = pa.list_(pa.string())
-    content = BundleContent(
+    content = GraphContent(
         tree=tree,
         node_rows_ND=model.node_rows.detach().numpy(),
         state_levels=tree.height + 1,
@@ -261,7 +261,7 @@ def test_it_trains_exports_and_passes_its_golden_queries(tmp_path: Path) -> None
     (tmp_path / "fit").mkdir()
     model = fit(config, prepared, tree, torch.device("cpu"), tmp_path / "fit", resume=False)
     bundle = export(config, prepared, tree, model, tmp_path / "models" / "attentive" / "1")
-    assert bundle.manifest.scorer.state_dim == 5 * (4 + 8)
+    assert bundle.graph_scorer.state_dim == 5 * (4 + 8)
     assert bundle.manifest.metrics["golden_overlap"] >= 0.99
 
 

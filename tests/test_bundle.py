@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 
 import espalier.bundle as bundle_module
 import espalier.items as items_module
-from espalier.bundle import PARTS, Bundle, BundleContent, find_versions, is_model_name, write_bundle
+from espalier.bundle import GRAPH_PARTS, Bundle, GraphContent, find_versions, is_model_name, write_bundle
 from espalier.engines.compose import Plan, compose
 from espalier.engines.graphs import load_graph
 from espalier.engines.onnx_graph import OnnxEngine
@@ -61,8 +61,8 @@ def copy(original: Bundle, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original.path, tmp_path / "models" / "tiny" / "1"))
 
 
-def content_of(bundle: Bundle, **changed: Any) -> BundleContent:
-    scorer = bundle.manifest.scorer
+def content_of(bundle: Bundle, **changed: Any) -> GraphContent:
+    scorer = bundle.graph_scorer
     parts: dict[str, Any] = {
         "tree": bundle.tree,
         "node_rows_ND": np.array(bundle.node_rows_ND),
@@ -74,7 +74,7 @@ def content_of(bundle: Bundle, **changed: Any) -> BundleContent:
         "golden": bundle.golden(),
         "heldout": bundle.heldout(),
     }
-    return BundleContent(**(parts | changed))
+    return GraphContent(**(parts | changed))
 
 
 def draft_of(bundle: Bundle) -> ManifestDraft:
@@ -84,7 +84,7 @@ def draft_of(bundle: Bundle) -> ManifestDraft:
 def reseal(path: Path, **changed: Any) -> None:
     """Give the files as they are now their sizes and checksums, so that only their content can be refused."""
     manifest = json.loads((path / "manifest.json").read_text()) | changed
-    for name in PARTS:
+    for name in GRAPH_PARTS:
         manifest["files"][name] = {"sha256": bundle_module._sha256(path / name), "size": (path / name).stat().st_size}
     (path / "manifest.json").write_text(json.dumps(manifest))
 
@@ -112,7 +112,7 @@ def test_what_is_written_comes_back(original: Bundle, tmp_path: Path, dtype: typ
     assert (opened.graph("query.onnx"), opened.graph("scorer.onnx")) == (content.query_onnx, content.scorer_onnx)
     assert opened.items.to_table() == content.items.to_table()
     assert (opened.golden(), opened.heldout()) == (content.golden, content.heldout)
-    assert sorted(file.name for file in opened.path.iterdir()) == sorted([*PARTS, "manifest.json"])
+    assert sorted(file.name for file in opened.path.iterdir()) == sorted([*GRAPH_PARTS, "manifest.json"])
 
 
 def test_arrays_that_lie_side_by_side_in_memory_in_another_order_are_written_right(original: Bundle, tmp_path: Path) -> None:
@@ -130,14 +130,14 @@ def test_node_rows_are_mapped_not_read(original: Bundle) -> None:
 
 def test_the_manifest_names_every_file_with_its_size(original: Bundle) -> None:
     assert {name: info.size for name, info in original.manifest.files.items()} == {
-        name: (original.path / name).stat().st_size for name in PARTS
+        name: (original.path / name).stat().st_size for name in GRAPH_PARTS
     }
 
 
 # -- damage -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", GRAPH_PARTS)
 def test_a_single_changed_byte_is_found(copy: Path, part: str) -> None:
     whole = (copy / part).read_bytes()
     rng = np.random.default_rng(3)
@@ -151,7 +151,7 @@ def test_a_single_changed_byte_is_found(copy: Path, part: str) -> None:
     Bundle.open(copy)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", GRAPH_PARTS)
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_truncated_or_grown_part_is_found_without_reading_it(copy: Path, part: str, verify: bool) -> None:
     whole = (copy / part).read_bytes()
@@ -161,7 +161,7 @@ def test_a_truncated_or_grown_part_is_found_without_reading_it(copy: Path, part:
             Bundle.open(copy, verify=verify)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", GRAPH_PARTS)
 def test_a_missing_part_is_found(copy: Path, part: str) -> None:
     (copy / part).unlink()
     with pytest.raises(BundleNotFound, match=f"{part}: missing"):
@@ -171,7 +171,7 @@ def test_a_missing_part_is_found(copy: Path, part: str) -> None:
         Bundle.open(copy)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", GRAPH_PARTS)
 def test_a_part_of_another_model_is_found(copy: Path, other: Bundle, part: str) -> None:
     shutil.copy(other.path / part, copy / part)
     with pytest.raises(BundleCorrupt, match=part):
@@ -595,7 +595,7 @@ def test_a_graph_with_more_than_plain_operators_is_refused(original: Bundle, cha
     manifest = original.manifest
     scorer = model_with(original, change)
     with pytest.raises(BundleCorrupt, match=r"scorer\.onnx: "):
-        compose(original.graph("query.onnx"), scorer, original.tree, manifest.ranking, manifest.query, manifest.scorer, plan)
+        compose(original.graph("query.onnx"), scorer, original.tree, manifest.ranking, original.graph_kind, original.graph_scorer, plan)
 
 
 def rename_input(model: onnx.ModelProto) -> None:
@@ -617,7 +617,7 @@ def newer_opset(model: onnx.ModelProto) -> None:
 
 def compose_with(bundle: Bundle, scorer: bytes) -> bytes:
     manifest = bundle.manifest
-    return compose(bundle.graph("query.onnx"), scorer, bundle.tree, manifest.ranking, manifest.query, manifest.scorer, Plan(1, 1))
+    return compose(bundle.graph("query.onnx"), scorer, bundle.tree, manifest.ranking, bundle.graph_kind, bundle.graph_scorer, Plan(1, 1))
 
 
 @pytest.mark.parametrize(("change", "message"), [(old_opset, "opset 17, expected 18 to 23"), (newer_opset, "opset 20, scorer.onnx 21")])
@@ -686,7 +686,7 @@ def test_an_item_table_without_its_index_is_refused(tmp_path: Path) -> None:
         ItemTable.open(tmp_path / "items.arrow")
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", GRAPH_PARTS)
 def test_random_damage_that_a_checksum_covers_up_raises_our_errors_or_none(copy: Path, part: str) -> None:
     whole = (copy / part).read_bytes()
     rng = np.random.default_rng(17)

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from espalier.bundle import PARTS, WEIGHTS, Bundle
+from espalier.bundle import GRAPH_PARTS, WEIGHTS, Bundle
 from espalier.errors import BundleCorrupt, InvalidConfig
 from tests.builders import random_tree
 from training.__main__ import main
@@ -165,7 +165,7 @@ def test_a_bundle_without_weights_cannot_be_trained_on(bundle: Bundle, log: Path
 
 def test_damaged_weights_are_found_like_any_other_damage(bundle: Bundle, tmp_path: Path) -> None:
     path = Path(shutil.copytree(bundle.path, tmp_path / "planted" / "1"))
-    assert WEIGHTS not in PARTS
+    assert WEIGHTS not in GRAPH_PARTS
     raw = bytearray((path / WEIGHTS).read_bytes())
     raw[-1] ^= 1
     (path / WEIGHTS).write_bytes(raw)

@@ -19,22 +19,17 @@ from sklearn.svm import LinearSVC
 from benchmarks.xrlinear_peers import quality
 from espalier.chunks import Chunks
 from espalier.engines import chunk_search
-from espalier.engines.chunk_search import Activation, ChunkSearch
+from espalier.engines.chunk_search import ChunkSearch, Wanted
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
+from espalier.manifest import Activation, Ranking
 from espalier.sparse import SparseRows
 from espalier.tree import Tree, complete_tree
-from tests.builders import random_tree
+from tests.builders import random_chunks, random_tree, sparse_rows
 from training.data.xmc import LabelledPoints, read_xmc
 from training.linear.fit import LinearOptions, fit_linear
 from training.linear.label_features import pifa
 from training.linear.solver import BLOCK, train_children
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
-
-
-def rows_of(dense: NDArray[Any]) -> SparseRows:
-    matrix = csr_array(np.asarray(dense, np.float32))
-    matrix.sort_indices()
-    return SparseRows(matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), matrix.data, dense.shape[1])
 
 
 def dense_of(rows: SparseRows) -> NDArray[np.float32]:
@@ -50,7 +45,7 @@ def random_points(rng: np.random.Generator, points: int, features: int, labels: 
         dense[b, (7 * some + 3) % features] += 1
     labels_from = np.concatenate([[0], np.cumsum([len(some) for some in own])])
     flat = np.concatenate([*own, np.empty(0, np.int64)]).astype(np.int32)
-    return LabelledPoints(rows_of(dense).normalised(), labels_from, flat, labels)
+    return LabelledPoints(sparse_rows(dense).normalised(), labels_from, flat, labels)
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------------
@@ -60,7 +55,7 @@ def test_rows_are_taken_and_normalised() -> None:
     rng = np.random.default_rng(0)
     dense = random_array((20, 9), density=0.3, rng=rng).toarray().astype(np.float32)
     dense[[0, 7, 19]] = 0
-    rows = rows_of(dense)
+    rows = sparse_rows(dense)
     rows.check()
     order = np.array([3, 3, 0, 19, 5])
     assert_array_equal(dense_of(rows.take(order)), dense[order])
@@ -165,7 +160,7 @@ def test_a_tree_of_labels_is_balanced_and_keeps_like_labels_together() -> None:
     rng = np.random.default_rng(2)
     centres = rng.normal(size=(8, 20))
     group = rng.permutation(np.repeat(np.arange(8), 25))
-    labels = rows_of(centres[group] + 0.05 * rng.normal(size=(200, 20))).normalised()
+    labels = sparse_rows(centres[group] + 0.05 * rng.normal(size=(200, 20))).normalised()
     tree = hierarchical_kmeans(labels, branching=4, max_leaf=25, seed=0)
     assert tree.max_children == (2, 4, 25)
     assert tree.item_count == 200
@@ -184,14 +179,14 @@ def test_a_tree_of_labels_is_balanced_and_keeps_like_labels_together() -> None:
 )
 def test_trees_of_any_size(count: int, branching: int, max_leaf: int, children: tuple[int, ...]) -> None:
     rng = np.random.default_rng(3)
-    labels = rows_of(random_array((count, 8), density=0.4, rng=rng).toarray())
+    labels = sparse_rows(random_array((count, 8), density=0.4, rng=rng).toarray())
     tree = hierarchical_kmeans(labels, branching, max_leaf, seed=0)
     assert tree.max_children == children
     assert_array_equal(np.sort(tree.leaf_item), np.arange(count))
 
 
 def test_options_of_a_tree_are_checked() -> None:
-    labels = rows_of(np.eye(4))
+    labels = sparse_rows(np.eye(4))
     with pytest.raises(InvalidConfig, match="branching: got 1, expected at least 2"):
         hierarchical_kmeans(labels, 1, 2, 0)
     with pytest.raises(InvalidConfig, match="max_leaf: got 1, expected at least 2"):
@@ -258,7 +253,7 @@ def test_small_weights_are_left_out() -> None:
 
 
 def test_a_node_without_points_has_no_weights() -> None:
-    points = rows_of(np.eye(3))
+    points = sparse_rows(np.eye(3))
     weights, bias = solved(points, np.empty(0, np.int64), [], 2)
     assert not weights.any()
     assert not bias.any()
@@ -294,7 +289,7 @@ def test_each_node_learns_from_the_points_that_come_there(negatives: Any) -> Non
     options = LinearOptions(negatives=negatives, beam_size=1, tolerance=1e-4, passes=2000, threshold=0.0)
     chunks = fit_linear(data.points, data.labels_from, data.labels, tree, options)
     chunks.check(tree)
-    kept = ChunkSearch(tree, chunks, last=1).search(data.points, 1, 1).leaves_BM[:, 0]
+    kept = ChunkSearch(tree, chunks, last=1).search(data.points, Wanted.uniform(len(data.points), 1, 1)).leaves_BM[:, 0]
     for p in range(tree.leaf_offset):
         rows = expected_rows(data, tree, p)
         if p > 0 and negatives != "teacher":
@@ -339,14 +334,14 @@ def test_a_trained_tree_finds_labels_and_a_beam_of_all_finds_no_fewer() -> None:
     search = ChunkSearch(tree, fit_linear(training.points, training.labels_from, training.labels, tree, LinearOptions()))
     scores = {}
     for beam in (1, 5, 60):
-        leaves = search.search(test.points, beam, 10).leaves_BM
+        leaves = search.search(test.points, Wanted.uniform(len(test.points), beam, 10)).leaves_BM
         scores[beam] = quality(np.where(leaves >= 0, tree.leaf_item[leaves - tree.leaf_offset], -1), test, training)
     assert scores[5]["p1"] > 60  # a point has a label in three of four cases
     assert scores[60]["r10"] >= scores[1]["r10"]
 
 
 def test_labels_must_be_the_trees() -> None:
-    points = rows_of(np.eye(3))
+    points = sparse_rows(np.eye(3))
     tree = complete_tree(np.arange(4), 2)
     with pytest.raises(InvalidData, match="labels: got 4, expected labels from 0 to 3"):
         fit_linear(points, np.array([0, 1, 1, 1]), np.array([4], np.int32), tree, LinearOptions())
@@ -355,27 +350,6 @@ def test_labels_must_be_the_trees() -> None:
 
 
 # -- the search -----------------------------------------------------------------------------------------------------------
-
-
-def random_chunks(rng: np.random.Generator, tree: Tree, width: int, integer: bool) -> Chunks:
-    """Weights of whole numbers make equal ranks, which is what ties are tested with."""
-    rows, entries, features, children, weights = [0], [0], [], [], []
-    for p in range(tree.leaf_offset):
-        count = int(tree.first_child[p + 1] - tree.first_child[p])
-        for feature in np.flatnonzero(rng.random(width) < rng.choice([0.05, 0.4, 0.9])):
-            own = np.flatnonzero(rng.random(count) < 0.5)
-            if len(own):
-                features.append(feature)
-                children.append(own)
-                weights.append(rng.integers(-2, 3, len(own)) if integer else rng.normal(size=len(own)))
-                entries.append(entries[-1] + len(own))
-        rows.append(len(features))
-    bias = rng.integers(-1, 2, tree.node_count) if integer else rng.normal(size=tree.node_count)
-    return Chunks(
-        np.array(rows, np.int64), np.array(features, np.int32), np.array(entries, np.int64),
-        np.concatenate([*children, np.empty(0)]).astype(np.uint16), np.concatenate([*weights, np.empty(0)]).astype(np.float32),
-        bias.astype(np.float32), width,
-    )  # fmt: skip
 
 
 def brute_force(tree: Tree, chunks: Chunks, x: NDArray[np.float32], beam: int, m: int, activation: str) -> tuple[list[int], list[float]]:
@@ -415,8 +389,8 @@ def test_the_search_equals_brute_force(seed: int, shape: tuple[int, int], intege
         if tables == "hashed":
             patch.setattr(chunk_search, "SMALL_TABLES", 0)
             patch.setattr(chunk_search, "SPARSE_TABLE", 0)
-        search = ChunkSearch(tree, chunks, activation)
-    found = search.search(rows_of(dense), beam, m)
+        search = ChunkSearch(tree, chunks, Ranking(activation=activation, own="log_activation", gamma=1))
+    found = search.search(sparse_rows(dense), Wanted.uniform(len(dense), beam, m))
     for b in range(5):
         nodes, ranks = brute_force(tree, chunks, dense[b], beam, m, activation)
         here = found.leaves_BM[b] >= 0
@@ -424,7 +398,7 @@ def test_the_search_equals_brute_force(seed: int, shape: tuple[int, int], intege
         assert_allclose(found.ranks_BM[b][here], ranks, rtol=1e-4, atol=1e-4)
         if integer and activation == "l3-hinge":
             assert_array_equal(found.leaves_BM[b][here], nodes)
-        alone = search.search(rows_of(dense[b : b + 1]), beam, m)
+        alone = search.search(sparse_rows(dense[b : b + 1]), Wanted.uniform(1, beam, m))
         assert_array_equal(alone.leaves_BM[0], found.leaves_BM[b])
         assert_array_equal(alone.ranks_BM[0], found.ranks_BM[b])
 
@@ -433,23 +407,23 @@ def test_queries_that_would_be_written_outside_are_refused() -> None:
     rng = np.random.default_rng(10)
     tree = random_tree(rng, 3, 3)
     search = ChunkSearch(tree, random_chunks(rng, tree, 30, integer=False))
-    good = rows_of(np.eye(30)[:2])
+    good = sparse_rows(np.eye(30)[:2])
     for beam, m in ((0, 1), (1, 0)):
         with pytest.raises(InvalidQuery, match="got 0, expected at least 1"):
-            search.search(good, beam, m)
+            search.search(good, Wanted.uniform(len(good), beam, m))
     with pytest.raises(InvalidQuery, match="features: got 'rows of 31 features', expected rows of 30"):
-        search.search(rows_of(np.eye(31)[:2]), 1, 1)
+        search.search(sparse_rows(np.eye(31)[:2]), Wanted.uniform(2, 1, 1))
     for bad in (-1, 30):
         rows = SparseRows(np.array([0, 1, 2]), np.array([3, bad], np.int32), np.ones(2, np.float32), 30)
         with pytest.raises(InvalidQuery, match=f"features.indices: got {bad}, expected feature numbers from 0 to 29"):
-            search.search(rows, 1, 1)
-    assert len(search.search(good.take(np.empty(0, np.int64)), 1, 1).leaves_BM) == 0
+            search.search(rows, Wanted.uniform(len(rows), 1, 1))
+    assert len(search.search(good.take(np.empty(0, np.int64)), Wanted.uniform(0, 1, 1)).leaves_BM) == 0
 
 
 def test_more_children_than_a_chunk_can_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.linear.fit.MAX_CHILDREN", 3)
     with pytest.raises(InvalidData, match="tree: got 'a node of 4 children', expected at most 3"):
-        fit_linear(rows_of(np.eye(3)), np.array([0, 0, 0, 0]), np.empty(0, np.int32), complete_tree(np.arange(4), 4), LinearOptions())
+        fit_linear(sparse_rows(np.eye(3)), np.array([0, 0, 0, 0]), np.empty(0, np.int32), complete_tree(np.arange(4), 4), LinearOptions())
 
 
 def test_chunks_that_do_not_fit_their_tree_are_refused() -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import training.objectives.otm as otm_module
 import training.objectives.tdm as tdm_module
-from espalier.bundle import Bundle, BundleContent, write_bundle
+from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.engines.reference import ReferenceEngine
 from espalier.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
@@ -665,7 +665,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, float]
     model, query = history_model(rng, tree, 4)
     query_onnx, scorer_onnx = export_graphs(model, "history_nodes", query)
     histories = pa.array([["0"]], pa.list_(pa.string()))
-    content = BundleContent(
+    content = GraphContent(
         tree=tree,
         node_rows_ND=model.node_rows.detach().numpy(),
         state_levels=tree.height + 1,

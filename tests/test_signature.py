@@ -273,7 +273,7 @@ def test_a_fixed_plan_has_no_shape_left_to_compute(tmp_path: Path, kind: Literal
     manifest = bundle.manifest
     plan = Plan(4, 7, excluded="leaves and inner", masked=True, wanted=64)
     graphs = (bundle.graph("query.onnx"), bundle.graph("scorer.onnx"))
-    model = compose(*graphs, bundle.tree, manifest.ranking, manifest.query, manifest.scorer, plan)
+    model = compose(*graphs, bundle.tree, manifest.ranking, bundle.graph_kind, bundle.graph_scorer, plan)
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
     options.log_severity_level = 3

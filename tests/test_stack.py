@@ -93,14 +93,13 @@ def test_the_service_image_holds_what_serves_and_nothing_that_trains(images: Ima
 
 
 ON_A_GPU = ("espalier.engines.gpu", "espalier.engines.kernels", "espalier.engines.torch_graph", "espalier.engines.scorer_form")
-COMPILED = ("espalier.engines.chunk_search",)
-"""What needs triton, and numba: `open_engine` imports the first where there is a GPU, and training the second."""
+"""What needs triton: `open_engine` imports it where there is a GPU."""
 
 
 @pytest.mark.parametrize(
     ("image", "packages", "without"),
     [
-        (SERVICE, ["espalier", "service"], (*ON_A_GPU, *COMPILED)),
+        (SERVICE, ["espalier", "service"], ON_A_GPU),
         (TRAINER, ["espalier", "training"], ON_A_GPU),
         (LOAD, ["espalier_client", "loadtest"], ()),
     ],

@@ -24,7 +24,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.bundle import Bundle, BundleContent, write_bundle
+from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.engines.onnx_graph import OnnxEngine
 from espalier.errors import EspalierError
 from espalier.heldout import read_heldout
@@ -53,11 +53,11 @@ def with_held_out(folder: Path, bundle: Bundle, heldout: pa.Table) -> Bundle:
     """The same bundle with other held-out queries."""
     manifest = bundle.manifest
     draft = ManifestDraft(**{name: getattr(manifest, name) for name in ManifestDraft.model_fields})
-    content = BundleContent(
+    content = GraphContent(
         tree=bundle.tree,
         node_rows_ND=bundle.node_rows_ND,
-        state_levels=manifest.scorer.state_levels,
-        state_dim=manifest.scorer.state_dim,
+        state_levels=bundle.graph_scorer.state_levels,
+        state_dim=bundle.graph_scorer.state_dim,
         query_onnx=bundle.graph("query.onnx"),
         scorer_onnx=bundle.graph("scorer.onnx"),
         items=bundle.items,
@@ -310,13 +310,13 @@ def test_a_bundle_that_the_service_does_not_serve_is_refused(
 @pytest.mark.parametrize(
     ("lines", "wanted"),
     [
-        ("[1]", "line 1: got \\[1\\], expected an object with `history` or with `vector`"),
+        ("[1]", "line 1: got \\[1\\], expected an object with one of history"),
         ('{"history": ["a"]}\n{"history"', "line 2: .* a JSON object"),
-        ('{"history": ["a"], "vector": [1]}', "line 1: .* not both"),
+        ('{"history": ["a"], "vector": [1]}', "line 1: .* an object with one of history, vector, features, text"),
         ('{"history": "item-1"}', "line 1: history: got 'item-1', expected a list of item ids"),
         ('{"history": [], "relevant": [3]}', "line 1: relevant: got \\[3\\], expected a list of item ids"),
         ('{"vector": [1, "2"]}', "line 1: vector: .* a list of finite numbers"),
-        ('{"vector": [1]}\n{"history": []}', "got 'history and vector queries', expected one kind"),
+        ('{"vector": [1]}\n{"history": []}', "got 'history and vector', expected queries of one kind"),
     ],
 )
 def test_a_wrong_file_of_queries_says_where(tmp_path: Path, lines: str, wanted: str) -> None:

@@ -289,7 +289,7 @@ def test_a_query_encoder_goes_neither_to_the_host_nor_back(tmp_path: Path, monke
     rows = torch.empty((40, 24), dtype=torch.float16, device="meta")
     with NoCopies():  # type: ignore[no-untyped-call]
         states = encoder(history_nodes=nodes, node_rows=rows)
-    assert states.shape == (4, 3, bundle.manifest.scorer.state_dim)
+    assert states.shape == (4, 3, bundle.graph_scorer.state_dim)
     assert states.dtype == torch.float32
 
 

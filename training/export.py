@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from espalier.bundle import Bundle, BundleContent, write_bundle
+from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.engines.reference import ReferenceEngine, Step, best_leaves
 from espalier.engines.runtime import ort
 from espalier.errors import BundleCorrupt
@@ -153,7 +153,7 @@ def _margin(steps: Sequence[Step], m: int) -> float:
 
 def _content(
     config: TrainingConfig, prepared: Prepared, tree: Tree, model: NodeScorer, histories: Sequence[NDArray[np.int64]]
-) -> BundleContent:
+) -> GraphContent:
     """The bundle's parts, but for the golden queries, whose table is empty."""
     rows_ND = model.node_rows.detach().numpy().astype(config.scorer.dtype)
     if not np.isfinite(rows_ND).all():
@@ -166,7 +166,7 @@ def _content(
     check_parity(model, query_onnx, scorer_onnx, example)
     test = halves(prepared.interactions, prepared.split.test, seed=config.seed)[:HELD_OUT_QUERIES]
     names, strings = prepared.items.ids_of, pa.list_(pa.string())
-    return BundleContent(
+    return GraphContent(
         tree=tree,
         node_rows_ND=rows_ND,
         state_levels=tree.height + 1,

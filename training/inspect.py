@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from espalier.bundle import Bundle
+from espalier.manifest import LinearScorer, Manifest
+from espalier.queries import Kind, TextKind
 
 SAMPLES = 5
 TITLES_PER_NODE = 3
@@ -18,8 +20,8 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
     lines = [
         f"{manifest.name} version {manifest.version}: {manifest.algorithm}, created {manifest.created:%Y-%m-%d %H:%M}",
         f"tree: {tree.item_count} items, {tree.node_count} nodes, {tree.height + 1} levels",
-        f"query: {manifest.query}",
-        f"scorer: node rows [{tree.node_count}, {manifest.scorer.node_dim}] {manifest.scorer.dtype}, state {manifest.scorer.state_dim}",
+        f"query: {_query(manifest.query)}",
+        _scorer(manifest),
         f"rank(n) = {ranking.own}(n) + {ranking.gamma:g} · rank(parent); search defaults: beam {defaults.beam_size}, m {defaults.m}",
         "",
         f"{'level':>5} {'nodes':>9} {'children':>10} {'items below a node':>24}",
@@ -40,6 +42,19 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
                 f"    level {h:2d} node {path[h]}: {'; '.join(_label(bundle, other) for other in _some_items(bundle, int(path[h]), rng))}"
             )
     return "\n".join(lines)
+
+
+def _query(kind: Kind) -> str:
+    if isinstance(kind, TextKind):
+        return f"text, {kind.width:,} features: " + ", ".join(f"{block.unit} {block.n}-grams" for block in kind.blocks)
+    return str(kind)
+
+
+def _scorer(manifest: Manifest) -> str:
+    scorer = manifest.scorer
+    if isinstance(scorer, LinearScorer):
+        return f"scorer: linear, {scorer.weights:,} weights of {scorer.features:,} features in {scorer.rows:,} rows"
+    return f"scorer: node rows [{manifest.tree.nodes}, {scorer.node_dim}] {scorer.dtype}, state {scorer.state_dim}"
 
 
 def _some_items(bundle: Bundle, node: int, rng: np.random.Generator) -> list[int]:

@@ -9,8 +9,11 @@ Legend: P inner nodes, K beam, C candidates, F features, R rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -18,11 +21,17 @@ from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
 from espalier.errors import InvalidQuery
+from espalier.manifest import Ranking
 from espalier.sparse import SparseRows
 from espalier.tree import Tree
 
 Array = NDArray[Any]
-Activation = Literal["l3-hinge", "sigmoid"]
+POWERS = {"sigmoid": 0, "l1-hinge": 1, "l2-hinge": 2, "l3-hinge": 3, "l4-hinge": 4}
+"""Activations as the search numbers them; −1 ranks by logits."""
+L3_HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=1)
+"""How XR-Linear ranks: by the product of exp(−max(0, 1 − v)³) along the path (PECOS §3.4)."""
+PER_THREAD = 8
+"""Queries that are worth a thread of their own."""
 SPARSE_TABLE = 8
 """A table by feature may have so many places for each row of its chunk …"""
 SMALL_TABLES = 64 << 20
@@ -31,21 +40,55 @@ FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
 @dataclass(frozen=True, eq=False)
+class Wanted:
+    """What each query of a search asks for.
+
+    beam_size_B, m_B  int64[B], at least 1
+    groups            queries (int64 positions) that may visit the same nodes, and bool[N] which, None for all; without it all may visit all
+    shut_BX           int64[B, X]: nodes that each query must not visit besides, −1 as padding; None: no such nodes
+    """
+
+    beam_size_B: NDArray[np.int64]
+    m_B: NDArray[np.int64]
+    groups: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_] | None]] | None = None
+    shut_BX: NDArray[np.int64] | None = None
+
+    @staticmethod
+    def uniform(batch: int, beam_size: int, m: int) -> Wanted:
+        """The same beam size and m for every query, all nodes open."""
+        return Wanted(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """Every level of a search, from the root's children on, H levels: candidates and kept nodes, ascending, −1 and −inf as padding."""
+
+    candidates_BHC: NDArray[np.int64]
+    ranks_BHC: NDArray[np.float32]
+    kept_BHK: NDArray[np.int64]
+    kept_ranks_BHK: NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
 class Found:
     """leaves_BM int64[B, M], best first, −1 as padding; ranks_BM float32[B, M], −inf there."""
 
     leaves_BM: NDArray[np.int64]
     ranks_BM: NDArray[np.float32]
+    trace: Traced | None = None
 
 
 class ChunkSearch:
-    """Searches one tree of linear scorers. Not for several threads at once: it has the workspace of one.
+    """Searches one tree of linear scorers. One search at a time, which may use several threads.
 
-    last  the level whose nodes are found; the leaves' by default, an inner one while the levels below are still being trained
+    last     the level whose nodes are found; the leaves' by default, an inner one while the levels below are still being trained
+    threads  that queries of one search are shared among
     """
 
-    def __init__(self, tree: Tree, chunks: Chunks, activation: Activation = "l3-hinge", last: int | None = None) -> None:
-        self._tree, self._chunks, self._activation = tree, chunks, activation
+    def __init__(self, tree: Tree, chunks: Chunks, ranking: Ranking = L3_HINGE, last: int | None = None, threads: int = 1) -> None:
+        self._tree, self._chunks = tree, chunks
+        self._gamma = np.float32(ranking.gamma)
+        self._power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
         self._last = tree.height if last is None else last
         inner = tree.level(self._last).start
         rows = np.diff(chunks.chunk_row)[:inner]
@@ -53,42 +96,86 @@ class ChunkSearch:
         if int(inner) * chunks.width * 4 <= SMALL_TABLES:
             by_feature[:] = True
         sizes = np.where(by_feature, chunks.width, 1 << np.ceil(np.log2(np.maximum(rows * 2, 2))).astype(np.int64))
-        self._table_from = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        self._by_feature = by_feature
-        self._place = np.full(self._table_from[-1], -1, np.int32)
-        self._key = np.full(self._table_from[-1] if not by_feature.all() else 1, -1, np.int32)
-        _fill(chunks.chunk_row, chunks.row_feature, self._table_from, by_feature, self._key, self._place)
-        self._dense = np.zeros(chunks.width, np.float32)
-        self._work: tuple[int, ...] = ()
+        table_from = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        place = np.full(table_from[-1], -1, np.int32)
+        key = np.full(table_from[-1] if not by_feature.all() else 1, -1, np.int32)
+        _fill(_frozen(chunks.chunk_row, chunks.row_feature, table_from, by_feature), key, place)
+        self._arrays = _frozen(
+            tree.first_child, chunks.chunk_row, chunks.row_feature, chunks.row_entry, chunks.entry_child, chunks.entry_weight, chunks.bias,
+            table_from, by_feature, key, place,
+        )  # fmt: skip
+        self._workspaces = [_Workspace(tree, chunks.width, self._last) for _ in range(threads)]
+        self._pool = ThreadPoolExecutor(threads, "chunk-search") if threads > 1 else None
 
-    def search(self, queries: SparseRows, beam_size: int, m: int) -> Found:
-        """The best `m` nodes of the last level for each query, with `beam_size` nodes kept on the levels above.
+    def close(self) -> None:
+        """End the threads. No search after it."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def search(self, queries: SparseRows, wanted: Wanted, trace: bool = False) -> Found:
+        """The best m nodes of the last level for each query, with a beam of nodes kept on the levels above.
 
         Raises InvalidQuery where a number is below 1, or features are not those of the scorers.
         """
-        tree, chunks = self._tree, self._chunks
-        for name, value in (("beam_size", beam_size), ("m", m)):
+        chunks = self._chunks
+        if len(queries) == 0:
+            return Found(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))
+        beam_size, m = int(wanted.beam_size_B.max()), int(wanted.m_B.max())
+        for name, value in (("beam_size", wanted.beam_size_B.min()), ("m", wanted.m_B.min())):
             if value < 1:
-                raise InvalidQuery(name, value, "at least 1")
+                raise InvalidQuery(name, int(value), "at least 1")
         if queries.width != chunks.width:
             raise InvalidQuery("features", f"rows of {queries.width} features", f"rows of {chunks.width}")
-        self._make_room(beam_size, m)
-        kept, kept_ranks, candidates, candidate_ranks, heap = self._buffers
-        leaves = np.full((len(queries), m), -1, np.int64)
-        ranks = np.full((len(queries), m), -np.inf, np.float32)
-        wrong = _search(
-            queries.indptr, queries.indices, queries.values, tree.first_child, chunks.chunk_row, chunks.row_feature, chunks.row_entry,
-            chunks.entry_child, chunks.entry_weight, chunks.bias, self._table_from, self._by_feature, self._key, self._place, self._dense,
-            beam_size, m, self._last, self._activation == "sigmoid", kept, kept_ranks, candidates,
-            candidate_ranks, heap, leaves, ranks,
+        for workspace in self._workspaces:
+            workspace.make_room(beam_size, m)
+        leaves_BM = np.empty((len(queries), m), np.int64)
+        ranks_BM = np.empty((len(queries), m), np.float32)
+        levels = self._last if trace else 0
+        candidates_BHC = np.full((len(queries), levels, len(self._workspaces[0].buffers[2])), -1, np.int64)
+        candidate_ranks_BHC = np.full(candidates_BHC.shape, -np.inf, np.float32)
+        kept_BHK = np.full((len(queries), levels, len(self._workspaces[0].buffers[0])), -1, np.int64)
+        kept_ranks_BHK = np.full(kept_BHK.shape, -np.inf, np.float32)
+        given = _frozen(
+            queries.indptr, queries.indices, queries.values, wanted.beam_size_B, wanted.m_B,
+            NONE if wanted.shut_BX is None else wanted.shut_BX,
         )  # fmt: skip
+        traced = (candidates_BHC, candidate_ranks_BHC, kept_BHK, kept_ranks_BHK)
+
+        def run(workspace: _Workspace, which: Array, open_N: Array) -> int:
+            return _search(
+                which, given, self._arrays, workspace.dense, workspace.shut, open_N, self._last, self._gamma, self._power,
+                workspace.buffers, leaves_BM, ranks_BM, traced,
+            )  # fmt: skip
+
+        wrong = -1
+        for which, mask in wanted.groups or [(np.arange(len(queries)), None)]:
+            which, open_N = _frozen(which, ALL if mask is None else mask)
+            if self._pool is None or len(which) < 2 * PER_THREAD:
+                wrong = max(wrong, run(self._workspaces[0], which, open_N))
+            else:
+                shares = np.array_split(which, min(len(self._workspaces), len(which) // PER_THREAD))
+                wrong = max(wrong, *self._pool.map(run, self._workspaces, _frozen(*shares), repeat(open_N)))
         if wrong >= 0:
             raise InvalidQuery("features.indices", int(queries.indices[wrong]), f"feature numbers from 0 to {chunks.width - 1}")
-        return Found(leaves, ranks)
+        return Found(leaves_BM, ranks_BM, Traced(*traced) if trace else None)
 
-    def _make_room(self, beam_size: int, m: int) -> None:
+
+class _Workspace:
+    """What one thread writes to while it searches.
+
+    dense    float32[F], 0: the query
+    shut     bool[N], False: the nodes that it must not visit
+    buffers  kept nodes and ranks, candidates and ranks, a heap
+    """
+
+    def __init__(self, tree: Tree, width: int, last: int) -> None:
+        self.dense, self.shut = np.zeros(width, np.float32), np.zeros(tree.node_count, np.bool_)
+        self.buffers: tuple[Array, ...] = ()
+        self._tree, self._last, self._room = tree, last, (0, 0)
+
+    def make_room(self, beam_size: int, m: int) -> None:
         """Buffers for the largest beam and the most candidates that such a search can have."""
-        if self._work == (beam_size, m):
+        if self._room == (beam_size, m):
             return
         kept, most, widest = 1, 1, 1
         for level in range(self._last):
@@ -96,11 +183,25 @@ class ChunkSearch:
             most = max(most, candidates)
             kept = min(candidates, beam_size if level + 1 < self._last else m)
             widest = max(widest, kept)
-        self._buffers: tuple[Any, ...] = (
+        self.buffers = (
             np.empty(widest, np.int64), np.empty(widest, np.float32), np.empty(most, np.int64), np.empty(most, np.float32),
             np.empty(widest, np.float32),
         )  # fmt: skip
-        self._work = (beam_size, m)
+        self._room = beam_size, m
+
+
+def _frozen(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays as contiguous ones that cannot be written to: what is mapped cannot either, and numba compiles for each kind anew."""
+    frozen = []
+    for array in arrays:
+        view = np.ascontiguousarray(array).view(np.ndarray)
+        view.flags.writeable = False
+        frozen.append(view)
+    return tuple(frozen)
+
+
+ALL, NONE = np.empty(0, np.bool_), np.empty((0, 0), np.int64)
+"""Of Wanted's, where there is none."""
 
 
 @njit(cache=True, nogil=True)
@@ -110,8 +211,9 @@ def _slot(feature: int, size: int) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _fill(chunk_row: Array, row_feature: Array, table_from: Array, by_feature: Array, key: Array, place: Array) -> None:
+def _fill(chunks: tuple[Array, ...], key: Array, place: Array) -> None:
     """Each chunk's table: the place of a feature's row, counted from the chunk's first, or −1."""
+    chunk_row, row_feature, table_from, by_feature = chunks
     for p in range(len(by_feature)):
         start, size = table_from[p], table_from[p + 1] - table_from[p]
         for row in range(chunk_row[p], chunk_row[p + 1]):
@@ -128,19 +230,25 @@ def _fill(chunk_row: Array, row_feature: Array, table_from: Array, by_feature: A
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def _search(
-    indptr: Array, indices: Array, values: Array, first_child: Array, chunk_row: Array, row_feature: Array, row_entry: Array,
-    entry_child: Array, entry_weight: Array, bias: Array, table_from: Array, by_feature: Array, key: Array, place: Array, dense: Array,
-    beam_size: int, m: int, last: int, sigmoid: bool, kept: Array, kept_ranks: Array, candidates: Array, ranks: Array, heap: Array,
-    out: Array, out_ranks: Array,
+    which: Array, given: tuple[Array, ...], scorers: tuple[Array, ...], dense: Array, shut: Array, open_N: Array, last: int, gamma: Any,
+    power: int, work: tuple[Array, ...], out: Array, out_ranks: Array, trace: tuple[Array, ...],
 ) -> int:  # fmt: skip
-    """All queries one after the other. Returns −1, or the place of an index that is no feature's, before anything is searched."""
-    for j in range(len(indices)):  # what is outside would be written outside
-        if indices[j] < 0 or indices[j] >= len(dense):
-            return j
-    for b in range(len(indptr) - 1):
+    """Some queries one after the other. Returns −1, or the place of an index that is no feature's, where it stops."""
+    indptr, indices, values, beam_size_B, m_B, shut_BX = given
+    (first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight, bias, table_from, by_feature, key, place) = scorers
+    kept, kept_ranks, candidates, ranks, heap = work
+    one, zero = np.float32(1), np.float32(0)
+    for b in which:
         begin, end = indptr[b], indptr[b + 1]
+        for j in range(begin, end):  # what is outside would be written outside
+            if indices[j] < 0 or indices[j] >= len(dense):
+                return j
         for j in range(begin, end):
             dense[indices[j]] = values[j]
+        for s in range(shut_BX.shape[1]):
+            if shut_BX[b, s] >= 0:
+                shut[shut_BX[b, s]] = True
+        choosy = len(open_N) > 0 or shut_BX.shape[1] > 0
         count = 1
         kept[0] = 0
         kept_ranks[0] = 0
@@ -150,7 +258,6 @@ def _search(
                 p = kept[k]
                 first, children = first_child[p], first_child[p + 1] - first_child[p]
                 for c in range(children):
-                    candidates[total + c] = first + c
                     ranks[total + c] = bias[first + c]
                 rows, at = chunk_row[p + 1] - chunk_row[p], chunk_row[p]
                 if rows < end - begin:
@@ -173,22 +280,48 @@ def _search(
                             x = values[j]
                             for e in range(row_entry[at + row], row_entry[at + row + 1]):
                                 ranks[total + entry_child[e]] += x * entry_weight[e]
-                for c in range(total, total + children):
-                    if sigmoid:
-                        own = min(ranks[c], np.float32(0)) - np.log1p(np.exp(-abs(ranks[c])))
-                    else:
-                        short = max(np.float32(1) - ranks[c], np.float32(0))
-                        own = -short * short * short
-                    ranks[c] = kept_ranks[k] + own
-                total += children
-            wanted = beam_size if level + 1 < last else m
+                above = gamma * kept_ranks[k]
+                if power > 0:
+                    for c in range(total, total + children):
+                        short = max(one - ranks[c], zero)
+                        own = short
+                        for _ in range(1, power):
+                            own *= short
+                        ranks[c] = above - own
+                elif power == 0:
+                    for c in range(total, total + children):
+                        ranks[c] = above + min(ranks[c], zero) - np.log1p(np.exp(-abs(ranks[c])))
+                else:
+                    for c in range(total, total + children):
+                        ranks[c] += above
+                if choosy:
+                    to = total
+                    for c in range(children):
+                        if (len(open_N) == 0 or open_N[first + c]) and not shut[first + c]:
+                            candidates[to], ranks[to] = first + c, ranks[total + c]
+                            to += 1
+                    total = to
+                else:
+                    for c in range(children):
+                        candidates[total + c] = first + c
+                    total += children
+            wanted = beam_size_B[b] if level + 1 < last else m_B[b]
             count = _keep_best(candidates, ranks, total, wanted, kept, kept_ranks, heap)
+            if trace[0].shape[1] > 0:
+                trace[0][b, level, :total], trace[1][b, level, :total] = candidates[:total], ranks[:total]
+                trace[2][b, level, :count], trace[3][b, level, :count] = kept[:count], kept_ranks[:count]
         for j in range(begin, end):
             dense[indices[j]] = 0
+        for s in range(shut_BX.shape[1]):
+            if shut_BX[b, s] >= 0:
+                shut[shut_BX[b, s]] = False
         order = np.argsort(-kept_ranks[:count], kind="mergesort")  # stable: the lower node number wins a tie
         for k in range(count):
             out[b, k] = kept[order[k]]
             out_ranks[b, k] = kept_ranks[order[k]]
+        for k in range(count, out.shape[1]):
+            out[b, k] = -1
+            out_ranks[b, k] = -np.inf
     return -1
 
 

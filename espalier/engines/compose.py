@@ -31,7 +31,7 @@ from onnx import helper, numpy_helper
 
 from espalier.engines.graphs import fuse_state, load_graph, opset_of
 from espalier.errors import BundleCorrupt
-from espalier.manifest import Ranking, ScorerInfo
+from espalier.manifest import GraphScorer, Ranking
 from espalier.queries import HistoryKind, VectorKind
 from espalier.tree import Tree
 
@@ -61,7 +61,7 @@ class Plan:
 
 
 def compose(
-    query_onnx: bytes, scorer_onnx: bytes, tree: Tree, ranking: Ranking, kind: HistoryKind | VectorKind, info: ScorerInfo, plan: Plan
+    query_onnx: bytes, scorer_onnx: bytes, tree: Tree, ranking: Ranking, kind: HistoryKind | VectorKind, info: GraphScorer, plan: Plan
 ) -> bytes:
     """The composed model's bytes. Raises BundleCorrupt when a graph is not one that can be composed."""
     query, scorer = load_graph("query.onnx", query_onnx), load_graph("scorer.onnx", scorer_onnx)
@@ -79,7 +79,7 @@ class _Composer:
         tree: Tree,
         ranking: Ranking,
         kind: HistoryKind | VectorKind,
-        info: ScorerInfo,
+        info: GraphScorer,
         plan: Plan,
     ) -> None:
         self.query, self.scorer, self.tree, self.ranking, self.kind, self.plan = query, scorer, tree, ranking, kind, plan

@@ -129,7 +129,9 @@ class TritonEngine:
         tree, manifest = bundle.tree, bundle.manifest
         if tree.node_count > MAX_NODES:
             raise UnsupportedGraph(f"the tree has {tree.node_count} nodes, at most {MAX_NODES} are known")
-        form = scorer_form(read_graph("scorer.onnx", bundle.graph("scorer.onnx")), manifest.scorer.state_dim, manifest.scorer.node_dim)
+        form = scorer_form(
+            read_graph("scorer.onnx", bundle.graph("scorer.onnx")), bundle.graph_scorer.state_dim, bundle.graph_scorer.node_dim
+        )
         query = read_graph("query.onnx", bundle.graph("query.onnx"))
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # what closed engines had is free too
@@ -138,7 +140,7 @@ class TritonEngine:
         self._lock = threading.RLock()
         with self.running():
             self._encoder = _encoder(query, bundle, self.device)
-            self._scorer = _Scorer(form, manifest.scorer.node_dim, DTYPES[precision], self.device)
+            self._scorer = _Scorer(form, bundle.graph_scorer.node_dim, DTYPES[precision], self.device)
             self.node_rows_ND = self._node_rows(DTYPES[precision])
             self._tables = _Tables(tree, self.device, isinstance(manifest.query, HistoryKind))
         self._tile = self._tuning.tile or (16 if form.layers and precision == "float32" else 32)
@@ -275,7 +277,7 @@ class TritonEngine:
 
 def refuse_what_does_not_fit(bundle: Bundle, precision: Precision, free: int, total: int) -> None:
     """Raise DeviceUnavailable when a bundle's rows and tree need more than the `free` of a GPU's `total` bytes."""
-    tree, scorer = bundle.tree, bundle.manifest.scorer
+    tree, scorer = bundle.tree, bundle.graph_scorer
     ragged = not all(tree.is_uniform(h) for h in range(tree.height))
     needed = tree.node_count * scorer.node_dim * DTYPES[precision].itemsize
     needed += 4 * (tree.leaf_count + tree.item_count + (2 * tree.node_count if ragged else 0))
@@ -347,9 +349,9 @@ class _Closed:
 
 
 def _encoder(query: onnx.ModelProto, bundle: Bundle, device: torch.device) -> TorchGraph:
-    kind, tree = bundle.manifest.query, bundle.tree
+    kind, tree = bundle.graph_kind, bundle.tree
     width = kind.length if isinstance(kind, HistoryKind) else kind.width
-    return encoder_of(query, device, bundle.manifest.scorer.node_dim, tree.height + 1, width)
+    return encoder_of(query, device, bundle.graph_scorer.node_dim, tree.height + 1, width)
 
 
 class Cell:

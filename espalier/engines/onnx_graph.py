@@ -277,7 +277,7 @@ class OnnxEngine:
     def _new_session(self, plan: Plan, fixed: dict[str, int] | None = None) -> ort.InferenceSession:
         """A session; with fixed dimensions, so that shape arithmetic folds away and a CUDA graph can be captured."""
         manifest = self.bundle.manifest
-        model = compose(*self._graphs, self.bundle.tree, manifest.ranking, manifest.query, manifest.scorer, plan)
+        model = compose(*self._graphs, self.bundle.tree, manifest.ranking, self.bundle.graph_kind, self.bundle.graph_scorer, plan)
         options = ort.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1

@@ -1,6 +1,7 @@
 """`reference`: the beam search in NumPy, one query and one level at a time. The oracle of every other engine; for tests.
 
-It runs the bundle's two ONNX graphs in ONNX's own NumPy evaluator, so it shares no code with ONNX Runtime. Follows OTM Eq. 3–4
+It runs the bundle's two ONNX graphs in ONNX's own NumPy evaluator, so it shares no code with ONNX Runtime; linear scorers it multiplies
+out in float64. Follows OTM Eq. 3–4
 with the ranking formula rank(n) = own(n) + γ · rank(parent(n)), rank(root) = 0.
 
 Legend: B queries, T history, L levels, K beam, C candidates, M results, N nodes, D node row, S state.
@@ -19,9 +20,10 @@ from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import Bundle
 from espalier.eligibility import every_item, node_mask
-from espalier.manifest import Ranking
+from espalier.manifest import Activation, LinearScorer, Ranking
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult, finish
+from espalier.sparse import SparseRows
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class ReferenceEngine:
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
+        if isinstance(bundle.manifest.scorer, LinearScorer):
+            return
         self._rows_ND = np.asarray(bundle.node_rows_ND, np.float32)
         self._query = ReferenceEvaluator(onnx.load_from_string(bundle.graph("query.onnx")))
         self._scorer = ReferenceEvaluator(onnx.load_from_string(bundle.graph("scorer.onnx")))
@@ -108,7 +112,11 @@ class ReferenceEngine:
         return node_mask(tree, eligible_I)
 
     def states(self, queries: QueryBatch) -> NDArray[np.float32]:
-        """float32[B, L, S] or float32[B, 1, S]: what the query encoder makes of a batch."""
+        """float32[B, L, S] or float32[B, 1, S]: what the query encoder makes of a batch; of features the dense vector."""
+        if isinstance(queries.rows, SparseRows):
+            dense_BLS = np.zeros((len(queries), 1, queries.rows.width), np.float32)
+            dense_BLS[np.repeat(np.arange(len(queries)), np.diff(queries.rows.indptr)), 0, queries.rows.indices] = queries.rows.values
+            return dense_BLS
         inputs: dict[str, NDArray[np.generic]] = {"node_rows": self._rows_ND}
         if isinstance(queries.kind, HistoryKind):
             leaf = self.bundle.tree.leaf_of_item
@@ -125,10 +133,35 @@ class ReferenceEngine:
         state_S = state_LS[level if len(state_LS) > 1 else 0]
         if len(nodes_C) == 0:
             return np.empty(0, np.float32)
-        inputs = {"query_state": state_S[None], "node_rows": self._rows_ND[nodes_C][None]}
-        logits = np.asarray(next(iter(self._scorer.run(None, inputs))), np.float32)[0]
-        own = -np.logaddexp(np.float32(0), -logits) if ranking.own == "log_activation" else logits
+        if isinstance(self.bundle.manifest.scorer, LinearScorer):
+            logits = self._products(state_S, nodes_C)
+        else:
+            inputs = {"query_state": state_S[None], "node_rows": self._rows_ND[nodes_C][None]}
+            logits = np.asarray(next(iter(self._scorer.run(None, inputs))), np.float32)[0]
+        own = log_activation(ranking.activation, logits) if ranking.own == "log_activation" else logits
         return np.asarray(own + np.float32(ranking.gamma) * parent_rank_C, np.float32)
+
+    def _products(self, features_F: NDArray[np.float32], nodes_C: NDArray[np.int64]) -> NDArray[np.float32]:
+        """float32[C]: bias + Σ weight · feature of nodes with linear scorers."""
+        chunks, tree = self.bundle.chunks, self.bundle.tree
+        logits_C = chunks.bias[nodes_C].astype(np.float64)
+        parent_C = tree.parent[nodes_C]
+        for parent in np.unique(parent_C):
+            rows = slice(chunks.chunk_row[parent], chunks.chunk_row[parent + 1])
+            begin, end = chunks.row_entry[rows.start], chunks.row_entry[rows.stop]
+            x = np.repeat(features_F[chunks.row_feature[rows]], np.diff(chunks.row_entry[rows.start : rows.stop + 1]))
+            first, after = tree.first_child[parent : parent + 2]
+            products = np.bincount(chunks.entry_child[begin:end], x.astype(np.float64) * chunks.entry_weight[begin:end], after - first)
+            mine = parent_C == parent
+            logits_C[mine] += products[nodes_C[mine] - first]
+        return logits_C.astype(np.float32)
+
+
+def log_activation(activation: Activation, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The log of the sigmoid, or of a hinge: −max(0, 1 − v)^p."""
+    if activation == "sigmoid":
+        return np.asarray(-np.logaddexp(np.float32(0), -logits), np.float32)
+    return np.asarray(-(np.maximum(np.float32(1) - logits, 0) ** int(activation[1])), np.float32)
 
 
 def best_leaves(last: Step, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.chunks import MAX_CHILDREN, Chunks
-from espalier.engines.chunk_search import Activation, ChunkSearch
+from espalier.engines.chunk_search import ChunkSearch, Wanted
 from espalier.errors import InvalidData
+from espalier.manifest import Activation, Ranking
 from espalier.sparse import SparseRows
 from espalier.tree import Tree
 from training.linear.solver import train_children
@@ -153,8 +154,10 @@ class _Trainer:
 
 def _kept_by_beam(points: SparseRows, tree: Tree, parts: list[_Part], options: LinearOptions, level: int) -> tuple[Int64, Int64]:
     """The points and nodes of `level` that a beam over the scorers so far keeps."""
-    search = ChunkSearch(tree, _joined(parts, tree, points.width), options.activation, last=level)
-    nodes_BM = search.search(points, options.beam_size, min(options.beam_size, tree.level_size(level))).leaves_BM
+    ranking = Ranking(activation=options.activation, own="log_activation", gamma=1)
+    search = ChunkSearch(tree, _joined(parts, tree, points.width), ranking, last=level)
+    beam_B = np.full(len(points), options.beam_size, np.int64)
+    nodes_BM = search.search(points, Wanted(beam_B, np.minimum(beam_B, tree.level_size(level)))).leaves_BM
     point, slot = np.nonzero(nodes_BM >= 0)
     return point, nodes_BM[point, slot]
 

@@ -1,0 +1,285 @@
+"""The compiled half of the text vectoriser: words, n-grams and their hashes, vocabularies as hash tables, one row a text.
+
+Knows code points and numbers. Does not know blocks, weights' meaning or where a vocabulary is stored: see `text.py`.
+
+Legend: B texts, V n-grams.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+SEPARATOR, LETTER, ALONE = 0, 1, 2
+"""A character between words; one of a word; a word of its own."""
+WORDS, CHARS = 0, 1
+"""The units of n-grams."""
+# A hash is stored with a model and looked up by a server of another day: none of these numbers may ever change.
+SEED = np.uint64(0xE5BA_11E2_7F1D_F001)
+GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
+MIX_1, MIX_2 = np.uint64(0xBF58_476D_1CE4_E5B9), np.uint64(0x94D0_49BB_1331_11EB)
+BLANK = 32
+
+
+@njit(cache=True, nogil=True)
+def _fold(state: Any, number: Any) -> Any:
+    """A hash with one number more. Both uint64: with a signed one numba would compute in floating point."""
+    state = (state ^ number) * GOLDEN
+    return state ^ (state >> np.uint64(32))
+
+
+@njit(cache=True, nogil=True)
+def _finished(state: Any) -> Any:
+    """Every bit of the hash depends on every bit of the state (SplitMix64, Steele et al. 2014)."""
+    state = (state ^ (state >> np.uint64(30))) * MIX_1
+    state = (state ^ (state >> np.uint64(27))) * MIX_2
+    return state ^ (state >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True)
+def _words(codes: Array, begin: int, end: int, classes: Array, word_from: Array, word_to: Array, word_hash: Array) -> int:
+    """The words among codes[begin:end]. How many they are."""
+    count, i = 0, begin
+    while i < end:
+        kind = classes[codes[i]]
+        if kind == SEPARATOR:
+            i += 1
+            continue
+        word_from[count] = i
+        state = _fold(SEED, np.uint64(codes[i]))
+        i += 1
+        while kind == LETTER and i < end and classes[codes[i]] == LETTER:
+            state = _fold(state, np.uint64(codes[i]))
+            i += 1
+        word_to[count] = i
+        word_hash[count] = state
+        count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _padded(codes: Array, begin: int, end: int, place: int) -> Any:
+    """A character of the word codes[begin:end] with a blank before and after."""
+    return np.uint32(BLANK) if place == 0 or place > end - begin else codes[begin + place - 1]
+
+
+@njit(cache=True, nogil=True)
+def _ngrams(
+    codes: Array, words: int, word_from: Array, word_to: Array, word_hash: Array, unit: int, n: int, hashes: Array, word: Array,
+    place: Array,
+) -> int:  # fmt: skip
+    """The n-grams of a text's words: hash, first word, first character in the padded word. How many they are."""
+    count = 0
+    start = _fold(SEED, np.uint64(unit * 16 + n))
+    if unit == WORDS:
+        for w in range(words - n + 1):
+            state = start
+            for i in range(w, w + n):
+                state = _fold(state, word_hash[i])
+            hashes[count], word[count], place[count] = _finished(state), w, 0
+            count += 1
+    else:
+        for w in range(words):
+            begin, end = word_from[w], word_to[w]
+            length = end - begin + 2
+            for first in range(max(1, length - n + 1)):
+                state = start
+                for i in range(first, min(first + n, length)):
+                    state = _fold(state, np.uint64(_padded(codes, begin, end, i)))
+                hashes[count], word[count], place[count] = _finished(state), w, first
+                count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _longest(text_from: Array) -> int:
+    longest = 0
+    for t in range(len(text_from) - 1):
+        longest = max(longest, text_from[t + 1] - text_from[t])
+    return longest
+
+
+# -- compiled: weighing ---------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True)
+def fill_table(hashes: Array, layout: Array, table: Array) -> int:
+    """table uint64[2^k, 2]: a hash and its feature's number + 1, or 0. Returns −1, or the place of a hash that is there already."""
+    mask = np.uint64(len(table) - 1)
+    v = 0
+    for k in range(len(layout)):
+        for feature in range(layout[k, 2], layout[k, 2] + layout[k, 3]):
+            slot = hashes[v] & mask
+            while table[slot, 1] != 0:
+                if table[slot, 0] == hashes[v]:
+                    return v
+                slot = (slot + np.uint64(1)) & mask
+            table[slot, 0] = hashes[v]
+            table[slot, 1] = feature + 1
+            v += 1
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def weigh(
+    codes: Array, text_from: Array, classes: Array, layout: Array, table: Array, idf: Array, indptr: Array, indices: Array, values: Array
+) -> int:
+    """The rows of some texts. How many entries they have."""
+    mask = np.uint64(len(table) - 1)
+    longest = _longest(text_from)
+    word_from, word_to, word_hash = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.uint64)
+    word, place, hashes = np.empty(3 * longest, np.int64), np.empty(3 * longest, np.int64), np.empty(3 * longest, np.uint64)
+    features = np.empty(3 * longest, np.int32)
+    used = 0
+    indptr[0] = 0
+    for t in range(len(text_from) - 1):
+        row, filled = used, 0
+        words = _words(codes, text_from[t], text_from[t + 1], classes, word_from, word_to, word_hash)
+        for k in range(len(layout)):
+            unknown = layout[k, 4]
+            found = 0
+            for g in range(_ngrams(codes, words, word_from, word_to, word_hash, layout[k, 0], layout[k, 1], hashes, word, place)):
+                slot = hashes[g] & mask
+                while table[slot, 1] != 0 and table[slot, 0] != hashes[g]:
+                    slot = (slot + np.uint64(1)) & mask
+                if table[slot, 1] != 0:
+                    feature = np.int64(table[slot, 1]) - 1
+                elif unknown > 0:  # by other bits than those of the slot
+                    feature = layout[k, 2] + layout[k, 3] + np.int64(hashes[g] >> np.uint64(32)) % unknown
+                else:
+                    continue
+                if idf[feature] > 0:
+                    features[found] = feature
+                    found += 1
+            if found == 0:
+                continue
+            features[:found].sort()
+            block, squares, g = used, 0.0, 0
+            while g < found:
+                first = g
+                while g < found and features[g] == features[first]:
+                    g += 1
+                weight = (g - first) * np.float64(idf[features[first]])
+                squares += weight * weight
+                indices[used], values[used] = features[first], weight
+                used += 1
+            length = np.sqrt(squares)
+            for e in range(block, used):
+                values[e] = values[e] / length
+            filled += 1
+        for e in range(row, used):
+            values[e] = values[e] / np.sqrt(np.float64(filled))  # a block's length is 1
+        indptr[t + 1] = used
+    return used
+
+
+# -- compiled: counting ---------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True)
+def fill_slots(hashes: Array, size: int, slots: Array) -> None:
+    """slots int32[2^k], all −1: the entries' numbers, by their hashes."""
+    mask = np.uint64(len(slots) - 1)
+    for entry in range(size):
+        slot = hashes[entry] & mask
+        while slots[slot] >= 0:
+            slot = (slot + np.uint64(1)) & mask
+        slots[slot] = entry
+
+
+@njit(cache=True, nogil=True)
+def _put(text: Array, at: int, code: Any) -> int:
+    """Write a code point as UTF-8. Where the next goes."""
+    if code < 0x80:
+        text[at] = code
+        return at + 1
+    if code < 0x800:
+        text[at] = 0xC0 | (code >> 6)
+        text[at + 1] = 0x80 | (code & 0x3F)
+        return at + 2
+    if code < 0x10000:
+        text[at] = 0xE0 | (code >> 12)
+        text[at + 1] = 0x80 | ((code >> 6) & 0x3F)
+        text[at + 2] = 0x80 | (code & 0x3F)
+        return at + 3
+    text[at] = 0xF0 | (code >> 18)
+    text[at + 1] = 0x80 | ((code >> 12) & 0x3F)
+    text[at + 2] = 0x80 | ((code >> 6) & 0x3F)
+    text[at + 3] = 0x80 | (code & 0x3F)
+    return at + 4
+
+
+@njit(cache=True, nogil=True)
+def count_ngrams(
+    codes: Array, text_from: Array, classes: Array, layout: Array, document: int, size: int, slots: Array, entry_hash: Array,
+    entry_block: Array, entry_count: Array, entry_last: Array, entry_from: Array, text: Array,
+) -> int:  # fmt: skip
+    """Count the documents of n-grams. How many entries there are now; or −1 − e, where another n-gram has the hash of entry e.
+
+    `document` is the number of the first text, `size` of the next entry; there is room for what may come.
+    """
+    mask = np.uint64(len(slots) - 1)
+    longest = _longest(text_from)
+    word_from, word_to, word_hash = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.uint64)
+    word, place, hashes = np.empty(3 * longest, np.int64), np.empty(3 * longest, np.int64), np.empty(3 * longest, np.uint64)
+    for t in range(len(text_from) - 1):
+        words = _words(codes, text_from[t], text_from[t + 1], classes, word_from, word_to, word_hash)
+        for k in range(len(layout)):
+            unit, n = layout[k, 0], layout[k, 1]
+            for g in range(_ngrams(codes, words, word_from, word_to, word_hash, unit, n, hashes, word, place)):
+                # Written behind the last entry, where it stays if it is new.
+                begin = at = entry_from[size]
+                if unit == WORDS:
+                    for w in range(word[g], word[g] + n):
+                        if w > word[g]:
+                            at = _put(text, at, np.uint32(BLANK))
+                        for i in range(word_from[w], word_to[w]):
+                            at = _put(text, at, codes[i])
+                else:
+                    first, last = word_from[word[g]], word_to[word[g]]
+                    for i in range(place[g], min(place[g] + n, last - first + 2)):
+                        at = _put(text, at, _padded(codes, first, last, i))
+                slot = hashes[g] & mask
+                while slots[slot] >= 0 and entry_hash[slots[slot]] != hashes[g]:
+                    slot = (slot + np.uint64(1)) & mask
+                entry = slots[slot]
+                if entry < 0:
+                    slots[slot] = size
+                    entry_hash[size], entry_block[size], entry_count[size], entry_last[size] = hashes[g], k, 1, document + t
+                    size += 1
+                    entry_from[size] = at
+                    continue
+                same = entry_block[entry] == k and entry_from[entry + 1] - entry_from[entry] == at - begin
+                if same:
+                    for i in range(at - begin):
+                        same = same and text[entry_from[entry] + i] == text[begin + i]
+                if not same:
+                    return -1 - int(entry)
+                if entry_last[entry] != document + t:
+                    entry_last[entry] = document + t
+                    entry_count[entry] += 1
+    return size
+
+
+@njit(cache=True, nogil=True)
+def first_letters(entries: Array, text_from: Array, text: Array) -> Array:
+    """uint64: the first 8 bytes of each entry's text, as a number in whose order they are; no text has a byte 0."""
+    prefixes = np.zeros(len(entries), np.uint64)
+    for j in range(len(entries)):
+        begin, end = text_from[entries[j]], text_from[entries[j] + 1]
+        for i in range(8):
+            byte = np.uint64(text[begin + i]) if begin + i < end else np.uint64(0)
+            prefixes[j] = (prefixes[j] << np.uint64(8)) | byte
+    return prefixes
+
+
+@njit(cache=True, nogil=True)
+def gather(entries: Array, text_from: Array, text: Array, out_from: Array, out: Array) -> None:
+    for j in range(len(entries)):
+        begin = text_from[entries[j]]
+        for i in range(out_from[j + 1] - out_from[j]):
+            out[out_from[j] + i] = text[begin + i]

@@ -1,0 +1,554 @@
+"""The vectoriser of texts: what a word is, n-grams, weights, vocabularies, arrays on disk."""
+
+from __future__ import annotations
+
+import math
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from safetensors.numpy import load_file, save_file
+from scipy.sparse import csr_array
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+from sklearn.preprocessing import normalize
+
+from espalier import ngrams
+from espalier import text as text_module
+from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
+from espalier.queries import TextBlock
+from espalier.sparse import SparseRows
+from espalier.text import Vectoriser, normalise
+
+WORDS_1, WORDS_2, CHARS_3 = TextBlock(unit="word", n=1), TextBlock(unit="word", n=2), TextBlock(unit="char", n=3)
+USUAL = (WORDS_1, WORDS_2, CHARS_3)
+PRODUCTS = ["Stainless steel kettle 1.7 l", "kettle, steel", "red kettle", "Red café table", "table cloth red", "東京 kettle", "", "a"]
+
+
+# -- the definition in plain Python ---------------------------------------------------------------------------------------
+
+
+def is_letter(c: str) -> bool:
+    variation = "VARIATION SELECTOR-" in unicodedata.name(c, "") and "MONGOLIAN" not in unicodedata.name(c, "")
+    return c.isalnum() or (unicodedata.category(c) in ("Mn", "Mc") and not variation)
+
+
+def is_word(c: str) -> bool:
+    name = unicodedata.name(c, "")
+    return c.isalnum() and name.startswith(("CJK", "HIRAGANA", "KATAKANA", "HENTAIGANA", "IDEOGRAPHIC ITERATION"))
+
+
+def words_of(text: str) -> list[str]:
+    words, inside = [], False
+    for c in normalise(text):
+        if is_word(c):
+            words.append(c)
+            inside = False
+        elif is_letter(c):
+            words[-1:] = [words[-1] + c] if inside else [*words[-1:], c]
+            inside = True
+        else:
+            inside = False
+    return words
+
+
+def grams_of(text: str, block: TextBlock) -> list[str]:
+    words, n = words_of(text), block.n
+    if block.unit == "word":
+        return [" ".join(words[i : i + n]) for i in range(len(words) - n + 1)]
+    padded = [f" {word} " for word in words]
+    return [word[i : i + n] for word in padded for i in range(max(1, len(word) - n + 1))]
+
+
+class Oracle:
+    """Unknown bins are not told apart here: at most one."""
+
+    def __init__(self, texts: Sequence[str], blocks: Sequence[TextBlock]) -> None:
+        self.blocks, self.vocabularies, self.idf, self.firsts = blocks, [], [], [0]
+        for block in blocks:
+            documents = [set(grams_of(text, block)) for text in texts]
+            df = Counter(gram for grams in documents for gram in grams)
+            some = [gram for gram, count in df.items() if count >= block.min_count and count / len(texts) <= block.max_share]
+            some = sorted(some, key=lambda gram, df=df: (-df[gram], gram))[: block.max_features or None]  # type: ignore[misc]
+            self.vocabularies.append({gram: k for k, gram in enumerate(some)})
+            counts = [df[gram] for gram in some] + [sum(any(gram not in some for gram in grams) for grams in documents)] * block.unknown
+            self.idf.append([max(math.log(len(texts) / (count + 1)), 0) if count else 0.0 for count in counts])
+            self.firsts.append(self.firsts[-1] + len(counts))
+
+    def row(self, text: str) -> dict[int, float]:
+        row: dict[int, float] = {}
+        for k, block in enumerate(self.blocks):
+            own: Counter[int] = Counter()
+            for gram in grams_of(text, block):
+                if gram in self.vocabularies[k] or block.unknown:
+                    own[self.vocabularies[k].get(gram, len(self.vocabularies[k]))] += 1
+            weights = {feature: count * self.idf[k][feature] for feature, count in own.items() if self.idf[k][feature] > 0}
+            length = math.sqrt(sum(weight**2 for weight in weights.values()))
+            row |= {self.firsts[k] + feature: weight / length for feature, weight in weights.items()}
+        length = math.sqrt(sum(weight**2 for weight in row.values()))
+        return {feature: row[feature] / length for feature in sorted(row)}
+
+
+def assert_rows_are(rows: SparseRows, expected: Sequence[dict[int, float]]) -> None:
+    rows.check()
+    assert_array_equal(np.diff(rows.indptr), [len(row) for row in expected])
+    assert_array_equal(rows.indices, [feature for row in expected for feature in row])
+    assert_allclose(rows.values, [weight for row in expected for weight in row.values()], rtol=1e-6)
+
+
+def dense_of(rows: SparseRows) -> NDArray[np.float32]:
+    return csr_array((rows.values, rows.indices, rows.indptr), shape=(len(rows), rows.width)).toarray()
+
+
+def names_of(vectoriser: Vectoriser) -> list[str]:
+    return vectoriser.features_of(range(vectoriser.width))
+
+
+def idf_of(vectoriser: Vectoriser) -> dict[str, float]:
+    return dict(zip(names_of(vectoriser), vectoriser.arrays()["idf"].tolist(), strict=True))
+
+
+# -- normalising ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("Café", "cafe"),
+        ("Cafe\u0301", "cafe"),
+        ("ＷＩＤＥ　１２", "wide 12"),
+        ("ﬁne", "fine"),
+        ("Straße", "strasse"),
+        ("İstanbul", "istanbul"),
+        ("ΣΊΣΥΦΟΣ", "σισυφοσ"),
+        ("が", "が"),  # the dakuten is half of the letter
+        ("か\u3099", "が"),
+        ("ｶﾞ", "ガ"),
+        ("हिन्दी", "हिन्दी"),
+        ("한국", "한국"),
+        ("a\ud800B", "a\ud800b"),
+    ],
+)
+def test_texts_that_read_the_same_are_the_same(text: str, plain: str) -> None:
+    assert normalise(text) == plain
+
+
+@given(st.text())
+def test_normalising_twice_changes_nothing(text: str) -> None:
+    assert normalise(normalise(text)) == normalise(text)
+
+
+# -- words ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Tea-pot, 1.7l!", ["tea", "pot", "1", "7l"]),
+        ("snake_case", ["snake", "case"]),
+        ("हिन्दी में", ["हिन्दी", "में"]),  # vowel signs and virama are marks, no letters
+        ("東京タワー", ["東", "京", "タ", "ワ", "ー"]),
+        ("東京2020年", ["東", "京", "2020", "年"]),
+        ("人々", ["人", "々"]),
+        ("한국 음식", ["한국", "음식"]),
+        ("葛\U000e0100飾❤\ufe0f", ["葛", "飾"]),
+        ("a\ud800b", ["a", "b"]),
+        (" \t\n…", []),
+    ],
+)
+def test_what_a_word_is(text: str, words: list[str]) -> None:
+    block = TextBlock(unit="word", n=1, max_share=1, unknown=0)
+    vectoriser = Vectoriser.fit([text, "xyz"], [block])
+    assert sorted(names_of(vectoriser)) == sorted({*words, "xyz"})
+    assert words_of(text) == words
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"n": 0}, {"n": 9}, {"unit": "line"}, {"max_share": 0}, {"max_share": 1.1}, {"min_count": 0}, {"unknown": -1}, {"nn": 2}]
+)
+def test_blocks_have_limits(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        TextBlock.model_validate({"unit": "word", "n": 2, **wrong})
+
+
+# -- rows against the definition ------------------------------------------------------------------------------------------
+
+ALPHABETS = st.sampled_from(["ab ", "abc de-", "aé1, ", "東京のタ kß", "हिन्दी क", "a\U0001d400\U00010400😀 b", "\ud800\udc00ab "])
+TEXTS = ALPHABETS.flatmap(lambda letters: st.lists(st.text(letters, max_size=25) | st.text(max_size=12), min_size=1, max_size=12))
+BLOCKS = st.lists(
+    st.builds(
+        TextBlock,
+        unit=st.sampled_from(["word", "char"]),
+        n=st.integers(1, 8) | st.integers(1, 3),
+        max_features=st.sampled_from([0, 0, 1, 3, 10]),
+        min_count=st.sampled_from([1, 1, 2]),
+        max_share=st.sampled_from([0.3, 0.5, 0.98, 1.0]),
+        unknown=st.sampled_from([0, 1]),
+    ),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda block: (block.unit, block.n),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(TEXTS, BLOCKS, st.lists(st.text(max_size=20), max_size=3))
+def test_rows_are_those_of_the_definition(texts: list[str], blocks: list[TextBlock], others: list[str]) -> None:
+    oracle = Oracle(texts, blocks)
+    if not any(oracle.vocabularies):
+        with pytest.raises(InvalidData, match="n-gram"):
+            Vectoriser.fit(texts, blocks)
+        return
+    vectoriser = Vectoriser.fit(texts, blocks)
+    assert vectoriser.width == oracle.firsts[-1]
+    assert_allclose(vectoriser.arrays()["idf"], [idf for block in oracle.idf for idf in block], rtol=1e-6)
+    assert_rows_are(vectoriser.transform([*texts, *others]), [oracle.row(text) for text in [*texts, *others]])
+
+
+def test_every_letter_of_unicode_is_classed_by_its_name() -> None:
+    """Letters that normalising replaces (wide, circled, compatibility forms) never reach the classes."""
+    letters = [c for c in map(chr, range(sys.maxunicode + 1)) if normalise(c) == c]
+    expected = [2 if is_word(c) else int(is_letter(c)) for c in letters]
+    classes = text_module._classes()[[ord(c) for c in letters]]
+    unlike = {letters[i] for i in np.flatnonzero(classes != expected)}
+    assert unlike <= set("〆〇〡〢〣〤〥〦〧〨〩〱〲〳〴〵〼〻")  # Han and kana by another name
+
+
+def test_many_texts_at_once_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice(list("abcé \U0001d400"), size)) for size in rng.integers(0, 60, 200)]
+    vectoriser = Vectoriser.fit(texts, USUAL)
+    rows = vectoriser.transform(texts)
+    monkeypatch.setattr(text_module, "CHUNK", 50)
+    again = Vectoriser.fit(texts, USUAL)
+    for name, array in vectoriser.arrays().items():
+        assert_array_equal(again.arrays()[name], array)
+    parts = again.transform(texts)
+    for name in ("indptr", "indices", "values"):
+        assert_array_equal(getattr(parts, name), getattr(rows, name))
+
+
+def test_a_row_does_not_depend_on_its_company() -> None:
+    vectoriser = Vectoriser.fit(PRODUCTS, USUAL)
+    rows = vectoriser.transform(PRODUCTS)
+    for i, text in enumerate(PRODUCTS):
+        alone, among = vectoriser.transform([text]), rows.take(np.array([i]))
+        assert_array_equal(alone.indices, among.indices)
+        assert alone.values.tobytes() == among.values.tobytes()
+
+
+def test_a_row_has_length_one_and_each_block_the_same_share() -> None:
+    vectoriser = Vectoriser.fit(PRODUCTS, USUAL)
+    row = dense_of(vectoriser.transform(["red steel kettle"]))[0]
+    ends = np.cumsum(vectoriser.arrays()["vocabulary"] + 1)
+    assert [float((block**2).sum()) for block in np.split(row, ends[:-1])] == pytest.approx([1 / 3] * 3)
+
+
+def test_texts_without_a_feature_give_empty_rows() -> None:
+    vectoriser = Vectoriser.fit(PRODUCTS, [TextBlock(unit="word", n=1, unknown=0)])
+    assert_array_equal(vectoriser.transform(["", "?!", "unheard", "\udfff"]).indptr, [0, 0, 0, 0, 0])
+    assert len(vectoriser.transform([])) == 0
+    assert vectoriser.transform([]).width == vectoriser.width
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.characters(), max_size=30), max_size=5))
+def test_no_text_is_refused(texts: list[str]) -> None:
+    vectoriser = Vectoriser.fit(PRODUCTS, USUAL)
+    rows = vectoriser.transform(texts)
+    rows.check()
+    assert len(rows) == len(texts)
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    rng = np.random.default_rng(1)
+    words = ["".join(rng.choice(list("abcdefgh"), 4)) for _ in range(300)]
+    texts = [" ".join(rng.choice(words, size)) for size in rng.integers(1, 30, 400)]
+    vectoriser = Vectoriser.fit(texts, USUAL)
+    expected = [vectoriser.transform([text]) for text in texts]
+    together = Barrier(2)
+
+    def run(order: NDArray[np.int64]) -> int:
+        together.wait()
+        wrong = 0
+        for _ in range(5):
+            for i in order:
+                row = vectoriser.transform([texts[i]])
+                wrong += row.indices.tobytes() != expected[i].indices.tobytes() or row.values.tobytes() != expected[i].values.tobytes()
+        return wrong
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, [np.arange(400), np.arange(400)[::-1]])) == [0, 0]
+
+
+# -- scikit-learn ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("unit", "n"), [("word", 1), ("word", 2), ("word", 3), ("char", 1), ("char", 2), ("char", 3), ("char", 5)])
+def test_weights_are_scikit_learns(unit: str, n: int) -> None:
+    """Its idf set to ours, which it does not have; its words are ours where single blanks are between them."""
+    rng = np.random.default_rng(n)
+    texts = [" ".join("".join(rng.choice(list("abcde"), rng.integers(1, 6))) for _ in range(rng.integers(0, 12))) for _ in range(60)]
+    block = TextBlock.model_validate({"unit": unit, "n": n, "max_share": 1, "unknown": 0})
+    ours = Vectoriser.fit(texts, [block])
+    how: dict[str, Any] = {"ngram_range": (n, n), **({"token_pattern": r"\w+"} if unit == "word" else {"analyzer": "char_wb"})}
+    theirs = TfidfVectorizer(**how, norm="l2", dtype=np.float64).fit(texts)
+    df = (CountVectorizer(**how, vocabulary=theirs.vocabulary_).transform(texts) > 0).sum(0)
+    theirs.idf_ = np.maximum(np.log(60 / (np.asarray(df)[0] + 1)), 0)
+    columns = [theirs.vocabulary_[gram] for gram in gram_texts(ours)]
+    assert len(columns) == len(theirs.vocabulary_)
+    assert_allclose(dense_of(ours.transform(texts)), theirs.transform(texts).toarray()[:, columns], rtol=1e-6, atol=1e-7)
+
+
+def test_blocks_are_concatenated_as_scikit_learn_would() -> None:
+    alone = [dense_of(Vectoriser.fit(PRODUCTS, [block]).transform(PRODUCTS)) for block in USUAL]
+    together = dense_of(Vectoriser.fit(PRODUCTS, USUAL).transform(PRODUCTS))
+    assert_allclose(together, normalize(np.hstack(alone)), rtol=1e-6)
+
+
+def gram_texts(vectoriser: Vectoriser) -> list[str]:
+    arrays = vectoriser.arrays()
+    begins, text = arrays["text_from"].tolist(), arrays["text"].tobytes()
+    return [text[begin:end].decode() for begin, end in pairwise(begins)]
+
+
+# -- vocabularies ---------------------------------------------------------------------------------------------------------
+
+
+def vocabulary(texts: Sequence[str], **limits: Any) -> list[str]:
+    block = TextBlock.model_validate({"unit": "word", "n": 1, "unknown": 0, "max_share": 1, **limits})
+    return names_of(Vectoriser.fit(texts, [block]))
+
+
+def test_features_are_numbered_by_falling_frequency_then_by_the_string() -> None:
+    texts = ["b c é a \U0001d7d8x", "b c zz \u5b57", "b \U00010400"]
+    assert vocabulary(texts) == ["b", "c", "0x", "a", "e", "zz", "字", "\U00010428"]
+
+
+def test_ties_are_told_apart_however_late_strings_differ() -> None:
+    long = "stainless" * 5
+    texts = [f"{long}b {long}a {long} stainles stainless stainlesr {long}ab"]
+    assert vocabulary(texts) == sorted(texts[0].split())
+
+
+def test_max_features_keeps_the_most_frequent() -> None:
+    texts = ["d c b a", "d c b", "d c", "d e"]
+    assert vocabulary(texts, max_features=2) == ["d", "c"]
+    assert vocabulary(texts, max_features=4) == ["d", "c", "b", "a"]  # before e, as frequent
+    assert vocabulary(texts, max_features=99) == ["d", "c", "b", "a", "e"]
+
+
+def test_min_count_counts_documents() -> None:
+    assert vocabulary(["a a a b", "b c", "c d d"], min_count=2) == ["b", "c"]
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.29, ["y"]), (0.2899, []), (0.3, ["x", "y"])])
+def test_max_share_is_reached_but_not_passed(share: float, kept: list[str]) -> None:
+    texts = ["x y"] * 29 + ["x"] + [f"w{i}" for i in range(70)]
+    assert [word for word in vocabulary(texts, max_share=share) if word in "xy"] == kept
+
+
+def test_no_vocabulary_may_be_empty_but_one() -> None:
+    vectoriser = Vectoriser.fit(["tea", "cup", "pot"], [WORDS_2, WORDS_1, TextBlock(unit="word", n=3, unknown=0)])
+    assert names_of(vectoriser) == ["⟨unknown 2 words⟩", "cup", "pot", "tea", "⟨unknown word⟩"]
+    with pytest.raises(InvalidData, match="3 without an n-gram"):
+        Vectoriser.fit(["tea", "cup", "pot"], [WORDS_2])
+
+
+def test_what_cannot_be_fitted_is_refused() -> None:
+    with pytest.raises(InvalidData, match="at least one document"):
+        Vectoriser.fit([], USUAL)
+    with pytest.raises(InvalidData, match="n-gram"):
+        Vectoriser.fit(["", "…"], USUAL)
+    with pytest.raises(InvalidConfig, match="at least one"):
+        Vectoriser.fit(PRODUCTS, [])
+    with pytest.raises(InvalidConfig, match="twice"):
+        Vectoriser.fit(PRODUCTS, [WORDS_1, TextBlock(unit="word", n=1, max_features=3)])
+    with pytest.raises(InvalidConfig, match="2147483647"):
+        Vectoriser.fit(PRODUCTS, [TextBlock(unit="word", n=1, unknown=2**31 - 1)])
+
+
+def test_a_hash_of_two_ngrams_is_noticed() -> None:
+    """There is no such pair to be had, so what is remembered of the first n-gram is changed behind the counter's back."""
+    counts = text_module._Counts([WORDS_1, CHARS_3])
+    counts.add(*text_module._codes(["kettle"]))
+    counts.add(*text_module._codes(["kettle"]))
+    counts._text[0] = ord("m")
+    with pytest.raises(InvalidData, match="mettle"):
+        counts.add(*text_module._codes(["kettle"]))
+
+
+def test_the_same_texts_give_the_same_bytes() -> None:
+    first, second = (Vectoriser.fit(PRODUCTS, USUAL) for _ in range(2))
+    for name, array in first.arrays().items():
+        assert second.arrays()[name].tobytes() == array.tobytes()
+
+
+# -- what is unknown ------------------------------------------------------------------------------------------------------
+
+
+def test_the_unknown_feature_has_the_documents_of_what_was_cut() -> None:
+    texts = ["tea x1 x2", "tea x3", "tea", "cup", "cup x1"]
+    idf = idf_of(Vectoriser.fit(texts, [TextBlock(unit="word", n=1, max_features=2)]))
+    assert idf == pytest.approx({"tea": math.log(5 / 4), "cup": math.log(5 / 3), "⟨unknown word⟩": math.log(5 / 4)})
+
+
+def test_where_nothing_was_cut_the_unknown_weighs_nothing() -> None:
+    vectoriser = Vectoriser.fit(["tea", "cup", "pot"], [WORDS_1])
+    assert idf_of(vectoriser)["⟨unknown word⟩"] == 0
+    assert len(vectoriser.transform(["unheard"]).indices) == 0
+
+
+def test_unknown_words_fall_into_bins_by_their_hash() -> None:
+    rare = [f"rare{i}" for i in range(200)]
+    texts = ["tea tea", "tea cup", "cup", *rare]
+    vectoriser = Vectoriser.fit(texts, [TextBlock(unit="word", n=1, min_count=2, unknown=4)])
+    assert names_of(vectoriser) == ["cup", "tea", *(f"⟨unknown word, bin {i}⟩" for i in range(4))]
+    rows = vectoriser.transform(rare)
+    assert_array_equal(np.diff(rows.indptr), 1)
+    in_bin = np.bincount(rows.indices, minlength=6)[2:]
+    assert in_bin.min() > 25
+    assert_allclose(vectoriser.arrays()["idf"][2:], np.log(203 / (in_bin + 1)), rtol=1e-6)
+    # The same word, known or not at training, is in the same bin; two words of one bin count as one twice.
+    pair = [rare[i] for i in np.flatnonzero(rows.indices == rows.indices[0])[:2]]
+    assert_array_equal(vectoriser.transform([" ".join(pair)]).indices, rows.indices[:1])
+
+
+def test_a_bin_that_no_document_had_weighs_nothing() -> None:
+    vectoriser = Vectoriser.fit(["tea cup", "tea cup", "rare", "a", "b"], [TextBlock(unit="word", n=1, max_features=4, unknown=1000)])
+    idf = vectoriser.arrays()["idf"]
+    assert (idf[4:] > 0).sum() == 1
+    assert idf[4:].max() == pytest.approx(math.log(5 / 2))
+
+
+def test_unknown_words_are_ignored_where_that_is_wanted() -> None:
+    vectoriser = Vectoriser.fit(PRODUCTS, [TextBlock(unit="word", n=1, unknown=0, max_features=1)])
+    assert names_of(vectoriser) == ["kettle"]
+    assert_array_equal(vectoriser.transform(["kettle steel red"]).values, [1])
+
+
+# -- names ----------------------------------------------------------------------------------------------------------------
+
+
+def test_features_have_names_for_people() -> None:
+    blocks = [
+        TextBlock(unit="word", n=2, max_share=1),
+        TextBlock(unit="char", n=3, max_share=1),
+        TextBlock(unit="char", n=1, max_share=1, unknown=2),
+    ]
+    vectoriser = Vectoriser.fit(["Steel,  mug", "à 東京"], blocks)
+    words, chars = 3, 3 + 1 + 5 + 3 + 3
+    names = names_of(vectoriser)
+    assert names[: words + 1] == ["a 東", "steel mug", "東 京", "⟨unknown 2 words⟩"]
+    assert set(names[words + 1 : chars + 1]) >= {"_st…", "…tee…", "…el_", "_a_", "_東_", "⟨unknown 3 letters⟩"}
+    assert names[chars + 1] == "_"
+    assert names[-2:] == ["⟨unknown letter, bin 0⟩", "⟨unknown letter, bin 1⟩"]
+    assert len(set(names)) == len(names)
+    assert vectoriser.features_of(np.array([1], np.int32)) == ["steel mug"]
+    for wrong in (-1, vectoriser.width):
+        with pytest.raises(InvalidQuery, match="feature numbers"):
+            vectoriser.features_of([wrong])
+
+
+# -- arrays ---------------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_come_back_from_a_file(tmp_path: Any) -> None:
+    vectoriser = Vectoriser.fit(PRODUCTS, USUAL)
+    save_file(vectoriser.arrays(), tmp_path / "text.safetensors")
+    again = Vectoriser.from_arrays(USUAL, load_file(tmp_path / "text.safetensors"))
+    assert again.width == vectoriser.width
+    assert names_of(again) == names_of(vectoriser)
+    first, second = vectoriser.transform(PRODUCTS), again.transform(PRODUCTS)
+    assert_array_equal(first.indices, second.indices)
+    assert_array_equal(first.values, second.values)
+
+
+def test_writable_read_only_and_unaligned_arrays_compile_one_function() -> None:
+    arrays = Vectoriser.fit(PRODUCTS, USUAL).arrays()
+    unaligned = {name: np.frombuffer(b"\0" + array.tobytes(), array.dtype, offset=1) for name, array in arrays.items()}
+    for some in (arrays, {name: array.copy() for name, array in arrays.items()}, unaligned):
+        Vectoriser.from_arrays(USUAL, some).transform(["kettle", ""])
+        Vectoriser.from_arrays(USUAL, some).transform([])
+    assert len(ngrams.weigh.signatures) == 1
+    assert len(ngrams.fill_table.signatures) == 1
+
+
+def test_hashes_never_change() -> None:
+    """Bundles hold them: with other ones every n-gram of an older bundle would be unknown."""
+    blocks = [WORDS_2, TextBlock(unit="char", n=3, max_features=3), WORDS_1]
+    vectoriser = Vectoriser.fit(["été tea", "x"], blocks)
+    assert gram_texts(vectoriser) == ["ete tea", " et", " te", " x ", "ete", "tea", "x"]
+    assert vectoriser.arrays()["hash"].tolist() == [
+        0x0A063AE985F3B16E,
+        0x0AAA6DFF33B9305C,
+        0x8A60629A71161439,
+        0x71BA35770FF5819A,
+        0xA8F9CB12930389E7,
+        0x1B000FC0F9FD22B7,
+        0x2F368FD95CDA9529,
+    ]  # fmt: skip
+
+
+DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "an array is missing": (lambda a: a.pop("idf"), "idf"),
+    "an array too many": (lambda a: a.update(more=a["idf"]), "more"),
+    "another dtype": (lambda a: a.update(hash=a["hash"].astype(np.int64)), "hash: int64"),
+    "two dimensions": (lambda a: a.update(idf=a["idf"][None]), "idf: float32"),
+    "a size too few": (lambda a: a.update(vocabulary=a["vocabulary"][:2]), "vocabulary: .* expected 3 sizes"),
+    "a negative size": (lambda a: a["vocabulary"].__iadd__([-99, 99, 0]), "vocabulary: "),
+    "a huge size": (lambda a: a["vocabulary"].__iadd__([2**62, 2**62, 2**62]), "vocabulary: "),
+    "sizes of another sum": (lambda a: a["vocabulary"].__iadd__([1, 0, 0]), "vocabulary: "),
+    "an idf too few": (lambda a: a.update(idf=a["idf"][:-1]), "idf: .* one per feature"),
+    "idf no number": (lambda a: a["idf"].__setitem__(3, np.nan), "idf: "),
+    "idf infinite": (lambda a: a["idf"].__setitem__(3, np.inf), "idf: "),
+    "idf negative": (lambda a: a["idf"].__setitem__(3, -0.5), "idf: "),
+    "a hash twice": (lambda a: a["hash"].__setitem__(5, a["hash"][0]), "hash: .* stands for two"),
+    "a hash too few": (lambda a: a.update(hash=a["hash"][:-1]), "vocabulary: "),
+    "an offset too few": (lambda a: a.update(text_from=a["text_from"][:-1]), "text_from: "),
+    "offsets from 1": (lambda a: a["text_from"].__setitem__(0, 1), "text_from: "),
+    "offsets that fall": (lambda a: a["text_from"].__setitem__(4, 10**12), "text_from: "),
+    "an offset twice": (lambda a: a["text_from"].__setitem__(4, a["text_from"][3]), "text_from: "),
+    "text cut off": (lambda a: a.update(text=a["text"][:-1]), "text_from: .* rising from 0 to"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_arrays_are_refused(damage: str) -> None:
+    arrays = {name: array.copy() for name, array in Vectoriser.fit(PRODUCTS, USUAL).arrays().items()}
+    do, message = DAMAGES[damage]
+    do(arrays)
+    with pytest.raises(BundleCorrupt, match=message):
+        Vectoriser.from_arrays(USUAL, arrays)
+
+
+def test_arrays_of_other_blocks_are_refused() -> None:
+    arrays = Vectoriser.fit(PRODUCTS, USUAL).arrays()
+    with pytest.raises(BundleCorrupt, match="at least one, and none twice"):
+        Vectoriser.from_arrays([WORDS_1, WORDS_1, CHARS_3], arrays)
+    with pytest.raises(BundleCorrupt, match="at least one"):
+        Vectoriser.from_arrays([], arrays)
+    with pytest.raises(BundleCorrupt, match="expected at most 2"):
+        Vectoriser.from_arrays([TextBlock(unit="word", n=1, max_features=2), WORDS_2, CHARS_3], arrays)
+    with pytest.raises(BundleCorrupt, match="one per feature"):
+        Vectoriser.from_arrays([TextBlock(unit="word", n=1, unknown=2), WORDS_2, CHARS_3], arrays)
+
+
+def test_text_that_is_no_utf8_is_found_when_it_is_shown() -> None:
+    arrays = {name: array.copy() for name, array in Vectoriser.fit(PRODUCTS, USUAL).arrays().items()}
+    arrays["text"][0] = 0xFF
+    vectoriser = Vectoriser.from_arrays(USUAL, arrays)
+    assert len(vectoriser.transform(["kettle"]).indices) > 0
+    with pytest.raises(BundleCorrupt, match="feature 0 is no UTF-8"):
+        vectoriser.features_of([0])
