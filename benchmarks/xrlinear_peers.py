@@ -39,7 +39,8 @@ from espalier.errors import EspalierError, InvalidData
 from espalier.tree import Tree
 from loadtest.hardware import hardware
 from training.data.xmc import LabelledPoints, read_xmc
-from training.linear.fit import LinearOptions, fit_linear
+from training.linear.config import LinearOptions
+from training.linear.fit import fit_linear
 from training.linear.label_features import pifa
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
@@ -63,8 +64,8 @@ def read_set(folder: Path) -> tuple[LabelledPoints, LabelledPoints]:
 
 
 def train(data: LabelledPoints, options: LinearOptions, branching: int = BRANCHING, max_leaf: int = MAX_LEAF) -> tuple[Tree, Chunks]:
-    tree = hierarchical_kmeans(pifa(data), branching, max_leaf, options.seed)
-    return tree, fit_linear(data.points, data.labels_from, data.labels, tree, options)
+    tree = hierarchical_kmeans(pifa(data), branching, max_leaf, 0)
+    return tree, fit_linear(data, tree, options)
 
 
 # -- quality --------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from scipy.sparse import csr_array, random_array
 from sklearn.svm import LinearSVC
 
 from benchmarks.xrlinear_peers import quality
-from espalier.chunks import Chunks
+from espalier.chunks import ARRAYS, Chunks
 from espalier.engines import chunk_search
 from espalier.engines.chunk_search import ChunkSearch, Wanted
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
@@ -26,7 +26,9 @@ from espalier.sparse import SparseRows
 from espalier.tree import Tree, complete_tree
 from tests.builders import random_chunks, random_tree, sparse_rows
 from training.data.xmc import LabelledPoints, read_xmc
-from training.linear.fit import LinearOptions, fit_linear
+from training.linear import fit
+from training.linear.config import LinearOptions
+from training.linear.fit import fit_linear
 from training.linear.label_features import pifa
 from training.linear.solver import BLOCK, train_children
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
@@ -205,7 +207,8 @@ def solved(
     positive_from = np.concatenate([[0], np.cumsum([len(own) for own in positives])])
     positive_child = np.array([child for own in positives for child in own], np.int32)
     features, entry_from, child, weight, bias, _ = train_children(
-        points.indptr, points.indices, points.values, rows, positive_from, positive_child, children, made["cost"], made["tolerance"],
+        points.indptr, points.indices, points.values, rows, positive_from, positive_child,
+        np.full(len(positive_child), 0.5 / made["cost"], np.float32), children, made["cost"], made["tolerance"],
         int(made["passes"]), np.float32(made["bias"]), np.float32(made["threshold"]), number_of, 1,
     )  # fmt: skip
     assert_array_equal(number_of, np.full(points.width, -1))
@@ -287,7 +290,7 @@ def test_each_node_learns_from_the_points_that_come_there(negatives: Any) -> Non
     data = random_points(rng, 80, 20, 12)
     tree = hierarchical_kmeans(pifa(data), 4, 3, 0)
     options = LinearOptions(negatives=negatives, beam_size=1, tolerance=1e-4, passes=2000, threshold=0.0)
-    chunks = fit_linear(data.points, data.labels_from, data.labels, tree, options)
+    chunks = fit_linear(data, tree, options)
     chunks.check(tree)
     kept = ChunkSearch(tree, chunks, last=1).search(data.points, Wanted.uniform(len(data.points), 1, 1)).leaves_BM[:, 0]
     for p in range(tree.leaf_offset):
@@ -319,11 +322,62 @@ def test_threads_change_nothing_and_progress_is_told() -> None:
     data = random_points(rng, 200, 30, 40)
     tree = hierarchical_kmeans(pifa(data), 4, 5, 0)
     told: list[int] = []
-    one = fit_linear(data.points, data.labels_from, data.labels, tree, LinearOptions(), progress=told.append)
-    two = fit_linear(data.points, data.labels_from, data.labels, tree, LinearOptions(), threads=2)
+    one = fit_linear(data, tree, LinearOptions(), progress=told.append)
+    two = fit_linear(data, tree, LinearOptions(), threads=2)
     for name in ("chunk_row", "row_feature", "row_entry", "entry_child", "entry_weight", "bias"):
         assert_array_equal(getattr(one, name), getattr(two, name))
-    assert told == [1, 1 + tree.level_size(1), tree.leaf_offset]
+    assert sum(told) == tree.leaf_offset
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(8)
+    data = random_points(rng, 200, 30, 40)
+    tree = hierarchical_kmeans(pifa(data), 4, 5, 0)
+    whole = fit_linear(data, tree, LinearOptions())
+    trained: list[int] = []
+
+    def stop_at_the_last_level(nodes: int) -> None:
+        trained.append(nodes)
+        if len(trained) > 1 + tree.level_size(1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_linear(data, tree, LinearOptions(), progress=stop_at_the_last_level, work=tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["level-1.npz", "level-2.npz"]
+    levels: list[int] = []
+    original = fit._Trainer.level
+
+    def told(self: fit._Trainer, level: int, *rest: Any) -> Any:
+        levels.append(level)
+        return original(self, level, *rest)
+
+    monkeypatch.setattr(fit._Trainer, "level", told)
+    resumed = fit_linear(data, tree, LinearOptions(), work=tmp_path)
+    assert levels == [3]
+    for name in ARRAYS:
+        assert_array_equal(getattr(resumed, name), getattr(whole, name))
+    (tmp_path / "level-2.npz").write_bytes(b"damaged")
+    with pytest.raises(InvalidConfig, match=r"--resume: got .*level-2.npz', expected a readable level"):
+        fit_linear(data, tree, LinearOptions(), work=tmp_path)
+
+
+def test_a_positive_costs_as_much_as_its_weight_says() -> None:
+    rng = np.random.default_rng(8)
+    data = random_points(rng, 60, 15, 4)
+    weights = rng.choice([0.5, 1.0, 4.0], len(data.labels)).astype(np.float32)
+    data = LabelledPoints(data.points, data.labels_from, data.labels, 4, weights)
+    options = LinearOptions(negatives="teacher", tolerance=1e-5, passes=5000, threshold=0.0, weighted=True)
+    tree = complete_tree(np.arange(4), 4)
+    chunks = fit_linear(data, tree, options)
+    weight_BI = np.zeros((60, 4))
+    weight_BI[np.repeat(np.arange(60), np.diff(data.labels_from)), data.labels] = weights / weights.mean()
+    known = np.flatnonzero(np.diff(data.labels_from))
+    for label in range(4):
+        cost = np.where(weight_BI[known, label] > 0, weight_BI[known, label], 1)
+        model = LinearSVC(C=1, loss="squared_hinge", tol=1e-8, max_iter=100_000, random_state=0)
+        model.fit(dense_of(data.points)[known], np.where(weight_BI[known, label] > 0, 1, -1), sample_weight=cost)
+        assert_allclose(chunks.bias[1 + label], model.intercept_[0], atol=3e-3)
+        assert_allclose(chunks.weights_of(tree, 1 + label, np.arange(15, dtype=np.int32)), model.coef_[0], atol=3e-3)
 
 
 def test_a_trained_tree_finds_labels_and_a_beam_of_all_finds_no_fewer() -> None:
@@ -331,7 +385,7 @@ def test_a_trained_tree_finds_labels_and_a_beam_of_all_finds_no_fewer() -> None:
     data = random_points(rng, 1500, 120, 60, density=0.02)
     training, test = data.take(np.arange(1200)), data.take(np.arange(1200, 1500))
     tree = hierarchical_kmeans(pifa(training), 8, 8, 0)
-    search = ChunkSearch(tree, fit_linear(training.points, training.labels_from, training.labels, tree, LinearOptions()))
+    search = ChunkSearch(tree, fit_linear(training, tree, LinearOptions()))
     scores = {}
     for beam in (1, 5, 60):
         leaves = search.search(test.points, Wanted.uniform(len(test.points), beam, 10)).leaves_BM
@@ -344,9 +398,9 @@ def test_labels_must_be_the_trees() -> None:
     points = sparse_rows(np.eye(3))
     tree = complete_tree(np.arange(4), 2)
     with pytest.raises(InvalidData, match="labels: got 4, expected labels from 0 to 3"):
-        fit_linear(points, np.array([0, 1, 1, 1]), np.array([4], np.int32), tree, LinearOptions())
+        fit_linear(LabelledPoints(points, np.array([0, 1, 1, 1]), np.array([4], np.int32), 4), tree, LinearOptions())
     with pytest.raises(InvalidData, match="labels_from"):
-        fit_linear(points, np.array([0, 1]), np.array([3], np.int32), tree, LinearOptions())
+        fit_linear(LabelledPoints(points, np.array([0, 1]), np.array([3], np.int32), 4), tree, LinearOptions())
 
 
 # -- the search -----------------------------------------------------------------------------------------------------------
@@ -423,7 +477,11 @@ def test_queries_that_would_be_written_outside_are_refused() -> None:
 def test_more_children_than_a_chunk_can_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.linear.fit.MAX_CHILDREN", 3)
     with pytest.raises(InvalidData, match="tree: got 'a node of 4 children', expected at most 3"):
-        fit_linear(sparse_rows(np.eye(3)), np.array([0, 0, 0, 0]), np.empty(0, np.int32), complete_tree(np.arange(4), 4), LinearOptions())
+        fit_linear(
+            LabelledPoints(sparse_rows(np.eye(3)), np.array([0, 0, 0, 0]), np.empty(0, np.int32), 4),
+            complete_tree(np.arange(4), 4),
+            LinearOptions(),
+        )
 
 
 def test_chunks_that_do_not_fit_their_tree_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""`python -m training fit | relearn | evaluate | inspect`: the offline commands."""
+"""`python -m training fit | relearn | import-pecos | evaluate | inspect`: the offline commands."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from espalier.bundle import Bundle, is_model_name
 from espalier.errors import BundleExists, EspalierError, InvalidConfig
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
+    from espalier.queries import QueryBatch
     from training.config import TrainingConfig
 
 app = typer.Typer(
@@ -33,17 +36,47 @@ log = logging.getLogger("training")
 
 @app.command()
 def fit(
-    config: Annotated[Path, typer.Option(help="TOML file; training/config.py lists the keys")],
+    config: Annotated[Path, typer.Option(help="TOML file; docs/training.md lists the keys")],
     out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")],
-    data: Annotated[Path | None, typer.Option(help="a log to read instead of the configured one")] = None,
+    data: Annotated[Path | None, typer.Option("--data", "--train", help="a log or a file of points to read instead")] = None,
+    test: Annotated[Path | None, typer.Option(help="xr-linear: a file to measure on instead of the configured one")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to train")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint of a killed run")] = False,
 ) -> None:
     """Train a model and export it as a bundle."""
-    from training.config import read_config
+    from training.config import check_config, read_toml
+
+    raw = read_toml(config)
+    if "algorithm" in raw:
+        _fit_linear(out, raw, data, test, device, resume)
+        return
+    if test is not None:
+        raise InvalidConfig("--test", str(test), "no such option: the test users of a log are a share of it, data.test_share")
     from training.fit import pick_device
 
-    _fit_to(out, read_config(config), data, pick_device(device), resume)
+    _fit_to(out, check_config(raw), data, pick_device(device), resume)
+
+
+def _fit_linear(out: Path, raw: dict[str, object], data: Path | None, test: Path | None, device: str, resume: bool) -> None:
+    from training.config import checked
+    from training.linear.config import LinearConfig
+    from training.linear.run import fit_and_export
+
+    if device == "cuda":
+        raise InvalidConfig("--device", device, "auto or cpu: linear scorers are trained on a CPU")
+    name, version = _new_version(out)
+    files = {key: str(file) for key, file in (("train", data), ("test", test)) if file is not None}
+    given = raw.get("data")
+    settings = checked(LinearConfig, raw | {"name": name, "data": given | files if isinstance(given, dict) else given})
+    begin, work = time.perf_counter(), out.absolute().parent / f".{version}.work"
+    with _only_run(work):
+        if work.exists() and not resume:
+            shutil.rmtree(work)
+        work.mkdir(parents=True, exist_ok=True)
+        bundle = fit_and_export(settings, out, work)
+        shutil.rmtree(work)
+    log.info("wrote %s in %.0f s", out, time.perf_counter() - begin)
+    _tell_metrics(bundle)
 
 
 @app.command()
@@ -69,7 +102,22 @@ def relearn(
     _fit_to(out, settings, data, pick_device(device), resume)
 
 
-def _fit_to(out: Path, settings: TrainingConfig, data: Path | None, where: torch.device, resume: bool) -> None:
+@app.command()
+def import_pecos(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="an XR-Linear model as PECOS saves it")],
+    out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")],
+    items: Annotated[Path | None, typer.Option(help="Parquet with a column id, one row per label in their order")] = None,
+) -> None:
+    """Turn a PECOS XR-Linear model into a bundle that finds the same labels."""
+    from training.import_pecos import import_pecos as write_imported
+
+    _new_version(out)
+    bundle = write_imported(folder, out, items)
+    log.info("wrote %s: %d items, %d levels", out, bundle.manifest.tree.items, bundle.manifest.tree.levels)
+
+
+def _new_version(out: Path) -> tuple[str, str]:
+    """The name and the version that --out gives, after checking that they are such and not there yet."""
     name, version = out.absolute().parent.name, out.name
     if not (version.isdecimal() and int(version) >= 1 and str(int(version)) == version):
         raise InvalidConfig("--out", str(out), "models/NAME/VERSION with a version number of at least 1")
@@ -77,6 +125,11 @@ def _fit_to(out: Path, settings: TrainingConfig, data: Path | None, where: torch
         raise InvalidConfig("--out", name, "a model name of lower-case letters, digits, '.', '_' and '-', at most 64")
     if out.exists():
         raise BundleExists(f"{out}: a bundle is never overwritten; choose another version")
+    return name, version
+
+
+def _fit_to(out: Path, settings: TrainingConfig, data: Path | None, where: torch.device, resume: bool) -> None:
+    name, version = _new_version(out)
     from training.parallel import joined, process
 
     settings = settings.model_copy(update={"name": name})
@@ -114,9 +167,14 @@ def _fit_and_export(settings: TrainingConfig, data: Path | None, out: Path, wher
     bundle = export(settings, prepared, tree, model, out)
     shutil.rmtree(work)
     log.info("wrote %s in %.0f s", out, time.perf_counter() - begin)
+    _tell_metrics(bundle)
+
+
+def _tell_metrics(bundle: Bundle) -> None:
+    tested = "test users" if bundle.manifest.query.kind == "history" else "test queries"
     for key, rows in bundle.manifest.metrics.get("test", {}).items():
         figures = ", ".join(f"recall@{row['m']} {row['recall']:.4f}" for row in rows)
-        log.info("test users, beam %d, %s: %s", settings.search.beam_size, key.replace("_", " "), figures)
+        log.info("%s, beam %d, %s: %s", tested, bundle.manifest.search.beam_size, key.replace("_", " "), figures)
 
 
 @app.command()
@@ -143,11 +201,18 @@ def evaluate(
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
     bundle = Bundle.open(model)
-    pairs = _test_pairs(bundle, data) if data else measure.held_out_pairs(bundle)
+    beams, ms = _numbers("--beam", beam), _numbers("--m", m)
     opened = open_engine(bundle, device, engine, precision=precision)
-    rows = measure.evaluate(bundle, opened, pairs, _numbers("--beam", beam), _numbers("--m", m), exclude_seen, batch)
+    if bundle.manifest.query.kind == "history":
+        pairs = _test_pairs(bundle, data) if data else measure.held_out_pairs(bundle)
+        count, rows = len(pairs), measure.evaluate(bundle, opened, pairs, beams, ms, exclude_seen, batch)
+    else:
+        if exclude_seen:
+            raise InvalidConfig("--exclude-seen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
+        queries, relevant = _test_queries(bundle, data)
+        count, rows = len(queries), measure.measure(bundle, opened, queries, relevant, beams, ms, batch=batch)
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
-    print(f"{name} on {opened.name}, {len(pairs)} queries{', seen items excluded' if exclude_seen else ''}")
+    print(f"{name} on {opened.name}, {count} queries{', seen items excluded' if exclude_seen else ''}")
     measure.print_table(rows)
     if json_file:
         report = {
@@ -155,7 +220,7 @@ def evaluate(
             "version": bundle.manifest.version,
             "engine": opened.name,
             "arithmetic": precision,
-            "queries": len(pairs),
+            "queries": count,
             "rows": rows,
         }
         json_file.write_text(json.dumps(report, indent=1) + "\n")
@@ -190,6 +255,18 @@ def _test_pairs(bundle: Bundle, data: Path) -> list:  # type: ignore[type-arg]
         log.warning("%s is not the log that the model was trained on; its test users may have been training users", data)
     known = [EvaluationPair(p.user, p.history[p.history >= 0], p.relevant[p.relevant >= 0]) for p in pairs]
     return [pair for pair in known if len(pair.relevant) and np.size(pair.history)]
+
+
+def _test_queries(bundle: Bundle, data: Path | None) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
+    """Queries with what is relevant to them: of a file in the format of the bundle's training data, or the bundle's own held-out ones."""
+    if data is None:
+        from espalier.heldout import read_heldout
+
+        held = read_heldout(bundle)
+        return held.queries, held.relevant
+    from training.linear.prepare import read_queries
+
+    return read_queries(bundle, data)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -21,6 +21,9 @@ PATH_PRODUCTS = ("plt", "hsm")
 """Objectives that train conditional probabilities: the search ranks by their product along the path."""
 EARLIER_TREES = ("earlier", "jtm")
 """Kinds of tree whose nodes are those of the earlier model."""
+
+
+Config = TypeVar("Config", bound=BaseModel)
 
 
 class _Section(BaseModel):
@@ -195,12 +198,10 @@ class OptimiserConfig(_Section):
     checkpoint_every: int = Field(default=500, ge=1)
 
 
-class SearchConfig(_Section):
-    """Search defaults and limits of the exported model.
+class SearchLimits(_Section):
+    """Search defaults and limits of an exported model.
 
     min_beam_size  down to which the service may shrink a beam when a deadline is near; none: never
-    gamma          γ of the ranking, or "auto": the value with the best recall@m of validation users
-    exclude_seen   whether that choice (and the calibration of scores) leaves out the items of the history
     """
 
     beam_size: int = Field(default=200, ge=1)
@@ -208,6 +209,23 @@ class SearchConfig(_Section):
     max_beam_size: int = Field(default=1000, ge=1)
     max_m: int = Field(default=1000, ge=1)
     min_beam_size: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _within_limits(self) -> SearchLimits:
+        for name in ("beam_size", "m"):
+            if getattr(self, name) > getattr(self, f"max_{name}"):
+                limit = getattr(self, f"max_{name}")
+                raise InvalidConfig(f"search.{name}", getattr(self, name), f"at most search.max_{name}, {limit}")
+        return self
+
+
+class SearchConfig(SearchLimits):
+    """Search defaults and limits, and γ.
+
+    gamma         γ of the ranking, or "auto": the value with the best recall@m of validation users
+    exclude_seen  whether that choice (and the calibration of scores) leaves out the items of the history
+    """
+
     gamma: Literal["auto"] | float = "auto"
     exclude_seen: bool = True
 
@@ -217,14 +235,6 @@ class SearchConfig(_Section):
         if gamma != "auto" and (isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 <= gamma <= 1):
             raise ValueError('"auto" or a number from 0 to 1')
         return gamma
-
-    @model_validator(mode="after")
-    def _within_limits(self) -> SearchConfig:
-        for name in ("beam_size", "m"):
-            if getattr(self, name) > getattr(self, f"max_{name}"):
-                limit = getattr(self, f"max_{name}")
-                raise InvalidConfig(f"search.{name}", getattr(self, name), f"at most search.max_{name}, {limit}")
-        return self
 
 
 class TrainingConfig(_Section):
@@ -267,21 +277,30 @@ class TrainingConfig(_Section):
         return self
 
 
-def read_config(file: Path) -> TrainingConfig:
-    """Read and check a configuration. Raises InvalidConfig naming the key, its value and what was expected."""
+def read_toml(file: Path) -> dict[str, object]:
+    """A configuration as it stands in its file. Raises InvalidConfig."""
     if not file.is_file():
         raise InvalidConfig("--config", str(file), "a TOML file that exists")
     try:
-        raw = tomllib.loads(file.read_text())
+        return tomllib.loads(file.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidConfig(str(file), str(error), "valid TOML") from error
-    return check_config(raw)
+
+
+def read_config(file: Path) -> TrainingConfig:
+    """Read and check a configuration. Raises InvalidConfig naming the key, its value and what was expected."""
+    return check_config(read_toml(file))
 
 
 def check_config(raw: dict[str, object]) -> TrainingConfig:
     """The configuration that a mapping holds. Raises InvalidConfig."""
+    return checked(TrainingConfig, raw)
+
+
+def checked(kind: type[Config], raw: dict[str, object]) -> Config:
+    """A configuration of some kind that a mapping holds. Raises InvalidConfig naming the key, its value and what was expected."""
     try:
-        return TrainingConfig.model_validate(raw)
+        return kind.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "config"

@@ -65,17 +65,30 @@ def evaluate(
     kind = bundle.manifest.query
     if not isinstance(kind, HistoryKind):
         raise InvalidData("queries", kind.kind, "a model of history queries")
+    pairs = without_seen(pairs) if exclude_seen else list(pairs)
+    queries = pad_histories(kind, [pair.history for pair in pairs])
+    exclude_BE = _padded([pair.history for pair in pairs]) if exclude_seen and pairs else None
+    return measure(bundle, engine, queries, [pair.relevant for pair in pairs], beams, ms, exclude_BE, batch)
+
+
+def measure(
+    bundle: Bundle,
+    engine: Engine,
+    queries: QueryBatch,
+    relevant: Sequence[Int64],
+    beams: Sequence[int],
+    ms: Sequence[int],
+    exclude_BE: Int64 | None = None,
+    batch: int = 1,
+) -> list[dict[str, Any]]:
+    """The rows of `evaluate`, for queries of any kind with their relevant item rows."""
     limits = bundle.manifest.search
     for name, values, limit in (("--beam", beams, limits.max_beam_size), ("--m", ms, limits.max_m)):
         for value in values:
             if not 1 <= value <= limit:
                 raise InvalidConfig(name, value, f"1 to {limit}, the model's limit")
-    pairs = without_seen(pairs) if exclude_seen else list(pairs)
-    if not pairs:
+    if not len(queries):
         raise InvalidData("held-out queries", 0, "at least one with a relevant item")
-    queries = pad_histories(kind, [pair.history for pair in pairs])
-    exclude_BE = _padded([pair.history for pair in pairs]) if exclude_seen else None
-    relevant = [pair.relevant for pair in pairs]
     rows = []
     for beam in beams:
         found_BM, seconds = _search_all(engine, queries, beam, max(ms), exclude_BE, batch)
@@ -89,7 +102,7 @@ def evaluate(
                     "precision": float(precision_B.mean()),
                     "recall": float(recall_B.mean()),
                     "f": float(f_B.mean()),
-                    "ms_per_query": seconds * 1e3 / len(pairs),
+                    "ms_per_query": seconds * 1e3 / len(queries),
                 }
             )
     return rows

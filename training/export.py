@@ -21,7 +21,6 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from espalier.bundle import Bundle, GraphContent, write_bundle
-from espalier.engines.reference import ReferenceEngine, Step, best_leaves
 from espalier.engines.runtime import ort
 from espalier.errors import BundleCorrupt
 from espalier.golden import GOLDEN_COLUMNS, verify_golden
@@ -33,6 +32,7 @@ from espalier.tree import Tree
 from training.config import TrainingConfig
 from training.data.splits import halves, without_seen
 from training.evaluate import evaluate, recall_columns
+from training.golden import golden_answers
 from training.prepare import Prepared
 from training.scorers.model import NodeScorer, export_graphs
 from training.topology import Topology
@@ -124,31 +124,9 @@ def golden_table(bundle: Bundle, histories: Sequence[NDArray[np.int64]], beams: 
     kind = bundle.manifest.query
     if not isinstance(kind, HistoryKind):
         raise BundleCorrupt(f"{bundle.path}: golden queries are made for history models, got {kind.kind}")
-    reference = ReferenceEngine(bundle)
-    queries = pad_histories(kind, histories)
+    ids = pa.array([bundle.items.ids_of(history) for history in histories], pa.list_(pa.string()))
     params = SearchParams(np.asarray(beams, np.int64), np.asarray(ms, np.int64))
-    rows, ranks, margins = [], [], []
-    for b in range(len(queries)):
-        steps = reference.steps(queries, params, b)
-        leaves, rank = best_leaves(steps[-1], int(params.m_B[b]))
-        rows.append(bundle.tree.leaf_item[leaves - bundle.tree.leaf_offset])
-        ranks.append(rank)
-        margins.append(_margin(steps, int(params.m_B[b])))
-    ids = [bundle.items.ids_of(history) for history in histories]
-    values = {"beam_size": params.beam_size_B, "m": params.m_B, "item_rows": rows, "ranks": ranks, "margin": margins}
-    columns = {name: pa.array(values[name], kind) for name, kind in GOLDEN_COLUMNS.items()}
-    return pa.table({"history": pa.array(ids, pa.list_(pa.string()))} | columns)
-
-
-def _margin(steps: Sequence[Step], m: int) -> float:
-    """How far apart the last kept and the first dropped candidate are, at the closest of all cuts; inf where nothing was dropped."""
-    smallest = np.inf
-    for step in steps[:-1]:
-        kept_C = np.isin(step.candidates_C, step.kept_K)
-        if not kept_C.all():
-            smallest = min(smallest, float(step.ranks_C[kept_C].min() - step.ranks_C[~kept_C].max()))
-    last = np.sort(steps[-1].ranks_C)[::-1]
-    return min(smallest, float(last[m - 1] - last[m])) if len(last) > m else smallest
+    return golden_answers(bundle, pad_histories(kind, histories), ids, params)
 
 
 def _content(

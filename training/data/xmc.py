@@ -30,20 +30,28 @@ class LabelledPoints:
     labels_from  int64[B + 1]: where each point's labels begin
     labels       int32, ascending within a point, none twice
     label_count  labels are 0 … label_count − 1
+    weights      float32, one for each label of a point, above 0; None: all 1
     """
 
     points: SparseRows
     labels_from: NDArray[np.int64]
     labels: NDArray[np.int32]
     label_count: int
+    weights: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.points)
 
     def take(self, rows: NDArray[np.int64]) -> LabelledPoints:
         """The points at some positions (int64)."""
-        labels = SparseRows(self.labels_from, self.labels, np.ones(len(self.labels), np.float32), self.label_count).take(rows)
-        return LabelledPoints(self.points.take(rows), labels.indptr, labels.indices, self.label_count)
+        weights = np.ones(len(self.labels), np.float32) if self.weights is None else self.weights
+        labels = SparseRows(self.labels_from, self.labels, weights, self.label_count).take(rows)
+        kept = None if self.weights is None else labels.values
+        return LabelledPoints(self.points.take(rows), labels.indptr, labels.indices, self.label_count, kept)
+
+    def labels_of(self, b: int) -> NDArray[np.int64]:
+        """The labels of a point."""
+        return self.labels[self.labels_from[b] : self.labels_from[b + 1]].astype(np.int64)
 
 
 def read_xmc(path: Path) -> LabelledPoints:

@@ -9,84 +9,90 @@ Legend: B points, N nodes, P inner nodes.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.chunks import MAX_CHILDREN, Chunks
 from espalier.engines.chunk_search import ChunkSearch, Wanted
-from espalier.errors import InvalidData
-from espalier.manifest import Activation, Ranking
+from espalier.errors import InvalidConfig, InvalidData
+from espalier.manifest import Ranking
 from espalier.sparse import SparseRows
 from espalier.tree import Tree
+from training.data.xmc import LabelledPoints
+from training.linear.config import LinearOptions
 from training.linear.solver import train_children
 
 Int64 = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class LinearOptions:
-    """How linear node scorers are trained.
-
-    negatives   whose points a node's children learn from: "teacher" (a positive below), "matcher" (kept by the beam), "both"
-    beam_size   of that beam
-    cost        C, what a unit of squared hinge loss costs against ½‖w‖²
-    tolerance, passes   of the descent
-    bias        value of the feature that all points have
-    threshold   weights below are left out of the model
-    """
-
-    negatives: Literal["teacher", "matcher", "both"] = "both"
-    beam_size: int = 10
-    cost: float = 1.0
-    tolerance: float = 0.1
-    passes: int = 10
-    bias: float = 1.0
-    threshold: float = 0.05
-    activation: Activation = "l3-hinge"
-    seed: int = 0
-
-
 def fit_linear(
-    points: SparseRows,
-    labels_from: Int64,
-    labels: NDArray[np.int32],
+    data: LabelledPoints,
     tree: Tree,
     options: LinearOptions,
     threads: int = 1,
+    seed: int = 0,
     progress: Callable[[int], object] = lambda nodes: None,
+    work: Path | None = None,
 ) -> Chunks:
     """The scorers of a tree over labels 0 … I − 1.
 
-    points               training points
-    labels_from, labels  int64[B + 1], int32: each point's positive labels, CSR
-    progress             told how many inner nodes have been trained, each time there are more
+    progress  told how many more inner nodes have been trained
+    work      an empty folder, or that of a run with the same arguments that was killed: each level is kept there once it is trained
     Raises InvalidData where labels are not the tree's items, or a node has more children than a chunk can number.
     """
+    points, labels_from, labels = data.points, data.labels_from, data.labels
     if len(labels_from) != len(points) + 1 or labels_from[0] != 0 or labels_from[-1] != len(labels):
         raise InvalidData("labels_from", f"{len(labels_from)} entries", f"{len(points) + 1}, from 0 to {len(labels)}")
     if len(labels) and (labels.min() < 0 or labels.max() >= tree.item_count):
         raise InvalidData("labels", int(labels.max()), f"labels from 0 to {tree.item_count - 1}")
     if max(tree.max_children) > MAX_CHILDREN:
         raise InvalidData("tree", f"a node of {max(tree.max_children)} children", f"at most {MAX_CHILDREN}")
-    trainer = _Trainer(points, tree, options, threads)
-    at = np.repeat(np.arange(len(points)), np.diff(labels_from)), tree.leaf_of_item[labels]
-    levels: list[tuple[Int64, Int64]] = []
-    for _ in range(tree.height):  # distinct (point, node) pairs of each level, from the leaves up
-        point, node = np.divmod(np.unique(at[0] * tree.node_count + at[1]), tree.node_count)
-        levels.insert(0, (point, node))
-        at = point, tree.parent[node]
+    trainer = _Trainer(points, tree, options, threads, seed)
+    weights = np.ones(len(labels), np.float32)
+    if options.weighted and data.weights is not None and len(labels):
+        weights = data.weights / data.weights.mean()
+    levels = [_Positives(np.repeat(np.arange(len(points)), np.diff(labels_from)), tree.leaf_of_item[labels], weights).distinct()]
+    for _ in range(tree.height - 1):
+        levels.insert(0, _Positives(levels[0].point, tree.parent[levels[0].node], levels[0].weight).distinct())
     parts: list[_Part] = []
-    for level, (point, node) in enumerate(levels, start=1):
-        kept = _kept_by_beam(points, tree, parts, options, level - 1) if options.negatives != "teacher" and level > 1 else None
-        parts += trainer.level(level, point, node, kept)
-        progress(len(parts))
+    for level, positives in enumerate(levels, start=1):
+        file = None if work is None else work / f"level-{level}.npz"
+        if file is not None and file.is_file():
+            trained = _read_level(file)
+            progress(len(trained))
+        else:
+            kept = _kept_by_beam(points, tree, parts, options, level - 1) if options.negatives != "teacher" and level > 1 else None
+            trained = trainer.level(level, positives, kept, progress)
+            if file is not None:
+                _keep_level(file, trained)
+        parts += trained
     return _joined(parts, tree, points.width)
+
+
+@dataclass(frozen=True)
+class _Positives:
+    """Points with nodes of one level above their labels: int64, int64, float32 of one length."""
+
+    point: Int64
+    node: Int64
+    weight: NDArray[np.float32]
+
+    def distinct(self) -> _Positives:
+        """Each pair once, by point, with its largest weight."""
+        order = np.lexsort((self.node, self.point))
+        point, node = self.point[order], self.node[order]
+        first = np.flatnonzero(np.append(True, (point[1:] != point[:-1]) | (node[1:] != node[:-1])))[: len(point)]
+        largest = np.maximum.reduceat(self.weight[order], first) if len(first) else self.weight
+        return _Positives(point[first], node[first], largest)
 
 
 @dataclass(frozen=True)
@@ -100,21 +106,25 @@ class _Part:
     bias: NDArray[np.float32]
 
 
+PART_ARRAYS = tuple(field.name for field in fields(_Part))
+
+
 class _Trainer:
-    def __init__(self, points: SparseRows, tree: Tree, options: LinearOptions, threads: int) -> None:
-        self._points, self._tree, self._options, self._threads = points, tree, options, threads
+    def __init__(self, points: SparseRows, tree: Tree, options: LinearOptions, threads: int, seed: int) -> None:
+        self._points, self._tree, self._options, self._threads, self._seed = points, tree, options, threads, seed
         self._own = threading.local()
 
-    def level(self, level: int, point: Int64, node: Int64, kept: tuple[Int64, Int64] | None) -> list[_Part]:
+    def level(self, level: int, positives: _Positives, kept: tuple[Int64, Int64] | None, progress: Callable[[int], object]) -> list[_Part]:
         """The chunks of level − 1, whose children are on `level`.
 
-        point, node  each point's nodes on `level` · kept: points and nodes of level − 1 that beams keep
+        positives  of `level` · kept: points and nodes of level − 1 that beams keep
         """
         tree = self._tree
         parents = tree.level(level - 1)
-        parent = tree.parent[node]
-        order = np.lexsort((node, point, parent))
-        point, node, parent = point[order], node[order], parent[order]
+        parent = tree.parent[positives.node]
+        order = np.lexsort((positives.node, positives.point, parent))
+        point, node, parent = positives.point[order], positives.node[order], parent[order]
+        lift = (0.5 / (self._options.cost * positives.weight[order])).astype(np.float32)
         cut = np.searchsorted(parent, np.arange(parents.start, parents.stop + 1))
         if kept is not None:
             order = np.lexsort((kept[0], kept[1]))
@@ -123,31 +133,41 @@ class _Trainer:
 
         def one(p: int) -> _Part:
             k = p - parents.start
-            positive, child = point[cut[k] : cut[k + 1]], node[cut[k] : cut[k + 1]] - tree.first_child[p]
+            own = slice(cut[k], cut[k + 1])
+            positive, child, own_lift = point[own], node[own] - tree.first_child[p], lift[own]
             if kept is None:
                 rows = np.unique(positive)
             elif self._options.negatives == "matcher":
                 rows = kept[0][kept_cut[k] : kept_cut[k + 1]]
                 among = np.isin(positive, rows)
-                positive, child = positive[among], child[among]
+                positive, child, own_lift = positive[among], child[among], own_lift[among]
             else:
                 rows = np.union1d(positive, kept[0][kept_cut[k] : kept_cut[k + 1]])
-            return self._train(p, rows, np.searchsorted(positive, np.append(rows, len(self._points))), child.astype(np.int32))
+            return self._train(p, rows, np.searchsorted(positive, np.append(rows, len(self._points))), child.astype(np.int32), own_lift)
+
+        def counted(trained: Iterable[_Part]) -> list[_Part]:
+            parts = []
+            for part in trained:
+                parts.append(part)
+                progress(1)
+            return parts
 
         if self._threads == 1:
-            return [one(p) for p in parents]
+            return counted(map(one, parents))
         with ThreadPoolExecutor(self._threads) as pool:
-            return list(pool.map(one, parents))
+            return counted(pool.map(one, parents))
 
-    def _train(self, p: int, rows: Int64, positive_from: Int64, positive_child: NDArray[np.int32]) -> _Part:
+    def _train(
+        self, p: int, rows: Int64, positive_from: Int64, positive_child: NDArray[np.int32], positive_lift: NDArray[np.float32]
+    ) -> _Part:
         options, points = self._options, self._points
         if not hasattr(self._own, "number_of"):
             self._own.number_of = np.full(points.width, -1, np.int32)
         children = int(self._tree.first_child[p + 1] - self._tree.first_child[p])
         *arrays, _ = train_children(
-            points.indptr, points.indices, points.values, rows, positive_from.astype(np.int64), positive_child, children,
+            points.indptr, points.indices, points.values, rows, positive_from.astype(np.int64), positive_child, positive_lift, children,
             options.cost, options.tolerance, options.passes, np.float32(options.bias), np.float32(options.threshold),
-            self._own.number_of, options.seed * 1_000_003 + p + 1,
+            self._own.number_of, self._seed * 1_000_003 + p + 1,
         )  # fmt: skip
         return _Part(*arrays)
 
@@ -160,6 +180,26 @@ def _kept_by_beam(points: SparseRows, tree: Tree, parts: list[_Part], options: L
     nodes_BM = search.search(points, Wanted(beam_B, np.minimum(beam_B, tree.level_size(level)))).leaves_BM
     point, slot = np.nonzero(nodes_BM >= 0)
     return point, nodes_BM[point, slot]
+
+
+def _keep_level(file: Path, parts: list[_Part]) -> None:
+    """Write a level's chunks, all or nothing."""
+    arrays = {f"{p}.{name}": getattr(part, name) for p, part in enumerate(parts) for name in PART_ARRAYS}
+    part_file = file.with_suffix(".part")
+    with part_file.open("wb") as stream:
+        np.savez(stream, **arrays)
+        stream.flush()
+        os.fsync(stream.fileno())
+    part_file.replace(file)
+
+
+def _read_level(file: Path) -> list[_Part]:
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            count = len(arrays.files) // len(PART_ARRAYS)
+            return [_Part(*(arrays[f"{p}.{name}"] for name in PART_ARRAYS)) for p in range(count)]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise InvalidConfig("--resume", str(file), f"a readable level ({error}); delete its folder to start anew") from error
 
 
 def _joined(parts: list[_Part], tree: Tree, width: int) -> Chunks:

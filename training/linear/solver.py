@@ -26,15 +26,17 @@ FAST = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def train_children(
-    indptr: Array, indices: Array, values: Array, rows: Array, positive_from: Array, positive_child: Array, children: int, cost: float,
-    tolerance: float, passes: int, bias: Any, threshold: Any, number_of: Array, seed: int,
+    indptr: Array, indices: Array, values: Array, rows: Array, positive_from: Array, positive_child: Array, positive_lift: Array,
+    children: int, cost: float,    tolerance: float, passes: int, bias: Any, threshold: Any, number_of: Array, seed: int,
 ) -> tuple[Array, Array, Array, Array, Array, int]:  # fmt: skip
     """The weights of a node's children, without those below the threshold.
 
     indptr, indices, values         training points, CSR (int64, int32, float32)
     rows                            int64[R]: the points that the node's children learn from
     positive_from, positive_child   int64[R + 1], int32: of which children each of them is a positive; of the others it is a negative
-    cost, tolerance, passes         C; the largest minus the smallest projected gradient of a pass at which to stop; most passes
+    positive_lift                   float32: 1 / 2C of each of those positives
+    cost                            C of the negatives
+    tolerance, passes               the largest minus the smallest projected gradient of a pass at which to stop; most passes
     bias                            value of one more feature that every point has
     number_of                       int32[features], −1 everywhere; is so again afterwards
     Returns features int32, where each one's entries begin int64, entries' children uint16, entries' weights float32, biases float32[K],
@@ -77,8 +79,9 @@ def train_children(
         width = (block + LANES - 1) // LANES * LANES
         weights = np.zeros((found + 1, width), np.float32)
         made += _descend(
-            begin, number, value, length, positive_from, positive_child, first, block, cost, tolerance, passes, bias, order, seed, weights
-        )
+            begin, number, value, length, positive_from, positive_child, positive_lift, first, block, cost, tolerance, passes, bias, order,
+            seed, weights,
+        )  # fmt: skip
         kept_weights[:, first : first + block] = weights[:, :block]
 
     large, used = 0, 0
@@ -107,15 +110,16 @@ def train_children(
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def _descend(
-    begin: Array, number: Array, value: Array, length: Array, positive_from: Array, positive_child: Array, first: int, block: int,
-    cost: float, tolerance: float, passes: int, bias: Any, order: Array, seed: int, weights: Array,
+    begin: Array, number: Array, value: Array, length: Array, positive_from: Array, positive_child: Array, positive_lift: Array, first: int,
+    block: int, cost: float, tolerance: float, passes: int, bias: Any, order: Array, seed: int, weights: Array,
 ) -> int:  # fmt: skip
     """One block of children: `weights` float32[F + 1, width] from 0 to the optimum, the last row the bias's. Returns the passes made."""
     count, width, last = len(length), weights.shape[1], weights.shape[0] - 1
     dual = np.zeros((count, width), np.float32)
     sign = np.full(width, np.float32(-1))
     score, step = np.empty(width, np.float32), np.empty(width, np.float32)
-    one, zero, lift = np.float32(1), np.float32(0), np.float32(0.5 / cost)
+    one, zero, negative_lift = np.float32(1), np.float32(0), np.float32(0.5 / cost)
+    lift = np.full(width, negative_lift)
     random = np.uint64(seed) * np.uint64(2654435761) + np.uint64(first + 1)
     for done in range(passes):
         for a in range(count - 1, 0, -1):
@@ -133,18 +137,20 @@ def _descend(
             for p in range(positive_from[r], positive_from[r + 1]):
                 if first <= positive_child[p] < first + block:
                     sign[positive_child[p] - first] = one
-            alpha, curvature, moved = dual[r], length[r] + lift, zero
+                    lift[positive_child[p] - first] = positive_lift[p]
+            alpha, moved = dual[r], zero
             for c in range(width):
-                gradient = sign[c] * score[c] - one + lift * alpha[c]
+                gradient = sign[c] * score[c] - one + lift[c] * alpha[c]
                 projected = gradient if alpha[c] > zero else min(gradient, zero)
                 highest, lowest = max(highest, projected), min(lowest, projected)
-                after = max(alpha[c] - gradient / curvature, zero)
+                after = max(alpha[c] - gradient / (length[r] + lift[c]), zero)
                 step[c] = (after - alpha[c]) * sign[c]
                 alpha[c] = after
                 moved = max(moved, abs(step[c]))
             for p in range(positive_from[r], positive_from[r + 1]):
                 if first <= positive_child[p] < first + block:
                     sign[positive_child[p] - first] = -one
+                    lift[positive_child[p] - first] = negative_lift
             if moved > np.float32(1e-6):
                 for e in range(begin[r], begin[r + 1]):
                     x, weight = value[e], weights[number[e]]

@@ -1,0 +1,43 @@
+"""Golden queries of a new bundle: what the reference engine answers, with each query's smallest margin at a cut.
+
+Legend: B queries, K beam, C candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from espalier.bundle import Bundle
+from espalier.engines.reference import ReferenceEngine, Step, best_leaves
+from espalier.golden import GOLDEN_COLUMNS
+from espalier.queries import QueryBatch
+from espalier.search import SearchParams
+
+
+def golden_answers(bundle: Bundle, queries: QueryBatch, asked: pa.Array, params: SearchParams) -> pa.Table:
+    """The golden table of some queries; `asked` are they as a client writes them, one entry a query."""
+    reference = ReferenceEngine(bundle)
+    rows, ranks, margins = [], [], []
+    for b in range(len(queries)):
+        steps = reference.steps(queries, params, b)
+        leaves, rank = best_leaves(steps[-1], int(params.m_B[b]))
+        rows.append(bundle.tree.leaf_item[leaves - bundle.tree.leaf_offset])
+        ranks.append(rank)
+        margins.append(_margin(steps, int(params.m_B[b])))
+    values = {"beam_size": params.beam_size_B, "m": params.m_B, "item_rows": rows, "ranks": ranks, "margin": margins}
+    columns = {name: pa.array(values[name], kind) for name, kind in GOLDEN_COLUMNS.items()}
+    return pa.table({bundle.manifest.query.kind: asked} | columns)
+
+
+def _margin(steps: Sequence[Step], m: int) -> float:
+    """How far apart the last kept and the first dropped candidate are, at the closest of all cuts; inf where nothing was dropped."""
+    smallest = np.inf
+    for step in steps[:-1]:
+        kept_C = np.isin(step.candidates_C, step.kept_K)
+        if not kept_C.all():
+            smallest = min(smallest, float(step.ranks_C[kept_C].min() - step.ranks_C[~kept_C].max()))
+    last = np.sort(steps[-1].ranks_C)[::-1]
+    return min(smallest, float(last[m - 1] - last[m])) if len(last) > m else smallest

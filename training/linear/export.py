@@ -1,0 +1,89 @@
+"""From trained linear scorers to a bundle: golden and held-out queries, and how well it finds them.
+
+Legend: B queries, M results.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle, LinearContent, write_bundle
+from espalier.chunks import Chunks
+from espalier.golden import GOLDEN_COLUMNS, verify_golden
+from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
+from espalier.queries import QueryBatch
+from espalier.search import SearchParams, open_engine
+from espalier.tree import Tree
+from training.evaluate import measure, recall_columns
+from training.golden import golden_answers
+from training.linear.config import LinearConfig
+from training.linear.prepare import Prepared
+
+HELD_OUT_QUERIES, GOLDEN_QUERIES = 1000, 32
+REPORTED_M = (10, 50, 100)
+
+
+def export(config: LinearConfig, prepared: Prepared, tree: Tree, chunks: Chunks, path: Path) -> Bundle:
+    """Write the bundle of trained scorers to models/<name>/<version>/ and return it, verified and measured on the test queries."""
+    test = prepared.test
+    known = np.flatnonzero(np.diff(test.labels_from))
+    relevant = [test.labels_of(b) for b in known.tolist()]
+    draft = _draft(config, prepared, path)
+    strings = pa.list_(pa.string())
+    held = [prepared.items.ids_of(rows) for rows in relevant[:HELD_OUT_QUERIES]]
+    asked = prepared.asked.take(pa.array(known))
+    content = LinearContent(
+        tree=tree,
+        chunks=chunks,
+        items=prepared.items,
+        golden=pa.table({draft.query.kind: asked.slice(0, 0)} | {name: pa.array([], kind) for name, kind in GOLDEN_COLUMNS.items()}),
+        heldout=pa.table({draft.query.kind: asked.slice(0, len(held)), "relevant": pa.array(held, strings)}),
+        vectoriser=prepared.vectoriser,
+    )
+    queries = QueryBatch(prepared.kind, test.points.take(known))
+    ms = sorted({min(m, config.search.max_m) for m in REPORTED_M})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
+        bare = write_bundle(Path(folder) / draft.name / str(draft.version), draft, content)
+        engine = open_engine(bare, "cpu")
+        golden = _golden(config, bare, queries, asked)
+        metrics: dict[str, Any] = {"golden_overlap": verify_golden(bare, engine, golden)}
+        if len(queries):
+            metrics |= {"test": {"raw": measure(bare, engine, queries, relevant, [config.search.beam_size], ms, batch=64)}}
+        heldout = content.heldout
+        for name, recall_B in recall_columns(bare, engine, ms).items():
+            heldout = heldout.append_column(name, pa.array(recall_B))
+        engine.close()
+    return write_bundle(path, draft.model_copy(update={"metrics": metrics}), replace(content, golden=golden, heldout=heldout))
+
+
+def _golden(config: LinearConfig, bundle: Bundle, queries: QueryBatch, asked: pa.Array) -> pa.Table:
+    """Test queries with the default beam and smaller ones."""
+    chosen: NDArray[np.int64] = np.arange(min(GOLDEN_QUERIES, len(queries)))
+    beam_B = np.maximum(1, config.search.beam_size // (1 + chosen % 4))
+    params = SearchParams(beam_B, np.full(len(chosen), config.search.m))
+    return golden_answers(bundle, queries.take(chosen), asked.take(pa.array(chosen)), params)
+
+
+def _draft(config: LinearConfig, prepared: Prepared, path: Path) -> ManifestDraft:
+    items = len(prepared.items)
+    limits = config.search.model_dump(include=set(SearchDefaults.model_fields))
+    return ManifestDraft(
+        name=config.name,
+        version=int(path.name),
+        algorithm=config.algorithm,
+        created=datetime.now(UTC),
+        query=prepared.kind,
+        ranking=Ranking(activation=config.linear.activation, own="log_activation", gamma=1),
+        search=SearchDefaults(**limits),
+        training=config.model_dump(mode="json"),
+        data={"sha256": prepared.fingerprint, "queries": len(prepared.train), "test_queries": len(prepared.test), "items": items},
+    )

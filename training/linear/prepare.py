@@ -1,0 +1,244 @@
+"""From the configuration of a linear model to what its training starts with: points with their labels, items, what makes features of texts.
+
+Legend: B points, I items, F features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import scipy.sparse
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.errors import InvalidConfig, InvalidData
+from espalier.items import ItemTable
+from espalier.queries import FeaturesKind, QueryBatch, TextKind
+from espalier.sparse import SparseRows
+from espalier.text import Vectoriser
+from training.config import checked
+from training.data.query_logs import LabelledTexts, labelled, read_log, read_table, texts_of
+from training.data.xmc import LabelledPoints, read_xmc
+from training.linear.config import LinearConfig, LogData, NpzData, XmcData
+from training.linear.label_features import pifa
+from training.prepare import item_table
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What a linear model is trained on, and measured on.
+
+    labels  rows [I, …] of length 1 that the tree is made from
+    asked   the test queries as they are asked: an Arrow array of texts, or of structs of `indices` and `values`
+    """
+
+    train: LabelledPoints
+    test: LabelledPoints
+    asked: pa.Array
+    items: ItemTable
+    labels: SparseRows
+    kind: FeaturesKind | TextKind
+    vectoriser: Vectoriser | None
+    fingerprint: str
+
+
+def prepare(config: LinearConfig) -> Prepared:
+    """Read the data of a configuration. Raises InvalidData or InvalidConfig."""
+    return _from_texts(config, config.data) if isinstance(config.data, LogData) else _from_points(config, config.data)
+
+
+def read_points(data: XmcData | NpzData, test: bool = False) -> LabelledPoints:
+    """The training points, or those of the test files, as they stand there."""
+    if isinstance(data, XmcData):
+        return read_xmc(_named(data.test) if test else data.train)
+    files = (data.test, data.test_labels) if test else (data.train, data.train_labels)
+    points, labels = (_matrix(_named(file)) for file in files)
+    if points.shape[0] != labels.shape[0]:
+        raise InvalidData(str(files[1]), f"{labels.shape[0]} rows", f"{points.shape[0]}, one per point of {files[0]}")
+    if labels.nnz and labels.data.min() <= 0:
+        raise InvalidData(str(files[1]), float(labels.data.min()), "weights above 0")
+    rows = SparseRows(points.indptr.astype(np.int64), points.indices.astype(np.int32), points.data.astype(np.float32), points.shape[1])
+    return LabelledPoints(
+        rows, labels.indptr.astype(np.int64), labels.indices.astype(np.int32), labels.shape[1], labels.data.astype(np.float32)
+    )
+
+
+def read_texts(data: LogData, file: Path, items: ItemTable) -> LabelledTexts:
+    """The queries of a log over known items."""
+    pairs = read_log(file, data.query, data.item, data.weight)
+    if data.texts is not None:
+        pairs = _looked_up(pairs, data.texts, data.text_columns)
+    return labelled(pairs, _rows_of(items))
+
+
+def read_queries(bundle: Bundle, file: Path) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
+    """The queries of a file, in the format of the data that a bundle was trained on, that have a relevant item, and its item rows.
+
+    Raises InvalidData where the bundle says of no such format, or the file's features or labels are not the bundle's.
+    """
+    if bundle.manifest.training.get("algorithm") != "xr-linear":
+        raise InvalidData("--data", str(file), "a model that was trained here; without a file its held-out queries are taken")
+    config = checked(LinearConfig, bundle.manifest.training)
+    kind, items = bundle.manifest.query, bundle.items
+    if isinstance(config.data, LogData) and isinstance(kind, TextKind):
+        texts = read_texts(config.data, file, items)
+        found = _vectorised(bundle.vectoriser, texts, len(items))
+    elif isinstance(config.data, XmcData) and isinstance(kind, FeaturesKind):
+        found = read_xmc(file)
+        if (found.points.width, found.label_count) != (kind.width, len(items)):
+            expected = f"{kind.width} features and {len(items)} labels"
+            raise InvalidData(str(file), f"{found.points.width} features and {found.label_count} labels", expected)
+        found = _unit(found) if kind.unit else found
+    else:
+        raise InvalidData(
+            "--data", str(file), f"data of format xmc or log, not {config.data.format}: without a file the held-out queries are taken"
+        )
+    known = np.flatnonzero(np.diff(found.labels_from))
+    return QueryBatch(kind, found.points.take(known)), [found.labels_of(b) for b in known.tolist()]
+
+
+def as_asked(points: SparseRows) -> pa.Array:
+    """Points as the queries of a table: structs of `indices` and `values`."""
+    indices = pa.ListArray.from_arrays(pa.array(points.indptr, pa.int32()), pa.array(points.indices.astype(np.int64)))
+    values = pa.ListArray.from_arrays(pa.array(points.indptr, pa.int32()), pa.array(points.values))
+    return pa.StructArray.from_arrays([indices, values], ["indices", "values"])
+
+
+def _from_points(config: LinearConfig, data: XmcData | NpzData) -> Prepared:
+    train = read_points(data)
+    if data.test is not None:
+        test = read_points(data, test=True)
+        for name, found, wanted in (
+            ("features", test.points.width, train.points.width),
+            ("labels", test.label_count, train.label_count),
+        ):
+            if found != wanted:
+                raise InvalidData(str(data.test), f"{found} {name}", f"{wanted}, as in {data.train}")
+    else:
+        held, kept = _split(len(train), data.test_share, config.seed)
+        train, test = train.take(kept), train.take(held)
+    ids = pa.array([str(label) for label in range(train.label_count)], pa.large_string())
+    items = ItemTable.build(pa.table({"id": ids})) if data.items is None else _table(data.items)
+    if len(items) != train.label_count:
+        raise InvalidData(str(data.items), f"{len(items)} items", f"{train.label_count}, one per label, in their order")
+    asked = as_asked(test.points)
+    if data.unit:
+        train, test = _unit(train), _unit(test)
+    kind = FeaturesKind(width=train.points.width, unit=data.unit)
+    return Prepared(train, test, asked, items, pifa(train), kind, None, _fingerprint(config))
+
+
+def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
+    parts = []
+    table = None if data.items is None else pl.read_parquet(data.items)
+    if data.train is not None:
+        pairs = read_log(data.train, data.query, data.item, data.weight)
+        parts.append(pairs if data.texts is None else _looked_up(pairs, data.texts, data.text_columns))
+    for columns in data.own_texts:
+        frame = read_table(_named(data.items), ["id", *columns])
+        parts.append(pl.DataFrame({"query": texts_of(frame, columns), "item": frame["id"].cast(pl.String), "weight": 1.0}))
+    pairs = pl.concat(parts)
+    if table is None:
+        items = ItemTable.build(pa.table({"id": pairs["item"].unique(maintain_order=True).to_arrow()}))
+    else:
+        items = _table(_named(data.items))
+    texts = labelled(pairs, _rows_of(items))
+    if data.test is not None:
+        training, testing = texts, read_texts(data, data.test, items)
+    else:
+        held, kept = _split(len(texts), data.test_share, config.seed)
+        training, testing = texts.take(kept), texts.take(held)
+    log.info("%d queries to learn from, %d to measure on, %d items", len(training), len(testing), len(items))
+    vectoriser = Vectoriser.fit(training.texts, config.blocks)
+    train = _vectorised(vectoriser, training, len(items))
+    rows = pifa(train)
+    if config.labels.kind != "pifa":
+        own = vectoriser.transform(texts_of(read_table(_named(data.items), config.labels.columns), config.labels.columns))
+        rows = own if config.labels.kind == "text" else _side_by_side(rows, own)
+    kind = TextKind(width=vectoriser.width, blocks=config.blocks)
+    test = _vectorised(vectoriser, testing, len(items))
+    return Prepared(train, test, pa.array(testing.texts, pa.string()), items, rows, kind, vectoriser, _fingerprint(config))
+
+
+def _vectorised(vectoriser: Vectoriser, texts: LabelledTexts, items: int) -> LabelledPoints:
+    return LabelledPoints(vectoriser.transform(texts.texts), texts.labels_from, texts.labels, items, texts.weights)
+
+
+def _unit(data: LabelledPoints) -> LabelledPoints:
+    return LabelledPoints(data.points.normalised(), data.labels_from, data.labels, data.label_count, data.weights)
+
+
+def _split(count: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Positions that are held out, and the others; both ascending."""
+    order = np.random.default_rng([seed, 0x5EED]).permutation(count)
+    held = round(share * count)
+    if held == count:
+        raise InvalidData("data", f"{count} queries", "enough of them to learn from")
+    return np.sort(order[:held]), np.sort(order[held:])
+
+
+def _looked_up(pairs: pl.DataFrame, file: Path, columns: tuple[str, ...]) -> pl.DataFrame:
+    """The texts of a log whose queries are ids of a table."""
+    frame = read_table(file, ["id", *columns])
+    texts = pl.DataFrame({"query": frame["id"].cast(pl.String), "text": texts_of(frame, columns)})
+    found = pairs.join(texts, on="query", how="left", maintain_order="left")
+    if found["text"].null_count():
+        raise InvalidData("query", found["query"][int(found["text"].is_null().arg_max() or 0)], f"an id of {file}")
+    return found.select(pl.col("text").alias("query"), "item", "weight")
+
+
+def _side_by_side(left: SparseRows, right: SparseRows) -> SparseRows:
+    """Rows of length 1 that hold both."""
+    matrices = [scipy.sparse.csr_array((rows.values, rows.indices, rows.indptr), shape=(len(rows), rows.width)) for rows in (left, right)]
+    both = scipy.sparse.hstack(matrices, format="csr")
+    rows = SparseRows(both.indptr.astype(np.int64), both.indices.astype(np.int32), both.data.astype(np.float32), both.shape[1])
+    return rows.normalised()
+
+
+def _table(file: Path) -> ItemTable:
+    ids = read_table(file, ["id"])["id"].cast(pl.String).to_arrow()
+    return item_table(file, ids)
+
+
+def _rows_of(items: ItemTable) -> dict[str, int]:
+    ids = items.ids_of(np.arange(len(items)))
+    return {item_id: row for row, item_id in enumerate(ids)}
+
+
+def _matrix(file: Path) -> Any:
+    """A sparse matrix by rows, its columns ascending and none twice. Raises InvalidData."""
+    try:
+        matrix = scipy.sparse.csr_array(scipy.sparse.load_npz(file))
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        raise InvalidData(str(file), str(error), "a sparse matrix written by scipy.sparse.save_npz") from error
+    matrix.sum_duplicates()
+    matrix.eliminate_zeros()
+    if not np.isfinite(matrix.data).all():
+        raise InvalidData(str(file), "numbers that are not finite", "finite numbers")
+    return matrix
+
+
+def _named(file: Path | None) -> Path:
+    if file is None:
+        raise InvalidConfig("data.test", None, "a file")
+    return file
+
+
+def _fingerprint(config: LinearConfig) -> str:
+    """SHA-256 of the data files, in the order of the configuration's keys."""
+    digest = hashlib.sha256()
+    for name, value in sorted(config.data.model_dump().items()):
+        if isinstance(value, Path):
+            with value.open("rb") as stream:
+                digest.update(json.dumps(name).encode() + hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
