@@ -106,8 +106,6 @@ def test_a_text_is_answered_and_explained_over_http(shop: Path) -> None:
         assert len(answer["results"][1]["items"]) == 3
         filtering = {"queries": [{"text": "yellow lamp", "exclude": ["blue-lamp", "gone"]}], "filter": {"colour": ["blue"]}}
         filtered = ask(m=48, **filtering).json()["results"][0]
-            "results"
-        ][0]
         assert filtered["complete"]
         assert filtered["unknown"] == ["gone"]
         assert sorted(item["id"] for item in filtered["items"]) == sorted(f"blue-{thing}" for thing in THINGS if thing != "lamp")
