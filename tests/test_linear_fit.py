@@ -179,11 +179,9 @@ def test_a_damaged_vocabulary_is_refused(shop: Path, tmp_path: Path) -> None:
 
 def random_matrices(rng: np.random.Generator, points: int) -> tuple[Any, Any]:
     """Points of 30 features whose labels, of 12, show in them."""
-    labels = scipy.sparse.random_array((points, 12), density=0.15, rng=rng, format="csr")
-    labels.data[:] = 1
-    directions = np.eye(12, 30) + np.eye(12, 30, 12)
-    noise = scipy.sparse.random_array((points, 30), density=0.03, rng=rng).toarray()
-    return scipy.sparse.csr_array(labels.toarray() @ directions + noise), labels
+    labels = rng.random((points, 12)) < 0.15
+    noise = np.where(rng.random((points, 30)) < 0.03, rng.random((points, 30)), 0)
+    return scipy.sparse.csr_array(labels @ (np.eye(12, 30) + np.eye(12, 30, 12)) + noise), scipy.sparse.csr_array(labels.astype(float))
 
 
 def as_xmc(points: Any, labels: Any) -> str:
