@@ -31,17 +31,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from espalier.bundle import Bundle, LinearContent, write_bundle
 from espalier.chunks import Chunks
-from espalier.engines.chunk_search import ChunkSearch, Wanted
+from espalier.engines.chunk_search import L3_HINGE, ChunkSearch, Wanted
 from espalier.errors import EspalierError, InvalidData
+from espalier.golden import GOLDEN_COLUMNS
+from espalier.items import ItemTable
+from espalier.manifest import ManifestDraft, SearchDefaults
+from espalier.queries import FeaturesKind, QueryBatch
+from espalier.search import SearchParams, open_engine
 from espalier.tree import Tree
 from loadtest.hardware import hardware
 from training.data.xmc import LabelledPoints, read_xmc
 from training.linear.config import LinearOptions
 from training.linear.fit import fit_linear
 from training.linear.label_features import pifa
+from training.linear.prepare import as_asked
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
 PEERS = ("pecos", "omikuji", "bonsai", "napkinxc")
@@ -110,26 +118,51 @@ def ours(folder: Path, beams: Sequence[int]) -> None:
     before = time.process_time()
     train(data, LinearOptions())
     report["train_cpu_s_warm"] = round(time.process_time() - before, 2)
-    search = ChunkSearch(tree, chunks)
-    singles = [test.points.take(np.array([b])) for b in range(min(SINGLE, len(test)))]
+    bundle = _bundle(folder, data, tree, chunks)
+    report["disk_mb"] = round(sum(file.stat().st_size for file in bundle.path.iterdir()) / 1e6, 1)
+    engine = open_engine(bundle, "cpu")
+    queries = QueryBatch(bundle.manifest.query, test.points)
+    singles = [queries.take(np.array([b])) for b in range(min(SINGLE, len(test)))]
     for beam in beams:
-        leaves_BM = search.search(test.points, Wanted.uniform(len(test.points), beam, M)).leaves_BM
-        np.save(folder / f"espalier-{beam}.npy", np.where(leaves_BM >= 0, tree.leaf_item[leaves_BM - tree.leaf_offset], -1))
-        search.search(singles[0], Wanted.uniform(len(singles[0]), beam, 10))
+        np.save(folder / f"espalier-{beam}.npy", engine.search(queries, SearchParams.uniform(len(queries), beam, M)).item_rows_BM)
+        one = SearchParams.uniform(1, beam, 10)
+        engine.search(singles[0], one)
         times = []
         for query in singles:
             begin = time.perf_counter()
-            search.search(query, Wanted.uniform(len(query), beam, 10))
+            engine.search(query, one)
             times.append(time.perf_counter() - begin)
         rates = []
         for _ in range(3):
             begin = time.perf_counter()
-            search.search(test.points, Wanted.uniform(len(test.points), beam, 10))
+            engine.search(queries, SearchParams.uniform(len(queries), beam, 10))
             rates.append(len(test) / (time.perf_counter() - begin))
         report["beams"][beam] = {"ms_p50": round(1e3 * float(np.median(times)), 4), "queries_per_s": round(float(np.median(rates)))}
         print("espalier", beam, report["beams"][beam], flush=True)
     report["memory_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
     (folder / "espalier.json").write_text(json.dumps(report))
+
+
+def _bundle(folder: Path, data: LabelledPoints, tree: Tree, chunks: Chunks) -> Bundle:
+    """What `python -m training fit` writes, without golden and held-out queries."""
+    asked = as_asked(data.points.take(np.empty(0, np.int64)))
+    draft = ManifestDraft(
+        name="peers",
+        version=1,
+        algorithm="xr-linear",
+        created=datetime.now(UTC),
+        query=FeaturesKind(width=data.points.width),
+        ranking=L3_HINGE,
+        search=SearchDefaults(beam_size=10, m=10, max_beam_size=10_000, max_m=10_000),
+    )
+    content = LinearContent(
+        tree=tree,
+        chunks=chunks,
+        items=ItemTable.build(pa.table({"id": [str(label) for label in range(data.label_count)]})),
+        golden=pa.table({"features": asked} | {name: pa.array([], kind) for name, kind in GOLDEN_COLUMNS.items()}),
+        heldout=pa.table({"features": asked, "relevant": pa.array([], pa.list_(pa.string()))}),
+    )
+    return write_bundle(folder / "peers" / "1", draft, content)
 
 
 def _saved(folder: Path, name: str, data: LabelledPoints) -> None:

@@ -2,7 +2,8 @@
 
 For each kept node the features of the query are looked up among its chunk's rows, by whichever way pays: a table by feature where there
 are few features or many rows, a hash table where not, and the other way round, rows looked up in the query, where a chunk has fewer rows
-than the query has features.
+than the query has features. A row with weights for many of the children is kept a second time with all its places, the empty ones too,
+so that it is added as vectors are.
 
 Legend: P inner nodes, K beam, C candidates, F features, R rows.
 """
@@ -34,6 +35,10 @@ PER_THREAD = 8
 """Queries that are worth a thread of their own."""
 SPARSE_TABLE = 8
 """A table by feature may have so many places for each row of its chunk …"""
+FULL = 0.25
+"""The share of a row's places from which on it is kept with all of them."""
+COUNTS, NO_ROW = 1 << 16, np.iinfo(np.int64).min
+"""What tells where a row is: see `_fill`."""
 SMALL_TABLES = 64 << 20
 """… or any number, as long as all tables together take no more bytes."""
 FAST = {"reassoc", "contract", "arcp", "nsz"}
@@ -93,17 +98,23 @@ class ChunkSearch:
         inner = tree.level(self._last).start
         rows = np.diff(chunks.chunk_row)[:inner]
         by_feature = rows * SPARSE_TABLE >= chunks.width
-        if int(inner) * chunks.width * 4 <= SMALL_TABLES:
+        if int(inner) * chunks.width * 8 <= SMALL_TABLES:
             by_feature[:] = True
         sizes = np.where(by_feature, chunks.width, 1 << np.ceil(np.log2(np.maximum(rows * 2, 2))).astype(np.int64))
         table_from = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        place = np.full(table_from[-1], -1, np.int32)
+        place = np.full(table_from[-1], NO_ROW, np.int64)
         key = np.full(table_from[-1] if not by_feature.all() else 1, -1, np.int32)
-        _fill(_frozen(chunks.chunk_row, chunks.row_feature, table_from, by_feature), key, place)
-        self._arrays = _frozen(
+        children = np.diff(tree.first_child)[:inner]
+        full_row = np.diff(chunks.row_entry)[: chunks.chunk_row[inner]] >= FULL * np.repeat(children, rows)
+        full_rows = np.add.reduceat(np.append(full_row, False), chunks.chunk_row[:inner]) * (rows > 0)
+        full_from = np.concatenate([[0], np.cumsum(full_rows * children)]).astype(np.int64)
+        full = np.zeros(full_from[-1], np.float32)
+        scorers = _frozen(
             tree.first_child, chunks.chunk_row, chunks.row_feature, chunks.row_entry, chunks.entry_child, chunks.entry_weight, chunks.bias,
-            table_from, by_feature, key, place,
+            table_from, by_feature,
         )  # fmt: skip
+        _fill(scorers, full_row, full_from, key, place, full)
+        self._arrays = (*scorers, *_frozen(key, place, full))
         self._workspaces = [_Workspace(tree, chunks.width, self._last) for _ in range(threads)]
         self._pool = ThreadPoolExecutor(threads, "chunk-search") if threads > 1 else None
 
@@ -130,16 +141,18 @@ class ChunkSearch:
             workspace.make_room(beam_size, m)
         leaves_BM = np.empty((len(queries), m), np.int64)
         ranks_BM = np.empty((len(queries), m), np.float32)
-        levels = self._last if trace else 0
-        candidates_BHC = np.full((len(queries), levels, len(self._workspaces[0].buffers[2])), -1, np.int64)
-        candidate_ranks_BHC = np.full(candidates_BHC.shape, -np.inf, np.float32)
-        kept_BHK = np.full((len(queries), levels, len(self._workspaces[0].buffers[0])), -1, np.int64)
-        kept_ranks_BHK = np.full(kept_BHK.shape, -np.inf, np.float32)
+        traced = NOT_TRACED
+        if trace:
+            kept, _, candidates, *_ = self._workspaces[0].buffers
+            shape = len(queries), self._last
+            traced = (
+                np.full((*shape, len(candidates)), -1, np.int64), np.full((*shape, len(candidates)), -np.inf, np.float32),
+                np.full((*shape, len(kept)), -1, np.int64), np.full((*shape, len(kept)), -np.inf, np.float32),
+            )  # fmt: skip
         given = _frozen(
             queries.indptr, queries.indices, queries.values, wanted.beam_size_B, wanted.m_B,
             NONE if wanted.shut_BX is None else wanted.shut_BX,
         )  # fmt: skip
-        traced = (candidates_BHC, candidate_ranks_BHC, kept_BHK, kept_ranks_BHK)
 
         def run(workspace: _Workspace, which: Array, open_N: Array) -> int:
             return _search(
@@ -202,6 +215,7 @@ def _frozen(*arrays: Array) -> tuple[Array, ...]:
 
 ALL, NONE = np.empty(0, np.bool_), np.empty((0, 0), np.int64)
 """Of Wanted's, where there is none."""
+NOT_TRACED = tuple(np.empty((0, 0, 0), dtype) for dtype in (np.int64, np.float32, np.int64, np.float32))
 
 
 @njit(cache=True, nogil=True)
@@ -211,21 +225,29 @@ def _slot(feature: int, size: int) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _fill(chunks: tuple[Array, ...], key: Array, place: Array) -> None:
-    """Each chunk's table: the place of a feature's row, counted from the chunk's first, or −1."""
-    chunk_row, row_feature, table_from, by_feature = chunks
+def _fill(scorers: tuple[Array, ...], full_row: Array, full_from: Array, key: Array, place: Array, full: Array) -> None:
+    """Each chunk's table: where a feature's row begins among the entries, times COUNTS, and how many it has; −1 − where it begins in `full`
+    for a full one; NO_ROW for no row.
+    """
+    first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight, _, table_from, by_feature = scorers
     for p in range(len(by_feature)):
         start, size = table_from[p], table_from[p + 1] - table_from[p]
+        children, number = first_child[p + 1] - first_child[p], 0
         for row in range(chunk_row[p], chunk_row[p + 1]):
-            feature = row_feature[row]
-            if by_feature[p]:
-                place[start + feature] = row - chunk_row[p]
-            else:
-                slot = _slot(feature, size)
-                while place[start + slot] >= 0:
+            where = row_entry[row] * COUNTS + row_entry[row + 1] - row_entry[row]
+            if full_row[row]:
+                begin = full_from[p] + number * children
+                for e in range(row_entry[row], row_entry[row + 1]):
+                    full[begin + entry_child[e]] = entry_weight[e]
+                where = -1 - begin
+                number += 1
+            slot = row_feature[row]
+            if not by_feature[p]:
+                slot = _slot(row_feature[row], size)
+                while place[start + slot] != NO_ROW:
                     slot = (slot + 1) & (size - 1)
-                key[start + slot] = feature
-                place[start + slot] = row - chunk_row[p]
+                key[start + slot] = row_feature[row]
+            place[start + slot] = where
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
@@ -235,7 +257,7 @@ def _search(
 ) -> int:  # fmt: skip
     """Some queries one after the other. Returns −1, or the place of an index that is no feature's, where it stops."""
     indptr, indices, values, beam_size_B, m_B, shut_BX = given
-    (first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight, bias, table_from, by_feature, key, place) = scorers
+    first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight, bias, table_from, by_feature, key, place, full = scorers
     kept, kept_ranks, candidates, ranks, heap = work
     one, zero = np.float32(1), np.float32(0)
     for b in which:
@@ -260,34 +282,43 @@ def _search(
                 for c in range(children):
                     ranks[total + c] = bias[first + c]
                 rows, at = chunk_row[p + 1] - chunk_row[p], chunk_row[p]
+                base = np.uint64(total)  # unsigned: numba asks of every signed place whether it counts from the end
                 if rows < end - begin:
                     for row in range(at, at + rows):
                         x = dense[row_feature[row]]
                         if x != 0:
                             for e in range(row_entry[row], row_entry[row + 1]):
-                                ranks[total + entry_child[e]] += x * entry_weight[e]
+                                ranks[base + np.uint64(entry_child[np.uint64(e)])] += x * entry_weight[np.uint64(e)]
                 else:
                     start, size = table_from[p], table_from[p + 1] - table_from[p]
+                    by_number = by_feature[p]
                     for j in range(begin, end):
-                        if by_feature[p]:
-                            row = place[start + indices[j]]
+                        if by_number:
+                            row = place[np.uint64(start + indices[j])]
                         else:
                             slot = _slot(indices[j], size)
-                            while place[start + slot] >= 0 and key[start + slot] != indices[j]:
+                            while place[start + slot] != NO_ROW and key[start + slot] != indices[j]:
                                 slot = (slot + 1) & (size - 1)
                             row = place[start + slot]
+                        if row == NO_ROW:
+                            continue
+                        x = values[j]
                         if row >= 0:
-                            x = values[j]
-                            for e in range(row_entry[at + row], row_entry[at + row + 1]):
-                                ranks[total + entry_child[e]] += x * entry_weight[e]
+                            first_entry = row // COUNTS
+                            for e in range(first_entry, first_entry + row % COUNTS):
+                                ranks[base + np.uint64(entry_child[np.uint64(e)])] += x * entry_weight[np.uint64(e)]
+                        else:
+                            own = np.uint64(-1 - row)
+                            for c in range(np.uint64(children)):
+                                ranks[base + c] += x * full[own + c]
                 above = gamma * kept_ranks[k]
                 if power > 0:
                     for c in range(total, total + children):
                         short = max(one - ranks[c], zero)
-                        own = short
+                        loss = short
                         for _ in range(1, power):
-                            own *= short
-                        ranks[c] = above - own
+                            loss *= short
+                        ranks[c] = above - loss
                 elif power == 0:
                     for c in range(total, total + children):
                         ranks[c] = above + min(ranks[c], zero) - np.log1p(np.exp(-abs(ranks[c])))

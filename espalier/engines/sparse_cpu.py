@@ -44,7 +44,8 @@ class SparseCpuEngine:
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
         tree = self._tree
-        if queries.kind != self.bundle.manifest.query:
+        kind = self.bundle.manifest.query
+        if queries.kind is not kind and queries.kind != kind:
             raise InvalidQuery("queries", queries.kind, str(self.bundle.manifest.query))
         params.check(len(queries), tree.item_count, tree.node_count)
         excluded = None if params.exclude_BE is None else excluded_nodes(tree, params.exclude_BE, params.mask_B)
