@@ -280,8 +280,10 @@ def finish(
 
     eligible_B  int64[B]: how many items each query could have got
     """
-    found_BM = (ranks_BM > -np.inf) & (np.arange(ranks_BM.shape[1]) < m_B[:, None])
-    ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
+    found_BM = ranks_BM > -np.inf
+    if len(m_B) > 1:  # otherwise its m is the width
+        found_BM &= np.arange(ranks_BM.shape[1]) < m_B[:, None]
+        ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
     count_B = found_BM.sum(1)
     return SearchResult(
         item_rows_BM=np.where(found_BM, item_rows_BM, NO_ITEM),

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 from starlette.routing import Route
 
+from espalier.queries import TextBlock
 from service.app import create_app
 from service.errors import ServiceError
 from service.monitoring import Metrics
@@ -28,7 +29,8 @@ from service.routes import _PROBLEMS
 from service.schemas import RetrieveRequest
 from service.settings import Settings
 from tests.running import every_metric
-from training.config import TrainingConfig, check_config
+from training.config import TrainingConfig, check_config, checked
+from training.linear.config import LinearConfig, LogData, NpzData, XmcData
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -77,6 +79,17 @@ def toml(value: object) -> str:
 def test_every_training_key_is_described_with_its_default() -> None:
     described = {key: cells[0] for key, cells in table("docs/training.md", r"name|seed|earlier_model|[a-z]+(\.[a-z_]+)+").items()}
     assert described == dict(config_defaults(TrainingConfig))
+
+
+def test_every_key_of_linear_models_is_described_with_its_default() -> None:
+    described = {
+        key: cells[0] for key, cells in table("docs/text-search.md", r"algorithm|name|seed|threads|[a-z]+(\[\])?\.[a-z_]+").items()
+    }
+    expected = dict(config_defaults(LinearConfig))
+    del expected["data"], expected["text"]
+    for data in (XmcData, NpzData, LogData):  # the last says of `train` what holds for all
+        expected |= dict(config_defaults(data, "data."))
+    assert described == expected | dict(config_defaults(TextBlock, "text[]."))
 
 
 def test_every_setting_is_described_with_its_default() -> None:
@@ -183,17 +196,21 @@ def test_requests_in_the_documents_are_valid_and_about_packages_of_the_sample() 
     known = set(pq.read_table(ROOT / "data/debian-bookworm/depends.parquet").column("dependency").to_pylist())
     for body in bodies:
         request = RetrieveRequest.model_validate_json(body)
+        if request.model == "debian-search":
+            assert all(query.text for query in request.queries)
+            continue
         assert request.model == "debian-depends"
         for query in request.queries:
             assert query.history
             assert set(query.history) | set(query.exclude) <= known
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/training.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/training.md", "docs/text-search.md"])
 def test_configurations_in_the_documents_are_valid(document: str) -> None:
     assert blocks(document, "toml")
     for block in blocks(document, "toml"):
-        check_config(tomllib.loads(block))
+        raw = tomllib.loads(block)
+        assert checked(LinearConfig, raw) if "algorithm" in raw else check_config(raw)
 
 
 def test_every_log_format_in_the_documents_is_valid() -> None:

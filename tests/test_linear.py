@@ -187,6 +187,14 @@ def test_trees_of_any_size(count: int, branching: int, max_leaf: int, children: 
     assert_array_equal(np.sort(tree.leaf_item), np.arange(count))
 
 
+def test_threads_change_no_tree() -> None:
+    rng = np.random.default_rng(3)
+    labels = sparse_rows(random_array((300, 40), density=0.2, rng=rng).toarray()).normalised()
+    one, two = (hierarchical_kmeans(labels, 4, 8, seed=5, threads=threads) for threads in (1, 2))
+    assert_array_equal(one.leaf_item, two.leaf_item)
+    assert (one.leaf_item != hierarchical_kmeans(labels, 4, 8, seed=6).leaf_item).any()
+
+
 def test_options_of_a_tree_are_checked() -> None:
     labels = sparse_rows(np.eye(4))
     with pytest.raises(InvalidConfig, match="branching: got 1, expected at least 2"):

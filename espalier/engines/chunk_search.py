@@ -10,7 +10,7 @@ Legend: P inner nodes, K beam, C candidates, F features, R rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
@@ -131,10 +131,10 @@ class ChunkSearch:
         chunks = self._chunks
         if len(queries) == 0:
             return Found(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))
-        beam_size, m = int(wanted.beam_size_B.max()), int(wanted.m_B.max())
-        for name, value in (("beam_size", wanted.beam_size_B.min()), ("m", wanted.m_B.min())):
+        (beam_size, m), least = _extremes(wanted, np.max), _extremes(wanted, np.min)
+        for name, value in zip(("beam_size", "m"), least, strict=True):
             if value < 1:
-                raise InvalidQuery(name, int(value), "at least 1")
+                raise InvalidQuery(name, value, "at least 1")
         if queries.width != chunks.width:
             raise InvalidQuery("features", f"rows of {queries.width} features", f"rows of {chunks.width}")
         for workspace in self._workspaces:
@@ -201,6 +201,13 @@ class _Workspace:
             np.empty(widest, np.float32),
         )  # fmt: skip
         self._room = beam_size, m
+
+
+def _extremes(wanted: Wanted, of: Callable[[Array], Any]) -> tuple[int, int]:
+    """Of the beam sizes and of the m; one query, the usual case, is not worth a reduction."""
+    if len(wanted.m_B) == 1:
+        return int(wanted.beam_size_B[0]), int(wanted.m_B[0])
+    return int(of(wanted.beam_size_B)), int(of(wanted.m_B))
 
 
 def _frozen(*arrays: Array) -> tuple[Array, ...]:

@@ -31,7 +31,7 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path) -> Bundle:
     prepared = prepare(config)
     _check_identity(work / "identity", config, prepared.fingerprint)
     threads = config.threads or os.cpu_count() or 1
-    tree = hierarchical_kmeans(prepared.labels, config.tree.branching, config.tree.max_leaf, config.seed)
+    tree = hierarchical_kmeans(prepared.labels, config.tree.branching, config.tree.max_leaf, config.seed, threads)
     log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
     with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
         chunks = fit_linear(prepared.train, tree, config.linear, threads, config.seed, bar.update, work)

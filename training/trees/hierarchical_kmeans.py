@@ -9,6 +9,9 @@ Legend: I labels, F features.
 from __future__ import annotations
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -24,23 +27,32 @@ ROUNDS = 20
 FAST = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
 
 
-def hierarchical_kmeans(labels: SparseRows, branching: int, max_leaf: int, seed: int) -> Tree:
+def hierarchical_kmeans(labels: SparseRows, branching: int, max_leaf: int, seed: int, threads: int = 1) -> Tree:
     """The tree over labels 0 … I − 1, given by rows of length 1.
 
     branching  most children of a node above the leaf clusters · max_leaf: most labels in a leaf cluster
+    threads    change nothing but the time
     Raises InvalidConfig.
     """
     for name, value, least in (("branching", branching, 2), ("max_leaf", max_leaf, 2)):
         if value < least:
             raise InvalidConfig(name, value, f"at least {least}")
     cuts = max(0, math.ceil(math.log2(max(1, len(labels)) / max_leaf)))
-    difference = np.zeros(labels.width, np.float32)
     clusters = [np.arange(len(labels))]
-    for depth in range(cuts):
-        for number, members in enumerate(clusters):
+    with ThreadPoolExecutor(threads) as pool:
+        own = threading.local()
+
+        def halved(depth: int, number: int, members: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+            if not hasattr(own, "number_of"):
+                own.number_of = np.full(labels.width, -1, np.int32)
             # A seed of its own for each cut, so that none depends on the others.
-            _halve(labels.indptr, labels.indices, labels.values, members, difference, ROUNDS, (seed << 24) + (1 << depth) + number)
-        clusters = [half for members in clusters for half in (members[: len(members) // 2], members[len(members) // 2 :])]
+            seed_of_cut = (seed << 24) + (1 << depth) + number
+            _halve(labels.indptr, labels.indices, labels.values, members, own.number_of, ROUNDS, seed_of_cut)
+            return [members[: len(members) // 2], members[len(members) // 2 :]]
+
+        for depth in range(cuts):
+            halves = pool.map(halved, repeat(depth), range(len(clusters)), clusters)
+            clusters = [half for both in halves for half in both]
     counts = [[len(members) for members in clusters]]
     step = 1 << (branching.bit_length() - 1)  # cuts are halves, so nodes have a power of two of children
     while len(counts[0]) > 1:
@@ -51,29 +63,51 @@ def hierarchical_kmeans(labels: SparseRows, branching: int, max_leaf: int, seed:
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def _halve(indptr: Array, indices: Array, values: Array, members: Array, difference: Array, rounds: int, seed: int) -> None:
-    """Reorder `members` so that each half is near one of two centres. `difference` is 0 before and after."""
+def _halve(indptr: Array, indices: Array, values: Array, members: Array, number_of: Array, rounds: int, seed: int) -> None:
+    """Reorder `members` so that each half is near one of two centres.
+
+    number_of  int32[F], −1 before and after: the features of the members are numbered anew, so that a cut costs what they have
+    """
     count, half = len(members), len(members) // 2
     if count < 2:
         return
+    entries = 0
+    for k in range(count):
+        entries += indptr[members[k] + 1] - indptr[members[k]]
+    begin, number, value = np.empty(count + 1, np.int64), np.empty(entries, np.int32), np.empty(entries, np.float32)
+    feature = np.empty(entries, np.int32)
+    found, e = 0, 0
+    for k in range(count):
+        begin[k] = e
+        for entry in range(indptr[members[k]], indptr[members[k] + 1]):
+            if number_of[indices[entry]] < 0:
+                number_of[indices[entry]] = found
+                feature[found] = indices[entry]
+                found += 1
+            number[e], value[e] = number_of[indices[entry]], values[entry]
+            e += 1
+    begin[count] = e
+    for f in range(found):
+        number_of[feature[f]] = -1
+
     random = np.uint64(seed) * np.uint64(2654435761) + np.uint64(1)
     random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
     one = np.int64((random >> np.uint64(33)) % np.uint64(count))
     random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
     other = np.int64((random >> np.uint64(33)) % np.uint64(count - 1))
     other += other >= one
-    for e in range(indptr[members[one]], indptr[members[one] + 1]):
-        difference[indices[e]] -= values[e]
-    for e in range(indptr[members[other]], indptr[members[other] + 1]):
-        difference[indices[e]] += values[e]
+    difference, sums = np.zeros(found, np.float32), np.zeros((2, found), np.float32)
+    for e in range(begin[one], begin[one + 1]):
+        difference[number[e]] -= value[e]
+    for e in range(begin[other], begin[other + 1]):
+        difference[number[e]] += value[e]
     left, before = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
     score = np.empty(count, np.float32)
-    sums = np.zeros((2, len(difference)), np.float32)
     for done in range(rounds):
         for k in range(count):
             near = np.float32(0)
-            for e in range(indptr[members[k]], indptr[members[k] + 1]):
-                near += difference[indices[e]] * values[e]
+            for e in range(begin[k], begin[k + 1]):
+                near += difference[number[e]] * value[e]
             score[k] = near
         order = np.argsort(score, kind="mergesort")
         for place in range(count):
@@ -84,10 +118,9 @@ def _halve(indptr: Array, indices: Array, values: Array, members: Array, differe
         sums[:] = 0
         for k in range(count):
             side = 0 if left[k] else 1
-            for e in range(indptr[members[k]], indptr[members[k] + 1]):
-                sums[side, indices[e]] += values[e]
+            for e in range(begin[k], begin[k + 1]):
+                sums[side, number[e]] += value[e]
         lengths = np.sqrt((sums * sums).sum(1)) + np.float32(1e-12)
-        for f in range(len(difference)):
+        for f in range(found):
             difference[f] = sums[1, f] / lengths[1] - sums[0, f] / lengths[0]
-    difference[:] = 0
     members[:] = np.concatenate((members[before], members[~before]))
