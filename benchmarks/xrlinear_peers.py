@@ -72,8 +72,9 @@ def read_set(folder: Path) -> tuple[LabelledPoints, LabelledPoints]:
 
 
 def train(data: LabelledPoints, options: LinearOptions, branching: int = BRANCHING, max_leaf: int = MAX_LEAF) -> tuple[Tree, Chunks]:
-    tree = hierarchical_kmeans(pifa(data), branching, max_leaf, 0)
-    return tree, fit_linear(data, tree, options)
+    labels = pifa(data)
+    tree = hierarchical_kmeans(labels, branching, max_leaf, 0)
+    return tree, fit_linear(data, tree, options, centroids=labels)
 
 
 # -- quality --------------------------------------------------------------------------------------------------------------
@@ -232,6 +233,9 @@ def choose(data: LabelledPoints) -> list[Row]:
         {},
         {"negatives": "teacher"},
         {"beam_size": 5},
+        {"prior": 0.0},
+        {"prior": 1.0},
+        {"prior": 4.0},
         {"threshold": 0.1},
         {"threshold": 0.02},
         {"cost": 0.5},

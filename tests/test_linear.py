@@ -216,8 +216,8 @@ def solved(
     positive_child = np.array([child for own in positives for child in own], np.int32)
     features, entry_from, child, weight, bias, _ = train_children(
         points.indptr, points.indices, points.values, rows, positive_from, positive_child,
-        np.full(len(positive_child), 0.5 / made["cost"], np.float32), children, made["cost"], made["tolerance"],
-        int(made["passes"]), np.float32(made["bias"]), np.float32(made["threshold"]), number_of, 1,
+        np.full(len(positive_child), 0.5 / made["cost"], np.float32), *fit.NO_PRIOR, np.float32(0), children, made["cost"],
+        made["tolerance"], int(made["passes"]), np.float32(made["bias"]), np.float32(made["threshold"]), number_of, 1,
     )  # fmt: skip
     assert_array_equal(number_of, np.full(points.width, -1))
     dense = np.zeros((points.width, children), np.float32)
@@ -323,6 +323,29 @@ def test_each_node_learns_from_the_points_that_come_there(negatives: Any) -> Non
 def _with_label(data: LabelledPoints, tree: Tree, leaf: int) -> NDArray[np.int64]:
     label = tree.leaf_item[leaf - tree.leaf_offset]
     return np.array([b for b in range(len(data)) if label in data.labels[data.labels_from[b] : data.labels_from[b + 1]]], np.int64)
+
+
+def test_weights_are_drawn_to_the_centroids() -> None:
+    """At the minimum of ½‖w − βz‖² + C Σ max(0, 1 − y (w·x + b))² + ½b², w − βz = 2C Σ max(0, 1 − y (w·x + b)) y x."""
+    rng = np.random.default_rng(11)
+    data = random_points(rng, 80, 15, 4)
+    tree, centroids = complete_tree(np.arange(4), 2), pifa(data)
+    options = LinearOptions(negatives="teacher", tolerance=1e-6, passes=5000, threshold=0.0, prior=0.7, cost=0.3)
+    chunks = fit_linear(data, tree, options, centroids=centroids)
+    points, every = dense_of(data.points), np.arange(15, dtype=np.int32)
+    below = {1: [0, 1], 2: [2, 3], 3: [0], 4: [1], 5: [2], 6: [3]}
+    for node, labels in below.items():
+        siblings = below[int(tree.parent[node])] if tree.parent[node] else [0, 1, 2, 3]
+        known = [b for b in range(80) if set(data.labels_of(b)) & set(siblings)]
+        y = np.array([1 if set(data.labels_of(b)) & set(labels) else -1 for b in known])
+        mean = dense_of(centroids)[labels].sum(0)
+        weights, bias = chunks.weights_of(tree, node, every), chunks.bias[node]
+        short = np.maximum(0, 1 - y * (points[known] @ weights + bias))
+        assert_allclose(weights - 0.7 * mean / np.linalg.norm(mean), 0.6 * (short * y) @ points[known], atol=2e-3)
+        assert bias == pytest.approx(0.6 * (short * y).sum(), abs=2e-3)
+    with pytest.raises(InvalidData, match=r"centroids: got '\[4, 15\]', expected \[2, 15\]"):
+        fit_linear(LabelledPoints(data.points, np.zeros(81, np.int64), np.empty(0, np.int32), 2), complete_tree(np.arange(2), 2), options,
+                   centroids=centroids)  # fmt: skip
 
 
 def test_threads_change_nothing_and_progress_is_told() -> None:

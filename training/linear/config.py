@@ -119,6 +119,8 @@ class LinearOptions(_Section):
     tolerance, passes   of the descent
     bias        value of the feature that all points have
     threshold   weights below are left out of the model
+    prior       β: weights are drawn to β times the mean of what the tree was made from, instead of to 0. What few queries tell of a node,
+                its centroid does: an item that one query led to is found by queries like it
     activation  what a scorer's product is turned into; the search ranks by their product along the path
     """
 
@@ -130,6 +132,7 @@ class LinearOptions(_Section):
     passes: int = Field(default=10, ge=1)
     bias: float = Field(default=1.0, ge=0)
     threshold: float = Field(default=0.05, ge=0)
+    prior: float = Field(default=2.0, ge=0)
     activation: Activation = "l3-hinge"
 
 

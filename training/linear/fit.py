@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from espalier.chunks import MAX_CHILDREN, Chunks
 from espalier.engines.chunk_search import ChunkSearch, Wanted
@@ -42,9 +43,11 @@ def fit_linear(
     seed: int = 0,
     progress: Callable[[int], object] = lambda nodes: None,
     work: Path | None = None,
+    centroids: SparseRows | None = None,
 ) -> Chunks:
     """The scorers of a tree over labels 0 … I − 1.
 
+    centroids rows [I, F] of length 1, which `options.prior` draws the weights to; without them there is no prior
     progress  told how many more inner nodes have been trained
     work      an empty folder, or that of a run with the same arguments that was killed: each level is kept there once it is trained
     Raises InvalidData where labels are not the tree's items, or a node has more children than a chunk can number.
@@ -56,7 +59,10 @@ def fit_linear(
         raise InvalidData("labels", int(labels.max()), f"labels from 0 to {tree.item_count - 1}")
     if max(tree.max_children) > MAX_CHILDREN:
         raise InvalidData("tree", f"a node of {max(tree.max_children)} children", f"at most {MAX_CHILDREN}")
+    if centroids is not None and (len(centroids), centroids.width) != (tree.item_count, points.width):
+        raise InvalidData("centroids", f"[{len(centroids)}, {centroids.width}]", f"[{tree.item_count}, {points.width}]")
     trainer = _Trainer(points, tree, options, threads, seed)
+    means = _means(centroids, tree) if centroids is not None and options.prior > 0 else [None] * tree.height
     weights = np.ones(len(labels), np.float32)
     if options.weighted and data.weights is not None and len(labels):
         weights = data.weights / data.weights.mean()
@@ -71,7 +77,7 @@ def fit_linear(
             progress(len(trained))
         else:
             kept = _kept_by_beam(points, tree, parts, options, level - 1) if options.negatives != "teacher" and level > 1 else None
-            trained = trainer.level(level, positives, kept, progress)
+            trained = trainer.level(level, positives, kept, means[level - 1], progress)
             if file is not None:
                 _keep_level(file, trained)
         parts += trained
@@ -114,10 +120,17 @@ class _Trainer:
         self._points, self._tree, self._options, self._threads, self._seed = points, tree, options, threads, seed
         self._own = threading.local()
 
-    def level(self, level: int, positives: _Positives, kept: tuple[Int64, Int64] | None, progress: Callable[[int], object]) -> list[_Part]:
+    def level(
+        self,
+        level: int,
+        positives: _Positives,
+        kept: tuple[Int64, Int64] | None,
+        means: SparseRows | None,
+        progress: Callable[[int], object],
+    ) -> list[_Part]:
         """The chunks of level − 1, whose children are on `level`.
 
-        positives  of `level` · kept: points and nodes of level − 1 that beams keep
+        positives  of `level` · kept: points and nodes of level − 1 that beams keep · means: centroids of the nodes of `level`
         """
         tree = self._tree
         parents = tree.level(level - 1)
@@ -143,7 +156,10 @@ class _Trainer:
                 positive, child, own_lift = positive[among], child[among], own_lift[among]
             else:
                 rows = np.union1d(positive, kept[0][kept_cut[k] : kept_cut[k + 1]])
-            return self._train(p, rows, np.searchsorted(positive, np.append(rows, len(self._points))), child.astype(np.int32), own_lift)
+            first = tree.first_child[p] - tree.level(level).start
+            prior = NO_PRIOR if means is None else _slice(means, int(first), int(first + tree.first_child[p + 1] - tree.first_child[p]))
+            positive_from = np.searchsorted(positive, np.append(rows, len(self._points)))
+            return self._train(p, rows, positive_from, child.astype(np.int32), own_lift, prior)
 
         def counted(trained: Iterable[_Part]) -> list[_Part]:
             parts = []
@@ -158,16 +174,22 @@ class _Trainer:
             return counted(pool.map(one, parents))
 
     def _train(
-        self, p: int, rows: Int64, positive_from: Int64, positive_child: NDArray[np.int32], positive_lift: NDArray[np.float32]
+        self,
+        p: int,
+        rows: Int64,
+        positive_from: Int64,
+        positive_child: NDArray[np.int32],
+        positive_lift: NDArray[np.float32],
+        prior: tuple[Int64, NDArray[np.int32], NDArray[np.float32]],
     ) -> _Part:
         options, points = self._options, self._points
         if not hasattr(self._own, "number_of"):
             self._own.number_of = np.full(points.width, -1, np.int32)
         children = int(self._tree.first_child[p + 1] - self._tree.first_child[p])
         *arrays, _ = train_children(
-            points.indptr, points.indices, points.values, rows, positive_from.astype(np.int64), positive_child, positive_lift, children,
-            options.cost, options.tolerance, options.passes, np.float32(options.bias), np.float32(options.threshold),
-            self._own.number_of, self._seed * 1_000_003 + p + 1,
+            points.indptr, points.indices, points.values, rows, positive_from.astype(np.int64), positive_child, positive_lift, *prior,
+            np.float32(options.prior), children, options.cost, options.tolerance, options.passes, np.float32(options.bias),
+            np.float32(options.threshold), self._own.number_of, self._seed * 1_000_003 + p + 1,
         )  # fmt: skip
         return _Part(*arrays)
 
@@ -180,6 +202,31 @@ def _kept_by_beam(points: SparseRows, tree: Tree, parts: list[_Part], options: L
     nodes_BM = search.search(points, Wanted(beam_B, np.minimum(beam_B, tree.level_size(level)))).leaves_BM
     point, slot = np.nonzero(nodes_BM >= 0)
     return point, nodes_BM[point, slot]
+
+
+NO_PRIOR = np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32)
+
+
+def _means(centroids: SparseRows, tree: Tree) -> list[SparseRows]:
+    """For each level from 1 on: the sums of the items below its nodes, of length 1."""
+    items = csr_array((centroids.values, centroids.indices, centroids.indptr), shape=(len(centroids), centroids.width))
+    leaf = tree.leaf_of_item - tree.leaf_offset
+    sums = csr_array((np.ones(len(leaf), np.float32), (leaf, np.arange(len(leaf)))), shape=(tree.leaf_count, len(leaf))) @ items
+    levels: list[SparseRows] = []
+    for level in range(tree.height, 0, -1):
+        sums.sort_indices()
+        rows = SparseRows(sums.indptr.astype(np.int64), sums.indices.astype(np.int32), sums.data.astype(np.float32), centroids.width)
+        levels.insert(0, rows.normalised())
+        nodes, above = tree.level(level), tree.level(level - 1)
+        parent = tree.parent[nodes.start : nodes.stop] - above.start
+        sums = csr_array((np.ones(len(nodes), np.float32), (parent, np.arange(len(nodes)))), shape=(len(above), len(nodes))) @ sums
+    return levels
+
+
+def _slice(rows: SparseRows, begin: int, end: int) -> tuple[Int64, NDArray[np.int32], NDArray[np.float32]]:
+    """Some rows in a row: CSR."""
+    entries = slice(int(rows.indptr[begin]), int(rows.indptr[end]))
+    return rows.indptr[begin : end + 1] - rows.indptr[begin], rows.indices[entries], rows.values[entries]
 
 
 def _keep_level(file: Path, parts: list[_Part]) -> None:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class Prepared:
     """What a linear model is trained on, and measured on.
 
-    labels  rows [I, …] of length 1 that the tree is made from
+    labels  rows [I, …] of length 1 that the tree is made from; centroids: rows [I, F] of length 1, of the same but in features of queries
     asked   the test queries as they are asked: an Arrow array of texts, or of structs of `indices` and `values`
     """
 
@@ -47,6 +47,7 @@ class Prepared:
     asked: pa.Array
     items: ItemTable
     labels: SparseRows
+    centroids: SparseRows
     kind: FeaturesKind | TextKind
     vectoriser: Vectoriser | None
     fingerprint: str
@@ -135,7 +136,8 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData) -> Prepared:
     if data.unit:
         train, test = _unit(train), _unit(test)
     kind = FeaturesKind(width=train.points.width, unit=data.unit)
-    return Prepared(train, test, asked, items, pifa(train), kind, None, _fingerprint(config))
+    labels = pifa(train)
+    return Prepared(train, test, asked, items, labels, labels, kind, None, _fingerprint(config))
 
 
 def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
@@ -161,13 +163,14 @@ def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
     log.info("%d queries to learn from, %d to measure on, %d items", len(training), len(testing), len(items))
     vectoriser = Vectoriser.fit(training.texts, config.blocks)
     train = _vectorised(vectoriser, training, len(items))
-    rows = pifa(train)
+    centroids = rows = pifa(train)
     if config.labels.kind != "pifa":
         own = vectoriser.transform(texts_of(read_table(_named(data.items), config.labels.columns), config.labels.columns))
         rows = own if config.labels.kind == "text" else _side_by_side(rows, own)
+        centroids = own if config.labels.kind == "text" else _added(centroids, own)
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test = _vectorised(vectoriser, testing, len(items))
-    return Prepared(train, test, pa.array(testing.texts, pa.string()), items, rows, kind, vectoriser, _fingerprint(config))
+    return Prepared(train, test, pa.array(testing.texts, pa.string()), items, rows, centroids, kind, vectoriser, _fingerprint(config))
 
 
 def _vectorised(vectoriser: Vectoriser, texts: LabelledTexts, items: int) -> LabelledPoints:
@@ -195,6 +198,15 @@ def _looked_up(pairs: pl.DataFrame, file: Path, columns: tuple[str, ...]) -> pl.
     if found["text"].null_count():
         raise InvalidData("query", found["query"][int(found["text"].is_null().arg_max() or 0)], f"an id of {file}")
     return found.select(pl.col("text").alias("query"), "item", "weight")
+
+
+def _added(left: SparseRows, right: SparseRows) -> SparseRows:
+    """The sums of rows, of length 1."""
+    one, other = (scipy.sparse.csr_array((rows.values, rows.indices, rows.indptr), shape=(len(rows), rows.width)) for rows in (left, right))
+    sums = scipy.sparse.csr_array(one + other)
+    sums.sort_indices()
+    rows = SparseRows(sums.indptr.astype(np.int64), sums.indices.astype(np.int32), sums.data.astype(np.float32), left.width)
+    return rows.normalised()
 
 
 def _side_by_side(left: SparseRows, right: SparseRows) -> SparseRows:

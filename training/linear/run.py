@@ -34,7 +34,7 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path) -> Bundle:
     tree = hierarchical_kmeans(prepared.labels, config.tree.branching, config.tree.max_leaf, config.seed, threads)
     log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
     with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
-        chunks = fit_linear(prepared.train, tree, config.linear, threads, config.seed, bar.update, work)
+        chunks = fit_linear(prepared.train, tree, config.linear, threads, config.seed, bar.update, work, prepared.centroids)
     log.info("%d weights in %.1f MB, %.1f s", len(chunks.entry_weight), chunks.nbytes / 1e6, time.perf_counter() - begin)
     return export(config, prepared, tree, chunks, out)
 

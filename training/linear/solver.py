@@ -1,9 +1,9 @@
 """L2-regularised squared-hinge machines for all children of a node at once, by dual coordinate descent, compiled by numba.
 
-Hsieh et al. 2008, Algorithm 3, minimises ½‖w‖² + C Σ_i max(0, 1 − y_i w·x_i)² one example at a time. The children of a node learn from the
-same examples, and their problems do not touch each other, so that one pass over an example's features serves all of them: their weights
-lie side by side, and what is a gather per feature and child becomes a few vector instructions per feature. Features are renumbered by
-node, which keeps the weights in the cache.
+Hsieh et al. 2008, Algorithm 3, minimises ½‖w‖² + C Σ_i max(0, 1 − y_i w·x_i)² one example at a time; begun at another place w₀ than 0, it
+minimises ½‖w − w₀‖² + …. The children of a node learn from the same examples, and their problems do not touch each other, so that one
+pass over an example's features serves all of them: their weights lie side by side, and what is a gather per feature and child becomes a
+few vector instructions per feature. Features are renumbered by node, which keeps the weights in the cache.
 
 Legend: R examples of a node, K children, F features of those examples.
 """
@@ -27,7 +27,8 @@ FAST = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
 @njit(cache=True, nogil=True, fastmath=FAST)
 def train_children(
     indptr: Array, indices: Array, values: Array, rows: Array, positive_from: Array, positive_child: Array, positive_lift: Array,
-    children: int, cost: float,    tolerance: float, passes: int, bias: Any, threshold: Any, number_of: Array, seed: int,
+    prior_from: Array, prior_feature: Array, prior_value: Array, prior: Any, children: int, cost: float, tolerance: float, passes: int,
+    bias: Any, threshold: Any, number_of: Array, seed: int,
 ) -> tuple[Array, Array, Array, Array, Array, int]:  # fmt: skip
     """The weights of a node's children, without those below the threshold.
 
@@ -35,6 +36,8 @@ def train_children(
     rows                            int64[R]: the points that the node's children learn from
     positive_from, positive_child   int64[R + 1], int32: of which children each of them is a positive; of the others it is a negative
     positive_lift                   float32: 1 / 2C of each of those positives
+    prior_from, …, prior            int64[K + 1], int32, float32 rows, and β: each child's weights are drawn to β times its row, instead of
+                                    to 0; no rows: to 0
     cost                            C of the negatives
     tolerance, passes               the largest minus the smallest projected gradient of a pass at which to stop; most passes
     bias                            value of one more feature that every point has
@@ -52,6 +55,11 @@ def train_children(
                 features[found] = indices[e]
                 found += 1
             entries += 1
+    for e in range(len(prior_feature)):
+        if number_of[prior_feature[e]] < 0:
+            number_of[prior_feature[e]] = 0
+            features[found] = prior_feature[e]
+            found += 1
     features = np.sort(features[:found])
     for f in range(found):
         number_of[features[f]] = f
@@ -68,6 +76,9 @@ def train_children(
             k += 1
         length[r] = square
     begin[count] = k
+    prior_number = np.empty(len(prior_feature), np.int32)
+    for e in range(len(prior_feature)):
+        prior_number[e] = number_of[prior_feature[e]]
     for f in range(found):
         number_of[features[f]] = -1
 
@@ -78,6 +89,9 @@ def train_children(
         block = min(BLOCK, children - first)
         width = (block + LANES - 1) // LANES * LANES
         weights = np.zeros((found + 1, width), np.float32)
+        for c in range(first, min(first + block, len(prior_from) - 1)):
+            for e in range(prior_from[c], prior_from[c + 1]):
+                weights[prior_number[e], c - first] = prior * prior_value[e]
         made += _descend(
             begin, number, value, length, positive_from, positive_child, positive_lift, first, block, cost, tolerance, passes, bias, order,
             seed, weights,
@@ -113,7 +127,10 @@ def _descend(
     begin: Array, number: Array, value: Array, length: Array, positive_from: Array, positive_child: Array, positive_lift: Array, first: int,
     block: int, cost: float, tolerance: float, passes: int, bias: Any, order: Array, seed: int, weights: Array,
 ) -> int:  # fmt: skip
-    """One block of children: `weights` float32[F + 1, width] from 0 to the optimum, the last row the bias's. Returns the passes made."""
+    """One block of children: `weights` float32[F + 1, width] from what they are drawn to, to the optimum; the last row is the bias's.
+
+    Returns the passes made.
+    """
     count, width, last = len(length), weights.shape[1], weights.shape[0] - 1
     dual = np.zeros((count, width), np.float32)
     sign = np.full(width, np.float32(-1))
