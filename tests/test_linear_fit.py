@@ -78,6 +78,7 @@ def test_a_model_of_texts_finds_what_was_bought(shop: Path, capsys: pytest.Captu
     assert bundle.manifest.metrics["golden_overlap"] == 1
     assert bundle.manifest.metrics["test"]["raw"][0]["recall"] > 0.9
     assert len(bundle.heldout()) == bundle.manifest.data["test_queries"] == 24  # a tenth of 48 · 5
+    assert bundle.manifest.data["queries"] == 216  # the others
     assert sorted(path.name for path in (shop / "models" / "shop").iterdir()) == ["1"]
     evaluate(model=bundle.path, data=None, beam="1,10", m="1,10", engine=None, device="cpu", precision="float32", exclude_seen=False,
              batch=1, json_file=shop / "rows.json", plot=shop / "plot.svg")  # fmt: skip
@@ -229,7 +230,10 @@ def test_points_become_a_model_of_features(tmp_path: Path, form: str) -> None:
         reasons = running.client.post(
             "/retrieve", json={"queries": [{"features": {"indices": [15, 3], "values": [2.0, 2.0]}}], "m": 2, "explain_items": ["3"]}
         ).json()["results"][0]["explain"]["items"][0]["features"]
-        assert {entry["feature"] for entry in reasons} == {"3", "15"}
+        path = bundle.tree.ancestors(bundle.tree.leaf_of_item[3:4])[0][1:]
+        weights = sum(bundle.chunks.weights_of(bundle.tree, int(node), np.array([3, 15], np.int32)) for node in path)
+        told = {entry["feature"]: entry["contribution"] for entry in reasons}
+        assert told == pytest.approx(dict(zip(["3", "15"], (np.sqrt(0.5) * weights).tolist(), strict=True)), abs=1e-6)
     if form == "xmc":
         evaluate(model=bundle.path, data=files["test"], beam="10", m="10", engine=None, device="cpu", precision="float32",
                  exclude_seen=False, batch=1, json_file=tmp_path / "rows.json", plot=None)  # fmt: skip
