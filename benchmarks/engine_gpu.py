@@ -50,7 +50,7 @@ from benchmarks.synthetic import HIDDEN, NODE_DIM
 from espalier.bundle import Bundle
 from espalier.eligibility import node_mask
 from espalier.engines.gpu import Cell, Grid, TritonEngine, Tuning
-from espalier.manifest import Ranking, SearchDefaults
+from espalier.manifest import GraphScorer, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import Precision, SearchParams
 from espalier.tree import Tree, complete_tree
@@ -100,16 +100,19 @@ def model_of(height: int) -> Bundle:
     length = sum(PAPER_WINDOWS)
     graphs = export_graphs(_scorer(), "history_nodes", torch.zeros((2, height + 1, length), dtype=torch.int64))
     tree = complete_tree(np.random.default_rng(0).permutation(1 << height), 2)
+    kind = HistoryKind(length=length)
+    scorer = GraphScorer(dtype="float16", node_dim=NODE_DIM, state_levels=height + 1, state_dim=HIDDEN[0])
     manifest = SimpleNamespace(
         name=f"synthetic-{height}",
         version=1,
-        query=HistoryKind(length=length),
+        query=kind,
         ranking=Ranking(own="logit", gamma=0.0),
-        scorer=SimpleNamespace(node_dim=NODE_DIM, state_dim=HIDDEN[0], state_levels=height + 1, dtype="float16"),
+        scorer=scorer,
         search=SearchDefaults(beam_size=200, m=M, max_beam_size=1000, max_m=1000),
     )
     by_name = dict(zip(("query.onnx", "scorer.onnx"), graphs, strict=True))
-    return cast(Bundle, SimpleNamespace(tree=tree, manifest=manifest, node_rows_ND=_Rows(tree.node_count), graph=by_name.__getitem__))
+    parts = {"node_rows_ND": _Rows(tree.node_count), "graph": by_name.__getitem__, "graph_kind": kind, "graph_scorer": scorer}
+    return cast(Bundle, SimpleNamespace(tree=tree, manifest=manifest, **parts))
 
 
 class TorchSearch:

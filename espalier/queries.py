@@ -74,7 +74,7 @@ class TextBlock(BaseModel):
     max_features: int = Field(default=0, ge=0)
     min_count: int = Field(default=1, ge=1)
     max_share: float = Field(default=0.98, gt=0, le=1)
-    unknown: int = Field(default=1, ge=0, le=2**31 - 1)
+    unknown: int = Field(default=0, ge=0, le=2**31 - 1)
 
 
 class TextKind(BaseModel):

@@ -96,8 +96,8 @@ def models(tmp_path: Path, oracle: Oracle) -> Path:
 
 @pytest.fixture
 def endangered(models: Path) -> Iterator[int]:
-    """A service of that folder."""
-    with serving(["service"], SETTINGS | {"ESPALIER_MODELS": str(models)}) as port:
+    """A service of that folder, which takes no stall of the machine for overload."""
+    with serving(["service"], SETTINGS | {"ESPALIER_MODELS": str(models), "ESPALIER_MAX_QUEUE_MS": "60000"}) as port:
         yield port
 
 

@@ -22,8 +22,6 @@ from loadtest.queries import held_out
 from service.probe import Replay
 from tests.running import Json, problem, run
 from training.__main__ import evaluate, fit, inspect
-from training.config import checked
-from training.linear.config import LinearConfig
 
 COLOURS = ["red", "green", "blue", "yellow", "black", "white"]
 THINGS = ["teapot", "kettle", "lamp", "chair", "table", "spoon", "ladder", "bucket"]
@@ -332,14 +330,6 @@ def test_a_wrong_log_says_which_row(shop: Path, tmp_path: Path, rows: str, messa
 def test_linear_scorers_are_not_trained_on_a_gpu(shop: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="--device: got 'cuda', expected auto or cpu"):
         fit(config=shop / "shop.toml", out=tmp_path / "m" / "1", data=None, test=None, device="cuda", resume=False)
-
-
-@pytest.mark.parametrize("file", sorted(Path("training/configs").glob("*.toml")), ids=lambda file: file.stem)
-def test_the_configurations_that_come_along_are_valid(file: Path) -> None:
-    from training.config import check_config, read_toml
-
-    raw = read_toml(file)
-    assert checked(LinearConfig, raw) if "algorithm" in raw else check_config(raw)
 
 
 def test_texts_may_be_looked_up_by_their_ids(shop: Path, tmp_path: Path) -> None:

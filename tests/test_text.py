@@ -31,7 +31,7 @@ from espalier.queries import TextBlock
 from espalier.sparse import SparseRows
 from espalier.text import Vectoriser, normalise
 
-WORDS_1, WORDS_2, CHARS_3 = TextBlock(unit="word", n=1), TextBlock(unit="word", n=2), TextBlock(unit="char", n=3)
+WORDS_1, WORDS_2, CHARS_3 = (TextBlock(unit=unit, n=n, unknown=1) for unit, n in (("word", 1), ("word", 2), ("char", 3)))
 USUAL = (WORDS_1, WORDS_2, CHARS_3)
 PRODUCTS = ["Stainless steel kettle 1.7 l", "kettle, steel", "red kettle", "Red café table", "table cloth red", "東京 kettle", "", "a"]
 
@@ -400,7 +400,7 @@ def test_the_same_texts_give_the_same_bytes() -> None:
 
 def test_the_unknown_feature_has_the_documents_of_what_was_cut() -> None:
     texts = ["tea x1 x2", "tea x3", "tea", "cup", "cup x1"]
-    idf = idf_of(Vectoriser.fit(texts, [TextBlock(unit="word", n=1, max_features=2)]))
+    idf = idf_of(Vectoriser.fit(texts, [TextBlock(unit="word", n=1, max_features=2, unknown=1)]))
     assert idf == pytest.approx({"tea": math.log(5 / 4), "cup": math.log(5 / 3), "⟨unknown word⟩": math.log(5 / 4)})
 
 

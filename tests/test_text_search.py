@@ -1,0 +1,242 @@
+"""The text-search benchmark: every system on a made-up shop, its sets' splits, its sweeps, and that a second run goes on from the first."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from numpy.testing import assert_array_equal
+
+from benchmarks import text_search
+from benchmarks.text_search import (
+    BEAMS,
+    EF_SEARCH,
+    Fold,
+    Job,
+    Recipe,
+    Report,
+    Task,
+    Trained,
+    jobs_of,
+    pruned,
+    read_set,
+    row_of,
+    run,
+    sweep_threshold,
+)
+from espalier.errors import InvalidData
+from training.baselines.ann import faiss_is_installed
+from training.linear.config import LinearOptions, LinearTree
+
+COLOURS = ["red", "green", "blue", "yellow", "black", "white", "purple", "orange"]
+THINGS = ["teapot", "kettle", "lamp", "chair", "spoon", "ladder", "bucket", "mirror"]
+ITEMS = len(COLOURS) * len(THINGS)
+SYSTEMS = {"centroid", "fused", "neighbours", "xr-linear", "one-versus-all", "dssm"}
+
+
+@pytest.fixture(scope="module")
+def shop() -> Task:
+    """Coloured things; the test queries have words and an order that training queries lack."""
+    names = [f"{colour} {thing}" for colour in COLOURS for thing in THINGS]
+    pairs = [(f"{pattern} {name}", row) for row, name in enumerate(names) for pattern in ("", "cheap", "buy a good", "for my kitchen a")]
+    texts = [f"{thing} in {colour}, please" for colour in COLOURS for thing in THINGS]
+    relevant = [np.array([row]) for row in range(ITEMS)]
+    return Task("shop", names, [text_search._fold(text_search._pairs(pairs), texts, relevant)])
+
+
+@pytest.fixture(scope="module")
+def file(shop: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of every system that can run here."""
+    folder = tmp_path_factory.mktemp("report")
+    run(shop, jobs_of("shop", dssm_cpu_s=4), Report(folder / "rows.json", shop), folder)
+    return folder / "rows.json"
+
+
+def test_every_system_finds_what_was_asked_for(file: Path) -> None:
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["system"] for row in rows} - {"bm25"} == SYSTEMS
+    for row in rows:
+        named = (row["system"], row["config"])
+        assert row["recall10"] > (45 if row["system"] == "dssm" else 95), named  # 15.6 by chance
+        assert row["recall10"] <= row["recall50"] <= row["recall100"] <= 100, named
+        assert min(row["ms_p50"], row["model_mb"]) > 0, named
+    linear = [row["config"] for row in rows if row["system"] == "xr-linear"]
+    texts = (*text_search.TEXTS, "words+pairs+trigrams, unknown 0")
+    assert linear == [f"{named}, beam {beam}" for named in texts for beam in BEAMS]
+    assert len([row for row in rows if row["system"] == "dssm"]) == 1 + faiss_is_installed() * len(EF_SEARCH)
+
+
+def test_bm25_is_measured_or_named_as_missing(shop: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report(None, shop)
+    run(shop, [job for job in jobs_of("shop") if job.system == "bm25"], report, tmp_path)
+    if importlib.util.find_spec("bm25s") is None:
+        assert report.rows("rows") == []
+        assert "bm25 (k1 1.5, b 0.75) is left out" in capsys.readouterr().out
+    else:
+        assert report.rows("rows")[0]["recall10"] > 95
+
+
+def test_one_versus_all_of_too_many_items_is_left_out(
+    shop: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_search, "MOST_LABELS", ITEMS - 1)
+    report = Report(None, shop)
+    run(shop, [job for job in jobs_of("shop") if job.system == "one-versus-all"], report, tmp_path)
+    assert report.rows("rows") == []
+    assert f"one-versus-all (words) is left out: items: got {ITEMS}" in capsys.readouterr().out
+
+
+def test_rows_of_an_earlier_run_are_not_made_again(shop: Task, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = json.loads(file.read_text())
+    kept = [row for row in before["rows"] if row["system"] != "centroid"]
+    some = tmp_path / "some.json"
+    some.write_text(json.dumps(before | {"rows": kept}))
+    trained = []
+
+    def counted(job: Job) -> Job:
+        def train(task: Task, fold: Fold, folder: Path) -> list[Trained]:
+            trained.append(job.system)
+            return job.train(task, fold, folder)
+
+        return replace(job, train=train)
+
+    jobs = [counted(job) for job in jobs_of("shop", dssm_cpu_s=1) if job.system != "bm25"]
+    run(shop, jobs, Report(some, shop), tmp_path)
+    assert trained == ["centroid"] * 3
+    after = json.loads(some.read_text())["rows"]
+    assert after[: len(kept)] == kept
+    recalls = {row["config"]: row["recall10"] for row in before["rows"] if row["system"] == "centroid"}
+    assert {row["config"]: row["recall10"] for row in after[len(kept) :]} == recalls
+
+
+def test_a_report_of_another_set_is_refused(shop: Task, file: Path) -> None:
+    with pytest.raises(Exception, match="shop"):
+        Report(file, Task("other", shop.own_texts, shop.folds))
+
+
+def test_pruning_leaves_out_exactly_what_is_below_the_threshold(shop: Task, tmp_path: Path) -> None:
+    tree = LinearTree(branching=4, max_leaf=4)
+    options = LinearOptions(threshold=0)
+    fitted = text_search.fit(shop, shop.folds[0], Recipe("words", options, tree), tmp_path)
+    whole, cut = fitted.chunks, pruned(fitted.chunks, 0.2)
+    cut.check(fitted.tree)
+    assert 0 < len(cut.entry_weight) < len(whole.entry_weight)
+    assert_array_equal(cut.entry_weight, whole.entry_weight[np.abs(whole.entry_weight) >= 0.2])
+    assert len(pruned(whole, 0.0).row_feature) == len(whole.row_feature)
+    assert len(pruned(whole, 1e9).row_feature) == 0
+
+
+def test_the_threshold_sweep_shrinks_the_model_and_is_drawn(shop: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_search, "SWEEP_THRESHOLDS", (0.0, 0.45))
+    monkeypatch.setattr(text_search, "resident_mb", lambda *args: 1.0)
+    report = Report(tmp_path / "rows.json", shop)
+    sweep_threshold(shop, report, tmp_path, Recipe("words", tree=LinearTree(branching=4, max_leaf=4)))
+    whole, cut = report.rows("threshold")
+    assert cut["weights"] < whole["weights"]
+    assert cut["model_mb"] < whole["model_mb"]
+    assert whole["recall10"] > 95
+    text_search.plot(report, "threshold", tmp_path / "threshold.png")
+    assert (tmp_path / "threshold.png").stat().st_size > 0
+
+
+def test_the_beam_sweep_finds_more_with_more_nodes(shop: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_search, "SWEEP_BEAMS", (1, 16))
+    of_thing = [np.arange(t, ITEMS, len(THINGS)) for t in range(len(THINGS))]  # twice as many as a leaf cluster has
+    all_colours = replace(shop, folds=[text_search._fold(shop.folds[0].train, THINGS, of_thing)])
+    report = Report(tmp_path / "rows.json", all_colours)
+    text_search.sweep_beam(all_colours, report, tmp_path, Recipe("words", tree=LinearTree(branching=4, max_leaf=4)))
+    narrow, wide = report.rows("beam")
+    assert narrow["recall100"] <= 50
+    assert wide["recall100"] == 100
+    text_search.plot(report, "beam", tmp_path / "beam.png")
+    assert (tmp_path / "beam.png").stat().st_size > 0
+
+
+def test_recall_and_milliseconds_are_over_all_queries_of_all_folds(shop: Task) -> None:
+    fold = shop.folds[0]
+    half = Fold(fold.train, fold.texts[:1], fold.relevant[:1], fold.apart[:1])
+    never = Trained("any", lambda text: np.empty(0, np.int64), 1.0, 2.0)
+    always = Trained("any", lambda text: fold.relevant[0], 3.0, 4.0)
+    row = row_of([(never, fold), (always, half)], "x")
+    assert row["recall10"] == round(100 / (ITEMS + 1), 2)
+    assert (row["model_mb"], row["train_cpu_s"]) == (2, 3)
+
+
+# -- sets -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packages of 40 words of their own, two of one description, a short one; all depend on `c`."""
+    rows = []
+    for p in range(60):
+        words = [f"p{min(p, 58)}w{k}" for k in range(40 if p else 8)]
+        rows.append((f"pack{p}", "games", "", ",".join(["c", f"lib{p % 7}", f"rare{p}"]), " ".join(words)))
+    folder = tmp_path_factory.mktemp("data") / "xmc-debian-bookworm"
+    folder.mkdir()
+    frame = pl.DataFrame(rows, schema=["package", "section", "debtags", "depends", "description"], orient="row")
+    (folder / "packages.tsv.gz").write_bytes(gzip.compress(frame.write_csv(separator="\t", quote_style="never").encode()))
+    return folder.parent
+
+
+@pytest.mark.parametrize("choosing", [False, True])
+@pytest.mark.parametrize("name", ["debian-describe", "debian-depends"])
+def test_no_test_text_is_a_training_text(packages: Path, name: str, choosing: bool) -> None:
+    fold = read_set(packages, name, choosing).folds[0]
+    assert len(fold.texts) > 0
+    assert set(fold.texts).isdisjoint(fold.train.texts)
+    assert len(set(fold.texts)) == len(fold.texts) == len(fold.relevant) == len(fold.apart)
+
+
+def test_a_part_of_a_description_stands_for_every_package_that_has_it(packages: Path) -> None:
+    task = read_set(packages, "debian-describe")
+    fold = task.folds[0]
+    answers = dict(zip(fold.texts, fold.relevant, strict=True))
+    assert_array_equal(answers[" ".join(f"p58w{k}" for k in range(12, 36))], [58, 59])
+    assert len(answers) == 58  # of 60, one is too short and two are one
+    assert fold.apart.all()
+    assert {"pack3 games", " ".join(f"p3w{k}" for k in range(12))} <= set(fold.train.texts)
+
+
+def test_what_was_held_out_of_depends_is_judged_by_items_with_dependants(packages: Path) -> None:
+    task = read_set(packages, "debian-depends")
+    assert task.own_texts == ["c", *(f"lib{k}" for k in range(7))]
+    fold = task.folds[0]
+    assert 5 <= len(fold.texts) <= 6
+    assert all(len(rows) == 2 and rows[0] == 0 for rows in fold.relevant)
+    choosing = read_set(packages, "debian-depends", choosing=True).folds[0]
+    assert {*choosing.texts, *choosing.train.texts}.isdisjoint(fold.texts)
+
+
+def test_queries_of_a_shop_are_held_out_whole(tmp_path: Path) -> None:
+    rows = [(f"query {q}", f"thing {q} number {k}", str(4 - k)) for q in range(20) for k in range(3)]
+    frame = pl.DataFrame(rows, schema=["query", "product_title", "median_relevance"], orient="row")
+    folder = tmp_path / "psearch-crowdflower"
+    folder.mkdir()
+    (folder / "crowdflower_train.csv.gz").write_bytes(gzip.compress(frame.write_csv().encode()))
+    task = read_set(tmp_path, "psearch")
+    assert sorted(text for fold in task.folds for text in fold.texts) == sorted(f"query {q}" for q in range(20))
+    for fold in task.folds:
+        assert set(fold.texts).isdisjoint(fold.train.texts)
+        assert set(task.own_texts) <= set(fold.train.texts)
+        for text, relevant in zip(fold.texts, fold.relevant, strict=True):
+            number = text.removeprefix("query ")
+            assert [task.own_texts[row] for row in relevant] == [f"thing {number} number {k}" for k in range(2)]  # judged 4 and 3, not 2
+    choosing = read_set(tmp_path, "psearch", choosing=True).folds[0]
+    assert {*choosing.texts, *choosing.train.texts}.isdisjoint(task.folds[0].texts)
+    assert set(choosing.texts).isdisjoint(choosing.train.texts)
+
+
+def test_a_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidData, match=r"packages\.tsv\.gz"):
+        read_set(tmp_path, "debian-depends")
+    monkeypatch.setattr(sys, "argv", ["text_search", "--data", str(tmp_path), "--set", "psearch"])
+    with pytest.raises(SystemExit, match=r"psearch-crowdflower/crowdflower_train\.csv\.gz"):
+        text_search.main()
