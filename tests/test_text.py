@@ -31,7 +31,8 @@ from espalier.queries import TextBlock
 from espalier.sparse import SparseRows
 from espalier.text import Vectoriser, normalise
 
-WORDS_1, WORDS_2, CHARS_3 = (TextBlock(unit=unit, n=n, unknown=1) for unit, n in (("word", 1), ("word", 2), ("char", 3)))
+WORDS_1, WORDS_2 = TextBlock(unit="word", n=1, unknown=1), TextBlock(unit="word", n=2, unknown=1)
+CHARS_3 = TextBlock(unit="char", n=3, unknown=1)
 USUAL = (WORDS_1, WORDS_2, CHARS_3)
 PRODUCTS = ["Stainless steel kettle 1.7 l", "kettle, steel", "red kettle", "Red café table", "table cloth red", "東京 kettle", "", "a"]
 
@@ -443,8 +444,8 @@ def test_unknown_words_are_ignored_where_that_is_wanted() -> None:
 
 def test_features_have_names_for_people() -> None:
     blocks = [
-        TextBlock(unit="word", n=2, max_share=1),
-        TextBlock(unit="char", n=3, max_share=1),
+        TextBlock(unit="word", n=2, max_share=1, unknown=1),
+        TextBlock(unit="char", n=3, max_share=1, unknown=1),
         TextBlock(unit="char", n=1, max_share=1, unknown=2),
     ]
     vectoriser = Vectoriser.fit(["Steel,  mug", "à 東京"], blocks)
