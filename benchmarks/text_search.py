@@ -628,7 +628,8 @@ def jobs_of(name: str, dssm_cpu_s: float = 240) -> list[Job]:
     jobs.append(Job("bm25", ("k1 1.5, b 0.75",), bm25))
     jobs += [Job("xr-linear", beams(texts), partial(xr_linear, Recipe(texts), BEAMS, texts)) for texts in TEXTS]
     jobs.append(Job("xr-linear", beams(known), partial(xr_linear, Recipe(most, unknown=0), BEAMS, known)))
-    jobs.append(Job("xr-linear", beams("prior"), partial(xr_linear, WITH_PRIOR[name], BEAMS, "prior")))
+    if name in WITH_PRIOR:
+        jobs.append(Job("xr-linear", beams("prior"), partial(xr_linear, WITH_PRIOR[name], BEAMS, "prior")))
     jobs.append(Job("dssm", ("exact", *(f"HNSW, efSearch {effort}" for effort in EF_SEARCH)), partial(dssm, dssm_cpu_s)))
     jobs.append(Job("fused", beams(TEXTS[0])[-1:], partial(with_centroids, Recipe(TEXTS[0]), BEAMS[-1], TEXTS[0])))
     jobs += [Job("one-versus-all", (texts,), partial(one_versus_all, texts)) for texts in cheap]
