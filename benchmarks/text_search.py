@@ -311,7 +311,7 @@ def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
     prepared = prepare(config)
     branching, max_leaf = (recipe.tree.branching, recipe.tree.max_leaf) if recipe.whole_tree else (2, max(2, len(ids)))
     tree = hierarchical_kmeans(prepared.labels, branching, max_leaf, config.seed)
-    chunks = fit_linear(prepared.train, tree, config.linear, 1, config.seed)
+    chunks = fit_linear(prepared.train, tree, config.linear, 1, config.seed, centroids=prepared.centroids)
     return Fitted(config, prepared, tree, chunks, time.process_time() - begin)
 
 

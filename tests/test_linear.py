@@ -297,7 +297,7 @@ def test_each_node_learns_from_the_points_that_come_there(negatives: Any) -> Non
     rng = np.random.default_rng(7)
     data = random_points(rng, 80, 20, 12)
     tree = hierarchical_kmeans(pifa(data), 4, 3, 0)
-    options = LinearOptions(negatives=negatives, beam_size=1, tolerance=1e-4, passes=2000, threshold=0.0)
+    options = LinearOptions(negatives=negatives, beam_size=1, tolerance=1e-4, passes=2000, threshold=0.0, prior=0)
     chunks = fit_linear(data, tree, options)
     chunks.check(tree)
     kept = ChunkSearch(tree, chunks, last=1).search(data.points, Wanted.uniform(len(data.points), 1, 1)).leaves_BM[:, 0]
@@ -343,6 +343,8 @@ def test_weights_are_drawn_to_the_centroids() -> None:
         short = np.maximum(0, 1 - y * (points[known] @ weights + bias))
         assert_allclose(weights - 0.7 * mean / np.linalg.norm(mean), 0.6 * (short * y) @ points[known], atol=2e-3)
         assert bias == pytest.approx(0.6 * (short * y).sum(), abs=2e-3)
+    for name in ARRAYS:  # PIFA's are the default
+        assert_array_equal(getattr(fit_linear(data, tree, options), name), getattr(chunks, name))
     with pytest.raises(InvalidData, match=r"centroids: got '\[4, 15\]', expected \[2, 15\]"):
         fit_linear(LabelledPoints(data.points, np.zeros(81, np.int64), np.empty(0, np.int32), 2), complete_tree(np.arange(2), 2), options,
                    centroids=centroids)  # fmt: skip
@@ -397,7 +399,7 @@ def test_a_positive_costs_as_much_as_its_weight_says() -> None:
     data = random_points(rng, 60, 15, 4)
     weights = rng.choice([0.5, 1.0, 4.0], len(data.labels)).astype(np.float32)
     data = LabelledPoints(data.points, data.labels_from, data.labels, 4, weights)
-    options = LinearOptions(negatives="teacher", tolerance=1e-5, passes=5000, threshold=0.0, weighted=True)
+    options = LinearOptions(negatives="teacher", tolerance=1e-5, passes=5000, threshold=0.0, weighted=True, prior=0)
     tree = complete_tree(np.arange(4), 4)
     chunks = fit_linear(data, tree, options)
     weight_BI = np.zeros((60, 4))

@@ -30,6 +30,7 @@ from espalier.sparse import SparseRows
 from espalier.tree import Tree
 from training.data.xmc import LabelledPoints
 from training.linear.config import LinearOptions
+from training.linear.label_features import pifa
 from training.linear.solver import train_children
 
 Int64 = NDArray[np.int64]
@@ -47,7 +48,7 @@ def fit_linear(
 ) -> Chunks:
     """The scorers of a tree over labels 0 … I − 1.
 
-    centroids rows [I, F] of length 1, which `options.prior` draws the weights to; without them there is no prior
+    centroids  rows [I, F] of length 1, which `options.prior` draws the weights to; without them it is PIFA's
     progress  told how many more inner nodes have been trained
     work      an empty folder, or that of a run with the same arguments that was killed: each level is kept there once it is trained
     Raises InvalidData where labels are not the tree's items, or a node has more children than a chunk can number.
@@ -59,6 +60,8 @@ def fit_linear(
         raise InvalidData("labels", int(labels.max()), f"labels from 0 to {tree.item_count - 1}")
     if max(tree.max_children) > MAX_CHILDREN:
         raise InvalidData("tree", f"a node of {max(tree.max_children)} children", f"at most {MAX_CHILDREN}")
+    if options.prior > 0 and centroids is None:
+        centroids = pifa(data)
     if centroids is not None and (len(centroids), centroids.width) != (tree.item_count, points.width):
         raise InvalidData("centroids", f"[{len(centroids)}, {centroids.width}]", f"[{tree.item_count}, {points.width}]")
     trainer = _Trainer(points, tree, options, threads, seed)
