@@ -43,6 +43,7 @@ from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, SearchDefaults
 from espalier.queries import FeaturesKind, QueryBatch
 from espalier.search import SearchParams, open_engine
+from espalier.sparse import SparseRows
 from espalier.tree import Tree
 from loadtest.hardware import hardware
 from training.data.xmc import LabelledPoints, read_xmc
@@ -119,7 +120,7 @@ def ours(folder: Path, beams: Sequence[int]) -> None:
     before = time.process_time()
     train(data, LinearOptions())
     report["train_cpu_s_warm"] = round(time.process_time() - before, 2)
-    bundle = _bundle(folder, data, tree, chunks)
+    bundle = bundle_of(folder, tree, chunks)
     report["disk_mb"] = round(sum(file.stat().st_size for file in bundle.path.iterdir()) / 1e6, 1)
     engine = open_engine(bundle, "cpu")
     queries = QueryBatch(bundle.manifest.query, test.points)
@@ -144,22 +145,22 @@ def ours(folder: Path, beams: Sequence[int]) -> None:
     (folder / "espalier.json").write_text(json.dumps(report))
 
 
-def _bundle(folder: Path, data: LabelledPoints, tree: Tree, chunks: Chunks) -> Bundle:
+def bundle_of(folder: Path, tree: Tree, chunks: Chunks) -> Bundle:
     """What `python -m training fit` writes, without golden and held-out queries."""
-    asked = as_asked(data.points.take(np.empty(0, np.int64)))
+    asked = as_asked(SparseRows(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), chunks.width))
     draft = ManifestDraft(
         name="peers",
         version=1,
         algorithm="xr-linear",
         created=datetime.now(UTC),
-        query=FeaturesKind(width=data.points.width),
+        query=FeaturesKind(width=chunks.width),
         ranking=L3_HINGE,
         search=SearchDefaults(beam_size=10, m=10, max_beam_size=10_000, max_m=10_000),
     )
     content = LinearContent(
         tree=tree,
         chunks=chunks,
-        items=ItemTable.build(pa.table({"id": [str(label) for label in range(data.label_count)]})),
+        items=ItemTable.build(pa.table({"id": [str(label) for label in range(tree.item_count)]})),
         golden=pa.table({"features": asked} | {name: pa.array([], kind) for name, kind in GOLDEN_COLUMNS.items()}),
         heldout=pa.table({"features": asked, "relevant": pa.array([], pa.list_(pa.string()))}),
     )
@@ -175,8 +176,6 @@ def _saved(folder: Path, name: str, data: LabelledPoints) -> None:
 
 
 def _loaded(folder: Path, name: str) -> LabelledPoints:
-    from espalier.sparse import SparseRows
-
     data = np.load(folder / f"{name}.npz")
     _, width, labels = data["shape"].tolist()
     return LabelledPoints(SparseRows(data["indptr"], data["indices"], data["values"], width), data["labels_from"], data["labels"], labels)

@@ -22,17 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import scipy.sparse
 from tqdm import tqdm
 
-from espalier.bundle import Bundle, LinearContent, write_bundle
+from benchmarks.xrlinear_peers import bundle_of
+from espalier.bundle import Bundle
 from espalier.chunks import Chunks
-from espalier.engines.chunk_search import L3_HINGE
-from espalier.golden import GOLDEN_COLUMNS
-from espalier.items import ItemTable
-from espalier.manifest import ManifestDraft, SearchDefaults
-from espalier.queries import FeaturesKind, QueryBatch
+from espalier.queries import QueryBatch
 from espalier.search import SearchParams, open_engine
 from espalier.sparse import SparseRows
 from espalier.tree import Tree
@@ -41,7 +37,6 @@ from training.data.xmc import LabelledPoints
 from training.linear.config import LinearOptions
 from training.linear.fit import fit_linear
 from training.linear.label_features import pifa
-from training.linear.prepare import as_asked
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
 GROUP, OWN, SHARED, GROUP_FEATURES, DRAWN, COMMON = 64, 6, 6, 48, 12, 8
@@ -88,28 +83,6 @@ def train(labels: int, threads: int) -> tuple[Tree, Chunks, dict[str, Any]]:
     }
     print(report, flush=True)
     return tree, chunks, report
-
-
-def write(folder: Path, tree: Tree, chunks: Chunks) -> Bundle:
-    """A bundle without golden and held-out queries."""
-    asked = as_asked(SparseRows(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), chunks.width))
-    draft = ManifestDraft(
-        name="scale",
-        version=1,
-        algorithm="xr-linear",
-        created=datetime.now(UTC),
-        query=FeaturesKind(width=chunks.width),
-        ranking=L3_HINGE,
-        search=SearchDefaults(beam_size=10, m=10, max_beam_size=1000, max_m=1000),
-    )
-    content = LinearContent(
-        tree=tree,
-        chunks=chunks,
-        items=ItemTable.build(pa.table({"id": [str(label) for label in range(tree.item_count)]})),
-        golden=pa.table({"features": asked} | {name: pa.array([], kind) for name, kind in GOLDEN_COLUMNS.items()}),
-        heldout=pa.table({"features": asked, "relevant": pa.array([], pa.list_(pa.string()))}),
-    )
-    return write_bundle(folder / "scale" / "1", draft, content)
 
 
 def search(bundle: Bundle, test: LabelledPoints) -> list[dict[str, Any]]:
@@ -241,7 +214,7 @@ def main() -> None:
     test = make(args.labels, TEST, seed=2)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        bundle = write(folder, tree, chunks)
+        bundle = bundle_of(folder, tree, chunks)
         rows = search(bundle, test)
         if args.peer_python:
             rows += peer(folder, test, tree, chunks, args.peer_python)

@@ -207,10 +207,10 @@ def encode_features(kind: FeaturesKind, queries: Sequence[tuple[Sequence[int], S
             raise InvalidQuery(f"{field}.values", f"{len(weights)} numbers", f"{len(own)}, one for each index")
         if not len(own):
             continue
+        low, high = min(own), max(own)  # before NumPy, which has no integer for every one of Python's
+        if low < 0 or high >= kind.width:
+            raise InvalidQuery(f"{field}.indices", int(high if high >= kind.width else low), f"feature numbers from 0 to {kind.width - 1}")
         numbers, wide = np.asarray(own, np.int64), np.asarray(weights, np.float64)
-        if numbers.min() < 0 or numbers.max() >= kind.width:
-            bad = int(numbers.max() if numbers.max() >= kind.width else numbers.min())
-            raise InvalidQuery(f"{field}.indices", bad, f"feature numbers from 0 to {kind.width - 1}")
         wrong = ~(np.abs(wide) <= np.finfo(np.float32).max)  # also true for NaN
         if wrong.any():
             raise InvalidQuery(f"{field}.values", float(wide[wrong][0]), "finite 32-bit numbers")

@@ -217,6 +217,7 @@ def test_points_become_a_model_of_features(tmp_path: Path, form: str) -> None:
         assert good.json()["results"][0]["items"][0]["id"] == "3"
         for features, field in (
             ({"indices": [30], "values": [1.0]}, "queries[0].features.indices"),
+            ({"indices": [2**70], "values": [1.0]}, "queries[0].features.indices"),
             ({"indices": [1, 2, 3, 4, 5], "values": [1.0] * 5}, "queries[0].features.indices"),
             ({"indices": [1], "values": []}, "queries[0].features.values"),
             ({"indices": [1]}, "queries[0].features.values"),
