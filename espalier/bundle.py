@@ -18,6 +18,10 @@ or as weights of sparse features
     chunks.safetensors  the arrays of espalier.chunks
     text.safetensors    the vectoriser's, where queries are texts
 
+and, where the search has a second stage,
+
+    ranker.onnx         features[N, F] of candidates → scores[N]
+
 Written to a temporary folder and renamed; opened by mmap; never overwritten; no pickle. Knows files, not searches.
 """
 
@@ -29,8 +33,10 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +52,7 @@ from espalier.chunks import ARRAYS as CHUNK_ARRAYS
 from espalier.chunks import Chunks
 from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound, InvalidTree, UnsupportedSchema
 from espalier.items import ItemTable
-from espalier.manifest import SCHEMA_VERSION, FileInfo, GraphScorer, LinearScorer, Manifest, ManifestDraft, ModelName, TreeInfo
+from espalier.manifest import SCHEMA_VERSION, FileInfo, GraphScorer, LinearScorer, Manifest, ManifestDraft, ModelName, RankerInfo, TreeInfo
 from espalier.queries import HistoryKind, TextKind, VectorKind
 from espalier.tree import Tree
 
@@ -55,10 +61,10 @@ if TYPE_CHECKING:  # numba takes a while to import, and only models of texts nee
 
 COMMON_PARTS = ("tree.safetensors", "items.arrow", "golden.parquet", "heldout.parquet")
 GRAPH_PARTS = (*COMMON_PARTS, "nodes.safetensors", "query.onnx", "scorer.onnx")
-WEIGHTS = "weights.safetensors"
+WEIGHTS, RANKER = "weights.safetensors", "ranker.onnx"
 CHUNKS, TEXT = "chunks.safetensors", "text.safetensors"
 LINEAR_PARTS = (*COMMON_PARTS, CHUNKS)
-ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT)
+ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT, RANKER)
 """What some bundle must have besides its manifest; `parts_of` says which of them a given one must."""
 MAX_MANIFEST_BYTES = 16 << 20
 
@@ -206,7 +212,7 @@ class Bundle:
         return _map_safetensors(self.path / WEIGHTS)
 
     def graph(self, name: str) -> bytes:
-        """The bytes of query.onnx or scorer.onnx."""
+        """The bytes of query.onnx, scorer.onnx or ranker.onnx."""
         return (self.path / name).read_bytes()
 
     def golden(self) -> pa.Table:
@@ -222,34 +228,50 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
     Raises BundleExists when `path` is there already, InvalidTree when padding every node to its level's largest child count
     would more than double a level's candidates, BundleCorrupt when the parts do not fit each other.
     """
-    path = path.absolute()
-    if path.exists():
-        raise BundleExists(f"{path}: a bundle is never overwritten; choose another version")
     tree = content.tree
     if isinstance(content, GraphContent):
         _check_padding(tree)
     if len(content.items) != tree.item_count:
         raise BundleCorrupt(f"items: {len(content.items)} rows, the tree holds {tree.item_count}")
+    with _new_version(path) as folder:
+        topology = {"level_offset": tree.level_offset, "first_child": tree.first_child, "leaf_item": tree.leaf_item}
+        save_file(topology, folder / "tree.safetensors")
+        scorer = _write_graphs(folder, content) if isinstance(content, GraphContent) else _write_linear(folder, content)
+        content.items.write(folder / "items.arrow")
+        pq.write_table(content.golden, folder / "golden.parquet")
+        pq.write_table(content.heldout, folder / "heldout.parquet")
+        _write_manifest(folder, draft.model_dump() | {"schema_version": SCHEMA_VERSION, "tree": _tree_info(tree), "scorer": scorer})
+    return Bundle.open(path, verify=False)
+
+
+def with_ranker(bundle: Bundle, path: Path, info: RankerInfo, ranker_onnx: bytes, golden: pa.Table) -> Bundle:
+    """Write another version of a bundle, which has a ranker: in place of its own, if it has one. Atomic, as `write_bundle`.
+
+    golden  the golden queries with what the ranker makes of them
+    """
+    manifest = bundle.manifest
+    with _new_version(path) as folder:
+        for name in manifest.files.keys() - {"golden.parquet", RANKER}:
+            shutil.copyfile(bundle.path / name, folder / name)
+        (folder / RANKER).write_bytes(ranker_onnx)
+        pq.write_table(golden, folder / "golden.parquet")
+        named = {"name": path.absolute().parent.name, "version": int(path.name), "created": datetime.now(UTC), "ranker": info}
+        _write_manifest(folder, manifest.model_dump() | named)
+    return Bundle.open(path, verify=False)
+
+
+@contextmanager
+def _new_version(path: Path) -> Iterator[Path]:
+    """A folder to write a bundle into; it becomes `path` in one step when the block ends well. Raises BundleExists."""
+    path = path.absolute()
+    if path.exists():
+        raise BundleExists(f"{path}: a bundle is never overwritten; choose another version")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
-        topology = {"level_offset": tree.level_offset, "first_child": tree.first_child, "leaf_item": tree.leaf_item}
-        save_file(topology, temporary / "tree.safetensors")
-        scorer = _write_graphs(temporary, content) if isinstance(content, GraphContent) else _write_linear(temporary, content)
-        content.items.write(temporary / "items.arrow")
-        pq.write_table(content.golden, temporary / "golden.parquet")
-        pq.write_table(content.heldout, temporary / "heldout.parquet")
-        names = sorted(file.name for file in temporary.iterdir())
-        manifest = Manifest(
-            **draft.model_dump(),
-            schema_version=SCHEMA_VERSION,
-            tree=_tree_info(tree),
-            scorer=scorer,
-            files={name: FileInfo(sha256=_sha256(temporary / name), size=(temporary / name).stat().st_size) for name in names},
-        )
-        (temporary / "manifest.json").write_text(manifest.model_dump_json(indent=2) + "\n")
-        for name in (*names, "manifest.json"):
-            _flush(temporary / name)
+        yield temporary
+        for file in temporary.iterdir():
+            _flush(file)
         _flush(temporary)
         temporary.chmod(0o755)
         try:
@@ -259,14 +281,22 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
         _flush(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return Bundle.open(path, verify=False)
+
+
+def _write_manifest(folder: Path, fields: Mapping[str, Any]) -> None:
+    """The manifest of the files in a folder."""
+    names = sorted(file.name for file in folder.iterdir())
+    files = {name: FileInfo(sha256=_sha256(folder / name), size=(folder / name).stat().st_size) for name in names}
+    manifest = Manifest(**{**fields, "files": files})
+    (folder / "manifest.json").write_text(manifest.model_dump_json(indent=2) + "\n")
 
 
 def parts_of(manifest: Manifest) -> tuple[str, ...]:
     """The files that a bundle must have besides its manifest."""
+    ranker = () if manifest.ranker is None else (RANKER,)
     if isinstance(manifest.scorer, GraphScorer):
-        return GRAPH_PARTS
-    return (*LINEAR_PARTS, TEXT) if isinstance(manifest.query, TextKind) else LINEAR_PARTS
+        return (*GRAPH_PARTS, *ranker)
+    return (*LINEAR_PARTS, TEXT, *ranker) if isinstance(manifest.query, TextKind) else (*LINEAR_PARTS, *ranker)
 
 
 def find_versions(root: Path) -> dict[str, tuple[int, ...]]:

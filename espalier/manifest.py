@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
 
-from espalier.queries import FeaturesKind, QueryKind, TextKind
+from espalier.queries import FeaturesKind, HistoryKind, QueryKind, TextKind
+from espalier.rank_features import HISTORY, check_names, needs_node_rows
 
 SCHEMA_VERSION: Literal[1] = 1
 """Raised by one whenever a bundle of the old form can no longer be read as before."""
@@ -94,6 +95,27 @@ class SearchDefaults(_Part):
     min_beam_size: int | None = Field(default=None, ge=1)
 
 
+class RankerInfo(_Part):
+    """ranker.onnx, which orders the best candidates of a search anew.
+
+    features   what it is told of a candidate (espalier.rank_features), in the order of its input's columns
+    depth      candidates that are re-ranked unless a request says how many; max_depth: its limit
+    training   how it was trained, and what it was measured to bring
+    """
+
+    features: tuple[str, ...] = Field(min_length=1)
+    depth: int = Field(ge=1)
+    max_depth: int = Field(ge=1)
+    training: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> RankerInfo:
+        check_names(self.features)
+        if self.depth > self.max_depth:
+            raise ValueError(f"a depth of {self.depth} exceeds the limit, {self.max_depth}")
+        return self
+
+
 class FileInfo(_Part):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size: int = Field(ge=0)
@@ -120,6 +142,7 @@ class Manifest(ManifestDraft):
     schema_version: Literal[1]
     tree: TreeInfo
     scorer: Scorer
+    ranker: RankerInfo | None = None
     files: dict[str, FileInfo]
 
     @model_validator(mode="after")
@@ -135,4 +158,18 @@ class Manifest(ManifestDraft):
             raise ValueError(f"scorers of {self.scorer.features} features cannot answer queries of {self.query.width}")
         if not linear and self.ranking.activation != "sigmoid":
             raise ValueError(f"graphs have logits for the sigmoid, not for {self.ranking.activation}")
+        return self
+
+    @model_validator(mode="after")
+    def _ranker_fits(self) -> Manifest:
+        ranker = self.ranker
+        if ranker is None:
+            return self
+        if ranker.max_depth > self.search.max_m:
+            raise ValueError(f"a ranker of {ranker.max_depth} candidates cannot follow a search that gives at most {self.search.max_m}")
+        for name in ranker.features:
+            if name in HISTORY and not isinstance(self.query, HistoryKind):
+                raise ValueError(f"a ranker cannot be told {name} of {self.query.kind} queries")
+            if needs_node_rows(name) and isinstance(self.scorer, LinearScorer):
+                raise ValueError(f"a ranker cannot be told {name} where scorers are linear: they have no node rows")
         return self

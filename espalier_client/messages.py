@@ -21,7 +21,7 @@ class Query:
     """One query: `history`, `vector`, `features` or `text`, as the model's query kind says; none of them is a cold user.
 
     `history` holds item ids, oldest first; `features` feature numbers with their values. `exclude` holds ids that must not come back;
-    `exclude_seen` excludes those of `history` too.
+    `exclude_seen` excludes those of `history` too. `rank_features` and `item_features` (by item id) are numbers for the model's ranker.
     """
 
     history: Iterable[str] = ()
@@ -30,6 +30,8 @@ class Query:
     exclude_seen: bool = False
     features: Mapping[int, float] | None = None
     text: str | None = None
+    rank_features: Mapping[str, float] = field(default_factory=dict)
+    item_features: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _as_tuple(self, "history", "exclude")
@@ -41,6 +43,8 @@ class Query:
             "vector": self.vector,
             "exclude": self.exclude,
             "exclude_seen": self.exclude_seen,
+            "rank_features": _numbers(self.rank_features),
+            "item_features": {item_id: _numbers(own) for item_id, own in self.item_features.items()},
         }
         if self.features is not None:
             document["features"] = {"indices": [int(i) for i in self.features], "values": [float(v) for v in self.features.values()]}
@@ -63,6 +67,7 @@ class Options(TypedDict, total=False):
     min_score: float | None
     timeout_ms: float | None
     fields: Iterable[str]
+    rerank: bool | int
     explain: bool
     explain_items: Iterable[str]
 
@@ -73,7 +78,8 @@ class Request:
 
     `m`: items wanted per query. `beam_size`: nodes kept per level, more finds more and takes longer. `filter`: only items of which every
     column matches; `exclude_filter`: none of which any does. `min_score`: leave out items of a lower score. `timeout_ms`: the service gives
-    up after this long. `fields`: columns of the item table to return. `explain`: what the search kept; `explain_items`: where these items
+    up after this long. `fields`: columns of the item table to return. `rerank`: whether the model's ranker orders the best candidates anew,
+    or how many of them. `explain`: what the search kept; `explain_items`: where these items
     fell out.
     """
 
@@ -87,6 +93,7 @@ class Request:
     min_score: float | None = None
     timeout_ms: float | None = None
     fields: Iterable[str] = ()
+    rerank: bool | int = False
     explain: bool = False
     explain_items: Iterable[str] = ()
 
@@ -106,6 +113,7 @@ class Request:
             "min_score": self.min_score,
             "timeout_ms": self.timeout_ms,
             "fields": self.fields or None,
+            "rerank": self.rerank or None if isinstance(self.rerank, bool) else {"depth": self.rerank},
             "explain": self.explain or None,
             "explain_items": self.explain_items or None,
         }
@@ -114,11 +122,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One retrieved item; `score` in [0, 1]; `fields` holds the columns that were asked for."""
+    """One retrieved item; `score` in [0, 1]; `fields` holds the columns that were asked for; `rerank_score` is the ranker's."""
 
     id: str
     score: float
     fields: Mapping[str, Any] = field(default_factory=dict)
+    rerank_score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +158,7 @@ class Timing:
     total_ms: float
     ms_per_query: float
     batch: int
+    rerank_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +227,13 @@ def answer(document: Any) -> Answer:
         version=document["version"],
         engine=document["engine"],
         results=tuple(_result(result) for result in document["results"]),
-        timing=Timing(**{name: timing[name] for name in Timing.__dataclass_fields__}),
+        timing=Timing(**{name: timing[name] for name in Timing.__dataclass_fields__ if name != "rerank_ms" or name in timing}),
     )
 
 
 def _result(document: Any) -> Result:
     return Result(
-        items=tuple(Item(item["id"], item["score"], item.get("fields") or {}) for item in document["items"]),
+        items=tuple(Item(item["id"], item["score"], item.get("fields") or {}, item.get("rerank_score")) for item in document["items"]),
         complete=document["complete"],
         beam_size=document["beam_size"],
         degraded=document.get("degraded", False),
@@ -260,6 +270,11 @@ def removed_ids(document: Any) -> tuple[str, ...]:
 def to_bytes(document: Mapping[str, Any]) -> bytes:
     """Compact JSON without line breaks. ValueError for NaN and infinity, which JSON does not have."""
     return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _numbers(given: Mapping[str, float]) -> dict[str, float]:
+    """NumPy's numbers are no JSON."""
+    return {name: float(value) for name, value in given.items()}
 
 
 def _as_tuple(request: object, *names: str) -> None:

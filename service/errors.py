@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from types import UnionType
 from typing import Any, ClassVar, TypeVar, cast
 
 import orjson
@@ -245,6 +246,8 @@ def _fields(kind: type[BaseModel], path: Sequence[int | str]) -> Sequence[str]:
             annotation = annotation.model_fields[part].annotation
         elif isinstance(part, int):
             annotation = annotation.__args__[0]
+        if isinstance(annotation, UnionType):  # one that may be left out
+            annotation = next(kind for kind in annotation.__args__ if issubclass(kind, BaseModel))
     return list(annotation.model_fields)
 
 

@@ -18,10 +18,13 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.filters import Filter
 from espalier.queries import QueryBatch, TextKind
+from espalier.rank_features import Sent
+from espalier.reranking import Reranker
 from espalier.search import LevelTrace, SearchResult
 from espalier.sparse import SparseRows
 from espalier.tree import Tree
 from service.registry import LoadedModel
+from service.second_stage import Ordered
 
 MOST_FEATURES = 10
 """Features that are told of an item."""
@@ -52,16 +55,24 @@ class Wanted:
 
 
 def explain(
-    bundle: Bundle, queries: QueryBatch, result: SearchResult, b: int, wanted: Wanted, excluded: NDArray[np.int64], count: int
+    model: LoadedModel,
+    queries: QueryBatch,
+    result: SearchResult,
+    b: int,
+    wanted: Wanted,
+    excluded: NDArray[np.int64],
+    final: Ordered,
+    sent: Sequence[Sent],
 ) -> dict[str, Any]:
     """The explanation of query b.
 
     excluded  item rows that the query excludes
-    count     items that were returned, after `min_score`
+    final     what of the result went out, and in which order; sent: the features that came with each query, where a ranker followed
     """
-    tree = bundle.tree
+    tree = model.bundle.tree
     found = result.item_rows_BM[b, : result.count_B[b]]
     levels = [_Level.of(tree, trace, result, b) for trace in result.trace or ()]
+    stage = None if final.reranked is None or model.reranker is None else _Stage.of(model.reranker, queries, result, b, final, sent)
     items = []
     for item_id, row, removed, filtered in zip(
         wanted.ids, wanted.rows_W.tolist(), wanted.removed_W.tolist(), wanted.filtered_W.tolist(), strict=True
@@ -76,15 +87,59 @@ def explain(
         elif row in excluded:
             entry["outcome"] = "excluded"
         elif row in found:
-            place = int(np.flatnonzero(found == row)[0])
-            entry["outcome"] = "returned" if place < count else "below_min_score"
-            entry |= {"level": tree.height, "rank": float(result.ranks_BM[b, place]), "place": place + 1}
+            retrieved = int(np.flatnonzero(found == row)[0])
+            place = retrieved if stage is None else stage.place_of(retrieved)
+            returned = "returned" if place < final.count_B[b] else "below_m"
+            entry["outcome"] = returned if retrieved < final.eligible_B[b] else "below_min_score"
+            entry |= {"level": tree.height, "rank": float(result.ranks_BM[b, retrieved]), "place": place + 1}
+            entry |= {} if stage is None else stage.told_of(retrieved)
         else:
             entry |= _fell_out(levels, tree.ancestors(tree.leaf_of_item[row : row + 1])[0])
         if row >= 0 and isinstance(queries.rows, SparseRows):
-            entry["features"] = _features(bundle, queries.rows, b, row)
+            entry["features"] = _features(model.bundle, queries.rows, b, row)
         items.append(entry)
-    return {"levels": [level.summary() for level in levels], "items": items}
+    document: dict[str, Any] = {"levels": [level.summary() for level in levels], "items": items}
+    return document if stage is None else document | {"moved": stage.moved(model.bundle.items.ids_of(final.rows_BM[b, : final.count_B[b]]))}
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What the ranker did to one query's candidates, by their retrieved places.
+
+    place_M        the retrieved place of what stands here now
+    score_M        the ranker's scores, by the new places; NaN where it gave none
+    features_NF    what it was told of the first N
+    """
+
+    names: Sequence[str]
+    place_M: NDArray[np.int64]
+    score_M: NDArray[np.float32]
+    features_NF: NDArray[np.float32]
+
+    @staticmethod
+    def of(reranker: Reranker, queries: QueryBatch, result: SearchResult, b: int, final: Ordered, sent: Sequence[Sent]) -> _Stage:
+        if final.reranked is None:
+            raise ValueError("nothing was re-ranked")
+        score_M = final.reranked.score_BM[b]
+        scored = int(np.count_nonzero(~np.isnan(score_M)))
+        candidates = result.item_rows_BM[b, :scored], result.ranks_BM[b, :scored], result.scores_BM[b, :scored]
+        features_NF = reranker.features.of(queries, b, *candidates, sent[b])
+        return _Stage(reranker.features.names, final.reranked.place_BM[b], score_M, features_NF)
+
+    def place_of(self, retrieved: int) -> int:
+        return int(np.flatnonzero(self.place_M == retrieved)[0])
+
+    def told_of(self, retrieved: int) -> dict[str, Any]:
+        entry: dict[str, Any] = {"retrieved_place": retrieved + 1}
+        if retrieved < len(self.features_NF):
+            entry["rerank_score"] = float(self.score_M[self.place_of(retrieved)])
+            entry["rank_features"] = dict(zip(self.names, self.features_NF[retrieved].tolist(), strict=True))
+        return entry
+
+    def moved(self, ids: Sequence[str]) -> list[dict[str, Any]]:
+        """The items of the answer that stood elsewhere."""
+        places = enumerate(zip(ids, self.place_M.tolist(), strict=False))
+        return [{"id": item_id, "retrieved_place": was + 1, "place": place + 1} for place, (item_id, was) in places if was != place]
 
 
 def _features(bundle: Bundle, rows: SparseRows, b: int, item: int) -> list[dict[str, Any]]:

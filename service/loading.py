@@ -21,6 +21,7 @@ from espalier.bundle import ALL_PARTS, Bundle
 from espalier.errors import BundleCorrupt, EspalierError
 from espalier.filters import ItemFilters
 from espalier.golden import verify_golden
+from espalier.reranking import Reranker, verify_ranker
 from espalier.search import GPU_ENGINES, Device, Engine, Precision
 from service.batching import Batcher, Limits
 from service.desired import Signature, signature
@@ -47,7 +48,10 @@ class LoadFailed(EspalierError):
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """One version of a model that serves. Whoever holds it may use it: it is taken apart once nobody does any more."""
+    """One version of a model that serves. Whoever holds it may use it: it is taken apart once nobody does any more.
+
+    reranker  the second stage, None where the bundle has none
+    """
 
     bundle: Bundle
     engine: Engine
@@ -55,6 +59,7 @@ class LoadedModel:
     metrics: ModelMetrics
     filters: ItemFilters
     files: Files
+    reranker: Reranker | None = None
 
     @property
     def name(self) -> str:
@@ -92,13 +97,18 @@ def _load(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: s
     metrics.model_state(name, version, engine.name, ready=False)
     doing.append("answering its golden queries")
     overlap = verify_golden(bundle, engine)
+    reranker = None
+    if manifest.ranker is not None:
+        doing.append("opening its ranker")
+        reranker = Reranker(bundle, "cuda" if engine.name == "onnx-cuda" else "cpu")
+        verify_ranker(bundle, reranker)
     doing.append("warming up its engine")
     engine.warm_up()
     batcher = Batcher(engine, limits_of(settings, bundle, engine), name)
     model_metrics = ModelMetrics(metrics, name, engine.name, lambda: batcher.depth)
     batcher.on_call = model_metrics.call
     log.info("%s version %d is ready on %s (golden overlap %.4f)", name, version, engine.name, overlap)
-    return LoadedModel(bundle, engine, batcher, model_metrics, filters, files)
+    return LoadedModel(bundle, engine, batcher, model_metrics, filters, files, reranker)
 
 
 def limits_of(settings: Settings, bundle: Bundle, engine: Engine) -> Limits:

@@ -7,7 +7,7 @@ imported, and whichever worker is asked adds the files up. Knows numbers. Does n
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -18,7 +18,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = tuple(15e-6 * 1.5**i for i in range(34))
 """Geometric buckets from 15 µs to 9.7 s."""
 QUERIES = tuple(2.0**i for i in range(11))
-STAGES = ("queue", "encode", "search", "serialise")
+STAGES = ("queue", "encode", "search", "serialise", "rerank")
 Outcome = Literal["loaded", "failed", "rolled_back", "unloaded"]
 ProbeOutcome = Literal["answered", "late", "failed"]
 
@@ -250,20 +250,21 @@ class ModelMetrics:
 
     def retrieved(
         self,
-        stages_s: tuple[float, float, float, float],
+        stages_s: Sequence[float],
         s_per_query: float,
         beam_size: int,
         queries: int = 1,
         incomplete: int = 0,
         degraded: int = 0,
     ) -> None:
-        """One answered request: seconds per stage in the order of STAGES; its queries, and how many of them are incomplete or degraded."""
+        """One answered request: seconds per stage in the order of STAGES, the last of which only some requests have; its queries, and how
+        many of them are incomplete or degraded."""
         self._queries.inc(queries)
         bucket = beam_size.bit_length()
         beam = self._beams.get(bucket)
         if beam is None:
             beam = self._beams[bucket] = self._metrics.query_seconds.labels(self._model, self._engine, 1 << (bucket - 1))
-        for stage, seconds in zip(self._stages, stages_s, strict=True):
+        for stage, seconds in zip(self._stages, stages_s, strict=False):
             stage.observe(seconds)
         beam.observe(s_per_query)
         if incomplete:

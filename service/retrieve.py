@@ -31,12 +31,14 @@ from espalier.queries import (
     encode_texts,
     encode_vectors,
 )
+from espalier.rank_features import Sent
 from espalier.search import NO_ITEM, NodeMask, SearchParams
 from service.batching import Answer
 from service.errors import DeadlinePassed
 from service.explain import Wanted, explain
 from service.registry import LoadedModel
 from service.schemas import Query, RetrieveRequest
+from service.second_stage import Ordered, check_rerank, depth_of, ordered, sent_with
 from service.settings import Settings
 
 P = ParamSpec("P")
@@ -59,15 +61,19 @@ class Retrieved:
 class Encoded:
     """A request as the engine takes it.
 
+    m          items that are to come back; the search gives more of them where a ranker follows
     beam_size  what it asks for, widened where a filter leaves few items
     excluded   item rows that each query excludes, −1 for unknown ids; `unknown` are the ids that the catalogue does not have
+    sent       features that come with each query; empty where no ranker follows
     """
 
     queries: QueryBatch
     params: SearchParams
+    m: int
     beam_size: int
     excluded: list[NDArray[np.int64]]
     unknown: list[list[str]]
+    sent: list[Sent]
 
 
 async def retrieve(
@@ -93,26 +99,31 @@ async def retrieve(
     submitted = time.perf_counter()
     answer = await model.batcher.search(encoded.queries, encoded.params, deadline, patient)
     answered = time.perf_counter()
-    if answer.result.item_rows_BM.size <= INLINE_VALUES and not encoded.params.trace:
-        results = results_json(request, model, conditions, encoded, answer)
+    depth, small = depth_of(request, model), answer.result.item_rows_BM.size <= INLINE_VALUES
+    stage = (request, model, encoded.queries, encoded.sent, answer.result, encoded.m, depth)
+    final = ordered(*stage) if small or not depth else await asyncio.to_thread(ordered, *stage)
+    reranked = time.perf_counter()
+    if small and not encoded.params.trace:
+        results = results_json(request, model, conditions, encoded, answer, final)
     else:
-        results = await asyncio.to_thread(results_json, request, model, conditions, encoded, answer)
+        results = await asyncio.to_thread(results_json, request, model, conditions, encoded, answer, final)
     done = time.perf_counter()
 
     queue_s = max(answered - submitted - answer.engine_s, 0.0)
-    stages_s = (queue_s, submitted - started, answer.engine_s, done - answered)
+    stages_s = (queue_s, submitted - started, answer.engine_s, done - reranked, *([reranked - answered] if depth else []))
     batch = len(encoded.queries)
     model.metrics.retrieved(
         stages_s,
         answer.engine_s / answer.batch,
         answer.beam_size,
         queries=batch,
-        incomplete=batch - int(np.count_nonzero(answer.result.complete_B)),
+        incomplete=batch - int(np.count_nonzero(final.complete_B)),
         degraded=batch if answer.degraded else 0,
     )
-    queue_ms, encode_ms, search_ms, serialise_ms = (_ms(seconds) for seconds in stages_s)
-    stages_ms = {"queue": queue_ms, "encode": encode_ms, "search": search_ms, "serialise": serialise_ms, "total": _ms(done - began)}
-    timing: dict[str, float] = {f"{stage}_ms": value for stage, value in stages_ms.items()}
+    queue_ms, encode_ms, search_ms, serialise_ms, *rerank_ms = (_ms(seconds) for seconds in stages_s)
+    stages_ms = {"queue": queue_ms, "encode": encode_ms, "search": search_ms} | ({"rerank": rerank_ms[0]} if depth else {})
+    stages_ms |= {"serialise": serialise_ms, "total": _ms(done - began)}
+    timing: dict[str, float] = {"rerank_ms": 0.0} | {f"{stage}_ms": value for stage, value in stages_ms.items()}
     timing["ms_per_query"], timing["batch"] = _ms(answer.engine_s / answer.batch), answer.batch
     document = {
         "model": model.name,
@@ -121,7 +132,7 @@ async def retrieve(
         "results": orjson.Fragment(results),
         "timing": timing,
     }
-    return Retrieved(orjson.dumps(document), stages_ms, int(encoded.params.m_B[0]), answer.beam_size)
+    return Retrieved(orjson.dumps(document), stages_ms, encoded.m, answer.beam_size)
 
 
 def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> None:
@@ -141,13 +152,14 @@ def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> N
             raise InvalidQuery(f"fields[{i}]", field, f"one of {', '.join(fields)}")
     for i, query in enumerate(request.queries):
         _check_query(i, query, kind.kind, settings)
+    check_rerank(request, model)
 
 
 def encode(request: RetrieveRequest, model: LoadedModel, settings: Settings, mask: NodeMask | None) -> Encoded:
     """Make arrays of a request. Raises InvalidQuery where a vector is none."""
     items, manifest, queries = model.bundle.items, model.bundle.manifest, request.queries
     search, kind = manifest.search, manifest.query
-    m, beam_size = request.m or search.m, request.beam_size or search.beam_size
+    m, beam_size, depth = request.m or search.m, request.beam_size or search.beam_size, depth_of(request, model)
     traced = request.explain or bool(request.explain_items)
     if mask is not None:
         beam_size = min(widened_beam(beam_size, mask.items, len(items), settings.widen), search.max_beam_size)
@@ -163,48 +175,53 @@ def encode(request: RetrieveRequest, model: LoadedModel, settings: Settings, mas
         batch = encode_texts(kind, model.bundle.vectoriser, [query.text for query in queries])
     excluded = [items.rows_of(query.exclude) if query.exclude else _NO_ROWS for query in queries]
     unknown = [_unknown(query.history, seen[b]) + _unknown(query.exclude, excluded[b]) for b, query in enumerate(queries)]
+    sent = []
+    for b, query in enumerate(queries if depth else ()):
+        rows = items.rows_of(list(query.item_features)) if query.item_features else _NO_ROWS
+        sent.append(sent_with(query, rows))
+        unknown[b] += _unknown(list(query.item_features), rows)
     excluded = [np.concatenate([seen[b], excluded[b]]) if query.exclude_seen else excluded[b] for b, query in enumerate(queries)]
-    params = SearchParams.uniform(len(queries), beam_size, m, _exclusions(excluded), trace=traced, mask=mask)
-    return Encoded(batch, params, beam_size, excluded, [list(dict.fromkeys(ids)) for ids in unknown])
+    params = SearchParams.uniform(len(queries), beam_size, max(m, depth), _exclusions(excluded), trace=traced, mask=mask)
+    return Encoded(batch, params, m, beam_size, excluded, [list(dict.fromkeys(ids)) for ids in unknown], sent)
 
 
-def results_json(request: RetrieveRequest, model: LoadedModel, conditions: Filter | None, encoded: Encoded, answer: Answer) -> bytes:
-    """The JSON list of results. `min_score` trims here, after the engine decided what is complete."""
-    items, result = model.bundle.items, answer.result
-    count_B = result.count_B
-    if request.min_score is not None:  # best first, so that the items to keep come first
-        count_B = np.minimum(count_B, np.count_nonzero(result.scores_BM >= request.min_score, axis=1))
-    rows = result.item_rows_BM[0, : count_B[0]]
+def results_json(
+    request: RetrieveRequest, model: LoadedModel, conditions: Filter | None, encoded: Encoded, answer: Answer, final: Ordered
+) -> bytes:
+    """The JSON list of results."""
+    items, count_B = model.bundle.items, final.count_B
+    rows = final.rows_BM[0, : count_B[0]]
     if len(count_B) > 1:
-        rows = np.concatenate([rows_M[:count] for rows_M, count in zip(result.item_rows_BM, count_B, strict=True)])
+        rows = np.concatenate([rows_M[:count] for rows_M, count in zip(final.rows_BM, count_B, strict=True)])
     ids = items.ids_of(rows)
     columns = [items.values(field, rows) for field in request.fields]
     wanted = Wanted.of(request.explain_items, model, conditions) if encoded.params.trace else None
     results, end = [], 0
     for b, count in enumerate(count_B.tolist()):
         begin, end = end, end + count
+        own = _items(ids[begin:end], final.scores_BM[b], [column[begin:end] for column in columns], request.fields)
+        if final.reranked is not None:
+            own = [{**item, "rerank_score": score} for item, score in zip(own, final.reranked.score_BM[b], strict=False)]
         entry: dict[str, Any] = {
-            "items": _items(ids, result.scores_BM[b], columns, request.fields, begin, end),
-            "complete": bool(result.complete_B[b]),
+            "items": own,
+            "complete": bool(final.complete_B[b]),
             "beam_size": answer.beam_size,
             "degraded": answer.degraded,
             "unknown": encoded.unknown[b],
         }
         if wanted is not None:
-            entry["explain"] = explain(model.bundle, encoded.queries, result, b, wanted, encoded.excluded[b], count)
+            entry["explain"] = explain(model, encoded.queries, answer.result, b, wanted, encoded.excluded[b], final, encoded.sent)
         results.append(entry)
     return orjson.dumps(results, default=str, option=orjson.OPT_SERIALIZE_NUMPY)  # writes float32 scores as short as they are
 
 
-def _items(
-    ids: list[str], scores_M: NDArray[np.float32], columns: list[list[Any]], fields: list[str], begin: int, end: int
-) -> list[dict[str, Any]]:
+def _items(ids: list[str], scores_M: NDArray[np.float32], columns: list[list[Any]], fields: list[str]) -> list[dict[str, Any]]:
     if not columns:
-        return [{"id": item_id, "score": score} for item_id, score in zip(ids[begin:end], scores_M, strict=False)]
-    values = zip(*(column[begin:end] for column in columns), strict=True)
+        return [{"id": item_id, "score": score} for item_id, score in zip(ids, scores_M, strict=False)]
+    values = zip(*columns, strict=True)
     return [
         {"id": item_id, "score": score, "fields": dict(zip(fields, row, strict=True))}
-        for item_id, score, row in zip(ids[begin:end], scores_M, values, strict=False)
+        for item_id, score, row in zip(ids, scores_M, values, strict=False)
     ]
 
 
@@ -236,7 +253,7 @@ def _at_most(field: str, value: float, limit: float, noun: str = "") -> None:
 
 
 def _size(query: Query) -> int:
-    features = 0 if query.features is None else len(query.features.indices)
+    features = len(query.item_features) + (0 if query.features is None else len(query.features.indices))
     return len(query.history) + len(query.exclude) + len(query.vector) + len(query.text) + features
 
 

@@ -214,7 +214,7 @@ def _describe(entry: Entry, settings: Settings) -> dict[str, Any]:
         described |= {
             "engine": entry.loaded.engine.name,
             "algorithm": manifest.algorithm,
-            **manifest.model_dump(mode="json", include={"query", "search", "tree", "metrics"}),
+            **manifest.model_dump(mode="json", include={"query", "search", "tree", "ranker", "metrics"}),
             "fields": entry.loaded.bundle.items.fields,
         }
     return described

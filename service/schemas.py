@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 from pydantic.config import JsonDict
 
-from espalier.manifest import SearchDefaults, TreeInfo
+from espalier.manifest import RankerInfo, SearchDefaults, TreeInfo
 from espalier.queries import QueryKind
 
 Ids = Annotated[list[str], FailFast()]
@@ -47,6 +47,28 @@ class Query(_In):
     text: str = Field("", description="Words to search for. Those that the model does not know are skipped.")
     exclude: Ids = Field(default_factory=list, description="Item ids that must not come back.")
     exclude_seen: bool = Field(False, description="Whether the items of `history` must not come back.")
+    rank_features: dict[str, Number] = Field(
+        default_factory=dict, description="Numbers that the model's ranker takes with a query, by name; one that is left out is missing."
+    )
+    item_features: dict[str, dict[str, Number]] = Field(
+        default_factory=dict, description="Item id → numbers that the model's ranker takes for an item, by name."
+    )
+
+
+class Rerank(_In):
+    """How to re-rank."""
+
+    depth: int | None = Field(
+        None, ge=1, description="The best so many candidates get a new order; the default is the model's. May exceed m, and should."
+    )
+
+
+def _rerank(value: object) -> object:
+    if isinstance(value, bool):
+        return Rerank(depth=None) if value else None
+    if value is not None and not isinstance(value, dict | Rerank):
+        raise ValueError('true, false or {"depth": …}')
+    return value
 
 
 _CONDITIONS: JsonDict = {
@@ -93,15 +115,19 @@ class RetrieveRequest(_In):
         None, gt=0, description="Deadline, from the head of the request on; what is later is answered 504 and never searched."
     )
     fields: Ids = Field(default_factory=list, description="Columns of the item table to return with each item.")
+    rerank: Annotated[Rerank | None, BeforeValidator(_rerank, json_schema_input_type=bool | Rerank)] = Field(
+        None, description="Whether the model's ranker orders the best candidates anew: true, false, or how many of them."
+    )
     explain: bool = Field(False, description="Whether to say what each level kept. Slower: the search is traced.")
     explain_items: Ids = Field(default_factory=list, description="Ids of items of which to say where they fell out; implies `explain`.")
 
 
 class Item(BaseModel):
-    """One retrieved item; `fields` only where the request asked for some."""
+    """One retrieved item; `fields` and `rerank_score` only where the request asked for them."""
 
     id: str
-    score: float = Field(ge=0, le=1)
+    score: float = Field(ge=0, le=1, description="Of retrieval.")
+    rerank_score: float | None = Field(None, description="Of the ranker, on a scale of its own; null past the depth.")
     fields: dict[str, Any] | None = None
 
 
@@ -126,19 +152,33 @@ class ExplainedItem(BaseModel):
     """Where a wanted item fell out of the search, or in which place it came back."""
 
     id: str
-    outcome: Literal["returned", "below_min_score", "pruned", "excluded", "filtered", "removed", "unknown"]
+    outcome: Literal["returned", "below_min_score", "below_m", "pruned", "excluded", "filtered", "removed", "unknown"] = Field(
+        description="`below_m`: it was a candidate, and the ranker put it behind the m that came back."
+    )
     level: int | None = Field(None, description="Level on which it, or its ancestor, was dropped.")
     rank: float | None = Field(None, description="Its ancestor's rank there; its own where it came back.")
     cut: float | None = Field(None, description="Rank of the worst node that was kept there.")
-    place: int | None = Field(None, description="Place in the answer, from 1.")
+    place: int | None = Field(None, description="Place in the answer, or behind it, from 1.")
+    retrieved_place: int | None = Field(None, description="Its place before the re-ranking.")
+    rerank_score: float | None = Field(None, description="The ranker's score.")
+    rank_features: dict[str, float | None] | None = Field(None, description="What the ranker was told of it; null where it is missing.")
     features: list[ExplainedFeature] | None = Field(
         None, description="Models of features or texts: what spoke most for and against it, the strongest first."
     )
 
 
+class Moved(BaseModel):
+    """An item of the answer whose place the ranker changed."""
+
+    id: str
+    retrieved_place: int
+    place: int
+
+
 class Explanation(BaseModel):
     levels: list[ExplainedLevel] = Field(description="From the first level that had to be pruned to the leaves.")
     items: list[ExplainedItem] = Field(description="In the order of `explain_items`.")
+    moved: list[Moved] | None = Field(None, description="What the ranker moved, in the order of the answer.")
 
 
 class Result(BaseModel):
@@ -158,6 +198,7 @@ class Timing(BaseModel):
     queue_ms: float = Field(description="Waiting for the engine.")
     encode_ms: float = Field(description="Turning the request into arrays.")
     search_ms: float = Field(description="In the engine, query graph included.")
+    rerank_ms: float = Field(description="In the ranker; 0 where none was asked for.")
     serialise_ms: float = Field(description="Turning item rows into this document.")
     total_ms: float
     ms_per_query: float = Field(description="Engine wall time ÷ queries in the same engine call.")
@@ -197,6 +238,7 @@ class Model(BaseModel):
     search: SearchDefaults | None = Field(None, description="Defaults and limits of beam_size and m.")
     max_queries: int = Field(description="Most queries in one request.")
     tree: TreeInfo | None = None
+    ranker: RankerInfo | None = Field(None, description="The second stage, where the model has one.")
     fields: list[str] | None = Field(None, description="Columns of the item table.")
     metrics: dict[str, Any] | None = Field(None, description="Measured at training.")
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from espalier.errors import EspalierError
 
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
-STAGES = ("encode", "queue", "search", "serialise")
+STAGES = ("encode", "queue", "search", "rerank", "serialise")
 """In the order of time."""
 
 

@@ -325,6 +325,7 @@ def test_everything_that_can_be_asked_is_sent(driver: Driver) -> None:
         "min_score": 0.0,
         "timeout_ms": 50,
         "fields": ["title"],
+        "rerank": True,
         "explain": True,
         "explain_items": ["b3"],
     }

@@ -48,7 +48,7 @@ def test_one_query(shared: Running) -> None:
         }
     ]
     timing = answer["timing"]
-    assert set(timing) == {"queue_ms", "encode_ms", "search_ms", "serialise_ms", "total_ms", "ms_per_query", "batch"}
+    assert set(timing) == {"queue_ms", "encode_ms", "search_ms", "rerank_ms", "serialise_ms", "total_ms", "ms_per_query", "batch"}
     assert timing["batch"] == 1
     assert timing["ms_per_query"] == timing["search_ms"] > 0
     assert timing["total_ms"] >= timing["encode_ms"] + timing["search_ms"] + timing["serialise_ms"]

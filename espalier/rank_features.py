@@ -1,0 +1,195 @@
+"""What a re-ranker is told of a candidate: a row of named numbers, NaN where one is missing.
+
+    retrieval.position     place in the retrieved list, from 1
+    retrieval.rank         what the search ordered it by
+    retrieval.score        its score
+    leaf.norm              length of its node row
+    history.length         known items of the history
+    history.seen           places between the item's last occurrence in the history and the history's end; NaN where it is not in it
+    history.best           largest cosine between its node row and those of the history's items
+    history.top3           mean of the three largest
+    history.mean           mean of all
+    history.recent         mean of all, an item counting half as much as one that is HALF_LIFE places newer
+    history.last           that of the newest item
+    attribute.COLUMN       a numeric column of the item table; false is 0, true is 1
+    query.NAME             what the caller sends with the query
+    item.NAME              what the caller sends with the query for an item
+
+Node rows are those of leaves. Knows names and numbers. Does not know what a ranker makes of them.
+
+Legend: N candidates, F features, I items, T history length, D node row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+from numpy.typing import NDArray
+
+from espalier.errors import BundleCorrupt
+from espalier.queries import QueryBatch
+
+if TYPE_CHECKING:
+    from espalier.bundle import Bundle
+
+RETRIEVAL = ("retrieval.position", "retrieval.rank", "retrieval.score")
+COSINES = ("history.best", "history.top3", "history.mean", "history.recent", "history.last")
+HISTORY = ("history.length", "history.seen", *COSINES)
+LEAF = ("leaf.norm",)
+NAME = re.compile(r"(retrieval|history|leaf)\.\w+|(attribute|query|item)\.\S{1,64}")
+HALF_LIFE = 8
+"""Places after which an item of the history counts half in `history.recent`."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a caller sends with one query: numbers by NAME, and by item row and NAME."""
+
+    query: Mapping[str, float] = field(default_factory=dict)
+    items: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+
+
+NOTHING_SENT = Sent()
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise ValueError unless these are different names of features."""
+    for name in names:
+        own = name.split(".", 1)[0] in ("attribute", "query", "item")
+        if not NAME.fullmatch(name) or not (own or name in (*RETRIEVAL, *HISTORY, *LEAF)):
+            raise ValueError(f"{name!r} is no feature of a candidate: expected {', '.join(KNOWN)}")
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is there twice")
+
+
+KNOWN = (*RETRIEVAL, *LEAF, *HISTORY, "attribute.COLUMN", "query.NAME", "item.NAME")
+
+
+def needs_node_rows(name: str) -> bool:
+    return name in LEAF or name in COSINES
+
+
+class RankFeatures:
+    """Computes the features of a bundle's candidates.
+
+    names  in the order of the columns; raises BundleCorrupt where the bundle has no such column, or no node rows for them
+    """
+
+    def __init__(self, bundle: Bundle, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._place = {name: f for f, name in enumerate(names)}
+        self._attributes = {
+            name: numeric_column(bundle, name.removeprefix("attribute.")) for name in names if name.startswith("attribute.")
+        }
+        self._sent_query, self._sent_item = self._sent("query."), self._sent("item.")
+        self._cosines, self._historic = any(name in COSINES for name in names), any(name in HISTORY for name in names)
+        self._rows_ND: NDArray[Any] | None = None
+        if any(map(needs_node_rows, names)):
+            self._rows_ND = np.asarray(bundle.node_rows_ND)  # a plain view of the mapped rows, which is faster to index
+            self._leaf_of_item = bundle.tree.leaf_of_item
+
+    def _sent(self, prefix: str) -> dict[str, int]:
+        return {name.removeprefix(prefix): f for name, f in self._place.items() if name.startswith(prefix)}
+
+    @property
+    def sent_with_query(self) -> tuple[str, ...]:
+        """NAMEs that a caller may send with a query."""
+        return tuple(self._sent_query)
+
+    @property
+    def sent_with_items(self) -> tuple[str, ...]:
+        """NAMEs that a caller may send for an item."""
+        return tuple(self._sent_item)
+
+    def of(
+        self,
+        queries: QueryBatch,
+        b: int,
+        rows_N: NDArray[np.int64],
+        ranks_N: NDArray[np.float32],
+        scores_N: NDArray[np.float32],
+        sent: Sent = NOTHING_SENT,
+    ) -> NDArray[np.float32]:
+        """float32[N, F]: the features of query b's candidates (item rows, best first) with their ranks and scores.
+
+        They depend on nothing but this query and its candidates, so that the batch cannot change them.
+        """
+        features_NF = np.full((len(rows_N), len(self.names)), np.nan, np.float32)
+        retrieval = {"retrieval.position": np.arange(1, len(rows_N) + 1), "retrieval.rank": ranks_N, "retrieval.score": scores_N}
+        columns: dict[str, Any] = {name: values for name, values in retrieval.items() if name in self._place}
+        columns |= {name: column_I[rows_N] for name, column_I in self._attributes.items()}
+        if self._historic:
+            history_T = queries.array[b].astype(np.int64)
+            columns |= self._history(rows_N, history_T[history_T >= 0])
+        if "leaf.norm" in self._place:
+            columns["leaf.norm"] = np.linalg.norm(self._node_rows(rows_N), axis=1)
+        for name, values in columns.items():
+            if name in self._place:
+                features_NF[:, self._place[name]] = values
+        for name, value in sent.query.items():
+            features_NF[:, self._sent_query[name]] = value
+        if sent.items:
+            for n, row in enumerate(rows_N.tolist()):
+                for name, value in sent.items.get(row, {}).items():
+                    features_NF[n, self._sent_item[name]] = value
+        return features_NF
+
+    def _history(self, rows_N: NDArray[np.int64], history_T: NDArray[np.int64]) -> dict[str, Any]:
+        length = len(history_T)
+        columns: dict[str, Any] = {"history.length": length}
+        if not length:
+            return columns
+        age_T = np.arange(length - 1, -1, -1, dtype=np.float32)
+        if "history.seen" in self._place:
+            age_NT = np.where(rows_N[:, None] == history_T, age_T, np.float32(np.inf))
+            seen_N = age_NT.min(1)
+            columns["history.seen"] = np.where(np.isinf(seen_N), np.float32(np.nan), seen_N)
+        if self._cosines:
+            cosine_NT = _unit(self._node_rows(rows_N)) @ _unit(self._node_rows(history_T)).T
+            weight_T = np.exp2(-age_T / HALF_LIFE)
+            best = min(3, length)
+            columns |= {
+                "history.best": cosine_NT.max(1),
+                "history.top3": np.partition(cosine_NT, length - best, axis=1)[:, length - best :].mean(1),
+                "history.mean": cosine_NT.mean(1),
+                "history.recent": cosine_NT @ (weight_T / weight_T.sum()),
+                "history.last": cosine_NT[:, -1],
+            }
+        return columns
+
+    def _node_rows(self, rows_N: NDArray[np.int64]) -> NDArray[np.float32]:
+        """float32[N, D]: the leaves' node rows of items."""
+        if self._rows_ND is None:
+            raise BundleCorrupt("no node rows were asked for")
+        return self._rows_ND[self._leaf_of_item[rows_N]].astype(np.float32, copy=False)
+
+
+def numeric_column(bundle: Bundle, column: str) -> NDArray[np.float32]:
+    """float32[I]: a column of numbers or of true and false, NaN where it is null. Raises BundleCorrupt."""
+    items = bundle.items
+    if column not in items.fields:
+        raise BundleCorrupt(f"{bundle.path}: the ranker wants the column {column!r}, the items have {', '.join(items.fields)}")
+    values = items.column(column)
+    if not is_numeric(values.type):
+        raise BundleCorrupt(f"{bundle.path}: the ranker wants numbers from the column {column!r}, which is of type {values.type}")
+    if pt.is_boolean(values.type):
+        values = values.cast(pa.uint8())
+    return np.asarray(values.cast(pa.float64()).to_numpy(), np.float32)
+
+
+def is_numeric(kind: pa.DataType) -> bool:
+    """Whether a column of this type can be a feature."""
+    return bool(pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind) or pt.is_decimal(kind))
+
+
+def _unit(rows_ND: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows of length 1; a row of zeros stays."""
+    norm_N = np.sqrt(np.einsum("nd,nd->n", rows_ND, rows_ND))
+    unit_ND: NDArray[np.float32] = rows_ND / np.maximum(norm_N, np.float32(1e-12))[:, None]
+    return unit_ND
