@@ -1,14 +1,15 @@
-"""Retrieval metrics as the papers define them, one value per query.
+"""Retrieval and ranking metrics as the papers define them, one value per query.
 
-Knows item rows and ground truth. Does not know where the recommendations came from. Every function returns a value per query; the papers'
+Knows item rows, ground truth, scores and grades. Does not know where they came from. Every function returns a value per query; the papers'
 figure is the mean over queries, so F@m is the mean of the queries' F, never the F of mean precision and mean recall.
 
-Legend: B queries, I items, M columns of recommendations.
+Legend: B queries, I items, M columns of recommendations; for rankings Q queries, R rows (an item of a query).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from espalier.search import NO_ITEM
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
+WithoutRelevant = Literal["one", "zero", "drop"]
+"""What a query without a relevant item counts as: LightGBM's NDCG takes 1, LETOR's scripts take 0, others leave it out."""
 
 
 def precision_recall_f(
@@ -87,6 +90,99 @@ def regret_at_m(eta_BI: Float64, item_rows_BM: Int64, m: int) -> Float64:
     # The two sums add the same numbers in another order, so that a perfect answer could come out as −1e−17.
     regret_B: Float64 = np.maximum(best_B - got_BM.sum(axis=1), 0.0) / m
     return regret_B
+
+
+def ndcg(
+    scores_R: NDArray[np.floating],
+    grades_R: NDArray[np.floating],
+    query_offset: Int64,
+    k: int | None = None,
+    without_relevant: WithoutRelevant = "zero",
+) -> Float64:
+    """NDCG@k of every query (Järvelin and Kekäläinen 2002, with the gains of NCE §5.1); k = None takes all places.
+
+        NDCG@k = Σ_{i ≤ k} (2^{r_i} − 1) / log2(1 + i), divided by its largest value over all orders
+
+    scores_R      of each row; the order is by descending score, and by row where scores are equal
+    grades_R      r ≥ 0 of each row; 0 is irrelevant
+    query_offset  int64[Q + 1]: where the rows of each query begin, at least one each
+
+    float64[Q], or fewer with `without_relevant = "drop"`. Raises InvalidData where arrays do not fit or a score is no number.
+    """
+    if k is not None and k < 1:
+        raise InvalidData("k", k, "at least 1, or none for all places")
+    place_R, query_R, sorted_R = _ranked(scores_R, grades_R, query_offset)
+    _, _, ideal_R = _ranked(grades_R, grades_R, query_offset)
+    discount_R = np.where(place_R <= (np.inf if k is None else k), 1 / np.log2(1 + place_R), 0)
+    best_Q = np.bincount(query_R, weights=(np.exp2(ideal_R) - 1) * discount_R)
+    got_Q = np.bincount(query_R, weights=(np.exp2(sorted_R) - 1) * discount_R)
+    return _of_queries(got_Q / np.where(best_Q > 0, best_Q, 1), best_Q > 0, without_relevant)
+
+
+def expected_reciprocal_rank(
+    scores_R: NDArray[np.floating],
+    grades_R: NDArray[np.floating],
+    query_offset: Int64,
+    max_grade: float,
+    without_relevant: WithoutRelevant = "zero",
+) -> Float64:
+    """ERR of every query: the mean of 1 / the place at which a user who reads down is satisfied (Chapelle et al. 2009; NCE §5.1).
+
+        ERR = Σ_i R_i / i · Π_{j < i} (1 − R_j),   R_i = (2^{r_i} − 1) / 2^{max_grade}
+
+    max_grade  the highest grade that the set's judges could give, 4 in the paper, not the highest in this query
+
+    Arguments, result and errors as `ndcg`. (The paper prints the product over j > i.)
+    """
+    place_R, query_R, sorted_R = _ranked(scores_R, grades_R, query_offset)
+    if sorted_R.max(initial=0) > max_grade:
+        raise InvalidData("grades_R", float(sorted_R.max()), f"at most max_grade, {max_grade}")
+    satisfied_R = (np.exp2(sorted_R) - 1) / np.exp2(max_grade)
+    left_R = np.log1p(-satisfied_R)
+    before_R = np.cumsum(left_R) - left_R
+    reading_R = np.exp(before_R - before_R[query_offset[:-1]][query_R])
+    relevant_Q = np.maximum.reduceat(sorted_R, query_offset[:-1]) > 0
+    err_Q: Float64 = np.bincount(query_R, weights=reading_R * satisfied_R / place_R)
+    return _of_queries(err_Q, relevant_Q, without_relevant)
+
+
+def average_precision(
+    scores_R: NDArray[np.floating], grades_R: NDArray[np.floating], query_offset: Int64, without_relevant: WithoutRelevant = "zero"
+) -> Float64:
+    """AP of every query, whose mean is MAP: the mean over relevant items (grade above 0) of the precision at their place.
+
+    Arguments, result and errors as `ndcg`.
+    """
+    place_R, query_R, sorted_R = _ranked(scores_R, grades_R, query_offset)
+    hits_R = np.cumsum(sorted_R > 0)
+    before_Q: Int64 = hits_R[query_offset[:-1]] - (sorted_R[query_offset[:-1]] > 0)
+    precision_R = np.where(sorted_R > 0, (hits_R - before_Q[query_R]) / place_R, 0)
+    relevant_Q = np.add.reduceat(sorted_R > 0, query_offset[:-1], dtype=np.int64)
+    return _of_queries(np.bincount(query_R, weights=precision_R) / np.maximum(relevant_Q, 1), relevant_Q > 0, without_relevant)
+
+
+def _ranked(
+    scores_R: NDArray[np.floating], grades_R: NDArray[np.floating], query_offset: Int64
+) -> tuple[Int64, Int64, NDArray[np.floating]]:
+    """Of the rows in the order of the ranking: place in their query, from 1; query; grade."""
+    rows = len(grades_R)
+    if scores_R.shape != (rows,) or grades_R.shape != (rows,):
+        raise InvalidData("scores_R", f"shapes {list(scores_R.shape)}, {list(grades_R.shape)}", "as many scores as grades")
+    starts = query_offset.ndim == 1 and len(query_offset) >= 2 and query_offset[0] == 0 and query_offset[-1] == rows
+    if not starts or np.diff(query_offset).min() < 1:
+        raise InvalidData("query_offset", query_offset[:8].tolist(), f"ascending from 0 to {rows}, at least one row a query")
+    if np.isnan(scores_R).any() or not (grades_R >= 0).all():
+        raise InvalidData("scores_R, grades_R", "NaN, or a grade below 0", "scores that are numbers, and grades of at least 0")
+    size_Q = np.diff(query_offset)
+    query_R = np.repeat(np.arange(len(size_Q)), size_Q)
+    order_R = np.lexsort((-scores_R, query_R))
+    return np.arange(rows) - query_offset[:-1][query_R] + 1, query_R, grades_R[order_R].astype(np.float64)
+
+
+def _of_queries(value_Q: Float64, relevant_Q: NDArray[np.bool_], without_relevant: WithoutRelevant) -> Float64:
+    if without_relevant == "drop":
+        return value_Q[relevant_Q]
+    return np.where(relevant_Q, value_Q, 1.0 if without_relevant == "one" else 0.0)
 
 
 def _recommendations(item_rows_BM: Int64, m: int) -> Int64:

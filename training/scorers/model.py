@@ -5,8 +5,6 @@ Legend: B queries, L levels, C candidates, D node row, S state, N nodes, T histo
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from training.config import ScorerConfig
+from training.onnx_graphs import onnx_bytes
 from training.scorers.attention import AttentionHead, BehaviourEncoder
 from training.scorers.encoders import VectorEncoder, WindowEncoder
 from training.scorers.heads import MlpHead, ProductHead
@@ -90,33 +89,12 @@ def export_graphs(model: NodeScorer, query_name: str, example: Tensor) -> tuple[
     query_dims: dict[int, Any] = {0: dim.DYNAMIC} | ({1: dim.DYNAMIC} if query_name == "history_nodes" else {})
     rows_ND = model.node_rows.detach()
     uses_rows = not isinstance(model.encoder, VectorEncoder)
-    query = _export(
+    query = onnx_bytes(
         QueryGraph(model), (example, rows_ND), [query_name, "node_rows"], "query_state", [query_dims, {0: dim.DYNAMIC} if uses_rows else {}]
     )
     state_BS = model.state(example)[:, -1].detach().contiguous()  # other strides would be written into the graph
     rows_BCD = rows_ND[torch.arange(3 * len(state_BS)).view(len(state_BS), 3) % len(rows_ND)]
-    scorer = _export(
+    scorer = onnx_bytes(
         model.head, (state_BS, rows_BCD), ["query_state", "node_rows"], "logits", [{0: dim.DYNAMIC}, {0: dim.DYNAMIC, 1: dim.DYNAMIC}]
     )
     return query, scorer
-
-
-def _export(module: nn.Module, args: tuple[Tensor, ...], inputs: list[str], output: str, dims: list[dict[int, Any]]) -> bytes:
-    # It says at every export that torchvision, which nothing here uses, is not installed.
-    logging.getLogger("torch.onnx._internal.exporter._registration").disabled = True
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)  # torch 2.13 warns about its own export code
-        program = torch.onnx.export(
-            module.eval(),
-            args,
-            dynamo=True,
-            input_names=inputs,
-            output_names=[output],
-            dynamic_shapes=dims,
-            verbose=False,
-            opset_version=20,
-        )
-    if program is None:
-        raise RuntimeError("torch.onnx.export gave no program")
-    serialised: bytes = program.model_proto.SerializeToString()
-    return serialised

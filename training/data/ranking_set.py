@@ -1,0 +1,109 @@
+"""Queries with the items they are answered by: features and grades of relevance, to train and measure rankers with.
+
+Knows arrays and their invariants. Does not know files (`letor.py`) nor what is learned from them.
+
+Legend: R rows (a query with one of its items), F features, Q queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidData
+
+
+@dataclass(frozen=True, eq=False)
+class RankingSet:
+    """Q queries over R rows; the rows of a query are contiguous.
+
+    features_RF    float32[R, F], NaN where a value is missing
+    grades_R       float32[R], finite and at least 0; 0 is irrelevant
+    query_offset   int64[Q + 1]: where the rows of each query begin, from 0 to R; every query has a row
+    feature_names  F names, each once
+    query_ids      Q ids, each once, or None
+    item_ids       R ids, or None
+
+    Raises InvalidData where the arrays are not that.
+    """
+
+    features_RF: NDArray[np.float32]
+    grades_R: NDArray[np.float32]
+    query_offset: NDArray[np.int64]
+    feature_names: tuple[str, ...]
+    query_ids: tuple[str, ...] | None = None
+    item_ids: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        features, grades, offset = self.features_RF, self.grades_R, self.query_offset
+        if features.dtype != np.float32 or features.ndim != 2:
+            raise InvalidData("features_RF", f"{features.dtype}{list(features.shape)}", "float32[R, F]")
+        rows, width = features.shape
+        if grades.dtype != np.float32 or grades.shape != (rows,):
+            raise InvalidData("grades_R", f"{grades.dtype}{list(grades.shape)}", f"float32[{rows}], one per row of features_RF")
+        if offset.dtype != np.int64 or offset.ndim != 1 or len(offset) < 2:
+            raise InvalidData("query_offset", f"{offset.dtype}{list(offset.shape)}", "int64[Q + 1] of at least one query")
+        if offset[0] != 0 or offset[-1] != rows or (np.diff(offset) < 1).any():
+            raise InvalidData("query_offset", offset[:8].tolist(), f"ascending from 0 to {rows}, at least one row a query")
+        if width == 0 or len(self.feature_names) != width or len(set(self.feature_names)) != width:
+            raise InvalidData("feature_names", list(self.feature_names[:8]), f"{width} different names, at least one")
+        wrong = ~(np.isfinite(grades) & (grades >= 0))
+        if wrong.any():
+            raise InvalidData(f"grades_R[{int(wrong.argmax())}]", float(grades[wrong.argmax()]), "a finite grade of at least 0")
+        infinite = np.isinf(features).any(axis=1)
+        if infinite.any():
+            raise InvalidData(f"features_RF[{int(infinite.argmax())}]", "infinity", "finite numbers, or NaN where one is missing")
+        if self.query_ids is not None and (len(self.query_ids) != len(self) or len(set(self.query_ids)) != len(self)):
+            raise InvalidData("query_ids", list(self.query_ids[:8]), f"{len(self)} different ids")
+        if self.item_ids is not None and len(self.item_ids) != rows:
+            raise InvalidData("item_ids", f"{len(self.item_ids)} ids", f"{rows}, one per row of features_RF")
+
+    def __len__(self) -> int:
+        return len(self.query_offset) - 1
+
+    def rows_of(self, query: int) -> slice:
+        """The rows of a query."""
+        return slice(int(self.query_offset[query]), int(self.query_offset[query + 1]))
+
+    def subset(self, queries: NDArray[np.int64]) -> RankingSet:
+        """The queries at some positions (int64, at least one, each once), in that order."""
+        if len(queries) == 0 or queries.min() < 0 or queries.max() >= len(self) or len(np.unique(queries)) != len(queries):
+            raise InvalidData("queries", queries[:8].tolist(), f"different positions from 0 to {len(self) - 1}, at least one")
+        size_Q = np.diff(self.query_offset)[queries]
+        offset = np.concatenate([[0], np.cumsum(size_Q)])
+        rows = np.arange(offset[-1]) + np.repeat(self.query_offset[queries] - offset[:-1], size_Q)
+        return replace(
+            self,
+            features_RF=self.features_RF[rows],
+            grades_R=self.grades_R[rows],
+            query_offset=offset,
+            query_ids=None if self.query_ids is None else tuple(self.query_ids[query] for query in queries),
+            item_ids=None if self.item_ids is None else tuple(self.item_ids[row] for row in rows),
+        )
+
+    def split(self, share: float, seed: int) -> tuple[RankingSet, RankingSet]:
+        """The set without a seeded random share of its queries, and that share; both have at least one query."""
+        held_out = round(share * len(self))
+        if not 0 < held_out < len(self):
+            raise InvalidData("share", share, f"a share of {len(self)} queries that leaves some on both sides")
+        order = np.random.default_rng(seed).permutation(len(self))
+        return self.subset(np.sort(order[held_out:])), self.subset(np.sort(order[:held_out]))
+
+
+def concatenated(parts: list[RankingSet]) -> RankingSet:
+    """The queries of several sets with the same features, in order; ids are kept where all have them."""
+    if len({part.feature_names for part in parts}) != 1:
+        raise InvalidData("parts", [part.feature_names[:4] for part in parts], "sets of the same features, at least one")
+    begins = np.cumsum([0, *(len(part.grades_R) for part in parts[:-1])])
+    queries = [part.query_ids for part in parts]
+    items = [part.item_ids for part in parts]
+    return RankingSet(
+        np.concatenate([part.features_RF for part in parts]),
+        np.concatenate([part.grades_R for part in parts]),
+        np.concatenate([np.zeros(1, np.int64), *(part.query_offset[1:] + begin for part, begin in zip(parts, begins, strict=True))]),
+        parts[0].feature_names,
+        None if None in queries else tuple(name for ids in queries if ids is not None for name in ids),
+        None if None in items else tuple(name for ids in items if ids is not None for name in ids),
+    )

@@ -1,0 +1,72 @@
+"""A trained ranker as ranker.onnx, compared with itself before it is kept.
+
+The graph takes `features float32[N, F]`, raw and with NaN where a value is missing, and gives `scores float32[N]`, higher is better. N is
+any number of items, of any number of queries: an item's score depends on its own features alone. No control flow, no external data.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from espalier.engines.runtime import ort
+from training.onnx_graphs import onnx_bytes
+from training.rankers.fit import Ranker
+
+PARITY_TOLERANCE = 1e-4
+"""Of the largest score of the compared rows, at least 1."""
+COMPARED_ROWS = 256
+
+
+def ranker_onnx(ranker: Ranker) -> bytes:
+    """The graph's bytes. Raises ArithmeticError where ONNX Runtime and torch score seeded rows, some with missing values, differently."""
+    copied = Ranker(ranker.feature_names, ranker.standardise, ranker.function).cpu().eval()
+    example_RF = _example(copied)
+    serialised = onnx_bytes(_Scores(copied), (torch.from_numpy(example_RF),), ["features"], "scores", [{0: torch.export.Dim.DYNAMIC}])
+    session = ort.InferenceSession(serialised, providers=["CPUExecutionProvider"])
+    for rows in (COMPARED_ROWS, 1):
+        expected_R = copied.scores(example_RF[:rows])
+        (found_R,) = session.run(["scores"], {"features": example_RF[:rows]})
+        worst = float(np.abs(found_R - expected_R).max()) if found_R.shape == expected_R.shape else math.inf
+        limit = PARITY_TOLERANCE * max(1.0, float(np.abs(expected_R).max()))
+        if not worst <= limit:
+            raise ArithmeticError(f"scores: got a difference of {worst} between ONNX Runtime and torch, expected at most {limit}")
+    return serialised
+
+
+def export_ranker(ranker: Ranker, path: Path) -> None:
+    """Write `ranker_onnx` to a file."""
+    path.write_bytes(ranker_onnx(ranker))
+
+
+class _Scores(nn.Module):
+    def __init__(self, ranker: Ranker) -> None:
+        super().__init__()
+        self.ranker = ranker
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.ranker(features)
+        return scores
+
+
+def _example(ranker: Ranker) -> NDArray[np.float32]:
+    """float32[R, F]: rows about the training rows' means, from within to far beyond them, a fifth of the values missing."""
+    rng = np.random.default_rng(0)
+    width = len(ranker.feature_names)
+    standardise = ranker.standardise
+    spread_R = rng.choice([0.1, 1.0, 10.0], (COMPARED_ROWS, 1))
+    if standardise.scaling == "quantile":
+        knots_FK = standardise.knots_FK.numpy()
+        low_F, high_F = knots_FK[:, 0], knots_FK[:, -1]
+        example_RF = (low_F + high_F) / 2 + spread_R * (high_F - low_F) * rng.standard_normal((COMPARED_ROWS, width))
+    else:
+        scale_F = standardise.scale[:width].numpy()
+        deviation_F = np.divide(1, scale_F, out=np.ones_like(scale_F), where=scale_F > 0)
+        example_RF = standardise.mean[:width].numpy() + spread_R * deviation_F * rng.standard_normal((COMPARED_ROWS, width))
+    example_RF[rng.random(example_RF.shape) < 0.2] = np.nan
+    return np.asarray(example_RF, np.float32)

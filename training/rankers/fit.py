@@ -1,0 +1,197 @@
+"""Training a ranker: a rank function under a model of choice, with the standardisation of its features inside.
+
+Knows ranking sets and `RankerConfig`. Does not know where features come from. As in NCE §5.2: gradient descent over batches of queries, a
+query's loss divided by its items, a learning rate that is halved when an epoch's training loss is no better than the best before. With
+validation queries, the weights of the epoch with the best NDCG on them are kept; without, those of the last.
+
+A fit is a function of configuration and data: order of queries, dropout and ties of epoch e are drawn from generators seeded with
+(seed, e), on the CPU and in fixed order.
+
+Legend: R rows, F features, Q queries, B queries of a batch, N places.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from espalier.errors import InvalidData
+from espalier.metrics import ndcg
+from training.data.ranking_set import RankingSet
+from training.rankers.config import RankerConfig
+from training.rankers.highway import HighwayFunction
+from training.rankers.linear import LinearFunction
+from training.rankers.losses import query_losses
+from training.rankers.standardise import Standardise
+
+SCORED_ROWS = 1 << 16
+"""Rows scored at a time: bounds the memory of hidden units."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch came to. `validation` is the NDCG on validation queries, or None without them."""
+
+    number: int
+    loss: float
+    learning_rate: float
+    validation: float | None
+
+
+class Ranker(nn.Module):
+    """Raw features [… , F], NaN where missing → scores […], higher is better.
+
+    feature_names  of its inputs, in order
+    """
+
+    def __init__(self, feature_names: tuple[str, ...], standardise: Standardise, function: LinearFunction | HighwayFunction) -> None:
+        super().__init__()
+        self.feature_names = feature_names
+        self.standardise = standardise
+        self.function = function
+
+    def forward(self, features: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """`generator` is that of dropout; without one, as in serving, nothing is dropped."""
+        scores: Tensor = self.function(self.standardise(features), generator)
+        return scores
+
+    @torch.no_grad()
+    def scores(self, features_RF: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32[R]. Raises InvalidData where there are other features than it was trained with."""
+        if features_RF.ndim != 2 or features_RF.shape[1] != len(self.feature_names):
+            raise InvalidData("features_RF", list(features_RF.shape), f"[R, {len(self.feature_names)}]")
+        device = self.standardise.mean.device
+        blocks = [torch.from_numpy(features_RF[start : start + SCORED_ROWS]) for start in range(0, len(features_RF), SCORED_ROWS)]
+        parts = [self(block.to(device)).cpu().numpy() for block in blocks]
+        return np.concatenate([np.zeros(0, np.float32), *parts])
+
+
+def fit_ranker(
+    train: RankingSet,
+    valid: RankingSet | None,
+    config: RankerConfig,
+    progress: Callable[[Epoch], None] | None = None,
+    device: torch.device | None = None,
+) -> Ranker:
+    """Train a ranker. `progress` is called after each epoch; the ranker is on the CPU.
+
+    Raises InvalidData where no training query has items of different grades, or validation queries have other features;
+    FloatingPointError where weights stop being numbers.
+    """
+    if valid is not None and valid.feature_names != train.feature_names:
+        raise InvalidData("valid.feature_names", valid.feature_names[:8], f"those of the training queries, {train.feature_names[:8]}")
+    told = _with_different_grades(train)
+    if len(told) == 0:
+        raise InvalidData("train.grades_R", "equal grades in every query", "a query with items of different grades")
+    device = device or torch.device("cpu")
+    ranker = new_ranker(train, config).to(device)
+    kept = copy.deepcopy(ranker)  # whose weights count: those of the last step, or their running mean
+    with torch.no_grad():
+        inputs_RF = ranker.standardise(torch.from_numpy(train.features_RF).to(device))
+    grades_R = torch.from_numpy(train.grades_R).to(device)
+    optimizer = _optimizer(ranker.function, config)
+    step_share = 1 / max(config.average * -(-len(told) // config.batch_queries), 1.0)
+    best_loss, best_ndcg, best_state, since = np.inf, -np.inf, kept.function.state_dict(), 0
+    rate = config.learning_rate
+    for number in range(1, config.max_epochs + 1):
+        rng = np.random.default_rng((config.seed, number))
+        generator = torch.Generator(device).manual_seed(int(rng.integers(2**63)))
+        total = 0.0
+        order = rng.permutation(told)
+        for start in range(0, len(order), config.batch_queries):
+            rows_BN, real_BN = padded(train.query_offset, order[start : start + config.batch_queries])
+            loss_B = _batch_losses(config, ranker.function, inputs_RF, grades_R, rows_BN.to(device), real_BN.to(device), generator)
+            optimizer.zero_grad()
+            loss_B.mean().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            optimizer.step()
+            if config.max_norm is not None and isinstance(ranker.function, HighwayFunction):
+                ranker.function.limit_norms(config.max_norm)
+            _draw_nearer(kept.function, ranker.function, step_share)
+            total += float(loss_B.detach().sum())
+        loss = total / len(order)
+        if not np.isfinite(loss):
+            raise FloatingPointError(f"the loss of epoch {number} is {loss}; lower the learning rate")
+        value = None if valid is None else _ndcg(kept, valid, config.validate_at)
+        if progress is not None:
+            progress(Epoch(number, loss, rate, value))
+        since += 1
+        if value is None or value > best_ndcg:
+            best_ndcg, best_state, since = -np.inf if value is None else value, copy.deepcopy(kept.function.state_dict()), 0
+        if loss >= best_loss:
+            rate /= 2
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        best_loss = min(best_loss, loss)
+        if rate < config.least_rate or (valid is not None and config.patience is not None and since >= config.patience):
+            break
+    kept.function.load_state_dict(best_state)
+    return kept.cpu().eval()
+
+
+def new_ranker(train: RankingSet, config: RankerConfig) -> Ranker:
+    """An untrained ranker: features standardised as those of some rows, weights drawn from the seed."""
+    generator = torch.Generator().manual_seed(config.seed)
+    standardise = Standardise(train.features_RF, config.scaling, config.missing)
+    function = (
+        LinearFunction(standardise.outputs, config.init_std, generator)
+        if config.function == "linear"
+        else HighwayFunction(
+            standardise.outputs, config.hidden, config.layers, config.visible_dropout, config.dropout, config.init_std, generator
+        )
+    )
+    return Ranker(train.feature_names, standardise, function)
+
+
+def padded(query_offset: NDArray[np.int64], queries: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """int64[B, N] rows of some queries, 0 where a query has fewer, and bool[B, N] where there is one."""
+    begin_B, size_B = query_offset[queries], query_offset[queries + 1] - query_offset[queries]
+    place_N = np.arange(size_B.max())
+    real_BN = place_N < size_B[:, None]
+    return torch.from_numpy(np.where(real_BN, begin_B[:, None] + place_N, 0)), torch.from_numpy(real_BN)
+
+
+def _batch_losses(
+    config: RankerConfig,
+    function: nn.Module,
+    inputs_RF: Tensor,
+    grades_R: Tensor,
+    rows_BN: Tensor,
+    real_BN: Tensor,
+    generator: torch.Generator,
+) -> Tensor:
+    """[B]: each query's loss divided by its number of items."""
+    own_R = rows_BN[real_BN]
+    scores_BN = inputs_RF.new_zeros(rows_BN.shape).masked_scatter(real_BN, function(inputs_RF[own_R], generator))
+    return query_losses(config, scores_BN, grades_R[rows_BN], real_BN, generator) / real_BN.sum(-1)
+
+
+def _with_different_grades(train: RankingSet) -> NDArray[np.int64]:
+    """Positions of the queries that say something: under both models an order of equals has, on average, nothing to teach."""
+    begins = train.query_offset[:-1]
+    return np.flatnonzero(np.maximum.reduceat(train.grades_R, begins) > np.minimum.reduceat(train.grades_R, begins))
+
+
+def _optimizer(function: nn.Module, config: RankerConfig) -> torch.optim.Optimizer:
+    biases = [parameter for name, parameter in function.named_parameters() if name.endswith("bias")]
+    weights = [parameter for name, parameter in function.named_parameters() if not name.endswith("bias")]
+    groups = [{"params": weights, "weight_decay": config.weight_decay}, {"params": biases, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    if config.optimizer == "adam":
+        return torch.optim.AdamW(groups, lr=config.learning_rate)
+    return torch.optim.SGD(groups, lr=config.learning_rate)
+
+
+@torch.no_grad()
+def _draw_nearer(kept: nn.Module, function: nn.Module, share: float) -> None:
+    for mean, new in zip(kept.parameters(), function.parameters(), strict=True):
+        mean.lerp_(new, share)
+
+
+def _ndcg(ranker: Ranker, valid: RankingSet, k: int) -> float:
+    return float(ndcg(ranker.scores(valid.features_RF), valid.grades_R, valid.query_offset, k).mean())

@@ -1,0 +1,77 @@
+"""The highway network as a rank function (NCE §4; Srivastava, Greff and Schmidhuber 2015).
+
+    z_1 = g(b_H + W_X x),   z_{l+1} = H(z_l) ⊙ T(z_l) + z_l ⊙ (1 − T(z_l)),   f = ⟨w, z_L⟩
+    H(z) = g(b_H + W_H z),  T(z) = σ(b_T + W_T z),  g = ReLU
+
+Layers 2 … L share their weights, and b_H is the input layer's too. The paper says neither the standard deviation of the first weights nor
+what of a layer is dropped. Here each item draws one mask of hidden units for all layers, as they are the same units: z_1 and every H(z_l)
+go through it, so that a dropped unit is 0 throughout and the others are scaled up once.
+
+Legend: F features, K hidden units; items have any number of dimensions in front.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+GATE_BIAS = -1.0
+
+
+class HighwayFunction(nn.Module):
+    """Features [… , F] → scores […].
+
+    hidden, layers             K and L; with L = 1 it is a network of one hidden layer
+    visible_dropout, dropout   share of features and of hidden units that is 0 for an item, when a generator is given
+    init_std                   of all weights at the start; b_H starts at 0, b_T at −1
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        layers: int,
+        visible_dropout: float,
+        dropout: float,
+        init_std: float,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+
+        def drawn(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(shape, generator=generator) * init_std)
+
+        self.layers, self.visible_dropout, self.dropout = layers, visible_dropout, dropout
+        self.input_KF = drawn(hidden, features)
+        self.transform_KK = drawn(hidden, hidden)
+        self.gate_KK = drawn(hidden, hidden)
+        self.transform_bias = nn.Parameter(torch.zeros(hidden))
+        self.gate_bias = nn.Parameter(torch.full((hidden,), GATE_BIAS))
+        self.weight = drawn(hidden)
+
+    def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Scores; `generator` is that of dropout, and without one nothing is dropped."""
+        if generator is not None and self.visible_dropout:
+            x = x * _mask(x, x.shape[-1], self.visible_dropout, generator)
+        z = linear(x, self.input_KF, self.transform_bias).relu()
+        mask = _mask(x, z.shape[-1], self.dropout, generator) if generator is not None and self.dropout else None
+        if mask is not None:
+            z = z * mask
+        for _ in range(self.layers - 1):
+            gate = linear(z, self.gate_KK, self.gate_bias).sigmoid()
+            new = linear(z, self.transform_KK, self.transform_bias).relu()
+            z = (new if mask is None else new * mask) * gate + z * (1 - gate)
+        return z @ self.weight
+
+    @torch.no_grad()
+    def limit_norms(self, longest: float) -> None:
+        """Shorten the incoming weights of each unit and gate to a length of at most `longest` (the paper's max-norm)."""
+        for weights in (self.input_KF, self.transform_KK, self.gate_KK):
+            weights.mul_(longest / torch.linalg.vector_norm(weights, dim=1, keepdim=True).clamp(min=longest))
+
+
+def _mask(x: Tensor, width: int, share: float, generator: torch.Generator) -> Tensor:
+    """[… , width]: 0 for a share of the units of each item, 1 / (1 − share) for the others."""
+    kept = torch.rand((*x.shape[:-1], width), generator=generator, device=x.device) >= share
+    return kept.to(x.dtype) / (1 - share)

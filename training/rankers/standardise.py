@@ -1,0 +1,98 @@
+"""Raw features, with NaN where a value is missing → what rank functions take: of mean 0 and standard deviation 1 on the training rows.
+
+Knows columns. Does not know queries: a value is treated alike wherever it occurs, so that what was remembered in training serves any item.
+
+Legend: F features, K knots; rows have any number of dimensions in front.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import norm
+from torch import Tensor, nn
+
+from espalier.errors import InvalidConfig, InvalidData
+
+QUANTILES = 16
+"""Pieces of the map to the normal distribution."""
+
+
+class Standardise(nn.Module):
+    """(x − mean) / std, 0 where x is missing; then, if asked for, for each feature with missing values the same of “is missing”.
+
+    With `quantile`, x first goes through a rising piecewise linear function that takes the training quantiles to those of the normal
+    distribution, and what is beyond them to the outermost ones, so that neither units nor outliers matter.
+
+    Its arrays are buffers: they are saved and exported with the model. A feature with one value only is always 0.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    knots_FK: Tensor
+    rise_FK: Tensor
+    flagged: Tensor
+
+    def __init__(self, features_RF: NDArray[np.float32], scaling: str, missing: bool) -> None:
+        super().__init__()
+        if features_RF.ndim != 2 or 0 in features_RF.shape:
+            raise InvalidData("features_RF", list(features_RF.shape), "at least one row and one feature")
+        if scaling not in ("z-score", "quantile"):
+            raise InvalidConfig("scaling", scaling, "z-score or quantile")
+        absent_RF = np.isnan(features_RF)
+        values_RF = features_RF.astype(np.float64)
+        if scaling == "quantile":
+            knots_FK, rise_FK = _normal_map(values_RF)
+            self.register_buffer("knots_FK", torch.from_numpy(knots_FK.astype(np.float32)))
+            self.register_buffer("rise_FK", torch.from_numpy(rise_FK.astype(np.float32)))
+            values_RF = _mapped(torch.from_numpy(values_RF), torch.from_numpy(knots_FK), torch.from_numpy(rise_FK)).numpy()
+        self.scaling = scaling
+        flagged = np.flatnonzero(absent_RF.any(axis=0) & ~absent_RF.all(axis=0)) if missing else np.zeros(0, np.int64)
+        self.register_buffer("flagged", torch.from_numpy(flagged))
+        columns_RF = np.concatenate([values_RF, absent_RF[:, flagged].astype(np.float64)], axis=1)
+        known_RF = ~np.isnan(columns_RF)
+        count_F = np.maximum(known_RF.sum(axis=0), 1)
+        mean_F = np.where(known_RF, columns_RF, 0).sum(axis=0) / count_F
+        std_F = np.sqrt((np.where(known_RF, columns_RF - mean_F, 0) ** 2).sum(axis=0) / count_F)
+        varies_F = std_F > 1e-7 * np.abs(mean_F)  # what float32 can tell apart
+        self.register_buffer("mean", torch.from_numpy(mean_F.astype(np.float32)))
+        self.register_buffer("scale", torch.from_numpy(np.divide(1, std_F, out=np.zeros_like(std_F), where=varies_F).astype(np.float32)))
+        self.features = features_RF.shape[1]
+        self.outputs = len(mean_F)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[…, features] → [… , outputs]."""
+        missing = features.isnan()
+        x = _mapped(features, self.knots_FK, self.rise_FK) if self.scaling == "quantile" else features
+        if len(self.flagged):
+            x = torch.cat([x, missing.index_select(-1, self.flagged).to(x.dtype)], -1)
+            missing = torch.cat([missing, torch.zeros_like(missing).index_select(-1, self.flagged)], -1)
+        return torch.where(missing, 0, (x - self.mean) * self.scale)
+
+
+def _normal_map(values_RF: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Knots float64[F, K + 1], ascending, and how much the map rises between each two, float64[F, K]. Starts from the first quantile."""
+    level_K = (np.arange(QUANTILES + 1) + 0.5) / (QUANTILES + 1)
+    knots_FK = np.zeros((values_RF.shape[1], QUANTILES + 1))
+    rise_FK = np.zeros((values_RF.shape[1], QUANTILES))
+    for place, column in enumerate(values_RF.T):
+        known = column[~np.isnan(column)]
+        if len(known) == 0:
+            continue
+        knots, group = np.unique(np.quantile(known, level_K), return_inverse=True)
+        # Equal quantiles, of a value that is frequent, are one knot at the mean of their normal scores.
+        score = np.bincount(group, weights=norm.ppf(level_K)) / np.bincount(group)
+        knots_FK[place] = np.concatenate([knots, np.full(len(level_K) - len(knots), knots[-1])])
+        rise_FK[place, : len(knots) - 1] = np.diff(score)
+    return knots_FK, rise_FK
+
+
+def _mapped(x: Tensor, knots_FK: Tensor, rise_FK: Tensor) -> Tensor:
+    """Σ_k rise_k · (the share of the way from knot k to the next that x has gone), summed without an intermediate of all knots."""
+    total = torch.zeros_like(x)
+    for k in range(rise_FK.shape[1]):
+        low_F, high_F = knots_FK[:, k], knots_FK[:, k + 1]
+        width_F = torch.where(high_F > low_F, high_F - low_F, 1)
+        total = total + rise_FK[:, k] * ((x - low_F) / width_F).clamp(0, 1)
+    return total

@@ -1,0 +1,104 @@
+"""Items of one grade: a random order of them, or the probability of all their orders together.
+
+Knows grades, scores and the two models of choice. Does not know features. A choice model gives orders a probability; grades are a partial
+order: groups of items without an order inside. The likelihood of the groups is the sum over the orders that agree with them (the marginal
+likelihood of Kalbfleisch and Prentice 1973 for tied lifetimes in Cox's model, of which both models of choice are instances). A group D
+leaves before the rest R with
+
+    P = ∫_0^∞ Π_{j ∈ D} (1 − exp(−a_j s)) exp(−s) ds,   a_j = w_j / Σ_{i ∈ R} w_i
+
+(DeLong, Guirguis and So 1994), w_j = exp(−f_j) for choice by elimination, where the worst leave first, and exp(f_j) for Plackett–Luce.
+With s = exp(x) the integrand is log-concave and its mode is in [0, log(1 + |D|)], so that the trapezoid rule around it is right to
+1e-7 in 68 nodes: linear in items for each group.
+
+Legend: B queries, N places, T nodes of the rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+BISECTIONS = 14
+"""Of an interval of at most log(1 + |D|): enough to place the nodes, and the value hardly depends on where they are."""
+STEP = 0.4
+NODES = torch.arange(-20.0, 7.2, STEP)
+"""In units of the mode's width. The integrand falls about as exp(t) to the left, and as a Gaussian or faster to the right."""
+
+
+def random_order(grades_BN: Tensor, real_BN: Tensor, generator: torch.Generator) -> Tensor:
+    """int64[B, N]: places of the items from the best grade to the worst, equal ones in random order, padding last."""
+    shuffled_BN = torch.rand(grades_BN.shape, generator=generator, device=grades_BN.device).argsort(-1)
+    key_BN = torch.where(real_BN, -grades_BN, torch.inf).gather(-1, shuffled_BN)
+    return shuffled_BN.gather(-1, key_BN.argsort(dim=-1, stable=True))
+
+
+def tied_elimination_loss(scores_BN: Tensor, grades_BN: Tensor, real_BN: Tensor) -> Tensor:
+    """[B]: −log P that all items of each grade are eliminated before those of higher ones. A pass per distinct grade."""
+    return _chain(-scores_BN, grades_BN, real_BN, torch.gt)
+
+
+def tied_plackett_luce_loss(scores_BN: Tensor, grades_BN: Tensor, real_BN: Tensor) -> Tensor:
+    """[B]: −log P that all items of each grade are chosen before those of lower ones. A pass per distinct grade."""
+    return _chain(scores_BN, grades_BN, real_BN, torch.lt)
+
+
+def _chain(log_worth_BN: Tensor, grades_BN: Tensor, real_BN: Tensor, left: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    loss_B = log_worth_BN.sum(-1) * 0  # with a gradient, also where all grades are equal
+    for grade in torch.unique(grades_BN[real_BN]):
+        loss_B = loss_B - log_group_first(log_worth_BN, real_BN & (grades_BN == grade), real_BN & left(grades_BN, grade))
+    return loss_B
+
+
+def log_group_first(log_worth_BN: Tensor, group_BN: Tensor, rest_BN: Tensor) -> Tensor:
+    """[B]: the log of the probability that all items of the group leave before any of the rest; 0 where one of both is empty."""
+    both_B = group_BN.any(-1) & rest_BN.any(-1)
+    if not both_B.any():
+        return log_worth_BN.new_zeros(len(log_worth_BN))
+    dtype, log_worth_BN = log_worth_BN.dtype, log_worth_BN.double()  # the integrand's log is a sum over items, and differences of it count
+    # A query without either gets numbers that stay finite, and is left out at the end.
+    rest_B = torch.where(rest_BN | ~both_B[:, None], log_worth_BN, -torch.inf).logsumexp(-1)
+    share_BN = log_worth_BN - rest_B[:, None]
+    with torch.no_grad():
+        mode_B, width_B = _mode(share_BN, group_BN)
+    x_BT = mode_B[:, None] + width_B[:, None] * NODES.to(mode_B)
+    log_gone_BTN = _log_cdf(share_BN[:, None, :] + x_BT[:, :, None])
+    height_BT = x_BT - x_BT.exp() + torch.where(group_BN[:, None, :], log_gone_BTN, 0).sum(-1)
+    log_p_B = height_BT.logsumexp(-1) + (STEP * width_B).log()
+    return torch.where(both_B, log_p_B, 0).to(dtype)
+
+
+def _mode(share_BN: Tensor, group_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the integrand is highest, and 1/√ of its log's curvature there."""
+    low_B = share_BN.new_zeros(len(share_BN))
+    high_B = torch.log1p(group_BN.sum(-1).to(share_BN.dtype))
+    for _ in range(BISECTIONS):
+        middle_B = (low_B + high_B) / 2
+        slope_B = 1 - middle_B.exp() + torch.where(group_BN, _log_cdf_slope(share_BN + middle_B[:, None]), 0).sum(-1)
+        low_B, high_B = torch.where(slope_B > 0, middle_B, low_B), torch.where(slope_B > 0, high_B, middle_B)
+    mode_B = (low_B + high_B) / 2
+    slope_BN = _log_cdf_slope(share_BN + mode_B[:, None])
+    # The slope of log(1 − exp(−e^y)) falls by slope · (slope + e^y − 1).
+    fall_BN = slope_BN * (slope_BN + (share_BN + mode_B[:, None]).clamp(max=_SURE).exp() - 1)
+    return mode_B, (mode_B.exp() + torch.where(group_BN, fall_BN, 0).sum(-1)).rsqrt()
+
+
+_SURE = math.log(200)
+"""exp(−e^y) is nothing from here on."""
+_RARE = -12.0
+"""1 − exp(−e^y) is e^y up to here."""
+
+
+def _log_cdf(y: Tensor) -> Tensor:
+    """log(1 − exp(−e^y)) and its gradient, for any finite y."""
+    middle = y.clamp(_RARE, _SURE)
+    return torch.where(y < _RARE, y - y.clamp(max=_RARE).exp() / 2, (-torch.expm1(-middle.exp())).log())
+
+
+def _log_cdf_slope(y: Tensor) -> Tensor:
+    """e^y / (exp(e^y) − 1), from 1 down to 0."""
+    rate = y.clamp(_RARE, math.log(80)).exp()
+    return rate / torch.expm1(rate)
