@@ -39,12 +39,36 @@ def precision_recall_f(
     Raises InvalidData when a query has no relevant item (recall is undefined: skip it before the call), when a row recommends an item
     twice, or when shapes and dtypes do not fit.
     """
-    rows_BM = _recommendations(item_rows_BM, m)
+    hits_BM, size_B = _hits(_recommendations(item_rows_BM, m), relevant, multiset)
+    hits_B = hits_BM.sum(axis=1)
+    precision_B, recall_B = hits_B / m, hits_B / np.maximum(size_B, 1)
+    total_B = precision_B + recall_B
+    f_B = np.divide(2 * precision_B * recall_B, total_B, out=np.zeros(len(total_B)), where=total_B > 0)
+    return precision_B, recall_B, f_B
+
+
+def ndcg_at_m(item_rows_BM: Int64, relevant: Sequence[Int64], m: int) -> Float64:
+    """float64[B]: nDCG@m of recommendations, relevance being yes or no (the Extreme Classification Repository's nDCG@k).
+
+        nDCG@m = Σ_{i ≤ m, item i relevant} 1 / log2(1 + i), divided by its value if the first min(m, |I_x|) were
+
+    Arguments and errors as `precision_recall_f`, repeats counting once. What was not retrieved counts in the divisor, so that this judges
+    retrieval and order together; `ndcg` judges the order of a list.
+    """
+    hits_BM, size_B = _hits(_recommendations(item_rows_BM, m), relevant, multiset=False)
+    discount_M = 1 / np.log2(np.arange(2, m + 2))
+    best_B = np.cumsum(discount_M)[np.minimum(size_B, m).astype(np.int64) - 1]
+    ndcg_B: Float64 = (hits_BM * discount_M[: hits_BM.shape[1]]).sum(axis=1) / best_B
+    return ndcg_B
+
+
+def _hits(rows_BM: Int64, relevant: Sequence[Int64], multiset: bool) -> tuple[Float64, Float64]:
+    """float64[B, M]: how often each recommendation is relevant, at most once unless as a multiset; float64[B]: |I_x|."""
     if len(relevant) != len(rows_BM):
         raise InvalidData("relevant", f"{len(relevant)} queries", f"{len(rows_BM)}, one per row of item_rows_BM")
     relevant_size = np.array([len(rows) for rows in relevant], np.int64)
     if len(relevant) == 0:
-        return np.zeros(0), np.zeros(0), np.zeros(0)
+        return np.zeros(rows_BM.shape), np.zeros(0)
     if relevant_size.min() == 0:
         raise InvalidData(f"relevant[{int(relevant_size.argmin())}]", [], "at least one relevant item")
     relevant_rows = np.concatenate(relevant)
@@ -58,14 +82,8 @@ def precision_recall_f(
     y = times if multiset else np.ones_like(times)
     wanted_BM = query_B[:, None] * stride + rows_BM
     place_BM = np.minimum(np.searchsorted(key, wanted_BM), len(key) - 1)
-    hits_B = np.where((key[place_BM] == wanted_BM) & (rows_BM != NO_ITEM), y[place_BM], 0).sum(axis=1)
-    size_B = np.bincount(key // stride, weights=y, minlength=len(rows_BM))
-
-    precision_B = hits_B / m
-    recall_B = hits_B / size_B
-    total_B = precision_B + recall_B
-    f_B = np.divide(2 * precision_B * recall_B, total_B, out=np.zeros(len(rows_BM)), where=total_B > 0)
-    return precision_B, recall_B, f_B
+    hits_BM = np.where((key[place_BM] == wanted_BM) & (rows_BM != NO_ITEM), y[place_BM], 0).astype(np.float64)
+    return hits_BM, np.bincount(key // stride, weights=y, minlength=len(rows_BM)).astype(np.float64)
 
 
 def regret_at_m(eta_BI: Float64, item_rows_BM: Int64, m: int) -> Float64:
@@ -142,7 +160,7 @@ def expected_reciprocal_rank(
     before_R = np.cumsum(left_R) - left_R
     reading_R = np.exp(before_R - before_R[query_offset[:-1]][query_R])
     relevant_Q = np.maximum.reduceat(sorted_R, query_offset[:-1]) > 0
-    err_Q: Float64 = np.bincount(query_R, weights=reading_R * satisfied_R / place_R)
+    err_Q: Float64 = np.add.reduceat(reading_R * satisfied_R / place_R, query_offset[:-1])
     return _of_queries(err_Q, relevant_Q, without_relevant)
 
 

@@ -1,4 +1,4 @@
-"""`python -m training fit | relearn | import-pecos | evaluate | inspect`: the offline commands."""
+"""`python -m training fit | relearn | import-pecos | fit-ranker | evaluate | inspect`: the offline commands."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
 
     from espalier.queries import QueryBatch
     from training.config import TrainingConfig
+    from training.evaluate import Rerank
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Train, measure and look at tree models.", pretty_exceptions_enable=False
@@ -116,6 +117,46 @@ def import_pecos(
     log.info("wrote %s: %d items, %d levels", out, bundle.manifest.tree.items, bundle.manifest.tree.levels)
 
 
+@app.command()
+def fit_ranker(
+    model: Annotated[Path, typer.Option(help="models/NAME/VERSION, whose candidates are to be re-ranked")],
+    out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet: the model with the ranker")],
+    loss: Annotated[Literal["elimination", "plackett-luce"], typer.Option(help="the model of choice that is fitted")] = "elimination",
+    function: Annotated[Literal["highway", "linear"], typer.Option(help="the rank function")] = "highway",
+    depth: Annotated[int, typer.Option(help="candidates of a query that are re-ranked")] = 200,
+    features: Annotated[str, typer.Option(help="what it is told of them, comma-separated; the default is all that there is")] = "",
+    data: Annotated[Path | None, typer.Option(help="the log, where it is no longer at the configured place")] = None,
+    judgements: Annotated[Path | None, typer.Option(help="Parquet with judged items, to learn from instead of the log")] = None,
+    users: Annotated[Literal["training", "validation"], typer.Option(help="whose lists of the log it learns from")] = "training",
+    exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="the items of the history do not come back")] = False,
+    queries: Annotated[int, typer.Option(min=1, help="most queries that it learns from")] = 20_000,
+    config: Annotated[Path | None, typer.Option(help="TOML file with other options; docs/re-ranking.md lists them")] = None,
+    seed: Annotated[int, typer.Option(help="reproduces the training")] = 1,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where the model searches")] = "auto",
+) -> None:
+    """Train a ranker on what a model retrieves, and add it to a new version of the model."""
+    from espalier.search import open_engine
+    from training.rankers.asked import from_judgements, from_log
+    from training.rankers.config import ranker_config
+    from training.rankers.second_stage import StageConfig, add_ranker
+
+    _new_version(out)
+    bundle = Bundle.open(model)
+    ranker = ranker_config(config, {"loss": loss, "function": function, "seed": seed})
+    if judgements is not None:
+        for option, given in (("--data", data), ("--users", users != "training" or None), ("--exclude-seen", exclude_seen or None)):
+            if given is not None:
+                raise InvalidConfig(option, given, "no such option with --judgements")
+        parts = from_judgements(bundle, judgements, seed)
+    else:
+        parts = from_log(bundle, data, users, exclude_seen)
+    wanted = tuple(filter(None, (name.strip() for name in features.split(","))))
+    notes = {"users": users, "exclude_seen": exclude_seen} if judgements is None else {"judgements": judgements.name}
+    engine = open_engine(bundle, device)
+    add_ranker(bundle, engine, parts, StageConfig(depth, wanted, queries, ranker), out, notes)
+    log.info("wrote %s", out)
+
+
 def _new_version(out: Path) -> tuple[str, str]:
     """The name and the version that --out gives, after checking that they are such and not there yet."""
     name, version = out.absolute().parent.name, out.name
@@ -187,6 +228,8 @@ def evaluate(
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to search")] = "auto",
     precision: Annotated[Literal["float32", "float16", "bfloat16"], typer.Option(help="of node rows and products in triton")] = "float32",
     exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="leave out the items of the history")] = False,
+    rerank: Annotated[bool, typer.Option("--rerank", help="with the model's ranker")] = False,
+    depth: Annotated[int | None, typer.Option(min=1, help="candidates that it re-ranks; the default is the model's")] = None,
     batch: Annotated[int, typer.Option(min=1, help="queries in one engine call")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the rows here")] = None,
     plot: Annotated[Path | None, typer.Option(help="write a recall–latency plot here (PNG or SVG)")] = None,
@@ -203,16 +246,18 @@ def evaluate(
     bundle = Bundle.open(model)
     beams, ms = _numbers("--beam", beam), _numbers("--m", m)
     opened = open_engine(bundle, device, engine, precision=precision)
+    stage = _stage(bundle, rerank, depth)
     if bundle.manifest.query.kind == "history":
         pairs = _test_pairs(bundle, data) if data else measure.held_out_pairs(bundle)
-        count, rows = len(pairs), measure.evaluate(bundle, opened, pairs, beams, ms, exclude_seen, batch)
+        count, rows = len(pairs), measure.evaluate(bundle, opened, pairs, beams, ms, exclude_seen, batch, stage)
     else:
         if exclude_seen:
             raise InvalidConfig("--exclude-seen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
         queries, relevant = _test_queries(bundle, data)
-        count, rows = len(queries), measure.measure(bundle, opened, queries, relevant, beams, ms, batch=batch)
+        count, rows = len(queries), measure.measure(bundle, opened, queries, relevant, beams, ms, batch=batch, rerank=stage)
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
-    print(f"{name} on {opened.name}, {count} queries{', seen items excluded' if exclude_seen else ''}")
+    notes = [", seen items excluded"] * exclude_seen + ([] if stage is None else [f", best {stage.depth} re-ranked"])
+    print(f"{name} on {opened.name}, {count} queries{''.join(notes)}")
     measure.print_table(rows)
     if json_file:
         report = {
@@ -226,6 +271,25 @@ def evaluate(
         json_file.write_text(json.dumps(report, indent=1) + "\n")
     if plot:
         measure.plot_frontier(rows, f"{name}, {opened.name}", plot)
+
+
+def _stage(bundle: Bundle, rerank: bool, depth: int | None) -> Rerank | None:
+    """The second stage that `evaluate` asks for."""
+    if not rerank:
+        if depth is not None:
+            raise InvalidConfig("--depth", depth, "--rerank with it")
+        return None
+    info = bundle.manifest.ranker
+    if info is None:
+        raise InvalidConfig(
+            "--rerank", True, f"a model with a ranker, which {bundle.manifest.name} version {bundle.manifest.version} lacks"
+        )
+    if depth is not None and depth > info.max_depth:
+        raise InvalidConfig("--depth", depth, f"at most {info.max_depth}")
+    from espalier.reranking import Reranker
+    from training.evaluate import Rerank
+
+    return Rerank(Reranker(bundle), depth or info.depth)
 
 
 @app.command()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,21 @@ from tqdm import tqdm
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.heldout import RECALL_COLUMN, read_heldout
-from espalier.metrics import precision_recall_f
+from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
+from espalier.reranking import Reranker
 from espalier.search import NO_ITEM, Engine, SearchParams
 from training.data.splits import EvaluationPair, without_seen
 
 Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rerank:
+    """The second stage, of so many candidates; without features that callers would send."""
+
+    reranker: Reranker
+    depth: int
 
 
 def held_out_pairs(bundle: Bundle) -> list[EvaluationPair]:
@@ -42,7 +52,7 @@ def recall_columns(bundle: Bundle, engine: Engine, ms: Sequence[int]) -> dict[st
     held_out = read_heldout(bundle)
     columns = {m: np.full(len(bundle.heldout()), np.nan) for m in ms}
     if len(held_out.place_B):
-        found_BM, _ = _search_all(engine, held_out.queries, bundle.manifest.search.beam_size, max(ms), None, batch=64)
+        found_BM, _, _ = _search_all(engine, held_out.queries, bundle.manifest.search.beam_size, max(ms), None, batch=64)
         for m, column in columns.items():
             column[held_out.place_B] = precision_recall_f(found_BM, held_out.relevant, m)[1]
     return {RECALL_COLUMN.format(m): column for m, column in columns.items()}
@@ -56,11 +66,13 @@ def evaluate(
     ms: Sequence[int],
     exclude_seen: bool = False,
     batch: int = 1,
+    rerank: Rerank | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows {"beam_size", "m", "batch", "precision", "recall", "f", "ms_per_query"}, means over queries.
+    """Rows {"beam_size", "m", "batch", "precision", "recall", "f", "ndcg", "ms_per_query"}, means over queries.
 
     exclude_seen  the history's items are excluded from the search and from what is relevant; queries left with nothing relevant drop out
     batch         queries in one engine call; ms_per_query is the engine's wall time over all calls ÷ queries
+    rerank        the second stage; rows have its "rerank_ms_per_query" too
     """
     kind = bundle.manifest.query
     if not isinstance(kind, HistoryKind):
@@ -68,7 +80,7 @@ def evaluate(
     pairs = without_seen(pairs) if exclude_seen else list(pairs)
     queries = pad_histories(kind, [pair.history for pair in pairs])
     exclude_BE = _padded([pair.history for pair in pairs]) if exclude_seen and pairs else None
-    return measure(bundle, engine, queries, [pair.relevant for pair in pairs], beams, ms, exclude_BE, batch)
+    return measure(bundle, engine, queries, [pair.relevant for pair in pairs], beams, ms, exclude_BE, batch, rerank)
 
 
 def measure(
@@ -80,6 +92,7 @@ def measure(
     ms: Sequence[int],
     exclude_BE: Int64 | None = None,
     batch: int = 1,
+    rerank: Rerank | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of `evaluate`, for queries of any kind with their relevant item rows."""
     limits = bundle.manifest.search
@@ -91,7 +104,7 @@ def measure(
         raise InvalidData("held-out queries", 0, "at least one with a relevant item")
     rows = []
     for beam in beams:
-        found_BM, seconds = _search_all(engine, queries, beam, max(ms), exclude_BE, batch)
+        found_BM, seconds, rerank_s = _search_all(engine, queries, beam, max(ms), exclude_BE, batch, rerank)
         for m in ms:
             precision_B, recall_B, f_B = precision_recall_f(found_BM, relevant, m)
             rows.append(
@@ -102,26 +115,38 @@ def measure(
                     "precision": float(precision_B.mean()),
                     "recall": float(recall_B.mean()),
                     "f": float(f_B.mean()),
+                    "ndcg": float(ndcg_at_m(found_BM, relevant, m).mean()),
                     "ms_per_query": seconds * 1e3 / len(queries),
                 }
+                | ({"rerank_depth": rerank.depth, "rerank_ms_per_query": rerank_s * 1e3 / len(queries)} if rerank else {})
             )
     return rows
 
 
-def _search_all(engine: Engine, queries: QueryBatch, beam: int, m: int, exclude_BE: Int64 | None, batch: int) -> tuple[Int64, float]:
-    """int64[B, M] item rows, and the seconds spent in the engine; one call before that warms it up."""
-    found, seconds = [], 0.0
-    first = np.arange(min(batch, len(queries)))
-    engine.search(queries.take(first), SearchParams.uniform(len(first), beam, m, None if exclude_BE is None else exclude_BE[first]))
-    for start in tqdm(range(0, len(queries), batch), desc=f"beam {beam}", unit="call", leave=False, disable=None):
-        rows = np.arange(start, min(start + batch, len(queries)))
-        params = SearchParams.uniform(len(rows), beam, m, None if exclude_BE is None else exclude_BE[rows])
+def _search_all(
+    engine: Engine, queries: QueryBatch, beam: int, m: int, exclude_BE: Int64 | None, batch: int, rerank: Rerank | None = None
+) -> tuple[Int64, float, float]:
+    """int64[B, M] item rows, and the seconds spent in the engine and in the ranker; one call before that warms them up."""
+    width = m if rerank is None else max(m, rerank.depth)
+
+    def call(rows: Int64) -> tuple[Int64, float, float]:
+        params = SearchParams.uniform(len(rows), beam, width, None if exclude_BE is None else exclude_BE[rows])
         part = queries.take(rows)
         begin = time.perf_counter()
         result = engine.search(part, params)
-        seconds += time.perf_counter() - begin
-        found.append(result.item_rows_BM)
-    return np.concatenate(found), seconds
+        searched = time.perf_counter()
+        found_BM = result.item_rows_BM
+        if rerank is not None:
+            found_BM = rerank.reranker.rerank(part, result, rerank.depth).of(found_BM)
+        return found_BM[:, :m], searched - begin, time.perf_counter() - searched
+
+    found, search_s, rerank_s = [], 0.0, 0.0
+    call(np.arange(min(batch, len(queries))))
+    for start in tqdm(range(0, len(queries), batch), desc=f"beam {beam}", unit="call", leave=False, disable=None):
+        rows_BM, searching_s, reranking_s = call(np.arange(start, min(start + batch, len(queries))))
+        found.append(rows_BM)
+        search_s, rerank_s = search_s + searching_s, rerank_s + reranking_s
+    return np.concatenate(found), search_s, rerank_s
 
 
 def _padded(lists: Sequence[Int64]) -> Int64:
@@ -132,11 +157,12 @@ def _padded(lists: Sequence[Int64]) -> Int64:
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    print(f"{'beam':>6} {'m':>5} {'precision':>10} {'recall':>8} {'F':>8} {'ms/query':>9}")
+    stage = "rerank_depth" in rows[0]
+    print(f"{'beam':>6} {'m':>5} {'precision':>10} {'recall':>8} {'F':>8} {'nDCG':>8} {'ms/query':>9}{' + re-ranking' if stage else ''}")
     for row in rows:
-        print(
-            f"{row['beam_size']:6d} {row['m']:5d} {row['precision']:10.4f} {row['recall']:8.4f} {row['f']:8.4f} {row['ms_per_query']:9.3f}"
-        )
+        figures = f"{row['precision']:10.4f} {row['recall']:8.4f} {row['f']:8.4f} {row['ndcg']:8.4f} {row['ms_per_query']:9.3f}"
+        reranking = f" {row['rerank_ms_per_query']:12.3f}" if stage else ""
+        print(f"{row['beam_size']:6d} {row['m']:5d} {figures}{reranking}")
 
 
 def plot_frontier(rows: Sequence[dict[str, Any]], title: str, file: Path) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
 from espalier.errors import InvalidConfig
+from training.config import read_toml
 
 
 @dataclass(frozen=True)
@@ -91,3 +95,13 @@ class RankerConfig:
                 raise InvalidConfig(name, getattr(self, name), "at least 0 and below 1")
         if self.top_k is not None and self.ties == "marginal":
             raise InvalidConfig("top_k", self.top_k, "none, since ties is marginal")
+
+
+def ranker_config(file: Path | None, given: Mapping[str, Any]) -> RankerConfig:
+    """The options of a TOML file, and those that are given beside it, which may not be in it too. Raises InvalidConfig naming the key."""
+    options: dict[str, Any] = {} if file is None else read_toml(file)
+    known = [field.name for field in fields(RankerConfig)]
+    for name in options:
+        if name not in known or name in given:
+            raise InvalidConfig(f"{file}, {name}", options[name], f"one of {', '.join(key for key in known if key not in given)}")
+    return RankerConfig(**options, **given)

@@ -1,0 +1,110 @@
+"""What a ranker will see: the candidates that a model itself retrieves for queries, with their features and grades.
+
+Legend: B queries, M candidates, R candidates of all queries, F features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from espalier.bundle import Bundle
+from espalier.errors import InvalidData
+from espalier.metrics import ndcg_at_m, precision_recall_f
+from espalier.rank_features import RankFeatures
+from espalier.search import NO_ITEM, Engine, SearchParams
+from training.data.ranking_set import RankingSet
+from training.rankers.asked import Asked
+
+Int64 = NDArray[np.int64]
+BATCH = 64
+"""Queries in one engine call."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The candidates of the queries that have any.
+
+    ranking   their features and grades, in the order of retrieval
+    rows_BM   int64[B, M]: item rows in that order, NO_ITEM as padding
+    relevant  of each query the item rows that are relevant, retrieved or not
+    """
+
+    ranking: RankingSet
+    rows_BM: Int64
+    relevant: list[Int64]
+
+    def quality(self, scores_R: NDArray[np.float32] | None, m: int) -> dict[str, float]:
+        """`ndcg` and `recall` at m, means over the queries that something is relevant to; by scores, or as retrieved.
+
+        Raises InvalidData where nothing is relevant to any query.
+        """
+        rows_BM = self.rows_BM if scores_R is None else self._ordered(scores_R)
+        some = np.flatnonzero([len(rows) > 0 for rows in self.relevant])
+        if not len(some):
+            raise InvalidData("queries", "nothing that is relevant", "at least one query with a relevant item")
+        relevant = [self.relevant[b] for b in some.tolist()]
+        found_BM = rows_BM[some]
+        return {
+            "ndcg": float(ndcg_at_m(found_BM, relevant, m).mean()),
+            "recall": float(precision_recall_f(found_BM, relevant, m)[1].mean()),
+        }
+
+    def _ordered(self, scores_R: NDArray[np.float32]) -> Int64:
+        rows_BM = self.rows_BM.copy()
+        for b, row_M in enumerate(rows_BM):
+            own = scores_R[self.ranking.rows_of(b)]
+            row_M[: len(own)] = row_M[np.argsort(-own, kind="stable")]
+        return rows_BM
+
+
+def retrieve(
+    bundle: Bundle, engine: Engine, features: RankFeatures, asked: Asked, depth: int, beam_size: int, name: str = ""
+) -> Candidates:
+    """The best `depth` candidates of each query. Raises InvalidData where no query has any."""
+    parts, counts, rows, relevant, grades = [], [], [], [], []
+    with tqdm(total=len(asked), desc=f"candidates {name}".rstrip(), unit="query", disable=None, leave=False) as bar:
+        for start in range(0, len(asked), BATCH):
+            places = np.arange(start, min(start + BATCH, len(asked)))
+            queries = asked.queries.take(places)
+            result = engine.search(queries, SearchParams.uniform(len(places), beam_size, depth, _excluded(asked, places)))
+            for b, place in enumerate(places.tolist()):
+                count = int(result.count_B[b])
+                if count == 0:
+                    continue
+                rows_N = result.item_rows_BM[b, :count]
+                candidates = rows_N, result.ranks_BM[b, :count], result.scores_BM[b, :count]
+                parts.append(features.of(queries, b, *candidates, asked.sent_with(place)))
+                grades.append(_grades(rows_N, asked.items[place], asked.grades[place]))
+                counts.append(count)
+                rows.append(np.pad(rows_N, (0, depth - count), constant_values=NO_ITEM))
+                relevant.append(asked.items[place])
+            bar.update(len(places))
+    if not parts:
+        raise InvalidData("queries", f"{len(asked)} queries", "at least one that retrieves something")
+    offset = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    ranking = RankingSet(np.concatenate(parts), np.concatenate(grades), offset, features.names)
+    return Candidates(ranking, np.stack(rows), relevant)
+
+
+def _grades(rows_N: Int64, items: Int64, grades: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32[N]: the grade of each candidate, 0 where it is not among the relevant items."""
+    order = np.argsort(items)
+    sorted_items = items[order]
+    if not len(items):
+        return np.zeros(len(rows_N), np.float32)
+    place = np.minimum(np.searchsorted(sorted_items, rows_N), len(items) - 1)
+    return np.where(sorted_items[place] == rows_N, grades[order][place], np.float32(0)).astype(np.float32)
+
+
+def _excluded(asked: Asked, places: Int64) -> Int64 | None:
+    if asked.seen is None:
+        return None
+    lists = [asked.seen[b] for b in places.tolist()]
+    exclude_BE = np.full((len(lists), max(1, *map(len, lists))), NO_ITEM, np.int64)
+    for row, own in zip(exclude_BE, lists, strict=True):
+        row[: len(own)] = own
+    return exclude_BE

@@ -1,0 +1,135 @@
+"""A ranker for a model: trained on what the model retrieves, measured, and added to a new version of its bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from tqdm import tqdm
+
+from espalier.bundle import Bundle, with_ranker
+from espalier.errors import InvalidConfig
+from espalier.manifest import GraphScorer, RankerInfo
+from espalier.queries import HistoryKind
+from espalier.rank_features import HISTORY, LEAF, RETRIEVAL, RankFeatures, check_names, is_numeric, needs_node_rows
+from espalier.reranking import GOLDEN_SCORES, Reranker, golden_scores, verify_ranker
+from espalier.search import Engine
+from training.rankers.asked import Parts
+from training.rankers.candidates import Candidates, retrieve
+from training.rankers.config import RankerConfig
+from training.rankers.export import ranker_onnx
+from training.rankers.fit import Epoch, Ranker, fit_ranker
+
+log = logging.getLogger(__name__)
+
+REPORTED_M = 10
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """How a ranker is added.
+
+    depth     candidates that it learns to order, and that it orders unless a request says otherwise
+    features  what it is told of them; none: all that the bundle and the queries have
+    queries   most queries that it learns from; a tenth as many choose
+    ranker    the rank function and its training
+    """
+
+    depth: int
+    features: tuple[str, ...]
+    queries: int
+    ranker: RankerConfig
+
+
+def default_features(bundle: Bundle, parts: Parts) -> tuple[str, ...]:
+    """All features that the bundle and the queries have."""
+    manifest = bundle.manifest
+    columns = [f"attribute.{name}" for name in bundle.items.fields if is_numeric(bundle.items.column(name).type)]
+    query = {f"query.{name}" for sent in parts.train.sent for name in sent.query}
+    item = {f"item.{name}" for sent in parts.train.sent for numbers in sent.items.values() for name in numbers}
+    history = HISTORY if isinstance(manifest.query, HistoryKind) else ()
+    own = [name for name in (*RETRIEVAL, *LEAF, *history) if isinstance(manifest.scorer, GraphScorer) or not needs_node_rows(name)]
+    return (*own, *columns, *sorted(query), *sorted(item))
+
+
+def features_of(bundle: Bundle, names: Sequence[str], parts: Parts) -> RankFeatures:
+    """Raises InvalidConfig where the bundle has no such features, or the queries come with others than these."""
+    known = default_features(bundle, parts)
+    try:
+        check_names(names)
+    except ValueError as error:
+        raise InvalidConfig("--features", ",".join(names), str(error)) from error
+    for name in names:
+        if name not in known:
+            raise InvalidConfig("--features", name, f"some of {', '.join(known)}")
+    return RankFeatures(bundle, names)
+
+
+def add_ranker(bundle: Bundle, engine: Engine, parts: Parts, config: StageConfig, out: Path, notes: dict[str, Any]) -> Bundle:
+    """Train a ranker and write the bundle with it to models/NAME/VERSION, verified, with what it brings on test queries.
+
+    notes  what else the manifest shall say of its training
+    """
+    begin = time.perf_counter()
+    if not 1 <= config.depth <= bundle.manifest.search.max_m:
+        raise InvalidConfig("--depth", config.depth, f"1 to {bundle.manifest.search.max_m}, the model's largest m")
+    train, valid, test = collect(bundle, engine, parts, config)
+    log.info(
+        "%d training, %d validation and %d test queries, %.0f s",
+        *map(len, (train.relevant, valid.relevant, test.relevant)),
+        time.perf_counter() - begin,
+    )
+    ranker = fit(train, valid, config.ranker)
+    report = {
+        name: {"retrieved": part.quality(None, REPORTED_M), "reranked": part.quality(ranker.scores(part.ranking.features_RF), REPORTED_M)}
+        for name, part in (("validation", valid), ("test", test))
+    }
+    for name, rows in report.items():
+        log.info("%s, best %d of %d: %s", name, REPORTED_M, config.depth, _told(rows))
+    names = train.ranking.feature_names
+    training = notes | {"config": dataclasses.asdict(config.ranker), "queries": len(train.relevant), "m": REPORTED_M, "metrics": report}
+    info = RankerInfo(features=names, depth=config.depth, max_depth=bundle.manifest.search.max_m, training=training)
+    graph = ranker_onnx(ranker)
+    golden = bundle.golden()
+    if GOLDEN_SCORES in golden.column_names:
+        golden = golden.drop_columns(GOLDEN_SCORES)
+    scores = golden_scores(bundle, golden, RankFeatures(bundle, names), graph)
+    added = with_ranker(bundle, out, info, graph, golden.append_column(pa.field(GOLDEN_SCORES, scores.type), scores))
+    verify_ranker(added, Reranker(added))
+    return added
+
+
+def collect(bundle: Bundle, engine: Engine, parts: Parts, config: StageConfig) -> tuple[Candidates, Candidates, Candidates]:
+    """The candidates to learn from, to choose by and to measure on."""
+    features = features_of(bundle, config.features or default_features(bundle, parts), parts)
+    beam_size, seed = bundle.manifest.search.beam_size, config.ranker.seed
+    asked = {
+        "to learn from": parts.train.sample(config.queries, seed),
+        "to choose by": parts.valid.sample(max(1, config.queries // 10), seed),
+        "to measure on": parts.test,
+    }
+    train, valid, test = (retrieve(bundle, engine, features, part, config.depth, beam_size, name) for name, part in asked.items())
+    return train, valid, test
+
+
+def fit(train: Candidates, valid: Candidates, config: RankerConfig) -> Ranker:
+    """`fit_ranker`, with a progress bar."""
+    with tqdm(total=config.max_epochs, desc=f"{config.function}, {config.loss}", unit="epoch", disable=None) as bar:
+
+        def tell(epoch: Epoch) -> None:
+            bar.set_postfix(
+                loss=f"{epoch.loss:.4f}", ndcg="" if epoch.validation is None else f"{epoch.validation:.4f}", rate=epoch.learning_rate
+            )
+            bar.update()
+
+        return fit_ranker(train.ranking, valid.ranking, config, tell)
+
+
+def _told(rows: dict[str, dict[str, float]]) -> str:
+    return "; ".join(f"{name} {', '.join(f'{metric} {value:.4f}' for metric, value in figures.items())}" for name, figures in rows.items())
