@@ -142,7 +142,7 @@ def expected_reciprocal_rank(
     before_R = np.cumsum(left_R) - left_R
     reading_R = np.exp(before_R - before_R[query_offset[:-1]][query_R])
     relevant_Q = np.maximum.reduceat(sorted_R, query_offset[:-1]) > 0
-    err_Q: Float64 = np.bincount(query_R, weights=reading_R * satisfied_R / place_R)
+    err_Q: Float64 = np.add.reduceat(reading_R * satisfied_R / place_R, query_offset[:-1])
     return _of_queries(err_Q, relevant_Q, without_relevant)
 
 
