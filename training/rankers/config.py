@@ -77,7 +77,10 @@ class RankerConfig:
             if field.name in choices or (value is None and field.name in ("top_k", "max_norm", "patience")):
                 continue
             whole = field.type in ("int", "int | None")
-            if field.type != "bool" and (isinstance(value, bool) or not isinstance(value, int if whole else (int, float))):
+            if field.type == "bool":
+                if not isinstance(value, bool):
+                    raise InvalidConfig(field.name, value, "true or false")
+            elif isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
                 raise InvalidConfig(field.name, value, "a whole number" if whole else "a number")
         for name in ("top_k", "hidden", "layers", "batch_queries", "max_epochs", "patience", "validate_at"):
             value = getattr(self, name)

@@ -1,0 +1,301 @@
+"""Choice by elimination and Plackett–Luce: probabilities of orders, their gradients, and ties."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from training.rankers import elimination, plackett_luce
+from training.rankers.config import RankerConfig
+from training.rankers.elimination import elimination_loss, staged_elimination
+from training.rankers.losses import query_losses
+from training.rankers.plackett_luce import plackett_luce_loss
+from training.rankers.ties import log_group_first, random_order, tied_elimination_loss, tied_plackett_luce_loss
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Tied = Callable[[Tensor, Tensor, Tensor], Tensor]
+LOSSES = pytest.mark.parametrize("loss", [elimination_loss, plackett_luce_loss])
+BOTH = pytest.mark.parametrize(("tied", "loss"), [(tied_elimination_loss, elimination_loss), (tied_plackett_luce_loss, plackett_luce_loss)])
+ORDERS = list(itertools.permutations(range(4)))
+
+
+def scores(seed: int, *shape: int, spread: float = 2.0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * spread
+
+
+def all_real(scores_BN: Tensor) -> Tensor:
+    return torch.ones_like(scores_BN, dtype=torch.bool)
+
+
+def probabilities(loss: Loss, f: Tensor) -> dict[tuple[int, ...], float]:
+    """Of every order of a few items, best first."""
+    orders = list(itertools.permutations(range(len(f))))
+    ordered = torch.stack([f[list(order)] for order in orders])
+    return dict(zip(orders, (-loss(ordered, all_real(ordered))).exp().tolist(), strict=True))
+
+
+def printed_elimination(f: Tensor) -> Tensor:
+    """Eq. 5, term by term."""
+    return torch.stack([f[i] + torch.log(sum(torch.exp(-f[j]) for j in range(i + 1))) for i in range(len(f))]).sum()  # type: ignore[arg-type]
+
+
+def printed_plackett_luce(f: Tensor) -> Tensor:
+    """Eq. 2, term by term."""
+    terms = [-f[i] + torch.log(sum(torch.exp(f[j]) for j in range(i, len(f)))) for i in range(len(f) - 1)]  # type: ignore[arg-type]
+    return torch.stack(terms).sum() if terms else f.sum() * 0
+
+
+@pytest.mark.parametrize(("loss", "printed"), [(elimination_loss, printed_elimination), (plackett_luce_loss, printed_plackett_luce)])
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), seed=st.integers(0, 1000))
+@settings(deadline=None)
+def test_values_and_gradients_are_those_of_the_printed_formula_for_queries_of_different_lengths(
+    loss: Loss, printed: Callable[[Tensor], Tensor], sizes: list[int], seed: int
+) -> None:
+    f = scores(seed, len(sizes), max(sizes)).requires_grad_()
+    real = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
+    expected = torch.stack([printed(row[:size]) for row, size in zip(f, sizes, strict=True)])
+    found = loss(f, real)
+    torch.testing.assert_close(found, expected)
+    weights = torch.arange(1.0, len(sizes) + 1, dtype=torch.float64)
+    torch.testing.assert_close(torch.autograd.grad(found @ weights, f), torch.autograd.grad(expected @ weights, f))
+
+
+@LOSSES
+def test_gradients_are_those_of_finite_differences(loss: Loss) -> None:
+    f = scores(1, 2, 5).requires_grad_()
+    assert torch.autograd.gradcheck(lambda f: loss(f, all_real(f)), f)
+
+
+@given(n=st.integers(1, 12), seed=st.integers(0, 1000))
+@settings(deadline=None)
+def test_elimination_is_plackett_luce_of_negated_scores_in_reversed_order(n: int, seed: int) -> None:
+    f = scores(seed, 1, n)
+    torch.testing.assert_close(elimination_loss(f, all_real(f)), plackett_luce_loss(-f.flip(-1), all_real(f)))
+
+
+@LOSSES
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+def test_the_probabilities_of_all_orders_sum_to_one(loss: Loss, n: int) -> None:
+    assert math.isclose(sum(probabilities(loss, scores(n, n)).values()), 1, rel_tol=1e-12)
+
+
+def test_the_two_models_are_different_and_agree_on_two_items() -> None:
+    f = scores(3, 3)
+    assert abs(probabilities(elimination_loss, f)[0, 1, 2] - probabilities(plackett_luce_loss, f)[0, 1, 2]) > 0.01
+    two = probabilities(elimination_loss, f[:2])
+    assert math.isclose(two[0, 1], 1 / (1 + math.exp(f[1] - f[0])))
+    assert math.isclose(two[0, 1], probabilities(plackett_luce_loss, f[:2])[0, 1])
+
+
+def frequencies(utilities_SN: np.ndarray) -> np.ndarray:
+    """How often drawn utilities order the items so, the highest first, for each of ORDERS."""
+    found, counts = np.unique(np.argsort(-utilities_SN, axis=1), axis=0, return_counts=True)
+    drawn = {tuple(order): count / len(utilities_SN) for order, count in zip(found.tolist(), counts, strict=True)}
+    return np.array([drawn.get(order, 0.0) for order in ORDERS])
+
+
+def within_chance(found: np.ndarray, expected: dict[tuple[int, ...], float], draws: int) -> bool:
+    p = np.array([expected[order] for order in ORDERS])
+    return bool((np.abs(found - p) < 4.5 * np.sqrt(p * (1 - p) / draws)).all())
+
+
+def test_latent_gompertz_utilities_are_eliminated_as_eq_4_says() -> None:
+    """§3.1: u_j has the distribution function 1 − exp(−η_j (exp(b u) − 1)), η_j = exp(−f_j), for any scale b."""
+    f, draws = scores(5, 4, spread=1.0), 200_000
+    uniform = np.random.default_rng(1).random((draws, 4))
+    utilities = np.log1p(-np.log1p(-uniform) * np.exp(f.numpy())) / 0.7
+    assert within_chance(frequencies(utilities), probabilities(elimination_loss, f), draws)
+    assert not within_chance(frequencies(utilities), probabilities(plackett_luce_loss, f), draws)
+
+
+def test_latent_gumbel_utilities_are_chosen_as_plackett_and_luce_say() -> None:
+    f, draws = scores(5, 4, spread=1.0), 200_000
+    utilities = f.numpy() + np.random.default_rng(2).gumbel(size=(draws, 4))
+    assert within_chance(frequencies(utilities), probabilities(plackett_luce_loss, f), draws)
+    assert not within_chance(frequencies(utilities), probabilities(elimination_loss, f), draws)
+
+
+@LOSSES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_scores_give_finite_values_and_gradients(loss: Loss, dtype: torch.dtype) -> None:
+    f = torch.tensor([[1e4, -1e4, 0, 1e4, -1e4], [-1e4, -1e4, -1e4, -1e4, 1e4]], dtype=dtype, requires_grad=True)
+    value = loss(f, all_real(f))
+    (gradient,) = torch.autograd.grad(value.sum(), f)
+    assert value.isfinite().all()
+    assert gradient.isfinite().all()
+    assert (value > 1e4).all()
+
+
+@LOSSES
+def test_padding_may_hold_any_number_and_has_no_gradient(loss: Loss) -> None:
+    f = scores(1, 1, 6)
+    real = torch.arange(6)[None] < 4
+    other = torch.where(real, f, 1e9).requires_grad_()
+    torch.testing.assert_close(loss(other, real), loss(f[:, :4], real[:, :4]))
+    (gradient,) = torch.autograd.grad(loss(other, real).sum(), other)
+    assert gradient[0, 4:].tolist() == [0, 0]
+
+
+@LOSSES
+def test_one_item_has_nothing_to_say(loss: Loss) -> None:
+    f = scores(1, 3, 1).requires_grad_()
+    assert loss(f, all_real(f)).tolist() == [0, 0, 0]
+    assert torch.autograd.grad(loss(f, all_real(f)).sum(), f)[0].abs().max() == 0
+
+
+class Elements(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the elements that operations read and make."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = func(*args, **(kwargs or {}))
+        touched = [*args, *(made if isinstance(made, tuple | list) else [made])]
+        self.count += sum(tensor.numel() for tensor in touched if isinstance(tensor, Tensor))
+        return made
+
+
+@pytest.mark.parametrize("loss", [elimination_loss, plackett_luce_loss, lambda f, real: tied_elimination_loss(f, f.argsort(-1) % 3, real)])
+def test_value_and_gradient_touch_a_number_of_elements_that_is_linear_in_the_items(loss: Loss) -> None:
+    counts = []
+    for n in (1000, 2000, 4000):
+        f = scores(1, 1, n).requires_grad_()
+        with Elements() as elements:
+            loss(f, all_real(f)).sum().backward()  # type: ignore[no-untyped-call]
+        counts.append(elements.count)
+    assert counts[2] - counts[1] == pytest.approx(2 * (counts[1] - counts[0]), rel=0.02)
+    assert counts[2] < 4.1 * counts[0]
+
+
+@pytest.mark.parametrize("model", ["elimination", "plackett-luce"])
+def test_the_gradient_beside_the_curvature_is_autograds_and_the_curvature_is_above_the_hessian(model: str) -> None:
+    f, real = scores(7, 1, 6), torch.ones(1, 6, dtype=torch.bool)
+    loss: Loss = elimination_loss if model == "elimination" else plackett_luce_loss
+    if model == "elimination":
+        gradient, curvature = elimination.gradient_and_curvature(f, real, real)
+    else:
+        gradient, curvature = plackett_luce.gradient_and_curvature(f, real)
+    leaf = f.clone().requires_grad_()
+    torch.testing.assert_close(gradient, torch.autograd.grad(loss(leaf, real).sum(), leaf)[0])
+    printed = printed_elimination if model == "elimination" else printed_plackett_luce
+    hessian = torch.autograd.functional.hessian(printed, f[0])  # type: ignore[no-untyped-call]
+    assert isinstance(hessian, Tensor)
+    assert torch.linalg.eigvalsh(torch.diag(curvature[0]) - hessian).min() > -1e-10
+    assert torch.linalg.eigvalsh(0.5 * torch.diag(curvature[0]) - hessian).min() < 0
+
+
+# -- top k ----------------------------------------------------------------------------------------------------------------
+
+
+def marginal_of_top(loss: Loss, f: Tensor, k: int) -> float:
+    """−log Σ of the probabilities of all orders with these first k places."""
+    n = len(f)
+    orders = [list(range(k)) + [k + place for place in rest] for rest in itertools.permutations(range(n - k))]
+    ordered = torch.stack([f[order] for order in orders])
+    return float(-(-loss(ordered, all_real(ordered))).logsumexp(0))
+
+
+@pytest.mark.parametrize("kind", ["elimination", "plackett-luce"])
+@pytest.mark.parametrize("k", [1, 2, 4, 5, 9])
+def test_with_top_k_the_loss_is_that_of_the_first_places_alone(kind: str, k: int) -> None:
+    f, grades = scores(4, 1, 5), torch.arange(5.0, 0, -1)[None]
+    config = RankerConfig(loss=kind, top_k=k)
+    loss: Loss = elimination_loss if kind == "elimination" else plackett_luce_loss
+    found = query_losses(config, f, grades, all_real(f), torch.Generator())
+    assert found.item() == pytest.approx(marginal_of_top(loss, f[0], min(k, 5)), rel=1e-6)
+
+
+# -- ties -----------------------------------------------------------------------------------------------------------------
+
+
+def marginal_of_grades(loss: Loss, f: Tensor, grades: Tensor) -> Tensor:
+    """−log Σ of the probabilities of all orders in which grades fall."""
+    orders = [list(order) for order in itertools.permutations(range(len(f))) if (grades[list(order)].diff() <= 0).all()]
+    ordered = torch.stack([f[order] for order in orders])
+    return -(-loss(ordered, all_real(ordered))).logsumexp(0)
+
+
+@BOTH
+@pytest.mark.parametrize("grades", [[0, 0, 1, 1, 0, 2], [0, 1, 2, 3, 4, 5], [1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]])
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+def test_marginal_ties_are_the_sum_over_all_orders_that_agree_with_the_grades(
+    tied: Tied, loss: Loss, grades: list[int], spread: float
+) -> None:
+    f = scores(6, 6, spread=spread).requires_grad_()
+    expected = marginal_of_grades(loss, f, torch.tensor(grades))
+    found = tied(f[None], torch.tensor([grades]), all_real(f[None]))[0]
+    assert found.item() == pytest.approx(expected.item(), abs=2e-7)
+    torch.testing.assert_close(torch.autograd.grad(found, f)[0], torch.autograd.grad(expected, f)[0], atol=2e-7, rtol=0)
+
+
+@BOTH
+def test_equal_grades_say_nothing_with_marginal_ties(tied: Tied, loss: Loss) -> None:
+    f = scores(1, 2, 4).requires_grad_()
+    value = tied(f, torch.ones(2, 4), all_real(f))
+    assert value.tolist() == [0, 0]
+    assert torch.autograd.grad(value.sum(), f)[0].abs().max() == 0
+
+
+@BOTH
+def test_marginal_ties_stay_finite_with_extreme_scores_and_large_groups(tied: Tied, loss: Loss) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for spread in (1e-3, 30.0, 1e4):
+        f = (torch.randn(2, 3000, generator=generator) * spread).requires_grad_()
+        value = tied(f, torch.randint(0, 3, (2, 3000), generator=generator), all_real(f))
+        (gradient,) = torch.autograd.grad(value.sum(), f)
+        assert value.isfinite().all()
+        assert gradient.isfinite().all()
+        assert (value > 0).all()
+
+
+def test_a_group_of_one_leaves_first_with_its_share_of_the_worth() -> None:
+    log_worth = scores(2, 1, 5)
+    group = torch.tensor([[False, True, False, False, False]])
+    assert log_group_first(log_worth, group, ~group).item() == pytest.approx(log_worth.log_softmax(-1)[0, 1].item(), abs=1e-7)
+
+
+def test_random_order_sorts_by_grade_and_shuffles_equal_ones() -> None:
+    grades = torch.tensor([[0.0, 2, 0, 1, 2, 0, 9, 9]])
+    real = torch.tensor([[True] * 6 + [False] * 2])
+    generator = torch.Generator().manual_seed(3)
+    seen = set()
+    for _ in range(200):
+        order = random_order(grades, real, generator)[0].tolist()
+        assert sorted(order) == list(range(8))
+        assert set(order[:2]) == {1, 4}
+        assert order[2] == 3
+        assert set(order[3:6]) == {0, 2, 5}
+        seen.add(tuple(order[:6]))
+    assert len(seen) == 2 * 6
+
+
+def test_random_ties_average_to_a_loss_above_the_marginal_one() -> None:
+    """By Jensen's inequality: the mean over orders of −log P is above −log of their mean, up to the number of the orders."""
+    f, grades = scores(8, 1, 6), torch.tensor([[0.0, 0, 1, 1, 0, 2]])
+    config = RankerConfig(ties="random")
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.cat([query_losses(config, f, grades, all_real(f), generator) for _ in range(500)])
+    orders = math.factorial(3) * math.factorial(2)
+    marginal = query_losses(replace(config, ties="marginal"), f, grades, all_real(f), generator).item()
+    assert drawn.mean().item() - math.log(orders) > marginal - 0.05
+    assert len(set(drawn.tolist())) == orders
+
+
+def test_stages_add_up() -> None:
+    f = scores(9, 2, 6)
+    first = torch.arange(6).expand(2, 6) < 2
+    parts = [staged_elimination(f, all_real(f), part) for part in (first, ~first)]
+    torch.testing.assert_close(parts[0] + parts[1], elimination_loss(f, all_real(f)))
+    assert all((part > 0).all() for part in parts)

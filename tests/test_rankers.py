@@ -1,0 +1,341 @@
+"""Rank functions, what they are fitted to, and the graph that serves them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from espalier.engines.runtime import ort
+from espalier.errors import InvalidConfig, InvalidData
+from espalier.metrics import ndcg
+from training.data.ranking_set import RankingSet
+from training.rankers.config import RankerConfig
+from training.rankers.export import export_ranker, ranker_onnx
+from training.rankers.fit import Epoch, Ranker, fit_ranker, new_ranker
+from training.rankers.highway import HighwayFunction
+from training.rankers.linear import LinearFunction
+from training.rankers.standardise import Standardise
+
+NAN = np.float32("nan")
+
+
+def synthetic(seed: int, queries: int = 60, curved: bool = True) -> RankingSet:
+    """Four features of different scales, the last one noise, the third with values missing; grades 0 to 3 from the first two."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(3, 15, queries)
+    x = rng.standard_normal((int(sizes.sum()), 4)).astype(np.float32)
+    worth = -((x[:, 0] - 0.5) ** 2) + x[:, 1] if curved else x[:, 0] - 2 * x[:, 1]
+    grades = np.digitize(worth, np.quantile(worth, [0.4, 0.7, 0.9])).astype(np.float32)
+    x[rng.random(len(x)) < 0.3, 2] = NAN
+    features = (x * [1, 1000, 0.01, 1] + [0, 5000, 1, 0]).astype(np.float32)
+    return RankingSet(features, grades, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), ("a", "b", "c", "d"))
+
+
+def quality(ranker: Ranker, data: RankingSet) -> float:
+    return float(ndcg(ranker.scores(data.features_RF), data.grades_R, data.query_offset, 5, "drop").mean())
+
+
+FAST = RankerConfig(optimizer="adam", learning_rate=0.03, batch_queries=8, max_epochs=40, hidden=16, dropout=0.0, max_norm=None)
+
+
+# -- rank functions -------------------------------------------------------------------------------------------------------
+
+
+def test_the_linear_function_is_an_inner_product() -> None:
+    function = LinearFunction(3, 1.0, torch.Generator().manual_seed(1))
+    x = torch.randn(2, 5, 3)
+    torch.testing.assert_close(function(x), (x * function.weight).sum(-1))
+    assert [name for name, _ in function.named_parameters()] == ["weight"]
+
+
+def highway(layers: int, dropout: float = 0.0, visible_dropout: float = 0.0, std: float = 0.5) -> HighwayFunction:
+    return HighwayFunction(6, 4, layers, visible_dropout, dropout, std, torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+def test_the_highway_network_is_that_of_the_paper(layers: int) -> None:
+    function = highway(layers)
+    x = np.random.default_rng(1).standard_normal((7, 6))
+    p = {name: parameter.detach().double().numpy() for name, parameter in function.named_parameters()}
+    z = np.maximum(x @ p["input_KF"].T + p["transform_bias"], 0)
+    for _ in range(layers - 1):
+        h = np.maximum(z @ p["transform_KK"].T + p["transform_bias"], 0)
+        t = 1 / (1 + np.exp(-(z @ p["gate_KK"].T + p["gate_bias"])))
+        z = h * t + z * (1 - t)
+    assert_allclose(function(torch.from_numpy(x).float()).detach(), z @ p["weight"], rtol=1e-5, atol=1e-6)
+
+
+def test_layers_share_their_weights_and_gates_start_closed() -> None:
+    shapes = [{name: tuple(parameter.shape) for name, parameter in highway(layers).named_parameters()} for layers in (2, 10)]
+    assert shapes[0] == shapes[1]
+    assert highway(3).gate_bias.tolist() == [-1] * 4
+    assert highway(3).transform_bias.tolist() == [0] * 4
+
+
+def test_max_norm_shortens_what_is_too_long_and_nothing_else() -> None:
+    function = highway(3, std=0.5)
+    with torch.no_grad():
+        function.input_KF[0] *= 100
+        function.gate_KK[1] *= 0.001
+    before = {name: parameter.detach().clone() for name, parameter in function.named_parameters()}
+    function.limit_norms(1.0)
+    for weights in (function.input_KF, function.transform_KK, function.gate_KK):
+        assert weights.norm(dim=1).max() <= 1 + 1e-6
+    assert function.input_KF[0].norm().item() == pytest.approx(1)
+    torch.testing.assert_close(torch.cosine_similarity(function.input_KF, before["input_KF"]), torch.ones(4))
+    torch.testing.assert_close(function.gate_KK[1], before["gate_KK"][1])
+    torch.testing.assert_close(function.weight, before["weight"])
+
+
+def test_max_norm_holds_after_training() -> None:
+    ranker = fit_ranker(synthetic(1), None, replace(FAST, max_norm=1.0, learning_rate=0.3, max_epochs=3))
+    assert isinstance(ranker.function, HighwayFunction)
+    lengths = torch.cat([w.norm(dim=1) for w in (ranker.function.input_KF, ranker.function.transform_KK, ranker.function.gate_KK)])
+    assert lengths.max() <= 1 + 1e-6
+    free = fit_ranker(synthetic(1), None, replace(FAST, learning_rate=0.3, max_epochs=3))
+    assert isinstance(free.function, HighwayFunction)
+    assert free.function.input_KF.norm(dim=1).max() > 1.1
+
+
+def awake(function: HighwayFunction) -> HighwayFunction:
+    """The same with positive weights, so that no unit is silent on positive features."""
+    for parameter in function.parameters():
+        parameter.data.abs_()
+    return function
+
+
+def test_dropout_is_drawn_per_item_once_for_all_layers_and_never_in_serving() -> None:
+    function = awake(highway(6, dropout=0.5))
+    x = torch.ones(4000, 6)
+    assert len(function(x).unique()) <= 2  # rounding may differ between the ends of a batch
+    scores = function(x, torch.Generator().manual_seed(1))
+    assert len((scores * 1e4).round().unique()) == 2**4  # one score for each mask of four units
+    again = function(x, torch.Generator().manual_seed(1))
+    assert_array_equal(scores.detach(), again.detach())
+    shallow = awake(highway(1, dropout=0.5))
+    assert shallow(x, torch.Generator().manual_seed(1)).mean().item() == pytest.approx(shallow(x[:1]).item(), rel=0.05)
+
+
+def test_visible_dropout_hides_features() -> None:
+    function = awake(highway(1, visible_dropout=0.5))
+    scores = function(torch.ones(4000, 6), torch.Generator().manual_seed(1))
+    assert len((scores * 1e4).round().unique()) > 2**4
+
+
+# -- standardisation ------------------------------------------------------------------------------------------------------
+
+
+def test_z_scores_have_mean_0_and_deviation_1_and_missing_values_are_0() -> None:
+    data = synthetic(3).features_RF
+    out = Standardise(data, "z-score", missing=False)(torch.from_numpy(data)).numpy()
+    known = ~np.isnan(data)
+    for column in range(4):
+        assert_allclose([out[known[:, column], column].mean(), out[known[:, column], column].std()], [0, 1], atol=1e-4)
+    assert (out[~known] == 0).all()
+    assert out.shape == data.shape
+
+
+def test_what_is_missing_may_be_said_beside() -> None:
+    data = synthetic(3).features_RF
+    standardise = Standardise(data, "z-score", missing=True)
+    out = standardise(torch.from_numpy(data)).numpy()
+    assert (standardise.outputs, out.shape[1]) == (5, 5)  # of the third feature alone
+    missing = np.isnan(data[:, 2])
+    assert out[missing, 4].min() > 0 > out[~missing, 4].max()
+    assert_allclose([out[:, 4].mean(), out[:, 4].std()], [0, 1], atol=1e-5)
+
+
+@pytest.mark.parametrize("scaling", ["z-score", "quantile"])
+def test_constant_and_wholly_missing_features_are_0_for_any_value(scaling: str) -> None:
+    data = np.tile(np.array([[0.1, NAN, 3e8]], np.float32), (50, 1))
+    standardise = Standardise(data, scaling, missing=True)
+    out = standardise(torch.tensor([[0.1, 5.0, -1.0], [7.0, NAN, 3e8]]))
+    assert out.abs().max() == 0
+    assert standardise.outputs == 3
+
+
+@given(seed=st.integers(0, 200), exponent=st.floats(0.2, 5))
+@settings(deadline=None, max_examples=30)
+def test_quantile_scaling_rises_and_hardly_depends_on_units(seed: int, exponent: float) -> None:
+    rng = np.random.default_rng(seed)
+    raw = rng.random((500, 1)).astype(np.float32) + 0.01
+    other = (raw**exponent * 1e3).astype(np.float32)
+    first = Standardise(raw, "quantile", missing=False)(torch.from_numpy(raw)).numpy()[:, 0]
+    second = Standardise(other, "quantile", missing=False)(torch.from_numpy(other)).numpy()[:, 0]
+    assert (np.diff(first[np.argsort(raw[:, 0])]) >= -1e-6).all()
+    assert np.abs(first - second).mean() < 0.1
+    assert np.abs(first).max() < 4
+
+
+def test_quantile_scaling_copes_with_frequent_values() -> None:
+    data = np.concatenate([np.zeros(900), np.arange(1, 101)]).astype(np.float32)[:, None]
+    out = Standardise(data, "quantile", missing=False)(torch.from_numpy(data)).numpy()[:, 0]
+    assert np.isfinite(out).all()
+    assert out[-1] > out[950] > out[0]
+
+
+def test_standardisation_says_what_it_cannot_do() -> None:
+    with pytest.raises(InvalidData, match="features_RF"):
+        Standardise(np.zeros((0, 3), np.float32), "z-score", missing=False)
+    with pytest.raises(InvalidConfig, match="scaling"):
+        Standardise(np.zeros((2, 3), np.float32), "log", missing=False)
+
+
+# -- fit ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["elimination", "plackett-luce"])
+@pytest.mark.parametrize("ties", ["random", "marginal"])
+def test_a_network_learns_what_a_line_cannot(loss: str, ties: str) -> None:
+    train, test = synthetic(1, 120), synthetic(2, 60)
+    config = replace(FAST, loss=loss, ties=ties)
+    network = quality(fit_ranker(train, None, config), test)
+    line = quality(fit_ranker(train, None, replace(config, function="linear")), test)
+    assert network > 0.93
+    assert network > line + 0.05
+    assert line > quality(new_ranker(train, config).eval(), test)
+
+
+def test_the_papers_recipe_learns_and_ends_by_its_rate() -> None:
+    train, test = synthetic(1, 100, curved=False), synthetic(2, 50, curved=False)
+    epochs: list[Epoch] = []
+    ranker = fit_ranker(train, None, RankerConfig(function="linear", max_epochs=500, least_rate=0.01), epochs.append)
+    assert quality(ranker, test) > 0.95
+    rates = [epoch.learning_rate for epoch in epochs]
+    assert (rates[0], rates[-1]) == (0.1, 0.0125)
+    losses = [epoch.loss for epoch in epochs]
+    for i in range(1, len(epochs)):
+        halved = losses[i - 1] >= min(losses[: i - 1], default=np.inf)
+        assert rates[i] == rates[i - 1] / (2 if halved else 1)
+
+
+def test_a_fit_is_a_function_of_its_seed() -> None:
+    config = replace(FAST, dropout=0.3, max_epochs=3)
+    first, second, other = (fit_ranker(synthetic(1), None, replace(config, seed=seed)).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["function.input_KF"], other["function.input_KF"])
+
+
+def test_validation_queries_choose_the_epoch_and_the_end() -> None:
+    train, valid = synthetic(1, 30), synthetic(2, 30)
+    epochs: list[Epoch] = []
+    ranker = fit_ranker(train, valid, replace(FAST, learning_rate=0.1, patience=4, validate_at=5, max_epochs=200), epochs.append)
+    values = [epoch.validation for epoch in epochs]
+    best = max(value for value in values if value is not None)
+    assert float(ndcg(ranker.scores(valid.features_RF), valid.grades_R, valid.query_offset, 5).mean()) == pytest.approx(best, abs=1e-6)
+    assert len(values) == values.index(best) + 1 + 4 < 200
+
+
+def test_averaged_weights_are_the_ones_kept() -> None:
+    last, mean = (fit_ranker(synthetic(1), None, replace(FAST, max_epochs=4, average=average)) for average in (0, 2))
+    assert not torch.equal(last.state_dict()["function.weight"], mean.state_dict()["function.weight"])
+    assert quality(mean, synthetic(2)) > 0.6
+
+
+def test_features_in_which_everything_is_missing_do_not_hurt() -> None:
+    data = synthetic(1)
+    features = np.concatenate([data.features_RF, np.full((len(data.features_RF), 1), NAN)], axis=1)
+    ranker = fit_ranker(replace(data, features_RF=features, feature_names=("a", "b", "c", "d", "e")), None, replace(FAST, max_epochs=3))
+    features[:, 4] = 17
+    assert np.isfinite(ranker.scores(features)).all()
+
+
+def test_queries_of_one_item_or_of_equal_grades_are_passed_over() -> None:
+    data = synthetic(1, 20)
+    rows = data.rows_of(0)
+    extra = RankingSet(
+        np.concatenate([data.features_RF[:1], data.features_RF[rows], data.features_RF]),
+        np.concatenate([np.ones(1, np.float32), np.ones(rows.stop, np.float32), data.grades_R]),
+        np.concatenate([[0, 1], data.query_offset + rows.stop + 1]),
+        data.feature_names,
+    )
+    epochs: list[Epoch] = []
+    fit_ranker(extra, None, replace(FAST, max_epochs=2), epochs.append)
+    assert np.isfinite(epochs[-1].loss)
+    with pytest.raises(InvalidData, match="different grades"):
+        fit_ranker(replace(data, grades_R=np.ones_like(data.grades_R)), None, FAST)
+
+
+def test_other_features_are_refused() -> None:
+    data = synthetic(1)
+    with pytest.raises(InvalidData, match=r"valid\.feature_names"):
+        fit_ranker(data, replace(data, feature_names=("a", "b", "c", "x")), FAST)
+    with pytest.raises(InvalidData, match="features_RF"):
+        new_ranker(data, FAST).scores(data.features_RF[:, :3])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"function": "tree"},
+        {"loss": "lambda"},
+        {"ties": "none"},
+        {"scaling": "log"},
+        {"optimizer": "lion"},
+        {"hidden": 0},
+        {"layers": 2.5},
+        {"dropout": 1.0},
+        {"visible_dropout": -0.1},
+        {"learning_rate": 0.0},
+        {"learning_rate": float("nan")},
+        {"max_norm": 0.0},
+        {"top_k": 0},
+        {"top_k": 5, "ties": "marginal"},
+        {"batch_queries": "8"},
+        {"patience": 0},
+        {"weight_decay": -1.0},
+        {"missing": "yes"},
+    ],
+)
+def test_wrong_configurations_are_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig, match=next(iter(wrong))):
+        RankerConfig(**wrong)
+
+
+def test_the_defaults_are_the_papers() -> None:
+    config = RankerConfig()
+    assert (config.function, config.loss, config.hidden, config.visible_dropout, config.dropout) == ("highway", "elimination", 10, 0, 0.3)
+    assert (config.optimizer, config.learning_rate, config.least_rate, config.batch_queries) == ("sgd", 0.1, 1e-4, 2)
+    assert (config.max_norm, config.scaling) == (1, "z-score")
+
+
+# -- ONNX -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "scaling", "missing"), [("linear", "z-score", False), ("highway", "z-score", True), ("highway", "quantile", False)]
+)
+def test_the_graph_scores_as_the_ranker_does(tmp_path: Path, function: str, scaling: str, missing: bool) -> None:
+    data = synthetic(1)
+    ranker = fit_ranker(data, None, replace(FAST, function=function, scaling=scaling, missing=missing, max_epochs=5))
+    export_ranker(ranker, tmp_path / "ranker.onnx")
+    model = onnx.load(tmp_path / "ranker.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert {opset.domain: opset.version for opset in model.opset_import}[""] == 20
+    assert not {"If", "Loop", "Scan"} & {node.op_type for node in model.graph.node}
+    assert not any(tensor.HasField("data_location") and tensor.data_location for tensor in model.graph.initializer)
+    session = ort.InferenceSession(tmp_path / "ranker.onnx", providers=["CPUExecutionProvider"])
+    assert [(i.name, i.type, i.shape[1]) for i in session.get_inputs()] == [("features", "tensor(float)", 4)]
+    for rows in (1, 2, len(data.features_RF)):
+        (found,) = session.run(["scores"], {"features": data.features_RF[:rows]})
+        assert found.dtype == np.float32
+        assert_allclose(found, ranker.scores(data.features_RF[:rows]), rtol=1e-4, atol=1e-5)
+    (alone,) = session.run(["scores"], {"features": np.full((1, 4), NAN)})
+    assert np.isfinite(alone).all()
+
+
+def test_a_graph_that_scores_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranker = fit_ranker(synthetic(1), None, replace(FAST, max_epochs=1))
+    honest = ranker.scores
+    monkeypatch.setattr(Ranker, "scores", lambda self, features: honest(features) + 0.5)
+    with pytest.raises(ArithmeticError, match=r"difference of 0\.5"):
+        ranker_onnx(ranker)
