@@ -144,8 +144,8 @@ def fit_ranker(
     bundle = Bundle.open(model)
     ranker = ranker_config(config, {"loss": loss, "function": function, "seed": seed})
     if judgements is not None:
-        for option, given in (("--data", data), ("--users", users != "training" or None), ("--exclude-seen", exclude_seen or None)):
-            if given is not None:
+        for option, given, default in (("--data", data, None), ("--users", users, "training"), ("--exclude-seen", exclude_seen, False)):
+            if given != default:
                 raise InvalidConfig(option, given, "no such option with --judgements")
         parts = from_judgements(bundle, judgements, seed)
     else:

@@ -87,6 +87,8 @@ def from_log(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool) 
 
     Raises InvalidConfig for a bundle that was not trained here, InvalidData for another log than the one it was trained on.
     """
+    if not bundle.manifest.training:
+        raise InvalidConfig("--model", bundle.manifest.name, "a model that was trained here, or --judgements")
     if isinstance(bundle.manifest.query, HistoryKind):
         return _from_histories(bundle, data, users, exclude_seen)
     if users != "training":

@@ -42,7 +42,7 @@ class Candidates:
 
         Raises InvalidData where nothing is relevant to any query.
         """
-        rows_BM = self.rows_BM if scores_R is None else self._ordered(scores_R)
+        rows_BM = self.rows_BM if scores_R is None else self.ordered(scores_R)
         some = np.flatnonzero([len(rows) > 0 for rows in self.relevant])
         if not len(some):
             raise InvalidData("queries", "nothing that is relevant", "at least one query with a relevant item")
@@ -53,7 +53,8 @@ class Candidates:
             "recall": float(precision_recall_f(found_BM, relevant, m)[1].mean()),
         }
 
-    def _ordered(self, scores_R: NDArray[np.float32]) -> Int64:
+    def ordered(self, scores_R: NDArray[np.float32]) -> Int64:
+        """int64[B, M]: the candidates by their scores, best first."""
         rows_BM = self.rows_BM.copy()
         for b, row_M in enumerate(rows_BM):
             own = scores_R[self.ranking.rows_of(b)]
