@@ -33,15 +33,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import ttest_rel
 
-from espalier.bundle import Bundle
+from espalier.bundle import Bundle, with_ranker
+from espalier.manifest import RankerInfo
 from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.reranking import Reranker
 from espalier.search import SearchParams, open_engine
 from training.baselines.boosting import BoostingConfig, fit_boosted_trees
 from training.rankers.asked import Asked, from_log
 from training.rankers.candidates import Candidates
-from training.rankers.config import RankerConfig
-from training.rankers.second_stage import StageConfig, add_ranker, collect, fit
+from training.rankers.config import RankerConfig, ranker_config
+from training.rankers.export import ranker_onnx
+from training.rankers.second_stage import StageConfig, collect, fit
 
 M = 10
 TREES = tuple(itertools.product((15, 31, 63), (0.05, 0.1)))
@@ -55,9 +57,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "adam .003, batch 16, K 64, quantile": {
         "optimizer": "adam", "learning_rate": 3e-3, "batch_queries": 16, "hidden": 64, "dropout": 0.1, "scaling": "quantile",
-    },
-    "adam .01, batch 64, K 64, quantile": {
-        "optimizer": "adam", "learning_rate": 1e-2, "batch_queries": 64, "hidden": 64, "dropout": 0.1, "scaling": "quantile",
     },
 }  # fmt: skip
 
@@ -122,7 +121,7 @@ def measured(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool, 
     print(rows[-1], flush=True)
     for function in ("highway", "linear"):
         for loss in ("elimination", "plackett-luce"):
-            config = RankerConfig(function=function, loss=loss)
+            config = ranker_config(None, {"function": function, "loss": loss})
             begin = time.process_time()
             ranker = fit(train, valid, config)
             cpu_s = time.process_time() - begin
@@ -131,8 +130,9 @@ def measured(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool, 
             ms = None
             if system == "elimination":
                 with tempfile.TemporaryDirectory() as folder:
-                    one_query = StageConfig(depth, (), queries, config)
-                    added = add_ranker(bundle, engine, parts, one_query, Path(folder) / bundle.manifest.name / "999", {})
+                    info = RankerInfo(features=ranker.feature_names, depth=depth, max_depth=depth)
+                    path = Path(folder) / bundle.manifest.name / "1"
+                    added = with_ranker(bundle, path, info, ranker_onnx(ranker), bundle.golden())
                     ms = ms_of_stage(Reranker(added), added, parts.test, depth)
             rows.append(row_of(system, qualities[system], cpu_s, ms))
             print(rows[-1], flush=True)

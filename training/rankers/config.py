@@ -100,11 +100,26 @@ class RankerConfig:
             raise InvalidConfig("top_k", self.top_k, "none, since ties is marginal")
 
 
+STAGE_DEFAULTS: Mapping[str, Any] = {
+    "hidden": 64,
+    "dropout": 0.1,
+    "optimizer": "adam",
+    "learning_rate": 3e-3,
+    "batch_queries": 16,
+    "max_epochs": 50,
+    "patience": 5,
+}
+"""Where `fit-ranker` differs from the paper: chosen on validation users (benchmarks/results/reranking_….md), and several times faster."""
+
+
 def ranker_config(file: Path | None, given: Mapping[str, Any]) -> RankerConfig:
-    """The options of a TOML file, and those that are given beside it, which may not be in it too. Raises InvalidConfig naming the key."""
+    """The second stage's defaults, the options of a TOML file, and those given beside it, which may not be in it too.
+
+    Raises InvalidConfig naming the key.
+    """
     options: dict[str, Any] = {} if file is None else read_toml(file)
     known = [field.name for field in fields(RankerConfig)]
     for name in options:
         if name not in known or name in given:
             raise InvalidConfig(f"{file}, {name}", options[name], f"one of {', '.join(key for key in known if key not in given)}")
-    return RankerConfig(**options, **given)
+    return RankerConfig(**{**STAGE_DEFAULTS, **options, **given})

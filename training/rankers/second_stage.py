@@ -29,6 +29,7 @@ from training.rankers.fit import Epoch, Ranker, fit_ranker
 log = logging.getLogger(__name__)
 
 REPORTED_M = 10
+LEAST_VALID = 1000
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class StageConfig:
 
     depth     candidates that it learns to order, and that it orders unless a request says otherwise
     features  what it is told of them; none: all that the bundle and the queries have
-    queries   most queries that it learns from; a tenth as many choose
+    queries   most queries that it learns from; a tenth as many choose, or LEAST_VALID
     ranker    the rank function and its training
     """
 
@@ -111,7 +112,7 @@ def collect(bundle: Bundle, engine: Engine, parts: Parts, config: StageConfig) -
     beam_size, seed = bundle.manifest.search.beam_size, config.ranker.seed
     asked = {
         "to learn from": parts.train.sample(config.queries, seed),
-        "to choose by": parts.valid.sample(max(1, config.queries // 10), seed),
+        "to choose by": parts.valid.sample(max(LEAST_VALID, config.queries // 10), seed),
         "to measure on": parts.test,
     }
     train, valid, test = (retrieve(bundle, engine, features, part, config.depth, beam_size, name) for name, part in asked.items())
