@@ -147,9 +147,7 @@ class _Choice:
         self.before = math.inf
         self.stalled = False
 
-    def gradient_and_curvature(
-        self, scores_R: NDArray[np.float64], _: lightgbm.Dataset
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def gradient_and_curvature(self, scores_R: NDArray[np.float64], _: lightgbm.Dataset) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """LightGBM's custom objective; notes whether the last tree lowered the loss, by one order that stays the same."""
         scores_QN = torch.from_numpy(scores_R)[self.rows_QN]
         real_QN = self.real_QN.gather(-1, self.fixed_QN)
