@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.errors import InvalidData
-from espalier.metrics import precision_recall_f, regret_at_m
+from espalier.metrics import WithoutRelevant, average_precision, expected_reciprocal_rank, ndcg, precision_recall_f, regret_at_m
 
 
 def rows(*lists: list[int]) -> np.ndarray:
@@ -103,3 +103,75 @@ def test_regret_refuses_items_outside_the_catalogue() -> None:
     with pytest.raises(InvalidData, match="item rows below 2") as error:
         regret_at_m(np.array([[0.25, 0.5]]), rows([2]), 1)
     assert error.value.field == "item_rows_BM"
+
+
+# -- rankings -------------------------------------------------------------------------------------------------------------
+
+SCORES = np.array([0.1, 0.9, 0.5, 3.0, 2.0, 7.0])
+GRADES = np.array([0.0, 1, 2, 0, 0, 3])
+OFFSET = np.array([0, 3, 5, 6])
+
+
+def test_ndcg_has_the_gains_and_discounts_of_the_paper() -> None:
+    dcg = 1 / np.log2(2) + 3 / np.log2(3)
+    ideal = 3 / np.log2(2) + 1 / np.log2(3)
+    assert_allclose(ndcg(SCORES, GRADES, OFFSET), [dcg / ideal, 0, 1])
+    assert_allclose(ndcg(SCORES, GRADES, OFFSET, 1), [1 / 3, 0, 1])
+
+
+def test_err_stops_at_the_first_satisfying_item() -> None:
+    first = 1 / 16 + (1 - 1 / 16) * (3 / 16) / 2
+    assert_allclose(expected_reciprocal_rank(SCORES, GRADES, OFFSET, 4), [first, 0, 7 / 16])
+    assert_allclose(expected_reciprocal_rank(SCORES, GRADES, OFFSET, 3)[2], 7 / 8)
+
+
+def test_average_precision_is_over_the_relevant_items() -> None:
+    assert_allclose(average_precision(np.array([4.0, 3, 2, 1]), np.array([0.0, 1, 0, 2]), np.array([0, 4])), [(1 / 2 + 2 / 4) / 2])
+
+
+@pytest.mark.parametrize(("convention", "expected"), [("one", [1.0]), ("zero", [0.0]), ("drop", [])])
+def test_queries_without_a_relevant_item_count_as_asked_for(convention: WithoutRelevant, expected: list[float]) -> None:
+    for values in (
+        ndcg(SCORES, GRADES, OFFSET, 2, convention),
+        average_precision(SCORES, GRADES, OFFSET, convention),
+        expected_reciprocal_rank(SCORES, GRADES, OFFSET, 4, convention),
+    ):
+        assert values[1:-1].tolist() == expected
+        assert min(values[0], values[-1]) > 0
+
+
+def test_equal_scores_keep_the_order_of_the_rows() -> None:
+    scores, offset = np.ones(3), np.array([0, 3])
+    assert_allclose(ndcg(scores, np.array([1.0, 0, 0]), offset), [1])
+    assert_allclose(average_precision(scores, np.array([0.0, 0, 1]), offset), [1 / 3])
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 3)), min_size=1, max_size=8), min_size=1, max_size=5))
+def test_ranking_metrics_are_those_of_plain_loops(queries: list[list[tuple[int, int]]]) -> None:
+    scores = np.array([float(score) for query in queries for _, score in query])
+    grades = np.array([float(grade) for query in queries for grade, _ in query])
+    offset = np.concatenate([[0], np.cumsum([len(query) for query in queries])])
+    for place, query in enumerate(queries):
+        ranked = [grade for grade, _ in sorted(query, key=lambda pair: -pair[1])]
+        dcg, best = (sum((2**r - 1) / np.log2(i + 2) for i, r in enumerate(order[:3])) for order in (ranked, sorted(ranked)[::-1]))
+        err, reading = 0.0, 1.0
+        for i, r in enumerate(ranked):
+            err += reading * (2**r - 1) / 16 / (i + 1)
+            reading *= 1 - (2**r - 1) / 16
+        hits = [sum(r > 0 for r in ranked[: i + 1]) / (i + 1) for i, r in enumerate(ranked) if r > 0]
+        assert_allclose(ndcg(scores, grades, offset, 3)[place], dcg / best if best else 0, atol=1e-12)
+        assert_allclose(expected_reciprocal_rank(scores, grades, offset, 4)[place], err, atol=1e-12)
+        assert_allclose(average_precision(scores, grades, offset)[place], np.mean(hits) if hits else 0, atol=1e-12)
+
+
+def test_rankings_that_do_not_fit_are_named() -> None:
+    with pytest.raises(InvalidData, match="scores_R"):
+        ndcg(SCORES[:5], GRADES, OFFSET)
+    with pytest.raises(InvalidData, match="query_offset"):
+        ndcg(SCORES, GRADES, np.array([0, 3, 3, 6]))
+    with pytest.raises(InvalidData, match="NaN"):
+        average_precision(np.full(6, np.nan), GRADES, OFFSET)
+    with pytest.raises(InvalidData, match="max_grade"):
+        expected_reciprocal_rank(SCORES, GRADES, OFFSET, 2)
+    with pytest.raises(InvalidData, match="k"):
+        ndcg(SCORES, GRADES, OFFSET, 0)

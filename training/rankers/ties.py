@@ -11,7 +11,7 @@ leaves before the rest R with
 With s = exp(x) the integrand is log-concave and its mode is in [0, log(1 + |D|)], so that the trapezoid rule around it is right to
 1e-7 in 68 nodes: linear in items for each group.
 
-Legend: B queries, N places, T nodes of the rule.
+Legend: B queries, N places, M members of the group, T nodes of the rule.
 """
 
 from __future__ import annotations
@@ -61,29 +61,30 @@ def log_group_first(log_worth_BN: Tensor, group_BN: Tensor, rest_BN: Tensor) -> 
     dtype, log_worth_BN = log_worth_BN.dtype, log_worth_BN.double()  # the integrand's log is a sum over items, and differences of it count
     # A query without either gets numbers that stay finite, and is left out at the end.
     rest_B = torch.where(rest_BN | ~both_B[:, None], log_worth_BN, -torch.inf).logsumexp(-1)
-    share_BN = log_worth_BN - rest_B[:, None]
+    query_M, place_M = group_BN.nonzero(as_tuple=True)
+    share_M = log_worth_BN[query_M, place_M] - rest_B[query_M]
     with torch.no_grad():
-        mode_B, width_B = _mode(share_BN, group_BN)
+        mode_B, width_B = _mode(share_M, query_M, len(rest_B))
     x_BT = mode_B[:, None] + width_B[:, None] * NODES.to(mode_B)
-    log_gone_BTN = _log_cdf(share_BN[:, None, :] + x_BT[:, :, None])
-    height_BT = x_BT - x_BT.exp() + torch.where(group_BN[:, None, :], log_gone_BTN, 0).sum(-1)
+    height_BT = (x_BT - x_BT.exp()).index_add(0, query_M, _log_cdf(share_M[:, None] + x_BT[query_M]))
     log_p_B = height_BT.logsumexp(-1) + (STEP * width_B).log()
     return torch.where(both_B, log_p_B, 0).to(dtype)
 
 
-def _mode(share_BN: Tensor, group_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the integrand is highest, and 1/√ of its log's curvature there."""
-    low_B = share_BN.new_zeros(len(share_BN))
-    high_B = torch.log1p(group_BN.sum(-1).to(share_BN.dtype))
+def _mode(share_M: Tensor, query_M: Tensor, queries: int) -> tuple[Tensor, Tensor]:
+    """Where each query's integrand is highest, and 1/√ of its log's curvature there."""
+    low_B = share_M.new_zeros(queries)
+    high_B = low_B.index_add(0, query_M, torch.ones_like(share_M)).log1p()
     for _ in range(BISECTIONS):
         middle_B = (low_B + high_B) / 2
-        slope_B = 1 - middle_B.exp() + torch.where(group_BN, _log_cdf_slope(share_BN + middle_B[:, None]), 0).sum(-1)
+        slope_B = (1 - middle_B.exp()).index_add(0, query_M, _log_cdf_slope(share_M + middle_B[query_M]))
         low_B, high_B = torch.where(slope_B > 0, middle_B, low_B), torch.where(slope_B > 0, high_B, middle_B)
     mode_B = (low_B + high_B) / 2
-    slope_BN = _log_cdf_slope(share_BN + mode_B[:, None])
+    y_M = share_M + mode_B[query_M]
+    slope_M = _log_cdf_slope(y_M)
     # The slope of log(1 − exp(−e^y)) falls by slope · (slope + e^y − 1).
-    fall_BN = slope_BN * (slope_BN + (share_BN + mode_B[:, None]).clamp(max=_SURE).exp() - 1)
-    return mode_B, (mode_B.exp() + torch.where(group_BN, fall_BN, 0).sum(-1)).rsqrt()
+    fall_M = slope_M * (slope_M + y_M.clamp(max=_SURE).exp() - 1)
+    return mode_B, mode_B.exp().index_add(0, query_M, fall_M).rsqrt()
 
 
 _SURE = math.log(200)

@@ -1,0 +1,124 @@
+"""What a loss with its gradient costs by the length of the list: elimination in linear time, and written down as Eq. 5 in quadratic time.
+
+    python -m benchmarks.nce_losses --json F --plot F.png [--device cuda]
+
+One thread. Each cell is a batch of queries with 10,000 items in all, float32; the figure is the median over rounds in which all losses take
+turns. The naive loss masks a matrix of N × N and reduces it, as it would be written in torch; it is skipped where one such matrix would
+take more than 1 GB (there are several). Marginal ties are of three grades.
+
+Legend: B queries, N items of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loadtest.hardware import hardware
+from training.rankers.elimination import elimination_loss
+from training.rankers.plackett_luce import plackett_luce_loss
+from training.rankers.ties import tied_elimination_loss
+
+LENGTHS = (10, 30, 100, 300, 1000, 3000, 10_000)
+ITEMS = 10_000
+MEMORY = 1e9
+
+
+def naive_elimination(scores_BN: Tensor, real_BN: Tensor) -> Tensor:
+    """Eq. 5 by a mask of N × N."""
+    length = scores_BN.shape[1]
+    below_NN = torch.ones(length, length, dtype=torch.bool, device=scores_BN.device).tril()
+    log_worth_BNN = torch.where(below_NN & real_BN[:, None, :], -scores_BN[:, None, :], -torch.inf)
+    return torch.where(real_BN, scores_BN + log_worth_BNN.logsumexp(-1), 0).sum(-1)
+
+
+def _tied(scores_BN: Tensor, real_BN: Tensor) -> Tensor:
+    place_N = torch.arange(scores_BN.shape[1], device=scores_BN.device)
+    return tied_elimination_loss(scores_BN, (2 - 3 * place_N // scores_BN.shape[1]).expand_as(scores_BN), real_BN)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "elimination": elimination_loss,
+    "plackett-luce": plackett_luce_loss,
+    "elimination, marginal ties": _tied,
+    "elimination, naive": naive_elimination,
+}
+
+
+def measure(rounds: int, device: torch.device) -> list[dict[str, Any]]:
+    """A row for each length."""
+    rows = []
+    for length in LENGTHS:
+        queries = max(1, ITEMS // length)
+        scores_BN = torch.randn(queries, length, generator=torch.Generator().manual_seed(length)).to(device)
+        real_BN = torch.ones_like(scores_BN, dtype=torch.bool)
+        row: dict[str, Any] = {"items": length, "queries": queries}
+        matrix = 4.0 * queries * length**2
+        own = {name: loss for name, loss in LOSSES.items() if "naive" not in name or matrix <= MEMORY}
+        if len(own) < len(LOSSES):
+            row["skipped"] = f"elimination, naive: each of its matrices would take {matrix / 1e9:.1f} GB"
+        times: dict[str, list[float]] = {name: [] for name in own}
+        for _ in range(rounds):
+            for name, loss in own.items():
+                leaf = scores_BN.clone().requires_grad_()
+                begin = time.perf_counter()
+                loss(leaf, real_BN).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                times[name].append(time.perf_counter() - begin)
+        for name, seconds in times.items():
+            median = float(np.median(seconds))
+            row[name] = {"queries_per_s": round(queries / median, 1), "ns_per_item": round(1e9 * median / queries / length, 1)}
+        print(json.dumps(row, ensure_ascii=False), flush=True)
+        rows.append(row)
+    return rows
+
+
+def plot(rows: list[dict[str, Any]], file: Path) -> None:
+    """Queries per second, and nanoseconds per item, against length."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for name in LOSSES:
+        own = [row for row in rows if name in row]
+        for axes, key in zip(panels, ("queries_per_s", "ns_per_item"), strict=True):
+            axes.loglog([row["items"] for row in own], [row[name][key] for row in own], "o-", label=name)
+    for axes, title in zip(panels, ("queries per second, loss and gradient", "nanoseconds per item"), strict=True):
+        axes.set(xlabel="items of a query", title=title)
+        axes.grid(alpha=0.3)
+    panels[0].legend()
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    device = torch.device(options.device)
+    rows = measure(options.rounds, device)
+    if options.json is not None:
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else hardware()
+        options.json.write_text(json.dumps({"hardware": where, "date": datetime.now(UTC).date().isoformat(), "rows": rows}) + "\n")
+    if options.plot is not None:
+        plot(rows, options.plot)
+
+
+if __name__ == "__main__":
+    main()
