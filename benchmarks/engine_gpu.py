@@ -49,7 +49,8 @@ from torch import Tensor
 from benchmarks.synthetic import HIDDEN, NODE_DIM
 from espalier.bundle import Bundle
 from espalier.eligibility import node_mask
-from espalier.engines.gpu import Cell, Grid, TritonEngine, Tuning
+from espalier.engines.gpu import GraphCell, TritonEngine
+from espalier.engines.gpu_cells import Grid, Tuning
 from espalier.manifest import GraphScorer, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import Precision, SearchParams
@@ -231,7 +232,7 @@ def table(
             yield from _inner_products(tree.item_count, batches)
 
 
-def _cell(engine: TritonEngine, batch: int, beam: int, m: int) -> tuple[Cell, Tensor]:
+def _cell(engine: TritonEngine, batch: int, beam: int, m: int) -> tuple[GraphCell, Tensor]:
     """The cell that a search has just filled, and the query states of its queries."""
     with engine.running():
         cell = engine.cell(batch, beam.bit_length() - 1, m)

@@ -184,7 +184,7 @@ def gpu_usable() -> bool:
     if not gpu_present():
         return False
     if all(find_spec(library) is not None for library in ("torch", "triton")):
-        from espalier.engines.gpu import gpu_available
+        from espalier.engines.gpu_engine import gpu_available
 
         if gpu_available():
             return True

@@ -15,7 +15,8 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 
 from benchmarks import engine_gpu
 from benchmarks.engine_gpu import TorchSearch, check, main, model_of, plot_growth
-from espalier.engines.gpu import Grid, TritonEngine
+from espalier.engines.gpu import TritonEngine
+from espalier.engines.gpu_cells import Grid
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 
