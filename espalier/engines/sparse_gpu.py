@@ -34,6 +34,8 @@ ROUNDING: dict[Precision, float] = {"float32": 1e-4, "float16": 0.02, "bfloat16"
 """For logits of a few units, as training makes."""
 FEATURES = 64
 """Of a query that are looked up at a time. The order of a score's sum depends on it, so it is not for tuning."""
+ROOM = 1 << 16
+"""Numbers of a call's features and values that there is room for at first."""
 POWERS = {"sigmoid": 0, "l1-hinge": 1, "l2-hinge": 2, "l3-hinge": 3, "l4-hinge": 4}
 """Activations as the kernels number them; −1 ranks by logits."""
 
@@ -126,7 +128,7 @@ class _Features:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._room = device, 0
-        self._make_room(4096)
+        self._make_room(ROOM)
 
     def _make_room(self, numbers: int) -> None:
         self._host = torch.empty(numbers, dtype=torch.int32, pin_memory=self._device.type == "cuda")
