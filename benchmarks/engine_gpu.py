@@ -49,7 +49,8 @@ from torch import Tensor
 from benchmarks.synthetic import HIDDEN, NODE_DIM
 from espalier.bundle import Bundle
 from espalier.eligibility import node_mask
-from espalier.engines.gpu import Cell, Grid, TritonEngine, Tuning
+from espalier.engines.gpu import GraphCell, TritonEngine
+from espalier.engines.gpu_cells import Grid, Tuning
 from espalier.manifest import GraphScorer, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import Precision, SearchParams
@@ -156,15 +157,16 @@ class TorchSearch:
 
 def milliseconds(run: Callable[[], object], least: int = 20) -> float:
     """Median over ROUNDS of the time of one of `least` runs in a row."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else partial(int, 0)
     for _ in range(3):
         run()
     times = []
     for _ in range(ROUNDS):
-        torch.cuda.synchronize()
+        wait()
         begin = time.perf_counter()
         for _ in range(least):
             run()
-        torch.cuda.synchronize()
+        wait()
         times.append((time.perf_counter() - begin) * 1e3 / least)
     return float(np.median(times))
 
@@ -231,7 +233,7 @@ def table(
             yield from _inner_products(tree.item_count, batches)
 
 
-def _cell(engine: TritonEngine, batch: int, beam: int, m: int) -> tuple[Cell, Tensor]:
+def _cell(engine: TritonEngine, batch: int, beam: int, m: int) -> tuple[GraphCell, Tensor]:
     """The cell that a search has just filled, and the query states of its queries."""
     with engine.running():
         cell = engine.cell(batch, beam.bit_length() - 1, m)
@@ -315,13 +317,13 @@ def plot_growth(rows: list[Row], path: Path) -> None:
 # -- correct on this card -------------------------------------------------------------------------------------------------
 
 
-def check(device: Literal["cuda", "cpu"], cases: int, large: bool, cuda_graphs: bool = True) -> list[str]:
-    """What is wrong, a line each. large: also with trees and networks as large as in use."""
+def check(device: Literal["cuda", "cpu"], cases: int, large: bool, cuda_graphs: bool = True, seed: int | None = None) -> list[str]:
+    """What is wrong, a line each. large: also with trees and networks as large as in use; seed: of the cases, None for new ones."""
     from espalier.engines.reference import ReferenceEngine
     from tests.builders import make_bundle, random_masks, random_queries, random_tree
 
     wrong: list[str] = []
-    seed = int(time.time())
+    seed = int(time.time()) if seed is None else seed
     shapes = [(2, 3), (2, 8), (3, 4), (4, 4), (8, 3), (32, 2), (2, 1)]
     grid = Grid(batches=(1, 4, 64), wanted=(64, 256), closed=16)
     for case in range(cases):
@@ -347,7 +349,7 @@ def check(device: Literal["cuda", "cpu"], cases: int, large: bool, cuda_graphs: 
                         if not np.array_equal(getattr(got, field), getattr(expected, field)):
                             wrong.append(f"{name}: {field} differs from the reference")
                 if not integer:
-                    wrong += [f"{name}: {line}" for line in _replayed(reference, queries, params, got, engine.rounding)]
+                    wrong += [f"{name}: {line}" for line in replayed(reference, queries, params, got, engine.rounding)]
                 for b in range(
                     min(batch, 3) if device == "cuda" else 0
                 ):  # the interpreter multiplies with BLAS, whose rows depend on their place
@@ -381,7 +383,7 @@ def _trained(device: Literal["cuda", "cpu"], cuda_graphs: bool) -> Iterator[str]
                         yield f"the {kind} scorer that training exports: the {time_} answer differs from the reference's"
 
 
-def _replayed(reference: Any, queries: QueryBatch, params: SearchParams, result: Any, rounding: float) -> Iterator[str]:
+def replayed(reference: Any, queries: QueryBatch, params: SearchParams, result: Any, rounding: float) -> Iterator[str]:
     """Kept nodes that are worse than dropped ones by more than the rounding, by the reference's scores."""
     tree = reference.bundle.tree
     for b in range(len(queries)):
@@ -427,6 +429,17 @@ def _large() -> Iterator[str]:
         yield f"float32 with all items in the beam finds {overlap:.4f} of the best of all, expected at least .999"
 
 
+def sanitized(module: str) -> int:
+    """The exit status of a benchmark's check under compute-sanitizer, on few cases."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        raise SystemExit("compute-sanitizer is not on the PATH")
+    again = [tool, "--error-exitcode", "3", sys.executable, "-m", module, "--check", "--eager", "--cases", "4"]
+    # torch's own store of memory would hide what is read beyond an array's end.
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    return subprocess.run(again, env=environment, check=False).returncode
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
@@ -451,13 +464,7 @@ def main() -> None:
         wrong = check(args.device, args.cases, large=args.device == "cuda" and not args.eager, cuda_graphs=not args.eager)
         print("\n".join(wrong) or "all is well", flush=True)
         if args.sanitize and not wrong:
-            tool = shutil.which("compute-sanitizer")
-            if tool is None:
-                raise SystemExit("compute-sanitizer is not on the PATH")
-            again = [tool, "--error-exitcode", "3", sys.executable, "-m", "benchmarks.engine_gpu", "--check", "--eager", "--cases", "4"]
-            # torch's own store of memory would hide what is read beyond an array's end.
-            environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-            raise SystemExit(subprocess.run(again, env=environment, check=False).returncode)
+            raise SystemExit(sanitized("benchmarks.engine_gpu"))
         raise SystemExit(1 if wrong else 0)
     if args.growth:
         rows = growth(args.precision)

@@ -146,7 +146,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """`reference`, `onnx-cpu`, `onnx-cuda`, `triton`, `sparse-cpu`: the name in JSON and metrics."""
+        """`reference`, `onnx-cpu`, `onnx-cuda`, `triton`, `sparse-cpu`, `sparse-cuda`: the name in JSON and metrics."""
         ...
 
     @property
@@ -173,10 +173,12 @@ class Engine(Protocol):
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "float16", "bfloat16"]
-GPU_ENGINES = ("triton", "onnx-cuda")
-LINEAR_ENGINES = ("sparse-cpu", "reference")
-GRAPH_ENGINES = ("onnx-cpu", *GPU_ENGINES, "reference")
-ENGINES = ("onnx-cpu", *GPU_ENGINES, *LINEAR_ENGINES)
+LINEAR_ENGINES = ("sparse-cpu", "sparse-cuda", "reference")
+GRAPH_ENGINES = ("onnx-cpu", "triton", "onnx-cuda", "reference")
+ENGINES = ("onnx-cpu", "triton", "onnx-cuda", "sparse-cpu", "sparse-cuda", "reference")
+GPU_ENGINES = ("triton", "onnx-cuda", "sparse-cuda")
+PRECISE_ENGINES = ("triton", "sparse-cuda")
+"""Those that know other precisions than float32."""
 
 
 def gpu_usable() -> bool:
@@ -184,7 +186,7 @@ def gpu_usable() -> bool:
     if not gpu_present():
         return False
     if all(find_spec(library) is not None for library in ("torch", "triton")):
-        from espalier.engines.gpu import gpu_available
+        from espalier.engines.gpu_engine import gpu_available
 
         if gpu_available():
             return True
@@ -200,9 +202,9 @@ def open_engine(
 
     device     `auto` takes a GPU where there is one; a device that was asked for and is not there is DeviceUnavailable
     engine     an engine by name, instead of the choice by device: `triton` on a GPU where it knows the bundle's scorer, else `onnx-cuda`;
-               `sparse-cpu` for linear scorers
+               for linear scorers `sparse-cuda` on a GPU, else `sparse-cpu`
     threads    intra-op threads of one CPU search; one process per core with one thread each scales best
-    precision  of node rows and products in `triton`; the other engines compute in float32 and refuse another one
+    precision  of node rows and products in `triton`, of weights in `sparse-cuda`; the other engines compute in float32 and refuse another
     """
     if engine not in (None, *ENGINES):
         raise DeviceUnavailable(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
@@ -216,9 +218,10 @@ def open_engine(
             f"engine {engine} cannot search {bundle.manifest.name}, which has {kind} scorers: expected one of {fitting}"
         )
     opened = _opened(bundle, device, engine, threads, precision)
-    if precision != "float32" and opened.name != "triton":
+    if precision != "float32" and opened.name not in PRECISE_ENGINES:
         opened.close()
-        raise DeviceUnavailable(f"precision {precision} needs the engine triton; {bundle.manifest.name} would run on {opened.name}")
+        needed = "sparse-cuda" if linear else "triton"
+        raise DeviceUnavailable(f"precision {precision} needs the engine {needed}; {bundle.manifest.name} would run on {opened.name}")
     log.info("%s version %d runs on %s", bundle.manifest.name, bundle.manifest.version, opened.name)
     return opened
 
@@ -229,14 +232,12 @@ def _opened(bundle: Bundle, device: Device, engine: str | None, threads: int, pr
 
         return ReferenceEngine(bundle)
     if isinstance(bundle.manifest.scorer, LinearScorer):
-        return _opened_linear(bundle, device, threads)
+        return _opened_linear(bundle, device, engine, threads, precision)
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
-    on_gpu = engine in GPU_ENGINES or device == "cuda" or (device == "auto" and engine is None and gpu_present())
+    on_gpu = _on_gpu(device, engine)
     if on_gpu and engine != "onnx-cuda":
-        missing = [library for library in ("torch", "triton") if find_spec(library) is None]
-        if missing:
-            reason = f"{' and '.join(missing)} not installed (extra `gpu`)"
-        else:
+        reason = _missing()
+        if not reason:
             from espalier.engines.gpu import TritonEngine  # here, because only the image for GPUs has torch
 
             try:
@@ -258,14 +259,37 @@ def _opened(bundle: Bundle, device: Device, engine: str | None, threads: int, pr
     return onnx_graph.OnnxEngine(bundle, "cuda" if on_gpu else "cpu", threads=threads)
 
 
-def _opened_linear(bundle: Bundle, device: Device, threads: int) -> Engine:
+def _opened_linear(bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision) -> Engine:
+    if _on_gpu(device, engine):
+        name = f"{bundle.manifest.name} version {bundle.manifest.version}"
+        asked = engine == "sparse-cuda" or device == "cuda"
+        reason = _missing()
+        if not reason:
+            from espalier.engines.sparse_gpu import SparseCudaEngine  # here, because only the image for GPUs has torch
+
+            try:
+                return SparseCudaEngine(bundle, precision=precision)
+            except (DeviceUnavailable, UnsupportedGraph) as error:
+                if asked:
+                    raise
+                reason = str(error)
+        if asked:
+            raise DeviceUnavailable(f"sparse-cuda cannot run {name}: {reason}")
+        log.warning("%s runs on the CPU: there is a GPU, but sparse-cuda cannot use it: %s", name, reason)
     from espalier.engines.sparse_cpu import SparseCpuEngine  # here, because numba takes a while to import
 
-    if device == "cuda":
-        raise DeviceUnavailable(f"{bundle.manifest.name} has linear scorers, which are searched on a CPU: expected device auto or cpu")
-    if device == "auto" and gpu_present():
-        log.info("%s has linear scorers, which are searched on the CPU", bundle.manifest.name)
     return SparseCpuEngine(bundle, threads)
+
+
+def _on_gpu(device: Device, engine: str | None) -> bool:
+    """Whether a GPU was asked for, or is there and nothing else was."""
+    return engine in GPU_ENGINES or device == "cuda" or (device == "auto" and engine is None and gpu_present())
+
+
+def _missing() -> str:
+    """What is not installed of what our own engines on a GPU need; empty where all is."""
+    missing = [library for library in ("torch", "triton") if find_spec(library) is None]
+    return f"{' and '.join(missing)} not installed (extra `gpu`)" if missing else ""
 
 
 def finish(

@@ -17,7 +17,7 @@ from numpy.testing import assert_array_equal
 from espalier.bundle import TEXT, Bundle
 from espalier.chunks import ARRAYS
 from espalier.errors import BundleCorrupt, BundleExists, InvalidConfig, InvalidData
-from espalier.search import open_engine
+from espalier.search import Engine, open_engine
 from loadtest.queries import held_out
 from service.probe import Replay
 from tests.running import Json, problem, run
@@ -93,13 +93,26 @@ def test_a_model_of_texts_finds_what_was_bought(shop: Path, capsys: pytest.Captu
                  batch=1, json_file=None, plot=None)  # fmt: skip
 
 
-def test_a_text_is_answered_and_explained_over_http(shop: Path) -> None:
+@pytest.mark.parametrize("engine", ["sparse-cpu", "sparse-cuda"])
+def test_a_text_is_answered_and_explained_over_http(shop: Path, engine: str) -> None:
+    """On a GPU's engine too, in Triton's interpreter; its trace begins at the first level that has to be cut."""
+    if engine == "sparse-cuda":
+        pytest.importorskip("triton")
+
+    def opened(bundle: Bundle) -> Engine:
+        if engine == "sparse-cpu":
+            return open_engine(bundle, "cpu")
+        from espalier.engines.gpu_cells import Grid
+        from espalier.engines.sparse_gpu import SparseCudaEngine
+
+        return SparseCudaEngine(bundle, "cpu", grid=Grid(batches=(1,), wanted=(64,)))
+
     def ask(**body: Any) -> httpx.Response:
         return running.client.post("/retrieve", json=body)
 
-    with run(shop / "models", lambda bundle: open_engine(bundle, "cpu"), max_text=40) as running:
+    with run(shop / "models", opened, max_text=40) as running:
         answer = ask(queries=[{"text": "a YELLOW lamp, please"}, {"text": ""}], m=3, fields=["title"]).json()
-        assert answer["engine"] == "sparse-cpu"
+        assert answer["engine"] == engine == running.client.get("/models").json()["models"][0]["versions"][0]["engine"]
         assert answer["results"][0]["items"][0] | {"score": 0} == {"id": "yellow-lamp", "score": 0, "fields": {"title": "Yellow lamp"}}
         assert 0 < answer["results"][0]["items"][1]["score"] < answer["results"][0]["items"][0]["score"] <= 1
         assert len(answer["results"][1]["items"]) == 3
@@ -117,7 +130,10 @@ def test_a_text_is_answered_and_explained_over_http(shop: Path) -> None:
         assert reasons["yellow"] > 0
         assert len(reasons) <= 10
         assert all(entry["contribution"] < reasons["lamp"] for entry in other["features"])
-        assert [level["level"] for level in explained["levels"]] == list(range(1, len(explained["levels"]) + 1))
+        levels = [level["level"] for level in explained["levels"]]
+        assert levels == list(
+            range(1 if engine == "sparse-cpu" else levels[0], Bundle.open(shop / "models" / "shop" / "1").tree.height + 1)
+        )
 
         wrong: list[tuple[Json, str, str]] = [
             ({"history": []}, "queries[0]", "'text', the query kind of this model"),

@@ -40,8 +40,10 @@ from tests.trained import trained_kind
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from espalier.engines import gpu
-from espalier.engines.gpu import Grid, TritonEngine, Tuning, refuse_what_does_not_fit
+from espalier.engines import gpu, gpu_cells, gpu_engine
+from espalier.engines.gpu import TritonEngine, device_bytes
+from espalier.engines.gpu_cells import Grid, Tuning
+from espalier.engines.gpu_engine import refuse_what_does_not_fit
 from espalier.engines.graphs import read_graph
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_form import scorer_form
@@ -177,12 +179,13 @@ def test_a_mask_is_not_kept_alive_by_the_engine(tmp_path: Path) -> None:
 def test_a_bundle_that_does_not_fit_is_refused_with_figures(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     bundle = make_bundle(tmp_path, rng, complete_tree(rng.permutation(64), 2), width=16)  # 127 nodes
-    needed = 127 * 16 * 2 + 4 * (64 + 64)
-    refuse_what_does_not_fit(bundle, "float16", needed, 10**9)
-    with pytest.raises(DeviceUnavailable, match=r"tiny version 1 needs 0\.00 GB on the GPU, for 127 node rows of 16 float16 numbers"):
-        refuse_what_does_not_fit(bundle, "float16", needed - 1, 10**9)
-    with pytest.raises(DeviceUnavailable):
-        refuse_what_does_not_fit(bundle, "float32", needed, 10**9)
+    needed = device_bytes(bundle, "float16")
+    assert needed == 127 * 16 * 2 + 4 * (64 + 64) < device_bytes(bundle, "float32")
+    refuse_what_does_not_fit(bundle, needed, "its rows", needed, 10**9)
+    with pytest.raises(
+        DeviceUnavailable, match=r"tiny version 1 needs 0\.00 GB on the GPU, for its rows and the tree; 0\.00 of its 1\.00 GB"
+    ):
+        refuse_what_does_not_fit(bundle, needed, "its rows", needed - 1, 10**9)
 
 
 # -- which graphs it knows ------------------------------------------------------------------------------------------------
@@ -442,7 +445,7 @@ def test_whether_a_gpu_would_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not gpu_usable()
     monkeypatch.setattr("espalier.search.gpu_present", lambda: True)
     for torch_sees, onnx_sees in ((True, False), (False, True), (False, False)):
-        monkeypatch.setattr(gpu, "gpu_available", lambda seen=torch_sees: seen)
+        monkeypatch.setattr(gpu_engine, "gpu_available", lambda seen=torch_sees: seen)
         monkeypatch.setattr("espalier.engines.onnx_graph.cuda_available", lambda seen=onnx_sees: seen)
         assert gpu_usable() == (torch_sees or onnx_sees)
 
@@ -454,7 +457,7 @@ def test_lower_precision_is_refused_where_it_would_not_be_used(tmp_path: Path) -
     for device, engine in (("cpu", None), ("auto", "reference")):
         with pytest.raises(DeviceUnavailable, match="precision float16 needs the engine triton; tiny would run on"):
             open_engine(bundle, device, engine, precision="float16")  # type: ignore[arg-type]  # a tuple's strings
-    assert set(ENGINES) == {"onnx-cpu", "onnx-cuda", "triton", "sparse-cpu", "reference"}
+    assert set(ENGINES) == {"onnx-cpu", "onnx-cuda", "triton", "sparse-cpu", "sparse-cuda", "reference"}
 
 
 # -- the compiler ---------------------------------------------------------------------------------------------------------
@@ -463,15 +466,12 @@ def test_lower_precision_is_refused_where_it_would_not_be_used(tmp_path: Path) -
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kernel, as a search launches it, with each form of scorer and precision, for a Hopper GPU; none spills registers."""
     launches: list[dict[str, Any]] = []
-    for name in (
-        "history_nodes_kernel",
-        "order_kernel",
-        "rank_level_kernel",
-        "score_children_kernel",
-        "score_levels_kernel",
-        "select_kernel",
+    for module, kernels in (
+        (gpu, ("history_nodes_kernel", "rank_level_kernel", "score_children_kernel", "score_levels_kernel")),
+        (gpu_cells, ("order_kernel", "select_kernel")),
     ):
-        monkeypatch.setattr(gpu, name, Recorder(getattr(gpu, name), launches))
+        for name in kernels:
+            monkeypatch.setattr(module, name, Recorder(getattr(module, name), launches))
     matmul = sys.modules["espalier.engines.kernels.matmul"]
     monkeypatch.setattr(matmul, "matmul_kernel", Recorder(matmul.matmul_kernel, launches))
     rng = np.random.default_rng(5)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from espalier.engines.kernels.eligible import is_open
+
 MINUS_INF = tl.constexpr(float("-inf"))
 
 
@@ -77,26 +79,6 @@ def own_of(
     return logit
 
 
-@triton.jit
-def _is_open(node, there, mask_address, closed_X, closed_count, closed_steps):
-    """Which nodes a query may visit: bit n of its mask is 1 (address 0: none), and they are not in its ascending list of closed nodes."""
-    if mask_address != 0:
-        mask = mask_address.to(tl.pointer_type(tl.uint8))
-        byte = tl.load(mask + (node >> 3), mask=there, other=0).to(tl.int32)
-        there = there & (((byte >> (node & 7)) & 1) == 1)
-    if closed_count > 0:
-        low = tl.zeros_like(node)
-        high = low + closed_count
-        for _ in range(0, closed_steps):
-            middle = (low + high) // 2
-            searching = low < high
-            below = tl.load(closed_X + middle, mask=searching, other=0) < node
-            low = tl.where(searching & below, middle + 1, low)
-            high = tl.where(searching & (below == 0), middle, high)
-        there = there & (tl.load(closed_X + low, mask=low < closed_count, other=-1) != node)
-    return there
-
-
 @triton.jit(
     do_not_specialize=[
         "slots", "kept_stride", "level_start", "next_start", "closed_steps",
@@ -146,7 +128,7 @@ def score_children_kernel(
                 else:
                     number = tl.load(first_child_N + parent, mask=there, other=0) + child
                     there = there & (number < tl.load(first_child_N + parent + 1, mask=there, other=0))
-                there = _is_open(number, there, mask_address, closed_X, closed_count, closed_steps)
+                there = is_open(number, there, mask_address, closed_X, closed_count, closed_steps)
                 own = own_of(number, there, rows_ND, state_S, weights, vectors, D, D_PAD, S0, S1, S2, S3, LOG_ACTIVATION)
                 inherited = tl.load(kept_ranks_BK + slot, mask=there, other=0.0)
                 total = own + gamma * inherited
