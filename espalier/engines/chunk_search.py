@@ -401,7 +401,9 @@ def _keep_best(candidates: Array, ranks: Array, total: int, wanted: int, kept: A
 @njit(cache=True, nogil=True)
 def _best_first(ranks: Array, count: int) -> Array:
     """The places of so many ranks, the best first; of equal ones the first first (merge sort). NumPy's takes a second to compile."""
-    order, merged = np.arange(count), np.empty(count, np.int64)
+    order, merged = np.empty(count, np.int64), np.empty(count, np.int64)
+    for k in range(count):
+        order[k] = k
     width = 1
     while width < count:
         for begin in range(0, count, 2 * width):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from espalier.errors import InvalidConfig
-from espalier.manifest import Activation, ModelName
+from espalier.manifest import Activation, ModelName, Ranking
 from espalier.queries import TextBlock
 from training.config import SearchLimits
 
@@ -122,8 +122,9 @@ class LinearOptions(_Section):
     threshold   weights below are left out of the model
     prior       β: weights are drawn to β times the mean of what the tree was made from, instead of to 0. What few queries tell of a node,
                 its centroid does: an item that one query led to is found by queries like it
-    activation  what a scorer's product is turned into; the search ranks by their product along the path. Unless it is said, sigmoid where
+    activation  what a scorer's product is turned into; the search ranks by them along the path. Unless it is said, sigmoid where
                 the loss is logistic, whose probability it is
+    gamma       γ of the ranks: an item's own activation counts in full, its parent's to the power of γ, and so on; 1 is their product
     """
 
     negatives: Literal["teacher", "matcher", "both"] = "both"
@@ -137,11 +138,17 @@ class LinearOptions(_Section):
     threshold: float = Field(default=0.05, ge=0)
     prior: float = Field(default=2.0, ge=0)
     activation: Activation = "l3-hinge"
+    gamma: float = Field(default=0.5, ge=0, le=1)
 
     @model_validator(mode="before")
     @classmethod
     def _activation_of_the_loss(cls, given: Any) -> Any:
         return {"activation": "sigmoid"} | given if isinstance(given, dict) and given.get("loss") == "logistic" else given
+
+    @property
+    def ranking(self) -> Ranking:
+        """How the beam ranks, in training and in serving."""
+        return Ranking(activation=self.activation, own="log_activation", gamma=self.gamma)
 
 
 class LinearSearch(SearchLimits):

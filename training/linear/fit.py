@@ -25,7 +25,6 @@ from scipy.sparse import csr_array
 from espalier.chunks import MAX_CHILDREN, Chunks
 from espalier.engines.chunk_search import ChunkSearch, Wanted
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.manifest import Ranking
 from espalier.sparse import SparseRows
 from espalier.tree import Tree
 from training.data.xmc import LabelledPoints
@@ -198,8 +197,7 @@ class _Trainer:
 
 def _kept_by_beam(points: SparseRows, tree: Tree, parts: list[_Part], options: LinearOptions, level: int) -> tuple[Int64, Int64]:
     """The points and nodes of `level` that a beam over the scorers so far keeps."""
-    ranking = Ranking(activation=options.activation, own="log_activation", gamma=1)
-    search = ChunkSearch(tree, _joined(parts, tree, points.width), ranking, last=level)
+    search = ChunkSearch(tree, _joined(parts, tree, points.width), options.ranking, last=level)
     beam_B = np.full(len(points), options.beam_size, np.int64)
     nodes_BM = search.search(points, Wanted(beam_B, np.minimum(beam_B, tree.level_size(level)))).leaves_BM
     point, slot = np.nonzero(nodes_BM >= 0)
