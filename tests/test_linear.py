@@ -402,6 +402,46 @@ def test_threads_change_nothing_and_progress_is_told(loss: Any) -> None:
     assert sum(told) == tree.leaf_offset
 
 
+def learned_rows(data: LabelledPoints, tree: Tree, options: LinearOptions) -> tuple[Chunks, list[NDArray[np.int64]]]:
+    """Trained scorers, and the points that each inner node learned from."""
+    rows: list[NDArray[np.int64]] = []
+
+    def told(points: SparseRows, own: NDArray[np.int64], *rest: Any) -> Any:
+        rows.append(own)
+        return train_children(points, own, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "train_children", told)
+        return fit_linear(data, tree, options), rows
+
+
+def test_training_ranks_as_serving_will() -> None:
+    """With γ = 0 a beam of the whole first level keeps the best nodes of the second by their own activations."""
+    rng = np.random.default_rng(9)
+    data = random_points(rng, 80, 20, 27)
+    tree = complete_tree(np.arange(27), 3)
+    every, rows = np.arange(20, dtype=np.int32), {}
+    for gamma in (0.0, 1.0):
+        options = LinearOptions(negatives="matcher", beam_size=3, gamma=gamma, threshold=0)
+        chunks, trained = learned_rows(data, tree, options)
+        assert options.ranking == Ranking(activation="l3-hinge", own="log_activation", gamma=gamma)
+        nodes = [*tree.level(1), *tree.level(2)]
+        logits_BN = dense_of(data.points) @ np.array([chunks.weights_of(tree, node, every) for node in nodes]).T + chunks.bias[nodes]
+        own_BN = -(np.maximum(1 - logits_BN, 0) ** 3)
+        ranks_BN = own_BN[:, 3:] + gamma * np.repeat(own_BN[:, :3], 3, axis=1)
+        kept_BK = np.argsort(-ranks_BN, axis=1, kind="stable")[:, :3]
+        for k in range(9):
+            assert_array_equal(trained[4 + k], np.flatnonzero((kept_BK == k).any(1)))
+        rows[gamma] = trained[4:]
+    assert any(len(one) != len(other) for one, other in zip(rows[0.0], rows[1.0], strict=True))
+
+
+def test_the_loss_says_what_a_product_is_turned_into() -> None:
+    assert LinearOptions().ranking.activation == "l3-hinge"
+    assert LinearOptions(loss="logistic").ranking.activation == "sigmoid"
+    assert LinearOptions(loss="logistic", activation="l2-hinge").ranking.activation == "l2-hinge"
+
+
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(8)
     data = random_points(rng, 200, 30, 40)
