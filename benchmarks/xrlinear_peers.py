@@ -153,7 +153,7 @@ def _train(system: str, folder: Path, beams: Sequence[int]) -> dict[str, Any]:
         seconds.append(round(time.process_time() - before, 2))
     report = {"train_cpu_s": seconds[0], "train_cpu_s_warm": seconds[1], "model_mb": round(chunks.nbytes / 1e6, 1)}
     report["memory_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
-    bundle = bundle_of(folder / system, tree, chunks)
+    bundle = bundle_of(folder / system, tree, chunks, LinearOptions())
     report["disk_mb"] = round(sum(file.stat().st_size for file in bundle.path.iterdir()) / 1e6, 1)
     engine = open_engine(bundle, "cpu")
     queries = QueryBatch(bundle.manifest.query, test.points)
@@ -162,7 +162,7 @@ def _train(system: str, folder: Path, beams: Sequence[int]) -> dict[str, Any]:
     return report
 
 
-def bundle_of(folder: Path, tree: Tree, chunks: Chunks) -> Bundle:
+def bundle_of(folder: Path, tree: Tree, chunks: Chunks, options: LinearOptions) -> Bundle:
     """What `python -m training fit` writes, without golden and held-out queries."""
     asked = as_asked(SparseRows(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), chunks.width))
     draft = ManifestDraft(
@@ -171,7 +171,7 @@ def bundle_of(folder: Path, tree: Tree, chunks: Chunks) -> Bundle:
         algorithm="xr-linear",
         created=datetime.now(UTC),
         query=FeaturesKind(width=chunks.width),
-        ranking=LinearOptions().ranking,
+        ranking=options.ranking,
         search=SearchDefaults(beam_size=10, m=10, max_beam_size=10_000, max_m=10_000),
     )
     content = LinearContent(
