@@ -1,7 +1,12 @@
-"""One peer of `benchmarks.xrlinear_peers`, run by a Python of its own: python benchmarks/xrlinear_peer.py PEER FOLDER BEAMS
+"""One peer of `benchmarks.xrlinear_peers`, run by a Python of its own: python benchmarks/xrlinear_peer.py PEER FOLDER STEP BEAMS
 
 FOLDER holds train.npz and test.npz (indptr, indices, values, labels_from, labels, shape) and train.txt, the same in the XMC text format.
-Writes FOLDER/PEER.json: {"train_cpu_s", "model_mb", "beams": {beam: {"ms_p50", "queries_per_s"}}} and FOLDER/PEER-BEAM.npy, labels [B, M].
+Steps, each a process of its own; the last line of what they print is JSON:
+
+    train   writes the model to FOLDER/PEER and FOLDER/PEER-BEAM.npy, labels [B, M]: {"train_cpu_s", "model_mb"}
+    time    {BEAM: {"ms_p50", "queries_per_s"}}
+    memory  {"batch_mb"}: by how much a search of all test points at one beam makes the process grow
+
 Needs NumPy, SciPy and the peer: nothing of ours, whose versions of NumPy some peers do not know. One thread.
 """
 
@@ -46,6 +51,10 @@ class Pecos:
         chain = Indexer.gen(features, indexer_type="hierarchicalkmeans", threads=1)
         model = XLinearModel.train(x, y, C=chain, threads=1)
         model.save(str(folder / "pecos"))
+
+    def load(self, folder: Path) -> None:
+        from pecos.xmc.xlinear.model import XLinearModel
+
         self.model = XLinearModel.load(str(folder / "pecos"), is_predict_only=True)
 
     def prepared(self, x: Any) -> Any:
@@ -73,8 +82,12 @@ class Omikuji:
         parameters.n_trees = 1
         for name, value in self.options.items():
             setattr(parameters, name, value)
-        self.model = omikuji.Model.train_on_data(str(folder / "train.txt"), parameters, n_threads=1)
-        self.model.save(str(folder / type(self).__name__.lower()))
+        omikuji.Model.train_on_data(str(folder / "train.txt"), parameters, n_threads=1).save(str(folder / type(self).__name__.lower()))
+
+    def load(self, folder: Path) -> None:
+        import omikuji
+
+        self.model = omikuji.Model.load(str(folder / type(self).__name__.lower()))
         self.model.init_prediction_thread_pool(1)
 
     def prepared(self, x: Any) -> Any:
@@ -100,9 +113,11 @@ class Napkinxc:
     def train(self, folder: Path, x: Any, y: Any) -> None:
         from napkinxc.models import PLT
 
-        self.folder = folder / "napkinxc"
-        model = PLT(str(self.folder), threads=1, seed=0)
+        model = PLT(str(folder / "napkinxc"), threads=1, seed=0)
         model.fit(x, [y.indices[a:b].tolist() for a, b in itertools.pairwise(y.indptr)])
+
+    def load(self, folder: Path) -> None:
+        self.folder = folder / "napkinxc"
         self.models: dict[int, Any] = {}
 
     def at(self, beam: int) -> Any:
@@ -129,32 +144,66 @@ class Napkinxc:
 PEERS: dict[str, Any] = {"pecos": Pecos, "omikuji": Omikuji, "bonsai": Bonsai, "napkinxc": Napkinxc}
 
 
-def main() -> None:
-    peer, folder, beams = sys.argv[1], Path(sys.argv[2]), [int(beam) for beam in sys.argv[3].split(",")]
+def growth_mb(run: Any) -> float:
+    """By how much the process's memory exceeds what it has now, at most, while something runs (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    before = _status("VmRSS")
+    run()
+    return round((_status("VmHWM") - before) / 1e3, 1)
+
+
+def _status(field: str) -> int:
+    """kB"""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def train(system: Any, peer: str, folder: Path, beams: list[int]) -> dict[str, Any]:
     x, y = load(folder, "train")
-    test, _ = load(folder, "test")
-    system = PEERS[peer]()
     before = cpu_seconds()
     system.train(folder, x, y)
-    report: dict[str, Any] = {"train_cpu_s": round(cpu_seconds() - before, 2), "beams": {}}
+    report: dict[str, Any] = {"train_cpu_s": round(cpu_seconds() - before, 2)}
     report["model_mb"] = round(sum(file.stat().st_size for file in (folder / peer).rglob("*") if file.is_file()) / 1e6, 1)
-    everything = system.prepared(test)
-    singles = [system.prepared(test[i]) for i in range(min(SINGLE, test.shape[0]))]
+    system.load(folder)
+    everything = system.prepared(load(folder, "test")[0])
     for beam in beams:
         np.save(folder / f"{peer}-{beam}.npy", system.many(everything, beam))
+    return report
+
+
+def timed(system: Any, test: Any, beams: list[int]) -> dict[Any, Any]:
+    everything = system.prepared(test)
+    singles = [system.prepared(test[i]) for i in range(min(SINGLE, test.shape[0]))]
+    report = {}
+    for beam in beams:
+        system.timed(singles[0], beam)
         times = []
         for query in singles:
             begin = time.perf_counter()
             system.timed(query, beam)
             times.append(time.perf_counter() - begin)
-        rates = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            system.timed(everything, beam)
-            rates.append(test.shape[0] / (time.perf_counter() - begin))
-        report["beams"][beam] = {"ms_p50": round(1e3 * float(np.median(times)), 4), "queries_per_s": round(float(np.median(rates)))}
-        print(peer, beam, report["beams"][beam], flush=True)
-    (folder / f"{peer}.json").write_text(json.dumps(report))
+        begin = time.perf_counter()
+        system.timed(everything, beam)
+        report[beam] = {"ms_p50": 1e3 * float(np.median(times)), "queries_per_s": test.shape[0] / (time.perf_counter() - begin)}
+    return report
+
+
+def main() -> None:
+    peer, folder, step, beams = sys.argv[1], Path(sys.argv[2]), sys.argv[3], [int(beam) for beam in sys.argv[4].split(",")]
+    system = PEERS[peer]()
+    report: dict[Any, Any]
+    if step == "train":
+        report = train(system, peer, folder, beams)
+    else:
+        system.load(folder)
+        test, _ = load(folder, "test")
+        if step == "time":
+            report = timed(system, test, beams)
+        else:
+            everything = system.prepared(test)
+            system.timed(system.prepared(test[0]), beams[0])
+            report = {"batch_mb": growth_mb(lambda: system.timed(everything, beams[0]))}
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """XR-Linear beside its peers on a set of the XMC repository: quality, milliseconds, training time, size.
 
-    python -m benchmarks.xrlinear_peers --data DIR --set eurlex-4k [--peers pecos,omikuji,bonsai,napkinxc] --beam 1,10,50 --json F
+    python -m benchmarks.xrlinear_peers --data DIR --set eurlex-4k [--peers pecos,omikuji,bonsai,napkinxc,ova] --beam 1,10,50 --json F
     python -m benchmarks.xrlinear_peers --data DIR --set eurlex-4k --choose --json F
 
 DIR/SET holds NAME_train.txt and NAME_test.txt, or those gzipped, in the repository's text format. Points are normalised to length 1 for
-all. Every system runs on one thread, ours in a process of its own as the peers do; figures are medians of single queries (m = 10) and of
-three batches of all test points (m = 10), quality is that of m = 100. CPU seconds of training include the label features, the tree, and
-for us the compiler where its cache is cold: once with a cold and once with a warm cache. A peer that is not installed is named and left
-out; --peer-python names an interpreter that has them, as libpecos wants an older NumPy than ours:
+all. Every system runs on one thread in processes of its own. Quality is that of m = 100. Milliseconds are the median of single queries,
+queries/s those of one call with all test points, m = 10; both are medians of three rounds, in each of which every system has its turn, so
+that whatever else the machine does meets all of them. CPU seconds of training include the label features, the tree, and for us the
+compiler: once with a cold and once with a warm cache. `batch_mb` is by how much the call with all test points makes a fresh process grow.
+`ova` is ours without a tree: all labels are children of the root. A peer that is not installed is named and left out; --peer-python names
+an interpreter that has them, as libpecos wants an older NumPy than ours:
 
     python -m venv peers && peers/bin/pip install 'numpy<2' scipy libpecos omikuji napkinxc
 
---choose leaves out a fifth of the training points and prints what the defaults were chosen by.
+--choose leaves out a fifth of the training points, twice, and prints what the defaults were chosen by.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from benchmarks.xrlinear_peer import growth_mb
 from espalier.bundle import Bundle, LinearContent, write_bundle
 from espalier.chunks import Chunks
-from espalier.engines.chunk_search import L3_HINGE, ChunkSearch, Wanted
+from espalier.engines.chunk_search import ChunkSearch, Wanted
 from espalier.errors import EspalierError, InvalidData
 from espalier.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
@@ -53,7 +56,11 @@ from training.linear.label_features import pifa
 from training.linear.prepare import as_asked
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
-PEERS = ("pecos", "omikuji", "bonsai", "napkinxc")
+PEERS = ("pecos", "omikuji", "bonsai", "napkinxc", "ova")
+OURS = ("espalier", "ova")
+BATCHED = (*OURS, "pecos")
+"""Systems that search many queries in one call."""
+ROUNDS = 3
 BRANCHING, MAX_LEAF = 128, 32
 M = 100
 SINGLE = 1000
@@ -108,44 +115,54 @@ def quality(found_BM: NDArray[np.int64], test: LabelledPoints, training: Labelle
     return {name: round(100 * value, 2) for name, value in row.items()}
 
 
-# -- ours, in a process of its own ----------------------------------------------------------------------------------------
+# -- ours, in processes of its own ----------------------------------------------------------------------------------------
 
 
-def ours(folder: Path, beams: Sequence[int]) -> None:
-    """Train and search as `xrlinear_peer.py` does with a peer, and write the same files."""
-    data, test = _loaded(folder, "train"), _loaded(folder, "test")
-    before = time.process_time()
-    tree, chunks = train(data, LinearOptions())
-    report: dict[str, Any] = {"train_cpu_s": round(time.process_time() - before, 2), "model_mb": round(chunks.nbytes / 1e6, 1), "beams": {}}
-    before = time.process_time()
-    train(data, LinearOptions())
-    report["train_cpu_s_warm"] = round(time.process_time() - before, 2)
-    bundle = bundle_of(folder, tree, chunks)
-    report["disk_mb"] = round(sum(file.stat().st_size for file in bundle.path.iterdir()) / 1e6, 1)
+def ours(system: str, folder: Path, step: str, beams: Sequence[int]) -> dict[Any, Any]:
+    """What `xrlinear_peer.py` does with a peer."""
+    if step == "train":
+        return _train(system, folder, beams)
+    bundle, test = Bundle.open(folder / system / "peers" / "1"), _loaded(folder, "test")
     engine = open_engine(bundle, "cpu")
     queries = QueryBatch(bundle.manifest.query, test.points)
     singles = [queries.take(np.array([b])) for b in range(min(SINGLE, len(test)))]
+    report: dict[Any, Any] = {}
     for beam in beams:
-        np.save(folder / f"espalier-{beam}.npy", engine.search(queries, SearchParams.uniform(len(queries), beam, M)).item_rows_BM)
-        one = SearchParams.uniform(1, beam, 10)
+        one, all_of_them = SearchParams.uniform(1, beam, 10), SearchParams.uniform(len(queries), beam, 10)
         engine.search(singles[0], one)
+        if step == "memory":
+            return {"batch_mb": growth_mb(lambda: engine.search(queries, all_of_them))}  # noqa: B023 (called at once)
         times = []
         for query in singles:
             begin = time.perf_counter()
             engine.search(query, one)
             times.append(time.perf_counter() - begin)
-        rates = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            engine.search(queries, SearchParams.uniform(len(queries), beam, 10))
-            rates.append(len(test) / (time.perf_counter() - begin))
-        report["beams"][beam] = {"ms_p50": round(1e3 * float(np.median(times)), 4), "queries_per_s": round(float(np.median(rates)))}
-        print("espalier", beam, report["beams"][beam], flush=True)
+        begin = time.perf_counter()
+        engine.search(queries, all_of_them)
+        report[beam] = {"ms_p50": 1e3 * float(np.median(times)), "queries_per_s": len(test) / (time.perf_counter() - begin)}
+    return report
+
+
+def _train(system: str, folder: Path, beams: Sequence[int]) -> dict[str, Any]:
+    data, test = _loaded(folder, "train"), _loaded(folder, "test")
+    shape = (BRANCHING, MAX_LEAF) if system == "espalier" else (2, data.label_count)
+    seconds = []
+    for _ in range(2):
+        before = time.process_time()
+        tree, chunks = train(data, LinearOptions(), *shape)
+        seconds.append(round(time.process_time() - before, 2))
+    report = {"train_cpu_s": seconds[0], "train_cpu_s_warm": seconds[1], "model_mb": round(chunks.nbytes / 1e6, 1)}
     report["memory_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
-    (folder / "espalier.json").write_text(json.dumps(report))
+    bundle = bundle_of(folder / system, tree, chunks, LinearOptions())
+    report["disk_mb"] = round(sum(file.stat().st_size for file in bundle.path.iterdir()) / 1e6, 1)
+    engine = open_engine(bundle, "cpu")
+    queries = QueryBatch(bundle.manifest.query, test.points)
+    for beam in beams:
+        np.save(folder / f"{system}-{beam}.npy", engine.search(queries, SearchParams.uniform(len(queries), beam, M)).item_rows_BM)
+    return report
 
 
-def bundle_of(folder: Path, tree: Tree, chunks: Chunks) -> Bundle:
+def bundle_of(folder: Path, tree: Tree, chunks: Chunks, options: LinearOptions) -> Bundle:
     """What `python -m training fit` writes, without golden and held-out queries."""
     asked = as_asked(SparseRows(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), chunks.width))
     draft = ManifestDraft(
@@ -154,7 +171,7 @@ def bundle_of(folder: Path, tree: Tree, chunks: Chunks) -> Bundle:
         algorithm="xr-linear",
         created=datetime.now(UTC),
         query=FeaturesKind(width=chunks.width),
-        ranking=L3_HINGE,
+        ranking=options.ranking,
         search=SearchDefaults(beam_size=10, m=10, max_beam_size=10_000, max_m=10_000),
     )
     content = LinearContent(
@@ -199,57 +216,96 @@ def compare(data: LabelledPoints, test: LabelledPoints, peers: Sequence[str], be
         _saved(folder, "train", data)
         _saved(folder, "test", test)
         _as_text(data, folder / "train.txt")
-        beams_text = ",".join(map(str, beams))
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+        reports: dict[str, dict[str, Any]] = {}
         for system in ("espalier", *peers):
-            if system == "espalier":
-                command = [sys.executable, "-m", "benchmarks.xrlinear_peers", "--run", name, "--beam", beams_text]
-                environment = os.environ | one_thread | {"NUMBA_CACHE_DIR": str(folder / "numba")}  # a cold cache
-            else:
-                command = [peer_python, str(Path(__file__).with_name("xrlinear_peer.py")), system, name, beams_text]
-                environment = os.environ | one_thread
-            done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
-            if done.returncode:
-                print(f"{system} is left out: {(done.stderr.strip().splitlines() or ['no message'])[-1]}", flush=True)
-                continue
-            report = json.loads((folder / f"{system}.json").read_text())
-            for beam in beams:
-                found = np.load(folder / f"{system}-{beam}.npy")
-                row = {"system": system, "beam_size": beam} | quality(found, test, data) | report["beams"][str(beam)]
-                rows.append(row | {name: value for name, value in report.items() if name != "beams"})
+            found = _step(folder, system, "train", beams, peer_python)
+            if found is not None:
+                reports[system] = found
+        rounds = [{system: _step(folder, system, "time", beams, peer_python) or {} for system in reports} for _ in range(ROUNDS)]
+        for system, report in reports.items():
+            for beam in _beams(system, beams):
+                row: Row = {"system": system, "beam_size": None if system == "ova" else beam}
+                row |= quality(np.load(folder / f"{system}-{beam}.npy"), test, data)
+                for figure, digits in (("ms_p50", 4), ("queries_per_s", None)):
+                    row[figure] = round(float(np.median([times[system][str(beam)][figure] for times in rounds])), digits)
+                if system in BATCHED:
+                    row |= _step(folder, system, "memory", [beam], peer_python) or {}
+                rows.append(row | report)
                 print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
     return rows
 
 
+def _beams(system: str, beams: Sequence[int]) -> Sequence[int]:
+    """Without a tree there is no beam."""
+    return beams[:1] if system == "ova" else beams
+
+
+def _step(folder: Path, system: str, step: str, beams: Sequence[int], peer_python: str) -> dict[str, Any] | None:
+    """What a process that does one step prints; None where it fails."""
+    environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+    beams_text = ",".join(map(str, _beams(system, beams)))
+    if system in OURS:
+        command = [sys.executable, "-m", "benchmarks.xrlinear_peers", "--run", system, str(folder), step, "--beam", beams_text]
+        environment["NUMBA_CACHE_DIR"] = str(folder / f"{system}-compiled")  # cold at first
+    else:
+        command = [peer_python, str(Path(__file__).with_name("xrlinear_peer.py")), system, str(folder), step, beams_text]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"{system} is left out: {(done.stderr.strip().splitlines() or ['no message'])[-1]}", flush=True)
+        return None
+    print(system, step, done.stdout.strip().splitlines()[-1], flush=True)
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+VARIANTS: tuple[tuple[tuple[int, int] | None, dict[str, Any]], ...] = (
+    ((BRANCHING, MAX_LEAF), {}),
+    ((16, 100), {}),
+    ((64, 64), {}),
+    ((256, 16), {}),
+    (None, {}),
+    ((BRANCHING, MAX_LEAF), {"gamma": 1.0}),
+    ((BRANCHING, MAX_LEAF), {"gamma": 0.3}),
+    ((BRANCHING, MAX_LEAF), {"gamma": 0.3, "beam_size": 20}),
+    ((BRANCHING, MAX_LEAF), {"negatives": "teacher"}),
+    ((BRANCHING, MAX_LEAF), {"prior": 0.0}),
+    ((BRANCHING, MAX_LEAF), {"prior": 4.0}),
+    ((BRANCHING, MAX_LEAF), {"threshold": 0.1}),
+    ((BRANCHING, MAX_LEAF), {"threshold": 0.15}),
+    ((BRANCHING, MAX_LEAF), {"cost": 0.5}),
+    ((BRANCHING, MAX_LEAF), {"cost": 2.0}),
+    ((BRANCHING, MAX_LEAF), {"loss": "logistic"}),
+    ((BRANCHING, MAX_LEAF), {"loss": "logistic", "cost": 10.0}),
+    ((BRANCHING, MAX_LEAF), {"loss": "logistic", "cost": 30.0}),
+)
+"""Trees (none: one-versus-all) and options that are compared."""
+
+
 def choose(data: LabelledPoints) -> list[Row]:
-    """Options on four fifths of the training points, judged by the rest."""
-    order = np.random.default_rng(0).permutation(len(data))
-    held, kept = np.sort(order[: len(order) // 5]), np.sort(order[len(order) // 5 :])
-    training, validation = data.take(kept), data.take(held)
+    """Options on four fifths of the training points, judged by the rest: means over two such splits."""
     rows = []
-    shapes = ((16, 100), (64, 64), (128, 32), (256, 16))
-    variants: list[dict[str, Any]] = [
-        {},
-        {"negatives": "teacher"},
-        {"beam_size": 5},
-        {"prior": 0.0},
-        {"prior": 1.0},
-        {"prior": 4.0},
-        {"threshold": 0.1},
-        {"threshold": 0.02},
-        {"cost": 0.5},
-    ]
-    variants += [{"cost": 2.0}, {"passes": 20}, {"tolerance": 0.01, "passes": 100}]
-    for (branching, max_leaf), changed in [(shape, {}) for shape in shapes] + [((BRANCHING, MAX_LEAF), change) for change in variants[1:]]:
-        begin = time.process_time()
-        tree, chunks = train(training, LinearOptions(**changed), branching, max_leaf)
-        seconds = time.process_time() - begin
-        leaves_BM = ChunkSearch(tree, chunks).search(validation.points, Wanted.uniform(len(validation.points), 10, M)).leaves_BM
-        found = np.where(leaves_BM >= 0, tree.leaf_item[leaves_BM - tree.leaf_offset], -1)
-        row: Row = {"branching": branching, "max_leaf": max_leaf, "changed": changed, "train_cpu_s": round(seconds, 2)}
-        rows.append(row | {"model_mb": round(chunks.nbytes / 1e6, 1)} | quality(found, validation, training))
+    for shape, changed in VARIANTS:
+        found = [_judged(data, split, shape or (2, data.label_count), LinearOptions(**changed)) for split in range(2)]
+        means = {name: round(float(np.mean([row[name] for row in found])), 3) for name in found[0]}
+        rows.append({"branching": shape and shape[0], "max_leaf": shape and shape[1], "changed": changed} | means)
         print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
     return rows
+
+
+def _judged(data: LabelledPoints, split: int, shape: tuple[int, int], options: LinearOptions) -> dict[str, float]:
+    order = np.random.default_rng(split).permutation(len(data))
+    validation, training = (data.take(np.sort(part)) for part in np.split(order, [len(order) // 5]))
+    begin = time.process_time()
+    tree, chunks = train(training, options, *shape)
+    row = {"train_cpu_s": time.process_time() - begin, "model_mb": chunks.nbytes / 1e6}
+    search = ChunkSearch(tree, chunks, options.ranking)
+    leaves_BM = search.search(validation.points, Wanted.uniform(len(validation), 10, M)).leaves_BM
+    found = np.where(leaves_BM >= 0, tree.leaf_item[leaves_BM - tree.leaf_offset], -1)
+    wanted = Wanted.uniform(len(validation), 10, 10)
+    begin = time.process_time()
+    search.search(validation.points, wanted)
+    row["ms_in_a_batch"] = 1e3 * (time.process_time() - begin) / len(validation)
+    return row | quality(found, validation, training)
 
 
 def main() -> None:
@@ -261,11 +317,12 @@ def main() -> None:
     parser.add_argument("--beam", default="1,10,50")
     parser.add_argument("--choose", action="store_true")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     beams = [int(beam) for beam in args.beam.split(",")]
     if args.run:
-        ours(args.run, beams)
+        system, folder, step = args.run
+        print(json.dumps(ours(system, Path(folder), step, beams)))
         return
     if args.data is None:
         parser.error("--data is missing: the folder that holds the set")

@@ -41,6 +41,8 @@ from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
 GROUP, OWN, SHARED, GROUP_FEATURES, DRAWN, COMMON = 64, 6, 6, 48, 12, 8
 TEST = 2000
+OPTIONS = LinearOptions(gamma=1)
+"""γ as PECOS has it, so that both find the same."""
 BEAMS = (10, 50, 200)
 
 
@@ -72,7 +74,7 @@ def train(labels: int, threads: int) -> tuple[Tree, Chunks, dict[str, Any]]:
     tree_s = time.perf_counter() - begin
     print(f"tree of {tree.node_count} nodes over {tree.height} levels in {tree_s:.0f} s", flush=True)
     with tqdm(total=tree.leaf_offset, desc="nodes", mininterval=10) as bar:
-        chunks = fit_linear(data, tree, LinearOptions(), threads, 0, bar.update)
+        chunks = fit_linear(data, tree, OPTIONS, threads, 0, bar.update)
     report = {
         "tree_s": round(tree_s, 1),
         "train_s": round(time.perf_counter() - begin, 1),
@@ -214,7 +216,7 @@ def main() -> None:
     test = make(args.labels, TEST, seed=2)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        bundle = bundle_of(folder, tree, chunks)
+        bundle = bundle_of(folder, tree, chunks, OPTIONS)
         rows = search(bundle, test)
         if args.peer_python:
             rows += peer(folder, test, tree, chunks, args.peer_python)

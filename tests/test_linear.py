@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, random_array
+from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
 from benchmarks.xrlinear_peers import quality
@@ -30,7 +31,7 @@ from training.linear import fit
 from training.linear.config import LinearOptions
 from training.linear.fit import fit_linear
 from training.linear.label_features import pifa
-from training.linear.solver import BLOCK, train_children
+from training.linear.solver import BLOCK, _logistic, train_children
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
 
@@ -207,19 +208,20 @@ def test_options_of_a_tree_are_checked() -> None:
 
 
 def solved(
-    points: SparseRows, rows: NDArray[np.int64], positives: list[list[int]], children: int, **options: float
+    points: SparseRows, rows: NDArray[np.int64], positives: list[list[int]], children: int, **options: Any
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """float32[F, K] and float32[K], the weights and biases that training makes."""
-    made = {"cost": 1.0, "tolerance": 1e-4, "passes": 3000, "bias": 1.0, "threshold": 0.0} | options
+    made = LinearOptions(**({"tolerance": 1e-4, "passes": 3000, "threshold": 0.0, "prior": 0.0} | options))
     number_of = np.full(points.width, -1, np.int32)
     positive_from = np.concatenate([[0], np.cumsum([len(own) for own in positives])])
     positive_child = np.array([child for own in positives for child in own], np.int32)
-    features, entry_from, child, weight, bias, _ = train_children(
-        points.indptr, points.indices, points.values, rows, positive_from, positive_child,
-        np.full(len(positive_child), 0.5 / made["cost"], np.float32), *fit.NO_PRIOR, np.float32(0), children, made["cost"],
-        made["tolerance"], int(made["passes"]), np.float32(made["bias"]), np.float32(made["threshold"]), number_of, 1,
-    )  # fmt: skip
+    costs = np.full(len(positive_child), made.cost, np.float32)
+    features, entry_from, child, weight, bias = train_children(
+        points, rows, positive_from, positive_child, costs, None, children, made, number_of, 1
+    )
     assert_array_equal(number_of, np.full(points.width, -1))
+    assert np.all(np.diff(features) > 0)
+    assert np.all(np.diff(entry_from) > 0)
     dense = np.zeros((points.width, children), np.float32)
     for row, feature in enumerate(features):
         own = slice(entry_from[row], entry_from[row + 1])
@@ -242,6 +244,41 @@ def test_the_solver_finds_the_optimum(cost: float) -> None:
         expected = LinearSVC(C=cost, loss="squared_hinge", tol=1e-8, max_iter=100_000, random_state=0).fit(dense, target)
         assert_allclose(weights[:, child], expected.coef_[0], atol=2e-3)
         assert_allclose(bias[child], expected.intercept_[0], atol=2e-3)
+
+
+@pytest.mark.parametrize("cost", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("bias", [0.0, 1.0, 2.0])
+def test_the_solver_finds_the_optimum_of_the_logistic_loss(cost: float, bias: float) -> None:
+    """scikit-learn's LogisticRegression minimises the same function, the bias as one more feature."""
+    rng = np.random.default_rng(4)
+    data = random_points(rng, 60, 15, 5)
+    rows = np.sort(rng.permutation(60)[:45])
+    positives = [data.labels[data.labels_from[b] : data.labels_from[b + 1]].tolist() for b in rows]
+    weights, biases = solved(data.points, rows, positives, 5, loss="logistic", cost=cost, bias=bias, tolerance=1e-6)
+    dense = np.hstack([dense_of(data.points)[rows].astype(np.float64), np.full((45, 1), bias)])
+    for child in range(5):
+        target = np.array([1 if child in own else -1 for own in positives])
+        expected = LogisticRegression(C=cost, fit_intercept=False, tol=1e-10, max_iter=10_000).fit(dense, target).coef_[0]
+        found = np.append(weights[:, child], biases[child] / bias if bias else 0)
+        of_found, least = (0.5 * w @ w + cost * np.logaddexp(0, -target * (dense @ w)).sum() for w in (found.astype(np.float64), expected))
+        assert of_found == pytest.approx(least, rel=1e-5)
+        assert_allclose(found, expected, atol=2e-3)
+
+
+@settings(max_examples=200)
+@given(
+    margin=st.floats(-40, 40), square=st.floats(1e-3, 100), cost=st.floats(1e-3, 1e3), share=st.floats(0, 1)
+)  # fmt: skip
+def test_a_logistic_step_is_the_root_of_its_equation(margin: float, square: float, cost: float, share: float) -> None:
+    alpha = share * cost
+    after, push = _logistic.py_func(*(np.float32(value) for value in (margin, square, cost, alpha)))
+    assert 0 <= after <= cost * (1 + 1e-6)
+    low, high = -1e4, 1e4  # bisection, in double precision
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (low, middle) if middle - margin > square * (cost / (1 + np.exp(min(middle, 700))) - alpha) else (middle, high)
+    root = min(max(low, -30), 30)
+    assert margin + push == pytest.approx(root, abs=2e-3 + 1e-5 * square * cost)
 
 
 def test_more_children_than_one_block_are_independent_of_each_other() -> None:
@@ -325,12 +362,13 @@ def _with_label(data: LabelledPoints, tree: Tree, leaf: int) -> NDArray[np.int64
     return np.array([b for b in range(len(data)) if label in data.labels[data.labels_from[b] : data.labels_from[b + 1]]], np.int64)
 
 
-def test_weights_are_drawn_to_the_centroids() -> None:
-    """At the minimum of ½‖w − βz‖² + C Σ max(0, 1 − y (w·x + b))² + ½b², w − βz = 2C Σ max(0, 1 − y (w·x + b)) y x."""
+@pytest.mark.parametrize("loss", ["squared-hinge", "logistic"])
+def test_weights_are_drawn_to_the_centroids(loss: Any) -> None:
+    """At the minimum of ½‖w − βz‖² + C Σ loss(y (w·x + b)) + ½b², w − βz = −C Σ loss′(y (w·x + b)) y x."""
     rng = np.random.default_rng(11)
     data = random_points(rng, 80, 15, 4)
     tree, centroids = complete_tree(np.arange(4), 2), pifa(data)
-    options = LinearOptions(negatives="teacher", tolerance=1e-6, passes=5000, threshold=0.0, prior=0.7, cost=0.3)
+    options = LinearOptions(negatives="teacher", tolerance=1e-6, passes=5000, threshold=0.0, prior=0.7, cost=0.3, loss=loss)
     chunks = fit_linear(data, tree, options, centroids=centroids)
     points, every = dense_of(data.points), np.arange(15, dtype=np.int32)
     below = {1: [0, 1], 2: [2, 3], 3: [0], 4: [1], 5: [2], 6: [3]}
@@ -340,9 +378,10 @@ def test_weights_are_drawn_to_the_centroids() -> None:
         y = np.array([1 if set(data.labels_of(b)) & set(labels) else -1 for b in known])
         mean = dense_of(centroids)[labels].sum(0)
         weights, bias = chunks.weights_of(tree, node, every), chunks.bias[node]
-        short = np.maximum(0, 1 - y * (points[known] @ weights + bias))
-        assert_allclose(weights - 0.7 * mean / np.linalg.norm(mean), 0.6 * (short * y) @ points[known], atol=2e-3)
-        assert bias == pytest.approx(0.6 * (short * y).sum(), abs=2e-3)
+        margin = y * (points[known] @ weights + bias)
+        fall = 2 * np.maximum(0, 1 - margin) if loss == "squared-hinge" else 1 / (1 + np.exp(margin))
+        assert_allclose(weights - 0.7 * mean / np.linalg.norm(mean), 0.3 * (fall * y) @ points[known], atol=2e-3)
+        assert bias == pytest.approx(0.3 * (fall * y).sum(), abs=2e-3)
     for name in ARRAYS:  # PIFA's are the default
         assert_array_equal(getattr(fit_linear(data, tree, options), name), getattr(chunks, name))
     with pytest.raises(InvalidData, match=r"centroids: got '\[4, 15\]', expected \[2, 15\]"):
@@ -350,16 +389,57 @@ def test_weights_are_drawn_to_the_centroids() -> None:
                    centroids=centroids)  # fmt: skip
 
 
-def test_threads_change_nothing_and_progress_is_told() -> None:
+@pytest.mark.parametrize("loss", ["squared-hinge", "logistic"])
+def test_threads_change_nothing_and_progress_is_told(loss: Any) -> None:
     rng = np.random.default_rng(8)
     data = random_points(rng, 200, 30, 40)
     tree = hierarchical_kmeans(pifa(data), 4, 5, 0)
     told: list[int] = []
-    one = fit_linear(data, tree, LinearOptions(), progress=told.append)
-    two = fit_linear(data, tree, LinearOptions(), threads=2)
+    one = fit_linear(data, tree, LinearOptions(loss=loss), progress=told.append)
+    two = fit_linear(data, tree, LinearOptions(loss=loss), threads=2)
     for name in ("chunk_row", "row_feature", "row_entry", "entry_child", "entry_weight", "bias"):
         assert_array_equal(getattr(one, name), getattr(two, name))
     assert sum(told) == tree.leaf_offset
+
+
+def learned_rows(data: LabelledPoints, tree: Tree, options: LinearOptions) -> tuple[Chunks, list[NDArray[np.int64]]]:
+    """Trained scorers, and the points that each inner node learned from."""
+    rows: list[NDArray[np.int64]] = []
+
+    def told(points: SparseRows, own: NDArray[np.int64], *rest: Any) -> Any:
+        rows.append(own)
+        return train_children(points, own, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "train_children", told)
+        return fit_linear(data, tree, options), rows
+
+
+def test_training_ranks_as_serving_will() -> None:
+    """With γ = 0 a beam of the whole first level keeps the best nodes of the second by their own activations."""
+    rng = np.random.default_rng(9)
+    data = random_points(rng, 80, 20, 27)
+    tree = complete_tree(np.arange(27), 3)
+    every, rows = np.arange(20, dtype=np.int32), {}
+    for gamma in (0.0, 1.0):
+        options = LinearOptions(negatives="matcher", beam_size=3, gamma=gamma, threshold=0)
+        chunks, trained = learned_rows(data, tree, options)
+        assert options.ranking == Ranking(activation="l3-hinge", own="log_activation", gamma=gamma)
+        nodes = [*tree.level(1), *tree.level(2)]
+        logits_BN = dense_of(data.points) @ np.array([chunks.weights_of(tree, node, every) for node in nodes]).T + chunks.bias[nodes]
+        own_BN = -(np.maximum(1 - logits_BN, 0) ** 3)
+        ranks_BN = own_BN[:, 3:] + gamma * np.repeat(own_BN[:, :3], 3, axis=1)
+        kept_BK = np.argsort(-ranks_BN, axis=1, kind="stable")[:, :3]
+        for k in range(9):
+            assert_array_equal(trained[4 + k], np.flatnonzero((kept_BK == k).any(1)))
+        rows[gamma] = trained[4:]
+    assert any(len(one) != len(other) for one, other in zip(rows[0.0], rows[1.0], strict=True))
+
+
+def test_the_loss_says_what_a_product_is_turned_into() -> None:
+    assert LinearOptions().ranking.activation == "l3-hinge"
+    assert LinearOptions(loss="logistic").ranking.activation == "sigmoid"
+    assert LinearOptions(loss="logistic", activation="l2-hinge").ranking.activation == "l2-hinge"
 
 
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,23 +474,28 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.M
         fit_linear(data, tree, LinearOptions(), work=tmp_path)
 
 
-def test_a_positive_costs_as_much_as_its_weight_says() -> None:
+@pytest.mark.parametrize("loss", ["squared-hinge", "logistic"])
+def test_a_positive_costs_as_much_as_its_weight_says(loss: Any) -> None:
     rng = np.random.default_rng(8)
     data = random_points(rng, 60, 15, 4)
     weights = rng.choice([0.5, 1.0, 4.0], len(data.labels)).astype(np.float32)
     data = LabelledPoints(data.points, data.labels_from, data.labels, 4, weights)
-    options = LinearOptions(negatives="teacher", tolerance=1e-5, passes=5000, threshold=0.0, weighted=True, prior=0)
+    options = LinearOptions(negatives="teacher", tolerance=1e-5, passes=5000, threshold=0.0, weighted=True, prior=0, loss=loss)
     tree = complete_tree(np.arange(4), 4)
     chunks = fit_linear(data, tree, options)
     weight_BI = np.zeros((60, 4))
     weight_BI[np.repeat(np.arange(60), np.diff(data.labels_from)), data.labels] = weights / weights.mean()
     known = np.flatnonzero(np.diff(data.labels_from))
+    points = np.hstack([dense_of(data.points)[known], np.ones((len(known), 1))])
     for label in range(4):
         cost = np.where(weight_BI[known, label] > 0, weight_BI[known, label], 1)
-        model = LinearSVC(C=1, loss="squared_hinge", tol=1e-8, max_iter=100_000, random_state=0)
-        model.fit(dense_of(data.points)[known], np.where(weight_BI[known, label] > 0, 1, -1), sample_weight=cost)
-        assert_allclose(chunks.bias[1 + label], model.intercept_[0], atol=3e-3)
-        assert_allclose(chunks.weights_of(tree, 1 + label, np.arange(15, dtype=np.int32)), model.coef_[0], atol=3e-3)
+        if loss == "squared-hinge":
+            model: Any = LinearSVC(fit_intercept=False, tol=1e-8, max_iter=100_000, random_state=0)
+        else:
+            model = LogisticRegression(fit_intercept=False, tol=1e-10, max_iter=10_000)
+        model.fit(points, np.where(weight_BI[known, label] > 0, 1, -1), sample_weight=cost)
+        assert_allclose(chunks.bias[1 + label], model.coef_[0, -1], atol=3e-3)
+        assert_allclose(chunks.weights_of(tree, 1 + label, np.arange(15, dtype=np.int32)), model.coef_[0, :-1], atol=3e-3)
 
 
 def test_a_trained_tree_finds_labels_and_a_beam_of_all_finds_no_fewer() -> None:

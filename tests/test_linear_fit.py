@@ -17,6 +17,7 @@ from numpy.testing import assert_array_equal
 from espalier.bundle import TEXT, Bundle
 from espalier.chunks import ARRAYS
 from espalier.errors import BundleCorrupt, BundleExists, InvalidConfig, InvalidData
+from espalier.manifest import Activation, Ranking
 from espalier.search import Engine, open_engine
 from loadtest.queries import held_out
 from service.probe import Replay
@@ -223,10 +224,13 @@ def test_points_become_a_model_of_features(tmp_path: Path, form: str) -> None:
                 files[key] = tmp_path / f"{key}.npz"
                 scipy.sparse.save_npz(files[key], matrix)
     keys = "".join(f'{key} = "{file}"\n' for key, file in files.items())
-    config = write_toml(tmp_path / "c.toml", f'[data]\nformat = "{form}"\n{keys}[tree]\nbranching = 4\nmax_leaf = 4\n')
+    options = "[tree]\nbranching = 4\nmax_leaf = 4\n" + '[linear]\nloss = "logistic"\ncost = 10\n' * (form == "npz")
+    config = write_toml(tmp_path / "c.toml", f'[data]\nformat = "{form}"\n{keys}{options}')
     fit(config=config, out=tmp_path / "models" / "points" / "1", data=None, test=None, device="auto", resume=True)
     bundle = Bundle.open(tmp_path / "models" / "points" / "1")
     assert bundle.manifest.name == "points"
+    activation: Activation = "l3-hinge" if form == "xmc" else "sigmoid"
+    assert bundle.manifest.ranking == Ranking(activation=activation, own="log_activation", gamma=0.5)
     assert bundle.manifest.metrics["test"]["raw"][0]["recall"] > 0.9
     with run(tmp_path / "models", lambda opened: open_engine(opened, "cpu"), max_features=4) as running:
         good = running.client.post("/retrieve", json={"queries": [{"features": {"indices": [15, 3], "values": [2.0, 2.0]}}], "m": 2})
@@ -313,6 +317,8 @@ def test_a_killed_run_is_resumed_and_gives_the_same_model(tmp_path: Path, monkey
             '[data]\nformat = "log"\ntrain = "a"\n[linear]\nnegatives = "all"',
             "linear.negatives: got 'all', expected 'teacher', ",
         ),
+        ('[data]\nformat = "log"\ntrain = "a"\n[linear]\nloss = "log"', "linear.loss: got 'log', expected 'squared-hinge' or 'logistic'"),
+        ('[data]\nformat = "log"\ntrain = "a"\n[linear]\ngamma = 2', "linear.gamma: got 2, expected .*less than or equal to 1"),
         ('[data]\nformat = "log"\ntrain = "a"\n[linear]\ncosts = 1', "linear.costs: got 1, expected no such key"),
         ('[data]\nformat = "log"\ntrain = "a"\n[search]\nm = 2000', "search.m: got 2000, expected at most search.max_m, 1000"),
         ('[data]\nformat = "log"\ntrain = "nowhere.csv"', "nowhere.csv: .*expected a readable"),

@@ -278,11 +278,11 @@ def _search(
             if shut_BX[b, s] >= 0:
                 shut[shut_BX[b, s]] = True
         choosy = len(open_N) > 0 or shut_BX.shape[1] > 0
-        count = 1
+        count: Any = np.int64(1)  # a plain 1 would be a type of its own, for which what it is given to is compiled once more
         kept[0] = 0
         kept_ranks[0] = 0
         for level in range(last):
-            total = 0
+            total: Any = np.int64(0)
             for k in range(count):
                 p = kept[k]
                 first, children = first_child[p], first_child[p + 1] - first_child[p]
@@ -346,14 +346,16 @@ def _search(
             wanted = beam_size_B[b] if level + 1 < last else m_B[b]
             count = _keep_best(candidates, ranks, total, wanted, kept, kept_ranks, heap)
             if trace[0].shape[1] > 0:
-                trace[0][b, level, :total], trace[1][b, level, :total] = candidates[:total], ranks[:total]
-                trace[2][b, level, :count], trace[3][b, level, :count] = kept[:count], kept_ranks[:count]
+                for c in range(total):
+                    trace[0][b, level, c], trace[1][b, level, c] = candidates[c], ranks[c]
+                for k in range(count):
+                    trace[2][b, level, k], trace[3][b, level, k] = kept[k], kept_ranks[k]
         for j in range(begin, end):
             dense[indices[j]] = 0
         for s in range(shut_BX.shape[1]):
             if shut_BX[b, s] >= 0:
                 shut[shut_BX[b, s]] = False
-        order = np.argsort(-kept_ranks[:count], kind="mergesort")  # stable: the lower node number wins a tie
+        order = _best_first(kept_ranks, count)
         for k in range(count):
             out[b, k] = kept[order[k]]
             out_ranks[b, k] = kept_ranks[order[k]]
@@ -378,7 +380,7 @@ def _keep_best(candidates: Array, ranks: Array, total: int, wanted: int, kept: A
     for c in range(wanted, total):
         if ranks[c] > heap[0]:
             heap[0] = ranks[c]
-            _sink(heap, wanted, 0)
+            _sink(heap, wanted, np.int64(0))
     threshold = heap[0]
     ties = wanted
     for c in range(total):
@@ -397,7 +399,30 @@ def _keep_best(candidates: Array, ranks: Array, total: int, wanted: int, kept: A
 
 
 @njit(cache=True, nogil=True)
-def _sink(heap: Array, size: int, root: int) -> None:
+def _best_first(ranks: Array, count: int) -> Array:
+    """The places of so many ranks, the best first; of equal ones the first first (merge sort). NumPy's takes a second to compile."""
+    order, merged = np.empty(count, np.int64), np.empty(count, np.int64)
+    for k in range(count):
+        order[k] = k
+    width = 1
+    while width < count:
+        for begin in range(0, count, 2 * width):
+            middle, end = min(begin + width, count), min(begin + 2 * width, count)
+            i, j = begin, middle
+            for k in range(begin, end):
+                if j == end or (i < middle and ranks[order[i]] >= ranks[order[j]]):
+                    merged[k] = order[i]
+                    i += 1
+                else:
+                    merged[k] = order[j]
+                    j += 1
+        order, merged = merged, order
+        width *= 2
+    return order
+
+
+@njit(cache=True, nogil=True)
+def _sink(heap: Array, size: int, root: Any) -> None:
     """Let one entry of a min-heap down to where it belongs."""
     while True:
         child = 2 * root + 1

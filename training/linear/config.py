@@ -6,12 +6,12 @@ Knows keys, defaults and limits. Paths in the file are relative to the current d
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from espalier.errors import InvalidConfig
-from espalier.manifest import Activation, ModelName
+from espalier.manifest import Activation, ModelName, Ranking
 from espalier.queries import TextBlock
 from training.config import SearchLimits
 
@@ -114,18 +114,22 @@ class LinearOptions(_Section):
 
     negatives   whose points a node's children learn from: "teacher" (a positive below), "matcher" (kept by the beam), "both"
     beam_size   of that beam
-    cost        C, what a unit of squared hinge loss costs against ½‖w‖²
+    loss        "squared-hinge" or "logistic"
+    cost        C, what a unit of loss costs against ½‖w‖²
     weighted    a positive's costs C times its weight in the data, divided by their mean; an inner node has its largest below
     tolerance, passes   of the descent
     bias        value of the feature that all points have
     threshold   weights below are left out of the model
     prior       β: weights are drawn to β times the mean of what the tree was made from, instead of to 0. What few queries tell of a node,
                 its centroid does: an item that one query led to is found by queries like it
-    activation  what a scorer's product is turned into; the search ranks by their product along the path
+    activation  what a scorer's product is turned into; the search ranks by them along the path. Unless it is said, sigmoid where
+                the loss is logistic, whose probability it is
+    gamma       γ of the ranks: an item's own activation counts in full, its parent's to the power of γ, and so on; 1 is their product
     """
 
     negatives: Literal["teacher", "matcher", "both"] = "both"
     beam_size: int = Field(default=10, ge=1)
+    loss: Literal["squared-hinge", "logistic"] = "squared-hinge"
     cost: float = Field(default=1.0, gt=0)
     weighted: bool = False
     tolerance: float = Field(default=0.1, gt=0)
@@ -134,6 +138,17 @@ class LinearOptions(_Section):
     threshold: float = Field(default=0.05, ge=0)
     prior: float = Field(default=2.0, ge=0)
     activation: Activation = "l3-hinge"
+    gamma: float = Field(default=0.5, ge=0, le=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _activation_of_the_loss(cls, given: Any) -> Any:
+        return {"activation": "sigmoid"} | given if isinstance(given, dict) and given.get("loss") == "logistic" else given
+
+    @property
+    def ranking(self) -> Ranking:
+        """How the beam ranks, in training and in serving."""
+        return Ranking(activation=self.activation, own="log_activation", gamma=self.gamma)
 
 
 class LinearSearch(SearchLimits):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle, LinearContent, write_bundle
 from espalier.chunks import Chunks
 from espalier.golden import GOLDEN_COLUMNS, verify_golden
-from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
+from espalier.manifest import ManifestDraft, SearchDefaults
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams, open_engine
 from espalier.tree import Tree
@@ -82,7 +82,7 @@ def _draft(config: LinearConfig, prepared: Prepared, path: Path) -> ManifestDraf
         algorithm=config.algorithm,
         created=datetime.now(UTC),
         query=prepared.kind,
-        ranking=Ranking(activation=config.linear.activation, own="log_activation", gamma=1),
+        ranking=config.linear.ranking,
         search=SearchDefaults(**limits),
         training=config.model_dump(mode="json"),
         data={"sha256": prepared.fingerprint, "queries": len(prepared.train), "test_queries": len(prepared.test), "items": items},

@@ -25,7 +25,6 @@ from scipy.sparse import csr_array
 from espalier.chunks import MAX_CHILDREN, Chunks
 from espalier.engines.chunk_search import ChunkSearch, Wanted
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.manifest import Ranking
 from espalier.sparse import SparseRows
 from espalier.tree import Tree
 from training.data.xmc import LabelledPoints
@@ -140,7 +139,7 @@ class _Trainer:
         parent = tree.parent[positives.node]
         order = np.lexsort((positives.node, positives.point, parent))
         point, node, parent = positives.point[order], positives.node[order], parent[order]
-        lift = (0.5 / (self._options.cost * positives.weight[order])).astype(np.float32)
+        cost = (self._options.cost * positives.weight[order]).astype(np.float32)
         cut = np.searchsorted(parent, np.arange(parents.start, parents.stop + 1))
         if kept is not None:
             order = np.lexsort((kept[0], kept[1]))
@@ -150,19 +149,19 @@ class _Trainer:
         def one(p: int) -> _Part:
             k = p - parents.start
             own = slice(cut[k], cut[k + 1])
-            positive, child, own_lift = point[own], node[own] - tree.first_child[p], lift[own]
+            positive, child, own_cost = point[own], node[own] - tree.first_child[p], cost[own]
             if kept is None:
                 rows = np.unique(positive)
             elif self._options.negatives == "matcher":
                 rows = kept[0][kept_cut[k] : kept_cut[k + 1]]
                 among = np.isin(positive, rows)
-                positive, child, own_lift = positive[among], child[among], own_lift[among]
+                positive, child, own_cost = positive[among], child[among], own_cost[among]
             else:
                 rows = np.union1d(positive, kept[0][kept_cut[k] : kept_cut[k + 1]])
             first = tree.first_child[p] - tree.level(level).start
-            prior = NO_PRIOR if means is None else _slice(means, int(first), int(first + tree.first_child[p + 1] - tree.first_child[p]))
+            centroids = None if means is None else _slice(means, int(first), int(first + tree.first_child[p + 1] - tree.first_child[p]))
             positive_from = np.searchsorted(positive, np.append(rows, len(self._points)))
-            return self._train(p, rows, positive_from, child.astype(np.int32), own_lift, prior)
+            return self._train(p, rows, positive_from, child.astype(np.int32), own_cost, centroids)
 
         def counted(trained: Iterable[_Part]) -> list[_Part]:
             parts = []
@@ -182,32 +181,27 @@ class _Trainer:
         rows: Int64,
         positive_from: Int64,
         positive_child: NDArray[np.int32],
-        positive_lift: NDArray[np.float32],
-        prior: tuple[Int64, NDArray[np.int32], NDArray[np.float32]],
+        positive_cost: NDArray[np.float32],
+        centroids: SparseRows | None,
     ) -> _Part:
-        options, points = self._options, self._points
         if not hasattr(self._own, "number_of"):
-            self._own.number_of = np.full(points.width, -1, np.int32)
+            self._own.number_of = np.full(self._points.width, -1, np.int32)
         children = int(self._tree.first_child[p + 1] - self._tree.first_child[p])
-        *arrays, _ = train_children(
-            points.indptr, points.indices, points.values, rows, positive_from.astype(np.int64), positive_child, positive_lift, *prior,
-            np.float32(options.prior), children, options.cost, options.tolerance, options.passes, np.float32(options.bias),
-            np.float32(options.threshold), self._own.number_of, self._seed * 1_000_003 + p + 1,
+        return _Part(
+            *train_children(
+                self._points, rows, positive_from.astype(np.int64), positive_child, positive_cost, centroids, children, self._options,
+                self._own.number_of, self._seed * 1_000_003 + p + 1,
+            )
         )  # fmt: skip
-        return _Part(*arrays)
 
 
 def _kept_by_beam(points: SparseRows, tree: Tree, parts: list[_Part], options: LinearOptions, level: int) -> tuple[Int64, Int64]:
     """The points and nodes of `level` that a beam over the scorers so far keeps."""
-    ranking = Ranking(activation=options.activation, own="log_activation", gamma=1)
-    search = ChunkSearch(tree, _joined(parts, tree, points.width), ranking, last=level)
+    search = ChunkSearch(tree, _joined(parts, tree, points.width), options.ranking, last=level)
     beam_B = np.full(len(points), options.beam_size, np.int64)
     nodes_BM = search.search(points, Wanted(beam_B, np.minimum(beam_B, tree.level_size(level)))).leaves_BM
     point, slot = np.nonzero(nodes_BM >= 0)
     return point, nodes_BM[point, slot]
-
-
-NO_PRIOR = np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32)
 
 
 def _means(centroids: SparseRows, tree: Tree) -> list[SparseRows]:
@@ -226,10 +220,10 @@ def _means(centroids: SparseRows, tree: Tree) -> list[SparseRows]:
     return levels
 
 
-def _slice(rows: SparseRows, begin: int, end: int) -> tuple[Int64, NDArray[np.int32], NDArray[np.float32]]:
-    """Some rows in a row: CSR."""
+def _slice(rows: SparseRows, begin: int, end: int) -> SparseRows:
+    """Some rows in a row."""
     entries = slice(int(rows.indptr[begin]), int(rows.indptr[end]))
-    return rows.indptr[begin : end + 1] - rows.indptr[begin], rows.indices[entries], rows.values[entries]
+    return SparseRows(rows.indptr[begin : end + 1] - rows.indptr[begin], rows.indices[entries], rows.values[entries], rows.width)
 
 
 def _keep_level(file: Path, parts: list[_Part]) -> None:

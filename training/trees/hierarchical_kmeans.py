@@ -47,8 +47,8 @@ def hierarchical_kmeans(labels: SparseRows, branching: int, max_leaf: int, seed:
                 own.number_of = np.full(labels.width, -1, np.int32)
             # A seed of its own for each cut, so that none depends on the others.
             seed_of_cut = (seed << 24) + (1 << depth) + number
-            _halve(labels.indptr, labels.indices, labels.values, members, own.number_of, ROUNDS, seed_of_cut)
-            return [members[: len(members) // 2], members[len(members) // 2 :]]
+            left = _halved(labels.indptr, labels.indices, labels.values, members, own.number_of, ROUNDS, seed_of_cut)
+            return [members[left], members[~left]]
 
         for depth in range(cuts):
             halves = pool.map(halved, repeat(depth), range(len(clusters)), clusters)
@@ -62,15 +62,16 @@ def hierarchical_kmeans(labels: SparseRows, branching: int, max_leaf: int, seed:
     return tree_from_children(counts, np.concatenate(clusters))
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
-def _halve(indptr: Array, indices: Array, values: Array, members: Array, number_of: Array, rounds: int, seed: int) -> None:
-    """Reorder `members` so that each half is near one of two centres.
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
+def _halved(indptr: Array, indices: Array, values: Array, members: Array, number_of: Array, rounds: int, seed: int) -> Array:
+    """bool[members]: the half that is near one of two centres; of an odd number the smaller half.
 
     number_of  int32[F], −1 before and after: the features of the members are numbered anew, so that a cut costs what they have
     """
     count, half = len(members), len(members) // 2
+    left = np.zeros(count, np.bool_)
     if count < 2:
-        return
+        return left
     entries = 0
     for k in range(count):
         entries += indptr[members[k] + 1] - indptr[members[k]]
@@ -96,31 +97,65 @@ def _halve(indptr: Array, indices: Array, values: Array, members: Array, number_
     random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
     other = np.int64((random >> np.uint64(33)) % np.uint64(count - 1))
     other += other >= one
-    difference, sums = np.zeros(found, np.float32), np.zeros((2, found), np.float32)
+    difference, sums = np.zeros(found, np.float32), np.empty((2, found), np.float32)
     for e in range(begin[one], begin[one + 1]):
         difference[number[e]] -= value[e]
     for e in range(begin[other], begin[other + 1]):
         difference[number[e]] += value[e]
-    left, before = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-    score = np.empty(count, np.float32)
+    score, ordered = np.empty(count, np.float32), np.empty(count, np.float32)
     for done in range(rounds):
         for k in range(count):
             near = np.float32(0)
             for e in range(begin[k], begin[k + 1]):
                 near += difference[number[e]] * value[e]
-            score[k] = near
-        order = np.argsort(score, kind="mergesort")
-        for place in range(count):
-            left[order[place]] = place < half
-        if done > 0 and np.all(left == before):
+            score[k] = ordered[k] = near
+        border, equal, moved = _smallest(ordered, half), half, 0
+        for k in range(count):
+            if score[k] < border:
+                equal -= 1
+        for k in range(count):  # of those at the border the first
+            near_enough = score[k] < border or (score[k] == border and equal > 0)
+            equal -= score[k] == border
+            moved += left[k] != near_enough
+            left[k] = near_enough
+        if done > 0 and moved == 0:
             break
-        before[:] = left
-        sums[:] = 0
+        for f in range(found):
+            sums[0, f] = sums[1, f] = 0
         for k in range(count):
             side = 0 if left[k] else 1
             for e in range(begin[k], begin[k + 1]):
                 sums[side, number[e]] += value[e]
-        lengths = np.sqrt((sums * sums).sum(1)) + np.float32(1e-12)
+        squares, other_squares = np.float32(1e-24), np.float32(1e-24)
         for f in range(found):
-            difference[f] = sums[1, f] / lengths[1] - sums[0, f] / lengths[0]
-    members[:] = np.concatenate((members[before], members[~before]))
+            squares += sums[0, f] * sums[0, f]
+            other_squares += sums[1, f] * sums[1, f]
+        length, other_length = np.sqrt(squares), np.sqrt(other_squares)
+        for f in range(found):
+            difference[f] = sums[1, f] / other_length - sums[0, f] / length
+    return left
+
+
+@njit(cache=True, nogil=True)
+def _smallest(values: Array, place: int) -> Any:
+    """The number at a place of the sorted numbers, which are reordered (Hoare 1961)."""
+    low, high = 0, len(values) - 1
+    while low < high:
+        pivot = values[(low + high) // 2]
+        i, j = low, high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while values[j] > pivot:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if place <= j:
+            high = j
+        elif place >= i:
+            low = i
+        else:
+            break
+    return values[place]
