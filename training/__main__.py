@@ -1,4 +1,4 @@
-"""`python -m training fit | relearn | import-pecos | fit-ranker | evaluate | inspect`: the offline commands."""
+"""`python -m training fit | relearn | place | import-pecos | fit-ranker | evaluate | inspect`: the offline commands."""
 
 from __future__ import annotations
 
@@ -155,6 +155,23 @@ def fit_ranker(
     engine = open_engine(bundle, device)
     add_ranker(bundle, engine, parts, StageConfig(depth, wanted, queries, ranker), out, notes)
     log.info("wrote %s", out)
+
+
+@app.command()
+def place(
+    model: Annotated[Path, typer.Option(help="models/NAME/VERSION, a model of linear scorers")],
+    items: Annotated[Path, typer.Option(help="Parquet of the new items, with the columns of the model's item table")],
+    out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")],
+    text: Annotated[str, typer.Option(help="the columns that are an item's text, comma-separated; none for a model of features")] = "",
+) -> None:
+    """Put new items that nobody has searched for into a trained model of texts or features, without training."""
+    from training.linear.placing import place as place_items
+
+    _new_version(out)
+    begin = time.perf_counter()
+    bundle = place_items(model, items, tuple(filter(None, text.split(","))), out)
+    log.info("wrote %s in %.0f s", out, time.perf_counter() - begin)
+    _tell_metrics(bundle)
 
 
 def _new_version(out: Path) -> tuple[str, str]:

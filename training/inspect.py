@@ -21,6 +21,7 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
         f"{manifest.name} version {manifest.version}: {manifest.algorithm}, created {manifest.created:%Y-%m-%d %H:%M}",
         f"tree: {tree.item_count} items, {tree.node_count} nodes, {tree.height + 1} levels",
         f"query: {_query(manifest.query)}",
+        *_placed(manifest),
         _scorer(manifest),
         f"rank(n) = {ranking.own}(n) + {ranking.gamma:g} · rank(parent); search defaults: beam {defaults.beam_size}, m {defaults.m}",
         "",
@@ -55,6 +56,11 @@ def _scorer(manifest: Manifest) -> str:
     if isinstance(scorer, LinearScorer):
         return f"scorer: linear, {scorer.weights:,} weights of {scorer.features:,} features in {scorer.rows:,} rows"
     return f"scorer: node rows [{manifest.tree.nodes}, {scorer.node_dim}] {scorer.dtype}, state {scorer.state_dim}"
+
+
+def _placed(manifest: Manifest) -> list[str]:
+    counts = [told["items"] for told in manifest.data.get("placed", [])]
+    return [f"placed without training: {sum(counts)} items"] if counts else []
 
 
 def _some_items(bundle: Bundle, node: int, rng: np.random.Generator) -> list[int]:

@@ -1,0 +1,265 @@
+"""New items in a trained model of linear scorers: what has a text but was never searched for is placed, and nothing is trained.
+
+The idea is that of the future work of papers' product search (Chang et al. 2021, §6): a new item goes to a leaf cluster that is near, with
+the average of its nearest neighbours' weights. What differs was chosen on validation queries (benchmarks/results, cold start):
+
+    cluster   arg max over those that a beam keeps of rank(x) − 0.2 · rank(0): where the model looks for the item's own text x, less what
+              it thinks of the cluster without a query; a cluster takes no more than 4 times the mean number of children
+    weights   ℓ · x + ½ · mean over the 3 nearest items i, by their own texts, of max(0, cos(x, x_i)) · w_i, with ℓ the median length of the
+              leaves' weights: about what `prior` makes of an item that no query led to
+    bias      the first quartile of the leaves' biases
+
+All other weights stay, and all item rows; so where only old items are eligible, answers are those of before. Texts of old items are read
+from the item table; a model of features has none, and its new items have weights of their own alone.
+
+Legend: n new items, I old items, P clusters (nodes of the level above the leaves), F features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from espalier.bundle import Bundle, LinearContent
+from espalier.chunks import MAX_CHILDREN, Chunks
+from espalier.engines.chunk_search import ChunkSearch, Wanted
+from espalier.errors import InvalidConfig, InvalidData
+from espalier.golden import encode_table
+from espalier.heldout import RECALL_COLUMN, read_heldout
+from espalier.items import ItemTable
+from espalier.manifest import LinearScorer, ManifestDraft, Ranking
+from espalier.search import SearchParams
+from espalier.sparse import SparseRows
+from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
+from training.linear.export import Golden, write_measured
+from training.linear.new_items import own_texts, read_new_items
+
+log = logging.getLogger(__name__)
+
+Int64 = NDArray[np.int64]
+Matrix = csr_array[Any, tuple[int, int]]
+
+BEAM = 100
+"""Clusters that are kept for a new item."""
+BLOCK = 1 << 22
+"""Numbers that are handled at once: what bounds the memory beside that of the model."""
+
+
+@dataclass(frozen=True)
+class Placing:
+    """The numbers of the module's formulas, chosen on validation queries.
+
+    usual           how much of a cluster's rank without a query is taken off
+    room            a cluster takes no more than so many times the mean number of children
+    neighbours      how many give of their weights, and `share`, how much
+    bias_quantile   of the leaves' biases: the larger, the more new items are shown
+    """
+
+    usual: float = 0.2
+    room: int = 4
+    neighbours: int = 3
+    share: float = 0.5
+    bias_quantile: float = 0.25
+
+
+CHOSEN = Placing()
+
+
+def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placing = CHOSEN) -> Bundle:
+    """Write models/NAME/VERSION, a model with the new items of `file` beside its own, verified and measured on its held-out queries.
+
+    columns  of the item table that are an item's text; none for a model of features
+    Raises what `read_new_items` does; InvalidConfig where the model has no linear scorers; InvalidData where its clusters are full.
+    """
+    begin = time.perf_counter()
+    bundle = Bundle.open(model)
+    if not isinstance(bundle.manifest.scorer, LinearScorer):
+        raise InvalidConfig("--model", str(model), f"a model of linear scorers, not of {bundle.manifest.scorer.kind}")
+    new = read_new_items(bundle, file, columns)
+    tree, chunks = bundle.tree, bundle.chunks
+    cluster_n = nearest_clusters(tree, chunks, bundle.manifest.ranking, new.own, how)
+    if (cluster_n < 0).any():
+        expected = f"at most {int((cluster_n >= 0).sum())} of this kind, since the clusters near them are full; train the model anew"
+        raise InvalidData(str(file), f"{len(cluster_n)} items", expected)
+    near = None if not columns else nearest_items(new.own, own_texts(bundle, bundle.items.to_table(), columns), how.neighbours)
+    weights, bias = new_weights(tree, chunks, new.own, near, how)
+    larger, scorers = grown(tree, chunks, cluster_n, weights, np.full(len(cluster_n), bias, np.float32))
+    items = ItemTable.build(pa.concat_tables([bundle.items.to_table(), new.table]))
+    log.info("%d items placed in %d of %d clusters, which hold up to %d, %.1f s after the start", len(cluster_n),
+             len(np.unique(cluster_n)), tree.level_size(tree.height - 1), larger.max_children[-1], time.perf_counter() - begin)  # fmt: skip
+    golden, heldout = bundle.golden(), read_heldout(bundle)
+    params = SearchParams(np.asarray(golden.column("beam_size"), np.int64), np.asarray(golden.column("m"), np.int64))
+    asked = golden.column(bundle.manifest.query.kind).combine_chunks()
+    content = LinearContent(larger, scorers, items, golden, _without_recall(bundle.heldout()), bundle.vectoriser if columns else None)
+    draft = _draft(bundle, out, file, columns, len(cluster_n))
+    return write_measured(out, draft, content, Golden(encode_table(bundle, golden), asked, params), heldout.queries, heldout.relevant)
+
+
+def nearest_clusters(tree: Tree, chunks: Chunks, ranking: Ranking, own: SparseRows, how: Placing = CHOSEN) -> Int64:
+    """int64[n]: the cluster of each item, see the module; −1 where those that the beam keeps are full.
+
+    A full cluster keeps those it fits best, the others go to their next one.
+    """
+    level = tree.height - 1
+    span = tree.level(level)
+    if level == 0:
+        return np.zeros(len(own), np.int64)
+    search = ChunkSearch(tree, chunks, ranking, last=level)
+    blank = SparseRows(np.zeros(2, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), own.width)
+    everything = search.search(blank, Wanted.uniform(1, len(span), len(span)))
+    usual_P = np.zeros(len(span), np.float32)
+    usual_P[everything.leaves_BM[0] - span.start] = everything.ranks_BM[0]
+    beam = min(BEAM, len(span))
+    found = search.search(own, Wanted.uniform(len(own), beam, beam))
+    search.close()
+    place_nK = np.maximum(found.leaves_BM - span.start, 0)
+    score_nK = np.where(found.leaves_BM >= 0, found.ranks_BM - how.usual * usual_P[place_nK], -np.inf)
+    order_nK = np.argsort(-score_nK, axis=1, kind="stable")
+    place_nK, score_nK = np.take_along_axis(place_nK, order_nK, 1), np.take_along_axis(score_nK, order_nK, 1)
+    children_P = np.diff(tree.first_child[span.start : span.stop + 1])
+    room_P = np.maximum(min(how.room * -(-tree.leaf_count // len(span)), MAX_CHILDREN) - children_P, 0)
+    cluster_n = np.full(len(own), -1, np.int64)
+    for k in range(beam):
+        waiting = np.flatnonzero((cluster_n < 0) & np.isfinite(score_nK[:, k]))
+        waiting = waiting[np.lexsort((-score_nK[waiting, k], place_nK[waiting, k]))]
+        wanted = place_nK[waiting, k]
+        fits = np.arange(len(wanted)) - np.searchsorted(wanted, wanted) < room_P[wanted]
+        cluster_n[waiting[fits]] = span.start + wanted[fits]
+        room_P -= np.bincount(wanted[fits], minlength=len(span))
+    return cluster_n
+
+
+def nearest_items(own: SparseRows, old: SparseRows, count: int) -> Matrix:
+    """[n, I]: the cosines to the `count` nearest old items, those above 0, divided by `count`."""
+    by_feature, new = _matrix(old).T.tocsr(), _matrix(own)
+    most = min(count, len(old))
+    step = max(1, BLOCK // max(1, len(old)))
+    items, cosines = [], []
+    for begin in range(0, len(own), step):
+        cosine_bI = (new[begin : begin + step] @ by_feature).toarray()
+        best = np.argpartition(-cosine_bI, most - 1, axis=1)[:, :most]
+        items.append(best)
+        cosines.append(np.maximum(np.take_along_axis(cosine_bI, best, 1), 0))
+    rows = np.repeat(np.arange(len(own)), most)
+    near = csr_array((np.concatenate(cosines).ravel() / count, (rows, np.concatenate(items).ravel())), shape=(len(own), len(old)))
+    near.eliminate_zeros()
+    return near
+
+
+def new_weights(tree: Tree, chunks: Chunks, own: SparseRows, near: Matrix | None, how: Placing = CHOSEN) -> tuple[SparseRows, float]:
+    """Rows [n, F] and the bias of all of them, see the module. Weights below the smallest that the model kept are left out."""
+    needed = np.zeros(tree.item_count, np.bool_)
+    if near is not None:
+        needed[near.indices] = True
+    squares = np.zeros(tree.leaf_count)
+    smallest = np.inf
+    parts = []
+    for leaf, feature, weight in _leaf_entries(tree, chunks):
+        squares += np.bincount(leaf, weight.astype(np.float64) ** 2, tree.leaf_count)
+        smallest = min(smallest, float(np.abs(weight).min(initial=np.inf)))
+        item = tree.leaf_item[leaf]
+        wanted = (item != EMPTY_LEAF) & needed[item]
+        parts.append((item[wanted], feature[wanted], weight[wanted]))
+    held = tree.leaf_item != EMPTY_LEAF
+    weights = _matrix(own) * np.float32(np.median(np.sqrt(squares[held])))
+    if near is not None:
+        item, feature, weight = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        of_old = csr_array((weight, (item, feature)), shape=(tree.item_count, chunks.width))
+        weights = weights + how.share * (near @ of_old)
+    weights.data[np.abs(weights.data) < smallest] = 0
+    weights.eliminate_zeros()
+    weights.sort_indices()
+    rows = SparseRows(weights.indptr.astype(np.int64), weights.indices.astype(np.int32), weights.data.astype(np.float32), chunks.width)
+    return rows, float(np.quantile(chunks.bias[tree.leaf_offset :][held], how.bias_quantile))
+
+
+def grown(tree: Tree, chunks: Chunks, cluster_n: Int64, weights: SparseRows, bias_n: NDArray[np.float32]) -> tuple[Tree, Chunks]:
+    """The tree and its scorers with a leaf for each of the items I, I + 1, …, behind the other children of its cluster.
+
+    cluster_n  int64[n]: the nodes that they go to · weights: rows [n, F] · bias_n: float32[n]
+    """
+    span = tree.level(tree.height - 1)
+    order = np.argsort(cluster_n, kind="stable")
+    place_n = cluster_n[order] - span.start
+    count_P = np.diff(tree.first_child[span.start : span.stop + 1])
+    coming_P = np.bincount(place_n, minlength=len(span))
+    end_n = tree.first_child[span.start + 1 : span.stop + 1][place_n]
+    counts = [np.diff(tree.first_child[tree.level(h).start : tree.level(h).stop + 1]) for h in range(tree.height - 1)]
+    leaf_item = np.insert(tree.leaf_item, end_n - tree.leaf_offset, tree.item_count + order)
+    larger = tree_from_children([*counts, count_P + coming_P], leaf_item)
+
+    # New entries by the row that they go to (its cluster and feature), those of a row by child: their clusters' last children.
+    rows_n = weights.take(order)
+    entries_n = np.diff(rows_n.indptr)
+    child_n = count_P[place_n] + np.arange(len(order)) - np.searchsorted(place_n, place_n)
+    key: Int64 = np.repeat(place_n, entries_n) * chunks.width + rows_n.indices
+    by_row = np.argsort(key, kind="stable")
+    row, entries = np.unique(key, return_counts=True)
+
+    begin = int(chunks.chunk_row[span.start])
+    known = np.repeat(np.arange(len(span)), np.diff(chunks.chunk_row[span.start :])) * chunks.width + chunks.row_feature[begin:]
+    at = np.searchsorted(known, row)
+    there = np.append(known, -1)[at] == row
+    place, feature = np.divmod(row[~there], chunks.width)
+    counted = np.insert(np.diff(chunks.row_entry), begin + at[~there], 0)
+    counted[begin + at + np.cumsum(~there) - ~there] += entries  # each row moved up by the new ones before it
+    chunk_row = np.array(chunks.chunk_row)
+    chunk_row[span.start + 1 :] += np.cumsum(np.bincount(place, minlength=len(span)))
+    end = np.repeat(chunks.row_entry[begin + at + there], entries)
+    return larger, replace(
+        chunks,
+        chunk_row=chunk_row,
+        row_feature=np.insert(chunks.row_feature, begin + at[~there], feature.astype(np.int32)),
+        row_entry=np.concatenate([[0], np.cumsum(counted)]),
+        entry_child=np.insert(chunks.entry_child, end, np.repeat(child_n, entries_n)[by_row].astype(np.uint16)),
+        entry_weight=np.insert(chunks.entry_weight, end, rows_n.values[by_row]),
+        bias=np.insert(chunks.bias, end_n, bias_n[order]),
+    )
+
+
+def _leaf_entries(tree: Tree, chunks: Chunks) -> Iterator[tuple[Int64, NDArray[np.int32], NDArray[np.float32]]]:
+    """All weights of leaves, about BLOCK at a time: each one's leaf (counted from the first), feature and weight."""
+    span = tree.level(tree.height - 1)
+    entry_P = chunks.row_entry[chunks.chunk_row[span.start :]]  # where each cluster's entries begin
+    begin = 0
+    while begin < len(span):
+        end = max(begin + 1, int(np.searchsorted(entry_P, entry_P[begin] + BLOCK, side="right")) - 1)
+        rows = slice(int(chunks.chunk_row[span.start + begin]), int(chunks.chunk_row[span.start + end]))
+        entries = slice(int(entry_P[begin]), int(entry_P[end]))
+        counts = np.diff(chunks.row_entry[rows.start : rows.stop + 1])
+        first = tree.first_child[span.start + begin : span.start + end] - tree.leaf_offset
+        leaf = np.repeat(first, np.diff(entry_P[begin : end + 1])) + chunks.entry_child[entries]
+        yield leaf, np.repeat(chunks.row_feature[rows], counts), np.asarray(chunks.entry_weight[entries])
+        begin = end
+
+
+def _without_recall(heldout: pa.Table) -> pa.Table:
+    """Held-out queries without what the model found before."""
+    return heldout.select([name for name in heldout.column_names if not name.startswith(RECALL_COLUMN.format(""))])
+
+
+def _matrix(rows: SparseRows) -> Matrix:
+    return csr_array((rows.values, rows.indices, rows.indptr), shape=(len(rows), rows.width))
+
+
+def _draft(bundle: Bundle, out: Path, file: Path, columns: Sequence[str], count: int) -> ManifestDraft:
+    """The manifest of the model as it was, with what was placed."""
+    manifest = bundle.manifest
+    with file.open("rb") as stream:
+        fingerprint = hashlib.file_digest(stream, "sha256").hexdigest()
+    placed = {"items": count, "sha256": fingerprint, "text": list(columns), "into": f"{manifest.name}/{manifest.version}"}
+    data = manifest.data | {"items": len(bundle.items) + count, "placed": [*manifest.data.get("placed", []), placed]}
+    fields = {name: getattr(manifest, name) for name in ManifestDraft.model_fields}
+    changed = {"name": out.absolute().parent.name, "version": int(out.name), "created": datetime.now(UTC), "data": data, "metrics": {}}
+    return ManifestDraft(**fields | changed)
