@@ -14,23 +14,13 @@ import polars as pl
 import pytest
 from numpy.testing import assert_array_equal
 
-from benchmarks import text_search
-from benchmarks.text_search import (
-    BEAMS,
-    EF_SEARCH,
-    Fold,
-    Job,
-    Recipe,
-    Report,
-    Task,
-    Trained,
-    jobs_of,
-    pruned,
-    read_set,
-    row_of,
-    run,
-    sweep_threshold,
-)
+from benchmarks import text_linear, text_search, text_sweeps
+from benchmarks.text_dssm import EF_SEARCH
+from benchmarks.text_linear import BEAMS, TEXTS, Recipe, fit, pruned
+from benchmarks.text_report import Report, Trained, row_of
+from benchmarks.text_search import Job, jobs_of, run
+from benchmarks.text_sets import Fold, Task, fold_of, pairs_of, read_set
+from benchmarks.text_sweeps import plot, sweep_beam, sweep_threshold
 from espalier.errors import InvalidData
 from training.baselines.ann import faiss_is_installed
 from training.linear.config import LinearOptions, LinearTree
@@ -48,7 +38,7 @@ def shop() -> Task:
     pairs = [(f"{pattern} {name}", row) for row, name in enumerate(names) for pattern in ("", "cheap", "buy a good", "for my kitchen a")]
     texts = [f"{thing} in {colour}, please" for colour in COLOURS for thing in THINGS]
     relevant = [np.array([row]) for row in range(ITEMS)]
-    return Task("shop", names, [text_search._fold(text_search._pairs(pairs), texts, relevant)])
+    return Task("shop", names, [fold_of(pairs_of(pairs), texts, relevant)])
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +58,7 @@ def test_every_system_finds_what_was_asked_for(file: Path) -> None:
         assert row["recall10"] <= row["recall50"] <= row["recall100"] <= 100, named
         assert min(row["ms_p50"], row["model_mb"]) > 0, named
     linear = [row["config"] for row in rows if row["system"] == "xr-linear"]
-    texts = (*text_search.TEXTS, "words+pairs+trigrams, unknown 0")
+    texts = (*TEXTS, "words+pairs+trigrams, unknown 0")
     assert linear == [f"{named}, beam {beam}" for named in texts for beam in BEAMS]
     assert len([row for row in rows if row["system"] == "dssm"]) == 1 + faiss_is_installed() * len(EF_SEARCH)
 
@@ -86,7 +76,7 @@ def test_bm25_is_measured_or_named_as_missing(shop: Task, tmp_path: Path, capsys
 def test_one_versus_all_of_too_many_items_is_left_out(
     shop: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_search, "MOST_LABELS", ITEMS - 1)
+    monkeypatch.setattr(text_linear, "MOST_LABELS", ITEMS - 1)
     report = Report(None, shop)
     run(shop, [job for job in jobs_of("shop") if job.system == "one-versus-all"], report, tmp_path)
     assert report.rows("rows") == []
@@ -124,7 +114,7 @@ def test_a_report_of_another_set_is_refused(shop: Task, file: Path) -> None:
 def test_pruning_leaves_out_exactly_what_is_below_the_threshold(shop: Task, tmp_path: Path) -> None:
     tree = LinearTree(branching=4, max_leaf=4)
     options = LinearOptions(threshold=0)
-    fitted = text_search.fit(shop, shop.folds[0], Recipe("words", options, tree), tmp_path)
+    fitted = fit(shop, shop.folds[0], Recipe("words", options, tree), tmp_path)
     whole, cut = fitted.chunks, pruned(fitted.chunks, 0.2)
     cut.check(fitted.tree)
     assert 0 < len(cut.entry_weight) < len(whole.entry_weight)
@@ -134,28 +124,28 @@ def test_pruning_leaves_out_exactly_what_is_below_the_threshold(shop: Task, tmp_
 
 
 def test_the_threshold_sweep_shrinks_the_model_and_is_drawn(shop: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_search, "SWEEP_THRESHOLDS", (0.0, 0.45))
-    monkeypatch.setattr(text_search, "resident_mb", lambda *args: 1.0)
+    monkeypatch.setattr(text_sweeps, "THRESHOLDS", (0.0, 0.45))
+    monkeypatch.setattr(text_sweeps, "resident_mb", lambda *args: 1.0)
     report = Report(tmp_path / "rows.json", shop)
     sweep_threshold(shop, report, tmp_path, Recipe("words", tree=LinearTree(branching=4, max_leaf=4)))
     whole, cut = report.rows("threshold")
     assert cut["weights"] < whole["weights"]
     assert cut["model_mb"] < whole["model_mb"]
     assert whole["recall10"] > 95
-    text_search.plot(report, "threshold", tmp_path / "threshold.png")
+    plot(report, "threshold", tmp_path / "threshold.png")
     assert (tmp_path / "threshold.png").stat().st_size > 0
 
 
 def test_the_beam_sweep_finds_more_with_more_nodes(shop: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_search, "SWEEP_BEAMS", (1, 16))
+    monkeypatch.setattr(text_sweeps, "BEAMS", (1, 16))
     of_thing = [np.arange(t, ITEMS, len(THINGS)) for t in range(len(THINGS))]  # twice as many as a leaf cluster has
-    all_colours = replace(shop, folds=[text_search._fold(shop.folds[0].train, THINGS, of_thing)])
+    all_colours = replace(shop, folds=[fold_of(shop.folds[0].train, THINGS, of_thing)])
     report = Report(tmp_path / "rows.json", all_colours)
-    text_search.sweep_beam(all_colours, report, tmp_path, Recipe("words", tree=LinearTree(branching=4, max_leaf=4)))
+    sweep_beam(all_colours, report, tmp_path, Recipe("words", tree=LinearTree(branching=4, max_leaf=4)))
     narrow, wide = report.rows("beam")
     assert narrow["recall100"] <= 50
     assert wide["recall100"] == 100
-    text_search.plot(report, "beam", tmp_path / "beam.png")
+    plot(report, "beam", tmp_path / "beam.png")
     assert (tmp_path / "beam.png").stat().st_size > 0
 
 
