@@ -86,6 +86,12 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
     bundle = Bundle.open(model)
     if not isinstance(bundle.manifest.scorer, LinearScorer):
         raise InvalidConfig("--model", str(model), f"a model of linear scorers, not of {bundle.manifest.scorer.kind}")
+    if bundle.manifest.ranker is not None:
+        log.warning(
+            "%s version %d has a ranker, which the new version lacks: fit-ranker trains one for it",
+            bundle.manifest.name,
+            bundle.manifest.version,
+        )
     new = read_new_items(bundle, file, columns)
     tree, chunks = bundle.tree, bundle.chunks
     cluster_n = nearest_clusters(tree, chunks, bundle.manifest.ranking, new.own, how)

@@ -102,7 +102,7 @@ class RankerConfig:
 
 STAGE_DEFAULTS: Mapping[str, Any] = {
     "hidden": 64,
-    "dropout": 0.1,
+    "dropout": 0.0,
     "optimizer": "adam",
     "learning_rate": 3e-3,
     "batch_queries": 16,
