@@ -44,7 +44,8 @@ class Settings(BaseSettings):
     device: Device = Field(default="auto", description="`auto` takes a GPU where there is one; `cuda` without a GPU is an error.")
     engine: str | None = Field(default=None, description="Engine by name, instead of the choice by device.")
     precision: Precision = Field(
-        default="float32", description="Of node rows and products in the engine `triton`; float16 and bfloat16 are faster and smaller."
+        default="float32",
+        description="Of node rows and products in `triton`, of weights in `sparse-cuda`; float16 and bfloat16 are faster and smaller.",
     )
     threads: int = Field(
         default=1, ge=1, description="Threads inside one CPU search. One process per core with one thread each scales best."

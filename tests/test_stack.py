@@ -92,7 +92,13 @@ def test_the_service_image_holds_what_serves_and_nothing_that_trains(images: Ima
     assert images.python(SERVICE, program) == ["onnxruntime", "service", "opentelemetry"]
 
 
-ON_A_GPU = ("espalier.engines.gpu", "espalier.engines.kernels", "espalier.engines.torch_graph", "espalier.engines.scorer_form")
+ON_A_GPU = (
+    "espalier.engines.gpu",
+    "espalier.engines.sparse_gpu",
+    "espalier.engines.kernels",
+    "espalier.engines.torch_graph",
+    "espalier.engines.scorer_form",
+)
 """What needs triton: `open_engine` imports it where there is a GPU."""
 
 
