@@ -72,8 +72,8 @@ class Ranking(_Part):
     """rank(n) = own(n) + gamma · rank(parent(n)), rank(root) = 0.
 
     own = the logit, or the log of the activation; hinges are for linear scorers alone. `node` models (TDM, JTM, OTM as published):
-    logit, gamma 0. `path` models (PLT, HSM, XR-Linear): log activation, gamma 1. `discounted`: logit, 0 < gamma < 1, with a calibration
-    that maps ranks to scores.
+    logit, gamma 0. `path` models (PLT, HSM, XR-Linear as published): log activation, gamma 1; linear scorers may discount it.
+    `discounted`: logit, 0 < gamma < 1, with a calibration that maps ranks to scores.
     """
 
     activation: Activation = "sigmoid"

@@ -17,6 +17,7 @@ from scipy.sparse import csr_array, random_array
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
+from benchmarks.xrlinear_peer import growth_mb
 from benchmarks.xrlinear_peers import quality
 from espalier.chunks import ARRAYS, Chunks
 from espalier.engines import chunk_search
@@ -637,3 +638,12 @@ def test_quality_is_what_the_definitions_say() -> None:
     first = (1 + 1 / np.log2(4)) / (1 + 1 / np.log2(3))
     assert row["ndcg5"] == pytest.approx(100 * (first + 1 / np.log2(3)) / 3, abs=0.01)
     assert row["psp1"] == pytest.approx(50, abs=0.01)  # equal propensities: one of two points with labels
+
+
+def test_growth_is_what_was_used_at_most_and_is_given_back() -> None:
+    def use(megabytes: int) -> None:
+        np.ones(megabytes * 1_000_000, np.uint8)
+
+    use(300)  # a peak before
+    assert growth_mb(lambda: use(100)) == pytest.approx(100, abs=15)
+    assert growth_mb(lambda: None) < 15
