@@ -80,7 +80,6 @@ MS = (10, 50, 100)
 BEAM, M = 50, max(MS)
 VARIANTS: dict[str, Placing] = {
     "as it is": Placing(),
-    **{f"usual {value:g}": Placing(usual=value) for value in (0, 0.1, 0.4, 1)},
     **{f"room {value}": Placing(room=value) for value in (2, 16)},
     **{f"neighbours {value}": Placing(neighbours=value) for value in (1, 10)},
     **{f"share {value:g}": Placing(share=value) for value in (0, 0.25, 1)},

@@ -22,7 +22,6 @@ from espalier.golden import verify_golden
 from espalier.items import ItemTable
 from espalier.queries import QueryBatch, TextKind, encode_texts
 from espalier.search import SearchParams, SearchResult, open_engine
-from espalier.sparse import SparseRows
 from espalier.tree import EMPTY_LEAF, complete_tree
 from tests.builders import make_bundle, make_linear_bundle, random_chunks, random_tree, sparse_rows
 from tests.running import run
@@ -197,21 +196,16 @@ def test_grown_scorers_score_every_leaf_as_they_should(seed: int, height: int, e
         assert_array_equal(scorers.weights_of(larger, leaf, features), dense[i])
 
 
-@pytest.mark.parametrize("usual", [0.0, 0.2, 1.0])
-def test_items_go_where_their_text_leads_more_than_any(usual: float) -> None:
+def test_items_go_where_the_model_looks_for_their_text() -> None:
     rng = np.random.default_rng(1)
     tree, width = random_tree(rng, 3, 5), 12
     chunks = random_chunks(rng, tree, width, integer=False)
     own = sparse_rows((rng.random((20, width)) < 0.4) * rng.random((20, width))).normalised()
-    clusters = tree.level(2)
-    search = ChunkSearch(tree, chunks, L3_HINGE, last=2)
-
-    def ranks(rows: SparseRows) -> Any:
-        found = search.search(rows, Wanted.uniform(len(rows), len(clusters), len(clusters)))
-        return np.take_along_axis(found.ranks_BM, np.argsort(found.leaves_BM, axis=1), 1)
-
-    expected = clusters.start + np.argmax(ranks(own) - usual * ranks(sparse_rows(np.zeros((1, width)))), axis=1)
-    assert_array_equal(nearest_clusters(tree, chunks, L3_HINGE, own, Placing(usual=usual, room=1000)), expected)
+    every = Wanted.uniform(20, tree.level_size(2), 1)
+    best = ChunkSearch(tree, chunks, L3_HINGE, last=2).search(own, every).leaves_BM[:, 0]
+    assert_array_equal(nearest_clusters(tree, chunks, L3_HINGE, own, Placing(room=1000)), best)
+    flat = complete_tree(np.arange(4), 4)
+    assert_array_equal(nearest_clusters(flat, random_chunks(rng, flat, width), L3_HINGE, own), [0] * 12 + [-1] * 8)
 
 
 def test_a_full_cluster_keeps_the_best_and_sends_the_others_on() -> None:

@@ -3,8 +3,7 @@
 The idea is that of the future work of papers' product search (Chang et al. 2021, §6): a new item goes to a leaf cluster that is near, with
 the average of its nearest neighbours' weights. What differs was chosen on validation queries (benchmarks/results, cold start):
 
-    cluster   arg max over those that a beam keeps of rank(x) − 0.2 · rank(0): where the model looks for the item's own text x, less what
-              it thinks of the cluster without a query; a cluster takes no more than 4 times the mean number of children
+    cluster   where the model looks for the item's own text x: the first of its beam that has less than 4 times the mean number of children
     weights   ℓ · x + ½ · mean over the 3 nearest items i, by their own texts, of max(0, cos(x, x_i)) · w_i, with ℓ the median length of the
               leaves' weights: about what `prior` makes of an item that no query led to
     bias      the first quartile of the leaves' biases
@@ -60,13 +59,11 @@ BLOCK = 1 << 22
 class Placing:
     """The numbers of the module's formulas, chosen on validation queries.
 
-    usual           how much of a cluster's rank without a query is taken off
     room            a cluster takes no more than so many times the mean number of children
     neighbours      how many give of their weights, and `share`, how much
     bias_quantile   of the leaves' biases: the larger, the more new items are shown
     """
 
-    usual: float = 0.2
     room: int = 4
     neighbours: int = 3
     share: float = 0.5
@@ -117,29 +114,21 @@ def nearest_clusters(tree: Tree, chunks: Chunks, ranking: Ranking, own: SparseRo
 
     A full cluster keeps those it fits best, the others go to their next one.
     """
-    level = tree.height - 1
-    span = tree.level(level)
-    if level == 0:
-        return np.zeros(len(own), np.int64)
-    search = ChunkSearch(tree, chunks, ranking, last=level)
-    blank = SparseRows(np.zeros(2, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), own.width)
-    everything = search.search(blank, Wanted.uniform(1, len(span), len(span)))
-    usual_P = np.zeros(len(span), np.float32)
-    usual_P[everything.leaves_BM[0] - span.start] = everything.ranks_BM[0]
-    beam = min(BEAM, len(span))
-    found = search.search(own, Wanted.uniform(len(own), beam, beam))
-    search.close()
-    place_nK = np.maximum(found.leaves_BM - span.start, 0)
-    score_nK = np.where(found.leaves_BM >= 0, found.ranks_BM - how.usual * usual_P[place_nK], -np.inf)
-    order_nK = np.argsort(-score_nK, axis=1, kind="stable")
-    place_nK, score_nK = np.take_along_axis(place_nK, order_nK, 1), np.take_along_axis(score_nK, order_nK, 1)
+    span = tree.level(tree.height - 1)
+    nodes_nK, ranks_nK = np.zeros((len(own), 1), np.int64), np.zeros((len(own), 1), np.float32)
+    if tree.height > 1:
+        search = ChunkSearch(tree, chunks, ranking, last=tree.height - 1)
+        beam = min(BEAM, len(span))
+        found = search.search(own, Wanted.uniform(len(own), beam, beam))
+        search.close()
+        nodes_nK, ranks_nK = found.leaves_BM, found.ranks_BM
     children_P = np.diff(tree.first_child[span.start : span.stop + 1])
     room_P = np.maximum(min(how.room * -(-tree.leaf_count // len(span)), MAX_CHILDREN) - children_P, 0)
     cluster_n = np.full(len(own), -1, np.int64)
-    for k in range(beam):
-        waiting = np.flatnonzero((cluster_n < 0) & np.isfinite(score_nK[:, k]))
-        waiting = waiting[np.lexsort((-score_nK[waiting, k], place_nK[waiting, k]))]
-        wanted = place_nK[waiting, k]
+    for nodes, ranks in zip(nodes_nK.T, ranks_nK.T, strict=True):
+        waiting = np.flatnonzero((cluster_n < 0) & (nodes >= 0))
+        waiting = waiting[np.lexsort((-ranks[waiting], nodes[waiting]))]
+        wanted = nodes[waiting] - span.start
         fits = np.arange(len(wanted)) - np.searchsorted(wanted, wanted) < room_P[wanted]
         cluster_n[waiting[fits]] = span.start + wanted[fits]
         room_P -= np.bincount(wanted[fits], minlength=len(span))
