@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from espalier.errors import InvalidConfig
+
+Function = Literal["linear", "highway"]
+Ties = Literal["random", "marginal"]
+ChoiceModel = Literal["elimination", "plackett-luce"]
+Scaling = Literal["z-score", "quantile"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +40,11 @@ class RankerConfig:
     seed             of first weights, order of queries, dropout and ties
     """
 
-    function: str = "highway"
-    loss: str = "elimination"
-    ties: str = "random"
+    function: Function = "highway"
+    loss: ChoiceModel = "elimination"
+    ties: Ties = "random"
     top_k: int | None = None
-    scaling: str = "z-score"
+    scaling: Scaling = "z-score"
     missing: bool = False
     hidden: int = 10
     layers: int = 3
@@ -46,7 +52,7 @@ class RankerConfig:
     dropout: float = 0.3
     max_norm: float | None = 1.0
     init_std: float = 0.1
-    optimizer: str = "sgd"
+    optimizer: Literal["sgd", "adam"] = "sgd"
     learning_rate: float = 0.1
     least_rate: float = 1e-4
     weight_decay: float = 0.0

@@ -172,7 +172,7 @@ def _batch_losses(
 
 
 def _with_different_grades(train: RankingSet) -> NDArray[np.int64]:
-    """Positions of the queries that say something: under both models an order of equals has, on average, nothing to teach."""
+    """Positions of the queries that say which of their items are better."""
     begins = train.query_offset[:-1]
     return np.flatnonzero(np.maximum.reduceat(train.grades_R, begins) > np.minimum.reduceat(train.grades_R, begins))
 
