@@ -339,3 +339,11 @@ def test_a_graph_that_scores_otherwise_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Ranker, "scores", lambda self, features: honest(features) + 0.5)
     with pytest.raises(ArithmeticError, match=r"difference of 0\.5"):
         ranker_onnx(ranker)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("ties", ["random", "marginal"])
+def test_a_gpu_trains_as_well(ties: Ties) -> None:
+    config = replace(FAST, ties=ties, dropout=0.1)
+    found = fit_ranker(synthetic(1, 120), synthetic(3, 40), config, device=torch.device("cuda"))
+    assert quality(found, synthetic(2)) > 0.9
