@@ -47,17 +47,17 @@ from training.rankers.second_stage import StageConfig, collect, fit
 
 M = 10
 TREES = tuple(itertools.product((15, 31, 63), (0.05, 0.1)))
+ADAM = {"optimizer": "adam", "learning_rate": 3e-3, "batch_queries": 16, "hidden": 64, "dropout": 0.0}
+MARGINAL = ADAM | {"ties": "marginal"}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "paper: sgd .1, batch 2, K 10, L 3": {"optimizer": "sgd", "learning_rate": 0.1, "batch_queries": 2, "hidden": 10, "patience": None},
-    "adam .003, batch 16, K 20": {"optimizer": "adam", "learning_rate": 3e-3, "batch_queries": 16, "hidden": 20},
-    "adam .003, batch 16, K 64": {"optimizer": "adam", "learning_rate": 3e-3, "batch_queries": 16, "hidden": 64},
-    "adam .003, batch 16, K 64, dropout 0": {"optimizer": "adam", "learning_rate": 3e-3, "batch_queries": 16, "hidden": 64, "dropout": 0.0},
-    "adam .003, batch 16, K 64, no max-norm": {
-        "optimizer": "adam", "learning_rate": 3e-3, "batch_queries": 16, "hidden": 64, "dropout": 0.1, "max_norm": None,
-    },
-    "adam .003, batch 16, K 64, quantile": {
-        "optimizer": "adam", "learning_rate": 3e-3, "batch_queries": 16, "hidden": 64, "dropout": 0.1, "scaling": "quantile",
-    },
+    "paper: sgd .1, batch 2, K 10, dropout .3": {"patience": None},
+    "adam .003, batch 16, K 64": ADAM,
+    "adam .003, batch 16, K 64, dropout .1, no max-norm": ADAM | {"dropout": 0.1, "max_norm": None},
+    "marginal ties": MARGINAL,
+    "marginal ties, averaged": MARGINAL | {"average": 2.0},
+    "marginal ties, quantile, missing": MARGINAL | {"scaling": "quantile", "missing": True},
+    "marginal ties, quantile, missing, averaged, no max-norm, .01": MARGINAL
+    | {"scaling": "quantile", "missing": True, "average": 2.0, "max_norm": None, "learning_rate": 1e-2},
 }  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def choose(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool, de
     rows = [row_of("retrieval", quality(valid, None), 0, None)]
     print(rows[-1], flush=True)
     for loss, (name, options) in itertools.product(("elimination", "plackett-luce"), VARIANTS.items()):
-        if loss == "plackett-luce" and not name.startswith("adam .003, batch 16, K 64, q"):
+        if loss == "plackett-luce" and name not in ("adam .003, batch 16, K 64", "marginal ties"):
             continue
         begin = time.process_time()
         ranker = fit(train, valid, RankerConfig(**({"loss": loss, "max_epochs": most_epochs, "patience": 5} | options)))

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from training.rankers import elimination, plackett_luce
-from training.rankers.config import RankerConfig
+from training.rankers.config import ChoiceModel, RankerConfig
 from training.rankers.elimination import elimination_loss, staged_elimination
 from training.rankers.losses import query_losses
 from training.rankers.plackett_luce import plackett_luce_loss
@@ -209,7 +209,7 @@ def marginal_of_top(loss: Loss, f: Tensor, k: int) -> float:
 
 @pytest.mark.parametrize("kind", ["elimination", "plackett-luce"])
 @pytest.mark.parametrize("k", [1, 2, 4, 5, 9])
-def test_with_top_k_the_loss_is_that_of_the_first_places_alone(kind: str, k: int) -> None:
+def test_with_top_k_the_loss_is_that_of_the_first_places_alone(kind: ChoiceModel, k: int) -> None:
     f, grades = scores(4, 1, 5), torch.arange(5.0, 0, -1)[None]
     config = RankerConfig(loss=kind, top_k=k)
     loss: Loss = elimination_loss if kind == "elimination" else plackett_luce_loss

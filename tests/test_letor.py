@@ -178,3 +178,14 @@ def test_sets_are_put_end_to_end() -> None:
 def test_arrays_that_do_not_fit_are_named(field: str, value: object) -> None:
     with pytest.raises(InvalidData, match=field):
         replace(small(), **{field: value})  # type: ignore[arg-type]
+
+
+def test_the_documented_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"{place % 3} qid:{query} 1:{place % 3 + query / 10} 2:NULL" for query in range(20) for place in range(6)]
+    written(tmp_path, "\n".join(lines), "train.txt.gz")
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[1] / "docs" / "re-ranking.md").read_text()
+    (example,) = [block for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "read_letor" in block]
+    exec(example, {})
+    assert (tmp_path / "ranker.onnx").stat().st_size > 1000
+    assert "Epoch(number=1" in capsys.readouterr().out

@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two small candidates of each function."""
 
-    def listed(function: str, loss: str, seed: int) -> list[Any]:
+    def listed(function: Any, loss: Any, seed: int) -> list[Any]:
         if function == "rank-svm":
             return [{"cost": cost, "scaling": "z-score", "missing": True} for cost in (0.1, 1.0)]
         if function in ("linear", "highway"):

@@ -48,7 +48,7 @@ def test_rank_svm_finds_the_minimum_of_its_objective() -> None:
 
 
 @pytest.mark.parametrize("loss", ["elimination", "plackett-luce", "lambdarank"])
-def test_boosted_trees_learn_and_keep_the_best_number_of_trees(loss: str) -> None:
+def test_boosted_trees_learn_and_keep_the_best_number_of_trees(loss: Any) -> None:
     train, valid, test = synthetic(1, 120), synthetic(3, 40), synthetic(2, 60)
     found = fit_boosted_trees(train, valid, replace(TREES, loss=loss))
 

@@ -18,7 +18,7 @@ from espalier.engines.runtime import ort
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.metrics import ndcg
 from training.data.ranking_set import RankingSet
-from training.rankers.config import RankerConfig
+from training.rankers.config import ChoiceModel, Function, RankerConfig, Scaling, Ties
 from training.rankers.export import export_ranker, ranker_onnx
 from training.rankers.fit import Epoch, Ranker, fit_ranker, new_ranker
 from training.rankers.highway import HighwayFunction
@@ -155,7 +155,7 @@ def test_what_is_missing_may_be_said_beside() -> None:
 
 
 @pytest.mark.parametrize("scaling", ["z-score", "quantile"])
-def test_constant_and_wholly_missing_features_are_0_for_any_value(scaling: str) -> None:
+def test_constant_and_wholly_missing_features_are_0_for_any_value(scaling: Scaling) -> None:
     data = np.tile(np.array([[0.1, NAN, 3e8]], np.float32), (50, 1))
     standardise = Standardise(data, scaling, missing=True)
     out = standardise(torch.tensor([[0.1, 5.0, -1.0], [7.0, NAN, 3e8]]))
@@ -187,7 +187,7 @@ def test_standardisation_says_what_it_cannot_do() -> None:
     with pytest.raises(InvalidData, match="features_RF"):
         Standardise(np.zeros((0, 3), np.float32), "z-score", missing=False)
     with pytest.raises(InvalidConfig, match="scaling"):
-        Standardise(np.zeros((2, 3), np.float32), "log", missing=False)
+        Standardise(np.zeros((2, 3), np.float32), "log", missing=False)  # type: ignore[arg-type]
 
 
 # -- fit ------------------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_standardisation_says_what_it_cannot_do() -> None:
 
 @pytest.mark.parametrize("loss", ["elimination", "plackett-luce"])
 @pytest.mark.parametrize("ties", ["random", "marginal"])
-def test_a_network_learns_what_a_line_cannot(loss: str, ties: str) -> None:
+def test_a_network_learns_what_a_line_cannot(loss: ChoiceModel, ties: Ties) -> None:
     train, test = synthetic(1, 120), synthetic(2, 60)
     config = replace(FAST, loss=loss, ties=ties)
     network = quality(fit_ranker(train, None, config), test)
@@ -314,7 +314,7 @@ def test_the_defaults_are_the_papers() -> None:
 @pytest.mark.parametrize(
     ("function", "scaling", "missing"), [("linear", "z-score", False), ("highway", "z-score", True), ("highway", "quantile", False)]
 )
-def test_the_graph_scores_as_the_ranker_does(tmp_path: Path, function: str, scaling: str, missing: bool) -> None:
+def test_the_graph_scores_as_the_ranker_does(tmp_path: Path, function: Function, scaling: Scaling, missing: bool) -> None:
     data = synthetic(1)
     ranker = fit_ranker(data, None, replace(FAST, function=function, scaling=scaling, missing=missing, max_epochs=5))
     export_ranker(ranker, tmp_path / "ranker.onnx")
@@ -339,3 +339,11 @@ def test_a_graph_that_scores_otherwise_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Ranker, "scores", lambda self, features: honest(features) + 0.5)
     with pytest.raises(ArithmeticError, match=r"difference of 0\.5"):
         ranker_onnx(ranker)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("ties", ["random", "marginal"])
+def test_a_gpu_trains_as_well(ties: Ties) -> None:
+    config = replace(FAST, ties=ties, dropout=0.1)
+    found = fit_ranker(synthetic(1, 120), synthetic(3, 40), config, device=torch.device("cuda"))
+    assert quality(found, synthetic(2)) > 0.9

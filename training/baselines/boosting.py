@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import lightgbm
 import numpy as np
@@ -25,6 +25,7 @@ from espalier.errors import InvalidConfig
 from espalier.metrics import ndcg
 from training.data.ranking_set import RankingSet
 from training.rankers import elimination, plackett_luce
+from training.rankers.config import ChoiceModel
 from training.rankers.elimination import elimination_loss
 from training.rankers.fit import padded
 from training.rankers.plackett_luce import plackett_luce_loss
@@ -45,7 +46,7 @@ class BoostingConfig:
     validate_at    k of that NDCG@k
     """
 
-    loss: str = "elimination"
+    loss: ChoiceModel | Literal["lambdarank"] = "elimination"
     trees: int = 300
     learning_rate: float = 0.1
     leaves: int = 512

@@ -16,6 +16,7 @@ from sklearn.svm import LinearSVC
 
 from espalier.errors import InvalidConfig, InvalidData
 from training.data.ranking_set import RankingSet
+from training.rankers.config import Scaling
 from training.rankers.fit import Ranker
 from training.rankers.linear import LinearFunction
 from training.rankers.standardise import Standardise
@@ -24,7 +25,7 @@ MAX_PAIRS = 3_000_000
 """Of more, a seeded sample is taken: their differences are an array."""
 
 
-def fit_rank_svm(train: RankingSet, cost: float, scaling: str = "z-score", missing: bool = False, seed: int = 0) -> Ranker:
+def fit_rank_svm(train: RankingSet, cost: float, scaling: Scaling = "z-score", missing: bool = False, seed: int = 0) -> Ranker:
     """A linear ranker.
 
     cost              C

@@ -6,10 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from espalier.errors import InvalidConfig
 from training.config import read_toml
+
+Function = Literal["linear", "highway"]
+Ties = Literal["random", "marginal"]
+ChoiceModel = Literal["elimination", "plackett-luce"]
+Scaling = Literal["z-score", "quantile"]
 
 
 @dataclass(frozen=True)
@@ -38,11 +43,11 @@ class RankerConfig:
     seed             of first weights, order of queries, dropout and ties
     """
 
-    function: str = "highway"
-    loss: str = "elimination"
-    ties: str = "random"
+    function: Function = "highway"
+    loss: ChoiceModel = "elimination"
+    ties: Ties = "random"
     top_k: int | None = None
-    scaling: str = "z-score"
+    scaling: Scaling = "z-score"
     missing: bool = False
     hidden: int = 10
     layers: int = 3
@@ -50,7 +55,7 @@ class RankerConfig:
     dropout: float = 0.3
     max_norm: float | None = 1.0
     init_std: float = 0.1
-    optimizer: str = "sgd"
+    optimizer: Literal["sgd", "adam"] = "sgd"
     learning_rate: float = 0.1
     least_rate: float = 1e-4
     weight_decay: float = 0.0

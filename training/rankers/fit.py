@@ -102,7 +102,7 @@ def fit_ranker(
     for number in range(1, config.max_epochs + 1):
         rng = np.random.default_rng((config.seed, number))
         generator = torch.Generator(device).manual_seed(int(rng.integers(2**63)))
-        total = 0.0
+        total = inputs_RF.new_zeros((), dtype=torch.float64)
         order = rng.permutation(told)
         for start in range(0, len(order), config.batch_queries):
             rows_BN, real_BN = padded(train.query_offset, order[start : start + config.batch_queries])
@@ -113,8 +113,8 @@ def fit_ranker(
             if config.max_norm is not None and isinstance(ranker.function, HighwayFunction):
                 ranker.function.limit_norms(config.max_norm)
             _draw_nearer(kept.function, ranker.function, step_share)
-            total += float(loss_B.detach().sum())
-        loss = total / len(order)
+            total += loss_B.detach().sum()
+        loss = float(total) / len(order)
         if not np.isfinite(loss):
             raise FloatingPointError(f"the loss of epoch {number} is {loss}; lower the learning rate")
         value = None if valid is None else _ndcg(kept, valid, config.validate_at)
@@ -172,7 +172,7 @@ def _batch_losses(
 
 
 def _with_different_grades(train: RankingSet) -> NDArray[np.int64]:
-    """Positions of the queries that say something: under both models an order of equals has, on average, nothing to teach."""
+    """Positions of the queries that say which of their items are better."""
     begins = train.query_offset[:-1]
     return np.flatnonzero(np.maximum.reduceat(train.grades_R, begins) > np.minimum.reduceat(train.grades_R, begins))
 

@@ -14,6 +14,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from espalier.errors import InvalidConfig, InvalidData
+from training.rankers.config import Scaling
 
 QUANTILES = 16
 """Pieces of the map to the normal distribution."""
@@ -34,7 +35,7 @@ class Standardise(nn.Module):
     rise_FK: Tensor
     flagged: Tensor
 
-    def __init__(self, features_RF: NDArray[np.float32], scaling: str, missing: bool) -> None:
+    def __init__(self, features_RF: NDArray[np.float32], scaling: Scaling, missing: bool) -> None:
         super().__init__()
         if features_RF.ndim != 2 or 0 in features_RF.shape:
             raise InvalidData("features_RF", list(features_RF.shape), "at least one row and one feature")
