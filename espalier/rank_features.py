@@ -151,14 +151,16 @@ class RankFeatures:
             seen_N = age_NT.min(1)
             columns["history.seen"] = np.where(np.isinf(seen_N), np.float32(np.nan), seen_N)
         if self._cosines:
-            cosine_NT = _unit(self._node_rows(rows_N)) @ _unit(self._node_rows(history_T)).T
+            unit_ND, history_TD = _unit(self._node_rows(rows_N)), _unit(self._node_rows(history_T))
             weight_T = np.exp2(-age_T / HALF_LIFE)
+            means_DK = history_TD.T @ np.stack([np.full(length, np.float32(1 / length)), weight_T / weight_T.sum()], axis=1)
+            cosine_NT, mean_NK = unit_ND @ history_TD.T, unit_ND @ means_DK  # the mean of cosines is the cosine to the mean
             best = min(3, length)
             columns |= {
                 "history.best": cosine_NT.max(1),
-                "history.top3": np.partition(cosine_NT, length - best, axis=1)[:, length - best :].mean(1),
-                "history.mean": cosine_NT.mean(1),
-                "history.recent": cosine_NT @ (weight_T / weight_T.sum()),
+                "history.top3": np.partition(cosine_NT, length - best, axis=1)[:, length - best :].sum(1) / np.float32(best),
+                "history.mean": mean_NK[:, 0],
+                "history.recent": mean_NK[:, 1],
                 "history.last": cosine_NT[:, -1],
             }
         return columns

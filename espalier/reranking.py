@@ -81,7 +81,8 @@ class Reranker:
         result  of a search for these queries; only items, ranks, scores and counts are looked at
         """
         batch, width = result.item_rows_BM.shape
-        place_BM = np.tile(np.arange(width), (batch, 1))
+        place_BM = np.empty((batch, width), np.int64)
+        place_BM[:] = np.arange(width)
         score_BM = np.full((batch, width), np.nan, np.float32)
         count_B = np.minimum(result.count_B, depth)
         features_NF = self.features_of(queries, result, count_B, sent)
