@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.bundle import Bundle
+from espalier.engines.chunk_search import POWERS
 from espalier.engines.chunk_tiles import TILE, TileSizes, laid_out
 from espalier.engines.gpu_cells import Beam, Cell, Entries, Grid, Tuning, is_ragged
 from espalier.engines.gpu_engine import DTYPES, GpuEngine
@@ -36,8 +37,6 @@ FEATURES = 64
 """Of a query that are looked up at a time. The order of a score's sum depends on it, so it is not for tuning."""
 ROOM = 1 << 16
 """Numbers of a call's features and values that there is room for at first."""
-POWERS = {"sigmoid": 0, "l1-hinge": 1, "l2-hinge": 2, "l3-hinge": 3, "l4-hinge": 4}
-"""Activations as the kernels number them; −1 ranks by logits."""
 
 
 class SparseCudaEngine(GpuEngine["FeatureCell"]):
@@ -167,8 +166,8 @@ class FeatureCell(Cell[None]):
     def begin(self, state: None, beam: Beam) -> None:
         tree, gamma = self.common.tree, self.common.gamma
         beam.nodes[:, : self.slots[0]] = self.above
-        beam.ranks.zero_()
-        if gamma == 0:
+        if gamma == 0 or self.start == 1:
+            beam.ranks.zero_()
             return
         above = torch.zeros((self.batch, 1), dtype=torch.float32, device=self.common.device)
         for level in range(1, self.start):
