@@ -61,6 +61,8 @@ def test_boosted_trees_learn_and_keep_the_best_number_of_trees(loss: Any) -> Non
     assert 1 <= found.trees <= 40
     assert found.validation is not None
     assert found.validation > 0.8
+    ended = fit_boosted_trees(train, valid, replace(TREES, loss=loss, patience=1))
+    assert ended.booster.num_trees() == ended.trees + 1 < 40
     again = fit_boosted_trees(train, valid, replace(TREES, loss=loss))
     assert np.array_equal(again.scores(test.features_RF), found.scores(test.features_RF))
 

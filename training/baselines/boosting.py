@@ -43,6 +43,7 @@ class BoostingConfig:
     row_share, feature_share    of a tree, of a node
     random_splits  whether a node's threshold on each feature is drawn, not searched
     l2             added to the curvature of a leaf
+    patience       with validation queries: trees without a better NDCG on them after which no more are grown
     validate_at    k of that NDCG@k
     """
 
@@ -55,6 +56,7 @@ class BoostingConfig:
     feature_share: float = 1 / 3
     random_splits: bool = True
     l2: float = 0.0
+    patience: int = 50
     validate_at: int = 10
     seed: int = 1
     threads: int = 1
@@ -62,7 +64,15 @@ class BoostingConfig:
     def __post_init__(self) -> None:
         if self.loss not in ("elimination", "plackett-luce", "lambdarank"):
             raise InvalidConfig("loss", self.loss, "elimination, plackett-luce or lambdarank")
-        for name, least in (("trees", 1), ("leaves", 2), ("least_rows", 1), ("validate_at", 1), ("threads", 1), ("seed", 0)):
+        for name, least in (
+            ("trees", 1),
+            ("leaves", 2),
+            ("least_rows", 1),
+            ("patience", 1),
+            ("validate_at", 1),
+            ("threads", 1),
+            ("seed", 0),
+        ):
             if getattr(self, name) < least:
                 raise InvalidConfig(name, getattr(self, name), f"at least {least}")
         for name in ("row_share", "feature_share"):
@@ -112,7 +122,7 @@ def fit_boosted_trees(train: RankingSet, valid: RankingSet | None, config: Boost
     if valid is not None:
         booster.add_valid(_dataset(valid, params, booster.train_set), "valid")
     choice = None if config.loss == "lambdarank" else _Choice(train, config)
-    rate, best, best_trees = config.learning_rate, -math.inf, config.trees
+    rate, best, best_trees = config.learning_rate, -math.inf, 0
 
     def measured(scores_R: NDArray[np.float64], _: lightgbm.Dataset) -> tuple[str, float, bool]:
         if valid is None:
@@ -124,10 +134,12 @@ def fit_boosted_trees(train: RankingSet, valid: RankingSet | None, config: Boost
         booster.update() if choice is None else booster.update(fobj=choice.gradient_and_curvature)
         if valid is not None and (value := float(booster.eval_valid(measured)[0][2])) > best:
             best, best_trees = value, tree
+        if valid is not None and tree - best_trees >= config.patience:
+            break
         if choice is not None and choice.stalled:
             rate /= 2
             booster.reset_parameter({"learning_rate": rate})
-    return BoostedTrees(booster, best_trees, None if valid is None else best)
+    return BoostedTrees(booster, config.trees if valid is None else best_trees, None if valid is None else best)
 
 
 def _dataset(data: RankingSet, params: dict[str, Any], reference: lightgbm.Dataset | None = None) -> lightgbm.Dataset:
