@@ -119,8 +119,10 @@ class LinearOptions(_Section):
     tolerance, passes   of the descent
     bias        value of the feature that all points have
     threshold   weights below are left out of the model
-    prior       β: weights are drawn to β times the mean of what the tree was made from, instead of to 0. What few queries tell of a node,
-                its centroid does: an item that one query led to is found by queries like it
+    prior       β: weights are drawn to β times the node's centroid, and biases to −β / 2, instead of to 0. What few queries tell of a
+                node, its centroid does: an item that one query led to is found by queries like it
+    few         nodes whose items have fewer training queries each, on average over them, are not trained: children stay at their
+                centroids. None where prior is 0
     activation  what a scorer's product is turned into; the search ranks by their product along the path
     """
 
@@ -132,7 +134,8 @@ class LinearOptions(_Section):
     passes: int = Field(default=10, ge=1)
     bias: float = Field(default=1.0, ge=0)
     threshold: float = Field(default=0.05, ge=0)
-    prior: float = Field(default=2.0, ge=0)
+    prior: float = Field(default=3.0, ge=0)
+    few: float = Field(default=3.0, ge=0)
     activation: Activation = "l3-hinge"
 
 

@@ -37,7 +37,7 @@ def train_children(
     positive_from, positive_child   int64[R + 1], int32: of which children each of them is a positive; of the others it is a negative
     positive_lift                   float32: 1 / 2C of each of those positives
     prior_from, …, prior            int64[K + 1], int32, float32 rows, and β: each child's weights are drawn to β times its row, instead of
-                                    to 0; no rows: to 0
+                                    to 0, and its bias to −β / 2, halfway between a point like none of the child's and its row
     cost                            C of the negatives
     tolerance, passes               the largest minus the smallest projected gradient of a pass at which to stop; most passes
     bias                            value of one more feature that every point has
@@ -89,6 +89,8 @@ def train_children(
         block = min(BLOCK, children - first)
         width = (block + LANES - 1) // LANES * LANES
         weights = np.zeros((found + 1, width), np.float32)
+        if bias > 0:
+            weights[found] = -prior / (2 * bias)
         for c in range(first, min(first + block, len(prior_from) - 1)):
             for e in range(prior_from[c], prior_from[c + 1]):
                 weights[prior_number[e], c - first] = prior * prior_value[e]
