@@ -1,4 +1,4 @@
-"""Cheap systems in the text-search benchmark: BM25, cosines to centroids, a vote of the nearest training queries, and lists fused.
+"""Cheap systems in the text-search benchmark: BM25, cosines to centroids, and a vote of the nearest training queries.
 
 Legend: B queries, I items, M results.
 """
@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from benchmarks.text_linear import Recipe, blocks_of, xr_linear
+from benchmarks.text_linear import blocks_of
 from benchmarks.text_report import Trained, best
 from benchmarks.text_sets import WORD, Fold, Task, spans
 from espalier.errors import InvalidConfig
-from espalier.search import NO_ITEM
 from espalier.sparse import SparseRows
 from espalier.text import Vectoriser, normalise
 from training.data.query_logs import LabelledTexts
@@ -28,7 +27,6 @@ from training.linear.label_features import pifa
 
 Int64 = NDArray[np.int64]
 NEIGHBOURS = 50
-KNOWN_ONLY = ", unknown 0"
 
 
 def bm25(task: Task, fold: Fold, folder: Path) -> list[Trained]:
@@ -68,10 +66,10 @@ def _mb(vectoriser: Vectoriser, *matrices: csr_array[Any, tuple[int, int]]) -> f
     return sum(array.nbytes for array in arrays) / 1e6
 
 
-def centroid(texts: str, task: Task, fold: Fold, folder: Path, unknown: int = 1) -> list[Trained]:
+def centroid(texts: str, task: Task, fold: Fold, folder: Path) -> list[Trained]:
     """The cosine to the normalised sum of an item's training queries, as an inverted index."""
     begin = time.process_time()
-    vectoriser = Vectoriser.fit(fold.train.texts, blocks_of(texts, fold.train, unknown))
+    vectoriser = Vectoriser.fit(fold.train.texts, blocks_of(texts, fold.train))
     centroids = pifa(points_of(vectoriser, fold.train, len(task.own_texts)))
     by_feature = as_matrix(centroids).T.tocsr()
     seconds = time.process_time() - begin
@@ -81,13 +79,13 @@ def centroid(texts: str, task: Task, fold: Fold, folder: Path, unknown: int = 1)
         rows: Int64 = scores.indices.astype(np.int64)
         return rows[best(scores.data)]
 
-    return [Trained(texts + KNOWN_ONLY * (unknown == 0), find, _mb(vectoriser, by_feature), seconds)]
+    return [Trained(texts, find, _mb(vectoriser, by_feature), seconds)]
 
 
-def neighbours(texts: str, task: Task, fold: Fold, folder: Path, unknown: int = 1) -> list[Trained]:
+def neighbours(texts: str, task: Task, fold: Fold, folder: Path) -> list[Trained]:
     """The nearest training queries by the cosine vote for their items with it."""
     begin = time.process_time()
-    vectoriser = Vectoriser.fit(fold.train.texts, blocks_of(texts, fold.train, unknown))
+    vectoriser = Vectoriser.fit(fold.train.texts, blocks_of(texts, fold.train))
     points = points_of(vectoriser, fold.train, len(task.own_texts))
     by_feature = as_matrix(points.points).T.tocsr()
     seconds = time.process_time() - begin
@@ -104,29 +102,8 @@ def neighbours(texts: str, task: Task, fold: Fold, folder: Path, unknown: int = 
         votes = np.bincount(place, np.repeat(scores.data[nearest], [len(rows) for rows in own]))
         return rows[best(votes)].astype(np.int64)
 
-    return [
-        Trained(
-            texts + KNOWN_ONLY * (unknown == 0), find, _mb(vectoriser, by_feature) + (labels.nbytes + labels_from.nbytes) / 1e6, seconds
-        )
-    ]
+    return [Trained(texts, find, _mb(vectoriser, by_feature) + (labels.nbytes + labels_from.nbytes) / 1e6, seconds)]
 
 
 def points_of(vectoriser: Vectoriser, texts: LabelledTexts, items: int) -> LabelledPoints:
     return LabelledPoints(vectoriser.transform(texts.texts), texts.labels_from, texts.labels, items, texts.weights)
-
-
-def fused(ours: Trained, theirs: Trained) -> Trained:
-    """Two systems' lists by reciprocal ranks: Σ 1 / (60 + rank) (Cormack et al. 2009)."""
-
-    def find(text: str) -> Int64:
-        lists = [found[found != NO_ITEM] for found in (ours.find(text), theirs.find(text))]
-        rows, place = np.unique(np.concatenate(lists), return_inverse=True)
-        worth = np.concatenate([1 / (61.0 + np.arange(len(found))) for found in lists])
-        return rows[best(np.bincount(place, worth, len(rows)))]
-
-    return Trained(ours.config, find, ours.model_mb + theirs.model_mb, ours.train_cpu_s + theirs.train_cpu_s, ours.close)
-
-
-def with_centroids(recipe: Recipe, beam: int, named: str, task: Task, fold: Fold, folder: Path) -> list[Trained]:
-    """XR-Linear fused with the centroids of the same n-grams."""
-    return [fused(xr_linear(recipe, [beam], named, task, fold, folder)[0], centroid(recipe.texts, task, fold, folder, recipe.unknown)[0])]

@@ -37,49 +37,27 @@ BEAMS = (10, 50)
 TEXTS = ("words", "words+pairs", "words+pairs more", "words+pairs+trigrams")
 MOST_LABELS = 10_000
 """For one-versus-all."""
-
-
-NO_PRIOR = LinearOptions(prior=0)
+PUBLISHED = LinearOptions(prior=0)
+"""Weights that are drawn to 0, as the paper has them."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How XR-Linear is trained. No whole tree: all items are children of the root.
-
-    unknown  0: n-grams outside the vocabulary are nothing; 1: they are one feature that all share
-    """
+    """How XR-Linear is trained. No whole tree: all items are children of the root."""
 
     texts: str = "words+pairs+trigrams"
-    options: LinearOptions = NO_PRIOR
+    options: LinearOptions = field(default_factory=LinearOptions)
     tree: LinearTree = field(default_factory=LinearTree)
     whole_tree: bool = True
-    unknown: int = 1
 
 
-LOW_COST = LinearOptions(cost=0.1, threshold=0.01, prior=0)
-CHOSEN: dict[str, Recipe] = {
-    "psearch": Recipe(options=LOW_COST, unknown=0),
-}
-"""What --choose came to; see benchmarks/results."""
-
-
-WITH_PRIOR: dict[str, Recipe] = {
-    "psearch": Recipe(options=LinearOptions(prior=8, cost=0.03), unknown=0),
-    "debian-depends": Recipe(options=LinearOptions(prior=4, cost=0.1, negatives="teacher"), unknown=0),
-    "debian-describe": Recipe(options=LinearOptions(prior=2), unknown=0),
-}
-"""Weights drawn to the centroids, with options that were chosen on validation queries as `choose` makes them."""
-
-
-def blocks_of(texts: str, train: LabelledTexts, unknown: int = 1) -> tuple[TextBlock, ...]:
+def blocks_of(texts: str, train: LabelledTexts) -> tuple[TextBlock, ...]:
     """The n-grams of a text configuration; see the module."""
     most = 2 * len(train)
     shares = {"words": (most, 0, 0), "words+pairs": (most // 2, most // 2, 0), "words+pairs more": (most, most, 0)}
     counts = shares.get(texts, (most // 2,) * 3)
     kinds: tuple[tuple[Literal["word", "char"], int], ...] = (("word", 1), ("word", 2), ("char", 3))
-    return tuple(
-        TextBlock(unit=unit, n=n, max_features=count, unknown=unknown) for (unit, n), count in zip(kinds, counts, strict=True) if count
-    )
+    return tuple(TextBlock(unit=unit, n=n, max_features=count) for (unit, n), count in zip(kinds, counts, strict=True) if count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +83,7 @@ def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
     pl.DataFrame({"id": ids}).write_parquet(folder / "items.parquet")
     data = LogData(format="log", train=folder / "train.parquet", test=folder / "test.parquet", items=folder / "items.parquet")
     config = LinearConfig(
-        algorithm="xr-linear", name="text-search", threads=1, data=data, text=blocks_of(recipe.texts, fold.train, recipe.unknown),
+        algorithm="xr-linear", name="text-search", threads=1, data=data, text=blocks_of(recipe.texts, fold.train),
         tree=recipe.tree, linear=recipe.options, search=LinearSearch(m=M),
     )  # fmt: skip
     begin = time.process_time()
@@ -142,7 +120,7 @@ def one_versus_all(texts: str, task: Task, fold: Fold, folder: Path) -> list[Tra
         raise InvalidData(
             "items", len(task.own_texts), f"at most {MOST_LABELS} for one-versus-all, whose training is theirs times the points"
         )
-    fitted = fit(task, fold, Recipe(texts, whole_tree=False), folder)
+    fitted = fit(task, fold, Recipe(texts, PUBLISHED, whole_tree=False), folder)
     bundle = fitted.write(folder)
     engine = open_engine(bundle, "cpu")
     return [Trained(texts, engine_find(engine, bundle, 1), disk_mb(bundle), fitted.train_cpu_s, engine.close)]

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.text_baselines import KNOWN_ONLY, bm25, centroid, neighbours, with_centroids
+from benchmarks.text_baselines import bm25, centroid, neighbours
 from benchmarks.text_choose import choose
 from benchmarks.text_dssm import EF_SEARCH, dssm
-from benchmarks.text_linear import BEAMS, CHOSEN, TEXTS, WITH_PRIOR, Recipe, one_versus_all, xr_linear
+from benchmarks.text_linear import BEAMS, PUBLISHED, TEXTS, Recipe, one_versus_all, xr_linear
 from benchmarks.text_report import Report, Trained, row_of
 from benchmarks.text_sets import SETS, Fold, Task, fold_of, pairs_of, read_set
 from benchmarks.text_sweeps import plot, sweep_beam, sweep_threshold
@@ -43,27 +43,19 @@ class Job:
     train: Callable[[Task, Fold, Path], list[Trained]]
 
 
-def jobs_of(name: str, dssm_cpu_s: float = 240) -> list[Job]:
+def jobs_of(dssm_cpu_s: float = 240) -> list[Job]:
     def beams(named: str) -> tuple[str, ...]:
         return tuple(f"{named}, beam {beam}" for beam in BEAMS)
 
-    cheap, most = (TEXTS[0], TEXTS[3]), TEXTS[3]
-    known = most + KNOWN_ONLY
-    jobs = [Job("centroid", (texts,), partial(centroid, texts)) for texts in cheap]
-    jobs.append(Job("centroid", (known,), partial(centroid, most, unknown=0)))
-    jobs += [Job("neighbours", (texts,), partial(neighbours, texts)) for texts in cheap]
-    jobs.append(Job("neighbours", (known,), partial(neighbours, most, unknown=0)))
+    some = (TEXTS[0], TEXTS[3])
+    jobs = [Job("centroid", (texts,), partial(centroid, texts)) for texts in some]
+    jobs += [Job("neighbours", (texts,), partial(neighbours, texts)) for texts in some]
     jobs.append(Job("bm25", ("k1 1.5, b 0.75",), bm25))
     jobs += [Job("xr-linear", beams(texts), partial(xr_linear, Recipe(texts), BEAMS, texts)) for texts in TEXTS]
-    jobs.append(Job("xr-linear", beams(known), partial(xr_linear, Recipe(most, unknown=0), BEAMS, known)))
-    if name in WITH_PRIOR:
-        jobs.append(Job("xr-linear", beams("prior"), partial(xr_linear, WITH_PRIOR[name], BEAMS, "prior")))
+    published = f"{TEXTS[3]}, prior 0"
+    jobs.append(Job("xr-linear", beams(published), partial(xr_linear, Recipe(options=PUBLISHED), BEAMS, published)))
     jobs.append(Job("dssm", ("exact", *(f"HNSW, efSearch {effort}" for effort in EF_SEARCH)), partial(dssm, dssm_cpu_s)))
-    jobs.append(Job("fused", beams(TEXTS[0])[-1:], partial(with_centroids, Recipe(TEXTS[0]), BEAMS[-1], TEXTS[0])))
-    jobs += [Job("one-versus-all", (texts,), partial(one_versus_all, texts)) for texts in cheap]
-    if name in CHOSEN:
-        jobs.append(Job("xr-linear", beams("chosen"), partial(xr_linear, CHOSEN[name], BEAMS, "chosen")))
-        jobs.append(Job("fused", beams("chosen")[-1:], partial(with_centroids, CHOSEN[name], BEAMS[-1], "chosen")))
+    jobs += [Job("one-versus-all", (texts,), partial(one_versus_all, texts)) for texts in some]
     return jobs
 
 
@@ -103,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="the folder that holds the sets")
     parser.add_argument("--set", choices=SETS)
-    parser.add_argument("--systems", help="some of xr-linear, bm25, centroid, neighbours, dssm, one-versus-all, fused; all by default")
+    parser.add_argument("--systems", help="some of xr-linear, bm25, centroid, neighbours, dssm, one-versus-all; all by default")
     parser.add_argument("--sweep", choices=("beam", "threshold"))
     parser.add_argument("--choose", action="store_true")
     parser.add_argument("--variants", default="", metavar="REGEX", help="only those variants of --choose")
@@ -114,9 +106,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.data is None or args.set is None:
         parser.error("--data and --set are needed: the folder that holds the sets, and which")
-    jobs = jobs_of(args.set, args.dssm_cpu_s)
+    jobs = jobs_of(args.dssm_cpu_s)
     wanted = args.systems.split(",") if args.systems else [job.system for job in jobs]
-    known = {"xr-linear", "bm25", "centroid", "neighbours", "dssm", "one-versus-all", "fused"}
+    known = {"xr-linear", "bm25", "centroid", "neighbours", "dssm", "one-versus-all"}
     if unknown := set(wanted) - known:
         parser.error(f"--systems: got {', '.join(sorted(unknown))}, expected some of {', '.join(sorted(known))}")
     try:

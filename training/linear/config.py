@@ -120,8 +120,10 @@ class LinearOptions(_Section):
     tolerance, passes   of the descent
     bias        value of the feature that all points have
     threshold   weights below are left out of the model
-    prior       β: weights are drawn to β times the mean of what the tree was made from, instead of to 0. What few queries tell of a node,
-                its centroid does: an item that one query led to is found by queries like it
+    prior       β: weights are drawn to β times the node's centroid, and biases to −β / 2, instead of to 0. What few queries tell of a
+                node, its centroid does: an item that one query led to is found by queries like it
+    few         nodes whose items have fewer training queries each, on average over them, are not trained: children stay at their
+                centroids. None where prior is 0
     activation  what a scorer's product is turned into; the search ranks by them along the path. Unless it is said, sigmoid where
                 the loss is logistic, whose probability it is
     gamma       γ of the ranks: an item's own activation counts in full, its parent's to the power of γ, and so on; 1 is their product
@@ -136,7 +138,8 @@ class LinearOptions(_Section):
     passes: int = Field(default=10, ge=1)
     bias: float = Field(default=1.0, ge=0)
     threshold: float = Field(default=0.05, ge=0)
-    prior: float = Field(default=2.0, ge=0)
+    prior: float = Field(default=3.0, ge=0)
+    few: float = Field(default=3.0, ge=0)
     activation: Activation = "l3-hinge"
     gamma: float = Field(default=0.5, ge=0, le=1)
 

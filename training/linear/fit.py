@@ -2,7 +2,8 @@
 
 A node's children learn one-versus-rest from training points that the search would bring there: those with a positive below the node
 (teacher forcing), those whose beam of the layers trained so far keeps the node (matcher-aware), or both. XR-Linear, §3.3 of
-papers' product search; the memory is that of one node's problem a thread and of what is kept of the layers above.
+papers' product search; the memory is that of one node's problem a thread and of what is kept of the layers above. Where the items below
+a node have few points each there is nothing to learn from, and its children stay at their centroids.
 
 Legend: B points, N nodes, P inner nodes.
 """
@@ -20,7 +21,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from espalier.chunks import MAX_CHILDREN, Chunks
 from espalier.engines.chunk_search import ChunkSearch, Wanted
@@ -30,6 +30,7 @@ from espalier.tree import Tree
 from training.data.xmc import LabelledPoints
 from training.linear.config import LinearOptions
 from training.linear.label_features import pifa
+from training.linear.node_centroids import node_centroids, rows_of
 from training.linear.solver import train_children
 
 Int64 = NDArray[np.int64]
@@ -63,8 +64,10 @@ def fit_linear(
         centroids = pifa(data)
     if centroids is not None and (len(centroids), centroids.width) != (tree.item_count, points.width):
         raise InvalidData("centroids", f"[{len(centroids)}, {centroids.width}]", f"[{tree.item_count}, {points.width}]")
-    trainer = _Trainer(points, tree, options, threads, seed)
-    means = _means(centroids, tree) if centroids is not None and options.prior > 0 else [None] * tree.height
+    drawn = centroids is not None and options.prior > 0
+    means = node_centroids(centroids, tree) if centroids is not None and drawn else [None] * tree.height
+    trained_P = _trained(data, tree, options.few) if drawn else np.ones(tree.leaf_offset, np.bool_)
+    trainer = _Trainer(points, tree, options, trained_P, threads, seed)
     weights = np.ones(len(labels), np.float32)
     if options.weighted and data.weights is not None and len(labels):
         weights = data.weights / data.weights.mean()
@@ -78,7 +81,9 @@ def fit_linear(
             trained = _read_level(file)
             progress(len(trained))
         else:
-            kept = _kept_by_beam(points, tree, parts, options, level - 1) if options.negatives != "teacher" and level > 1 else None
+            above = tree.level(level - 1)
+            matched = options.negatives != "teacher" and level > 1 and bool(trained_P[above.start : above.stop].any())
+            kept = _kept_by_beam(points, tree, parts, options, level - 1) if matched else None
             trained = trainer.level(level, positives, kept, means[level - 1], progress)
             if file is not None:
                 _keep_level(file, trained)
@@ -118,8 +123,11 @@ PART_ARRAYS = tuple(field.name for field in fields(_Part))
 
 
 class _Trainer:
-    def __init__(self, points: SparseRows, tree: Tree, options: LinearOptions, threads: int, seed: int) -> None:
-        self._points, self._tree, self._options, self._threads, self._seed = points, tree, options, threads, seed
+    def __init__(
+        self, points: SparseRows, tree: Tree, options: LinearOptions, trained_P: NDArray[np.bool_], threads: int, seed: int
+    ) -> None:
+        self._points, self._tree, self._options, self._trained_P = points, tree, options, trained_P
+        self._threads, self._seed = threads, seed
         self._own = threading.local()
 
     def level(
@@ -148,6 +156,10 @@ class _Trainer:
 
         def one(p: int) -> _Part:
             k = p - parents.start
+            first = int(tree.first_child[p] - tree.level(level).start)
+            centroids = None if means is None else rows_of(means, first, first + int(tree.first_child[p + 1] - tree.first_child[p]))
+            if not self._trained_P[p]:
+                return self._train(p, NOBODY, np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), centroids)
             own = slice(cut[k], cut[k + 1])
             positive, child, own_cost = point[own], node[own] - tree.first_child[p], cost[own]
             if kept is None:
@@ -158,8 +170,6 @@ class _Trainer:
                 positive, child, own_cost = positive[among], child[among], own_cost[among]
             else:
                 rows = np.union1d(positive, kept[0][kept_cut[k] : kept_cut[k + 1]])
-            first = tree.first_child[p] - tree.level(level).start
-            centroids = None if means is None else _slice(means, int(first), int(first + tree.first_child[p + 1] - tree.first_child[p]))
             positive_from = np.searchsorted(positive, np.append(rows, len(self._points)))
             return self._train(p, rows, positive_from, child.astype(np.int32), own_cost, centroids)
 
@@ -204,26 +214,22 @@ def _kept_by_beam(points: SparseRows, tree: Tree, parts: list[_Part], options: L
     return point, nodes_BM[point, slot]
 
 
-def _means(centroids: SparseRows, tree: Tree) -> list[SparseRows]:
-    """For each level from 1 on: the sums of the items below its nodes, of length 1."""
-    items = csr_array((centroids.values, centroids.indices, centroids.indptr), shape=(len(centroids), centroids.width))
-    leaf = tree.leaf_of_item - tree.leaf_offset
-    sums = csr_array((np.ones(len(leaf), np.float32), (leaf, np.arange(len(leaf)))), shape=(tree.leaf_count, len(leaf))) @ items
-    levels: list[SparseRows] = []
+NOBODY = np.empty(0, np.int64)
+
+
+def _trained(data: LabelledPoints, tree: Tree, few: float) -> NDArray[np.bool_]:
+    """bool[P]: inner nodes whose children learn, those below which an item has at least `few` points, on average over the points' labels.
+
+    On average over items it would be those that nobody asks for who decide.
+    """
+    count_N, square_N = np.zeros(tree.node_count), np.zeros(tree.node_count)
+    count_N[tree.leaf_of_item] = np.bincount(data.labels, minlength=tree.item_count)
+    square_N[tree.leaf_of_item] = count_N[tree.leaf_of_item] ** 2
     for level in range(tree.height, 0, -1):
-        sums.sort_indices()
-        rows = SparseRows(sums.indptr.astype(np.int64), sums.indices.astype(np.int32), sums.data.astype(np.float32), centroids.width)
-        levels.insert(0, rows.normalised())
-        nodes, above = tree.level(level), tree.level(level - 1)
-        parent = tree.parent[nodes.start : nodes.stop] - above.start
-        sums = csr_array((np.ones(len(nodes), np.float32), (parent, np.arange(len(nodes)))), shape=(len(above), len(nodes))) @ sums
-    return levels
-
-
-def _slice(rows: SparseRows, begin: int, end: int) -> SparseRows:
-    """Some rows in a row."""
-    entries = slice(int(rows.indptr[begin]), int(rows.indptr[end]))
-    return SparseRows(rows.indptr[begin : end + 1] - rows.indptr[begin], rows.indices[entries], rows.values[entries], rows.width)
+        nodes = slice(tree.level(level).start, tree.level(level).stop)
+        for sums_N in (count_N, square_N):
+            np.add.at(sums_N, tree.parent[nodes], sums_N[nodes])
+    return square_N[: tree.leaf_offset] >= few * np.maximum(count_N[: tree.leaf_offset], 1)
 
 
 def _keep_level(file: Path, parts: list[_Part]) -> None:

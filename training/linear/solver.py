@@ -49,7 +49,8 @@ def train_children(
     rows                            int64[R]: the points that the node's children learn from
     positive_from, positive_child   int64[R + 1], int32: of which children each of them is a positive; of the others it is a negative
     positive_cost                   float32: C of each of those positives; that of negatives is the options'
-    centroids                       K rows, to whose `options.prior`-fold each child's weights are drawn; None: to 0
+    centroids                       K rows, to whose β-fold (`options.prior`) each child's weights are drawn, and its bias to −β / 2:
+                                    halfway between a point like none of the child's and its row; None: to 0
     number_of                       int32[features], −1 everywhere; is so again afterwards
     Returns features int32, where each one's entries begin int64, entries' children uint16, entries' weights float32, biases float32[K].
     """
@@ -65,6 +66,8 @@ def train_children(
     if centroids is not None:
         child = np.repeat(np.arange(children), np.diff(centroids.indptr))
         weights_FK[number_of[drawn], child] = np.float32(options.prior) * centroids.values
+        if options.bias > 0:
+            weights_FK[-1] = -options.prior / (2 * options.bias)
     number_of[features] = -1
 
     order = np.arange(len(rows))
