@@ -22,6 +22,8 @@ def variant(**options: Any) -> Recipe:
 
 VARIANTS: dict[str, Recipe] = {
     "defaults": Recipe(),
+    "gamma 1": variant(gamma=1),
+    "gamma 0.75": variant(gamma=0.75),
     "prior 0": variant(prior=0),
     "prior 2": variant(prior=2),
     "prior 4": variant(prior=4),
