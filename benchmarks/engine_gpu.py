@@ -387,7 +387,8 @@ def replayed(reference: Any, queries: QueryBatch, params: SearchParams, result: 
     """Kept nodes that are worse than dropped ones by more than the rounding, by the reference's scores."""
     tree = reference.bundle.tree
     for b in range(len(queries)):
-        kept = {level.level: level.nodes_BK[b][level.nodes_BK[b] >= 0] for level in result.trace}
+        start = tree.start_level(1 << int(params.beam_size_B[b]).bit_length() - 1)  # above it, only queries of other buckets were searched
+        kept = {level.level: level.nodes_BK[b][level.nodes_BK[b] >= 0] for level in result.trace if level.level >= start}
         for step in reference.steps(queries, params, b, follow=kept):
             if step.level not in kept:
                 continue
