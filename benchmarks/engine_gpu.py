@@ -157,18 +157,23 @@ class TorchSearch:
 
 def milliseconds(run: Callable[[], object], least: int = 20) -> float:
     """Median over ROUNDS of the time of one of `least` runs in a row."""
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else partial(int, 0)
     for _ in range(3):
         run()
     times = []
     for _ in range(ROUNDS):
-        wait()
+        _wait()
         begin = time.perf_counter()
         for _ in range(least):
             run()
-        wait()
+        _wait()
         times.append((time.perf_counter() - begin) * 1e3 / least)
     return float(np.median(times))
+
+
+def _wait() -> None:
+    """For the device, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def captured(run: Callable[[], object]) -> Callable[[], None]:
