@@ -157,18 +157,23 @@ class TorchSearch:
 
 def milliseconds(run: Callable[[], object], least: int = 20) -> float:
     """Median over ROUNDS of the time of one of `least` runs in a row."""
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else partial(int, 0)
     for _ in range(3):
         run()
     times = []
     for _ in range(ROUNDS):
-        wait()
+        _wait()
         begin = time.perf_counter()
         for _ in range(least):
             run()
-        wait()
+        _wait()
         times.append((time.perf_counter() - begin) * 1e3 / least)
     return float(np.median(times))
+
+
+def _wait() -> None:
+    """For the device, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def captured(run: Callable[[], object]) -> Callable[[], None]:
@@ -387,7 +392,8 @@ def replayed(reference: Any, queries: QueryBatch, params: SearchParams, result: 
     """Kept nodes that are worse than dropped ones by more than the rounding, by the reference's scores."""
     tree = reference.bundle.tree
     for b in range(len(queries)):
-        kept = {level.level: level.nodes_BK[b][level.nodes_BK[b] >= 0] for level in result.trace}
+        start = tree.start_level(1 << int(params.beam_size_B[b]).bit_length() - 1)  # above it, only queries of other buckets were searched
+        kept = {level.level: level.nodes_BK[b][level.nodes_BK[b] >= 0] for level in result.trace if level.level >= start}
         for step in reference.steps(queries, params, b, follow=kept):
             if step.level not in kept:
                 continue

@@ -16,9 +16,13 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 
 from benchmarks import engine_gpu, sparse_gpu
 from benchmarks.sparse_gpu import NON_ZEROS, M, check, compared, main, model_of, queries_of, table
+from espalier.engines.chunk_search import L3_HINGE
+from espalier.engines.gpu_cells import Grid
+from espalier.engines.reference import ReferenceEngine
 from espalier.engines.sparse_cpu import SparseCpuEngine
 from espalier.engines.sparse_gpu import SparseCudaEngine
 from espalier.search import SearchParams
+from tests.builders import make_linear_bundle, random_queries, random_tree
 
 
 @pytest.mark.parametrize("asked", [["--check"], ["--json", "x.json"], ["--check", "--json", "x.json", "--device", "cpu"]])
@@ -73,3 +77,12 @@ def test_the_table_times_each_engine_on_the_same_queries(monkeypatch: pytest.Mon
     ]  # fmt: skip
     assert all(row["ms"] > 0 for row in rows)
     assert all(row["as_sparse_cpu"] == 1 for row in rows if row["engine"] == "sparse-cuda")
+
+
+def test_queries_that_begin_at_different_levels_are_replayed(tmp_path: Path) -> None:
+    """The level that only the narrow beam visits is empty in the other query's trace, which is no mistake."""
+    rng = np.random.default_rng(3)
+    bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 3, 2, ragged=False), L3_HINGE, integer=False)
+    queries, params = random_queries(rng, bundle, 2, integer=False), SearchParams(np.array([1, 4]), np.array([3, 3]), trace=True)
+    engine = SparseCudaEngine(bundle, "cpu", grid=Grid(batches=(1,), wanted=(8,)))
+    assert list(engine_gpu.replayed(ReferenceEngine(bundle), queries, params, engine.search(queries, params), engine.rounding)) == []

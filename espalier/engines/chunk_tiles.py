@@ -1,9 +1,10 @@
 """Linear node scorers as a GPU searches them: for each inner node and each 32 of its children, a table from feature to weights.
 
-The rows of such a tile lie bucket by bucket of a hash of their features, two to a bucket in the mean and none empty, so that a look-up
-is two reads and the table has no holes. A row is the bits of the children that have a weight, and where their weights begin. A tile takes
-48 bytes, a row 14 and a weight 4 (in 16 bits 2), where a bundle's file takes 12 for a row and 6 for a weight: together less than
-the file but for tiles of few rows, and for nodes of more than 32 children at most three times its size, as each tile has a row of its own.
+The rows of such a tile lie bucket by bucket of a hash of their features, two to a bucket in the mean, one after the other: a look-up reads
+where a bucket begins, then its few keys, and no place is empty. A row is the bits of the children that have a weight, and where their
+weights begin. A tile takes 40 bytes, a row 14 and a weight 4 (in 16 bits 2), where a bundle's file takes 12 for a row and 6 for a weight:
+together less than the file but for tiles of few rows, and for nodes of more than 32 children at most three times its size, as each tile
+has a row of its own.
 
 Legend: P inner nodes, N nodes, T tiles, U buckets and ends, R rows of tiles, W weights.
 """

@@ -175,22 +175,27 @@ class FeatureCell(Cell[None]):
             if level < self.start - 1:
                 ranks = torch.empty((self.batch, tree.level_size(level)), dtype=torch.float32, device=self.common.device)
             score_level_kernel[(tree.level_size(level - 1) * self._tiles.per_node[level - 1], self.batch)](
-                above, above.shape[1], self.common.tables.first_child, tree.level(level - 1).start, tree.level(level).start,
-                self.inputs["features"], self.inputs["values"], self.inputs["count"],
+                above, above.shape[1], *self._places(level), self.inputs["features"], self.inputs["values"], self.inputs["count"],
                 *self._tiles.of_level(level - 1), gamma, ranks, ranks.shape[1], *self._constants(level), num_warps=self.common.tuning.warps,
             )  # fmt: skip
             above = ranks
 
     def score(self, level: int, slots: int, beam: Beam, found: Beam, state: None) -> None:
-        tree, inputs = self.common.tree, self.inputs
+        inputs = self.inputs
         score_chunks_kernel[(slots * self._tiles.per_node[level - 1], self.batch)](
-            beam.nodes, beam.ranks, self.stride, self.common.tables.first_child, tree.level(level - 1).start, tree.level(level).start,
+            beam.nodes, beam.ranks, self.stride, *self._places(level),
             inputs["masks"], self.closed, inputs["closed_from"], inputs["closed_count"], self.common.grid.closed.bit_length(),
             inputs["features"], inputs["values"], inputs["count"], *self._tiles.of_level(level - 1), self.common.gamma,
             found.nodes, found.ranks, self.candidates, *self._constants(level), num_warps=self.common.tuning.warps,
         )  # fmt: skip
 
-    def _constants(self, level: int) -> tuple[int, bool, int, int, int, int]:
-        children = self.common.tree.max_children[level - 1]
-        tile = min(TILE, triton.next_power_of_2(children))
-        return children, self.common.tree.is_uniform(level - 1), self._tiles.per_node[level - 1], tile, FEATURES, self._power
+    def _places(self, level: int) -> tuple[Tensor, int, int, int, int]:
+        """Where a level's nodes are among the nodes and the tiles."""
+        tree, tiles = self.common.tree, self._tiles.per_node[level - 1]
+        above = level - 1
+        return self.common.tables.first_child, tree.level(above).start, tree.level(level).start, tree.max_children[above], tiles
+
+    def _constants(self, level: int) -> tuple[bool, int, int, int]:
+        """What the kernels are compiled for."""
+        tile = min(TILE, triton.next_power_of_2(self.common.tree.max_children[level - 1]))
+        return self.common.tree.is_uniform(level - 1), tile, FEATURES, self._power

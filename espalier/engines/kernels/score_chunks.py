@@ -87,48 +87,50 @@ def _own_of(logit, POWER: tl.constexpr):
 
 
 @triton.jit
-def _numbers(parent, child, first_child_N, level_start, next_start, CHILDREN: tl.constexpr, UNIFORM: tl.constexpr):
+def _numbers(parent, child, first_child_N, level_start, next_start, children, UNIFORM: tl.constexpr):
     """A parent's children by their places (int32[TILE]): their node numbers, and which there are."""
     if UNIFORM:
-        number = next_start + (parent - level_start) * CHILDREN + child
-        there = child < CHILDREN
+        number = next_start + (parent - level_start) * children + child
+        there = child < children
     else:
         number = tl.load(first_child_N + parent) + child
         there = number < tl.load(first_child_N + parent + 1)
     return number, there
 
 
-@triton.jit(do_not_specialize=["kept_stride", "level_start", "next_start", "closed_steps", "first_tile", "candidate_stride"])
+@triton.jit(
+    do_not_specialize=["kept_stride", "level_start", "next_start", "children", "tiles", "closed_steps", "first_tile", "candidate_stride"]
+)
 def score_chunks_kernel(
-    kept_BK, kept_ranks_BK, kept_stride, first_child_N, level_start, next_start,
+    kept_BK, kept_ranks_BK, kept_stride, first_child_N, level_start, next_start, children, tiles,
     masks_B, closed, closed_from_B, closed_count_B, closed_steps,
     features_B, values_B, count_B,
     tiles_T4, first_tile, first_key_U, keys_R, places_R2, weights_W, bias_N, gamma,
     nodes_BC, ranks_BC, candidate_stride,
-    CHILDREN: tl.constexpr, UNIFORM: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, POWER: tl.constexpr,
+    UNIFORM: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, POWER: tl.constexpr,
 ):  # fmt: skip
     """The children of a beam, in node order, with their ranks own + γ · rank of the parent; a tile of one parent's children a program.
 
     kept_BK, kept_ranks_BK   int32, float32: the beam, ascending, −1 after its end
     masks_B, closed …        as `score_children_kernel` has them
     features_B, values_B     int64[B]: the addresses of each query's features, int32, and of their values, float32; count_B int32[B]
-    tiles_T4 … weights_W     as `ChunkTiles` has them; first_tile: of the level's first parent; TILES of each parent, of TILE children
-    CHILDREN                 the most children of a node; UNIFORM: of every node, which makes their numbers arithmetic
+    children, tiles          the most of a node; UNIFORM: of every node, which makes the children's numbers arithmetic
+    tiles_T4 … weights_W     as `ChunkTiles` has them; first_tile: of the level's first parent; TILE: children of a tile
     FEATURES                 of a query that are looked up at a time; POWER: see `_own_of`
     nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or closed
     """
     b = tl.program_id(1)
-    slot, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
+    slot, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     kept = b.to(tl.int64) * kept_stride + slot
     parent = tl.load(kept_BK + kept)
     child = tile * TILE + tl.arange(0, TILE)
     node = tl.full([TILE], -1, tl.int32)
     rank = tl.full([TILE], MINUS_INF, tl.float32)
     if parent >= 0:
-        number, there = _numbers(parent, child, first_child_N, level_start, next_start, CHILDREN, UNIFORM)
+        number, there = _numbers(parent, child, first_child_N, level_start, next_start, children, UNIFORM)
         closed_X = closed + tl.load(closed_from_B + b)
         there = is_open(number, there, tl.load(masks_B + b), closed_X, tl.load(closed_count_B + b), closed_steps)
-        tile_4 = tiles_T4 + 4 * (first_tile + (parent - level_start) * TILES + tile).to(tl.int64)
+        tile_4 = tiles_T4 + 4 * (first_tile + (parent - level_start) * tiles + tile).to(tl.int64)
         logit = _logits_of(
             tl.load(bias_N + number, mask=there, other=0.0), features_B + b, values_B + b, tl.load(count_B + b),
             tile_4, first_key_U, keys_R, places_R2, weights_W, TILE, FEATURES,
@@ -137,26 +139,26 @@ def score_chunks_kernel(
         there = there & (total == total)  # what is no number is no candidate: it would have no place in any order
         node = tl.where(there, number, -1)
         rank = tl.where(there, total, MINUS_INF)
-    out = b.to(tl.int64) * candidate_stride + slot * CHILDREN + child
-    tl.store(nodes_BC + out, node, mask=child < CHILDREN)
-    tl.store(ranks_BC + out, rank, mask=child < CHILDREN)
+    out = b.to(tl.int64) * candidate_stride + slot * children + child
+    tl.store(nodes_BC + out, node, mask=child < children)
+    tl.store(ranks_BC + out, rank, mask=child < children)
 
 
-@triton.jit(do_not_specialize=["above_stride", "level_start", "next_start", "first_tile", "out_stride"])
+@triton.jit(do_not_specialize=["above_stride", "level_start", "next_start", "children", "tiles", "first_tile", "out_stride"])
 def score_level_kernel(
-    above_BK, above_stride, first_child_N, level_start, next_start,
+    above_BK, above_stride, first_child_N, level_start, next_start, children, tiles,
     features_B, values_B, count_B,
     tiles_T4, first_tile, first_key_U, keys_R, places_R2, weights_W, bias_N, gamma,
     ranks_BK, out_stride,
-    CHILDREN: tl.constexpr, UNIFORM: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, POWER: tl.constexpr,
+    UNIFORM: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, POWER: tl.constexpr,
 ):  # fmt: skip
     """The ranks of a whole level, in node order, from those of the level above; a tile of one parent's children a program."""
     b = tl.program_id(1)
-    place, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
+    place, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     parent = level_start + place
     child = tile * TILE + tl.arange(0, TILE)
-    number, there = _numbers(parent, child, first_child_N, level_start, next_start, CHILDREN, UNIFORM)
-    tile_4 = tiles_T4 + 4 * (first_tile + place * TILES + tile).to(tl.int64)
+    number, there = _numbers(parent, child, first_child_N, level_start, next_start, children, UNIFORM)
+    tile_4 = tiles_T4 + 4 * (first_tile + place * tiles + tile).to(tl.int64)
     logit = _logits_of(
         tl.load(bias_N + number, mask=there, other=0.0), features_B + b, values_B + b, tl.load(count_B + b),
         tile_4, first_key_U, keys_R, places_R2, weights_W, TILE, FEATURES,
