@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numba import njit
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
@@ -46,13 +47,14 @@ from training.linear.new_items import own_texts, read_new_items
 
 log = logging.getLogger(__name__)
 
+Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 Matrix = csr_array[Any, tuple[int, int]]
 
 BEAM = 100
 """Clusters that are kept for a new item."""
 BLOCK = 1 << 22
-"""Numbers that are handled at once: what bounds the memory beside that of the model."""
+"""Weights that are handled at once: what bounds the memory beside that of the model."""
 
 
 @dataclass(frozen=True)
@@ -136,20 +138,13 @@ def nearest_clusters(tree: Tree, chunks: Chunks, ranking: Ranking, own: SparseRo
 
 
 def nearest_items(own: SparseRows, old: SparseRows, count: int) -> Matrix:
-    """[n, I]: the cosines to the `count` nearest old items, those above 0, divided by `count`."""
-    by_feature, new = _matrix(old).T.tocsr(), _matrix(own)
-    most = min(count, len(old))
-    step = max(1, BLOCK // max(1, len(old)))
-    items, cosines = [], []
-    for begin in range(0, len(own), step):
-        cosine_bI = (new[begin : begin + step] @ by_feature).toarray()
-        best = np.argpartition(-cosine_bI, most - 1, axis=1)[:, :most]
-        items.append(best)
-        cosines.append(np.maximum(np.take_along_axis(cosine_bI, best, 1), 0))
-    rows = np.repeat(np.arange(len(own)), most)
-    near = csr_array((np.concatenate(cosines).ravel() / count, (rows, np.concatenate(items).ravel())), shape=(len(own), len(old)))
-    near.eliminate_zeros()
-    return near
+    """[n, I]: the cosines to the `count` nearest old items, those above 0, divided by `count`. Ties: the lower item row."""
+    by_feature = _matrix(old).T.tocsr()
+    item_nK, cosine_nK = np.zeros((len(own), count), np.int64), np.zeros((len(own), count), np.float32)
+    arrays = (own.indptr, own.indices, own.values, by_feature.indptr, by_feature.indices, by_feature.data)
+    _largest_products(*arrays, len(old), item_nK, cosine_nK)
+    near_n, slot_n = np.nonzero(cosine_nK)
+    return csr_array((cosine_nK[near_n, slot_n] / count, (near_n, item_nK[near_n, slot_n])), shape=(len(own), len(old)))
 
 
 def new_weights(tree: Tree, chunks: Chunks, own: SparseRows, near: Matrix | None, how: Placing = CHOSEN) -> tuple[SparseRows, float]:
@@ -221,6 +216,28 @@ def grown(tree: Tree, chunks: Chunks, cluster_n: Int64, weights: SparseRows, bia
         entry_weight=np.insert(chunks.entry_weight, end, rows_n.values[by_row]),
         bias=np.insert(chunks.bias, end_n, bias_n[order]),
     )
+
+
+@njit(cache=True, nogil=True)
+def _largest_products(
+    indptr: Array, indices: Array, values: Array, old_from: Array, old_item: Array, old_value: Array, items: int, item_nK: Array,
+    product_nK: Array,
+) -> None:  # fmt: skip
+    """The largest products above 0 of each row with the items, which come as an inverted index, and whose they are; largest first."""
+    score = np.empty(items, np.float32)
+    for n in range(len(indptr) - 1):
+        score[:] = 0
+        for e in range(indptr[n], indptr[n + 1]):
+            for o in range(old_from[indices[e]], old_from[indices[e] + 1]):
+                score[old_item[o]] += values[e] * old_value[o]
+        best, product = item_nK[n], product_nK[n]
+        for item in range(items):
+            if score[item] > product[-1]:
+                k = len(product) - 1
+                while k > 0 and score[item] > product[k - 1]:
+                    best[k], product[k] = best[k - 1], product[k - 1]
+                    k -= 1
+                best[k], product[k] = item, score[item]
 
 
 def _leaf_entries(tree: Tree, chunks: Chunks) -> Iterator[tuple[Int64, NDArray[np.int32], NDArray[np.float32]]]:
