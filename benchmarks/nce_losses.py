@@ -2,9 +2,9 @@
 
     python -m benchmarks.nce_losses --json F --plot F.png [--device cuda]
 
-One thread. Each cell is a batch of queries with 10,000 items in all, float32. The figure is the fastest of some rounds in which all losses take
-turns, as what else a machine does only adds to a time. The naive loss masks a matrix of N × N and reduces it, as it would be written in
-torch; it is skipped where one such matrix would take more than 1 GB (there are several). Marginal ties are of three grades.
+One thread. Each cell is a batch of queries with 10,000 items in all, float32. The figure is the fastest of some rounds in which all losses
+take turns, as what else a machine does only adds to a time. The naive loss masks a matrix of N × N and reduces it, as it would be written
+in torch; it is skipped where one such matrix would take more than 1 GB (there are several). Marginal ties are of three grades.
 
 Legend: B queries, N items of each.
 """
