@@ -101,7 +101,15 @@ def read_folds(folder: Path, name: str, seed: int) -> list[Fold]:
 
 # The lists were made with validation figures; both losses have the same.
 NETWORK = RankerConfig(
-    optimizer="adam", learning_rate=0.003, batch_queries=16, missing=True, max_norm=None, max_epochs=200, patience=15, average=4.0
+    hidden=64,
+    optimizer="adam",
+    learning_rate=0.003,
+    batch_queries=16,
+    missing=True,
+    max_norm=None,
+    max_epochs=200,
+    patience=15,
+    average=4.0,
 )
 LAMBDAMART = BoostingConfig(loss="lambdarank", trees=500, row_share=0.8, feature_share=0.5, random_splits=False)
 
@@ -113,15 +121,10 @@ def candidates(function: str, loss: Any, seed: int) -> list[RankerConfig | Boost
         return [
             {"cost": cost, "scaling": scaling, "missing": True} for cost, scaling in pairs((0.01, 0.1, 1.0, 10.0), ("z-score", "quantile"))
         ]
-    if function == "linear":
+    if function in ("linear", "highway"):
+        network = replace(NETWORK, function="linear", learning_rate=0.02) if function == "linear" else NETWORK
         return [
-            replace(NETWORK, function="linear", loss=loss, seed=seed, learning_rate=0.02, scaling=scaling, ties=ties)
-            for scaling, ties in pairs(get_args(Scaling), get_args(Ties))
-        ]
-    if function == "highway":
-        return [
-            replace(NETWORK, loss=loss, seed=seed, scaling="quantile", hidden=hidden, ties=ties)
-            for hidden, ties in pairs((64, 128), get_args(Ties))
+            replace(network, loss=loss, seed=seed, scaling=scaling, ties=ties) for scaling, ties in pairs(get_args(Scaling), get_args(Ties))
         ]
     if function == "boosting":
         return [BoostingConfig(loss=loss, seed=seed, leaves=leaves) for leaves in (31, 512)]
