@@ -30,7 +30,7 @@ from espalier.tree import Tree
 from training.data.xmc import LabelledPoints
 from training.linear.config import LinearOptions
 from training.linear.label_features import pifa
-from training.linear.node_centroids import node_centroids, rows_of
+from training.linear.node_centroids import Centroids, node_centroids, rows_of
 from training.linear.solver import train_children
 
 Int64 = NDArray[np.int64]
@@ -65,7 +65,7 @@ def fit_linear(
     if centroids is not None and (len(centroids), centroids.width) != (tree.item_count, points.width):
         raise InvalidData("centroids", f"[{len(centroids)}, {centroids.width}]", f"[{tree.item_count}, {points.width}]")
     drawn = centroids is not None and options.prior > 0
-    means = node_centroids(centroids, tree) if centroids is not None and drawn else [None] * tree.height
+    drawn_to = node_centroids(centroids, tree) if centroids is not None and drawn else [None] * tree.height
     trained_P = _trained(data, tree, options.few) if drawn else np.ones(tree.leaf_offset, np.bool_)
     trainer = _Trainer(points, tree, options, trained_P, threads, seed)
     weights = np.ones(len(labels), np.float32)
@@ -84,7 +84,7 @@ def fit_linear(
             above = tree.level(level - 1)
             matched = options.negatives != "teacher" and level > 1 and bool(trained_P[above.start : above.stop].any())
             kept = _kept_by_beam(points, tree, parts, options, level - 1) if matched else None
-            trained = trainer.level(level, positives, kept, means[level - 1], progress)
+            trained = trainer.level(level, positives, kept, drawn_to[level - 1], progress)
             if file is not None:
                 _keep_level(file, trained)
         parts += trained
@@ -135,12 +135,12 @@ class _Trainer:
         level: int,
         positives: _Positives,
         kept: tuple[Int64, Int64] | None,
-        means: SparseRows | None,
+        centroids: Centroids | None,
         progress: Callable[[int], object],
     ) -> list[_Part]:
         """The chunks of level − 1, whose children are on `level`.
 
-        positives  of `level` · kept: points and nodes of level − 1 that beams keep · means: centroids of the nodes of `level`
+        positives  of `level` · kept: points and nodes of level − 1 that beams keep · centroids: of the nodes of `level`
         """
         tree = self._tree
         parents = tree.level(level - 1)
@@ -157,9 +157,10 @@ class _Trainer:
         def one(p: int) -> _Part:
             k = p - parents.start
             first = int(tree.first_child[p] - tree.level(level).start)
-            centroids = None if means is None else rows_of(means, first, first + int(tree.first_child[p + 1] - tree.first_child[p]))
-            if not self._trained_P[p]:
-                return self._train(p, NOBODY, np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), centroids)
+            children = slice(first, first + int(tree.first_child[p + 1] - tree.first_child[p]))
+            if centroids is not None and not self._trained_P[p]:
+                return _as_centroids(centroids, children, self._options)
+            drawn_to = None if centroids is None else rows_of(centroids.rows, children.start, children.stop)
             own = slice(cut[k], cut[k + 1])
             positive, child, own_cost = point[own], node[own] - tree.first_child[p], cost[own]
             if kept is None:
@@ -171,7 +172,7 @@ class _Trainer:
             else:
                 rows = np.union1d(positive, kept[0][kept_cut[k] : kept_cut[k + 1]])
             positive_from = np.searchsorted(positive, np.append(rows, len(self._points)))
-            return self._train(p, rows, positive_from, child.astype(np.int32), own_cost, centroids)
+            return self._train(p, rows, positive_from, child.astype(np.int32), own_cost, drawn_to)
 
         def counted(trained: Iterable[_Part]) -> list[_Part]:
             parts = []
@@ -205,6 +206,27 @@ class _Trainer:
         )  # fmt: skip
 
 
+def _as_centroids(centroids: Centroids, children: slice, options: LinearOptions) -> _Part:
+    """The chunk of a node that is not trained.
+
+    What is small is told before a row is brought to length 1: the rows of large nodes have many features, and all of them small ones.
+    """
+    rows = rows_of(centroids.rows, children.start, children.stop)
+    child = np.repeat(np.arange(children.stop - children.start), np.diff(rows.indptr))
+    features, weights = rows.indices, np.float32(options.prior) * rows.values
+    large = np.abs(weights) * centroids.length_N[children][child] >= options.threshold
+    order = np.lexsort((child[large], features[large]))
+    features = features[large][order]
+    first = np.flatnonzero(np.diff(features, prepend=-1))
+    return _Part(
+        row_feature=features[first],
+        row_entry=np.append(first, len(features)),
+        entry_child=child[large][order].astype(np.uint16),
+        entry_weight=weights[large][order],
+        bias=np.full(children.stop - children.start, -options.prior / 2 * (options.bias > 0), np.float32),
+    )
+
+
 def _kept_by_beam(points: SparseRows, tree: Tree, parts: list[_Part], options: LinearOptions, level: int) -> tuple[Int64, Int64]:
     """The points and nodes of `level` that a beam over the scorers so far keeps."""
     search = ChunkSearch(tree, _joined(parts, tree, points.width), options.ranking, last=level)
@@ -214,7 +236,9 @@ def _kept_by_beam(points: SparseRows, tree: Tree, parts: list[_Part], options: L
     return point, nodes_BM[point, slot]
 
 
-NOBODY = np.empty(0, np.int64)
+<<<<<<< HEAD
+=======
+>>>>>>> 7dce7f40a3462e53c6350b63f2331304a19cf730
 
 
 def _trained(data: LabelledPoints, tree: Tree, few: float) -> NDArray[np.bool_]:

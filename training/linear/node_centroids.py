@@ -9,6 +9,8 @@ Legend: I items, F features, N nodes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
@@ -19,8 +21,16 @@ from espalier.tree import Tree
 Int64 = NDArray[np.int64]
 
 
-def node_centroids(centroids: SparseRows, tree: Tree) -> list[SparseRows]:
-    """For each level from 1 on, float32 rows of length 1 of its nodes in their order; `centroids` rows [I, F], none negative."""
+@dataclass(frozen=True, eq=False)
+class Centroids:
+    """Nodes of one level: float32 rows [N, F] of length 1, and float32[N], by what each row was divided."""
+
+    rows: SparseRows
+    length_N: NDArray[np.float32]
+
+
+def node_centroids(centroids: SparseRows, tree: Tree) -> list[Centroids]:
+    """Those of each level from 1 on; `centroids`: the items', rows [I, F] of length 1."""
     items = csr_array((centroids.values, centroids.indices, centroids.indptr), shape=(len(centroids), centroids.width))
     leaf = tree.leaf_of_item - tree.leaf_offset
     placed = csr_array((np.ones(len(leaf), np.float32), (leaf, np.arange(len(leaf)))), shape=(tree.leaf_count, len(leaf))) @ items
@@ -31,7 +41,12 @@ def node_centroids(centroids: SparseRows, tree: Tree) -> list[SparseRows]:
         nodes, below = tree.level(level), tree.level(level + 1)
         rows = _largest(rows, tree.first_child[nodes.start : nodes.stop + 1] - below.start)
         levels.insert(0, rows)
-    return [rows.normalised() for rows in levels]
+    return [Centroids(rows.normalised(), _lengths(rows)) for rows in levels]
+
+
+def _lengths(rows: SparseRows) -> NDArray[np.float32]:
+    node = np.repeat(np.arange(len(rows)), np.diff(rows.indptr))
+    return np.sqrt(np.bincount(node, rows.values.astype(np.float64) ** 2, minlength=len(rows))).astype(np.float32)
 
 
 def rows_of(rows: SparseRows, begin: int, end: int) -> SparseRows:
