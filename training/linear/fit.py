@@ -236,11 +236,6 @@ def _kept_by_beam(points: SparseRows, tree: Tree, parts: list[_Part], options: L
     return point, nodes_BM[point, slot]
 
 
-<<<<<<< HEAD
-=======
->>>>>>> 7dce7f40a3462e53c6350b63f2331304a19cf730
-
-
 def _trained(data: LabelledPoints, tree: Tree, few: float) -> NDArray[np.bool_]:
     """bool[P]: inner nodes whose children learn, those below which an item has at least `few` points, on average over the points' labels.
 
