@@ -27,6 +27,7 @@ from espalier.tree import complete_tree
 from tests.builders import make_bundle
 from tests.running import run
 from training.__main__ import main
+from training.inspect import inspect
 from training.rankers.asked import Asked, Parts, from_judgements, from_log
 from training.rankers.candidates import retrieve
 from training.rankers.config import RankerConfig, ranker_config
@@ -117,6 +118,8 @@ def test_a_ranker_learns_what_the_model_does_not_know(bundle: Bundle, tmp_path: 
     test = ranker.training["metrics"]["test"]
     assert test["reranked"]["ndcg"] > test["retrieved"]["ndcg"] + 0.2
     assert verify_ranker(added, Reranker(added)) == 0  # it has no golden queries
+    assert "ranker: of the best 32, at most 32, by retrieval.position, " in inspect(added)
+    assert "ranker" not in inspect(bundle)
     assert added.manifest.files["scorer.onnx"] == bundle.manifest.files["scorer.onnx"]
 
 

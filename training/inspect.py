@@ -24,6 +24,7 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
         *_placed(manifest),
         _scorer(manifest),
         f"rank(n) = {ranking.own}(n) + {ranking.gamma:g} · rank(parent); search defaults: beam {defaults.beam_size}, m {defaults.m}",
+        *_ranker(manifest),
         "",
         f"{'level':>5} {'nodes':>9} {'children':>10} {'items below a node':>24}",
     ]
@@ -61,6 +62,13 @@ def _scorer(manifest: Manifest) -> str:
 def _placed(manifest: Manifest) -> list[str]:
     counts = [told["items"] for told in manifest.data.get("placed", [])]
     return [f"placed without training: {sum(counts)} items"] if counts else []
+
+
+def _ranker(manifest: Manifest) -> list[str]:
+    ranker = manifest.ranker
+    if ranker is None:
+        return []
+    return [f"ranker: of the best {ranker.depth}, at most {ranker.max_depth}, by {', '.join(ranker.features)}"]
 
 
 def _some_items(bundle: Bundle, node: int, rng: np.random.Generator) -> list[int]:
