@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
@@ -128,18 +127,3 @@ def one_versus_all(texts: str, task: Task, fold: Fold, folder: Path) -> list[Tra
 
 def disk_mb(bundle: Bundle) -> float:
     return sum(file.stat().st_size for file in bundle.path.rglob("*") if file.is_file()) / 1e6
-
-
-def pruned(chunks: Chunks, threshold: float) -> Chunks:
-    """The chunks without weights below the threshold."""
-    keep = np.abs(chunks.entry_weight) >= threshold
-    counts = np.bincount(np.repeat(np.arange(len(chunks.row_feature)), np.diff(chunks.row_entry))[keep], minlength=len(chunks.row_feature))
-    used = counts > 0
-    return replace(
-        chunks,
-        chunk_row=np.concatenate([[0], np.cumsum(used)])[chunks.chunk_row].astype(np.int64),
-        row_feature=chunks.row_feature[used],
-        row_entry=np.concatenate([[0], np.cumsum(counts[used])]).astype(np.int64),
-        entry_child=chunks.entry_child[keep],
-        entry_weight=chunks.entry_weight[keep],
-    )

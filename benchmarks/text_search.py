@@ -8,8 +8,8 @@ The protocol is that of Chang et al. 2021 (papers' product search), Tables 2 to 
 row says: text_report. XR-Linear is trained, exported and searched by the product's code (text_linear). BM25 wants `pip install bm25s`; a
 system that cannot run is named and left out.
 
---choose trains variants on a part of the training data and judges them by the rest. --sweep prunes one trained model, or searches it with
-several beams. Rows are printed as they come and kept in the file, whose rows are not made again.
+--choose trains variants on a part of the training data and judges them by the rest. --sweep searches one model with several beams, or
+trains with several thresholds. Rows are printed as they come and kept in the file, whose rows are not made again.
 """
 
 from __future__ import annotations

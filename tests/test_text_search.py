@@ -16,14 +16,14 @@ from numpy.testing import assert_array_equal
 
 from benchmarks import text_linear, text_search, text_sweeps
 from benchmarks.text_dssm import EF_SEARCH
-from benchmarks.text_linear import BEAMS, TEXTS, Recipe, fit, pruned
+from benchmarks.text_linear import BEAMS, TEXTS, Recipe
 from benchmarks.text_report import Report, Trained, row_of
 from benchmarks.text_search import Job, jobs_of, run
 from benchmarks.text_sets import Fold, Task, fold_of, pairs_of, read_set
 from benchmarks.text_sweeps import plot, sweep_beam, sweep_threshold
 from espalier.errors import InvalidData
 from training.baselines.ann import faiss_is_installed
-from training.linear.config import LinearOptions, LinearTree
+from training.linear.config import LinearTree
 
 COLOURS = ["red", "green", "blue", "yellow", "black", "white", "purple", "orange"]
 THINGS = ["teapot", "kettle", "lamp", "chair", "spoon", "ladder", "bucket", "mirror"]
@@ -108,18 +108,6 @@ def test_rows_of_an_earlier_run_are_not_made_again(shop: Task, file: Path, tmp_p
 def test_a_report_of_another_set_is_refused(shop: Task, file: Path) -> None:
     with pytest.raises(Exception, match="shop"):
         Report(file, Task("other", shop.own_texts, shop.folds))
-
-
-def test_pruning_leaves_out_exactly_what_is_below_the_threshold(shop: Task, tmp_path: Path) -> None:
-    tree = LinearTree(branching=4, max_leaf=4)
-    options = LinearOptions(threshold=0)
-    fitted = fit(shop, shop.folds[0], Recipe("words", options, tree), tmp_path)
-    whole, cut = fitted.chunks, pruned(fitted.chunks, 0.2)
-    cut.check(fitted.tree)
-    assert 0 < len(cut.entry_weight) < len(whole.entry_weight)
-    assert_array_equal(cut.entry_weight, whole.entry_weight[np.abs(whole.entry_weight) >= 0.2])
-    assert len(pruned(whole, 0.0).row_feature) == len(whole.row_feature)
-    assert len(pruned(whole, 1e9).row_feature) == 0
 
 
 def test_the_threshold_sweep_shrinks_the_model_and_is_drawn(shop: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
