@@ -296,9 +296,13 @@ def markdown(report: dict[str, Any]) -> str:
     lines += ["", "| difference | ERR | NDCG@5 | MAP | p of ERR (t, Wilcoxon) | p of NDCG@5 |", "|---" * 6 + "|"]
     for name, found in report["summary"]["differences"].items():
         cells = " | ".join(f"{found[key]['mean']:+.4f} ± {found[key]['standard_error']:.4f}" for key in ("err", "ndcg5", "map"))
-        chance = " | ".join(f"{found[key]['p_t']:.3f}, {found[key]['p_wilcoxon']:.3f}" for key in ("err", "ndcg5"))
+        chance = " | ".join(", ".join(_p(found[key][test]) for test in ("p_t", "p_wilcoxon")) for key in ("err", "ndcg5"))
         lines.append(f"| {name} | {cells} | {chance} |")
     return "\n".join(lines)
+
+
+def _p(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.001 else "< 0.001"
 
 
 def main() -> None:
