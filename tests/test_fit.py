@@ -579,7 +579,7 @@ def test_fit_evaluate_and_inspect_from_the_command_line(log: Path, tmp_path: Pat
     assert (written["model"], written["engine"], written["queries"]) == ("shop", "onnx-cpu", 30)
     assert [(row["beam_size"], row["m"], row["batch"]) for row in written["rows"]] == [(4, 5, 8), (4, 10, 8), (16, 5, 8), (16, 10, 8)]
     for row in written["rows"]:
-        assert row.keys() == {"beam_size", "m", "batch", "precision", "recall", "f", "ms_per_query"}
+        assert row.keys() == {"beam_size", "m", "batch", "precision", "recall", "f", "ndcg", "ms_per_query"}
         assert 0 < row["recall"] <= 1
         assert 0 < row["precision"] <= 1
         assert row["ms_per_query"] > 0

@@ -114,7 +114,7 @@ STAGE_DEFAULTS: Mapping[str, Any] = {
     "max_epochs": 50,
     "patience": 5,
 }
-"""Where `fit-ranker` differs from the paper: chosen on validation users (benchmarks/results/reranking_….md), and several times faster."""
+"""Where `fit-ranker` differs from the paper: chosen on validation users (benchmarks/results, reranking), and several times faster."""
 
 
 def ranker_config(file: Path | None, given: Mapping[str, Any]) -> RankerConfig:
