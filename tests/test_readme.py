@@ -21,7 +21,8 @@ from espalier.bundle import Bundle
 from espalier.engines.reference import ReferenceEngine
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, encode_histories
-from espalier.search import SearchParams
+from espalier.search import SearchParams, open_engine
+from tests.running import run as running
 from training.baselines.popularity import fit_popularity
 from training.config import read_config
 from training.data.interactions import read_interactions
@@ -55,9 +56,9 @@ def run(checkout: Path, command: str) -> str:
 
 @pytest.fixture(scope="module")
 def model(checkout: Path) -> Bundle:
-    """`debian-depends`, trained by the command of the README (there with version 2)."""
+    """`debian-depends`, trained by the command of the README (there with version 3)."""
     command = next(line for line in README.splitlines() if line.startswith(f"python -m training fit --config {CONFIG}"))
-    run(checkout, command.replace("debian-depends/2", "debian-depends/1"))
+    run(checkout, command.replace("debian-depends/3", "debian-depends/1"))
     return Bundle.open(checkout / "models/debian-depends/1")
 
 
@@ -123,14 +124,34 @@ def test_the_curl_of_the_readme_is_answered_as_the_reference_engine_answers(serv
     assert [item["score"] for item in items] == pytest.approx(expected.scores_BM[0].tolist(), abs=1e-4)
 
 
+def history_bodies() -> list[str]:
+    found = re.findall(r"/retrieve -H 'Content-Type: application/json' -d '(.*?)'", README, re.DOTALL)
+    return [body for body in found if "history" in body]
+
+
 def test_the_filtered_curl_of_the_readme_says_why_an_item_did_not_come(served: httpx.Client) -> None:
-    bodies = [
-        body for body in re.findall(r"/retrieve -H 'Content-Type: application/json' -d '(.*?)'", README, re.DOTALL) if "history" in body
-    ]
-    assert len(bodies) == 2
+    bodies = history_bodies()
+    assert len(bodies) == 3
     result = served.post("/retrieve", json=json.loads(bodies[1]) | {"fields": ["section"]}).raise_for_status().json()["results"][0]
     assert [item["fields"]["section"] for item in result["items"]] == ["python"] * 5
     assert [item["outcome"] for item in result["explain"]["items"]] == ["filtered"]
+
+
+def test_the_ranker_of_the_readme_is_trained_measured_and_asked(checkout: Path, model: Bundle) -> None:
+    """With few queries to learn from."""
+    fit, evaluate = (
+        next(line for line in README.splitlines() if line.startswith(f"python -m training {command}") and "debian-depends/2" in line)
+        for command in ("fit-ranker", "evaluate")
+    )
+    run(checkout, f"{fit} --queries 300")
+    assert "best 200 re-ranked" in run(checkout, evaluate)
+    with running(checkout / "models", lambda bundle: open_engine(bundle, "cpu")) as service:
+        body = json.loads(history_bodies()[2])
+        result = service.retrieve(**body)["results"][0]
+        assert service.client.get("/models").json()["models"][0]["version"] == 2
+    scores = [item["rerank_score"] for item in result["items"]]
+    assert len(scores) == 5
+    assert scores == sorted(scores, reverse=True)
 
 
 def test_the_python_of_the_readme_runs(served: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
