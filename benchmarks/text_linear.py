@@ -36,7 +36,7 @@ BEAMS = (10, 50)
 TEXTS = ("words", "words+pairs", "words+pairs more", "words+pairs+trigrams")
 MOST_LABELS = 10_000
 """For one-versus-all."""
-PUBLISHED = LinearOptions(prior=0)
+PUBLISHED = LinearOptions(prior=0, gamma=1)
 """Weights that are drawn to 0, as the paper has them."""
 
 
