@@ -69,11 +69,6 @@ SETS = {
     "debian-depends": "xmc-debian-bookworm/packages.tsv.gz",
     "psearch": "psearch-crowdflower/crowdflower_train.csv.gz",
 }
-OPTIONS = {
-    "debian-depends": LinearOptions(prior=4, cost=0.1, negatives="teacher"),
-    "psearch": LinearOptions(prior=8, cost=0.03),
-}
-"""As chosen for search by text: benchmarks/text_search.py."""
 HIDDEN_SHARE = 0.1
 FOLDS = 5
 MS = (10, 50, 100)
@@ -199,7 +194,7 @@ class Fold:
         self._items(rows).write_parquet(folder / "items.parquet")
         most = log["query"].n_unique()
         config = LinearConfig(
-            algorithm="xr-linear", name="cold-start", threads=1, search=LinearSearch(beam_size=BEAM, m=M), linear=OPTIONS[task.name],
+            algorithm="xr-linear", name="cold-start", threads=1, search=LinearSearch(beam_size=BEAM, m=M), linear=LinearOptions(),
             data=LogData(format="log", train=folder / "train.parquet", test=folder / "test.parquet", items=folder / "items.parquet"),
             text=tuple(TextBlock(unit=u, n=n, max_features=most) for u, n in (("word", 1), ("word", 2), ("char", 3))),  # type: ignore[arg-type]
         )  # fmt: skip

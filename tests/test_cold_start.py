@@ -13,7 +13,6 @@ from benchmarks import cold_start
 from benchmarks.cold_start import Pair, Report, Task, depends, psearch, read_set, row_of, run
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.search import NO_ITEM
-from training.linear.config import LinearOptions
 
 COLOURS = ["red", "green", "blue", "yellow", "black", "white", "purple", "orange"]
 THINGS = ["teapot", "kettle", "lamp", "chair", "spoon", "ladder", "bucket", "mirror"]
@@ -30,8 +29,7 @@ def shop(own: bool) -> Task:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_rows_are_made_once_and_placed_items_are_found(own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cold_start.OPTIONS, "debian-depends", LinearOptions())
+def test_rows_are_made_once_and_placed_items_are_found(own: bool, tmp_path: Path) -> None:
     task, file = shop(own), tmp_path / "rows.json"
     run(task, Report(file, task), tmp_path, choosing=False)
     content = json.loads(file.read_text())

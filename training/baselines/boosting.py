@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import lightgbm
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -30,6 +29,9 @@ from training.rankers.elimination import elimination_loss
 from training.rankers.fit import padded
 from training.rankers.plackett_luce import plackett_luce_loss
 from training.rankers.ties import random_order
+
+if TYPE_CHECKING:  # an extra, `boosting`, which only benchmarks have
+    import lightgbm
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class BoostedTrees:
 
 def fit_boosted_trees(train: RankingSet, valid: RankingSet | None, config: BoostingConfig) -> BoostedTrees:
     """Grow the trees."""
+    import lightgbm
+
     params: dict[str, Any] = {
         "objective": "lambdarank" if config.loss == "lambdarank" else "none",
         "metric": "none",
@@ -143,6 +147,8 @@ def fit_boosted_trees(train: RankingSet, valid: RankingSet | None, config: Boost
 
 
 def _dataset(data: RankingSet, params: dict[str, Any], reference: lightgbm.Dataset | None = None) -> lightgbm.Dataset:
+    import lightgbm
+
     sizes_Q = np.diff(data.query_offset)
     return lightgbm.Dataset(data.features_RF, data.grades_R, group=sizes_Q, reference=reference, params=params, free_raw_data=False)
 
