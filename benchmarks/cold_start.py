@@ -36,7 +36,6 @@ import io
 import json
 import tempfile
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,6 +47,7 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
+from benchmarks.text_sets import dependencies, judgements
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError, InvalidConfig, InvalidData
 from espalier.metrics import precision_recall_f
@@ -111,14 +111,8 @@ def read_set(folder: Path, name: str, choosing: bool = False) -> Task:
 
 def depends(frame: pl.DataFrame, choosing: bool = False) -> Task:
     """A description → what the package depends on."""
-    needs = [sorted(set(filter(None, (value or "").split(",")))) for value in frame["depends"].to_list()]
-    dependants = Counter(name for own in needs for name in own)
-    items = sorted(name for name, count in dependants.items() if count >= 3)
-    row_of = {name: row for row, name in enumerate(items)}
-    descriptions = frame["description"].fill_null("").to_list()
-    described = dict(zip(frame["package"].to_list(), descriptions, strict=True))
-    pairs = [(text, [row_of[name] for name in own if name in row_of]) for text, own in zip(descriptions, needs, strict=True)]
-    pairs = [(text, rows) for text, rows in pairs if rows and text]
+    items, pairs = dependencies(frame)
+    described = dict(frame.select("package", pl.col("description").fill_null("")).iter_rows())
     order = np.random.default_rng(0).permutation(len(pairs))
     test, training = (np.sort(part).tolist() for part in np.split(order, [len(pairs) // 10]))
     fold = _fold([pairs[b] for b in training], [pairs[b] for b in test])
@@ -128,14 +122,8 @@ def depends(frame: pl.DataFrame, choosing: bool = False) -> Task:
 
 def psearch(frame: pl.DataFrame, choosing: bool = False) -> Task:
     """A shop's query → the products that people judged to be right."""
-    titles = list(dict.fromkeys(frame["product_title"].to_list()))
-    row_of = {title: row for row, title in enumerate(titles)}
-    right: dict[str, set[int]] = defaultdict(set)
-    for query, title, relevance in frame.select("query", "product_title", "median_relevance").iter_rows():
-        if float(relevance) >= 3:
-            right[query].add(row_of[title])
-    queries = [sorted(right)[b] for b in np.random.default_rng(0).permutation(len(right))]
-    pairs = [(query, sorted(right[query])) for query in queries]
+    titles, right = judgements(frame)
+    pairs = list(right.items())
     folds = [_fold([pair for k, pair in enumerate(pairs) if k % FOLDS != fold], pairs[fold::FOLDS]) for fold in range(FOLDS)]
     task = Task("psearch", titles, _hidden(titles, 1), folds, own=True)
     return _of_training(task, 4) if choosing else task

@@ -105,13 +105,7 @@ def describe(frame: pl.DataFrame, choosing: bool = False) -> Task:
 
 def depends(frame: pl.DataFrame, choosing: bool = False) -> Task:
     """A description → what the package depends on."""
-    needs = [sorted(set(filter(None, (value or "").split(",")))) for value in frame["depends"].to_list()]
-    dependants = Counter(name for own in needs for name in own)
-    items = sorted(name for name, count in dependants.items() if count >= 3)
-    row_of = {name: row for row, name in enumerate(items)}
-    texts = frame["description"].fill_null("").to_list()
-    known = [(text, [row_of[name] for name in own if name in row_of]) for text, own in zip(texts, needs, strict=True)]
-    known = [(text, rows) for text, rows in known if rows and text]
+    items, known = dependencies(frame)
     order = np.random.default_rng(0).permutation(len(known))
     test, training = np.split(order, [len(known) // 10])
     if choosing:
@@ -125,23 +119,41 @@ def depends(frame: pl.DataFrame, choosing: bool = False) -> Task:
 
 def psearch(frame: pl.DataFrame, choosing: bool = False) -> Task:
     """A shop's query → the products that people judged to be right."""
-    titles = list(dict.fromkeys(frame["product_title"].to_list()))
-    row_of = {title: row for row, title in enumerate(titles)}
-    right: dict[str, set[int]] = defaultdict(set)
-    for query, title, relevance in frame.select("query", "product_title", "median_relevance").iter_rows():
-        if float(relevance) >= 3:
-            right[query].add(row_of[title])
-    queries = [sorted(right)[b] for b in np.random.default_rng(0).permutation(len(right))]
-    own = list(row_of.items())
+    titles, right = judgements(frame)
+    queries = list(right)
+    own = [(title, row) for row, title in enumerate(titles)]
     folds = []
     for fold in range(FOLDS):
         test = queries[fold::FOLDS]
         training = [query for query in queries if query not in set(test)]
         if choosing:
             test, training = training[: len(training) // 4], training[len(training) // 4 :]
-        train = pairs_of(own + [(query, row) for query in training for row in sorted(right[query])])
-        folds.append(fold_of(train, test, [np.array(sorted(right[query])) for query in test]))
+        train = pairs_of(own + [(query, row) for query in training for row in right[query]])
+        folds.append(fold_of(train, test, [np.array(right[query]) for query in test]))
     return Task("psearch", titles, folds[:1] if choosing else folds)
+
+
+def dependencies(frame: pl.DataFrame) -> tuple[list[str], list[tuple[str, list[int]]]]:
+    """The packages that at least three others depend on, and of each description which of them its package does, where it does."""
+    needs = [sorted(set(filter(None, (value or "").split(",")))) for value in frame["depends"].to_list()]
+    dependants = Counter(name for own in needs for name in own)
+    items = sorted(name for name, count in dependants.items() if count >= 3)
+    row_of = {name: row for row, name in enumerate(items)}
+    texts = frame["description"].fill_null("").to_list()
+    known = [(text, [row_of[name] for name in own if name in row_of]) for text, own in zip(texts, needs, strict=True)]
+    return items, [(text, rows) for text, rows in known if rows and text]
+
+
+def judgements(frame: pl.DataFrame) -> tuple[list[str], dict[str, list[int]]]:
+    """The products' titles, and of each query, in a seeded order, which of them were judged 3 or 4 of 4."""
+    titles = list(dict.fromkeys(frame["product_title"].to_list()))
+    row_of = {title: row for row, title in enumerate(titles)}
+    right: dict[str, set[int]] = defaultdict(set)
+    for query, title, relevance in frame.select("query", "product_title", "median_relevance").iter_rows():
+        if float(relevance) >= 3:
+            right[query].add(row_of[title])
+    names = sorted(right)
+    return titles, {names[b]: sorted(right[names[b]]) for b in np.random.default_rng(0).permutation(len(names)).tolist()}
 
 
 def pairs_of(pairs: Sequence[tuple[str, int]]) -> LabelledTexts:

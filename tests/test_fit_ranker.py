@@ -299,7 +299,8 @@ def test_from_a_log_of_histories(tmp_path: Path, command: Callable[..., tuple[in
     rng = np.random.default_rng(4)
     lines = ["user,item"]
     for user in range(120):
-        lines += [f"u{user},i{item * 4 + user % 4}" for item in rng.permutation(12)[:10]]
+        items = rng.permutation(12)[:10]
+        lines += [f"u{user},i{item * 4 + user % 4}" for item in (*items, *items[:3])]  # three are bought twice
     log = tmp_path / "log.csv"
     log.write_text("\n".join(lines) + "\n")
     config = tmp_path / "model.toml"
@@ -328,7 +329,7 @@ def test_from_a_log_of_histories(tmp_path: Path, command: Callable[..., tuple[in
     for part in (whole.train, whole.test):
         assert part.seen is not None
         assert not any(np.isin(items, seen).any() for items, seen in zip(part.items, part.seen, strict=True))
-    log.write_text("\n".join(lines[:-7]) + "\n")
+    log.write_text("\n".join(lines[:-10]) + "\n")
     status, said = command(*common, "--out", model.parent / "3")
     assert status == 1
     assert "the one that the model was trained on" in said
