@@ -27,6 +27,7 @@ from espalier.tree import complete_tree
 from tests.builders import make_bundle
 from tests.running import run
 from training.__main__ import main
+from training.evaluate import Rerank, measure
 from training.inspect import inspect
 from training.rankers.asked import Asked, Parts, from_judgements, from_log
 from training.rankers.candidates import retrieve
@@ -117,6 +118,11 @@ def test_a_ranker_learns_what_the_model_does_not_know(bundle: Bundle, tmp_path: 
     assert ranker.training["who"] == "us"
     test = ranker.training["metrics"]["test"]
     assert test["reranked"]["ndcg"] > test["retrieved"]["ndcg"] + 0.2
+    engine = open_engine(added, "cpu")
+    (plain,) = measure(added, engine, parts.test.queries, parts.test.items, [64], [10])
+    (ranked,) = measure(added, engine, parts.test.queries, parts.test.items, [64], [10], rerank=Rerank(Reranker(added), 32))
+    for row, expected in ((plain, test["retrieved"]), (ranked, test["reranked"])):
+        assert (row["ndcg"], row["recall"]) == pytest.approx((expected["ndcg"], expected["recall"]), abs=1e-3)
     assert verify_ranker(added, Reranker(added)) == 0  # it has no golden queries
     assert "ranker: of the best 32, at most 32, by retrieval.position, " in inspect(added)
     assert "ranker" not in inspect(bundle)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.errors import InvalidData
-from espalier.metrics import WithoutRelevant, average_precision, expected_reciprocal_rank, ndcg, precision_recall_f, regret_at_m
+from espalier.metrics import WithoutRelevant, average_precision, expected_reciprocal_rank, ndcg, ndcg_at_m, precision_recall_f, regret_at_m
+from espalier.search import NO_ITEM
 
 
 def rows(*lists: list[int]) -> np.ndarray:
@@ -79,6 +80,18 @@ def test_what_cannot_be_measured_is_refused_by_name(recommended: np.ndarray, rel
     with pytest.raises(InvalidData) as error:
         precision_recall_f(recommended, relevant, m)
     assert error.value.field == field
+
+
+@given(seed=st.integers(0, 2**32 - 1), m=st.integers(1, 6))
+def test_ndcg_at_m_counts_what_was_not_retrieved(seed: int, m: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows_BM = np.stack([rng.permutation(9)[:5] for _ in range(3)])
+    rows_BM[0, 3:] = NO_ITEM
+    relevant = [rng.integers(0, 9, rng.integers(1, 8)) for _ in range(3)]
+    for rows, wanted, found in zip(rows_BM, relevant, ndcg_at_m(rows_BM, relevant, m), strict=True):
+        gain = sum(1 / np.log2(place + 2) for place, row in enumerate(rows[:m]) if row in wanted)
+        best = sum(1 / np.log2(place + 2) for place in range(min(m, len(set(wanted.tolist())))))
+        assert found == pytest.approx(gain / best)
 
 
 def test_regret_is_what_is_missing_of_the_best_m() -> None:
