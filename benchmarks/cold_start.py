@@ -33,12 +33,10 @@ from __future__ import annotations
 import argparse
 import gzip
 import io
-import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +45,14 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
+from benchmarks.text_report import RowFile
 from benchmarks.text_sets import dependencies, judgements
 from espalier.bundle import Bundle
-from espalier.errors import EspalierError, InvalidConfig, InvalidData
+from espalier.errors import EspalierError, InvalidData
 from espalier.metrics import precision_recall_f
 from espalier.queries import TextBlock, TextKind, encode_texts
 from espalier.search import NO_ITEM, SearchParams, open_engine
 from espalier.sparse import SparseRows
-from loadtest.hardware import hardware
 from training.linear.config import LinearConfig, LinearOptions, LinearSearch, LogData
 from training.linear.placing import Placing, place
 from training.linear.prepare import prepare
@@ -252,43 +250,26 @@ def row_of(name: str, folds: Sequence[Fold], found: Sequence[Int64], seconds: fl
     return row
 
 
-class Report:
-    """Rows in a file, written after every one."""
+class Report(RowFile):
+    """The rows of a set with hidden items."""
 
     def __init__(self, file: Path | None, task: Task) -> None:
-        self._file = file
         right = [np.array(rows) for _, test in task.folds for _, rows in test]
-        self.content: Row = {
-            "set": task.name,
-            "date": datetime.now(UTC).date().isoformat(),
-            "hardware": f"{hardware()}, one thread used",
-            "items": len(task.texts),
-            "hidden": int(task.hidden.sum()),
-            "test_queries": len(right),
-            "test_queries_with_hidden": sum(bool(task.hidden[rows].any()) for rows in right),
-        }
-        earlier: Row = json.loads(file.read_text()) if file is not None and file.is_file() else {}
-        if earlier.get("set", task.name) != task.name:
-            raise InvalidConfig("--json", str(file), f"a file of the set {task.name}, not of {earlier['set']}")
-        self.content |= {key: value for key, value in earlier.items() if isinstance(value, list)}
-        print("  ".join(f"{key} {value}" for key, value in self.content.items() if not isinstance(value, list)), flush=True)
-
-    def lacks(self, part: str, name: str) -> bool:
-        return all(row["ranking"] != name for row in self.content.setdefault(part, []))
-
-    def add(self, part: str, row: Row) -> None:
-        self.content.setdefault(part, []).append(row)
-        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-        if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            written = self._file.with_suffix(".part")
-            written.write_text(json.dumps(self.content, indent=1) + "\n")
-            written.replace(self._file)
+        super().__init__(
+            file,
+            {
+                "set": task.name,
+                "items": len(task.texts),
+                "hidden": int(task.hidden.sum()),
+                "test_queries": len(right),
+                "test_queries_with_hidden": sum(bool(task.hidden[rows].any()) for rows in right),
+            },
+        )
 
 
 def measure(report: Report, part: str, name: str, folds: Sequence[Fold], make: Callable[[int], tuple[Int64, float]]) -> None:
     """Make the row that the report lacks; `make`: what a fold's ranking finds, and the seconds that it took to be made."""
-    if report.lacks(part, name):
+    if not report.has(part, ranking=name):
         found, seconds = zip(*(make(k) for k in range(len(folds))), strict=True)
         report.add(part, row_of(name, folds, found, float(np.mean(seconds))))
 

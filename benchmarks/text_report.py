@@ -83,25 +83,19 @@ def row_of(parts: Sequence[tuple[Trained, Fold]], system: str) -> Row:
     return row
 
 
-class Report:
-    """Rows in a file, written after every one."""
+class RowFile:
+    """Rows in a file, written after every one.
 
-    def __init__(self, file: Path | None, task: Task) -> None:
+    header  what is said of them all, its `set` among it; a file of another set is refused (InvalidConfig)
+    """
+
+    def __init__(self, file: Path | None, header: Row) -> None:
         self._file = file
-        fold = task.folds[0]
-        self.content: Row = {
-            "set": task.name,
-            "date": datetime.now(UTC).date().isoformat(),
-            "hardware": f"{hardware()}, one thread used",
-            "items": len(task.own_texts),
-            "training_texts": len(fold.train),
-            "training_pairs": len(fold.train.labels),
-            "test_queries": sum(len(fold.texts) for fold in task.folds),
-            "test_queries_apart": sum(int(fold.apart.sum()) for fold in task.folds),
-        }
+        about: Row = {"date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, one thread used"}
+        self.content: Row = {"set": header["set"]} | about | header
         earlier: Row = json.loads(file.read_text()) if file is not None and file.is_file() else {}
-        if earlier.get("set", task.name) != task.name:
-            raise InvalidConfig("--json", str(file), f"a file of the set {task.name}, not of {earlier['set']}")
+        if earlier.get("set", header["set"]) != header["set"]:
+            raise InvalidConfig("--json", str(file), f"a file of the set {header['set']}, not of {earlier['set']}")
         self.content |= {key: value for key, value in earlier.items() if isinstance(value, list)}
         print("  ".join(f"{key} {value}" for key, value in self.content.items() if not isinstance(value, list)), flush=True)
 
@@ -120,3 +114,21 @@ class Report:
             written = self._file.with_suffix(".part")
             written.write_text(json.dumps(self.content, indent=1) + "\n")
             written.replace(self._file)
+
+
+class Report(RowFile):
+    """The rows of a set of `text_sets`."""
+
+    def __init__(self, file: Path | None, task: Task) -> None:
+        fold = task.folds[0]
+        super().__init__(
+            file,
+            {
+                "set": task.name,
+                "items": len(task.own_texts),
+                "training_texts": len(fold.train),
+                "training_pairs": len(fold.train.labels),
+                "test_queries": sum(len(fold.texts) for fold in task.folds),
+                "test_queries_apart": sum(int(fold.apart.sum()) for fold in task.folds),
+            },
+        )

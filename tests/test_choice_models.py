@@ -46,12 +46,12 @@ def probabilities(loss: Loss, f: Tensor) -> dict[tuple[int, ...], float]:
 
 def printed_elimination(f: Tensor) -> Tensor:
     """Eq. 5, term by term."""
-    return torch.stack([f[i] + torch.log(sum(torch.exp(-f[j]) for j in range(i + 1))) for i in range(len(f))]).sum()  # type: ignore[arg-type]
+    return torch.stack([f[i] + torch.log(torch.exp(-f[: i + 1]).sum()) for i in range(len(f))]).sum()
 
 
 def printed_plackett_luce(f: Tensor) -> Tensor:
     """Eq. 2, term by term."""
-    terms = [-f[i] + torch.log(sum(torch.exp(f[j]) for j in range(i, len(f)))) for i in range(len(f) - 1)]  # type: ignore[arg-type]
+    terms = [-f[i] + torch.log(torch.exp(f[i:]).sum()) for i in range(len(f) - 1)]
     return torch.stack(terms).sum() if terms else f.sum() * 0
 
 

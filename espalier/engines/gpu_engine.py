@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": tor
 MAX_NODES = 2**31 - 1
 FREEING_PAUSE_S = 1e-3
 """Between two cells that are freed."""
-AnyCell = TypeVar("AnyCell", bound=Cell)  # type: ignore[type-arg]  # whatever its state
+AnyCell = TypeVar("AnyCell", bound=Cell[Any])
 
 
 def gpu_available() -> bool:
