@@ -35,6 +35,7 @@ from loadtest.loops import closed_loop, percentiles_ms, request_bytes
 from service.__main__ import listen
 from service.app import create_app
 from service.schemas import RetrieveRequest
+from service.server import Server
 from service.settings import Settings
 
 ITEMS, HISTORY, M = 1024, 20, 50
@@ -127,24 +128,24 @@ def median(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def serve(case: str, port: int) -> None:
     """Run one of the two servers."""
     listening = listen("127.0.0.1", port)
-    with tempfile.TemporaryDirectory() as folder:
-        if case == "service":
+    if case == "service":
+        with tempfile.TemporaryDirectory() as folder:
             _write_model(Path(folder))
-            app = create_app(Settings(models=Path(folder)), _open_trivial)
-        else:
-            app = FastAPI()
-            answer = _constant_answer()
+            settings = Settings(models=Path(folder))
+            Server(create_app(settings, _open_trivial), settings).serve_on(listening)
+        return
+    app = FastAPI()
+    answer = _constant_answer()
 
-            @app.post("/retrieve")
-            async def bare(request: RetrieveRequest) -> Response:
-                return Response(orjson.dumps(answer), media_type="application/json")
+    @app.post("/retrieve")
+    async def bare(request: RetrieveRequest) -> Response:
+        return Response(orjson.dumps(answer), media_type="application/json")
 
-            @app.get("/readyz")
-            async def ready() -> Response:
-                return Response()
+    @app.get("/readyz")
+    async def ready() -> Response:
+        return Response()
 
-        config = uvicorn.Config(app, log_config=None, access_log=False)
-        uvicorn.Server(config).run(sockets=[listening])
+    uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False)).run(sockets=[listening])
 
 
 def _open_trivial(bundle: Bundle, device: str, engine: str | None, threads: int, precision: str) -> Engine:

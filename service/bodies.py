@@ -11,26 +11,39 @@ from collections.abc import AsyncIterator, Sequence
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
-from service.errors import BodyTooLarge, NotJson, SlowBody
+from service.budget import Held
+from service.errors import BodyTooLarge, Busy, NotJson, SlowBody
 
 
-async def read_body(receive: Receive, timeout_s: float) -> bytes:
-    """A whole body. Raises SlowBody when it takes longer than `timeout_s`, ClientDisconnect when the client hangs up before its end."""
+async def read_body(receive: Receive, timeout_s: float, room: Held) -> bytes:
+    """A whole body, whose bytes are held in `room`.
+
+    Raises SlowBody when it takes longer than `timeout_s`, ClientDisconnect when the client hangs up before its end, Busy when the bodies
+    that are being read take all the room.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             message = await receive()
             body: bytes = message.get("body", b"")
+            _hold(room, body)
             if message["type"] == "http.request" and not message.get("more_body", False):
                 return body
-            chunks = [body]
+            chunks = bytearray(body)
             while message["type"] == "http.request" and message.get("more_body", False):
                 message = await receive()
-                chunks.append(message.get("body", b""))
+                body = message.get("body", b"")
+                _hold(room, body)
+                chunks += body
     except TimeoutError:
         raise SlowBody(f"The body did not arrive within {timeout_s:g} s.") from None
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
-    return b"".join(chunks)
+    return bytes(chunks)
+
+
+def _hold(room: Held, body: bytes) -> None:
+    if not room.take(len(body)):
+        raise Busy("Too many large request bodies are being read.")
 
 
 async def read_lines(receive: Receive, longest: int, timeout_s: float) -> AsyncIterator[bytes | BodyTooLarge]:

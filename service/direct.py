@@ -10,17 +10,20 @@ import asyncio
 import logging
 import time
 from types import TracebackType
+from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from service.bodies import check_type, read_body, read_lines
+from service.budget import Budget, Held
+from service.connection import CONNECTION
 from service.errors import ClientGone, QueueFull, ServiceError, SlowBody, describe, internal_problem, parse
 from service.middleware import JSON_TYPES, Seen, log_failure
 from service.monitoring import Metrics
-from service.registry import Registry
-from service.retrieve import Retrieved, check, retrieve
+from service.registry import LoadedModel, Registry
+from service.retrieve import Retrieved, check, retrieve, values_of
 from service.schemas import RetrieveRequest
 from service.security import Keys
 from service.settings import Settings
@@ -32,6 +35,16 @@ INLINE_BYTES = 1 << 16
 """Bodies up to this size are parsed on the event loop; larger ones would keep other requests waiting, and go to a thread."""
 WATCH_AFTER_S = 0.002
 """A request that waits for longer than this is watched for a client that hangs up. Watching costs as much as parsing the body."""
+PIECE_BYTES = 1 << 16
+"""Answers are handed to the connection in pieces of this size, the next one when the last one has been taken."""
+SLOWEST_BYTES_PER_S = 1 << 16
+"""A client that takes an answer more slowly than this, after ESPALIER_WRITE_TIMEOUT_S, is cut off."""
+FREE_BYTES, FREE_VALUES = 1 << 16, 4096
+"""Of a body and of an answer: what every request may have, whatever others hold."""
+BODIES_BYTES = 64 << 20
+"""Bytes of all larger bodies that are being read or parsed."""
+ANSWERS = 4
+"""Answers of the largest size that may be under way, and as many in streams: made, or not yet taken by their client."""
 
 
 class Retrieve:
@@ -39,107 +52,192 @@ class Retrieve:
 
     def __init__(self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics) -> None:
         self.settings, self.registry, self.keys, self.metrics = settings, registry, keys, metrics
+        self.bodies = Budget(max(BODIES_BYTES, settings.max_body_bytes), FREE_BYTES)
+        self.answers = Budget(ANSWERS * settings.max_answer_values, FREE_VALUES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         seen: Seen = scope[Seen.KEY]
         self.keys.check("retrieve", seen.authorization)
         check_type(seen.content_type, JSON_TYPES)
-        content = await read_body(receive, self.settings.body_timeout_s)
-        request = await parsed(content)
-        async with _WhileConnected(receive):
-            retrieved = await answer(request, self.settings, self.registry, self.metrics, seen, seen.began)
-        timing = ", ".join([f"{stage};dur={ms}" for stage, ms in retrieved.stages_ms.items()])
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(retrieved.body)),
-            (b"server-timing", timing.encode()),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": retrieved.body})
+        with self.bodies.holding() as room:
+            request = await parsed(await read_body(receive, self.settings.body_timeout_s, room))
+        with self.answers.holding() as room:
+            async with _WhileConnected(receive):
+                model = chosen(request, self.settings, self.registry, seen)
+                if not room.take(values_of(request, model, self.settings)):
+                    self.metrics.shed(model.name)
+                    raise QueueFull("Too many large answers are under way.", 1)
+                retrieved = await answer(request, model, self.settings, self.metrics, seen, seen.began)
+            timing = ", ".join([f"{stage};dur={ms}" for stage, ms in retrieved.stages_ms.items()])
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(retrieved.body)),
+                (b"server-timing", timing.encode()),
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            taken = await send_body(send, scope, retrieved.body, self.settings.write_timeout_s)
+        if not taken:
+            raise ClientGone("The client does not take its answer.")
 
 
 class Stream:
     """POST /retrieve/stream: each line in is a body of POST /retrieve, each line out its answer or its problem, in the same order.
 
-    At most `stream_window` lines are read ahead of the answers: a client that does not read, and an engine that is behind, hold the
-    client's sending back. A stream waits for room in the queue, where a single request would be refused.
+    At most `stream_window` lines are read ahead of the answers, and no more than their answers have room for: a client that does not read,
+    and an engine that is behind, hold the client's sending back. A stream waits for room in the queue, where a single request would be
+    refused.
     """
 
     def __init__(self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics) -> None:
         self.settings, self.registry, self.keys, self.metrics = settings, registry, keys, metrics
+        self.answers = Budget(ANSWERS * settings.max_answer_values, FREE_VALUES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         seen: Seen = scope[Seen.KEY]
         self.keys.check("retrieve", seen.authorization)
         check_type(seen.content_type, LINES_TYPES)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
-        waiting: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(self.settings.stream_window)
-        tasks: set[asyncio.Task[bytes]] = set()
-        reader = asyncio.create_task(self._read(receive, seen, waiting, tasks))
-        writer = asyncio.create_task(_write(send, waiting, self.settings.stream_idle_s))
-        try:
-            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-            if writer.done():
-                writer.result()
-            else:
-                reader.result()  # it only ends by an exception
-        except (ClientDisconnect, TimeoutError):
-            log.debug("request %s: the client hung up inside its stream, or does not read it", seen.request_id.decode())
-        finally:
-            for task in (reader, writer, *tasks):
-                task.cancel()
-            await asyncio.gather(reader, writer, *tasks, return_exceptions=True)
+        with self.answers.holding() as room:
+            lines = _Lines(self, seen, room)
+            reader = asyncio.create_task(lines.read(receive))
+            writer = asyncio.create_task(lines.write(send, scope))
+            try:
+                await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await _cancelled(reader, writer, *lines.tasks)
+                failure = _failure(writer) or _failure(reader)  # the reader only ends by an exception
+            del reader, writer, lines  # their exceptions hold this frame
+        if isinstance(failure, ClientDisconnect):
+            log.debug("request %s: the client hung up inside its stream", seen.request_id.decode())
+        elif failure is not None:
+            raise failure
 
-    async def _read(
-        self, receive: Receive, seen: Seen, waiting: asyncio.Queue[asyncio.Task[bytes] | None], tasks: set[asyncio.Task[bytes]]
-    ) -> None:
+    def chosen(self, request: RetrieveRequest, seen: Seen) -> tuple[LoadedModel, int]:
+        """The model of a line, and the values of its answer. Raises what `chosen` and `values_of` do."""
+        model = chosen(request, self.settings, self.registry, seen)
+        return model, values_of(request, model, self.settings)
+
+
+class _Lines:
+    """The lines of one stream on their way: read, answered, written.
+
+    room   values of the answers that have not been written
+    tasks  the answers, until they are written or given up
+    """
+
+    def __init__(self, stream: Stream, seen: Seen, room: Held) -> None:
+        self._stream, self._seen, self._room = stream, seen, room
+        self._waiting: asyncio.Queue[tuple[asyncio.Future[bytes], int] | None] = asyncio.Queue(stream.settings.stream_window)
+        self.tasks: set[asyncio.Future[bytes]] = set()
+
+    async def read(self, receive: Receive) -> None:
         """Begin to answer each line as it comes; after the last one, None. Then watch for a client that hangs up."""
-
-        async def begin(line: bytes | ServiceError) -> None:
-            task = asyncio.create_task(self._answer(line, seen))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-            await waiting.put(task)
-
+        settings = self._stream.settings
         try:
-            async for line in read_lines(receive, self.settings.max_body_bytes, self.settings.stream_idle_s):
-                await begin(line)
+            async for line in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s):
+                await self._begin(line)
         except SlowBody as error:
-            await begin(error)
-        await waiting.put(None)
+            await self._begin(error)
+        await self._waiting.put(None)
         while (await receive())["type"] != "http.disconnect":
             pass
         raise ClientDisconnect
 
-    async def _answer(self, line: bytes | ServiceError, seen: Seen) -> bytes:
+    async def write(self, send: Send, scope: Scope) -> None:
+        """Send the answers in the order of the lines, as long as they are taken."""
+        while (next_one := await self._waiting.get()) is not None:
+            task, values = next_one
+            line = await task + b"\n"
+            self.tasks.discard(task)
+            if not await send_body(send, scope, line, self._stream.settings.stream_idle_s, more=True):
+                return
+            self._room.give(values)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _begin(self, line: bytes | ServiceError) -> None:
+        """Begin to answer a line, once there is room for its answer."""
+        told, values = Seen(time.perf_counter(), self._seen.request_id), 0
+        if isinstance(line, ServiceError):
+            task = self._refused(line, told)
+        else:
+            try:
+                request = await parsed(line)
+                model, values = self._stream.chosen(request, told)
+                await self._wait_for_room(values)
+                task = asyncio.create_task(self._answer(request, model, told))
+            except Exception as error:
+                task = self._refused(error, told)
+        self.tasks.add(task)
+        await self._waiting.put((task, values))
+
+    async def _wait_for_room(self, values: int) -> None:
+        """One stream never holds more than the largest answer has, so that streams that are not read leave room for others."""
+        while self._room.units and self._room.units + values > self._stream.settings.max_answer_values:
+            await self._room.changed()
+        await self._room.wait(values)
+
+    async def _answer(self, request: RetrieveRequest, model: LoadedModel, told: Seen) -> bytes:
         """The answer to one line, or its problem document."""
-        began = time.perf_counter()
-        status, told = 200, Seen(began, seen.request_id)
+        status = 200
         try:
-            if isinstance(line, ServiceError):
-                raise line
-            return (await answer(await parsed(line), self.settings, self.registry, self.metrics, told, began, patient=True)).body
+            began = time.perf_counter()
+            return (await answer(request, model, self._stream.settings, self._stream.metrics, told, began, patient=True)).body
         except asyncio.CancelledError:
             status = ClientGone.status
             raise
         except Exception as error:
-            described = describe(error)
-            if described is None:
-                log_failure(seen)
-            document = described[0] if described else internal_problem()
+            document = _problem(error, told)
             status = document["status"]
             return orjson.dumps(document)
         finally:
-            self.metrics.request(told.model, status, None)
+            self._stream.metrics.request(told.model, status, None)
+
+    def _refused(self, error: Exception, told: Seen) -> asyncio.Future[bytes]:
+        """The problem document of a line that never was a request."""
+        document = _problem(error, told)
+        self._stream.metrics.request(told.model, document["status"], None)
+        refused: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        refused.set_result(orjson.dumps(document))
+        return refused
 
 
-async def _write(send: Send, waiting: asyncio.Queue[asyncio.Task[bytes] | None], idle_s: float) -> None:
-    """Send the answers in the order of the lines. Raises TimeoutError when nobody takes one for so long."""
-    while (task := await waiting.get()) is not None:
-        line = await task + b"\n"
-        async with asyncio.timeout(idle_s):
-            await send({"type": "http.response.body", "body": line, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+def _problem(error: Exception, told: Seen) -> dict[str, Any]:
+    described = describe(error)
+    if described is None:
+        log_failure(told)
+    return described[0] if described else internal_problem()
+
+
+async def _cancelled(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _failure(task: asyncio.Task[None]) -> BaseException | None:
+    return None if task.cancelled() else task.exception()
+
+
+async def send_body(send: Send, scope: Scope, body: bytes, timeout_s: float, more: bool = False) -> bool:
+    """Send a body, or with `more` a part of one, as fast as the client takes it.
+
+    False, and the connection is cut off, when that takes longer than `timeout_s` and SLOWEST_BYTES_PER_S allow. (An exception would say
+    so as well, but a task that ends with one that came from asyncio.timeout is part of a reference cycle, and so is what it has sent.)
+    """
+    if len(body) <= PIECE_BYTES and not more:
+        await send({"type": "http.response.body", "body": body})
+        return True
+    try:
+        async with asyncio.timeout(timeout_s + len(body) / SLOWEST_BYTES_PER_S):
+            for begin in range(0, len(body), PIECE_BYTES):
+                piece, end = body[begin : begin + PIECE_BYTES], begin + PIECE_BYTES >= len(body)
+                await send({"type": "http.response.body", "body": piece, "more_body": more or not end})
+    except TimeoutError:
+        if CONNECTION in scope:
+            scope[CONNECTION].cut_off()
+        return False
+    return True
 
 
 async def parsed(content: bytes) -> RetrieveRequest:
@@ -149,20 +247,19 @@ async def parsed(content: bytes) -> RetrieveRequest:
     return await asyncio.to_thread(parse, RetrieveRequest, content)
 
 
-async def answer(
-    request: RetrieveRequest,
-    settings: Settings,
-    registry: Registry,
-    metrics: Metrics,
-    seen: Seen,
-    began: float,
-    patient: bool = False,
-) -> Retrieved:
-    """Answer a request on the model that it means, and note in `seen` what the log and the metrics want to know."""
-    timeout_ms = settings.timeout_ms if request.timeout_ms is None else request.timeout_ms
+def chosen(request: RetrieveRequest, settings: Settings, registry: Registry, seen: Seen) -> LoadedModel:
+    """The model that a request means, by which it is then checked; noted in `seen` for the log and the metrics."""
     model = registry.choose(request.model, request.version)
     seen.model, seen.version, seen.queries = model.name, model.version, len(request.queries)
     check(request, model, settings)
+    return model
+
+
+async def answer(
+    request: RetrieveRequest, model: LoadedModel, settings: Settings, metrics: Metrics, seen: Seen, began: float, patient: bool = False
+) -> Retrieved:
+    """Answer a request that has been checked, and note in `seen` what the log and the metrics want to know."""
+    timeout_ms = settings.timeout_ms if request.timeout_ms is None else request.timeout_ms
     try:
         if not patient:
             model.batcher.check_room(len(request.queries))

@@ -14,6 +14,7 @@
         ├── ClientGone            499   nobody reads the answer; only the metrics see it
         ├── EngineFailed          500   the engine call that held the query
         ├── NotReady              503   the model is not ready, or the service is draining
+        ├── Busy                  503   the memory for large requests is in use
         └── DeadlinePassed        504   the answer would have been too late
 
 InvalidInput is 422 and lists {field, value, expected}. What nobody expected is 500 without internals; the log has them.
@@ -131,6 +132,13 @@ class NotReady(ServiceError):
 
     status = 503
     headers = (("Retry-After", "1"),)
+
+
+class Busy(ServiceError):
+    """The memory that large requests share is in use. The rest of the body is not read, so the connection ends."""
+
+    status = 503
+    headers = (("Retry-After", "1"), ("Connection", "close"))
 
 
 class DeadlinePassed(ServiceError):

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from service import memory
 from service.probe import Probe
 
 
@@ -21,10 +22,12 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     service.registry.start_loading()
     await service.registry.take_over()
     per_s = service.settings.probe_per_s
-    probe = asyncio.create_task(Probe(service.registry, service.metrics, per_s).run()) if per_s else None
+    beside = [asyncio.create_task(memory.give_back())]
+    if per_s:
+        beside.append(asyncio.create_task(Probe(service.registry, service.metrics, per_s).run()))
     yield
-    if probe is not None:
-        probe.cancel()
+    for task in beside:
+        task.cancel()
     await service.registry.drain(service.settings.drain_s)
     if service.tracer is not None:
         await asyncio.to_thread(service.tracer.close)

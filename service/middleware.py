@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from espalier.errors import InvalidInput
 from service import errors
 from service.bodies import check_type, read_body
-from service.errors import BodyTooLarge
+from service.budget import Budget
+from service.errors import BodyTooLarge, ClientGone
 from service.monitoring import Metrics
 from service.security import Keys
 from service.tracing import Tracer, trace_id
@@ -103,6 +104,7 @@ class Edge:
     ) -> None:
         self.app, self.direct, self.keys, self.metrics = app, direct, keys, metrics
         self.max_body_bytes, self.body_timeout_s = max_body_bytes, body_timeout_s
+        self.bodies = Budget(max_body_bytes, 0)  # of admin requests: one of the largest size at a time
         self.log_requests, self.tracer = log_requests, tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,6 +138,9 @@ class Edge:
             else:
                 await self.app(scope, await self._checked(scope, seen, receive_limited), send_marked)
         except Exception as error:
+            if status and isinstance(error, ClientGone):  # it does not take its answer; the connection has been cut off
+                status = error.status
+                return
             described = errors.describe(error)
             if described is None:
                 log_failure(seen)
@@ -152,7 +157,8 @@ class Edge:
             return receive
         self.keys.check("admin", seen.authorization)
         check_type(seen.content_type, JSON_TYPES)
-        body = await read_body(receive, self.body_timeout_s)
+        with self.bodies.holding() as room:
+            body = await read_body(receive, self.body_timeout_s, room)
         try:
             orjson.loads(body)
         except orjson.JSONDecodeError as error:

@@ -19,6 +19,8 @@ SECONDS = tuple(15e-6 * 1.5**i for i in range(34))
 """Geometric buckets from 15 µs to 9.7 s."""
 QUERIES = tuple(2.0**i for i in range(11))
 STAGES = ("queue", "encode", "search", "serialise", "rerank")
+REFUSALS = ("too_many", "crowded_out", "head_too_large", "head_too_slow", "malformed", "not_read")
+"""Why a connection is refused or cut off, see connection.py."""
 Outcome = Literal["loaded", "failed", "rolled_back", "unloaded"]
 ProbeOutcome = Literal["answered", "late", "failed"]
 
@@ -129,6 +131,15 @@ class Metrics:
         self.gpu_memory_limit = Gauge(
             "espalier_gpu_memory_limit_bytes", "Memory that a GPU has.", ["device"], registry=registry, multiprocess_mode="livemax"
         )
+        self.connections = Gauge("espalier_connections", "Open connections.", registry=registry, multiprocess_mode="livesum")
+        self.refused_connections = Counter(
+            "espalier_refused_connections_total",
+            "Connections that were refused or cut off, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in REFUSALS:
+            self.refused_connections.labels(reason)
         self._gpus: Callable[[], Mapping[str, tuple[int, int]]] | None = None
         self._answered: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._waiting: dict[str, list[Callable[[], int]]] = {}
@@ -157,6 +168,10 @@ class Metrics:
         counter.inc()
         if seconds is not None:
             histogram.observe(seconds)
+
+    def connection_refused(self, reason: str) -> None:
+        """Count one connection that was refused or cut off."""
+        self.refused_connections.labels(reason).inc()
 
     def shed(self, model: str) -> None:
         """Count one request that was refused because the queue is full."""

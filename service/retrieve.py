@@ -45,6 +45,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 INLINE_VALUES = 1024
 """Ids, numbers and characters up to this many are handled on the event loop; more would keep other requests waiting, and go to a thread."""
+BLOCK_ROWS = 4096
+"""Items that are turned into JSON at a time; in between the deadline is looked at."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ async def retrieve(
 ) -> Retrieved:
     """Answer one request.
 
-    began, deadline  points of time.perf_counter(); what the engine has not begun by the deadline never reaches it
+    began, deadline  points of time.perf_counter(); what the engine has not begun by the deadline never reaches it, and an answer that is
+                     not whole by then is none
     patient          wait for room in the queue instead of being refused
     The request has been checked (`check`). Raises InvalidQuery, NotReady, QueueFull, DeadlinePassed, EngineFailed.
     """
@@ -101,13 +104,15 @@ async def retrieve(
     answered = time.perf_counter()
     depth, small = depth_of(request, model), answer.result.item_rows_BM.size <= INLINE_VALUES
     stage = (request, model, encoded.queries, encoded.sent, answer.result, encoded.m, depth)
-    final = ordered(*stage) if small or not depth else await asyncio.to_thread(ordered, *stage)
+    final = ordered(*stage) if small or not depth else await _in_time(deadline, ordered, *stage)
     reranked = time.perf_counter()
     if small and not encoded.params.trace:
-        results = results_json(request, model, conditions, encoded, answer, final)
+        results = results_json(request, model, conditions, encoded, answer, final, deadline)
     else:
-        results = await asyncio.to_thread(results_json, request, model, conditions, encoded, answer, final)
+        results = await _in_time(deadline, results_json, request, model, conditions, encoded, answer, final, deadline)
     done = time.perf_counter()
+    if done > deadline:
+        raise DeadlinePassed(LATE)
 
     queue_s = max(answered - submitted - answer.engine_s, 0.0)
     stages_s = (queue_s, submitted - started, answer.engine_s, done - reranked, *([reranked - answered] if depth else []))
@@ -155,6 +160,21 @@ def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> N
     check_rerank(request, model)
 
 
+def values_of(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> int:
+    """The most values that the answer can hold. Raises InvalidQuery where that is more than an answer may."""
+    wanted = max(request.m or model.bundle.manifest.search.m, depth_of(request, model))
+    m, fields = min(wanted, len(model.bundle.items)), len(request.fields)
+    values = len(request.queries) * m * (2 + fields)
+    if values > settings.max_answer_values:
+        raise InvalidQuery(
+            "m",
+            wanted,
+            f"fewer items, queries or fields: {len(request.queries)} queries × {m} items × {2 + fields} values (id, score and fields) "
+            f"are {values} values, and an answer holds at most {settings.max_answer_values}",
+        )
+    return values
+
+
 def encode(request: RetrieveRequest, model: LoadedModel, settings: Settings, mask: NodeMask | None) -> Encoded:
     """Make arrays of a request. Raises InvalidQuery where a vector is none."""
     items, manifest, queries = model.bundle.items, model.bundle.manifest, request.queries
@@ -186,33 +206,53 @@ def encode(request: RetrieveRequest, model: LoadedModel, settings: Settings, mas
 
 
 def results_json(
-    request: RetrieveRequest, model: LoadedModel, conditions: Filter | None, encoded: Encoded, answer: Answer, final: Ordered
+    request: RetrieveRequest,
+    model: LoadedModel,
+    conditions: Filter | None,
+    encoded: Encoded,
+    answer: Answer,
+    final: Ordered,
+    deadline: float = float("inf"),
 ) -> bytes:
-    """The JSON list of results."""
+    """The JSON list of results. Raises DeadlinePassed, which is looked at between blocks of BLOCK_ROWS items."""
     items, count_B = model.bundle.items, final.count_B
-    rows = final.rows_BM[0, : count_B[0]]
-    if len(count_B) > 1:
-        rows = np.concatenate([rows_M[:count] for rows_M, count in zip(final.rows_BM, count_B, strict=True)])
-    ids = items.ids_of(rows)
-    columns = [items.values(field, rows) for field in request.fields]
     wanted = Wanted.of(request.explain_items, model, conditions) if encoded.params.trace else None
-    results, end = [], 0
+    results: list[bytes] = []
+    for begin_b, end_b in _blocks(count_B):
+        if time.perf_counter() > deadline:
+            raise DeadlinePassed(LATE)
+        rows = np.concatenate([final.rows_BM[b, : count_B[b]] for b in range(begin_b, end_b)])
+        ids = items.ids_of(rows)
+        columns = [items.values(field, rows) for field in request.fields]
+        end = 0
+        for b in range(begin_b, end_b):
+            begin, end = end, end + int(count_B[b])
+            own = _items(ids[begin:end], final.scores_BM[b], [column[begin:end] for column in columns], request.fields)
+            if final.reranked is not None:
+                own = [{**item, "rerank_score": score} for item, score in zip(own, final.reranked.score_BM[b], strict=False)]
+            entry: dict[str, Any] = {
+                "items": own,
+                "complete": bool(final.complete_B[b]),
+                "beam_size": answer.beam_size,
+                "degraded": answer.degraded,
+                "unknown": encoded.unknown[b],
+            }
+            if wanted is not None:
+                entry["explain"] = explain(model, encoded.queries, answer.result, b, wanted, encoded.excluded[b], final, encoded.sent)
+            # float32 scores are written as short as they are
+            results.append(orjson.dumps(entry, default=str, option=orjson.OPT_SERIALIZE_NUMPY))
+    return b"[" + b",".join(results) + b"]"
+
+
+def _blocks(count_B: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The queries in groups of at most BLOCK_ROWS items, or of one query: first of each, and the one behind its last."""
+    blocks, begin, rows = [], 0, 0
     for b, count in enumerate(count_B.tolist()):
-        begin, end = end, end + count
-        own = _items(ids[begin:end], final.scores_BM[b], [column[begin:end] for column in columns], request.fields)
-        if final.reranked is not None:
-            own = [{**item, "rerank_score": score} for item, score in zip(own, final.reranked.score_BM[b], strict=False)]
-        entry: dict[str, Any] = {
-            "items": own,
-            "complete": bool(final.complete_B[b]),
-            "beam_size": answer.beam_size,
-            "degraded": answer.degraded,
-            "unknown": encoded.unknown[b],
-        }
-        if wanted is not None:
-            entry["explain"] = explain(model, encoded.queries, answer.result, b, wanted, encoded.excluded[b], final, encoded.sent)
-        results.append(entry)
-    return orjson.dumps(results, default=str, option=orjson.OPT_SERIALIZE_NUMPY)  # writes float32 scores as short as they are
+        if b > begin and rows + count > BLOCK_ROWS:
+            blocks.append((begin, b))
+            begin, rows = b, 0
+        rows += count
+    return [*blocks, (begin, len(count_B))]
 
 
 def _items(ids: list[str], scores_M: NDArray[np.float32], columns: list[list[Any]], fields: list[str]) -> list[dict[str, Any]]:
@@ -244,7 +284,7 @@ async def _in_time(deadline: float, work: Callable[P, T], *args: P.args, **kwarg
         async with asyncio.timeout(max(deadline - time.perf_counter(), 0)):
             return await asyncio.to_thread(work, *args, **kwargs)
     except TimeoutError:
-        raise DeadlinePassed("The deadline passed before the search began.") from None
+        raise DeadlinePassed(LATE) from None
 
 
 def _at_most(field: str, value: float, limit: float, noun: str = "") -> None:
@@ -293,3 +333,4 @@ def _ms(seconds: float) -> float:
 
 
 _NO_ROWS = np.empty(0, np.int64)
+LATE = "The deadline passed before the answer was there."

@@ -6,19 +6,29 @@ that a load balancer looks elsewhere. Then it stops listening and finishes what 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
+import resource
 import signal
 import socket
 import time
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
 
+from service.connection import RESERVE, Connections
+from service.monitoring import Metrics
 from service.registry import Registry
 from service.settings import Settings
 
+log = logging.getLogger(__name__)
+
 CLOSE = (b"connection", b"close")
+OTHER_DESCRIPTORS = 192
+"""Descriptors that are left for everything but connections: bundles, logs, pipes, metrics."""
 
 
 class Server(uvicorn.Server):
@@ -29,9 +39,22 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, settings: Settings, alone: bool = True) -> None:
-        graceful_s = math.ceil(settings.drain_s)
-        super().__init__(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=graceful_s))
         self._registry: Registry = app.state.service.registry
+        self._metrics: Metrics = app.state.service.metrics
+        most = most_connections(settings.max_connections)
+        times_s = settings.head_timeout_s, settings.keep_alive_s, settings.write_timeout_s
+        self._connections = Connections(most, *times_s, self._metrics.connection_refused)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=cast(type[asyncio.Protocol], self._connections.make),
+                ws="none",
+                log_config=None,
+                access_log=False,
+                lifespan="on",
+                timeout_graceful_shutdown=math.ceil(settings.drain_s),
+            )
+        )
         self._delay_s, self._alone = settings.drain_delay_s, alone
         self._leave_at: float | None = None
 
@@ -55,8 +78,28 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop; asked ten times a second."""
         stop = await super().on_tick(counter)
+        if counter % 10 == 0:
+            self._connections.check(asyncio.get_running_loop().time())
+            self._metrics.connections.set(len(self._connections.open))
         if self._leave_at is None:
             return stop
         if CLOSE not in self.server_state.default_headers:
             self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
         return stop or time.monotonic() >= self._leave_at
+
+
+def most_connections(wanted: int) -> int:
+    """`wanted`, or as many connections as the process may have descriptors for. Raises the process's own limit where that may be done."""
+    needed = wanted + RESERVE + OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        soft = allowed
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    most = max(soft - RESERVE - OTHER_DESCRIPTORS, 1)
+    log.warning(
+        "the process may have %d descriptors, so that at most %d connections are taken (ESPALIER_MAX_CONNECTIONS: %d)", soft, most, wanted
+    )
+    return most

@@ -70,6 +70,19 @@ class Settings(BaseSettings):
     widen: float = Field(
         default=4.0, ge=1, description="How many times the beam may grow where a filter leaves few items, see docs/service.md; 1: never."
     )
+    max_answer_values: int = Field(
+        default=200_000,
+        ge=1,
+        description="Most values in one answer: queries × m × (2 + fields). All answers under way together hold four times that.",
+    )
+    max_connections: int = Field(
+        default=1024, ge=1, description="Most connections per worker. Above it an idle one is closed; where none is, a request gets 503."
+    )
+    head_timeout_s: float = Field(default=10.0, gt=0, description="Seconds in which the head of a request must have arrived.")
+    keep_alive_s: float = Field(default=75.0, gt=0, description="Seconds that a connection may be idle between two requests.")
+    write_timeout_s: float = Field(
+        default=30.0, gt=0, description="Seconds that a client may take nothing of its answer before its connection is cut off."
+    )
     body_timeout_s: float = Field(default=10.0, gt=0, description="Seconds in which a request body must have arrived.")
     stream_idle_s: float = Field(default=60.0, gt=0, description="Seconds that a stream may be silent before it ends.")
     stream_window: int = Field(default=32, ge=1, description="Lines of one stream that are read ahead of the answers.")

@@ -12,7 +12,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from service.bodies import check_type, read_body, read_lines
+from service.budget import Budget
 from service.errors import BodyTooLarge, NotJson, SlowBody
+
+ROOM = Budget(100, 0)
 
 
 def arriving(*pieces: bytes, whole: bool = True) -> Callable[[], Awaitable[Message]]:
@@ -40,17 +43,17 @@ def lines(*pieces: bytes, longest: int = 100, whole: bool = True) -> list[bytes 
 
 
 def test_a_body_in_pieces_is_put_together() -> None:
-    assert asyncio.run(read_body(arriving(b"ab", b"", b"cd"), 10)) == b"abcd"
+    assert asyncio.run(read_body(arriving(b"ab", b"", b"cd"), 10, ROOM.holding())) == b"abcd"
 
 
 def test_a_body_that_does_not_arrive_in_time() -> None:
     with pytest.raises(SlowBody, match=r"0\.01 s"):
-        asyncio.run(read_body(never, 0.01))
+        asyncio.run(read_body(never, 0.01, ROOM.holding()))
 
 
 def test_a_client_that_hangs_up_before_the_end() -> None:
     with pytest.raises(ClientDisconnect):
-        asyncio.run(read_body(arriving(b"ab", whole=False), 10))
+        asyncio.run(read_body(arriving(b"ab", whole=False), 10, ROOM.holding()))
     with pytest.raises(ClientDisconnect):
         lines(b"ab", whole=False)
 

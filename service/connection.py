@@ -1,0 +1,373 @@
+"""One HTTP/1.1 connection: uvicorn's protocol over httptools, within limits that hold before any application runs.
+
+A head has a largest size, a largest number of headers and a time in which it must be complete. One request is parsed at a time: what a
+client sends ahead stays in the socket. A client that takes nothing is cut off. A connection whose request was answered early reads on for
+a moment, because closing it at once would reset it and lose the answer (RFC 9112, section 9.6).
+
+The parser is fed the bytes of one message and no more, so that the parts of this file know where they are: where a head ends is looked
+for here, the length of a body is what the head said, and chunks are counted (chunked.py). A parser that sees it otherwise is an error,
+and the connection ends.
+
+Knows bytes, sockets and times. Does not know routes, but for PROBES.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import httptools
+import orjson
+from starlette.types import Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from service.chunked import ChunkedBody, MalformedChunk
+from service.errors import problem, response
+
+log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 64 << 10
+"""Request line and headers together."""
+MAX_HEADERS = 100
+PROBES = frozenset({"/livez", "/readyz", "/metrics"})
+"""What may still be asked over the reserve of connections, so that a full service is not taken for a dead one."""
+RESERVE = 32
+"""Connections above the limit, for PROBES alone."""
+LINGER_S = 5.0
+"""How long a connection reads on after an early answer."""
+SKIPPED_BYTES = 64 << 10
+"""An unread rest of a body up to this size is skipped, and the connection is kept."""
+TOO_MANY = "Too many connections."
+CONNECTION = "espalier.connection"
+"""Key of the scope under which an application finds its connection."""
+
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+
+
+@dataclass
+class Connections:
+    """What the connections of one process share.
+
+    most             connections at a time; RESERVE more may ask for PROBES
+    head_timeout_s   from the opening of a connection, or the first byte of a request, to the end of the head
+    keep_alive_s     that a connection may be idle between two requests
+    write_timeout_s  that a client may take nothing of an answer
+    refused          told one of monitoring.REFUSALS for every connection that is refused or cut off
+    """
+
+    most: int
+    head_timeout_s: float
+    keep_alive_s: float
+    write_timeout_s: float
+    refused: Callable[[str], None] = lambda reason: None
+    open: set[Connection] = field(default_factory=set)
+    idle: dict[Connection, None] = field(default_factory=dict)
+    """Those of which no request is under way, idle for longest first."""
+
+    def make(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+    ) -> Connection:
+        """A connection, as uvicorn asks for one."""
+        return Connection(self, config, server_state, app_state, _loop)
+
+    def check(self, now: float) -> None:
+        """Cut off what is over its time; to be called about once a second. `now` is the event loop's time."""
+        for connection in list(self.open):
+            connection.check(now)
+
+    def admit(self, connection: Connection) -> bool:
+        """Count a connection in. False where so many are busy that it may ask for PROBES alone.
+
+        Where there are too many, the one that has been idle for longest makes room.
+        """
+        full = len(self.open) - len(self.idle) >= self.most
+        if len(self.open) >= self.most + (RESERVE if full else 0) and (oldest := next(iter(self.idle), None)) is not None:
+            self.forget(oldest)
+            self.refused("crowded_out")
+            oldest.abort()
+        self.open.add(connection)
+        self.idle[connection] = None
+        return not full
+
+    def forget(self, connection: Connection) -> None:
+        """Count a connection out."""
+        self.open.discard(connection)
+        self.idle.pop(connection, None)
+
+
+class _Flow(FlowControl):
+    """uvicorn's, which the application may not resume while bytes of a later request wait."""
+
+    held = False
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
+
+
+class _Out:
+    """The transport as the application's answers see it: they may end the connection only when its request has been read."""
+
+    __slots__ = ("_connection", "_transport", "is_closing", "write")
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
+        self._connection, self._transport = connection, transport
+        self.write, self.is_closing = transport.write, transport.is_closing
+
+    def close(self) -> None:
+        self._connection.finish()
+
+
+class Connection(HttpToolsProtocol):
+    """See the file's docstring."""
+
+    def __init__(
+        self,
+        shared: Connections,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._shared = shared
+        self._ahead = bytearray()  # received and not parsed
+        self._looked = 0  # bytes of it in which no head ends
+        self._body: int | ChunkedBody | None = None  # what is left of a body; None: the next bytes are a head's
+        self._complete = True  # whether the current request has been parsed whole
+        self._begun = False  # whether a message began in the piece that is being parsed
+        self._refusal: tuple[int, str, str] | None = None  # why the parser is stopped from inside
+        self._over = False  # above the limit: for PROBES alone
+        self._lingers = False
+        self._stalled: float | None = None  # since when the client takes nothing
+        self._closing: float | None = None  # since when the connection is to end
+        self._since = self.loop.time()  # of being idle
+        self._begun_at: float | None = None  # the first byte of a head, or of a rest to skip, that is not complete
+
+    # -- the transport's side -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        shared = self._shared
+        super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
+        self._out = cast(asyncio.Transport, _Out(self, transport))
+        if shared.admit(self):
+            return
+        self._over, self.app = True, self._answer_probes
+        if len(shared.open) > shared.most + RESERVE:
+            self._refuse(503, "too_many", TOO_MANY)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._shared.forget(self)
+        super().connection_lost(exc)
+        self._ahead.clear()
+
+    def pause_writing(self) -> None:
+        self._stalled = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stalled = None
+        super().resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingers:
+            return
+        self._ahead += data
+        self._advance()
+
+    # -- time -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way."""
+        return self._lingers or self.cycle is None or self.cycle.response_complete
+
+    def check(self, now: float) -> None:
+        """Give up what has waited for too long."""
+        shared = self._shared
+        if self._closing is not None:
+            if now - self._closing > (LINGER_S if self._lingers else shared.write_timeout_s):
+                self.abort()
+        elif self._stalled is not None:
+            if now - self._stalled > shared.write_timeout_s:
+                self.cut_off()
+        elif self.idle and self._begun_at is not None:
+            if now - self._begun_at > shared.head_timeout_s:
+                self._refuse(408, "head_too_slow", f"The request was not complete within {shared.head_timeout_s:g} s.")
+        elif self.idle and now - self._since > (shared.head_timeout_s if self.cycle is None else shared.keep_alive_s):
+            self._close()
+
+    def cut_off(self) -> None:
+        """End a connection whose client does not take its answer."""
+        self._shared.refused("not_read")
+        self.abort()
+
+    def abort(self) -> None:
+        """End the connection, and forget what it has not taken."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.abort()
+
+    # -- bytes to messages ----------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Parse what has been received, up to the end of one request."""
+        ahead = self._ahead
+        while ahead and not self._lingers:
+            if self._body is None:
+                if not self.idle or self.transport.is_closing():
+                    break  # one request at a time
+                if self._begun_at is None:
+                    self._begun_at = self.loop.time()
+                found = _END_OF_HEAD.search(ahead, max(self._looked - 3, 0))
+                size = len(ahead) if found is None else found.end()
+                if size > MAX_HEAD_BYTES:
+                    self._refuse(431, "head_too_large", f"The head of the request has more than {MAX_HEAD_BYTES} bytes.")
+                    return
+                if found is None:
+                    self._looked = size
+                    break
+                self._looked = 0
+            elif isinstance(self._body, int):
+                size = min(self._body, len(ahead))
+                self._body -= size
+            else:
+                try:
+                    size = self._body.take(ahead)
+                except MalformedChunk as error:
+                    self._malformed(str(error))
+                    return
+            piece = bytes(ahead[:size])
+            del ahead[:size]
+            if not self._parse(piece):
+                return
+        if ahead and self._body is None and not self.idle and not self.transport.is_closing():
+            self._flow.held = True
+            self._flow.pause_reading()
+
+    def _parse(self, piece: bytes) -> bool:
+        """Feed the parser a part of one message. False when the connection ends."""
+        self._begun = False
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            pass  # there is nothing that this server could become; the request is answered as if it had not asked
+        except httptools.HttpParserError:
+            if self._refusal is not None:
+                self._refuse(*self._refusal)
+            else:
+                self._malformed("The request is not HTTP/1.1.")
+            return False
+        if self._complete:
+            self._body = None
+        elif self._body == 0 or (isinstance(self._body, ChunkedBody) and self._body.done):
+            self._malformed("The body is not as long as the head says.")
+            return False
+        return True
+
+    def on_message_begin(self) -> None:
+        if self._begun or self._body is not None:
+            raise ValueError("a second message where one was expected")
+        self._begun, self._complete = True, False
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        if len(self.headers) > MAX_HEADERS:
+            self._refusal = 431, "head_too_large", f"The head of the request has more than {MAX_HEADERS} headers."
+            raise ValueError("too many headers")
+        body: int | ChunkedBody = 0
+        for name, value in self.headers:
+            if name == b"content-length":
+                body = int(value)
+            elif name == b"transfer-encoding":
+                body = ChunkedBody()
+        super().on_headers_complete()
+        self._body, self._begun_at = body, None
+        self._shared.idle.pop(self, None)
+        self.cycle.transport = self._out
+        self.cycle.keep_alive &= not self._over
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
+
+    def on_message_complete(self) -> None:
+        self._complete, self._begun_at = True, None
+        super().on_message_complete()
+
+    # -- after an answer ------------------------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing() or self._lingers:
+            return
+        self._since = self.loop.time()
+        self._shared.idle[self] = None
+        if not self._complete:
+            if self.expect_100_continue or not isinstance(self._body, int) or self._body > SKIPPED_BYTES:
+                self.finish()
+                return
+            self._begun_at = self._since  # the rest must arrive in the time of a head
+        self._flow.held = False
+        self._flow.resume_reading()
+        if self._ahead:
+            self._advance()
+
+    def finish(self) -> None:
+        """End the connection after what has been written, so that the client gets it."""
+        if self._complete and not self._ahead:
+            self._close()
+        else:
+            self._linger()
+
+    def _close(self) -> None:
+        self._closing = self.loop.time()
+        self.transport.close()
+
+    def _linger(self) -> None:
+        """Send the end of this side, and read on until the client has closed its own, or LINGER_S have passed."""
+        if self._lingers or self.transport.is_closing():
+            return
+        self._lingers, self._closing = True, self.loop.time()
+        self._ahead.clear()
+        self._flow.held = False
+        self._flow.resume_reading()
+        try:
+            self.transport.write_eof()
+        except OSError:  # it has gone
+            self.abort()
+
+    def _malformed(self, detail: str) -> None:
+        self._refuse(400, "malformed", detail)
+
+    def _refuse(self, status: int, reason: str, detail: str) -> None:
+        """Answer with a problem document, unless an answer is under way, and end the connection."""
+        self._shared.refused(reason)
+        if self._lingers or self.transport.is_closing():
+            return
+        if self.idle:
+            unanswered = self._body is None
+        else:
+            unanswered = not self.cycle.response_started
+            self.cycle.disconnected = True  # nobody waits for what the application may answer
+            self.cycle.message_event.set()
+        if unanswered:
+            document = orjson.dumps(problem(status, detail))
+            lines = [STATUS_LINE[status], *(b"%s: %s\r\n" % line for line in self.server_state.default_headers)]
+            lines.append(b"content-type: application/problem+json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(document))
+            self.transport.write(b"".join([*lines, document]))
+        self._linger()
+
+    async def _answer_probes(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application of a connection above the limit."""
+        if scope["path"] in PROBES:
+            await self.config.loaded_app(scope, receive, send)
+            return
+        self._shared.refused("too_many")
+        await response(problem(503, TOO_MANY), {"Retry-After": "1", "Connection": "close"})(scope, receive, send)

@@ -1,0 +1,49 @@
+"""Gives memory back that a burst of large requests has left behind.
+
+Two things keep it otherwise: objects in reference cycles, which the collector visits only after many small allocations, and pages that
+the C library keeps for itself. Knows the process's memory, nothing of who used it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+from pathlib import Path
+
+LOOK_S = 2.0
+"""Between two looks at the memory."""
+GROWN_BYTES = 32 << 20
+"""Growth since the last look that is worth a collection."""
+
+_STATM = Path("/proc/self/statm")
+
+
+async def give_back() -> None:
+    """Until cancelled. Does nothing as long as the memory does not grow."""
+    if not _STATM.exists():  # not Linux
+        return
+    low = resident_bytes()
+    while True:
+        await asyncio.sleep(LOOK_S)
+        found = resident_bytes()
+        if found > low + GROWN_BYTES:
+            await asyncio.to_thread(collect)
+            found = resident_bytes()
+        low = found
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def collect() -> None:
+    """Free what nobody can reach, and hand free pages back to the system."""
+    gc.collect()
+    if _trim is not None:
+        _trim(0)
+
+
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others have none

@@ -1,0 +1,79 @@
+"""Memory that requests share."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.budget import Budget
+
+
+def test_a_little_is_free_for_everybody() -> None:
+    budget = Budget(10, free=5)
+    with budget.holding() as large, budget.holding() as small, budget.holding() as other:
+        assert large.take(15)
+        assert budget.left == 0
+        assert small.take(3)
+        assert small.take(2)
+        assert not small.take(1)
+        assert not other.take(6)
+        assert small.units == 5
+        large.give(4)
+        assert other.take(9)
+    assert budget.left == budget.units
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(-8, 12)), max_size=40))
+def test_what_is_given_back_is_there_again(steps: list[tuple[int, int]]) -> None:
+    budget = Budget(20, free=4)
+    holders = [budget.holding() for _ in range(3)]
+    for holder, units in steps:
+        if units < 0:
+            holders[holder].give(min(-units, holders[holder].units))
+        else:
+            holders[holder].take(units)
+        assert budget.left == 20 - sum(max(held.units - 4, 0) for held in holders)
+        assert budget.left >= 0
+    for held in holders:
+        held.give(held.units)
+    assert budget.left == 20
+
+
+def test_who_waits_is_woken() -> None:
+    async def scenario() -> list[str]:
+        budget, order = Budget(10, free=0), list[str]()
+        first, second = budget.holding(), budget.holding()
+        assert first.take(8)
+
+        async def wait() -> None:
+            await second.wait(5)
+            order.append("second")
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        first.give(2)
+        await asyncio.sleep(0)
+        order.append("two are back")
+        first.give(3)
+        await waiting
+        assert budget.left == 10 - 3 - 5
+        return order
+
+    assert asyncio.run(scenario()) == ["two are back", "second"]
+
+
+def test_who_gives_up_waiting_holds_nothing() -> None:
+    async def scenario() -> None:
+        budget = Budget(10, free=0)
+        with budget.holding() as first, budget.holding() as second:
+            assert first.take(10)
+            waiting = asyncio.create_task(second.wait(5))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            first.give(10)
+            await asyncio.gather(waiting, return_exceptions=True)
+        assert budget.left == 10
+
+    asyncio.run(scenario())
