@@ -11,12 +11,17 @@ from collections.abc import Sequence
 RISE, FALL = 0.1, 0.5
 """Weight of the newest call in the running mean of what a query costs, where it cost more than expected and where less: one slow call (the
 first of all, say) is forgotten after a few others, before it has turned anybody away."""
+STANDING_S = 0.1
+"""How long the wait may stay above QUEUE_CALLS before it is a standing queue, and no burst."""
 OVERLOAD_S = 1.0
-"""How long overload lasts at least, and how often it is looked whether it is over; clients are told to stay away as long."""
-BUSY = 0.95
-"""The share of the time that the work offered takes, from which on it is too much."""
-SHORT_CALLS = 1.5
-"""Engine calls that a newcomer waits for at most in overload: the one that runs, and not quite another."""
+"""How long overload lasts at least, and how often it is asked whether it is over; clients are told to stay away as long."""
+OVER_LOAD = 0.9
+"""The load, as a share of what can be done, below which overload is over."""
+QUEUE_CALLS = 5.0
+"""Engine calls that a newcomer waits for at most in overload. With fewer the engine runs dry between random arrivals: at a load of 1, a
+queue of 5 calls keeps it busy for 91 % of the time, one of 1.5 calls for 73 %."""
+STREAM_CALLS = 1.5
+"""The same for streams at any time: they always have more to do, so that the engine never runs dry, and single requests keep their room."""
 SHORT_S = 0.003
 """Waiting that is too short to be refused for."""
 
@@ -68,50 +73,71 @@ class Cost:
 class Admission:
     """Whether one more request may wait.
 
-    A burst may fill the queue up to `burst_s`. Once that has overflowed there is overload, not a burst, and a full queue would only make
-    everybody wait: the queue is kept as short as SHORT_CALLS engine calls (or SHORT_S, if that is longer), so that who is accepted is
-    answered about as fast as ever and the engine still has always something to do. It is over once less work came in OVERLOAD_S than could
-    be done, refused work included. (Refusals do not tell: so short a queue overflows now and then at two thirds of the capacity, too, and
-    one stall of the machine would be followed by refusals for as long as that load goes on.)
+    A burst may fill the queue up to `burst_s`. A queue that overflows, or that never gets as short as QUEUE_CALLS engine calls within
+    STANDING_S, is no burst: work comes faster than it can be done, and a long queue would only make everybody wait (CoDel, RFC 8289, on the
+    expected wait at arrival). From then on the queue is kept as short as QUEUE_CALLS (or SHORT_S, if that is longer).
 
-    max_queue  most queries that wait, whatever they cost
-    burst_s    longest expected wait
+    Overload is over once the load was below OVER_LOAD for OVERLOAD_S. The load is how many arrivals found the engine busy, over how many
+    were accepted: random arrivals see what is the case on average, and the engine was busy with the accepted alone.
+    (Refusals do not tell: so short a queue overflows now and then at two thirds of the capacity, too, and one stall of the machine would be
+    followed by refusals for as long as that load goes on.)
+
+    max_queue   most queries that wait, whatever they cost
+    burst_s     longest expected wait
+    overloaded  as of the last arrival
     """
 
     def __init__(self, max_queue: int, burst_s: float) -> None:
         self.max_queue, self.burst_s = max_queue, burst_s
-        self._overload = False
-        self._since, self._offered_s = 0.0, 0.0  # of the time that is looked at
+        self.overloaded = False
+        self._standing_since: float | None = None
+        self._since = 0.0  # of the time whose load is counted
+        self._accepted, self._busy = 0, 0  # queries in it that were accepted, and those that found the engine busy, refused or not
 
-    def refuses(self, now: float, waiting: int, queries: int, wait_s: float, call_s: float, query_s: float = 0.0) -> bool:
+    def refuses(self, now: float, waiting: int, queries: int, wait_s: float, call_s: float) -> bool:
         """Whether a request of `queries` queries must be turned away, when `waiting` queries are before it.
 
         now     seconds of any one clock
-        wait_s  what the queue before it is expected to take · call_s  what an engine call is · query_s  what a query is
+        wait_s  what the queue before it is expected to take · call_s  what an engine call is
         """
-        refused = self.is_long(waiting, queries, wait_s, call_s, overload=self._in_overload(now))
-        if refused:
-            if not self._overload:
-                self._overload, self._since, self._offered_s = True, now, 0.0
-            self._offered_s += queries * query_s
-        return refused
+        short = not self._is_longer(waiting, queries, wait_s, self._short_s(call_s, QUEUE_CALLS))
+        if short:
+            self._standing_since = None
+        elif self._standing_since is None:
+            self._standing_since = now
+        if not self._in_overload(now):
+            standing = self._standing_since is not None and now - self._standing_since >= STANDING_S
+            if not standing and not self._is_longer(waiting, queries, wait_s, self.burst_s):
+                return False
+            self.overloaded = True
+            self._count_from(now)
+        if not short:
+            self._busy += queries
+        return not short
 
-    def accepted(self, queries: int, query_s: float) -> None:
-        """So many queries have joined the queue that would not have waited for room."""
-        self._offered_s += queries * query_s
+    def accepted(self, queries: int, busy: bool) -> None:
+        """So many queries that would not have waited for room have joined the queue. busy: whether the engine had something to do."""
+        self._accepted += queries
+        self._busy += queries if busy else 0
+
+    def has_room(self, waiting: int, queries: int, wait_s: float, call_s: float) -> bool:
+        """Whether a stream may put so many queries behind those that wait."""
+        return not self._is_longer(waiting, queries, wait_s, self._short_s(call_s, STREAM_CALLS))
 
     def _in_overload(self, now: float) -> bool:
-        if self._overload and now - self._since >= OVERLOAD_S:
-            self._overload = self._offered_s >= BUSY * (now - self._since)
-            self._since, self._offered_s = now, 0.0
-        return self._overload
+        if self.overloaded and now - self._since >= OVERLOAD_S:
+            paused = now - self._since >= 2 * OVERLOAD_S  # nobody has come for a while
+            self.overloaded = not paused and self._busy >= OVER_LOAD * self._accepted
+            self._count_from(now)
+        return self.overloaded
 
-    def is_long(self, waiting: int, queries: int, wait_s: float, call_s: float, overload: bool) -> bool:
-        """Whether the queue is longer than it may be, in overload or in a burst.
+    def _count_from(self, now: float) -> None:
+        self._since, self._accepted, self._busy = now, 0, 0
 
-        Streams, which wait for room, never fill more than overload's short queue: a burst of single requests still finds its own.
-        """
-        longest_s = min(max(SHORT_CALLS * call_s, SHORT_S), self.burst_s) if overload else self.burst_s
+    def _short_s(self, call_s: float, calls: float) -> float:
+        return min(max(calls * call_s, SHORT_S), self.burst_s)
+
+    def _is_longer(self, waiting: int, queries: int, wait_s: float, longest_s: float) -> bool:
         return waiting > 0 and (waiting + queries > self.max_queue or wait_s > longest_s)
 
 

@@ -34,9 +34,6 @@ SERIAL_CALL_S = 1e-3
 """On a CPU a call costs the sum of its queries and nobody gets an answer before its end, so that batching only saves hand-overs (tens of
 microseconds each). A call is filled up to this long, and no longer."""
 
-NEWEST = 0.1
-"""Weight of the newest call in the running mean of the seconds per query."""
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -115,7 +112,6 @@ class Batcher:
         self._waiting = 0  # queries
         self._waiting_s = 0.0  # what they are expected to take, one after the other
         self._call_s = 0.0  # the same of the call that runs
-        self._query_s = 0.0  # engine seconds per query, a running mean
         self._closed = False
         self._asleep = False
         self._room_wanted = False  # somebody found no room since the engine last took queries
@@ -179,12 +175,12 @@ class Batcher:
         with self._lock:
             if self._closed:
                 raise NotReady("The service is shutting down.")
-            if patient and self._admission.is_long(self._waiting, len(queries), self._wait_s(), self._call_s, overload=True):
+            if patient and not self._admission.has_room(self._waiting, len(queries), self._wait_s(), self._call_s):
                 self._room_wanted = True
                 return []
             if not patient:
                 self._check_room(now, len(queries))
-                self._admission.accepted(len(queries), self._query_s)
+                self._admission.accepted(len(queries), busy=self._waiting > 0 or self._call_s > 0)
             parts = []
             for rows, row_params in cut:
                 beam_size = int(row_params.beam_size_B.max(initial=1))
@@ -201,7 +197,7 @@ class Batcher:
     def _check_room(self, now: float, queries: int) -> None:
         """Holds the lock."""
         wait_s = self._wait_s()
-        if self._admission.refuses(now, self._waiting, queries, wait_s, self._call_s, self._query_s):
+        if self._admission.refuses(now, self._waiting, queries, wait_s, self._call_s):
             raise QueueFull(f"{self._waiting} queries wait already.", retry_after_s(wait_s))
 
     def _wait_s(self) -> float:
@@ -338,7 +334,6 @@ class Batcher:
             if not params.trace:
                 with self._lock:
                     self._cost.learn([(part.beam_size, len(part.queries)) for part in parts], engine_s)
-                    self._query_s += NEWEST * (engine_s / len(queries) - self._query_s) if self._query_s else engine_s / len(queries)
         except Exception as error:
             log.exception("an engine call of %d requests failed", len(parts))
             answers = [EngineFailed(repr(error)) for _ in parts]

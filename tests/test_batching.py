@@ -320,19 +320,20 @@ def test_a_full_queue_refuses_and_says_when_to_try_again(engine: FakeEngine) -> 
 
 def test_accepted_work_counts_as_offered_unless_it_would_have_waited(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Overload lasts as long as more is offered than can be done; what waits for room offers no more than there is room for."""
-    offered: list[tuple[int, float]] = []
-    monkeypatch.setattr(Admission, "accepted", lambda self, count, query_s: offered.append((count, query_s)))
+    offered: list[tuple[int, bool]] = []
+    monkeypatch.setattr(Admission, "accepted", lambda self, count, busy: offered.append((count, busy)))
 
     async def scenario() -> None:
         batcher = Batcher(engine, Limits(), "test")
         await batcher.search(queries(1, 2), SearchParams.uniform(2, 5, 5))
         await batcher.search(queries(3), SearchParams.uniform(1, 5, 5), patient=True)
-        await batcher.search(queries(4), SearchParams.uniform(1, 5, 5))
+        async with held(engine, batcher) as first:
+            (second,) = await accepted(batcher.search(queries(4), SearchParams.uniform(1, 5, 5)))
+        await asyncio.gather(first, second)
         await batcher.drain(10)
 
     asyncio.run(scenario())
-    assert [count for count, _ in offered] == [2, 1]
-    assert offered[0][1] == 0 < offered[1][1]  # what a query costs is learned from the calls
+    assert offered == [(2, False), (1, False), (1, True)]
 
 
 def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits(engine: FakeEngine) -> None:
