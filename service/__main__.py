@@ -23,6 +23,9 @@ from service.tracing import TracingUnavailable
 
 log = logging.getLogger("service")
 
+BUFFER_BYTES = 256 << 10
+"""Asked of the system for each direction of a connection; Linux doubles it for its own book-keeping."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal says stop. Returns the exit code."""
@@ -73,6 +76,8 @@ def listen(host: str, port: int) -> socket.socket:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048)
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # the system's own may grow to megabytes for each connection that is not read
+        listening.setsockopt(socket.SOL_SOCKET, buffer, BUFFER_BYTES)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it; without it answers can wait 40 ms for an ACK
     return listening
 

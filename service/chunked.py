@@ -9,6 +9,8 @@ import re
 
 MAX_LINE = 1024
 """Bytes of a chunk's size with its extensions, and of all trailers."""
+SMALL_CHUNKS, SMALL_BYTES = 4096, 32
+"""Chunks of a body that may be of any size, and the mean size that all of them must have: a chunk costs time, however small it is."""
 
 _SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}(?=[;\t \r\n])")
 
@@ -28,6 +30,7 @@ class ChunkedBody:
         self._left = 0  # of the current chunk, with the line end behind it
         self._line = b""  # the beginning of a size, or of trailers
         self._trailers = False
+        self._chunks, self._bytes = 0, 0
 
     def take(self, data: bytes | bytearray) -> int:
         """How many bytes of `data`, which follow those taken before, are the body's. Raises MalformedChunk."""
@@ -57,6 +60,10 @@ class ChunkedBody:
             raise MalformedChunk("A chunk's size is no hexadecimal number.")
         self._left = int(found.group(), 16)
         self._line = b""
+        self._chunks += 1
+        self._bytes += self._left
+        if self._chunks > SMALL_CHUNKS + self._bytes // SMALL_BYTES:
+            raise MalformedChunk(f"The body has {self._chunks} chunks of less than {SMALL_BYTES} bytes on average.")
         if self._left:
             self._left += 2  # its line end
         else:

@@ -42,6 +42,8 @@ RESERVE = 32
 """Connections above the limit, for PROBES alone."""
 LINGER_S = 5.0
 """How long a connection reads on after an early answer."""
+TURN_BYTES = 64 << 10
+"""What is parsed of one connection before the others have their turn."""
 SKIPPED_BYTES = 64 << 10
 """An unread rest of a body up to this size is skipped, and the connection is kept."""
 TOO_MANY = "Too many connections."
@@ -221,8 +223,12 @@ class Connection(HttpToolsProtocol):
 
     def _advance(self) -> None:
         """Parse what has been received, up to the end of one request."""
-        ahead = self._ahead
+        ahead, parsed = self._ahead, 0
         while ahead and not self._lingers:
+            if parsed >= TURN_BYTES:
+                self._hold()
+                self.loop.call_soon(self._go_on)
+                return
             if self._body is None:
                 if not self.idle or self.transport.is_closing():
                     break  # one request at a time
@@ -238,21 +244,38 @@ class Connection(HttpToolsProtocol):
                     break
                 self._looked = 0
             elif isinstance(self._body, int):
-                size = min(self._body, len(ahead))
+                size = min(self._body, len(ahead), TURN_BYTES)
                 self._body -= size
             else:
                 try:
-                    size = self._body.take(ahead)
+                    size = self._body.take(ahead[:TURN_BYTES])
                 except MalformedChunk as error:
                     self._malformed(str(error))
                     return
             piece = bytes(ahead[:size])
             del ahead[:size]
+            parsed += size
             if not self._parse(piece):
                 return
-        if ahead and self._body is None and not self.idle and not self.transport.is_closing():
+        if ahead and self._body is None and not self.idle:
+            self._hold()
+
+    def _hold(self) -> None:
+        """Read nothing until `_release`."""
+        if not self.transport.is_closing():
             self._flow.held = True
             self._flow.pause_reading()
+
+    def _release(self) -> None:
+        self._flow.held = False
+        if not self.transport.is_closing():
+            self._flow.resume_reading()
+
+    def _go_on(self) -> None:
+        """Parse what an earlier turn has left."""
+        if not self.transport.is_closing():
+            self._release()
+            self._advance()
 
     def _parse(self, piece: bytes) -> bool:
         """Feed the parser a part of one message. False when the connection ends."""
@@ -314,8 +337,7 @@ class Connection(HttpToolsProtocol):
                 self.finish()
                 return
             self._begun_at = self._since  # the rest must arrive in the time of a head
-        self._flow.held = False
-        self._flow.resume_reading()
+        self._release()
         if self._ahead:
             self._advance()
 
@@ -336,8 +358,7 @@ class Connection(HttpToolsProtocol):
             return
         self._lingers, self._closing = True, self.loop.time()
         self._ahead.clear()
-        self._flow.held = False
-        self._flow.resume_reading()
+        self._release()
         try:
             self.transport.write_eof()
         except OSError:  # it has gone

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.chunked import MAX_LINE, ChunkedBody, MalformedChunk
+from service.chunked import MAX_LINE, SMALL_BYTES, SMALL_CHUNKS, ChunkedBody, MalformedChunk
 from service.connection import MAX_HEAD_BYTES, MAX_HEADERS, RESERVE, SKIPPED_BYTES
 from service.server import most_connections
 from tests.listening import Listening, direct, get, listening, post, retrieval, wait_until
@@ -142,10 +142,18 @@ def test_a_chunked_body_ends_where_it_ends(chunks: list[bytes], trailers: bool, 
     assert taken == len(body)
 
 
-@pytest.mark.parametrize("body", [b"x\r\n", b"\r\n", b"1" * 17 + b"\r\n", b"1" + b" " * 2 * MAX_LINE, b"0\r\n" + b"a: b\r\n" * MAX_LINE])
-def test_a_chunk_size_that_is_none(body: bytes) -> None:
+NO_SIZES = [b"x\r\n", b"\r\n", b"1" * 17 + b"\r\n", b"1" + b" " * 2 * MAX_LINE, b"0\r\n" + b"a: b\r\n" * MAX_LINE]
+
+
+@pytest.mark.parametrize("body", [*NO_SIZES, b"1\r\na\r\n" * 2 * SMALL_CHUNKS])
+def test_chunks_that_make_no_sense_or_trouble(body: bytes) -> None:
     with pytest.raises(MalformedChunk):
         ChunkedBody().take(body)
+
+
+def test_many_chunks_are_no_trouble_unless_they_are_small() -> None:
+    body = (b"%x\r\n" % SMALL_BYTES + b"a" * SMALL_BYTES + b"\r\n") * 4 * SMALL_CHUNKS
+    assert ChunkedBody().take(body) == len(body)
 
 
 def test_chunked_requests_follow_one_another(service: Listening) -> None:
