@@ -97,6 +97,7 @@ def test_what_needs_a_descriptor_fails_alone_and_works_afterwards(scarce: tuple[
     service, target = scarce
     client = target.connect()
     assert kept(client) == "200"
+    assert removed(target, []).status == 200  # what admin requests import is imported
     request = post(json.dumps({"ids": ["item-1"]}).encode(), "/models/books/removed").replace(b"POST", b"PUT", 1)
     request = request.replace(b"Host:", f"Authorization: Bearer {KEY}\r\nHost:".encode(), 1)
     silent = target.connect_many(200)
