@@ -107,7 +107,7 @@ def attacked(
         process = subprocess.Popen(
             [*inside, sys.executable, "-m", "service", "--port", str(port), "--workers", str(workers)],
             cwd=ROOT,
-            env=os.environ | {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "WARNING"} | environment,
+            env={**os.environ, "ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "WARNING", **environment},
             stdout=written,
             stderr=written,
         )

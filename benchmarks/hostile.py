@@ -34,7 +34,7 @@ from benchmarks.attacked import ROOT, Attacked, attacked
 from benchmarks.attacks import ATTACKS, Attack, Limits, Seen, Target
 from benchmarks.attacks.connections import DESCRIPTORS
 from benchmarks.attacks.wire import post
-from benchmarks.livez import Liveness, watched
+from benchmarks.livez import TIMEOUT_S, Liveness, watched
 from loadtest.hardware import hardware
 
 GUARD_MB = 3000.0
@@ -145,8 +145,9 @@ def measure(attack: Attack, service: Attacked, target: Target) -> Row:
         target.close()
         after = settled(service, lambda: service.rss_mb() <= AFTER * before and service.descriptors() <= fds + LEFT, SETTLE_S)
         left = service.descriptors()
-    found = liveness[0] if liveness else Liveness(float("inf"), float("inf"), 0, 1, 0)
     died = not service.alive()
+    unanswered = Liveness(TIMEOUT_S * 1e3, TIMEOUT_S * 1e3, 1, 1, 0)
+    found = unanswered if died or not liveness else liveness[0]
     outcome = seen[0] if seen else Seen(False, "the attack did not end")
     row: Row = {
         "attack": attack.name,

@@ -15,7 +15,8 @@ import pytest
 from benchmarks import hostile
 from benchmarks.attacks import ATTACKS, Attack, Limits, Seen, Target, framing
 from benchmarks.attacks.heads import endless_header
-from benchmarks.attacks.wire import LIVEZ, flood, parsed, tally
+from benchmarks.attacks.target import flood, tally
+from benchmarks.attacks.wire import LIVEZ, parsed
 from benchmarks.hostile import Row, judge, main
 from benchmarks.livez import Asked, liveness
 
@@ -76,14 +77,14 @@ def test_what_the_attack_expects_counts() -> None:
 
 def test_an_attack_on_connections_may_have_new_ones_refused_and_not_left_alone() -> None:
     fills = Attack(nothing, fills=True)
-    assert judge(QUIET | {"livez_refused": 5}, True, fills) == []  # type: ignore[arg-type]
-    assert judge(QUIET | {"livez_failed": 5}, True, fills) == ["livez unanswered"]  # type: ignore[arg-type]
+    assert judge(QUIET | {"livez_refused": 5}, True, fills) == []
+    assert judge(QUIET | {"livez_failed": 5}, True, fills) == ["livez unanswered"]
 
 
 def test_what_an_attack_may_take_it_may_keep() -> None:
     bounded = Attack(nothing, bound_mb=50)
-    assert judge(QUIET | {"rss_mb_after": 149.0}, True, bounded) == []  # type: ignore[arg-type]
-    assert judge(QUIET | {"rss_mb_after": 151.0}, True, bounded) == ["after"]  # type: ignore[arg-type]
+    assert judge(QUIET | {"rss_mb_after": 149.0}, True, bounded) == []
+    assert judge(QUIET | {"rss_mb_after": 151.0}, True, bounded) == ["after"]
 
 
 def test_livez_that_is_not_answered_counts_with_the_time_out() -> None:
@@ -114,7 +115,7 @@ def test_the_exit_code_says_whether_every_row_is_ok(
     def made_up(attack: Attack, models: Path, log: Path) -> Row:
         asked.append(attack.name)
         own = failed if attack.name == "churned" else []
-        return QUIET | {"attack": attack.name, "failed": own, "ok": not own}  # type: ignore[return-value]
+        return QUIET | {"attack": attack.name, "failed": own, "ok": not own}
 
     monkeypatch.setattr(hostile, "attack_sample", made_up)
     written = tmp_path / "rows.json"

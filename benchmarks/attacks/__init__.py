@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks.attacks import answers, bodies, connections, framing, heads, pipelining, requests
-from benchmarks.attacks.wire import Limits, Seen, Target
+from benchmarks.attacks.target import Limits, Seen, Target
 
 __all__ = ["ATTACKS", "Attack", "Limits", "Seen", "Target"]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from benchmarks.attacks.wire import SLACK_S, STALL_S, Seen, Target, Wire, post, tally
+from benchmarks.attacks.target import SLACK_S, STALL_S, Seen, Target, tally
+from benchmarks.attacks.wire import Wire, post
 
 CONNECTIONS = 30
 LINES = 40
-PATIENCE_S = 10.0
+PATIENCE_S = 15.0
 """How long clients try again that are refused for now."""
 NOT_NOW = ("429", "503")
 """Refusals with which a service may hold its memory together."""

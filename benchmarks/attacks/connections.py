@@ -6,7 +6,8 @@ import contextlib
 import resource
 import time
 
-from benchmarks.attacks.wire import LIVEZ, SLACK_S, STALL_S, Seen, Target, Wire, post, tally
+from benchmarks.attacks.target import SLACK_S, STALL_S, Seen, Target, tally
+from benchmarks.attacks.wire import LIVEZ, Wire, post
 
 SILENT = 1500
 """More than the attacked service may have descriptors."""

@@ -6,7 +6,8 @@ smuggling). So a wrong message is refused, the connection ends, and nothing that
 
 from __future__ import annotations
 
-from benchmarks.attacks.wire import LIVEZ, SLACK_S, STALL_S, Seen, Target
+from benchmarks.attacks.target import SLACK_S, STALL_S, Seen, Target
+from benchmarks.attacks.wire import LIVEZ
 
 ASK = b'{"queries": [{"history": []}], "m": 1}'
 REFUSALS = {400, 405, 408, 411, 413, 414, 417, 431, 501, 505}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.attacks.wire import SLACK_S, STALL_S, Seen, Target, drip, flood, tally
+from benchmarks.attacks.target import SLACK_S, STALL_S, Seen, Target, drip, flood, tally
 
 MOST = 400 << 20
 """Bytes of a head that is offered."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from benchmarks.attacks.wire import LIVEZ, SLACK_S, Seen, Target, flood, parsed, post, ready
+from benchmarks.attacks.target import SLACK_S, Seen, Target, flood
+from benchmarks.attacks.wire import LIVEZ, parsed, post, ready
 
 CONNECTIONS = 5
 MOST = 77 << 20

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 
-from benchmarks.attacks.wire import LIVEZ, Seen, Target, Wire, post, tally
+from benchmarks.attacks.target import Seen, Target, tally
+from benchmarks.attacks.wire import LIVEZ, Wire, post
 
 REFUSED_OR_LATE = {"200", "429", "503", "504"}
 

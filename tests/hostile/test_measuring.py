@@ -30,6 +30,7 @@ def test_a_service_that_dies_makes_a_row_that_says_so(large: Path, tmp_path: Pat
     assert {"died", "livez", "livez unanswered"} <= set(row["failed"])
     assert not row["ok"]
     assert row["told"].endswith("the service died")
+    assert row["died"]
     assert (row["livez_ms_max"], row["attack"]) == (5000.0, "murder")
 
 
