@@ -53,10 +53,8 @@ def _refused(target: Target, head: bytes, block: bytes, expected: Set[str] = fro
     sent = flood(target, wires, block, 64 * MIB)
     outcomes = [wire.outcome(5) for wire in wires]
     ok = bool(wires) and set(outcomes) <= expected and max(sent) < TAKEN and all(wire.ends(2 * SLACK_S) for wire in wires)
-    return Seen(
-        ok,
-        f"{tally(outcomes)} after at most {max(sent, default=0) / 1e6:.1f} MB, expected {' or '.join(sorted(expected))} and the end of the connection",
-    )
+    wanted = " or ".join(sorted(expected))
+    return Seen(ok, f"{tally(outcomes)} after at most {max(sent, default=0) / 1e6:.1f} MB, expected {wanted} and the end of the connection")
 
 
 def held_bodies(target: Target) -> Seen:
