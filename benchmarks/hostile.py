@@ -39,7 +39,7 @@ from loadtest.hardware import hardware
 
 GUARD_MB = 3000.0
 """An attack is stopped here; at twice as much the service is killed."""
-ATTACK_S = 40.0
+ATTACK_S = 30.0
 SETTLE_S = 10.0
 LEFT = 8
 LIVEZ_MS = 100.0

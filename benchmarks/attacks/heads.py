@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from benchmarks.attacks.target import SLACK_S, STALL_S, Seen, Target, drip, flood, tally
 
 MOST = 400 << 20
@@ -41,7 +43,7 @@ def many_headers(target: Target) -> Seen:
 def endless_chunk_extension(target: Target) -> Seen:
     """Bytes that mean nothing inside a body. They may come for as long as a body may take."""
     head = b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-    return _endless(target, head + b"1;x=", BLOCK, 2 * MOST, ("400", "408", "413", "431"), taken=2 * MOST)
+    return _endless(target, head + b"1;x=", BLOCK, 2 * MOST, ("400", "408", "413", "431"), taken=sys.maxsize)
 
 
 def endless_trailers(target: Target) -> Seen:

@@ -16,7 +16,7 @@ from typing import IO, NoReturn
 import pytest
 
 from benchmarks.attacked import Attacked, attacked
-from benchmarks.attacks import Target
+from benchmarks.attacks import Limits, Target
 from benchmarks.attacks.wire import LIVEZ, Answer, Wire, post
 from tests.hostile.conftest import LIMITS, books
 from tests.test_registry import until
@@ -114,15 +114,19 @@ def test_what_needs_a_descriptor_fails_alone_and_works_afterwards(scarce: tuple[
     assert "item-2" not in items(ask(target, retrieval))
 
 
-def test_connections_beyond_the_limit_are_told_so(service: Attacked, target: Target) -> None:
-    wires = target.connect_many(LIMITS.max_connections)
-    until(lambda: service.descriptors() >= LIMITS.max_connections, "all are accepted")
-    answer = ask(target, LIVEZ)
-    assert (answer.status, answer.headers["connection"]) == (503, "close")
-    assert answer.headers["content-type"] == "application/problem+json"
-    for wire in wires:
-        wire.close()
-    until(lambda: answered(target), "there is room again")
+def test_connections_beyond_the_limit_are_told_so(large: Path, tmp_path: Path) -> None:
+    limits = Limits(head_timeout_s=60, keep_alive_s=60, max_connections=20)
+    with attacked(large, tmp_path / "log", limits.environment()) as service:
+        target = books(service.port, limits)
+        clients = target.connect_many(20)
+        assert [kept(client) for client in clients] == ["200"] * 20
+        answer = ask(target, LIVEZ)
+        assert (answer.status, answer.headers.get("connection")) == (503, "close")
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert [kept(client) for client in clients] == ["200"] * 20
+        clients[0].close()
+        until(lambda: answered(target), "there is room again")
+        target.close()
 
 
 def test_a_service_under_attack_stops_when_it_is_told(large: Path, tmp_path: Path) -> None:
