@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test check bench stack-test
+.PHONY: help run test check bench stack-test hostile-test
 
 # HOST is not taken from the environment, where other tools keep other things under this name.
 PYTHON ?=
@@ -31,6 +31,7 @@ help:
 	@echo 'make run         install, train the embedded sample once ($(MODEL)) and serve it'
 	@echo 'make test        install, then all checks and all tests'
 	@echo 'make check       install, then the static checks alone: ruff, mypy, import rules'
+	@echo 'make hostile-test  install, then attack a running service: heads, bodies, readers, connections, disks, signals'
 	@echo 'make stack-test  install, then build the images and bring docker-compose.yml up with them'
 	@echo 'make bench       install, then the quick benchmarks; figures go to benchmarks/results/'
 	@echo 'make help        this list'
@@ -60,6 +61,10 @@ check: $(INSTALLED)
 # What cannot run here, as without a container engine, is skipped and named in the summary.
 stack-test: $(INSTALLED)
 	$(VENV_PYTHON) -m pytest -m stack -rs -v
+
+# What cannot be had here, as a disk of its own, is skipped and named in the summary.
+hostile-test: $(INSTALLED)
+	$(VENV_PYTHON) -m pytest -m hostile -rs -v
 
 bench: $(INSTALLED)
 	mkdir -p benchmarks/results

@@ -43,7 +43,7 @@ def test_help_is_the_default_and_lists_every_target_and_variable() -> None:
     run = make()
     assert run.returncode == 0, run.stderr
     described = re.findall(r"^make ([\w-]+) ", run.stdout, re.MULTILINE)
-    assert sorted(described) == sorted(targets) == ["bench", "check", "help", "run", "stack-test", "test"]
+    assert sorted(described) == sorted(targets) == ["bench", "check", "help", "hostile-test", "run", "stack-test", "test"]
     assert sorted(re.findall(r"^  (\w+)=", run.stdout, re.MULTILINE)) == ["EXTRA", "HOST", "PORT", "PYTHON", "TORCH_INDEX"]
     assert make("help").stdout == run.stdout
 
@@ -73,6 +73,10 @@ def test_test_is_check_and_then_the_tests(clone: Path) -> None:
 
 def test_stack_test_runs_the_tests_that_need_a_container_engine_and_names_what_it_skips(clone: Path) -> None:
     assert would_run("stack-test", folder=clone)[-1] == f"{PYTHON} -m pytest -m stack -rs -v"
+
+
+def test_hostile_test_runs_the_attacks_and_names_what_it_skips(clone: Path) -> None:
+    assert would_run("hostile-test", folder=clone)[-1] == f"{PYTHON} -m pytest -m hostile -rs -v"
 
 
 def test_bench_runs_the_quick_benchmarks(clone: Path) -> None:
@@ -149,13 +153,13 @@ def ci(folder: Path, **tools: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([folder / ".ci" / "run"], env={"PATH": str(programs)}, capture_output=True, text=True)
 
 
-def test_ci_runs_the_tests_and_then_the_stack(tmp_path: Path) -> None:
+def test_ci_runs_the_tests_and_then_the_attacks_and_the_stack(tmp_path: Path) -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & stat.S_IXUSR
     run = ci(tmp_path, id="echo 1000")
-    assert (run.returncode, run.stdout.splitlines()) == (0, ["make test", "make stack-test"])
+    assert (run.returncode, run.stdout.splitlines()) == (0, ["make test", "make hostile-test", "make stack-test"])
 
 
-@pytest.mark.parametrize("target", ["test", "stack-test"])
+@pytest.mark.parametrize("target", ["test", "hostile-test", "stack-test"])
 def test_ci_fails_with_any_of_them(tmp_path: Path, target: str) -> None:
     assert ci(tmp_path, id="echo 1000", make=f'test "$1" != {target}').returncode != 0
 
@@ -166,11 +170,11 @@ def test_ci_installs_what_the_stack_needs_and_is_missing_where_it_may(tmp_path: 
     installed = next(line for line in run.stdout.splitlines() if line.startswith("apt-get install"))
     assert "--no-install-recommends" in installed
     assert installed.split()[-3:] == ["docker-compose", "prometheus", "debootstrap"]
-    assert run.stdout.splitlines()[-2:] == ["make test", "make stack-test"]
+    assert run.stdout.splitlines()[-3:] == ["make test", "make hostile-test", "make stack-test"]
 
 
 def test_ci_tests_what_it_can_where_nothing_can_be_installed(tmp_path: Path) -> None:
     run = ci(tmp_path, id="echo 0", **{"apt-get": "exit 100"})
     assert run.returncode == 0
     assert "stack-test will say what it skips" in run.stderr
-    assert run.stdout.splitlines() == ["make test", "make stack-test"]
+    assert run.stdout.splitlines() == ["make test", "make hostile-test", "make stack-test"]

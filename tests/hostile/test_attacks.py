@@ -1,0 +1,58 @@
+"""Every attack of `python -m benchmarks.hostile`, on a service with short time-outs: its memory is bounded, and as before afterwards.
+
+How fast /livez was is measured there; here it must have been answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from benchmarks.attacked import Attacked, attacked
+from benchmarks.attacks import ATTACKS, Attack
+from benchmarks.attacks.connections import DESCRIPTORS
+from benchmarks.hostile import line, measure
+from tests.hostile.conftest import LIMITS, books
+
+pytestmark = pytest.mark.hostile
+CLOCK = {"livez"}
+"""What a busy machine may break."""
+
+
+class Fleet:
+    """One service for all attacks; another one after an attack that it did not survive unharmed."""
+
+    def __init__(self, models: Path, logs: Path) -> None:
+        self.models, self.logs = models, logs
+        self.stack, self.started = ExitStack(), 0
+        self.service: Attacked | None = None
+
+    def running(self) -> Attacked:
+        if self.service is None:
+            self.started += 1
+            log = self.logs / f"{self.started}.log"
+            self.service = self.stack.enter_context(attacked(self.models, log, LIMITS.environment(), descriptors=DESCRIPTORS))
+        return self.service
+
+    def harmed(self) -> None:
+        self.stack.close()
+        self.service = None
+
+
+@pytest.fixture(scope="module")
+def fleet(large: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    fleet = Fleet(large, tmp_path_factory.mktemp("logs"))
+    yield fleet
+    fleet.harmed()
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_the_service_holds_is_bounded_and_recovers(fleet: Fleet, attack: Attack) -> None:
+    service = fleet.running()
+    row = measure(attack, service, books(service.port))
+    if row["failed"]:
+        fleet.harmed()
+    assert set(row["failed"]) <= CLOCK, line(row)

@@ -1,0 +1,286 @@
+"""Descriptors, connections and disks that run out: the service goes on with what it has, and is as before once there is more."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, NoReturn
+
+import pytest
+
+from benchmarks.attacked import Attacked, attacked
+from benchmarks.attacks import Limits, Target
+from benchmarks.attacks.wire import LIVEZ, Answer, Wire, post
+from tests.hostile.conftest import LIMITS, books
+from tests.test_registry import until
+
+pytestmark = pytest.mark.hostile
+KEY = "a-key-of-the-hostile-tests"
+
+
+def ask(target: Target, request: bytes) -> Answer:
+    """The answer to a request on a connection of its own."""
+    wire = target.connect()
+    try:
+        wire.send(request)
+        found = wire.answers(1, 30)
+        assert found, f"no answer to {request[:60]!r}"
+        return found[0]
+    finally:
+        wire.close()
+
+
+def removed(target: Target, ids: list[str]) -> Answer:
+    """Ask for standing removals."""
+    request = post(json.dumps({"ids": ids}).encode(), "/models/books/removed").replace(b"POST", b"PUT", 1)
+    return ask(target, request.replace(b"Host:", f"Authorization: Bearer {KEY}\r\nHost:".encode(), 1))
+
+
+def items(answer: Answer) -> list[str]:
+    assert answer.status == 200, answer
+    return [item["id"] for item in json.loads(answer.body)["results"][0]["items"]]
+
+
+def answered(target: Target) -> bool:
+    """Whether a new connection is answered."""
+    with suppress(OSError):
+        wire = target.connect()
+        wire.send(LIVEZ)
+        return wire.outcome(1) == "200"
+    return False
+
+
+def kept(wire: Wire) -> str:
+    """What becomes of another request on a connection."""
+    wire.held.clear()
+    wire.send(LIVEZ)
+    return wire.outcome(10)
+
+
+# -- descriptors and connections ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scarce(large: Path, tmp_path: Path) -> Iterator[tuple[Attacked, Target]]:
+    """A service with a hundred descriptors, whose limit on connections is not what saves it."""
+    settings = LIMITS.environment() | {"ESPALIER_KEEP_ALIVE_S": "60", "ESPALIER_ADMIN_KEYS": KEY}
+    models = tmp_path / "models"
+    shutil.copytree(large, models)
+    with attacked(models, tmp_path / "log", settings, descriptors=100) as service:
+        target = books(service.port)
+        yield service, target
+        target.close()
+
+
+def test_a_service_without_descriptors_keeps_its_clients_and_comes_back(scarce: tuple[Attacked, Target]) -> None:
+    service, target = scarce
+    client = target.connect()
+    assert kept(client) == "200"
+    silent = target.connect_many(200)
+    until(lambda: service.descriptors() > 90, "nothing is left")
+    for _ in range(20):
+        assert kept(client) == "200"
+    until(lambda: all(wire.given_up() for wire in silent), "silent connections are ended")
+    until(lambda: answered(target), "new connections are answered")
+    assert service.descriptors() < 60
+    assert service.log_kb() < 100
+
+
+def test_what_needs_a_descriptor_fails_alone_and_works_afterwards(scarce: tuple[Attacked, Target]) -> None:
+    service, target = scarce
+    client = target.connect()
+    assert kept(client) == "200"
+    assert removed(target, []).status == 200  # what admin requests import is imported
+    request = post(json.dumps({"ids": ["item-1"]}).encode(), "/models/books/removed").replace(b"POST", b"PUT", 1)
+    request = request.replace(b"Host:", f"Authorization: Bearer {KEY}\r\nHost:".encode(), 1)
+    silent = target.connect_many(200)
+    until(lambda: service.descriptors() > 90, "nothing is left")
+    client.held.clear()
+    client.send(request)
+    status = client.outcome(30)
+    assert status in ("200", "409", "503")
+    until(lambda: all(wire.given_up() for wire in silent), "silent connections are ended")
+    until(lambda: answered(target), "new connections are answered")
+    retrieval = post(target.retrieval(1, 1000, beam_size=1000))
+    assert ("item-1" in items(ask(target, retrieval))) == (status != "200")
+    assert removed(target, ["item-2"]).status == 200
+    assert "item-2" not in items(ask(target, retrieval))
+
+
+def test_connections_beyond_the_limit_are_told_so(large: Path, tmp_path: Path) -> None:
+    limits = Limits(head_timeout_s=60, keep_alive_s=60, max_connections=20)
+    with attacked(large, tmp_path / "log", limits.environment()) as service:
+        target = books(service.port, limits)
+        clients = target.connect_many(20)
+        assert [kept(client) for client in clients] == ["200"] * 20
+        answer = ask(target, LIVEZ)
+        assert (answer.status, answer.headers.get("connection")) == (503, "close")
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert [kept(client) for client in clients] == ["200"] * 20
+        clients[0].close()
+        until(lambda: answered(target), "there is room again")
+        target.close()
+
+
+def test_a_service_under_attack_stops_when_it_is_told(large: Path, tmp_path: Path) -> None:
+    with attacked(large, tmp_path / "log", LIMITS.environment() | {"ESPALIER_DRAIN_S": "1"}) as service:
+        target = books(service.port)
+        target.connect_many(50)
+        for wire in target.connect_many(10, receive_buffer=4096):
+            wire.send(post(target.largest()))
+        for wire in target.connect_many(3, receive_buffer=4096):
+            wire.send(post((target.largest() + b"\n") * 10, "/retrieve/stream", "application/x-ndjson"))
+        service.process.send_signal(signal.SIGTERM)
+        try:
+            assert service.process.wait(30) in (0, 1)
+        finally:
+            target.close()
+
+
+# -- disks ----------------------------------------------------------------------------------------------------------------
+
+MOUNT = 'mount -t tmpfs -o size=$0 none "$1" && shift && exec "$@"'
+
+
+def namespace(folder: Path, size: str) -> list[str]:
+    """A command that runs another one where `folder` is a disk of its own of this size. Skips where that cannot be had."""
+    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNT, size, str(folder)]
+    try:
+        tried = subprocess.run([*inside, "true"], capture_output=True, text=True)
+    except FileNotFoundError as error:
+        pytest.skip(f"a disk of its own needs unshare: {error}")
+    if tried.returncode:
+        pytest.skip(f"a disk of its own cannot be mounted here: {tried.stderr.strip()}")
+    return inside
+
+
+def _write_on(file: IO[bytes], block: int) -> NoReturn:
+    while True:
+        file.write(bytes(block))
+
+
+@contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """Nothing can be written in there meanwhile."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for block in (1 << 16, 1):
+            with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+                _write_on(file, block)
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+def outside(service: Attacked, folder: Path) -> Path:
+    """The service's folder, as it is seen from here."""
+    return Path(f"/proc/{service.process.pid}/root{folder}")
+
+
+@pytest.fixture
+def temporary(large: Path, tmp_path: Path) -> Iterator[tuple[Attacked, Path]]:
+    """A service of two workers with a temporary folder of 32 megabytes, and that folder."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    inside = namespace(folder, "32m")
+    with attacked(large, tmp_path / "log", LIMITS.environment() | {"TMPDIR": str(folder)}, workers=2, inside=inside) as service:
+        until(lambda: len(workers(service)) == 2, "both run")
+        yield service, outside(service, folder)
+
+
+def workers(service: Attacked) -> set[int]:
+    """The processes that serve."""
+    found = set()
+    for pid in service.processes()[1:]:
+        with suppress(OSError):
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    return found
+
+
+def every_status(target: Target) -> list[int]:
+    """Requests of every kind, whose counts begin pages of the metrics that were never written."""
+    requests = [
+        post(target.retrieval()),
+        post(target.retrieval(model="nobody")),
+        post(target.retrieval(m=0)),
+        post(b"{"),
+        post(b"{}", kind="text/plain"),
+        post(b"x" * (2 << 20)),
+        *(post(target.retrieval(1, 10, beam_size=1 << i)) for i in range(10)),
+        post((target.retrieval() + b"\n") * 3, "/retrieve/stream", "application/x-ndjson"),
+    ]
+    return [ask(target, request).status for request in requests for _ in range(4)]
+
+
+def test_a_full_temporary_folder_ends_no_worker(temporary: tuple[Attacked, Path]) -> None:
+    service, folder = temporary
+    target, before = books(service.port), workers(service)
+    with full(folder):
+        assert set(every_status(target)) == {200, 404, 413, 415, 422}
+        assert workers(service) == before
+    assert set(every_status(target)) == {200, 404, 413, 415, 422}
+    assert workers(service) == before
+    assert ask(target, LIVEZ.replace(b"livez", b"metrics")).status == 200
+
+
+def test_a_worker_that_dies_while_the_temporary_folder_is_full_takes_no_other_along(temporary: tuple[Attacked, Path]) -> None:
+    service, folder = temporary
+    target = books(service.port)
+    first, second = sorted(workers(service))
+    with full(folder):
+        os.kill(first, signal.SIGKILL)
+        until(lambda: first not in workers(service), "it is gone")
+        started: set[int] = set()
+
+        def tried_again() -> bool:
+            nonlocal started
+            started |= workers(service) - {second}
+            return len(started) >= 4 or not service.alive()
+
+        with suppress(AssertionError):  # where a replacement lives, no other one is started
+            until(tried_again, "replacements begin and end")
+        assert service.alive()
+        assert second in workers(service)
+        assert ask(target, post(target.retrieval())).status == 200
+    until(lambda: len(workers(service)) == 2, "another one takes its place")
+    assert ask(target, post(target.retrieval())).status == 200
+
+
+def test_a_full_models_folder_changes_nothing(large: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    inside = namespace(folder, "64m")
+    copy = ["sh", "-c", 'cp -r "$0"/. "$1" && shift && exec "$@"', str(large), str(folder)]
+    settings = LIMITS.environment() | {"ESPALIER_ADMIN_KEYS": KEY}
+    with attacked(folder, tmp_path / "log", settings, workers=2, inside=[*inside, *copy]) as service:
+        target = books(service.port)
+        retrieval = post(target.retrieval(1, 1000, beam_size=1000))
+        first, second = items(ask(target, retrieval))[:2]
+        assert removed(target, [first]).status == 200
+        with full(outside(service, folder)):
+            answer = removed(target, [second])
+            assert answer.status == 409, answer
+            for _ in range(10):
+                found = items(ask(target, retrieval))
+                assert first not in found
+                assert second in found
+        assert removed(target, [second]).status == 200
+        found = items(ask(target, retrieval))
+        assert first in found
+        assert second not in found
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(large: Path, tmp_path: Path) -> None:
+    settings = LIMITS.environment() | {"ESPALIER_LOG_LEVEL": "INFO", "ESPALIER_LOG_REQUESTS": "all"}
+    inside = ["sh", "-c", 'exec "$0" "$@" >/dev/full 2>&1']
+    with attacked(large, tmp_path / "log", settings, workers=2, inside=inside) as service:
+        assert set(every_status(books(service.port))) == {200, 404, 413, 415, 422}
