@@ -42,6 +42,8 @@ RESERVE = 32
 """Connections above the limit, for PROBES alone."""
 LINGER_S = 5.0
 """How long a connection reads on after an early answer."""
+GRACE_S = 0.25
+"""How long a connection may be silent or idle before it makes room for another one."""
 TURN_BYTES = 64 << 10
 """What is parsed of one connection before the others have their turn."""
 SKIPPED_BYTES = 64 << 10
@@ -70,8 +72,10 @@ class Connections:
     write_timeout_s: float
     refused: Callable[[str], None] = lambda reason: None
     open: set[Connection] = field(default_factory=set)
+    silent: dict[Connection, None] = field(default_factory=dict)
+    """Those that have not sent a whole head yet, oldest first."""
     idle: dict[Connection, None] = field(default_factory=dict)
-    """Those of which no request is under way, idle for longest first."""
+    """Those that wait for another request, for longest first."""
 
     def make(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
@@ -84,24 +88,32 @@ class Connections:
         for connection in list(self.open):
             connection.check(now)
 
-    def admit(self, connection: Connection) -> bool:
-        """Count a connection in. False where so many are busy that it may ask for PROBES alone.
+    def admit(self, connection: Connection, now: float) -> bool:
+        """Count a connection in. False where there are too many, so that it may ask for PROBES alone.
 
-        Where there are too many, the one that has been idle for longest makes room.
+        Those that have waited for longer than GRACE_S make room: the ones that never asked anything first, oldest first.
         """
-        full = len(self.open) - len(self.idle) >= self.most
-        if len(self.open) >= self.most + (RESERVE if full else 0) and (oldest := next(iter(self.idle), None)) is not None:
-            self.forget(oldest)
+        while len(self.open) >= self.most and (crowded_out := self._longest_waiting(now)) is not None:
+            self.forget(crowded_out)
             self.refused("crowded_out")
-            oldest.abort()
+            crowded_out.abort()
+        full = len(self.open) >= self.most
         self.open.add(connection)
-        self.idle[connection] = None
+        self.silent[connection] = None
         return not full
 
     def forget(self, connection: Connection) -> None:
         """Count a connection out."""
         self.open.discard(connection)
+        self.silent.pop(connection, None)
         self.idle.pop(connection, None)
+
+    def _longest_waiting(self, now: float) -> Connection | None:
+        for waiting in (self.silent, self.idle):
+            oldest = next(iter(waiting), None)
+            if oldest is not None and now - oldest.since >= GRACE_S:
+                return oldest
+        return None
 
 
 class _Flow(FlowControl):
@@ -128,7 +140,10 @@ class _Out:
 
 
 class Connection(HttpToolsProtocol):
-    """See the file's docstring."""
+    """See the file's docstring.
+
+    since  when it began to be silent or idle
+    """
 
     def __init__(
         self,
@@ -150,7 +165,7 @@ class Connection(HttpToolsProtocol):
         self._lingers = False
         self._stalled: float | None = None  # since when the client takes nothing
         self._closing: float | None = None  # since when the connection is to end
-        self._since = self.loop.time()  # of being idle
+        self.since = self.loop.time()  # of being idle
         self._begun_at: float | None = None  # the first byte of a head, or of a rest to skip, that is not complete
 
     # -- the transport's side -------------------------------------------------------------------------------------------
@@ -160,11 +175,14 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
         self._out = cast(asyncio.Transport, _Out(self, transport))
-        if shared.admit(self):
+        if shared.admit(self, self.since):
             return
         self._over, self.app = True, self._answer_probes
         if len(shared.open) > shared.most + RESERVE:
             self._refuse(503, "too_many", TOO_MANY)
+        if len(shared.open) > shared.most + 2 * RESERVE:
+            shared.forget(self)
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.forget(self)
@@ -204,7 +222,7 @@ class Connection(HttpToolsProtocol):
         elif self.idle and self._begun_at is not None:
             if now - self._begun_at > shared.head_timeout_s:
                 self._refuse(408, "head_too_slow", f"The request was not complete within {shared.head_timeout_s:g} s.")
-        elif self.idle and now - self._since > (shared.head_timeout_s if self.cycle is None else shared.keep_alive_s):
+        elif self.idle and now - self.since > (shared.head_timeout_s if self.cycle is None else shared.keep_alive_s):
             self._close()
 
     def cut_off(self) -> None:
@@ -308,13 +326,20 @@ class Connection(HttpToolsProtocol):
             self._refusal = 431, "head_too_large", f"The head of the request has more than {MAX_HEADERS} headers."
             raise ValueError("too many headers")
         body: int | ChunkedBody = 0
+        hosts = 0
         for name, value in self.headers:
             if name == b"content-length":
                 body = int(value)
             elif name == b"transfer-encoding":
                 body = ChunkedBody()
+            elif name == b"host":
+                hosts += 1
+        if hosts != 1 and (hosts or self.parser.get_http_version() != "1.0"):
+            self._refusal = 400, "malformed", f"Expected one Host header, got {hosts}."
+            raise ValueError("not one host")
         super().on_headers_complete()
         self._body, self._begun_at = body, None
+        self._shared.silent.pop(self, None)
         self._shared.idle.pop(self, None)
         self.cycle.transport = self._out
         self.cycle.keep_alive &= not self._over
@@ -330,13 +355,13 @@ class Connection(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing() or self._lingers:
             return
-        self._since = self.loop.time()
+        self.since = self.loop.time()
         self._shared.idle[self] = None
         if not self._complete:
             if self.expect_100_continue or not isinstance(self._body, int) or self._body > SKIPPED_BYTES:
                 self.finish()
                 return
-            self._begun_at = self._since  # the rest must arrive in the time of a head
+            self._begun_at = self.since  # the rest must arrive in the time of a head
         self._release()
         if self._ahead:
             self._advance()

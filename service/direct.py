@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
@@ -16,10 +17,11 @@ import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
+from espalier.errors import InvalidInput
 from service.bodies import check_type, read_body, read_lines
 from service.budget import Budget, Held
 from service.connection import CONNECTION
-from service.errors import ClientGone, QueueFull, ServiceError, SlowBody, describe, internal_problem, parse
+from service.errors import ClientGone, InvalidRequest, QueueFull, ServiceError, SlowBody, describe, internal_problem, parse
 from service.middleware import JSON_TYPES, Seen, log_failure
 from service.monitoring import Metrics
 from service.registry import LoadedModel, Registry
@@ -39,12 +41,16 @@ PIECE_BYTES = 1 << 16
 """Answers are handed to the connection in pieces of this size, the next one when the last one has been taken."""
 SLOWEST_BYTES_PER_S = 1 << 16
 """A client that takes an answer more slowly than this, after ESPALIER_WRITE_TIMEOUT_S, is cut off."""
+MAX_PARTS = 1 << 16
+"""Objects and lists in a body. Each takes some hundred bytes and a microsecond, however short it is written."""
 FREE_BYTES, FREE_VALUES = 1 << 16, 4096
 """Of a body and of an answer: what every request may have, whatever others hold."""
-BODIES_BYTES = 64 << 20
+BODIES_BYTES = 32 << 20
 """Bytes of all larger bodies that are being read or parsed."""
 ANSWERS = 4
 """Answers of the largest size that may be under way, and as many in streams: made, or not yet taken by their client."""
+
+_parser = ThreadPoolExecutor(1, thread_name_prefix="parser")
 
 
 class Retrieve:
@@ -241,10 +247,15 @@ async def send_body(send: Send, scope: Scope, body: bytes, timeout_s: float, mor
 
 
 async def parsed(content: bytes) -> RetrieveRequest:
-    """A body as a request. Raises InvalidRequest."""
+    """A body as a request. Raises InvalidRequest.
+
+    Large ones one after the other: the parser keeps the interpreter while it works, and what it makes of a body is larger than the body.
+    """
     if len(content) <= INLINE_BYTES:
         return parse(RetrieveRequest, content)
-    return await asyncio.to_thread(parse, RetrieveRequest, content)
+    if (parts := content.count(b"{") + content.count(b"[")) > MAX_PARTS:
+        raise InvalidRequest([InvalidInput("body", f"{parts} objects and lists", f"at most {MAX_PARTS}")])
+    return await asyncio.get_running_loop().run_in_executor(_parser, parse, RetrieveRequest, content)
 
 
 def chosen(request: RetrieveRequest, settings: Settings, registry: Registry, seen: Seen) -> LoadedModel:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import anyio
 from fastapi import FastAPI
 
 from service import memory
@@ -19,6 +20,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     A worker that comes in for one that died accepts no connection before it can answer: the other workers do.
     """
     service = app.state.service
+    await anyio.sleep(0)  # it imports what it works with now, and not when there may be no descriptor left to do so
     service.registry.start_loading()
     await service.registry.take_over()
     per_s = service.settings.probe_per_s

@@ -15,7 +15,9 @@ from pathlib import Path
 LOOK_S = 2.0
 """Between two looks at the memory."""
 GROWN_BYTES = 32 << 20
-"""Growth since the last look that is worth a collection."""
+"""Growth that is worth a collection."""
+LOOKS = 5
+"""Collections, one a look, after which growth that has stayed is taken for needed: by another version, say."""
 
 _STATM = Path("/proc/self/statm")
 
@@ -24,14 +26,17 @@ async def give_back() -> None:
     """Until cancelled. Does nothing as long as the memory does not grow."""
     if not _STATM.exists():  # not Linux
         return
-    low = resident_bytes()
+    usual, grown = resident_bytes(), 0
     while True:
         await asyncio.sleep(LOOK_S)
         found = resident_bytes()
-        if found > low + GROWN_BYTES:
-            await asyncio.to_thread(collect)
-            found = resident_bytes()
-        low = found
+        if found <= usual + GROWN_BYTES:
+            usual, grown = min(usual, found), 0
+            continue
+        await asyncio.to_thread(collect)
+        grown += 1
+        if grown >= LOOKS:
+            usual, grown = resident_bytes(), 0
 
 
 def resident_bytes() -> int:

@@ -93,7 +93,7 @@ class RetrieveRequest(_In):
 
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
 
-    model: str | None = Field(None, description="Name of the model; may be left out where only one is served.")
+    model: str | None = Field(None, max_length=255, description="Name of the model; may be left out where only one is served.")
     version: int | None = Field(None, ge=1, description="Version of the model; without it the default answers.")
     queries: Annotated[list[Query], FailFast()] = Field(
         min_length=1, max_length=MAX_QUERIES, description="The queries, all of the model's one kind."

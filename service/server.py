@@ -90,7 +90,7 @@ class Server(uvicorn.Server):
 
 def most_connections(wanted: int) -> int:
     """`wanted`, or as many connections as the process may have descriptors for. Raises the process's own limit where that may be done."""
-    needed = wanted + RESERVE + OTHER_DESCRIPTORS
+    needed = wanted + 2 * RESERVE + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -98,7 +98,7 @@ def most_connections(wanted: int) -> int:
         soft = allowed
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted
-    most = max(soft - RESERVE - OTHER_DESCRIPTORS, 1)
+    most = max(soft - 2 * RESERVE - OTHER_DESCRIPTORS, 1)
     log.warning(
         "the process may have %d descriptors, so that at most %d connections are taken (ESPALIER_MAX_CONNECTIONS: %d)", soft, most, wanted
     )

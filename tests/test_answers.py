@@ -194,7 +194,12 @@ def test_an_unread_stream_leaves_nothing_behind(large: Path, monkeypatch: pytest
 
 
 def test_memory_that_has_grown_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, collected = [10 << 20, 20 << 20, 200 << 20, 30 << 20, 35 << 20], []
+    """As long as it may come back; what stays is needed, until there is less."""
+    looks_mb = [300, 310, 700, 690, 320, 310, *[600] * 5, 600, 620, 640, 250, 300]
+    sizes, collected = [size << 20 for size in looks_mb], list[int]()
+
+    def resident() -> int:
+        return sizes.pop(0) if len(sizes) > 1 else sizes[0]
 
     async def looks() -> None:
         task = asyncio.create_task(memory.give_back())
@@ -204,10 +209,11 @@ def test_memory_that_has_grown_is_given_back(monkeypatch: pytest.MonkeyPatch) ->
         await asyncio.gather(task, return_exceptions=True)
 
     monkeypatch.setattr(memory, "LOOK_S", 0)
-    monkeypatch.setattr(memory, "resident_bytes", lambda: sizes.pop(0))
-    monkeypatch.setattr(memory, "collect", lambda: collected.append(sizes[0]))
+    monkeypatch.setattr(memory, "resident_bytes", resident)
+    monkeypatch.setattr(memory, "collect", lambda: collected.append(looks_mb[len(looks_mb) - len(sizes) - 1]))
     asyncio.run(looks())
-    assert collected == [30 << 20]
+    assert collected[:7] == [700, 690, *[600] * 5]
+    assert collected[7:8] == [640]
 
 
 def test_a_collection_frees_cycles() -> None:

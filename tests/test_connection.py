@@ -157,7 +157,7 @@ def test_many_chunks_are_no_trouble_unless_they_are_small() -> None:
 
 
 def test_chunked_requests_follow_one_another(service: Listening) -> None:
-    head = b"POST /retrieve HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     content = json.dumps({"model": "books", "queries": [{"history": []}], "m": 3}).encode()
     chunked = b"".join(b"%x\r\n%s\r\n" % (len(content[i : i + 7]), content[i : i + 7]) for i in range(0, len(content), 7)) + b"0\r\n\r\n"
     with service.connected() as wire:
@@ -319,7 +319,8 @@ def test_a_client_that_takes_nothing_is_cut_off(models: Path) -> None:
 # -- number -------------------------------------------------------------------------------------------------------------
 
 
-def test_above_the_limit_an_idle_connection_makes_room(models: Path) -> None:
+def test_above_the_limit_an_idle_connection_makes_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.connection.GRACE_S", 0)
     with listening(models, max_connections=2) as running, running.connected() as first, running.connected() as second:
         for wire in (first, second, first):
             wire.send(get("/livez"))
@@ -330,13 +331,38 @@ def test_above_the_limit_an_idle_connection_makes_room(models: Path) -> None:
         assert first.reply().status == 200
 
 
+def test_a_connection_that_never_asked_makes_room_before_one_that_did(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.connection.GRACE_S", 0)
+    with listening(models, max_connections=2) as running, running.connected() as asks:
+        asks.send(get("/livez"))
+        assert asks.reply().status == 200
+        with running.connected() as silent:
+            wait_until(lambda: len(running.server._connections.silent) == 1)
+            with running.connected() as third:
+                assert silent.ended()
+                third.send(get("/livez"))
+                assert third.reply().status == 200
+        asks.send(get("/livez"))
+        assert asks.reply().status == 200
+
+
+def test_who_has_just_come_does_not_make_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.connection.GRACE_S", 600)
+    with listening(models, max_connections=1) as running, running.connected() as first:
+        wait_until(lambda: len(running.server._connections.silent) == 1)
+        assert running.ask(retrieval()).problem["status"] == 503
+        assert running.ask(get("/livez")).status == 200
+        first.send(retrieval())
+        assert first.reply().status == 200
+
+
 def test_above_the_limit_only_probes_are_answered(models: Path) -> None:
     with listening(models, max_connections=2) as running, running.connected() as first, running.connected() as second:
         engine = running.engines["books"]
         engine.go.clear()
         for wire in (first, second):
             wire.send(retrieval())
-        wait_until(lambda: not running.server._connections.idle)
+        wait_until(lambda: not (running.server._connections.idle or running.server._connections.silent))
         refused = running.ask(retrieval())
         assert refused.problem["status"] == 503
         assert refused.headers["connection"] == "close"
@@ -349,20 +375,47 @@ def test_above_the_limit_only_probes_are_answered(models: Path) -> None:
         wait_until(lambda: len(running.server._connections.open) <= 2)
 
 
-def test_silent_connections_do_not_keep_a_probe_out(models: Path) -> None:
+@pytest.mark.parametrize("grace_s", [0, 600])
+def test_silent_connections_neither_stay_nor_keep_all_others_out(models: Path, monkeypatch: pytest.MonkeyPatch, grace_s: float) -> None:
+    monkeypatch.setattr("service.connection.GRACE_S", grace_s)
     with listening(models, max_connections=1, head_timeout_s=600) as running, running.connected() as busy:
-        engine = running.engines["books"]
+        connections, engine = running.server._connections, running.engines["books"]
         engine.go.clear()
         busy.send(retrieval())
-        wait_until(lambda: not running.server._connections.idle)
+        wait_until(lambda: bool(connections.open) and not connections.silent)
         with ExitStack() as many:
-            for _ in range(3 * RESERVE):
+            for _ in range(4 * RESERVE):
                 many.enter_context(socket.create_connection(running.address))
-            wait_until(lambda: running.refused("crowded_out") >= RESERVE)
-            assert running.ask(get("/livez")).status == 200
-            assert len(running.server._connections.open) <= 2 + RESERVE
+            if grace_s:
+                wait_until(lambda: running.refused("too_many") >= 3 * RESERVE)
+                assert running.ask(get("/livez")).problem["status"] == 503  # at once
+            else:
+                wait_until(lambda: running.refused("crowded_out") >= 3 * RESERVE)
+                assert running.ask(get("/livez")).status == 200
+            assert len(connections.open) <= 1 + 2 * RESERVE
         engine.go.set()
         assert busy.reply().status == 200
+
+
+@pytest.mark.parametrize("hosts", [[], ["Host: a", "Host: b"]])
+def test_a_request_has_one_host(service: Listening, hosts: list[str]) -> None:
+    request = "\r\n".join(["GET /livez HTTP/1.1", *hosts, "", ""]).encode()
+    assert "Host" in service.ask(request).problem["detail"]
+    assert service.ask(b"GET /livez HTTP/1.0\r\n\r\n").status == 200
+
+
+def test_a_body_of_very_many_parts_is_422(service: Listening) -> None:
+    for part, status in ((b"{},", 422), (b'{"history": []},', 422)):
+        body = b'{"model": "books", "queries": [' + part * 200_000
+        reply = service.ask(post("/retrieve", body[: 1 << 20]))
+        assert reply.problem["status"] == status
+        assert "65536" in reply.problem["detail"]
+
+
+def test_a_long_name_does_not_come_back(service: Listening) -> None:
+    reply = service.ask(retrieval(model="x" * 1_000_000))
+    assert reply.problem["status"] == 422
+    assert len(reply.body) < 2000
 
 
 def test_connections_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -43,7 +43,7 @@ def endless_chunks(target: Target) -> Seen:
 
 def endless_small_chunks(target: Target) -> Seen:
     """Chunks of one byte without end: each costs the service more than the client."""
-    return _refused(target, _head(None), b"1\r\nx\r\n" * 10_000, {"408", "413"})
+    return _refused(target, _head(None), b"1\r\nx\r\n" * 10_000, {"400", "408", "413"})
 
 
 def _refused(target: Target, head: bytes, block: bytes, expected: Set[str] = frozenset({"413"})) -> Seen:

@@ -65,6 +65,8 @@ WRONG: dict[str, bytes] = {
     "NUL in a name": _get(b"X-\0: a\r\n"),
     "a bare carriage return in a header": _get(b"X-Cr: a\rb\r\n"),
     "a control character in a name": _get(b"X-\x01: a\r\n"),
+    "no host": b"GET /livez HTTP/1.1\r\n\r\n",
+    "two hosts": _get(b"Host: example.com\r\n"),
     # request lines
     "NUL in the address": _get(line=b"GET /livez\0 HTTP/1.1"),
     "a blank in the address": _get(line=b"GET /livez x HTTP/1.1"),
@@ -104,8 +106,6 @@ EITHER: dict[str, bytes] = {
     "equal lengths in one line": _sized(_N + b", " + _N),
     "bare line feeds": LIVEZ.replace(b"\r\n", b"\n"),
     "another protocol": _get(line=b"GET /livez RTSP/1.0"),
-    "no host": b"GET /livez HTTP/1.1\r\n\r\n",
-    "two hosts": _get(b"Host: example.com\r\n"),
     "a wish for a WebSocket": _get(
         b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAA\r\n"
     ),
