@@ -45,7 +45,9 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_engine) -> Fas
     registry = Registry(settings, metrics, open_engine)
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
     app.state.service = Service(settings, metrics, registry, keys, tracer)
-    direct: dict[str, ASGIApp] = {RETRIEVE: Retrieve(settings, registry, keys, metrics), STREAM: Stream(settings, registry, keys, metrics)}
+    single, stream = Retrieve(settings, registry, keys, metrics), Stream(settings, registry, keys, metrics)
+    app.state.budgets = (single.bodies, single.answers, stream.answers)
+    direct: dict[str, ASGIApp] = {RETRIEVE: single, STREAM: stream}
     limits = settings.max_body_bytes, settings.body_timeout_s
     app.add_middleware(Edge, direct, keys, *limits, metrics, settings.log_requests, tracer)
     if settings.cors_origins:

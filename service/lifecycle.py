@@ -24,7 +24,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     service.registry.start_loading()
     await service.registry.take_over()
     per_s = service.settings.probe_per_s
-    beside = [asyncio.create_task(memory.give_back())]
+    beside = [asyncio.create_task(memory.give_back(app.state.budgets))]
     if per_s:
         beside.append(asyncio.create_task(Probe(service.registry, service.metrics, per_s).run()))
     yield

@@ -10,20 +10,24 @@ import asyncio
 import ctypes
 import gc
 import os
+from collections.abc import Sequence
 from pathlib import Path
+
+from service.budget import Budget
 
 LOOK_S = 2.0
 """Between two looks at the memory."""
 GROWN_BYTES = 32 << 20
 """Growth that is worth a collection."""
 LOOKS = 5
-"""Collections, one a look, after which growth that has stayed is taken for needed: by another version, say."""
+"""Collections, one a look, after which growth that has stayed although no large request was under way is taken for needed: by another
+version, say."""
 
 _STATM = Path("/proc/self/statm")
 
 
-async def give_back() -> None:
-    """Until cancelled. Does nothing as long as the memory does not grow."""
+async def give_back(budgets: Sequence[Budget]) -> None:
+    """Until cancelled. Does nothing as long as the memory does not grow. `budgets` tell whether large requests are under way."""
     if not _STATM.exists():  # not Linux
         return
     usual, grown = resident_bytes(), 0
@@ -34,7 +38,7 @@ async def give_back() -> None:
             usual, grown = min(usual, found), 0
             continue
         await asyncio.to_thread(collect)
-        grown += 1
+        grown = 0 if any(budget.left < budget.units for budget in budgets) else grown + 1
         if grown >= LOOKS:
             usual, grown = resident_bytes(), 0
 
