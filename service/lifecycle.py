@@ -26,5 +26,6 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     if probe is not None:
         probe.cancel()
     await service.registry.drain(service.settings.drain_s)
+    service.audit.tell_left_out()
     if service.tracer is not None:
         await asyncio.to_thread(service.tracer.close)

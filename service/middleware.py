@@ -1,7 +1,7 @@
 """The outermost layer: request id, body limit, metrics and log of the requests, and the answers to what was raised.
 
-Plain ASGI, because a layer that builds request objects would cost more than the rest of the service. It calls the two applications of
-direct.py itself; all other paths go to the framework.
+HEAD is answered as GET without the body, whatever the route. Plain ASGI, because a layer that builds request objects would cost more than
+the rest of the service. It calls the two applications of direct.py itself; all other paths go to the framework.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from espalier.errors import InvalidInput
 from service import errors
+from service.audit import Audit
 from service.bodies import check_type, read_body
-from service.errors import BodyTooLarge
+from service.errors import BodyTooLarge, Denied
 from service.monitoring import Metrics
 from service.security import Keys
 from service.tracing import Tracer, trace_id
@@ -32,6 +33,8 @@ RETRIEVE, STREAM, ADMIN = "/retrieve", "/retrieve/stream", "/models/"
 JSON_TYPES = ("application/json",)
 _PROCESS, _NUMBERS = secrets.token_hex(6).encode(), itertools.count(1)
 """Ids of requests that bring none: unlike among processes, and no system call each."""
+_WITHOUT_BODY = re.compile(r"/models/[^/]+/removed/.+", re.DOTALL)
+"""Paths of admin requests whose body nobody reads."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -45,6 +48,7 @@ class Seen:
         "beam_size",
         "began",
         "content_type",
+        "key",
         "m",
         "model",
         "queries",
@@ -57,6 +61,7 @@ class Seen:
     def __init__(self, began: float, request_id: bytes = b"", headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self.began, self.request_id, self.content_type, self.announced = began, request_id, b"", 0
         self.authorization: bytes | None = None
+        self.key: str | None = None
         self.traceparent: bytes | None = None
         self.model = ""
         self.version: int | None = None
@@ -85,6 +90,7 @@ class Edge:
 
     direct          applications of paths that are called with POST, instead of the framework
     keys            checked here for admin requests, before their body is read
+    audit           where requests that were not let in are told
     max_body_bytes  a larger body raises BodyTooLarge where it is read; the lines of a stream are limited instead
     log_requests    which requests of `direct` are logged
     tracer          where spans of them go
@@ -95,13 +101,14 @@ class Edge:
         app: ASGIApp,
         direct: Mapping[str, ASGIApp],
         keys: Keys,
+        audit: Audit,
         max_body_bytes: int,
         body_timeout_s: float,
         metrics: Metrics,
         log_requests: Literal["none", "failed", "all"] = "none",
         tracer: Tracer | None = None,
     ) -> None:
-        self.app, self.direct, self.keys, self.metrics = app, direct, keys, metrics
+        self.app, self.direct, self.keys, self.audit, self.metrics = app, direct, keys, audit, metrics
         self.max_body_bytes, self.body_timeout_s = max_body_bytes, body_timeout_s
         self.log_requests, self.tracer = log_requests, tracer
 
@@ -109,6 +116,8 @@ class Edge:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            scope, send = {**scope, "method": "GET"}, _without_body(send)
         path, status, received = scope["path"], 0, 0
         seen = scope[Seen.KEY] = Seen(time.perf_counter(), headers=scope["headers"])
 
@@ -136,6 +145,8 @@ class Edge:
             else:
                 await self.app(scope, await self._checked(scope, seen, receive_limited), send_marked)
         except Exception as error:
+            if isinstance(error, Denied):
+                self.audit.denied(scope, seen.request_id.decode(), error)
             described = errors.describe(error)
             if described is None:
                 log_failure(seen)
@@ -148,7 +159,8 @@ class Edge:
 
     async def _checked(self, scope: Scope, seen: Seen, receive: Receive) -> Receive:
         """The body of an admin request, before the framework sees it: only with a key, in time, of the right size, type and form."""
-        if scope["method"] not in ("POST", "PUT") or not scope["path"].startswith(ADMIN):
+        path = scope["path"]
+        if scope["method"] not in ("POST", "PUT") or not path.startswith(ADMIN) or _WITHOUT_BODY.fullmatch(path):
             return receive
         self.keys.check("admin", seen.authorization)
         check_type(seen.content_type, JSON_TYPES)
@@ -187,6 +199,13 @@ class Edge:
             requests_log.info("%s", said, extra={"fields": told})
         if self.tracer is not None:
             self.tracer.record(f"POST {path}", seen.traceparent, seconds, status, seen.model, seen.stages_ms)
+
+
+def _without_body(send: Send) -> Send:
+    async def send_head(message: Message) -> None:
+        await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+    return send_head
 
 
 def log_failure(seen: Seen) -> None:

@@ -264,6 +264,16 @@ class Removed(BaseModel):
     unknown: list[str] = Field(description="Ids that no loaded version's catalogue has; they are kept.")
 
 
+class RemovedId(BaseModel):
+    """What became of one item."""
+
+    id: str
+    removed: bool = Field(description="Whether it is excluded now.")
+    changed: bool = Field(description="Whether that was otherwise before.")
+    known: bool = Field(description="Whether the default version's catalogue has it; an id that it lacks is kept.")
+    total: int = Field(description="Ids that are on the model's list now.")
+
+
 class RemovedIds(BaseModel):
     ids: list[str]
 
