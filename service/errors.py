@@ -248,17 +248,19 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if known.status_code == 400:  # the framework could not decode a body
         return response(_invalid([InvalidInput("body", "other bytes", "a JSON document in UTF-8")]))
     detail = {404: "No such route; see /docs.", 405: "This route does not take this method."}.get(known.status_code, str(known.detail))
-    headers = {**(known.headers or {})} | ({"Allow": allowed(request)} if known.status_code == 405 else {})
+    headers = {**(known.headers or {})}
+    if known.status_code == 405 and (methods := allowed(request)):
+        headers["Allow"] = ", ".join(methods)
     return response(problem(known.status_code, detail), headers)
 
 
-def allowed(request: Request) -> str:
-    """The methods that a path takes, of all its routes. (The framework names those of the first route alone.)"""
+def allowed(request: Request) -> list[str]:
+    """The methods that a path takes, of all its routes: the framework names those of the first alone. Empty inside a folder of files."""
     methods: set[str] = set()
     for route in request.app.routes:
         if route.matches(request.scope)[0] is not Match.NONE:
-            methods |= getattr(route, "methods", None) or {"GET"}  # a folder of files has no methods of its own
-    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+            methods |= getattr(route, "methods", None) or set()
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
 def _invalid(errors: Sequence[InvalidInput]) -> dict[str, Any]:

@@ -228,7 +228,7 @@ async def set_removed(
     change = service.registry.edit_removed(name, replace, whole=not condition.given)
     await _audited(request, "set_removed", name, change, _lists)
     unknown = await service.registry.unknown(name, listed)
-    return _json({"removed": len(listed) - len(unknown), "unknown": unknown}, etag=await asyncio.to_thread(etag, listed))
+    return await _tagged({"removed": len(listed) - len(unknown), "unknown": unknown}, listed)
 
 
 async def removed(request: Request, name: Name, if_none_match: IfChanged = None) -> Response:
@@ -237,7 +237,7 @@ async def removed(request: Request, name: Name, if_none_match: IfChanged = None)
     tag = await asyncio.to_thread(etag, ids)
     if if_none_match is not None and matches(if_none_match, tag):
         return Response(None, 304, {"ETag": tag})
-    return _json({"ids": ids}, etag=tag)
+    return await _tagged({"ids": ids}, ids)
 
 
 async def remove_item(
@@ -303,7 +303,7 @@ async def _edit_item(
         "known": not unknown,
         "total": len(edited.after),
     }
-    return _json(answer, etag=await asyncio.to_thread(etag, edited.after))
+    return await _tagged(answer, edited.after)
 
 
 def _check_item(request: Request, item_id: str) -> None:
@@ -332,8 +332,14 @@ def _lists(change: Edited) -> Change:
     return Change(summary(change.before), summary(change.after))
 
 
-def _json(document: object, status: int = 200, etag: str | None = None) -> Response:
-    return Response(orjson.dumps(document), status, None if etag is None else {"ETag": etag}, media_type="application/json")
+async def _tagged(document: dict[str, Any], ids: Sequence[str]) -> Response:
+    """An answer about a list of removed ids."""
+    tag = await asyncio.to_thread(etag, ids)
+    return Response(orjson.dumps(document | {"etag": tag}), headers={"ETag": tag}, media_type="application/json")
+
+
+def _json(document: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type="application/json")
 
 
 def _describe(entry: Entry, settings: Settings) -> dict[str, Any]:
