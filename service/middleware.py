@@ -29,12 +29,12 @@ from service.tracing import Tracer, trace_id
 log = logging.getLogger(__name__)
 requests_log = logging.getLogger("service.requests")
 
-RETRIEVE, STREAM, ADMIN = "/retrieve", "/retrieve/stream", "/models/"
+RETRIEVE, STREAM = "/retrieve", "/retrieve/stream"
 JSON_TYPES = ("application/json",)
 _PROCESS, _NUMBERS = secrets.token_hex(6).encode(), itertools.count(1)
 """Ids of requests that bring none: unlike among processes, and no system call each."""
-_WITHOUT_BODY = re.compile(r"/models/[^/]+/removed/.+", re.DOTALL)
-"""Paths of admin requests whose body nobody reads."""
+_WITH_BODY = re.compile(r"/models/[^/]+/(?:load|unload|default|removed)")
+"""Paths of admin requests that have a body."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -159,8 +159,7 @@ class Edge:
 
     async def _checked(self, scope: Scope, seen: Seen, receive: Receive) -> Receive:
         """The body of an admin request, before the framework sees it: only with a key, in time, of the right size, type and form."""
-        path = scope["path"]
-        if scope["method"] not in ("POST", "PUT") or not path.startswith(ADMIN) or _WITHOUT_BODY.fullmatch(path):
+        if scope["method"] not in ("POST", "PUT") or not _WITH_BODY.fullmatch(scope["path"]):
             return receive
         self.keys.check("admin", seen.authorization)
         check_type(seen.content_type, JSON_TYPES)
