@@ -8,7 +8,7 @@
         ├── ModelNotFound         404   no such model, or the version is not loaded
         ├── SlowBody              408   the body did not arrive in time
         ├── Conflict              409   the models' state does not allow it
-        │   └── Busy              409   somebody else changes the model; Retry-After says when to try again
+        │   └── BeingChanged      409   somebody else changes the model; Retry-After says when to try again
         ├── PreconditionFailed    412   the list is another one than the client has read
         ├── BodyTooLarge          413
         ├── NotJson               415
@@ -101,7 +101,7 @@ class Conflict(ServiceError):
     status = 409
 
 
-class Busy(Conflict):
+class BeingChanged(Conflict):
     """Somebody else changes the model at the moment."""
 
     headers = (("Retry-After", "1"),)

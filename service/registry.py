@@ -18,7 +18,7 @@ from espalier.errors import BundleNotFound, InvalidData, InvalidQuery
 from espalier.search import open_engine
 from service.desired import Removed, Serving
 from service.entry import Entry
-from service.errors import Busy, Conflict, ModelNotFound, NotReady
+from service.errors import BeingChanged, Conflict, ModelNotFound, NotReady
 from service.follower import Follower
 from service.loading import LoadedModel, OpenEngine
 from service.monitoring import Metrics
@@ -176,7 +176,7 @@ class Registry:
 
         edit   called in a thread with the list as it is; returns what it should be, None to leave it. What it raises ends the change
         whole  whether `edit` does not care what the list was, so that a malformed file can be replaced
-        Raises ModelNotFound, Busy when others do not end in time, Conflict.
+        Raises ModelNotFound, BeingChanged when others do not end in time, Conflict.
         """
         return await self._whole(self._edit_removed(self.entry(name), edit, whole))
 
@@ -311,14 +311,14 @@ class Registry:
 
 @asynccontextmanager
 async def _alone(entry: Entry) -> AsyncIterator[None]:
-    """Nobody else changes the model meanwhile. Raises Busy when others do not end within EDIT_WAIT_S."""
+    """Nobody else changes the model meanwhile. Raises BeingChanged when others do not end within EDIT_WAIT_S."""
     until = time.monotonic() + EDIT_WAIT_S
     with ExitStack() as held:
         while True:
             try:
                 held.enter_context(entry.disk.locked())
                 break
-            except Busy:
+            except BeingChanged:
                 if time.monotonic() >= until:
                     raise
             await asyncio.sleep(LOOK_S)
