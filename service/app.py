@@ -15,8 +15,9 @@ from service.direct import Retrieve, Stream
 from service.lifecycle import lifespan
 from service.middleware import RETRIEVE, STREAM, Edge
 from service.monitoring import Metrics
+from service.parts import Service
 from service.registry import OpenEngine, Registry
-from service.routes import Service, add_routes
+from service.routes import add_routes
 from service.security import Keys
 from service.settings import Settings
 from service.sharing import Shared

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
-from urllib.parse import unquote_to_bytes
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
-import orjson
-from fastapi import Depends, FastAPI, Header, Path, Query, Request, Security
+from fastapi import Depends, FastAPI, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
-from espalier.errors import InvalidInput
-from service.audit import Audit, Change, origin
-from service.completion import Completer
+from service.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
 from service.direct import LINES_TYPES
 from service.errors import Denied
-from service.middleware import RETRIEVE, STREAM, Seen
-from service.monitoring import CONTENT_TYPE, Metrics
-from service.registry import Edited, Entry, Registry, Served
-from service.removals import Condition, Ids, check_id, check_list, etag, matches, summary, with_id, without_id
+from service.middleware import RETRIEVE, STREAM
+from service.monitoring import CONTENT_TYPE
+from service.parts import Name, as_json, describe, seen_of, service_of
 from service.schemas import (
     Completions,
-    LoadRequest,
     Model,
     Models,
     Problem,
@@ -33,62 +24,15 @@ from service.schemas import (
     Removed,
     RemovedId,
     RemovedIds,
-    RemovedRequest,
     RetrieveRequest,
     RetrieveResponse,
-    VersionRequest,
 )
-from service.security import Keys, Role
-from service.settings import Settings
-from service.sharing import Shared
-from service.tracing import Tracer
-
-T = TypeVar("T")
+from service.security import Role
 
 Bearer = Annotated[
     HTTPAuthorizationCredentials | None,
     Security(HTTPBearer(auto_error=False, description="An API key; needed where the service has some.")),
 ]
-Name = Annotated[str, Path(description="Name of a model.")]
-ItemId = Annotated[str, Path(alias="id", description="Id of an item, percent-encoded; it may hold `/`.")]
-IfMatch = Annotated[
-    str | None, Header(description="Entity tags: the change is made if the list is one that has one of them, or for `*`; else 412.")
-]
-IfNoneMatch = Annotated[
-    str | None, Header(description="Entity tags: the change is made unless the list has one of them; never for `*`. Else 412.")
-]
-IfChanged = Annotated[
-    str | None, Header(alias="If-None-Match", description="Entity tags: the answer is 304 where the list has one of them.")
-]
-
-
-class _ItemIds(Convertor[str]):
-    """The rest of a path, whatever is in it; the framework's own stops at a line break."""
-
-    regex = "(?s:.+)"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
-
-
-register_url_convertor("item_id", _ItemIds())
-
-
-@dataclass(frozen=True)
-class Service:
-    """What the routes work with; `app.state.service`."""
-
-    settings: Settings
-    metrics: Metrics
-    registry: Registry
-    keys: Keys
-    audit: Audit
-    completer: Completer
-    exposition: Shared[bytes]
-    tracer: Tracer | None = None
 
 
 def add_routes(app: FastAPI) -> None:
@@ -98,7 +42,7 @@ def add_routes(app: FastAPI) -> None:
 
     def needs(role: Role) -> Sequence[Any]:
         async def check(request: Request, _: Bearer) -> None:
-            service, seen = _service(request), _seen(request)
+            service, seen = service_of(request), seen_of(request)
             try:
                 seen.key = service.keys.check(role, seen.authorization)
             except Denied as error:
@@ -163,14 +107,14 @@ def retrieve_stream() -> None:
 
 async def models(request: Request) -> Response:
     """Every model of the models folder, ready or not."""
-    service = _service(request)
-    return _json({"models": [_describe(entry, service.settings) for entry in service.registry.entries.values()]})
+    service = service_of(request)
+    return as_json({"models": [describe(entry, service.settings) for entry in service.registry.entries.values()]})
 
 
 async def model(request: Request, name: Name) -> Response:
     """One model: state, versions, engine, query kind, search defaults and limits, tree size, metrics at training."""
-    service = _service(request)
-    return _json(_describe(service.registry.entry(name), service.settings))
+    service = service_of(request)
+    return as_json(describe(service.registry.entry(name), service.settings))
 
 
 async def complete_items(
@@ -180,186 +124,25 @@ async def complete_items(
     limit: Annotated[int, Query(ge=1, le=100, description="Most items to return.")] = 10,
 ) -> Response:
     """Items whose id or title starts with `prefix`, in catalogue order."""
-    service = _service(request)
+    service = service_of(request)
     items = service.registry.choose(name, None).bundle.items
-    return _json({"items": await service.completer.complete(items, prefix, limit)})
-
-
-async def load(request: Request, name: Name, body: LoadRequest) -> Response:
-    """Open a version, verify and warm it beside what serves, and, unless told otherwise, make it the default in one step.
-
-    A version that fails to load changes nothing.
-    """
-    service = _service(request)
-    change = service.registry.load(name, body.version, body.default)
-    await _audited(request, "load", name, change, _versions, version=body.version)
-    return _json(_describe(service.registry.entry(name), service.settings))
-
-
-async def unload(request: Request, name: Name, body: VersionRequest) -> Response:
-    """Drop a version that is not the default, once the requests that it has accepted are answered."""
-    service = _service(request)
-    await _audited(request, "unload", name, service.registry.unload(name, body.version), _versions, version=body.version)
-    return _json(_describe(service.registry.entry(name), service.settings))
-
-
-async def set_default(request: Request, name: Name, body: VersionRequest) -> Response:
-    """Send requests without a version to this one, which is loaded first where it is not: pin a version, or roll back."""
-    service = _service(request)
-    await _audited(request, "default", name, service.registry.set_default(name, body.version), _versions, version=body.version)
-    return _json(_describe(service.registry.entry(name), service.settings))
-
-
-async def set_removed(
-    request: Request, name: Name, body: RemovedRequest, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
-) -> Response:
-    """Items that no answer of this model may hold, in place of the former ones. Takes effect without a reload.
-
-    With the ETag of what was read in `If-Match`, nobody else's change can be lost: 412 says that there was one.
-    """
-    service = _service(request)
-    listed = check_list(body.ids, service.settings.max_removed)
-    condition = Condition(if_match, if_none_match)
-
-    def replace(before: Ids) -> Ids:
-        condition.check(before)
-        return listed
-
-    change = service.registry.edit_removed(name, replace, whole=not condition.given)
-    await _audited(request, "set_removed", name, change, _lists)
-    unknown = await service.registry.unknown(name, listed)
-    return await _tagged({"removed": len(listed) - len(unknown), "unknown": unknown}, listed)
-
-
-async def removed(request: Request, name: Name, if_none_match: IfChanged = None) -> Response:
-    """The standing exclusions."""
-    ids = _service(request).registry.removed(name)
-    tag = await asyncio.to_thread(etag, ids)
-    if if_none_match is not None and matches(if_none_match, tag):
-        return Response(None, 304, {"ETag": tag})
-    return await _tagged({"ids": ids}, ids)
-
-
-async def remove_item(
-    request: Request, name: Name, item_id: ItemId, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
-) -> Response:
-    """One more item that no answer of this model may hold; nothing changes where it is one already. There is no body."""
-    most = _service(request).settings.max_removed
-    condition = Condition(if_match, if_none_match)
-    return await _edit_item(request, "remove_item", name, item_id, lambda ids: with_id(ids, item_id, most), condition)
-
-
-async def restore_item(
-    request: Request, name: Name, item_id: ItemId, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
-) -> Response:
-    """Let answers hold an item again; nothing changes where they may."""
-    condition = Condition(if_match, if_none_match)
-    return await _edit_item(request, "restore_item", name, item_id, lambda ids: without_id(ids, item_id), condition)
+    return as_json({"items": await service.completer.complete(items, prefix, limit)})
 
 
 async def livez() -> Response:
     """The process runs."""
-    return _json({"alive": True})
+    return as_json({"alive": True})
 
 
 async def readyz(request: Request) -> Response:
     """200 once every model is loaded, verified and warm; 503 with the reasons before, after a failure, and while shutting down."""
-    reasons = _service(request).registry.not_ready()
-    return _json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+    reasons = service_of(request).registry.not_ready()
+    return as_json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
 
 async def metrics(request: Request) -> Response:
     """Prometheus metrics. Those who ask at the same time get the same answer."""
-    return Response(await _service(request).exposition.get(), media_type=CONTENT_TYPE)
-
-
-def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
-
-
-def _seen(request: Request) -> Seen:
-    seen: Seen = request.scope[Seen.KEY]
-    return seen
-
-
-async def _edit_item(
-    request: Request, action: str, name: str, item_id: str, edit: Callable[[Ids], Ids | None], condition: Condition
-) -> Response:
-    """Change the standing exclusions by the item that the path names."""
-    registry = _service(request).registry
-    _check_item(request, item_id)
-
-    def edit_item(before: Ids) -> Ids | None:
-        condition.check(before)
-        return edit(before)
-
-    edited = await _audited(request, action, name, registry.edit_removed(name, edit_item), _lists, id=item_id)
-    unknown = await registry.unknown(name, (item_id,))
-    answer = {
-        "id": item_id,
-        "removed": action == "remove_item",
-        "changed": edited.before != edited.after,
-        "known": not unknown,
-        "total": len(edited.after),
-    }
-    return await _tagged(answer, edited.after)
-
-
-def _check_item(request: Request, item_id: str) -> None:
-    """Raise InvalidInput for an id that no item can have, or that was not sent in UTF-8: the server has replaced what was none."""
-    try:
-        unquote_to_bytes(request.scope.get("raw_path") or b"").decode()
-    except UnicodeDecodeError:
-        raise InvalidInput("id", item_id, "an item id in UTF-8, percent-encoded") from None
-    check_id(item_id, "id")
-
-
-async def _audited(
-    request: Request, action: str, name: str, change: Coroutine[Any, Any, T], described: Callable[[T], Change], **what: Any
-) -> T:
-    seen = _seen(request)
-    by = origin(request.scope, seen.request_id.decode(), seen.key)
-    return await _service(request).audit.change(action, name, by, change, described, **what)
-
-
-def _versions(change: tuple[Served, Served]) -> Change:
-    before, after = change
-    return Change(before._asdict(), after._asdict())
-
-
-def _lists(change: Edited) -> Change:
-    return Change(summary(change.before), summary(change.after))
-
-
-async def _tagged(document: dict[str, Any], ids: Sequence[str]) -> Response:
-    """An answer about a list of removed ids."""
-    tag = await asyncio.to_thread(etag, ids)
-    return Response(orjson.dumps(document | {"etag": tag}), headers={"ETag": tag}, media_type="application/json")
-
-
-def _json(document: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(document), status, media_type="application/json")
-
-
-def _describe(entry: Entry, settings: Settings) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "name": entry.name,
-        "state": entry.state,
-        "reason": entry.reason,
-        "version": entry.version,
-        "versions": [info._asdict() for info in entry.states()],
-        "max_queries": settings.max_queries,
-    }
-    if entry.loaded is not None:
-        manifest = entry.loaded.bundle.manifest
-        described |= {
-            "engine": entry.loaded.engine.name,
-            "algorithm": manifest.algorithm,
-            **manifest.model_dump(mode="json", include={"query", "search", "tree", "ranker", "metrics"}),
-            "fields": entry.loaded.bundle.items.fields,
-        }
-    return described
+    return Response(await service_of(request).exposition.get(), media_type=CONTENT_TYPE)
 
 
 _DENIED: dict[Role | None, Sequence[int]] = {None: (), "retrieve": (401,), "admin": (401, 403)}

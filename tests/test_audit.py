@@ -293,8 +293,12 @@ def test_no_value_ends_a_line_or_looks_like_another_field(
             await audit.change("remove_item", model, Origin("10.0.0.7:1", "r"), refuse(), lambda _: Change(0, 0), id=item)
 
     records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    handler = Keep()
     logger = logging.getLogger("service.audit")
     logger.addHandler(handler)
     try:

@@ -414,6 +414,20 @@ def test_a_malformed_file_is_replaced_as_a_whole_and_not_edited(shelf: Running, 
     assert json.loads(file.read_text())["ids"] == ["item-1", "item-3"]
 
 
+def test_without_a_file_what_holds_is_edited(shelf: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that was away for a moment must not bring back what was removed."""
+    send(shelf, "PUT", body={"ids": ["item-1"]})
+    away, plain = [True], DesiredState.read
+
+    def read(disk: DesiredState, kind: type[Removed]) -> Removed | None:
+        return None if kind is Removed and away and away.pop() else plain(disk, kind)
+
+    monkeypatch.setattr(DesiredState, "read", read)
+    assert send(shelf, "PUT", item("item-2")).json()["total"] == 2
+    assert away == []
+    assert json.loads((folder / "books" / "removed.json").read_text())["ids"] == ["item-1", "item-2"]
+
+
 def test_a_condition_is_about_the_list_at_the_time_of_the_change() -> None:
     condition = Condition(if_match=etag(["a"]))
     condition.check(["a"])
