@@ -17,7 +17,21 @@ from espalier_client.errors import (
     Unavailable,
     WrongValue,
 )
-from espalier_client.messages import Answer, Completion, Item, Model, Query, Readiness, Removal, Request, Result, Timing, Version
+from espalier_client.messages import (
+    Answer,
+    Completion,
+    Item,
+    Model,
+    Query,
+    Readiness,
+    Removal,
+    RemovedIds,
+    RemovedItem,
+    Request,
+    Result,
+    Timing,
+    Version,
+)
 from espalier_client.retry import Retry
 
 __all__ = [
@@ -39,6 +53,8 @@ __all__ = [
     "Query",
     "Readiness",
     "Removal",
+    "RemovedIds",
+    "RemovedItem",
     "Request",
     "RequestFailed",
     "Result",

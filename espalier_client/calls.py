@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
@@ -15,7 +15,7 @@ import httpx
 
 from espalier_client import messages
 from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, TimedOut, from_problem
-from espalier_client.messages import Answer, Completion, Model, Readiness, Removal, Request, to_bytes
+from espalier_client.messages import Answer, Completion, Model, Readiness, Removal, RemovedIds, RemovedItem, Request, to_bytes
 
 T = TypeVar("T")
 Value = str | int | bool
@@ -38,6 +38,7 @@ class Call(Generic[T]):
     body: bytes | None = None
     params: Mapping[str, Value] = field(default_factory=dict)
     media_type: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict)
     repeatable: bool = True
     statuses: tuple[int, ...] = ()
     patience_s: float | None = None
@@ -45,7 +46,7 @@ class Call(Generic[T]):
 
     def arguments(self, timeout_s: float) -> dict[str, Any]:
         """What httpx's `request` and `stream` take."""
-        headers = {"X-Request-Id": self.request_id}
+        headers = {"X-Request-Id": self.request_id, **self.headers}
         if self.body is not None:
             headers["Content-Type"] = self.media_type
         return {
@@ -127,13 +128,22 @@ def set_default(name: str, version: int, timeout_s: float) -> Call[Model]:
     return _change("POST", _path(name, "default"), messages.model, {"version": version}, timeout_s)
 
 
-def set_removed(name: str, ids: Iterable[str]) -> Call[Removal]:
+def set_removed(name: str, ids: Iterable[str], if_match: str | None = None) -> Call[Removal]:
     if isinstance(ids, str):
         raise TypeError(f"ids: got {ids!r}, expected a list")
-    return _change("PUT", _path(name, "removed"), messages.removal, {"ids": list(ids)})
+    call = _change("PUT", _path(name, "removed"), messages.removal, {"ids": list(ids)})
+    return call if if_match is None else replace(call, headers={"If-Match": _tag(if_match)})
 
 
-def removed(name: str) -> Call[tuple[str, ...]]:
+def remove_item(name: str, item_id: str) -> Call[RemovedItem]:
+    return Call("PUT", _item_path(name, item_id), messages.removed_item, repeatable=False)
+
+
+def restore_item(name: str, item_id: str) -> Call[RemovedItem]:
+    return Call("DELETE", _item_path(name, item_id), messages.removed_item, repeatable=False)
+
+
+def removed(name: str) -> Call[RemovedIds]:
     return Call("GET", _path(name, "removed"), messages.removed_ids)
 
 
@@ -153,6 +163,19 @@ def _path(name: str, *rest: str) -> str:
     if name in {"", ".", ".."}:
         raise ValueError(f"name: got {name!r}, expected the name of a model")
     return "/".join(("/models", quote(name, safe=""), *rest))
+
+
+def _item_path(name: str, item_id: str) -> str:
+    if not item_id:
+        raise ValueError("item_id: got '', expected the id of an item")
+    written = quote(item_id, safe="")
+    return _path(name, "removed", written.replace(".", "%2E") if written in {".", ".."} else written)  # a path may not hold them as such
+
+
+def _tag(value: str) -> str:
+    if not re.fullmatch(r'\*|"[!#-~]*"', value):
+        raise ValueError(f"if_match: got {value!r}, expected an etag as `removed` has it")
+    return value
 
 
 def _retry_after_s(headers: httpx.Headers) -> float | None:

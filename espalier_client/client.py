@@ -17,7 +17,7 @@ import httpx
 from espalier_client import calls
 from espalier_client.calls import Call, check_timeout_s
 from espalier_client.errors import ClientError
-from espalier_client.messages import Answer, Completion, Model, Options, Query, Readiness, Removal, Request
+from espalier_client.messages import Answer, Completion, Model, Options, Query, Readiness, Removal, RemovedIds, RemovedItem, Request
 from espalier_client.retry import Attempts, Retry
 from espalier_client.stream import CHUNK_LINES, Chunks, Delivery, Outcome
 
@@ -102,11 +102,22 @@ class Client:
         """Send requests without a version to this one, which is loaded first where it is not. Needs an admin key."""
         return self._call(calls.set_default(name, version, timeout_s))
 
-    def set_removed(self, name: str, ids: Iterable[str]) -> Removal:
-        """Keep these items, and no others, out of every answer of a model. Needs an admin key."""
-        return self._call(calls.set_removed(name, ids))
+    def set_removed(self, name: str, ids: Iterable[str], *, if_match: str | None = None) -> Removal:
+        """Keep these items, and no others, out of every answer of a model. Needs an admin key.
 
-    def removed(self, name: str) -> tuple[str, ...]:
+        `if_match`: the `etag` of the list that these ids were made from; raises Conflict if somebody has changed the list since.
+        """
+        return self._call(calls.set_removed(name, ids, if_match))
+
+    def remove_item(self, name: str, item_id: str) -> RemovedItem:
+        """Keep one more item out of every answer of a model, whatever else is removed meanwhile. Needs an admin key."""
+        return self._call(calls.remove_item(name, item_id))
+
+    def restore_item(self, name: str, item_id: str) -> RemovedItem:
+        """Let answers of a model hold an item again. Needs an admin key."""
+        return self._call(calls.restore_item(name, item_id))
+
+    def removed(self, name: str) -> RemovedIds:
         """The items that are kept out of every answer of a model. Needs an admin key."""
         return self._call(calls.removed(name))
 
@@ -203,10 +214,16 @@ class AsyncClient:
     async def set_default(self, name: str, version: int, *, timeout_s: float = LOADING_S) -> Model:
         return await self._call(calls.set_default(name, version, timeout_s))
 
-    async def set_removed(self, name: str, ids: Iterable[str]) -> Removal:
-        return await self._call(calls.set_removed(name, ids))
+    async def set_removed(self, name: str, ids: Iterable[str], *, if_match: str | None = None) -> Removal:
+        return await self._call(calls.set_removed(name, ids, if_match))
 
-    async def removed(self, name: str) -> tuple[str, ...]:
+    async def remove_item(self, name: str, item_id: str) -> RemovedItem:
+        return await self._call(calls.remove_item(name, item_id))
+
+    async def restore_item(self, name: str, item_id: str) -> RemovedItem:
+        return await self._call(calls.restore_item(name, item_id))
+
+    async def removed(self, name: str) -> RemovedIds:
         return await self._call(calls.removed(name))
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@
         ├── InvalidRequest        400, 413, 415, 422   the request is wrong; `errors` says where
         ├── NotAllowed            401, 403             no key, an unknown one, or one without the role
         ├── NotFound              404                  no such model or version
-        ├── Conflict              409                  not in the state that the model is in
+        ├── Conflict              409, 412             not in the state that the model is in, or not as it was when it was read
         ├── Overloaded            429                  the queue is full; `retry_after_s` says when to come back
         ├── ServiceFailed         500, 502             something broke; its log says more under `request_id`
         ├── Unavailable           503                  not ready, or shutting down; `retry_after_s` too
@@ -112,9 +112,9 @@ class NotFound(RequestFailed):
 
 
 class Conflict(RequestFailed):
-    """The model is not in a state that allows this."""
+    """The model is not in a state that allows this, or (412) its list of removed items is not the one that `if_match` names."""
 
-    statuses = (409,)
+    statuses = (409, 412)
 
 
 class Overloaded(RequestFailed):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 Filter = Mapping[str, Sequence[Any] | Mapping[str, Any]]
 """Column → a list of values, or {"min": …, "max": …}."""
@@ -214,10 +214,40 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What setting a model's removed items did: how many are removed now, and which ids the catalogue does not have."""
+    """What setting a model's removed items did: how many are removed now, and which ids the catalogue does not have.
+
+    `etag` names the list as it is now, None where the service does not tell.
+    """
 
     removed: int
     unknown: tuple[str, ...]
+    etag: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedItem:
+    """What became of one item: whether it is removed now, whether that has `changed`, and whether the catalogue has it (`known`).
+
+    `total`: ids on the model's list now; `etag` names that list.
+    """
+
+    id: str
+    removed: bool
+    changed: bool
+    known: bool
+    total: int
+    etag: str
+
+
+class RemovedIds(tuple[str, ...]):
+    """The removed items of a model. `etag` names this very list, None where the service does not tell."""
+
+    etag: str | None
+
+    def __new__(cls, ids: Iterable[str], etag: str | None = None) -> Self:
+        made = super().__new__(cls, ids)
+        made.etag = etag
+        return made
 
 
 def answer(document: Any) -> Answer:
@@ -260,11 +290,15 @@ def readiness(document: Any) -> Readiness:
 
 
 def removal(document: Any) -> Removal:
-    return Removal(document["removed"], tuple(document["unknown"]))
+    return Removal(document["removed"], tuple(document["unknown"]), document.get("etag"))
 
 
-def removed_ids(document: Any) -> tuple[str, ...]:
-    return tuple(document["ids"])
+def removed_item(document: Any) -> RemovedItem:
+    return RemovedItem(**{name: document[name] for name in RemovedItem.__dataclass_fields__})
+
+
+def removed_ids(document: Any) -> RemovedIds:
+    return RemovedIds(document["ids"], document.get("etag"))
 
 
 def to_bytes(document: Mapping[str, Any]) -> bytes:

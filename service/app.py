@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.telemetry import TelemetryConfig
-from fastapi_offline import FastAPIOffline
 from starlette.types import ASGIApp
 
 from espalier.search import open_engine
-from service import errors
+from service import documentation, errors
+from service.audit import Audit
+from service.completion import Completer
 from service.direct import Retrieve, Stream
 from service.lifecycle import lifespan
 from service.middleware import RETRIEVE, STREAM, Edge
 from service.monitoring import Metrics
+from service.parts import Service
 from service.registry import OpenEngine, Registry
-from service.routes import Service, add_routes
+from service.routes import add_routes
 from service.security import Keys
 from service.settings import Settings
+from service.sharing import Shared
 from service.tracing import Tracer
 
 DESCRIPTION = """Candidate retrieval from trained trees: `POST /retrieve` answers with the top m items of each query and the
@@ -31,10 +32,12 @@ _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fa
 
 def create_app(settings: Settings, open_engine: OpenEngine = open_engine) -> FastAPI:
     """The service over a models folder. Raises BundleNotFound when the folder holds no model."""
-    app = FastAPIOffline(  # /docs without a CDN, for machines that cannot reach one
-        docs_url="/docs",
+    app = FastAPI(
+        openapi_url=None,  # documentation.py has these two
+        docs_url=None,
         redoc_url=None,
-        title="Espalier",
+        redirect_slashes=False,  # to an address that the client's Host header would name
+        title=documentation.TITLE,
         version="0.1.0",
         description=DESCRIPTION,
         lifespan=lifespan,
@@ -42,37 +45,25 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_engine) -> Fas
     )
     describe = app.openapi
     metrics, keys = Metrics(), Keys(settings.retrieve_keys, settings.admin_keys)
-    registry = Registry(settings, metrics, open_engine)
+    registry, audit = Registry(settings, metrics, open_engine), Audit(metrics)
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
-    app.state.service = Service(settings, metrics, registry, keys, tracer)
+    completer = Completer(settings.timeout_ms / 1e3)
+    app.state.service = Service(settings, metrics, registry, keys, audit, completer, Shared(metrics.render), tracer)
     single, stream = Retrieve(settings, registry, keys, metrics), Stream(settings, registry, keys, metrics)
     app.state.budgets = (single.bodies, single.answers, stream.answers)
     direct: dict[str, ASGIApp] = {RETRIEVE: single, STREAM: stream}
     limits = settings.max_body_bytes, settings.body_timeout_s
-    app.add_middleware(Edge, direct, keys, *limits, metrics, settings.log_requests, tracer)
+    app.add_middleware(Edge, direct, keys, audit, *limits, metrics, settings.log_requests, tracer)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST", "PUT"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
-            expose_headers=["Server-Timing", "X-Request-Id", "Retry-After"],
+            allow_methods=["DELETE", "GET", "HEAD", "POST", "PUT"],
+            allow_headers=["Authorization", "Content-Type", "If-Match", "If-None-Match", "X-Request-Id"],
+            expose_headers=["ETag", "Server-Timing", "X-Request-Id", "Retry-After"],
         )
     errors.install(app)
     add_routes(app)
-    app.openapi = lambda: _with_problems(describe())  # type: ignore[method-assign]  # the framework's documented way
+    documentation.add_pages(app)
+    app.openapi = lambda: documentation.as_answered(describe(), keys)  # type: ignore[method-assign]  # the framework's documented way
     return app
-
-
-def _with_problems(document: dict[str, Any]) -> dict[str, Any]:
-    """The OpenAPI document with errors as they are: problem documents of their own content type, and no other form of 422."""
-    for methods in document["paths"].values():
-        for operation in methods.values():
-            if "HTTPValidationError" in str(operation["responses"].get("422")):
-                del operation["responses"]["422"]
-            for answer in operation["responses"].values():
-                if "/Problem" in str(answer):
-                    answer["content"] = {"application/problem+json": answer["content"].popitem()[1]}
-    for name in ("HTTPValidationError", "ValidationError"):
-        document["components"]["schemas"].pop(name, None)
-    return document

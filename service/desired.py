@@ -22,7 +22,7 @@ from typing import Annotated, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from espalier.errors import InvalidData
-from service.errors import Conflict
+from service.errors import BeingChanged, Conflict
 
 MAX_BYTES = 256 << 20
 """Largest file that is read."""
@@ -118,14 +118,14 @@ class DesiredState:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else changes the state meanwhile. Raises Conflict when somebody does, or where the folder cannot be written to."""
+        """Nobody else changes the state meanwhile. Raises BeingChanged when somebody does, Conflict where the folder cannot be written."""
         with self._writable():
             descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise Conflict(f"Another change of {self.folder.name!r} is under way; try again when it is done.") from error
+                raise BeingChanged(f"Another change of {self.folder.name!r} is under way; try again when it is done.") from error
             yield
         finally:
             os.close(descriptor)

@@ -2,11 +2,14 @@
 
     EspalierError
     └── ServiceError              each class states its status
-        ├── Unauthorized          401   no key, or one that is not known
-        ├── Forbidden             403   the key's role does not reach here
+        ├── Denied                      says which role was asked for, and why it was not granted
+        │   ├── Unauthorized      401   no key, or one that is not known
+        │   └── Forbidden         403   the key's role does not reach here
         ├── ModelNotFound         404   no such model, or the version is not loaded
         ├── SlowBody              408   the body did not arrive in time
         ├── Conflict              409   the models' state does not allow it
+        │   └── BeingChanged      409   somebody else changes the model; Retry-After says when to try again
+        ├── PreconditionFailed    412   the list is another one than the client has read
         ├── BodyTooLarge          413
         ├── NotJson               415
         ├── InvalidRequest        422   a body with wrong values
@@ -25,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from types import UnionType
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import orjson
 from fastapi import FastAPI, Request
@@ -34,10 +37,13 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import Match
 
 from espalier.errors import DeviceUnavailable, EspalierError, InvalidInput
 
 Body = TypeVar("Body", bound=BaseModel)
+Role = Literal["retrieve", "admin"]
+DenialReason = Literal["missing", "malformed", "unknown", "role", "off"]
 
 MAX_LISTED = 20
 """Wrong values that one problem document lists."""
@@ -50,14 +56,28 @@ class ServiceError(EspalierError):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Unauthorized(ServiceError):
+class Denied(ServiceError):
+    """A key does not open a route.
+
+    role    what the route asks for
+    reason  why it was not granted: `missing` (no Authorization header), `malformed` (not `Bearer KEY`), `unknown` (a key that nobody has),
+            `role` (a key of a role that does not reach there), `off` (the admin routes are off)
+    key     the name or id of the key, where it is known
+    """
+
+    def __init__(self, detail: str, role: Role, reason: DenialReason, key: str | None = None) -> None:
+        super().__init__(detail)
+        self.role, self.reason, self.key = role, reason, key
+
+
+class Unauthorized(Denied):
     """No key, or one that is not known."""
 
     status = 401
     headers = (("WWW-Authenticate", "Bearer"),)
 
 
-class Forbidden(ServiceError):
+class Forbidden(Denied):
     """The key's role does not reach here, or the route is off."""
 
     status = 403
@@ -80,6 +100,22 @@ class Conflict(ServiceError):
     """What was asked for does not fit the state of the models."""
 
     status = 409
+
+
+class BeingChanged(Conflict):
+    """Somebody else changes the model at the moment."""
+
+    headers = (("Retry-After", "1"),)
+
+
+class PreconditionFailed(ServiceError):
+    """What the client has read, and says so in If-Match or If-None-Match, is not what is there; `etag` is what is there."""
+
+    status = 412
+
+    def __init__(self, detail: str, etag: str) -> None:
+        super().__init__(detail)
+        self.headers = (("ETag", etag),)
 
 
 class BodyTooLarge(ServiceError):
@@ -106,7 +142,7 @@ class InvalidRequest(ServiceError):
 
 
 class QueueFull(ServiceError):
-    """Too many queries wait already."""
+    """Too many queries, or other requests of one kind, wait already."""
 
     status = 429
 
@@ -215,12 +251,24 @@ async def _invalid_request(_: Request, error: Exception) -> Response:
     return response(_invalid([_from_pydantic(item, item["loc"][1:], None) for item in found]))  # loc begins with body, query or path
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     known = cast(HTTPException, error)
     if known.status_code == 400:  # the framework could not decode a body
         return response(_invalid([InvalidInput("body", "other bytes", "a JSON document in UTF-8")]))
     detail = {404: "No such route; see /docs.", 405: "This route does not take this method."}.get(known.status_code, str(known.detail))
-    return response(problem(known.status_code, detail), known.headers)
+    headers = {**(known.headers or {})}
+    if known.status_code == 405 and (methods := allowed(request)):
+        headers["Allow"] = ", ".join(methods)
+    return response(problem(known.status_code, detail), headers)
+
+
+def allowed(request: Request) -> list[str]:
+    """The methods that a path takes, of all its routes: the framework names those of the first alone. Empty inside a folder of files."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
 def _invalid(errors: Sequence[InvalidInput]) -> dict[str, Any]:

@@ -31,5 +31,6 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     for task in beside:
         task.cancel()
     await service.registry.drain(service.settings.drain_s)
+    service.audit.tell_left_out()
     if service.tracer is not None:
         await asyncio.to_thread(service.tracer.close)

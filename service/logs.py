@@ -25,7 +25,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
         }
         fields = getattr(record, "fields", None)
-        if record.name != "service.requests":  # whose message says nothing that the fields do not
+        if record.name not in ("service.requests", "service.audit"):  # whose messages say nothing that the fields do not
             told["message"] = record.getMessage()
         if fields is not None:
             told |= {name: value for name, value in fields.items() if value is not None}
@@ -39,4 +39,5 @@ def configure(level: str, form: Literal["text", "json"]) -> None:
     handler = logging.StreamHandler(sys.__stderr__)  # the process's own, whoever has put something else in its place
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("service.audit").setLevel(logging.INFO)  # whatever else is logged
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLevelName(level)))

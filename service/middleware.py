@@ -1,7 +1,7 @@
 """The outermost layer: request id, body limit, metrics and log of the requests, and the answers to what was raised.
 
-Plain ASGI, because a layer that builds request objects would cost more than the rest of the service. It calls the two applications of
-direct.py itself; all other paths go to the framework.
+HEAD is answered as GET, whatever the route; the server leaves the body out. Plain ASGI, because a layer that builds request objects would
+cost more than the rest of the service. It calls the two applications of direct.py itself; all other paths go to the framework.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from espalier.errors import InvalidInput
 from service import errors
+from service.audit import Audit
 from service.bodies import check_type, read_body
 from service.budget import Budget
-from service.errors import BodyTooLarge, ClientGone
+from service.errors import BodyTooLarge, ClientGone, Denied
 from service.monitoring import Metrics
 from service.security import Keys
 from service.tracing import Tracer, trace_id
@@ -29,10 +30,12 @@ from service.tracing import Tracer, trace_id
 log = logging.getLogger(__name__)
 requests_log = logging.getLogger("service.requests")
 
-RETRIEVE, STREAM, ADMIN = "/retrieve", "/retrieve/stream", "/models/"
+RETRIEVE, STREAM = "/retrieve", "/retrieve/stream"
 JSON_TYPES = ("application/json",)
 _PROCESS, _NUMBERS = secrets.token_hex(6).encode(), itertools.count(1)
 """Ids of requests that bring none: unlike among processes, and no system call each."""
+_WITH_BODY = re.compile(r"/models/[^/]+/(?:load|unload|default|removed)")
+"""Paths of admin requests that have a body."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -46,6 +49,7 @@ class Seen:
         "beam_size",
         "began",
         "content_type",
+        "key",
         "m",
         "model",
         "queries",
@@ -58,6 +62,7 @@ class Seen:
     def __init__(self, began: float, request_id: bytes = b"", headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self.began, self.request_id, self.content_type, self.announced = began, request_id, b"", 0
         self.authorization: bytes | None = None
+        self.key: str | None = None
         self.traceparent: bytes | None = None
         self.model = ""
         self.version: int | None = None
@@ -86,6 +91,7 @@ class Edge:
 
     direct          applications of paths that are called with POST, instead of the framework
     keys            checked here for admin requests, before their body is read
+    audit           where requests that were not let in are told
     max_body_bytes  a larger body raises BodyTooLarge where it is read; the lines of a stream are limited instead
     log_requests    which requests of `direct` are logged
     tracer          where spans of them go
@@ -96,13 +102,14 @@ class Edge:
         app: ASGIApp,
         direct: Mapping[str, ASGIApp],
         keys: Keys,
+        audit: Audit,
         max_body_bytes: int,
         body_timeout_s: float,
         metrics: Metrics,
         log_requests: Literal["none", "failed", "all"] = "none",
         tracer: Tracer | None = None,
     ) -> None:
-        self.app, self.direct, self.keys, self.metrics = app, direct, keys, metrics
+        self.app, self.direct, self.keys, self.audit, self.metrics = app, direct, keys, audit, metrics
         self.max_body_bytes, self.body_timeout_s = max_body_bytes, body_timeout_s
         self.bodies = Budget(max_body_bytes, 0)  # of admin requests: one of the largest size at a time
         self.log_requests, self.tracer = log_requests, tracer
@@ -111,6 +118,8 @@ class Edge:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
         path, status, received = scope["path"], 0, 0
         seen = scope[Seen.KEY] = Seen(time.perf_counter(), headers=scope["headers"])
 
@@ -138,6 +147,8 @@ class Edge:
             else:
                 await self.app(scope, await self._checked(scope, seen, receive_limited), send_marked)
         except Exception as error:
+            if isinstance(error, Denied):
+                self.audit.denied(scope, seen.request_id.decode(), error)
             if status and isinstance(error, ClientGone):  # it does not take its answer; the connection has been cut off
                 status = error.status
                 return
@@ -153,7 +164,7 @@ class Edge:
 
     async def _checked(self, scope: Scope, seen: Seen, receive: Receive) -> Receive:
         """The body of an admin request, before the framework sees it: only with a key, in time, of the right size, type and form."""
-        if scope["method"] not in ("POST", "PUT") or not scope["path"].startswith(ADMIN):
+        if scope["method"] not in ("POST", "PUT") or not _WITH_BODY.fullmatch(scope["path"]):
             return receive
         self.keys.check("admin", seen.authorization)
         check_type(seen.content_type, JSON_TYPES)

@@ -18,6 +18,11 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = tuple(15e-6 * 1.5**i for i in range(34))
 """Geometric buckets from 15 µs to 9.7 s."""
 QUERIES = tuple(2.0**i for i in range(11))
+AUTH_FAILURES = (
+    *(("retrieve", reason) for reason in ("missing", "malformed", "unknown")),
+    *(("admin", reason) for reason in ("missing", "malformed", "unknown", "role", "off")),
+)
+"""Which role can be refused for which reason."""
 STAGES = ("queue", "encode", "search", "serialise", "rerank")
 REFUSALS = ("too_many", "crowded_out", "head_too_large", "head_too_slow", "malformed", "not_read")
 """Why a connection is refused or cut off, see connection.py."""
@@ -81,6 +86,14 @@ class Metrics:
             ["model"],
             registry=registry,
         )
+        self.auth_failures = Counter(
+            "espalier_auth_failures_total",
+            "Requests that were not let in, by the role that their route asks for and why it was not granted.",
+            ["role", "reason"],
+            registry=registry,
+        )
+        for role, reason in AUTH_FAILURES:
+            self.auth_failures.labels(role, reason)  # 0 from the start
         self.reloads = Counter(
             "espalier_reload_total",
             "Versions loaded, failed to load or unloaded, per worker; and changes rolled back.",
@@ -176,6 +189,10 @@ class Metrics:
     def shed(self, model: str) -> None:
         """Count one request that was refused because the queue is full."""
         self.refused.labels(model).inc()
+
+    def auth_failure(self, role: str, reason: str) -> None:
+        """Count one request that was not let in."""
+        self.auth_failures.labels(role, reason).inc()
 
     def reload(self, model: str, outcome: Outcome) -> None:
         """Count one change of what is loaded."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
 
 from espalier.bundle import find_versions
 from espalier.errors import BundleNotFound, InvalidData, InvalidQuery
 from espalier.search import open_engine
 from service.desired import Removed, Serving
 from service.entry import Entry
-from service.errors import Conflict, ModelNotFound, NotReady
+from service.errors import BeingChanged, Conflict, ModelNotFound, NotReady
 from service.follower import Follower
 from service.loading import LoadedModel, OpenEngine
 from service.monitoring import Metrics
@@ -27,8 +28,26 @@ from service.workers import Progress, Workers
 __all__ = ["Entry", "LoadedModel", "OpenEngine", "Registry"]
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 LOOK_S = 0.02
 """Between two looks at how far the workers are."""
+EDIT_WAIT_S = 5.0
+"""How long a change of removals waits for others to end. A change of versions does not wait: loading can take minutes."""
+
+
+class Served(NamedTuple):
+    """What a model serves: its versions, ascending, and the one that answers where a request names none."""
+
+    versions: tuple[int, ...]
+    default: int
+
+
+class Edited(NamedTuple):
+    """The removed ids before a change and after it."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
 
 
 class Registry:
@@ -50,7 +69,7 @@ class Registry:
                 f"{settings.models}: no model there; expected <name>/<version>/manifest.json, as `python -m training fit` writes them"
             )
         self.leaving = self.draining = False
-        self._changes: set[asyncio.Task[None]] = set()
+        self._changes: set[asyncio.Task[Any]] = set()
 
     @property
     def entries(self) -> dict[str, Entry]:
@@ -127,34 +146,47 @@ class Registry:
 
     # -- changes --------------------------------------------------------------------------------------------------------
 
-    async def load(self, name: str, version: int, default: bool = False) -> None:
-        """Load a version on every worker, beside those that serve; make it the default if asked.
+    async def load(self, name: str, version: int, default: bool = False) -> tuple[Served, Served]:
+        """Load a version on every worker, beside those that serve; make it the default if asked. What was served, and what is now.
 
         Raises ModelNotFound when it is not on disk, Conflict when a worker cannot load it: then nothing has changed.
         """
         entry = await asyncio.to_thread(self._on_disk, name, version)
-        await self._whole(self._load(entry, version, default))
+        return await self._whole(self._load(entry, version, default))
 
-    async def set_default(self, name: str, version: int) -> None:
+    async def set_default(self, name: str, version: int) -> tuple[Served, Served]:
         """Make a version the one that answers where a request names none, on all workers; it is loaded first. Raises as `load` does."""
-        await self.load(name, version, default=True)
+        return await self.load(name, version, default=True)
 
-    async def unload(self, name: str, version: int) -> None:
+    async def unload(self, name: str, version: int) -> tuple[Served, Served]:
         """Drop a version on every worker. Requests that have it are finished. Raises ModelNotFound, Conflict for the default version."""
-        await self._whole(self._unload(self.entry(name), version))
+        return await self._whole(self._unload(self.entry(name), version))
 
     async def set_removed(self, name: str, ids: Sequence[str]) -> list[str]:
         """From now on no answer holds these items, of whatever version; the list replaces the former one.
 
         Returns the ids that the default version does not know; they are kept, since another version may. Raises ModelNotFound, Conflict.
         """
-        entry = self.entry(name)
         listed = tuple(dict.fromkeys(ids))
-        await self._whole(self._set_removed(entry, listed))
+        await self.edit_removed(name, lambda _: listed, whole=True)
+        return await self.unknown(name, listed)
+
+    async def edit_removed(self, name: str, edit: Callable[[tuple[str, ...]], tuple[str, ...] | None], whole: bool = False) -> Edited:
+        """Make the removed ids of a model another list, on all workers. Nobody else changes them meanwhile, in whatever process.
+
+        edit   called in a thread with the list as it is; returns what it should be, None to leave it. What it raises ends the change
+        whole  whether `edit` does not care what the list was, so that a malformed file can be replaced
+        Raises ModelNotFound, BeingChanged when others do not end in time, Conflict.
+        """
+        return await self._whole(self._edit_removed(self.entry(name), edit, whole))
+
+    async def unknown(self, name: str, ids: Sequence[str]) -> list[str]:
+        """Those of these ids that the default version's catalogue does not have. Raises ModelNotFound."""
+        entry = self.entry(name)
         if entry.loaded is None:
             return []
-        rows = await asyncio.to_thread(entry.loaded.bundle.items.rows_of, listed)
-        return [item_id for item_id, row in zip(listed, rows.tolist(), strict=True) if row < 0]
+        rows = await asyncio.to_thread(entry.loaded.bundle.items.rows_of, ids)
+        return [item_id for item_id, row in zip(ids, rows.tolist(), strict=True) if row < 0]
 
     def removed(self, name: str) -> list[str]:
         """The standing exclusions of a model. Raises ModelNotFound."""
@@ -170,18 +202,20 @@ class Registry:
         entry.versions = versions or entry.versions
         return entry
 
-    async def _load(self, entry: Entry, version: int, default: bool) -> None:
+    async def _load(self, entry: Entry, version: int, default: bool) -> tuple[Served, Served]:
         with entry.disk.locked():
             now = await self._serving(entry)
+            before = _served(entry, now)
             desired, answers = _desired(entry, now)
             if version not in desired or version not in entry.ready:
                 answers = answers if answers in entry.ready else version
                 now = await self._serve(entry, now, {version}, set(), answers)
             if default and (now is None or answers != version):
-                await self._serve(entry, now, {version}, set(), version)
+                now = await self._serve(entry, now, {version}, set(), version)
             log.info("%s: version %d is loaded%s", entry.name, version, " and the default" if default else "")
+            return before, _served(entry, now)
 
-    async def _unload(self, entry: Entry, version: int) -> None:
+    async def _unload(self, entry: Entry, version: int) -> tuple[Served, Served]:
         with entry.disk.locked():
             now = await self._serving(entry)
             desired, answers = _desired(entry, now)
@@ -189,8 +223,10 @@ class Registry:
                 raise ModelNotFound(f"Version {version} of {entry.name!r} is not loaded.")
             if version == answers:
                 raise Conflict(f"Version {version} is the default of {entry.name!r}; make another version the default first.")
-            await self._serve(entry, now, set(), {version}, answers)
+            before = _served(entry, now)
+            now = await self._serve(entry, now, set(), {version}, answers)
             log.info("%s: version %d is dropped", entry.name, version)
+            return before, _served(entry, now)
 
     async def _serve(self, entry: Entry, now: Serving | None, add: set[int], drop: set[int], default: int) -> Serving:
         """Change what should serve, on all workers. What should and does not, since it failed, is given up: it would fail the change."""
@@ -201,14 +237,21 @@ class Registry:
         await self._change(entry, now, after)
         return after
 
-    async def _set_removed(self, entry: Entry, ids: tuple[str, ...]) -> None:
-        with entry.disk.locked():
+    async def _edit_removed(self, entry: Entry, edit: Callable[[tuple[str, ...]], tuple[str, ...] | None], whole: bool) -> Edited:
+        async with _alone(entry):
             try:
                 before = await asyncio.to_thread(entry.disk.read, Removed)
-            except InvalidData:
+            except InvalidData as error:
+                if not whole:
+                    raise Conflict(f"{error}; replace the whole list (PUT without If-Match), or repair the file") from error
                 before = None  # what is written now is well-formed
+            ids = entry.removed if before is None else before.ids  # without a file, what holds is what was read last
+            after = await asyncio.to_thread(edit, ids)
+            if after is None:
+                return Edited(ids, ids)
             generation = max(entry.progress.removed, before.generation if before else 0) + 1
-            await self._change(entry, before, Removed(generation=generation, ids=ids))
+            await self._change(entry, before, Removed(generation=generation, ids=after))
+            return Edited(ids, after)
 
     async def _serving(self, entry: Entry) -> Serving | None:
         if not entry.tried and not entry.late:
@@ -258,12 +301,33 @@ class Registry:
                 raise NotReady("The service is shutting down.")
             await asyncio.sleep(LOOK_S)
 
-    async def _whole(self, change: Coroutine[Any, Any, None]) -> None:
+    async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
         """Finish a change even when nobody waits for it any more."""
         task = asyncio.ensure_future(change)
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
+
+
+@asynccontextmanager
+async def _alone(entry: Entry) -> AsyncIterator[None]:
+    """Nobody else changes the model meanwhile. Raises BeingChanged when others do not end within EDIT_WAIT_S."""
+    until = time.monotonic() + EDIT_WAIT_S
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(entry.disk.locked())
+                break
+            except BeingChanged:
+                if time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(LOOK_S)
+        yield
+
+
+def _served(entry: Entry, serving: Serving | None) -> Served:
+    versions, default = _desired(entry, serving)
+    return Served(tuple(sorted(versions)), default)
 
 
 def _desired(entry: Entry, serving: Serving | None) -> tuple[set[int], int]:

@@ -261,11 +261,24 @@ class RemovedRequest(_In):
 
 class Removed(BaseModel):
     removed: int = Field(description="Items that are excluded now.")
-    unknown: list[str] = Field(description="Ids that no loaded version's catalogue has; they are kept.")
+    unknown: list[str] = Field(description="Ids that the default version's catalogue does not have; they are kept.")
+    etag: str = Field(description="Entity tag of the list, as in the header ETag, which a proxy may change; for If-Match.")
+
+
+class RemovedId(BaseModel):
+    """What became of one item."""
+
+    id: str
+    removed: bool = Field(description="Whether it is excluded now.")
+    changed: bool = Field(description="Whether that was otherwise before.")
+    known: bool = Field(description="Whether the default version's catalogue has it; an id that it lacks is kept.")
+    total: int = Field(description="Ids that are on the model's list now.")
+    etag: str = Field(description="Entity tag of the list, as in the header ETag, which a proxy may change; for If-Match.")
 
 
 class RemovedIds(BaseModel):
     ids: list[str]
+    etag: str = Field(description="Entity tag of the list, as in the header ETag, which a proxy may change; for If-Match.")
 
 
 class Completion(BaseModel):

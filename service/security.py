@@ -1,6 +1,7 @@
 """Who may do what: API keys with roles, sent as `Authorization: Bearer KEY`.
 
-Knows keys and roles. Does not know routes. Keys are compared as their SHA-256, so that comparing takes the same time whatever is sent.
+Knows keys, their names and roles. Does not know routes. Keys are compared as their SHA-256, so that comparing takes the same time whatever
+is sent.
 """
 
 from __future__ import annotations
@@ -8,52 +9,68 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
-from typing import Literal
 
 from pydantic import SecretStr
 
-from service.errors import Forbidden, Unauthorized
+from service.errors import Forbidden, Role, Unauthorized
+from service.settings import named_key
 
-Role = Literal["retrieve", "admin"]
+__all__ = ["Keys", "Role"]
+
+ID_DIGITS = 8
+"""Hex digits of a key's SHA-256 that stand for a key without a name: enough to tell keys apart, no help in guessing a random one."""
 
 
 class Keys:
-    """The known keys.
+    """The known keys, each as KEY or NAME:KEY.
 
     retrieve  for retrieval; where there are none, everybody may retrieve
     admin     for everything; where there are none, the admin routes are off
     """
 
     def __init__(self, retrieve: Sequence[SecretStr], admin: Sequence[SecretStr]) -> None:
-        self._retrieve = [_digest(key.get_secret_value().encode()) for key in retrieve]
-        self._admin = [_digest(key.get_secret_value().encode()) for key in admin]
+        self._retrieve = [_known(key) for key in retrieve]
+        self._admin = [_known(key) for key in admin]
 
     @property
     def open(self) -> bool:
         """Whether everybody may retrieve."""
         return not self._retrieve
 
-    def check(self, role: Role, authorization: bytes | None) -> None:
-        """Raise Unauthorized or Forbidden unless the value of an Authorization header allows the role."""
+    def check(self, role: Role, authorization: bytes | None) -> str | None:
+        """The name or id of the key in the value of an Authorization header; None where no key is needed.
+
+        Raises Unauthorized or Forbidden unless it allows the role.
+        """
         if role == "retrieve" and not self._retrieve:
-            return
+            return None
         if role == "admin" and not self._admin:
-            raise Forbidden("The admin routes are off: the service was started without an admin key (ESPALIER_ADMIN_KEYS).")
+            raise Forbidden("The admin routes are off: the service was started without an admin key (ESPALIER_ADMIN_KEYS).", role, "off")
         scheme, _, key = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer" or not key:
-            raise Unauthorized("Expected a header `Authorization: Bearer KEY`.")
+            raise Unauthorized("Expected a header `Authorization: Bearer KEY`.", role, "malformed" if authorization else "missing")
         digest = _digest(key.strip())
-        is_admin, is_retrieve = _among(digest, self._admin), _among(digest, self._retrieve)
-        if not (is_admin or is_retrieve):
-            raise Unauthorized("The key is not known.")
-        if role == "admin" and not is_admin:
-            raise Forbidden("This key may retrieve; this route needs an admin key.")
+        admin, retrieve = _among(digest, self._admin), _among(digest, self._retrieve)
+        known = admin or retrieve
+        if known is None:
+            raise Unauthorized("The key is not known.", role, "unknown")
+        if role == "admin" and admin is None:
+            raise Forbidden("This key may retrieve; this route needs an admin key.", role, "role", known)
+        return known
+
+
+def _known(secret: SecretStr) -> tuple[bytes, str]:
+    """(digest, name or id) of a key."""
+    name, key = named_key(secret.get_secret_value())
+    digest = _digest(key.encode())
+    return digest, name or digest.hex()[:ID_DIGITS]
 
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _among(digest: bytes, known: Sequence[bytes]) -> bool:
-    """Compares with every key, so that the time does not tell which one matched."""
-    return sum([hmac.compare_digest(digest, one) for one in known]) > 0
+def _among(digest: bytes, known: Sequence[tuple[bytes, str]]) -> str | None:
+    """The name of a key among these. Compares with every one, so that the time does not tell which one matched."""
+    matched = [name for own, name in known if hmac.compare_digest(digest, own)]
+    return matched[0] if matched else None

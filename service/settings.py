@@ -6,12 +6,13 @@ Every setting is an environment variable: `ESPALIER_` and its name in capitals.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from espalier.search import Device, Precision
@@ -30,9 +31,24 @@ def _listed(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
-Key = Annotated[SecretStr, Field(min_length=16)]
+def _long_enough(secret: SecretStr) -> SecretStr:
+    if len(named_key(secret.get_secret_value())[1]) < MIN_KEY:
+        raise ValueError(f"expected a key of at least {MIN_KEY} characters, or NAME:KEY with such a key")
+    return secret
+
+
+MIN_KEY = 16
+"""Fewest characters of an API key."""
+NAMED_KEY = re.compile(r"([A-Za-z0-9_.-]{1,32}):(.+)", re.DOTALL)
+Key = Annotated[SecretStr, AfterValidator(_long_enough)]
 Keys = Annotated[tuple[Key, ...], NoDecode, BeforeValidator(_listed)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
+
+
+def named_key(written: str) -> tuple[str | None, str]:
+    """(name, key) of a key as it is written, KEY or NAME:KEY."""
+    found = NAMED_KEY.fullmatch(written)
+    return (found[1], found[2]) if found else (None, written)
 
 
 class Settings(BaseSettings):
@@ -86,8 +102,13 @@ class Settings(BaseSettings):
     body_timeout_s: float = Field(default=10.0, gt=0, description="Seconds in which a request body must have arrived.")
     stream_idle_s: float = Field(default=60.0, gt=0, description="Seconds that a stream may be silent before it ends.")
     stream_window: int = Field(default=32, ge=1, description="Lines of one stream that are read ahead of the answers.")
-    retrieve_keys: Keys = Field(default=(), description="API keys, comma-separated, of which a retrieval must bring one. None: all may.")
-    admin_keys: Keys = Field(default=(), description="API keys, comma-separated, that may change what is served. None: nobody may.")
+    max_removed: int = Field(default=100_000, ge=1, le=1_000_000, description="Most standing exclusions of one model.")
+    retrieve_keys: Keys = Field(
+        default=(), description="API keys, comma-separated, KEY or NAME:KEY, of which a retrieval must bring one. None: all may."
+    )
+    admin_keys: Keys = Field(
+        default=(), description="API keys, comma-separated, KEY or NAME:KEY, that may change what is served. None: nobody may."
+    )
     cors_origins: Names = Field(default=(), description="Web origins, comma-separated, whose pages may call the service.")
     workers: int = Field(default=1, ge=1, description="Processes that serve, on a CPU; a GPU takes one.")
     poll_s: float | None = Field(

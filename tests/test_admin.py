@@ -58,6 +58,8 @@ ROUTES: list[tuple[str, str, Json | None, str]] = [
     ("POST", "/models/books/default", {"version": 2}, "admin"),
     ("PUT", "/models/books/removed", {"ids": []}, "admin"),
     ("GET", "/models/books/removed", None, "admin"),
+    ("PUT", "/models/books/removed/item-1", None, "admin"),
+    ("DELETE", "/models/books/removed/item-1", None, "admin"),
 ]
 
 
@@ -370,5 +372,12 @@ def test_web_pages_of_other_origins_are_kept_out_unless_they_are_named(models: P
     with run(models, cors_origins=("https://shop.example",)) as running:
         answer = running.client.request("OPTIONS", "/retrieve", headers=asks)
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://shop.example")
+        for method in ("PUT", "DELETE"):
+            admin = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": "authorization, if-match"}
+            answer = running.client.request("OPTIONS", "/models/books/removed/item-1", headers=asks | admin)
+            assert answer.status_code == 200, answer.text
+            assert method in answer.headers["access-control-allow-methods"]
+        exposed = running.client.get("/models", headers={"Origin": "https://shop.example"}).headers["access-control-expose-headers"]
+        assert "ETag" in exposed
         answer = running.client.request("OPTIONS", "/retrieve", headers=asks | {"Origin": "https://evil.example"})
         assert "access-control-allow-origin" not in answer.headers

@@ -313,7 +313,8 @@ def test_removals_under_load_apply_from_the_answer_on(endangered: int, checked: 
     request = request_bytes("/retrieve", {"queries": [{"history": []}], "m": 5, "beam_size": 64})
     for _ in range(5):
         top = json.loads(closed_loop(("127.0.0.1", endangered), [request], 1, 0.01)[0].body)["results"][0]["items"][0]["id"]
-        assert admin(endangered, "PUT", "/models/books/removed", {"ids": [top]}) == (200, {"removed": 1, "unknown": []})
+        status, removal = admin(endangered, "PUT", "/models/books/removed", {"ids": [top]})
+        assert (status, removal["removed"], removal["unknown"]) == (200, 1, [])
         answered = closed_loop(("127.0.0.1", endangered), [request], 4, 0.1)
         assert set(statuses(answered)) == {"200"}
         assert not any(top in answer.body.decode() for answer in answered)

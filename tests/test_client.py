@@ -41,6 +41,7 @@ from espalier_client import (
     Query,
     Readiness,
     Removal,
+    RemovedItem,
     Request,
     RequestFailed,
     Result,
@@ -134,6 +135,9 @@ class Stub:
                 return httpx.Response(200, json=described | {"name": name})
             case "GET", ["models", _, "items"]:
                 return httpx.Response(200, json={"items": [{"id": "b1", "title": "One"}, {"id": "b2", "title": None}]})
+            case "PUT" | "DELETE", ["models", _, "removed", *rest] if rest:
+                facts = {"changed": True, "known": False, "total": 3, "etag": '"abc"'}
+                return httpx.Response(200, json={"id": "/".join(rest), "removed": request.method == "PUT"} | facts)
             case "PUT", ["models", _, "removed"]:
                 return httpx.Response(200, json={"removed": 1, "unknown": json.loads(body)["ids"][1:]})
             case "GET", ["models", _, "removed"]:
@@ -266,12 +270,13 @@ def test_the_public_surface() -> None:
     assert espalier_client.__all__ == [
         *("Answer", "AsyncClient", "Client", "ClientError", "Completion", "Conflict", "ConnectionFailed", "DeadlineExceeded"),
         *("InvalidAnswer", "InvalidRequest", "Item", "Model", "NotAllowed", "NotFound", "Overloaded", "Query", "Readiness", "Removal"),
+        *("RemovedIds", "RemovedItem"),
         *("Request", "RequestFailed", "Result", "Retry", "ServiceFailed", "TimedOut", "Timing", "Unavailable", "Version", "WrongValue"),
     ]
     methods = [name for name in vars(Client) if not name.startswith("_")]
     assert methods == [
         *("retrieve", "retrieve_stream", "models", "model", "complete", "ready"),
-        *("load", "unload", "set_default", "set_removed", "removed", "close"),
+        *("load", "unload", "set_default", "set_removed", "remove_item", "restore_item", "removed", "close"),
     ]
 
 
@@ -363,6 +368,8 @@ def test_what_is_no_answer_is_an_error_and_not_asked_again(driver: Driver, conte
         ("unload", ("books", 3), "POST /models/books/unload", {"version": 3}),
         ("set_default", ("books", 3), "POST /models/books/default", {"version": 3}),
         ("set_removed", ("books", ["b1", "b9"]), "PUT /models/books/removed", {"ids": ["b1", "b9"]}),
+        ("remove_item", ("books", "b/9 ü%2F"), "PUT /models/books/removed/b%2F9%20%C3%BC%252F", None),
+        ("restore_item", ("books", "b9"), "DELETE /models/books/removed/b9", None),
         ("removed", ("books",), "GET /models/books/removed", None),
     ],
 )
@@ -373,6 +380,8 @@ def test_every_route(driver: Driver, method: str, arguments: tuple[Any, ...], se
         "complete": (Completion("b1", "One"), Completion("b2", None)),
         "ready": Readiness(True, ()),
         "set_removed": Removal(1, ("b9",)),
+        "remove_item": RemovedItem("b/9 ü%2F", True, True, False, 3, '"abc"'),
+        "restore_item": RemovedItem("b9", False, True, False, 3, '"abc"'),
         "removed": ("b1",),
     }.get(method)
     stub.answer, plain = lambda request: plain(without_prefix(request)), stub.answer  # type: ignore[method-assign]
@@ -622,7 +631,7 @@ def test_what_came_of_a_connection(driver: Driver) -> None:
         assert (type(raised.value), raised.value.sent, str(raised.value)) == (kind, sent, f"{text} (request {sent_id})")
 
 
-CHANGES = [("load", 4), ("unload", 3), ("set_default", 3), ("set_removed", ["b1"])]
+CHANGES = [("load", 4), ("unload", 3), ("set_default", 3), ("set_removed", ["b1"]), ("remove_item", "b1"), ("restore_item", "b1")]
 
 
 @pytest.mark.parametrize(("method", "argument"), CHANGES)
@@ -872,7 +881,7 @@ def serving(stub: Handler, handler: type[BaseHTTPRequestHandler] | None = None) 
             self.end_headers()
             self.wfile.write(response.content)
 
-        do_GET = do_POST = do_PUT = answer
+        do_DELETE = do_GET = do_POST = do_PUT = answer
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -16,6 +16,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import SecretStr
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -46,11 +47,13 @@ STREAM = "/retrieve/stream"
 PROPERTY = settings(max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 
 
-def document(folder: Path) -> Json:
+def document(folder: Path, retrieve_keys: tuple[str, ...] = ("openapi-retrieve-key",)) -> Json:
+    """What a service says of itself that has keys, unless told otherwise."""
     manifest = folder / "any" / "1" / "manifest.json"
     manifest.parent.mkdir(parents=True)
     manifest.touch()  # the folder is not read before the service starts
-    found: Json = create_app(Settings(models=folder)).openapi()
+    keys = tuple(SecretStr(key) for key in retrieve_keys)
+    found: Json = create_app(Settings(models=folder, retrieve_keys=keys)).openapi()
     return found
 
 
@@ -65,6 +68,28 @@ def test_every_error_answer_is_a_problem_document(tmp_path: Path) -> None:
                 if status.startswith(("4", "5")) and path != "/readyz":
                     schema = answer["content"]["application/problem+json"]["schema"]
                     assert schema["$ref"].endswith("/Problem"), f"{method} {path} {status}"
+
+
+def test_a_key_is_documented_where_one_is_asked_for(tmp_path: Path) -> None:
+    def asking(found: Json) -> set[str]:
+        operations = {f"{method} {path}": one for path, methods in found["paths"].items() for method, one in methods.items()}
+        asking = {name for name, one in operations.items() if "security" in one}
+        assert asking == {name for name, one in operations.items() if "401" in one["responses"]}
+        return asking
+
+    with_keys, without = asking(document(tmp_path / "with")), asking(document(tmp_path / "without", retrieve_keys=()))
+    assert {"post /retrieve", "get /models", "put /models/{name}/removed"} <= with_keys
+    assert "get /readyz" not in with_keys
+    assert without == {name for name in with_keys if name.endswith(("load", "unload", "default", "removed", "removed/{id}"))}
+    assert len(without) == 7
+
+
+def test_every_route_that_takes_a_body_documents_how_it_can_be_refused(tmp_path: Path) -> None:
+    for path, methods in document(tmp_path)["paths"].items():
+        for method, operation in methods.items():
+            if "requestBody" in operation:
+                needed = {"401", "408", "415"} | (set() if path == STREAM else {"413", "422"})
+                assert needed <= set(operation["responses"]), f"{method} {path}"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,98 @@
+"""The standing exclusions of a model as something that several editors change: entity tags, conditions and limits.
+
+Knows lists of item ids and HTTP's conditional headers. Does not know where a list is kept, nor who follows it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from espalier.errors import InvalidInput
+from espalier.items import MAX_ID_BYTES
+from service.errors import PreconditionFailed
+
+Ids = tuple[str, ...]
+
+MAX_LIST_BYTES = 32 << 20
+"""UTF-8 bytes of all ids of a list. As JSON they take at most six times as much, which is below the largest file that is read."""
+_TAG = re.compile(r'(?:W/)?"[^"]*"')
+
+
+def etag(ids: Sequence[str]) -> str:
+    """The strong entity tag of a list: the same for the same ids in the same order, whoever wrote them and when."""
+    digest = hashlib.sha256()
+    for item_id in ids:
+        encoded = item_id.encode()
+        digest.update(len(encoded).to_bytes(4, "big") + encoded)
+    return f'"{digest.hexdigest()[:32]}"'
+
+
+def summary(ids: Sequence[str]) -> dict[str, Any]:
+    """What the audit log says of a list."""
+    return {"ids": len(ids), "etag": etag(ids).strip('"')}
+
+
+def matches(header: str, tag: str) -> bool:
+    """Whether an If-None-Match header names this entity tag, or any."""
+    return header.strip() == "*" or tag in [found.removeprefix("W/") for found in _TAG.findall(header)]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """When a change may be made, by If-Match and If-None-Match (RFC 9110, 13.1)."""
+
+    if_match: str | None = None
+    if_none_match: str | None = None
+
+    @property
+    def given(self) -> bool:
+        return self.if_match is not None or self.if_none_match is not None
+
+    def check(self, ids: Sequence[str]) -> None:
+        """Raise PreconditionFailed where the list is not the one that the client means. A weak tag never is."""
+        tag = etag(ids) if self.given else ""
+        if self.if_match is not None and self.if_match.strip() != "*" and tag not in _TAG.findall(self.if_match):
+            raise PreconditionFailed("The list is another one than If-Match says: read it again and repeat the change.", tag)
+        if self.if_none_match is not None and matches(self.if_none_match, tag):
+            raise PreconditionFailed("If-None-Match rules out the list as it is. There always is a list; it may be empty.", tag)
+
+
+def check_list(ids: Sequence[str], most: int) -> Ids:
+    """The ids of a whole list, each once. Raises InvalidInput for one that no item can have, or too many of them."""
+    for i, item_id in enumerate(ids):
+        check_id(item_id, f"ids[{i}]")
+    listed = tuple(dict.fromkeys(ids))
+    _check_size(listed, most, "ids")
+    return listed
+
+
+def check_id(item_id: str, field: str) -> None:
+    """Raise InvalidInput for an id that no item can have."""
+    if not 1 <= len(item_id.encode()) <= MAX_ID_BYTES:
+        raise InvalidInput(field, item_id, f"an item id of 1 to {MAX_ID_BYTES} bytes")
+
+
+def with_id(ids: Ids, item_id: str, most: int) -> Ids | None:
+    """The list with one more id; None where it is there already. Raises InvalidInput where the list is full."""
+    if item_id in ids:
+        return None
+    longer = (*ids, item_id)
+    _check_size(longer, most, "id")
+    return longer
+
+
+def without_id(ids: Ids, item_id: str) -> Ids | None:
+    """The list without an id; None where it is not there."""
+    return tuple(other for other in ids if other != item_id) if item_id in ids else None
+
+
+def _check_size(ids: Ids, most: int, field: str) -> None:
+    if len(ids) > most:
+        raise InvalidInput(field, f"a list of {len(ids)} ids", f"at most {most} (ESPALIER_MAX_REMOVED)")
+    size = sum(len(item_id.encode()) for item_id in ids)
+    if size > MAX_LIST_BYTES:
+        raise InvalidInput(field, f"a list of {size} bytes", f"ids of at most {MAX_LIST_BYTES} bytes together")
