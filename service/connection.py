@@ -200,6 +200,16 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._lingers:
             return
+        if not self._ahead and self._body is None and self.idle:  # mostly a whole request, which needs no buffer
+            found = _END_OF_HEAD.search(data)
+            if found is not None and (end := found.end()) <= MAX_HEAD_BYTES:
+                if not self._parse(data[:end]) or len(data) == end:
+                    return
+                data = data[end:]
+                if self._body == len(data) <= TURN_BYTES:
+                    self._body = 0
+                    self._parse(data)
+                    return
         self._ahead += data
         self._advance()
 
@@ -342,7 +352,8 @@ class Connection(HttpToolsProtocol):
         self._shared.silent.pop(self, None)
         self._shared.idle.pop(self, None)
         self.cycle.transport = self._out
-        self.cycle.keep_alive &= not self._over
+        if self._over:
+            self.cycle.keep_alive = False
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
 
     def on_message_complete(self) -> None:
