@@ -131,6 +131,7 @@ class SearchResult:
     count_B       int64[B]        items in each row
     complete_B    bool[B]         False iff fewer than min(m, eligible items) came back
     trace         the levels from the start level to H, when asked for
+    finite_B      bool[B]         for vectors: False iff some node that was scored has a logit that is not finite; None for other kinds
     """
 
     item_rows_BM: NDArray[np.int64]
@@ -139,6 +140,7 @@ class SearchResult:
     count_B: NDArray[np.int64]
     complete_B: NDArray[np.bool_]
     trace: tuple[LevelTrace, ...] | None = None
+    finite_B: NDArray[np.bool_] | None = None
 
 
 class Engine(Protocol):
@@ -299,15 +301,16 @@ def finish(
     item_rows_BM: NDArray[np.int64],
     ranks_BM: NDArray[np.float32],
     trace: tuple[LevelTrace, ...] | None,
+    finite_B: NDArray[np.bool_] | None = None,
 ) -> SearchResult:
-    """The result of a search from its best leaves: places past a query's m, or of rank −inf, hold no item.
+    """The result of a search from its best leaves: places past a query's m, or whose rank is not finite, hold no item.
 
     eligible_B  int64[B]: how many items each query could have got
     """
-    found_BM = ranks_BM > -np.inf
+    found_BM = np.isfinite(ranks_BM)
     if len(m_B) > 1:  # otherwise its m is the width
         found_BM &= np.arange(ranks_BM.shape[1]) < m_B[:, None]
-        ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
+    ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
     count_B = found_BM.sum(1)
     return SearchResult(
         item_rows_BM=np.where(found_BM, item_rows_BM, NO_ITEM),
@@ -316,6 +319,7 @@ def finish(
         count_B=count_B,
         complete_B=count_B >= np.minimum(m_B, eligible_B),
         trace=trace,
+        finite_B=finite_B,
     )
 
 

@@ -14,7 +14,8 @@ Inputs of the composed graph (those that the tree and the plan need):
     first_child int64[N+1] · leaf_item int64[#leaves]
 Outputs: item_rows int64[B, M], ranks float32[B, M]; with a trace candidates_h int64[B, C] and candidate_ranks_h float32[B, C] of each
 level, nodes_h int64[B, K] and ranks_h float32[B, K] of each level but the last (ranks are −inf where a slot is empty or its node has no
-eligible item below; item rows and nodes mean nothing there).
+eligible item below; item rows and nodes mean nothing there); for vectors finite float32[B], 1 where the logits of all nodes that were
+scored are finite, else 0. A node whose logit or rank is not finite has rank −inf, as a closed one.
 
 Legend: B queries, T history, L levels, K beam, C candidates, M results, X excluded nodes, N nodes, F masks, I items, D node row, S state.
 """
@@ -36,6 +37,7 @@ from espalier.queries import HistoryKind, VectorKind
 from espalier.tree import Tree
 
 MINUS_INF = np.float32(-np.inf)
+LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class _Composer:
         self.wide: set[str] = set()  # widths that are at least `kept`
         self.filled: dict[tuple[int, str], str] = {}
         self.mask_start = ""
+        self.all_finite: list[str] = []  # for vectors, of each scored level: float[B], 1 or 0
         self.start = tree.start_level(plan.beam_low)
         self.first = 1 if ranking.gamma > 0 else self.start  # the first level whose nodes are scored
 
@@ -107,6 +110,8 @@ class _Composer:
             kept, kept_ranks, width = self.keep(nodes, ranks, level, width)
             nodes, ranks, width = self.expand(kept, kept_ranks, level, width, states[level + 1])
         self.results(nodes, ranks, width)
+        if self.all_finite:
+            self.output(self.op("Min", *self.all_finite), "finite", np.float32, ["B"])
         graph = helper.make_graph(
             self.nodes, "beam_search", list(self.inputs.values()), self.outputs, initializer=list(self.initializers.values())
         )
@@ -237,14 +242,23 @@ class _Composer:
     # -- parts of a level ---------------------------------------------------------------------------------------------
 
     def own(self, rows: str, state: str) -> str:
-        """own(n): the logit of candidates, or the log of their activation."""
+        """own(n): the logit of candidates, or the log of their activation, −inf where the logit is not finite."""
         logits = self.inline(self.scorer, {"query_state": state, "node_rows": rows}, "scorer")
+        if isinstance(self.kind, VectorKind):
+            numbers = self.op("Cast", self.is_finite(logits), to=onnx.TensorProto.FLOAT)
+            self.all_finite.append(self.op("ReduceMin", numbers, self.const([1]), keepdims=0))
         if self.ranking.own == "logit":
             return logits
-        return self.op("Neg", self.op("Softplus", self.op("Neg", logits)))
+        activated = self.op("Neg", self.op("Softplus", self.op("Neg", logits)))
+        return self.op("Where", self.is_finite(logits), activated, self.const(MINUS_INF))
+
+    def is_finite(self, values: str) -> str:
+        return self.op("LessOrEqual", self.op("Abs", values), self.const(LARGEST))  # not true of NaN
 
     def closed_out(self, nodes: str, ranks: str, level: int) -> str:
-        """Ranks with −inf for nodes without an eligible item below."""
+        """Ranks with −inf where they are not finite, and for nodes without an eligible item below."""
+        if self.ranking.own == "logit":  # a sum of logs of activations is finite or −inf: `own` has seen to it
+            ranks = self.op("Where", self.is_finite(ranks), ranks, self.const(MINUS_INF))
         if self.plan.masked:
             is_open = self.op("Gather", *self.masks(nodes))
             ranks = self.op("Where", is_open, ranks, self.const(MINUS_INF))

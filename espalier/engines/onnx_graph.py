@@ -25,7 +25,7 @@ from espalier.eligibility import NO_NODE, ExcludedNodes, every_item, excluded_no
 from espalier.engines.compose import Plan, compose
 from espalier.engines.runtime import ort
 from espalier.errors import DeviceUnavailable
-from espalier.queries import QueryBatch, blank_queries
+from espalier.queries import QueryBatch, VectorKind, blank_queries
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult, finish
 from espalier.tree import Tree
 
@@ -143,14 +143,17 @@ class OnnxEngine:
         params, excluded = self._closed(params, excluded)
         shape = len(queries), int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
+        finite_B = np.ones(len(queries), np.bool_) if isinstance(queries.kind, VectorKind) else None
         outputs = []
         for members, bucket in self._groups(params):
             part = self._run(queries.take(members), params.take(members), excluded and excluded.take(members), bucket)
             rows, ranks = part["item_rows"], part["ranks"]
             width = min(rows.shape[1], shape[1])
             rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
+            if finite_B is not None:
+                finite_B[members] = part["finite"] > 0
             outputs.append((members, part))
-        result = finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
+        result = finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None, finite_B)
         return replace(result, trace=self._trace(outputs, result)) if params.trace else result
 
     def _excluded(self, params: SearchParams) -> ExcludedNodes | None:
