@@ -37,7 +37,7 @@ class Reranked:
     """A search's candidates in their new order.
 
     place_BM  int64[B, M]    the retrieved place, from 0, of what now stands here; places without an item stay last, as they were
-    score_BM  float32[B, M]  the ranker's scores, NaN past the depth and where there is no item
+    score_BM  float32[B, M]  the ranker's scores, NaN past the depth, where there is no item and where one is not finite
     """
 
     place_BM: NDArray[np.int64]
@@ -78,6 +78,8 @@ class Reranker:
     def rerank(self, queries: QueryBatch, result: SearchResult, depth: int, sent: Sequence[Sent] | None = None) -> Reranked:
         """The best `depth` of each query's candidates by the ranker's score; equal ones, and those past the depth, keep their order.
 
+        A candidate whose score is not finite follows those that have one.
+
         result  of a search for these queries; only items, ranks, scores and counts are looked at
         """
         batch, width = result.item_rows_BM.shape
@@ -88,6 +90,7 @@ class Reranker:
         features_NF = self.features_of(queries, result, count_B, sent)
         if len(features_NF):
             score_N = self._session.run(None, {"features": features_NF})[0]
+            score_N = np.where(np.isfinite(score_N), score_N, np.float32(np.nan))
             for score_C, place_M, out_M in zip(np.split(score_N, np.cumsum(count_B)[:-1]), place_BM, score_BM, strict=True):
                 order = np.argsort(-score_C, kind="stable")
                 place_M[: len(order)], out_M[: len(order)] = order, score_C[order]

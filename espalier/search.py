@@ -303,14 +303,14 @@ def finish(
     trace: tuple[LevelTrace, ...] | None,
     finite_B: NDArray[np.bool_] | None = None,
 ) -> SearchResult:
-    """The result of a search from its best leaves: places past a query's m, or whose rank is not finite, hold no item.
+    """The result of a search from its best leaves: places past a query's m, or of rank −inf, hold no item.
 
     eligible_B  int64[B]: how many items each query could have got
     """
-    found_BM = np.isfinite(ranks_BM)
+    found_BM = ranks_BM > -np.inf
     if len(m_B) > 1:  # otherwise its m is the width
         found_BM &= np.arange(ranks_BM.shape[1]) < m_B[:, None]
-    ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
+        ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
     count_B = found_BM.sum(1)
     return SearchResult(
         item_rows_BM=np.where(found_BM, item_rows_BM, NO_ITEM),

@@ -245,20 +245,22 @@ class _Composer:
         """own(n): the logit of candidates, or the log of their activation, −inf where the logit is not finite."""
         logits = self.inline(self.scorer, {"query_state": state, "node_rows": rows}, "scorer")
         if isinstance(self.kind, VectorKind):
-            numbers = self.op("Cast", self.is_finite(logits), to=onnx.TensorProto.FLOAT)
+            finite = self.below_infinity(self.op("Abs", logits))
+            numbers = self.op("Cast", finite, to=onnx.TensorProto.FLOAT)
             self.all_finite.append(self.op("ReduceMin", numbers, self.const([1]), keepdims=0))
         if self.ranking.own == "logit":
             return logits
         activated = self.op("Neg", self.op("Softplus", self.op("Neg", logits)))
-        return self.op("Where", self.is_finite(logits), activated, self.const(MINUS_INF))
+        return self.op("Where", self.below_infinity(logits), activated, self.const(MINUS_INF))
 
-    def is_finite(self, values: str) -> str:
-        return self.op("LessOrEqual", self.op("Abs", values), self.const(LARGEST))  # not true of NaN
+    def below_infinity(self, values: str) -> str:
+        """Which values are numbers less than ∞. −∞ may stay: it is the rank of what is no candidate."""
+        return self.op("LessOrEqual", values, self.const(LARGEST))  # not true of NaN
 
     def closed_out(self, nodes: str, ranks: str, level: int) -> str:
         """Ranks with −inf where they are not finite, and for nodes without an eligible item below."""
         if self.ranking.own == "logit":  # a sum of logs of activations is finite or −inf: `own` has seen to it
-            ranks = self.op("Where", self.is_finite(ranks), ranks, self.const(MINUS_INF))
+            ranks = self.op("Where", self.below_infinity(ranks), ranks, self.const(MINUS_INF))
         if self.plan.masked:
             is_open = self.op("Gather", *self.masks(nodes))
             ranks = self.op("Where", is_open, ranks, self.const(MINUS_INF))
