@@ -124,7 +124,9 @@ class Chunks:
             b = int(wrong[0])
             own = queries.values[queries.indptr[b] : queries.indptr[b + 1]]
             largest = float(own[np.argmax(np.abs(own))]) if len(own) else 0.0
-            raise InvalidQuery(f"queries[{b}].features.values", largest, "values that this model can score in 32-bit numbers; these are too large")
+            raise InvalidQuery(
+                f"queries[{b}].features.values", largest, "values that this model can score in 32-bit numbers; these are too large"
+            )
 
     @property
     def nbytes(self) -> int:

@@ -289,7 +289,11 @@ def _search(
         count: Any = np.int64(1)  # a plain 1 would be a type of its own, for which what it is given to is compiled once more
         kept[0] = 0
         kept_ranks[0] = 0
+        level_begin, level_end = np.int64(0), np.int64(1)
         for level in range(last):
+            level_begin, level_end = first_child[level_begin], first_child[level_end]
+            # With γ = 0 nobody asks for the ranks of a level that the beam holds whole.
+            counts = gamma > 0 or level + 1 == last or level_end - level_begin > beam_size_B[b]
             total: Any = np.int64(0)
             for k in range(count):
                 p = kept[k]
@@ -347,6 +351,11 @@ def _search(
                 lost = np.int64(0)
                 for c in range(total, total + children):
                     lost += not abs(ranks[c]) <= LARGEST
+                if lost > 0 and not counts:
+                    lost = 0
+                    for c in range(total, total + children):
+                        if not abs(ranks[c]) <= LARGEST:
+                            ranks[c] = 0
                 if choosy or lost > 0:
                     to = total
                     for c in range(children):

@@ -151,7 +151,7 @@ class OnnxEngine:
             width = min(rows.shape[1], shape[1])
             rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
             if finite_B is not None:
-                finite_B[members] = part["finite"] > 0
+                finite_B[members] = part["finite"] > 0 if "finite" in part else True
             outputs.append((members, part))
         result = finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None, finite_B)
         return replace(result, trace=self._trace(outputs, result)) if params.trace else result
@@ -191,10 +191,13 @@ class OnnxEngine:
         if excluded is not None and (excluded.leaves_BX >= 0).any():
             closed = "leaves and inner" if masked or (excluded.inner_BX >= 0).any() else "leaves"
         single = len(params.m_B) == 1
-        return Plan(1 << bucket, (2 << bucket) - 1, single, excluded=closed, masked=masked, trace=params.trace)
+        return Plan(1 << bucket, (2 << bucket) - 1, single, careful=not single, excluded=closed, masked=masked, trace=params.trace)
 
     def _run(self, queries: QueryBatch, params: SearchParams, excluded: ExcludedNodes | None, bucket: int) -> dict[str, Array]:
-        """The outputs of one session run for queries whose beams are of one bucket: `item_rows`, `ranks`, and those of a trace."""
+        """The outputs of one session run for queries whose beams are of one bucket: `item_rows`, `ranks`, and those of a trace.
+
+        A single query is searched again, with care, where its logits turn out not to be finite: care on each level would cost every query.
+        """
         wanted = int(params.m_B.max(initial=1))
         plan = self._plan(params, excluded, bucket)
         feeds: dict[str, Array] = {queries.kind.kind: queries.array, "beam_size": params.beam_size_B}
@@ -203,11 +206,19 @@ class OnnxEngine:
         fixed = None if _filtered(params) else self._fixed(len(queries), plan, wanted, excluded)
         if fixed is not None:
             return fixed.run(feeds, len(queries))
+        outputs = self._run_plan(plan, feeds, params)
+        if not plan.careful and np.isnan(outputs["ranks"][0, 0]):
+            outputs = self._run_plan(replace(plan, careful=True), feeds, params)
+        return outputs
+
+    def _run_plan(self, plan: Plan, feeds: dict[str, Array], params: SearchParams) -> dict[str, Array]:
+        """The outputs of a session with free shapes."""
         session = self._session(plan)
-        feeds |= {"kept": np.array([params.beam_size_B.max(initial=1)]), "wanted": np.array([wanted])}
+        wanted = int(params.m_B.max(initial=1))
+        feeds = feeds | {"kept": np.array([params.beam_size_B.max(initial=1)]), "wanted": np.array([wanted])}
         binding = self._bound(session)
         if plan.masked:
-            masks = params.mask_B if params.mask_B is not None else (None,) * len(queries)
+            masks = params.mask_B if params.mask_B is not None else (None,) * len(params.m_B)
             opened, feeds["mask_of"] = self._open(masks)
             binding.bind_ortvalue_input("open", opened)
         for entry in session.get_inputs():
@@ -246,6 +257,7 @@ class OnnxEngine:
         plan = replace(
             plan,
             single=False,
+            careful=True,
             excluded="none" if excluded is None else "leaves and inner",
             wanted=next(size for size in grid.wanted if size >= wanted),
         )

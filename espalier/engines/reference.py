@@ -102,7 +102,7 @@ class ReferenceEngine:
             logits_C = self.logits(state_LS, level, candidates_C)
             ranks_C = ranks_of(ranking, logits_C, rank_K[parent_C])
             finite_C = np.isfinite(logits_C)
-            if ranking.gamma > 0 or level >= start:
+            if ranking.gamma > 0 or level >= start:  # else the beam holds the level whole, and nobody asks for its ranks
                 real_C = finite_C & np.isfinite(ranks_C)
                 candidates_C, parent_C, ranks_C = candidates_C[real_C], parent_C[real_C], ranks_C[real_C]
             size = int(params.beam_size_B[b] if level < tree.height else params.m_B[b])
@@ -172,7 +172,8 @@ def ranks_of(ranking: Ranking, logits_C: NDArray[np.float32], parent_rank_C: NDA
     """float32[C]: the ranks of nodes, given their logits and their parents' ranks."""
     with np.errstate(over="ignore", invalid="ignore"):
         own_C = log_activation(ranking.activation, logits_C) if ranking.own == "log_activation" else logits_C
-        return np.asarray(own_C + np.float32(ranking.gamma) * parent_rank_C, np.float32)
+        inherited_C = np.float32(ranking.gamma) * parent_rank_C if ranking.gamma > 0 else np.float32(0)  # 0 · ∞ is no number
+        return np.asarray(own_C + inherited_C, np.float32)
 
 
 def log_activation(activation: Activation, logits: NDArray[np.float32]) -> NDArray[np.float32]:
