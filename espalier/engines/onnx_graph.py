@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.eligibility import NO_NODE, ExcludedNodes, every_item, excluded_nodes
 from espalier.engines.compose import Plan, compose
-from espalier.engines.runtime import ort
+from espalier.engines.runtime import ort, session_options
 from espalier.errors import DeviceUnavailable
 from espalier.queries import QueryBatch, VectorKind, blank_queries
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult, finish
@@ -293,10 +293,7 @@ class OnnxEngine:
         """A session; with fixed dimensions, so that shape arithmetic folds away and a CUDA graph can be captured."""
         manifest = self.bundle.manifest
         model = compose(*self._graphs, self.bundle.tree, manifest.ranking, self.bundle.graph_kind, self.bundle.graph_scorer, plan)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = self._threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # graph clean-up notes are no news
+        options = session_options(self._threads)
         for name, size in (fixed or {}).items():
             options.add_free_dimension_override_by_name(name, size)
         providers: list[Any] = ["CPUExecutionProvider"]

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import Bundle
 from espalier.eligibility import every_item, node_mask
+from espalier.engines.graphs import read_graph
 from espalier.manifest import Activation, LinearScorer, Ranking
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult, finish
@@ -51,8 +51,8 @@ class ReferenceEngine:
         if isinstance(bundle.manifest.scorer, LinearScorer):
             return
         self._rows_ND = np.asarray(bundle.node_rows_ND, np.float32)
-        self._query = ReferenceEvaluator(onnx.load_from_string(bundle.graph("query.onnx")))
-        self._scorer = ReferenceEvaluator(onnx.load_from_string(bundle.graph("scorer.onnx")))
+        self._query = ReferenceEvaluator(read_graph("query.onnx", bundle.graph("query.onnx")))
+        self._scorer = ReferenceEvaluator(read_graph("scorer.onnx", bundle.graph("scorer.onnx")))
 
     def warm_up(self) -> None:
         """Nothing to build."""
