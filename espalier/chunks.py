@@ -67,7 +67,7 @@ class Chunks:
             ("row_entry", len(self.row_feature) + 1, len(self.entry_child)),
         ):
             array = getattr(self, name)
-            if len(array) != count or array[0] != 0 or array[-1] != end or np.any(np.diff(array) < 0):
+            if len(array) != count or array[0] != 0 or array[-1] != end or np.any(array[1:] < array[:-1]):  # differences could wrap
                 raise BundleCorrupt(f"chunks: {name} has {len(array)} entries, expected {count} from 0 to {end}, never falling")
         if len(self.entry_weight) != len(self.entry_child) or len(self.bias) != tree.node_count:
             raise BundleCorrupt(
@@ -84,6 +84,11 @@ class Chunks:
         children = np.diff(tree.first_child)[np.repeat(node_of_row, np.diff(self.row_entry))]
         if np.any(self.entry_child >= children):
             raise BundleCorrupt("chunks: entry_child has numbers that a node has no child for")
+        falling = self.entry_child[1:] <= self.entry_child[:-1]
+        begins = self.row_entry[(self.row_entry > 0) & (self.row_entry < len(self.entry_child))]
+        falling[begins - 1] = False
+        if falling.any():
+            raise BundleCorrupt("chunks: entry_child does not rise within a row")
         if not np.isfinite(self.largest).all():
             raise BundleCorrupt("chunks: weights and biases must be finite")
 
