@@ -24,7 +24,7 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 from onnx import helper
 
-from espalier.bundle import Bundle
+from espalier.bundle import Bundle, write_bundle
 from espalier.chunks import LARGEST_RANK, Chunks
 from espalier.engines.chunk_search import ChunkSearch, Wanted, _keep_best
 from espalier.engines.onnx_graph import OnnxEngine
@@ -38,6 +38,7 @@ from espalier.sparse import SparseRows
 from espalier.tree import complete_tree, tree_from_children
 from tests.builders import _model, linear_graphs, make_bundle, make_linear_bundle, random_tree, sparse_rows
 from tests.running import problem, run
+from tests.test_bundle import content_of, draft_of
 from tests.test_signature import SMALL_GRID, assert_same
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -143,6 +144,24 @@ def test_features_of_one_number_of_any_size_are_searched_as_the_reference_does(
     expected, got = ReferenceEngine(bundle).search(queries, params), answer(opened(bundle), queries, params)
     assert_same(got, expected)
     assert_sound(got, params, tree.item_count)
+
+
+@pytest.mark.parametrize("opened", [ReferenceEngine, *GRAPH_ENGINES])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_ranks_that_add_up_past_float32_find_nothing(tmp_path: Path, opened: Open, sign: int) -> None:
+    """Each logit is finite; their sum along a path of ones is not, and along the path of zeros it is 0."""
+    tree = tree_from_children([[2], [2, 2]], np.arange(4))
+    bundle = make_bundle(tmp_path, np.random.default_rng(1), tree, "vector", 1.0, width=1)
+    rows_ND = np.array([[0], [1], [0], [1], [0], [1], [0]], np.float32)  # nodes 1 and 3 are ones: item 0
+    bundle = write_bundle(tmp_path / "tiny" / "2", draft_of(bundle), content_of(bundle, node_rows_ND=rows_ND))
+    queries = QueryBatch(bundle.manifest.query, np.array([[sign * LARGEST]], np.float32))
+    result = answer(opened(bundle), queries, SearchParams.uniform(1, 1 if sign > 0 else 4, 4))
+    found = result.item_rows_BM[0, : result.count_B[0]].tolist()
+    # With a beam of 1 the path of the one is taken, which has item 0 and, beside it, item 1 of rank LARGEST.
+    assert found == ([1] if sign > 0 else [3, 1, 2])
+    assert result.finite_B is not None
+    assert result.finite_B.all()
+    assert_sound(result, SearchParams.uniform(1, 4, 4), 4)
 
 
 @pytest.mark.parametrize("opened", GRAPH_ENGINES)

@@ -164,7 +164,7 @@ def test_arrays_lie_in_their_file(graphs: Bundle, begin: int) -> None:
 
 def test_a_header_of_absurd_size_is_not_read(graphs: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle_module, "MAX_HEADER_BYTES", 64)
-    with pytest.raises(BundleCorrupt, match="a header of .* expected at most 64"):
+    with pytest.raises(BundleCorrupt, match=r"a header of .* expected at most 64"):
         _ = Bundle.open(graphs.path).tree
 
 

@@ -26,8 +26,8 @@ NUMBERS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data
 def parsed_model(name: str, data: bytes) -> onnx.ModelProto:
     """A model from its bytes alone. What this software has no field for is dropped, so that no other reader of the model finds it.
 
-    Raises BundleCorrupt where the bytes are no model, or one that holds what no bundle may: external data, sparse tensors, subgraphs, tensors
-    that declare more numbers than they bring, local functions without end.
+    Raises BundleCorrupt where the bytes are no model, or one that holds what no bundle may: external data, sparse tensors, subgraphs,
+    tensors that declare more numbers than they bring, local functions without end.
     """
     model = onnx.ModelProto()
     try:

@@ -34,6 +34,7 @@ def matmul_kernel(
         )
         if GATHERED:
             row = tl.load(index + b * index_batch + k, mask=k < K, other=0)
+            row = tl.where(row < 0, row + rows_there, row)  # ONNX counts from the end
         else:
             row = k.to(tl.int64)
         inside = ((k < K) & (row >= 0) & (row < rows_there))[:, None] & (n < N)[None, :]
