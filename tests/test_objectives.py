@@ -7,8 +7,10 @@ padding, no walk that skips a subtree.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -37,7 +39,7 @@ from tests.builders import Rng, random_tree
 from training.beam import gumbel, keep_best, search
 from training.config import ObjectiveConfig, check_config
 from training.fit import LOSSES
-from training.objectives.levels import draw_items, draw_nodes
+from training.objectives.levels import DENSE, draw_items, draw_nodes, drawn_sets
 from training.objectives.otm import otm_loss, otm_no_bs_loss, pseudo_targets
 from training.objectives.otm_robust import last_whole_level, otm_robust_loss
 from training.objectives.plt import hsm_loss, plt_loss
@@ -581,6 +583,7 @@ def test_drawn_nodes_are_of_their_level_and_a_small_level_is_whole(seed: int, co
         level = topology.tree.level(h)
         assert nodes.shape == (3, min(count, len(level)))
         assert set(nodes.flatten().tolist()) <= set(level)
+        assert all(len(set(row)) == len(row) for row in nodes.tolist()), "a sample without replacement"
         if count >= len(level):
             assert nodes.tolist() == [list(level)] * 3
         assert torch.equal(nodes, draw_nodes(topology, h, 3, count, torch.Generator().manual_seed(seed)))
@@ -591,6 +594,16 @@ def test_random_nodes_are_uniform() -> None:
     nodes = draw_nodes(topology, 3, 2000, 16, torch.Generator().manual_seed(3))
     times = np.bincount(nodes.flatten().numpy() - topology.tree.leaf_offset, minlength=64)
     assert_allclose(times, 500, atol=5 * math.sqrt(500))
+
+
+@pytest.mark.parametrize(("size", "count"), [(9, 2), (5, 3)], ids=["few of many", "most of few"])
+def test_every_set_of_nodes_is_drawn_as_often(size: int, count: int) -> None:
+    assert (size < DENSE * count) == (size == 5), "both ways to draw"
+    sets = list(combinations(range(size), count))
+    drawn = drawn_sets(size, 1000 * len(sets), count, torch.Generator().manual_seed(3), CPU)
+    times = Counter(map(tuple, drawn.tolist()))
+    assert times.keys() == set(sets), "ascending, and none twice"
+    assert_allclose([times[some] for some in sets], 1000, atol=5 * math.sqrt(1000))
 
 
 def test_negatives_grow_towards_the_leaves() -> None:
