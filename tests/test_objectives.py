@@ -724,17 +724,33 @@ def test_the_training_beam_finds_what_the_reference_engine_finds(
     assert_allclose(np.pad(ranks_BM.numpy(), ((0, 0), (0, missing)), constant_values=-np.inf), expected.ranks_BM, rtol=1e-4, atol=1e-4)
 
 
-def test_the_training_beam_leaves_excluded_items_out(exported: dict[tuple[str, float], tuple[Bundle, NodeScorer]]) -> None:
-    bundle, model = exported["logit", 0.8]
+@pytest.mark.parametrize(("own", "gamma"), [("logit", 0.0), ("logit", 0.8), ("log_activation", 1.0)])
+@pytest.mark.parametrize("beam_size", [1, 2, 5, 200])
+def test_the_training_beam_leaves_excluded_items_out_as_the_engines_do(
+    exported: dict[tuple[str, float], tuple[Bundle, NodeScorer]], own: Literal["logit", "log_activation"], gamma: float, beam_size: int
+) -> None:
+    """Scattered items, and all items of the nodes that a search would visit: those take no place in a small beam."""
+    bundle, model = exported[own, gamma]
     tree, rng = bundle.tree, np.random.default_rng(4)
-    queries = pad_histories(HistoryKind(length=4), [rng.integers(0, tree.item_count, 4) for _ in range(5)])
-    exclude_BE = np.concatenate([queries.array.astype(np.int64), rng.integers(-1, tree.item_count, (5, 20))], 1)
-    whole = tree.leaf_count  # a beam that holds every node, so that nothing depends on where exclusions act
-    expected = ReferenceEngine(bundle).search(queries, SearchParams.uniform(5, whole, 20, exclude_BE))
+    queries = pad_histories(HistoryKind(length=4), [rng.integers(0, tree.item_count, 4) for _ in range(6)])
+    reference = ReferenceEngine(bundle)
+    found = reference.search(queries, SearchParams.uniform(6, 2, 3, trace=True))
+    assert found.trace is not None
+    below = [
+        np.flatnonzero(np.isin(tree.ancestors(tree.leaf_of_item)[:, level], found.trace[level - 1].nodes_BK[b]))
+        for b, level in enumerate([1, 2, 3, 2, 3, 3])
+    ]
+    exclude_BE = np.full((6, max(map(len, below)) + 24), -1)
+    exclude_BE[:, :4] = queries.array
+    exclude_BE[:, 4:24] = rng.integers(-1, tree.item_count, (6, 20))
+    for row, items in zip(exclude_BE, below, strict=True):
+        row[24 : 24 + len(items)] = items
+    expected = reference.search(queries, SearchParams.uniform(6, beam_size, 20, exclude_BE))
     topology = Topology(tree, CPU)
     query = topology.history_nodes(torch.from_numpy(queries.array.astype(np.int64)))
-    rows_BM, _ = search(model, topology, query, whole, 20, 0.8, exclude_BE=torch.from_numpy(exclude_BE))
-    assert_array_equal(rows_BM.numpy(), expected.item_rows_BM)
+    rows_BM, _ = search(model, topology, query, beam_size, 20, gamma, own, torch.from_numpy(exclude_BE))
+    missing = 20 - rows_BM.shape[1]
+    assert_array_equal(np.pad(rows_BM.numpy(), ((0, 0), (0, missing)), constant_values=-1), expected.item_rows_BM)
 
 
 def test_a_stochastic_beam_is_drawn_without_replacement_from_the_softmax_of_the_ranks() -> None:
