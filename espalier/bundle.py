@@ -67,6 +67,10 @@ LINEAR_PARTS = (*COMMON_PARTS, CHUNKS)
 ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT, RANKER)
 """What some bundle must have besides its manifest; `parts_of` says which of them a given one must."""
 MAX_MANIFEST_BYTES = 16 << 20
+MAX_HEADER_BYTES = 16 << 20
+"""Of a safetensors file."""
+MAX_QUERY_ROWS, MAX_QUERY_BYTES = 1 << 20, 1 << 30
+"""Of golden or held-out queries, and of what they take once they are unpacked: a small Parquet file can unpack to any size."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +255,7 @@ def with_ranker(bundle: Bundle, path: Path, info: RankerInfo, ranker_onnx: bytes
     """
     manifest = bundle.manifest
     with _new_version(path) as folder:
-        for name in manifest.files.keys() - {"golden.parquet", RANKER}:
+        for name in {*parts_of(manifest), WEIGHTS} & manifest.files.keys() - {"golden.parquet", RANKER}:
             shutil.copyfile(bundle.path / name, folder / name)
         (folder / RANKER).write_bytes(ranker_onnx)
         pq.write_table(golden, folder / "golden.parquet")
@@ -392,8 +396,9 @@ def _map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if length > file.stat().st_size:
-                raise ValueError("header longer than the file")
+            size = file.stat().st_size
+            if length > min(size, MAX_HEADER_BYTES):
+                raise ValueError(f"a header of {length} bytes, expected at most {MAX_HEADER_BYTES} in a file of {size}")
             header = json.loads(stream.read(length))
         if not isinstance(header, dict):
             raise ValueError("its header is no JSON object")
@@ -405,6 +410,8 @@ def _map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
                 if end - begin != dtype.itemsize * math.prod(shape):
                     raise ValueError(f"{name}: {end - begin} bytes for {dtype}{list(shape)}")
                 where = 8 + length + begin
+                if begin < 0 or 8 + length + end > size:
+                    raise ValueError(f"{name}: bytes {begin} to {end} are not in the file")
                 arrays[name] = (
                     np.memmap(file, dtype, "r", where, shape) if end > begin else np.empty(shape, dtype)
                 )  # nothing cannot be mapped
@@ -415,8 +422,14 @@ def _map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
 
 def _read_parquet(file: Path) -> pa.Table:
     try:
-        return pq.read_table(file)
-    except (pa.ArrowException, OSError) as error:
+        with pq.ParquetFile(file) as parquet:
+            found = parquet.metadata
+            unpacked = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups))
+            if found.num_rows > MAX_QUERY_ROWS or unpacked > MAX_QUERY_BYTES:
+                expected = f"at most {MAX_QUERY_ROWS} rows of {MAX_QUERY_BYTES} bytes"
+                raise BundleCorrupt(f"{file}: {found.num_rows} rows of {unpacked} bytes, expected {expected}")
+            return parquet.read()
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise BundleCorrupt(f"{file}: not a readable Parquet file ({error})") from error
 
 

@@ -8,16 +8,20 @@ Legend: P inner nodes, N nodes, R rows, F features.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.errors import BundleCorrupt
+from espalier.errors import BundleCorrupt, InvalidQuery
+from espalier.manifest import Ranking
+from espalier.sparse import SparseRows
 from espalier.tree import Tree
 
 MAX_CHILDREN = 1 << 16
 """Of a node: `entry_child` numbers them in 16 bits."""
-
+LARGEST_RANK = float(np.finfo(np.float32).max) / 4
+"""What bounds of a rank may come to; the rest is for rounding."""
 
 ARRAYS = {
     "chunk_row": np.int64,
@@ -63,7 +67,7 @@ class Chunks:
             ("row_entry", len(self.row_feature) + 1, len(self.entry_child)),
         ):
             array = getattr(self, name)
-            if len(array) != count or array[0] != 0 or array[-1] != end or np.any(np.diff(array) < 0):
+            if len(array) != count or array[0] != 0 or array[-1] != end or np.any(array[1:] < array[:-1]):  # differences could wrap
                 raise BundleCorrupt(f"chunks: {name} has {len(array)} entries, expected {count} from 0 to {end}, never falling")
         if len(self.entry_weight) != len(self.entry_child) or len(self.bias) != tree.node_count:
             raise BundleCorrupt(
@@ -80,7 +84,12 @@ class Chunks:
         children = np.diff(tree.first_child)[np.repeat(node_of_row, np.diff(self.row_entry))]
         if np.any(self.entry_child >= children):
             raise BundleCorrupt("chunks: entry_child has numbers that a node has no child for")
-        if not (np.isfinite(self.entry_weight).all() and np.isfinite(self.bias).all()):
+        falling = self.entry_child[1:] <= self.entry_child[:-1]
+        begins = self.row_entry[(self.row_entry > 0) & (self.row_entry < len(self.entry_child))]
+        falling[begins - 1] = False
+        if falling.any():
+            raise BundleCorrupt("chunks: entry_child does not rise within a row")
+        if not np.isfinite(self.largest).all():
             raise BundleCorrupt("chunks: weights and biases must be finite")
 
     def weights_of(self, tree: Tree, node: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -97,6 +106,38 @@ class Chunks:
                     weights[i] = self.entry_weight[entries][mine[0]]
         return weights
 
+    @cached_property
+    def largest(self) -> tuple[float, float]:
+        """The size of the largest weight and of the largest bias."""
+        return _largest(self.entry_weight), _largest(self.bias)
+
+    def check_sizes(self, queries: SparseRows, ranking: Ranking, height: int) -> None:
+        """Raise InvalidQuery (field `queries[i].features.values`) where values are so large that a rank could leave float32.
+
+        Looks at bounds, not at products: |logit| ≤ bias + weight · Σ|value|, a hinge's loss ≤ (1 + |logit|)^p, a rank ≤ Σ_h γ^h of these.
+        So a query is refused by every engine or by none, and before it costs anything.
+        """
+        weight, bias = self.largest
+        sizes = np.abs(np.append(queries.values, np.float32(0)).astype(np.float64))
+        logit_B = bias + weight * (np.add.reduceat(sizes, queries.indptr[:-1]) * (np.diff(queries.indptr) > 0))
+        hinge = ranking.own == "log_activation" and ranking.activation != "sigmoid"
+        with np.errstate(over="ignore"):
+            own_B = (1 + logit_B) ** int(ranking.activation[1]) if hinge else 1 + logit_B
+            rank_B = own_B * sum(ranking.gamma**h for h in range(height))
+        wrong = np.flatnonzero(~(rank_B <= LARGEST_RANK))
+        if len(wrong):
+            b = int(wrong[0])
+            own = queries.values[queries.indptr[b] : queries.indptr[b + 1]]
+            largest = float(own[np.argmax(np.abs(own))]) if len(own) else 0.0
+            raise InvalidQuery(
+                f"queries[{b}].features.values", largest, "values that this model can score in 32-bit numbers; these are too large"
+            )
+
     @property
     def nbytes(self) -> int:
         return sum(getattr(self, name).nbytes for name in ARRAYS)
+
+
+def _largest(array: NDArray[np.float32]) -> float:
+    """max |array|, 0 of none; NaN where one of them is."""
+    return float(np.maximum(array.max(), -array.min())) if len(array) else 0.0

@@ -35,8 +35,12 @@ class ItemTable:
                 raise BundleCorrupt(f"items: expected a column {name!r} of type {wanted}")
         self._table = table
         self._ids = table.column("id")
+        if any(table.column(name).null_count for name in ("id", HASH_COLUMN, ROW_COLUMN)):
+            raise BundleCorrupt("items: an id or its place in the index is missing")
         self._hash_I = _one_array(table, HASH_COLUMN)
         self._row_I = _one_array(table, ROW_COLUMN)
+        if len(self._row_I) and (self._row_I.min() < 0 or self._row_I.max() >= len(table)):
+            raise BundleCorrupt(f"items: the index has rows outside 0 … {len(table) - 1}")
         # Shared by threads without a lock: single operations on a dict are atomic, and any entry that is there is right.
         self._row_of_id: dict[str, int] = {}
         self._id_of_row: dict[int, str] = {}
@@ -67,9 +71,14 @@ class ItemTable:
 
     @staticmethod
     def open(path: Path) -> ItemTable:
-        """Map a file that `write` made."""
+        """Map a file that `write` made. Raises BundleCorrupt where it is no Arrow file, or one whose offsets lead out of its own buffers.
+
+        Reads all of it: what an offset leads to is handed out as an id or a title.
+        """
         try:
-            return ItemTable(pa.ipc.open_file(pa.memory_map(str(path))).read_all())
+            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            table.validate(full=True)
+            return ItemTable(table)
         except (pa.ArrowException, OSError) as error:
             raise BundleCorrupt(f"{path.name}: not a readable Arrow file ({error})") from error
 

@@ -19,6 +19,12 @@ SCHEMA_VERSION: Literal[1] = 1
 ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 
 
+PartName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+"""A file of a bundle, in its folder: no path."""
+MOST = 1 << 24
+"""What no beam and no m needs to exceed; arrays are made for them."""
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -88,10 +94,10 @@ class SearchDefaults(_Part):
     min_beam_size  down to which a service may shrink a beam when the deadline is near; None: never
     """
 
-    beam_size: int = Field(ge=1)
-    m: int = Field(ge=1)
-    max_beam_size: int = Field(ge=1)
-    max_m: int = Field(ge=1)
+    beam_size: int = Field(ge=1, le=MOST)
+    m: int = Field(ge=1, le=MOST)
+    max_beam_size: int = Field(ge=1, le=MOST)
+    max_m: int = Field(ge=1, le=MOST)
     min_beam_size: int | None = Field(default=None, ge=1)
 
 
@@ -143,7 +149,7 @@ class Manifest(ManifestDraft):
     tree: TreeInfo
     scorer: Scorer
     ranker: RankerInfo | None = None
-    files: dict[str, FileInfo]
+    files: dict[PartName, FileInfo]
 
     @model_validator(mode="after")
     def _kinds_fit(self) -> Manifest:

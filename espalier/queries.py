@@ -130,10 +130,19 @@ class QueryBatch:
         return self.rows
 
     def check(self, items: int) -> None:
-        """Raise InvalidQuery when a history has an item row that a catalogue of `items` items lacks."""
-        if isinstance(self.kind, HistoryKind) and self.array.size and not (self.array.min() >= PADDING and self.array.max() < items):
-            bad = int(self.array.max() if self.array.max() >= items else self.array.min())
-            raise InvalidQuery("queries", bad, f"item rows from 0 to {items - 1}, or {PADDING} as padding")
+        """Raise InvalidQuery when a history has an item row that a catalogue of `items` items lacks, or another query a number that is not
+        finite.
+        """
+        if isinstance(self.kind, HistoryKind):
+            if self.array.size and not (self.array.min() >= PADDING and self.array.max() < items):
+                bad = int(self.array.max() if self.array.max() >= items else self.array.min())
+                raise InvalidQuery("queries", bad, f"item rows from 0 to {items - 1}, or {PADDING} as padding")
+            return
+        sparse = isinstance(self.rows, SparseRows)
+        numbers = self.features.values if sparse else self.array
+        finite = np.isfinite(numbers)
+        if not finite.all():
+            raise InvalidQuery("features.values" if sparse else "vector", float(numbers[~finite][0]), "finite numbers")
 
     def take(self, rows: NDArray[np.int64]) -> QueryBatch:
         """The queries at `rows` (int64)."""

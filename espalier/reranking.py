@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import RANKER, Bundle
+from espalier.engines.graphs import read_graph
 from espalier.errors import BundleCorrupt
 from espalier.golden import encode_table
 from espalier.queries import QueryBatch
@@ -37,7 +38,7 @@ class Reranked:
     """A search's candidates in their new order.
 
     place_BM  int64[B, M]    the retrieved place, from 0, of what now stands here; places without an item stay last, as they were
-    score_BM  float32[B, M]  the ranker's scores, NaN past the depth and where there is no item
+    score_BM  float32[B, M]  the ranker's scores, NaN past the depth, where there is no item and where one is not finite
     """
 
     place_BM: NDArray[np.int64]
@@ -56,27 +57,26 @@ class Reranker:
     """
 
     def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"] = "cpu", threads: int = 1) -> None:
-        from espalier.engines.runtime import ort  # here, because it loads slowly and bundles without a ranker need none
+        from espalier.engines.runtime import ort, session_options  # here, because it loads slowly and bundles without a ranker need none
 
         if bundle.manifest.ranker is None:
             raise BundleCorrupt(f"{bundle.path}: it has no ranker")
         self.bundle, self.info, self.device = bundle, bundle.manifest.ranker, device
         self.features = RankFeatures(bundle, self.info.features)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
         providers: list[Any] = ["CPUExecutionProvider"]
         if device == "cuda":
             providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0"}))
+        graph = read_graph(RANKER, bundle.graph(RANKER)).SerializeToString()
         try:
-            self._session = ort.InferenceSession(bundle.graph(RANKER), options, providers=providers)
+            self._session = ort.InferenceSession(graph, session_options(threads), providers=providers)
         except Exception as error:  # ONNX Runtime's own classes have no common base
             raise BundleCorrupt(f"{bundle.path / RANKER}: ONNX Runtime cannot open it ({error})") from error
         _check_graph(bundle, self._session, len(self.info.features))
 
     def rerank(self, queries: QueryBatch, result: SearchResult, depth: int, sent: Sequence[Sent] | None = None) -> Reranked:
         """The best `depth` of each query's candidates by the ranker's score; equal ones, and those past the depth, keep their order.
+
+        A candidate whose score is not finite follows those that have one.
 
         result  of a search for these queries; only items, ranks, scores and counts are looked at
         """
@@ -88,6 +88,7 @@ class Reranker:
         features_NF = self.features_of(queries, result, count_B, sent)
         if len(features_NF):
             score_N = self._session.run(None, {"features": features_NF})[0]
+            score_N = np.where(np.isfinite(score_N), score_N, np.float32(np.nan))
             for score_C, place_M, out_M in zip(np.split(score_N, np.cumsum(count_B)[:-1]), place_BM, score_BM, strict=True):
                 order = np.argsort(-score_C, kind="stable")
                 place_M[: len(order)], out_M[: len(order)] = order, score_C[order]
@@ -114,7 +115,7 @@ class Reranker:
 def golden_scores(bundle: Bundle, golden: pa.Table, features: RankFeatures, ranker_onnx: bytes) -> pa.Array:
     """The column GOLDEN_SCORES of some golden queries, by ONNX's own evaluator."""
     queries, result = encode_table(bundle, golden), golden_result(bundle, golden)
-    evaluator = ReferenceEvaluator(ranker_onnx)
+    evaluator = ReferenceEvaluator(read_graph(RANKER, ranker_onnx))
     scores = []
     for b, count in enumerate(result.count_B.tolist()):
         candidates = result.item_rows_BM[b, :count], result.ranks_BM[b, :count], result.scores_BM[b, :count]

@@ -131,6 +131,7 @@ class SearchResult:
     count_B       int64[B]        items in each row
     complete_B    bool[B]         False iff fewer than min(m, eligible items) came back
     trace         the levels from the start level to H, when asked for
+    finite_B      bool[B]         for vectors: False iff some node that was scored has a logit that is not finite; None for other kinds
     """
 
     item_rows_BM: NDArray[np.int64]
@@ -139,6 +140,7 @@ class SearchResult:
     count_B: NDArray[np.int64]
     complete_B: NDArray[np.bool_]
     trace: tuple[LevelTrace, ...] | None = None
+    finite_B: NDArray[np.bool_] | None = None
 
 
 class Engine(Protocol):
@@ -299,6 +301,7 @@ def finish(
     item_rows_BM: NDArray[np.int64],
     ranks_BM: NDArray[np.float32],
     trace: tuple[LevelTrace, ...] | None,
+    finite_B: NDArray[np.bool_] | None = None,
 ) -> SearchResult:
     """The result of a search from its best leaves: places past a query's m, or of rank −inf, hold no item.
 
@@ -316,6 +319,7 @@ def finish(
         count_B=count_B,
         complete_B=count_B >= np.minimum(m_B, eligible_B),
         trace=trace,
+        finite_B=finite_B,
     )
 
 

@@ -407,6 +407,7 @@ def _cut(result: SearchResult, parts: Sequence[_Part]) -> list[SearchResult]:
                 result.ranks_BM[b:end, :m],
                 result.count_B[b:end],
                 result.complete_B[b:end],
+                finite_B=None if result.finite_B is None else result.finite_B[b:end],
             )
         )
         b = end
@@ -416,12 +417,14 @@ def _cut(result: SearchResult, parts: Sequence[_Part]) -> list[SearchResult]:
 def _join(answers: Sequence[Answer]) -> Answer:
     """The parts of one request, which has one m, in order."""
     results = [answer.result for answer in answers]
+    finite = [result.finite_B for result in results if result.finite_B is not None]
     joined = SearchResult(
         np.concatenate([result.item_rows_BM for result in results]),
         np.concatenate([result.scores_BM for result in results]),
         np.concatenate([result.ranks_BM for result in results]),
         np.concatenate([result.count_B for result in results]),
         np.concatenate([result.complete_B for result in results]),
+        finite_B=np.concatenate(finite) if finite else None,
     )
     return Answer(
         joined,

@@ -32,7 +32,7 @@ from espalier.queries import (
     encode_vectors,
 )
 from espalier.rank_features import Sent
-from espalier.search import NO_ITEM, NodeMask, SearchParams
+from espalier.search import NO_ITEM, NodeMask, SearchParams, SearchResult
 from service.batching import Answer
 from service.errors import DeadlinePassed
 from service.explain import Wanted, explain
@@ -102,6 +102,7 @@ async def retrieve(
     submitted = time.perf_counter()
     answer = await model.batcher.search(encoded.queries, encoded.params, deadline, patient)
     answered = time.perf_counter()
+    _refuse_infinite(encoded.queries, answer.result)
     depth, small = depth_of(request, model), answer.result.item_rows_BM.size <= INLINE_VALUES
     stage = (request, model, encoded.queries, encoded.sent, answer.result, encoded.m, depth)
     final = ordered(*stage) if small or not depth else await _in_time(deadline, ordered, *stage)
@@ -176,7 +177,7 @@ def values_of(request: RetrieveRequest, model: LoadedModel, settings: Settings) 
 
 
 def encode(request: RetrieveRequest, model: LoadedModel, settings: Settings, mask: NodeMask | None) -> Encoded:
-    """Make arrays of a request. Raises InvalidQuery where a vector is none."""
+    """Make arrays of a request. Raises InvalidQuery where a vector is none, or values are too large for the model's weights."""
     items, manifest, queries = model.bundle.items, model.bundle.manifest, request.queries
     search, kind = manifest.search, manifest.query
     m, beam_size, depth = request.m or search.m, request.beam_size or search.beam_size, depth_of(request, model)
@@ -191,6 +192,7 @@ def encode(request: RetrieveRequest, model: LoadedModel, settings: Settings, mas
         batch = encode_vectors(kind, [query.vector for query in queries])
     elif isinstance(kind, FeaturesKind):
         batch = encode_features(kind, [(query.features.indices, query.features.values) for query in queries if query.features is not None])
+        model.bundle.chunks.check_sizes(batch.features, manifest.ranking, model.bundle.tree.height)
     else:
         batch = encode_texts(kind, model.bundle.vectoriser, [query.text for query in queries])
     excluded = [items.rows_of(query.exclude) if query.exclude else _NO_ROWS for query in queries]
@@ -203,6 +205,14 @@ def encode(request: RetrieveRequest, model: LoadedModel, settings: Settings, mas
     excluded = [np.concatenate([seen[b], excluded[b]]) if query.exclude_seen else excluded[b] for b, query in enumerate(queries)]
     params = SearchParams.uniform(len(queries), beam_size, max(m, depth), _exclusions(excluded), trace=traced, mask=mask)
     return Encoded(batch, params, m, beam_size, excluded, [list(dict.fromkeys(ids)) for ids in unknown], sent)
+
+
+def _refuse_infinite(queries: QueryBatch, result: SearchResult) -> None:
+    """Raise InvalidQuery where what the model makes of a vector is not finite: only the search finds that out."""
+    if result.finite_B is not None and not result.finite_B.all():
+        b = int(np.flatnonzero(~result.finite_B)[0])
+        largest = float(queries.array[b][np.argmax(np.abs(queries.array[b]))])
+        raise InvalidQuery(f"queries[{b}].vector", largest, "numbers of which the model makes finite scores")
 
 
 def results_json(

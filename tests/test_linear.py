@@ -32,6 +32,7 @@ from training.linear import fit
 from training.linear.config import LinearOptions
 from training.linear.fit import fit_linear
 from training.linear.label_features import pifa
+from training.linear.node_centroids import node_centroids
 from training.linear.solver import BLOCK, _logistic, train_children
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
@@ -388,6 +389,22 @@ def test_weights_are_drawn_to_the_centroids(loss: Any) -> None:
     with pytest.raises(InvalidData, match=r"centroids: got '\[4, 15\]', expected \[2, 15\]"):
         fit_linear(LabelledPoints(data.points, np.zeros(81, np.int64), np.empty(0, np.int32), 2), complete_tree(np.arange(2), 2), options,
                    centroids=centroids)  # fmt: skip
+
+
+@pytest.mark.parametrize("empty_share", [0.0, 0.4])
+def test_a_nodes_centroid_is_the_largest_of_its_items_where_features_are_negative_too(empty_share: float) -> None:
+    """An item that lacks a feature has 0 there, which is more than −1; an empty leaf is no item."""
+    rng = np.random.default_rng(4)
+    tree = random_tree(rng, 3, 3, empty_share=empty_share)
+    dense_IF = np.where(rng.random((tree.item_count, 6)) < 0.6, rng.normal(size=(tree.item_count, 6)) - 1, 0).astype(np.float32)
+    for level, found in enumerate(node_centroids(sparse_rows(dense_IF), tree), start=1):
+        expected = np.zeros((tree.level_size(level), 6))
+        path_I = tree.ancestors(tree.leaf_of_item)[:, level] - tree.level(level).start
+        for n in np.unique(path_I):
+            expected[n] = dense_IF[path_I == n].max(0)
+        lengths = np.linalg.norm(expected, axis=1)
+        assert_allclose(found.length_N, lengths, rtol=1e-5)
+        assert_allclose(dense_of(found.rows), expected / np.where(lengths > 0, lengths, 1)[:, None], rtol=1e-5, atol=1e-7)
 
 
 def test_items_of_few_queries_stay_at_their_centroids_and_are_found_as_by_them() -> None:

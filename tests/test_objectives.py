@@ -7,8 +7,10 @@ padding, no walk that skips a subtree.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -37,7 +39,7 @@ from tests.builders import Rng, random_tree
 from training.beam import gumbel, keep_best, search
 from training.config import ObjectiveConfig, check_config
 from training.fit import LOSSES
-from training.objectives.levels import draw_items, draw_nodes
+from training.objectives.levels import DENSE, draw_items, draw_nodes, drawn_sets
 from training.objectives.otm import otm_loss, otm_no_bs_loss, pseudo_targets
 from training.objectives.otm_robust import last_whole_level, otm_robust_loss
 from training.objectives.plt import hsm_loss, plt_loss
@@ -581,6 +583,7 @@ def test_drawn_nodes_are_of_their_level_and_a_small_level_is_whole(seed: int, co
         level = topology.tree.level(h)
         assert nodes.shape == (3, min(count, len(level)))
         assert set(nodes.flatten().tolist()) <= set(level)
+        assert all(len(set(row)) == len(row) for row in nodes.tolist()), "a sample without replacement"
         if count >= len(level):
             assert nodes.tolist() == [list(level)] * 3
         assert torch.equal(nodes, draw_nodes(topology, h, 3, count, torch.Generator().manual_seed(seed)))
@@ -591,6 +594,16 @@ def test_random_nodes_are_uniform() -> None:
     nodes = draw_nodes(topology, 3, 2000, 16, torch.Generator().manual_seed(3))
     times = np.bincount(nodes.flatten().numpy() - topology.tree.leaf_offset, minlength=64)
     assert_allclose(times, 500, atol=5 * math.sqrt(500))
+
+
+@pytest.mark.parametrize(("size", "count"), [(9, 2), (5, 3)], ids=["few of many", "most of few"])
+def test_every_set_of_nodes_is_drawn_as_often(size: int, count: int) -> None:
+    assert (size < DENSE * count) == (size == 5), "both ways to draw"
+    sets = list(combinations(range(size), count))
+    drawn = drawn_sets(size, 1000 * len(sets), count, torch.Generator().manual_seed(3), CPU)
+    times = Counter(map(tuple, drawn.tolist()))
+    assert times.keys() == set(sets), "ascending, and none twice"
+    assert_allclose([times[some] for some in sets], 1000, atol=5 * math.sqrt(1000))
 
 
 def test_negatives_grow_towards_the_leaves() -> None:
@@ -711,17 +724,33 @@ def test_the_training_beam_finds_what_the_reference_engine_finds(
     assert_allclose(np.pad(ranks_BM.numpy(), ((0, 0), (0, missing)), constant_values=-np.inf), expected.ranks_BM, rtol=1e-4, atol=1e-4)
 
 
-def test_the_training_beam_leaves_excluded_items_out(exported: dict[tuple[str, float], tuple[Bundle, NodeScorer]]) -> None:
-    bundle, model = exported["logit", 0.8]
+@pytest.mark.parametrize(("own", "gamma"), [("logit", 0.0), ("logit", 0.8), ("log_activation", 1.0)])
+@pytest.mark.parametrize("beam_size", [1, 2, 5, 200])
+def test_the_training_beam_leaves_excluded_items_out_as_the_engines_do(
+    exported: dict[tuple[str, float], tuple[Bundle, NodeScorer]], own: Literal["logit", "log_activation"], gamma: float, beam_size: int
+) -> None:
+    """Scattered items, and all items of the nodes that a search would visit: those take no place in a small beam."""
+    bundle, model = exported[own, gamma]
     tree, rng = bundle.tree, np.random.default_rng(4)
-    queries = pad_histories(HistoryKind(length=4), [rng.integers(0, tree.item_count, 4) for _ in range(5)])
-    exclude_BE = np.concatenate([queries.array.astype(np.int64), rng.integers(-1, tree.item_count, (5, 20))], 1)
-    whole = tree.leaf_count  # a beam that holds every node, so that nothing depends on where exclusions act
-    expected = ReferenceEngine(bundle).search(queries, SearchParams.uniform(5, whole, 20, exclude_BE))
+    queries = pad_histories(HistoryKind(length=4), [rng.integers(0, tree.item_count, 4) for _ in range(6)])
+    reference = ReferenceEngine(bundle)
+    found = reference.search(queries, SearchParams.uniform(6, 2, 3, trace=True))
+    assert found.trace is not None
+    below = [
+        np.flatnonzero(np.isin(tree.ancestors(tree.leaf_of_item)[:, level], found.trace[level - 1].nodes_BK[b]))
+        for b, level in enumerate([1, 2, 3, 2, 3, 3])
+    ]
+    exclude_BE = np.full((6, max(map(len, below)) + 24), -1)
+    exclude_BE[:, :4] = queries.array
+    exclude_BE[:, 4:24] = rng.integers(-1, tree.item_count, (6, 20))
+    for row, items in zip(exclude_BE, below, strict=True):
+        row[24 : 24 + len(items)] = items
+    expected = reference.search(queries, SearchParams.uniform(6, beam_size, 20, exclude_BE))
     topology = Topology(tree, CPU)
     query = topology.history_nodes(torch.from_numpy(queries.array.astype(np.int64)))
-    rows_BM, _ = search(model, topology, query, whole, 20, 0.8, exclude_BE=torch.from_numpy(exclude_BE))
-    assert_array_equal(rows_BM.numpy(), expected.item_rows_BM)
+    rows_BM, _ = search(model, topology, query, beam_size, 20, gamma, own, torch.from_numpy(exclude_BE))
+    missing = 20 - rows_BM.shape[1]
+    assert_array_equal(np.pad(rows_BM.numpy(), ((0, 0), (0, missing)), constant_values=-1), expected.item_rows_BM)
 
 
 def test_a_stochastic_beam_is_drawn_without_replacement_from_the_softmax_of_the_ranks() -> None:

@@ -27,24 +27,30 @@ from onnx import helper, numpy_helper
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from espalier import open_engine
-from espalier.bundle import Bundle
+from espalier.bundle import Bundle, write_bundle
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
 from espalier.queries import QueryBatch, VectorKind
 from espalier.search import ENGINES, NodeMask, Precision, SearchParams, gpu_usable
 from espalier.tree import complete_tree
 from tests.builders import make_bundle, random_masks, random_queries, random_tree
 from tests.compile_kernels import Recorder
+from tests.test_bundle import content_of, draft_of
 from tests.test_signature import assert_alone_as_together, assert_best_beams, assert_same, draw, shapes
 from tests.trained import trained_kind
 
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
     pytest.skip("triton is not installed", allow_module_level=True)
 
+import triton
+import triton.language as tl
+
 from espalier.engines import gpu, gpu_cells, gpu_engine
 from espalier.engines.gpu import TritonEngine, device_bytes
 from espalier.engines.gpu_cells import Grid, Tuning
 from espalier.engines.gpu_engine import refuse_what_does_not_fit
 from espalier.engines.graphs import read_graph
+from espalier.engines.kernels.logistic import log_sigmoid
+from espalier.engines.kernels.matmul import matmul
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_form import scorer_form
 from espalier.engines.torch_graph import TorchGraph, constant_of, encoder_of
@@ -341,6 +347,17 @@ def test_a_layer_that_is_too_wide_is_left_to_another_engine(tmp_path: Path) -> N
         TritonEngine(bundle, "cpu")
 
 
+def test_a_product_reads_no_row_that_a_table_lacks() -> None:
+    """A graph's indices are its bundle's: those past the end count as zeros, negative ones from the end, as ONNX counts."""
+    rng = np.random.default_rng(5)
+    room_RN = torch.from_numpy(rng.standard_normal((20, 3)).astype(np.float32))
+    table_RN, left = room_RN[5:12], torch.from_numpy(rng.standard_normal((1, 2, 4)).astype(np.float32))
+    rows = torch.zeros((1, 4, 3))
+    rows[0, 1:3] = table_RN[[3, -1]]
+    got = matmul(left, table_RN, torch.tensor([[7, 3, -1, -8]]))
+    assert_allclose(got.numpy(), (left @ rows).numpy(), rtol=1e-6, atol=1e-6)
+
+
 def query_graph(*nodes: onnx.NodeProto, **constants: NDArray[Any]) -> onnx.ModelProto:
     """vector [B, 4] → query_state [B, 1, S]."""
     info = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("vector", "query_state")]
@@ -458,6 +475,34 @@ def test_lower_precision_is_refused_where_it_would_not_be_used(tmp_path: Path) -
         with pytest.raises(DeviceUnavailable, match="precision float16 needs the engine triton; tiny would run on"):
             open_engine(bundle, device, engine, precision="float16")  # type: ignore[arg-type]  # a tuple's strings
     assert set(ENGINES) == {"onnx-cpu", "onnx-cuda", "triton", "sparse-cpu", "sparse-cuda", "reference"}
+
+
+@triton.jit
+def log_sigmoid_kernel(x_N, out_N, count, TILE: tl.constexpr):
+    n = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    tl.store(out_N + n, log_sigmoid(tl.load(x_N + n, mask=n < count, other=0.0)), mask=n < count)
+
+
+def test_the_log_of_the_sigmoid_is_exact_far_from_0() -> None:
+    """log(1 + e^−x) is 0 from 16.7 on in float32, where log1p goes on falling; compared with float64, in shares of the result."""
+    x_N = torch.linspace(-120, 86, 9001)
+    out_N = torch.empty_like(x_N)
+    log_sigmoid_kernel[(triton.cdiv(len(x_N), 256),)](x_N, out_N, len(x_N), 256)
+    exact = -np.logaddexp(0, -x_N.numpy().astype(np.float64))
+    assert_allclose(out_N.numpy(), exact, rtol=5e-7, atol=0)
+    assert len(np.unique(out_N.numpy()[x_N.numpy() > 17])) > 2000, "nodes of large logits keep their order"
+
+
+@pytest.mark.parametrize("large", [20.0, 60.0])
+def test_large_logits_keep_their_order_in_path_products(tmp_path: Path, large: float) -> None:
+    """Logits of 17 and more have sigmoids that are 1 in float32, but logs of them that differ."""
+    tree = complete_tree(np.arange(4), 2)
+    bundle = make_bundle(tmp_path, np.random.default_rng(5), tree, "vector", 1.0, "log_activation", width=1)
+    rows_ND = np.array([[0], [1], [1], [0.95], [1], [0.9], [0.99]], np.float32)
+    bundle = write_bundle(tmp_path / "tiny" / "2", draft_of(bundle), content_of(bundle, node_rows_ND=rows_ND))
+    queries, params = QueryBatch(bundle.manifest.query, np.array([[large]], np.float32)), SearchParams.uniform(1, 4, 4)
+    assert engine_of(bundle).search(queries, params).item_rows_BM.tolist() == [[1, 3, 0, 2]]
+    assert ReferenceEngine(bundle).search(queries, params).item_rows_BM.tolist() == [[1, 3, 0, 2]]
 
 
 # -- the compiler ---------------------------------------------------------------------------------------------------------

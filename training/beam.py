@@ -1,17 +1,20 @@
 """Beam search in torch, batched over queries: what training uses to follow the search and to choose γ.
 
-Serving uses the engines; this one shares their rule (rank(n) = own(n) + γ · rank(parent), rank(root) = 0) and their tie rule.
+Serving uses the engines; this one shares their rule (rank(n) = own(n) + γ · rank(parent), rank(root) = 0), their tie rule and what they
+make of exclusions, so that γ and a calibration chosen by it are right for them.
 
-Legend: B queries, C candidates, K beam, M results.
+Legend: B queries, C candidates, K beam, M results, E excluded items, X closed nodes.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from espalier.eligibility import NO_NODE, excluded_nodes
 from training.parallel import drawn_rows
 from training.scorers.model import NodeScorer
 from training.topology import Topology
@@ -53,9 +56,10 @@ def search(
 ) -> tuple[Tensor, Tensor]:
     """int64[B, M] item rows, best first, −1 = none, and float32[B, M] their ranks (−inf where none).
 
-    exclude_BE  int64[B, E] item rows that must not come back (−1 = padding). They are shut at the leaves only, unlike in the engines:
-                an inner node whose items are all excluded still takes a place in the beam.
+    exclude_BE  int64[B, E] item rows that must not come back (−1 = padding); inner nodes all of whose items they are take no place in a
+                beam, as in the engines.
     """
+    closed_BX = None if exclude_BE is None else closed_nodes(topology, exclude_BE)
     state_BLS = model.state(query)
     batch = len(state_BLS)
     beam_BK = torch.zeros((batch, 1), dtype=torch.int64, device=topology.device)
@@ -68,16 +72,22 @@ def search(
         own_BC = torch.nn.functional.logsigmoid(logits_BC) if own == "log_activation" else logits_BC
         inherited_BC = gamma * rank_BK.repeat_interleave(children_BKb.shape[2], 1) if gamma else 0
         shut_BC = (nodes_BC == topology.padding) | topology.vacant_N[safe_BC]
+        if closed_BX is not None:
+            shut_BC |= topology.find(closed_BX, nodes_BC)[1]
         rank_BC = (own_BC + inherited_BC).masked_fill(shut_BC, -torch.inf)
         if h < topology.tree.height:
             beam_BK, rank_BK = keep_best(topology, nodes_BC, rank_BC, beam_size)
-    if exclude_BE is not None:
-        leaves_BE = topology.leaf_of_item_I1[exclude_BE].sort(1).values
-        rank_BC = rank_BC.masked_fill(topology.find(leaves_BE, nodes_BC)[1], -torch.inf)
     best_BM = best_places(rank_BC, m)
     leaf_BM = nodes_BC.gather(1, best_BM).clamp(max=topology.padding - 1) - topology.tree.leaf_offset
     rank_BM = rank_BC.gather(1, best_BM)
     return torch.where(rank_BM > -torch.inf, topology.leaf_item[leaf_BM], -1), rank_BM
+
+
+def closed_nodes(topology: Topology, exclude_BE: Tensor) -> Tensor:
+    """int64[B, X]: the leaves of excluded items, and the inner nodes below which nothing else is, ascending, N as padding."""
+    excluded = excluded_nodes(topology.tree, exclude_BE.cpu().numpy())
+    closed_BX = torch.from_numpy(np.concatenate([excluded.inner_BX, excluded.leaves_BX], axis=1)).to(topology.device)
+    return torch.where(closed_BX == NO_NODE, topology.padding, closed_BX).sort(1).values
 
 
 def best_places(rank_BC: Tensor, count: int) -> Tensor:

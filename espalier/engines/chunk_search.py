@@ -42,6 +42,8 @@ COUNTS, NO_ROW = 1 << 16, np.iinfo(np.int64).min
 SMALL_TABLES = 64 << 20
 """… or any number, as long as all tables together take no more bytes."""
 FAST = {"reassoc", "contract", "arcp", "nsz"}
+"""Not `nnan` and not `ninf`: a number that is none has to be seen."""
+LARGEST = np.finfo(np.float32).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +128,7 @@ class ChunkSearch:
     def search(self, queries: SparseRows, wanted: Wanted, trace: bool = False) -> Found:
         """The best m nodes of the last level for each query, with a beam of nodes kept on the levels above.
 
-        Raises InvalidQuery where a number is below 1, or features are not those of the scorers.
+        Raises InvalidQuery where a number is below 1, features are not those of the scorers, or a value is not finite.
         """
         chunks = self._chunks
         if len(queries) == 0:
@@ -169,6 +171,8 @@ class ChunkSearch:
                 shares = np.array_split(which, min(len(self._workspaces), len(which) // PER_THREAD))
                 wrong = max(wrong, *self._pool.map(run, self._workspaces, _frozen(*shares), repeat(open_N)))
         if wrong >= 0:
+            if not np.isfinite(queries.values[wrong]):
+                raise InvalidQuery("features.values", float(queries.values[wrong]), "finite numbers")
             raise InvalidQuery("features.indices", int(queries.indices[wrong]), f"feature numbers from 0 to {chunks.width - 1}")
         return Found(leaves_BM, ranks_BM, Traced(*traced) if trace else None)
 
@@ -262,15 +266,19 @@ def _search(
     which: Array, given: tuple[Array, ...], scorers: tuple[Array, ...], dense: Array, shut: Array, open_N: Array, last: int, gamma: Any,
     power: int, work: tuple[Array, ...], out: Array, out_ranks: Array, trace: tuple[Array, ...],
 ) -> int:  # fmt: skip
-    """Some queries one after the other. Returns −1, or the place of an index that is no feature's, where it stops."""
+    """Some queries one after the other. Returns −1, or the place of an index that is no feature's or of a value that is not finite, where
+    it stops.
+
+    A node whose logit or rank is not finite is no candidate: it would have no place in any order.
+    """
     indptr, indices, values, beam_size_B, m_B, shut_BX = given
     first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight, bias, table_from, by_feature, key, place, full = scorers
     kept, kept_ranks, candidates, ranks, heap = work
-    one, zero = np.float32(1), np.float32(0)
+    one, zero, none = np.float32(1), np.float32(0), np.float32(np.nan)
     for b in which:
         begin, end = indptr[b], indptr[b + 1]
         for j in range(begin, end):  # what is outside would be written outside
-            if indices[j] < 0 or indices[j] >= len(dense):
+            if indices[j] < 0 or indices[j] >= len(dense) or not abs(values[j]) <= LARGEST:
                 return j
         for j in range(begin, end):
             dense[indices[j]] = values[j]
@@ -281,7 +289,11 @@ def _search(
         count: Any = np.int64(1)  # a plain 1 would be a type of its own, for which what it is given to is compiled once more
         kept[0] = 0
         kept_ranks[0] = 0
+        level_begin, level_end = np.int64(0), np.int64(1)
         for level in range(last):
+            level_begin, level_end = first_child[level_begin], first_child[level_end]
+            # With γ = 0 nobody asks for the ranks of a level that the beam holds whole.
+            counts = gamma > 0 or level + 1 == last or level_end - level_begin > beam_size_B[b]
             total: Any = np.int64(0)
             for k in range(count):
                 p = kept[k]
@@ -319,24 +331,38 @@ def _search(
                             for c in range(np.uint64(children)):
                                 ranks[base + c] += x * full[own + c]
                 above = gamma * kept_ranks[k]
+                # Whether a logit is finite is asked first: min and max below could make a number of what is none.
                 if power > 0:
                     for c in range(total, total + children):
+                        finite = abs(ranks[c]) <= LARGEST
                         short = max(one - ranks[c], zero)
                         loss = short
                         for _ in range(1, power):
                             loss *= short
-                        ranks[c] = above - loss
+                        ranks[c] = above - loss if finite else none
                 elif power == 0:
                     for c in range(total, total + children):
-                        ranks[c] = above + min(ranks[c], zero) - np.log1p(np.exp(-abs(ranks[c])))
+                        finite = abs(ranks[c]) <= LARGEST
+                        own = min(ranks[c], zero) - np.log1p(np.exp(-abs(ranks[c])))
+                        ranks[c] = above + own if finite else none
                 else:
                     for c in range(total, total + children):
                         ranks[c] += above
-                if choosy:
+                lost = np.int64(0)
+                for c in range(total, total + children):
+                    lost += not abs(ranks[c]) <= LARGEST
+                if lost > 0 and not counts:
+                    lost = 0
+                    for c in range(total, total + children):
+                        if not abs(ranks[c]) <= LARGEST:
+                            ranks[c] = 0
+                if choosy or lost > 0:
                     to = total
                     for c in range(children):
-                        if (len(open_N) == 0 or open_N[first + c]) and not shut[first + c]:
-                            candidates[to], ranks[to] = first + c, ranks[total + c]
+                        rank = ranks[total + c]
+                        is_open = (len(open_N) == 0 or open_N[first + c]) and not shut[first + c]
+                        if is_open and abs(rank) <= LARGEST:
+                            candidates[to], ranks[to] = first + c, rank
                             to += 1
                     total = to
                 else:
@@ -367,7 +393,10 @@ def _search(
 
 @njit(cache=True, nogil=True)
 def _keep_best(candidates: Array, ranks: Array, total: int, wanted: int, kept: Array, kept_ranks: Array, heap: Array) -> int:
-    """The best `wanted` candidates, in their order; of equal ones the first. How many they are."""
+    """The best `wanted` candidates, in their order; of equal ones the first. How many they are: never more than `wanted`.
+
+    ranks  none of them NaN, for which no order holds
+    """
     if total <= wanted:
         for c in range(total):
             kept[c] = candidates[c]
@@ -388,6 +417,8 @@ def _keep_best(candidates: Array, ranks: Array, total: int, wanted: int, kept: A
             ties -= 1
     count = 0
     for c in range(total):
+        if count == wanted:
+            break
         if ranks[c] < threshold or (ranks[c] == threshold and ties == 0):
             continue
         if ranks[c] == threshold:

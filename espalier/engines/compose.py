@@ -14,7 +14,9 @@ Inputs of the composed graph (those that the tree and the plan need):
     first_child int64[N+1] · leaf_item int64[#leaves]
 Outputs: item_rows int64[B, M], ranks float32[B, M]; with a trace candidates_h int64[B, C] and candidate_ranks_h float32[B, C] of each
 level, nodes_h int64[B, K] and ranks_h float32[B, K] of each level but the last (ranks are −inf where a slot is empty or its node has no
-eligible item below; item rows and nodes mean nothing there).
+eligible item below; item rows and nodes mean nothing there). Of a careful plan, for vectors: finite float32[B], 1 where the logits of all
+nodes that were scored are finite, else 0. Of a plan that is not careful all `ranks` are NaN, and the other outputs mean nothing, where a
+rank may have left float32.
 
 Legend: B queries, T history, L levels, K beam, C candidates, M results, X excluded nodes, N nodes, F masks, I items, D node row, S state.
 """
@@ -36,6 +38,7 @@ from espalier.queries import HistoryKind, VectorKind
 from espalier.tree import Tree
 
 MINUS_INF = np.float32(-np.inf)
+LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Plan:
 
     beam_low, beam_high   the beam sizes it serves; it starts where beam_low starts
     single                one query a call (B = 1), which saves work; otherwise any number, of different beams
+    careful               a node whose logit or rank is not finite is no candidate: on each level it gets rank −inf, as a closed one, and
+                          so do the nodes below it. Without, such nodes are merely noticed
     excluded              which nodes queries may exclude
     masked                whether queries bring node masks; without, every node must have an item below
     trace                 whether each level's candidates and beam are outputs
@@ -54,6 +59,7 @@ class Plan:
     beam_low: int
     beam_high: int
     single: bool = False
+    careful: bool = True
     excluded: Literal["none", "leaves", "leaves and inner"] = "none"
     masked: bool = False
     trace: bool = False
@@ -95,6 +101,7 @@ class _Composer:
         self.wide: set[str] = set()  # widths that are at least `kept`
         self.filled: dict[tuple[int, str], str] = {}
         self.mask_start = ""
+        self.logits: list[str] = []  # float[B, C] of each scored level
         self.start = tree.start_level(plan.beam_low)
         self.first = 1 if ranking.gamma > 0 else self.start  # the first level whose nodes are scored
 
@@ -230,6 +237,13 @@ class _Composer:
         best, order = self.ops("TopK", 2, ranks, size, axis=1, largest=1, sorted=1)
         leaves = self.op("Sub", self.op("GatherElements", nodes, order, axis=1), self.const(self.tree.leaf_offset))
         items = self.op("Gather", self.table("leaf_item", np.int64, self.tree.leaf_count), leaves)
+        if not self.plan.careful:  # no rank exceeds the sum of all logits, whose sizes times 0 are NaN where it is not finite
+            sizes = self.op("ReduceL1", self.all_logits(), self.const([1]), keepdims=1)
+            best = self.op("Add", best, self.op("Mul", sizes, self.const(np.float32(0))))
+        elif isinstance(self.kind, VectorKind):
+            finite = self.op("LessOrEqual", self.op("Abs", self.all_logits()), self.const(LARGEST))  # not true of NaN
+            least = self.op("ReduceMin", self.op("Cast", finite, to=onnx.TensorProto.FLOAT), self.const([1]), keepdims=0)
+            self.output(least, "finite", np.float32, ["B"])
         results = self.value(size) or "M"
         self.output(items, "item_rows", np.int64, ["B", results])
         self.output(best, "ranks", np.float32, ["B", results])
@@ -239,12 +253,23 @@ class _Composer:
     def own(self, rows: str, state: str) -> str:
         """own(n): the logit of candidates, or the log of their activation."""
         logits = self.inline(self.scorer, {"query_state": state, "node_rows": rows}, "scorer")
+        self.logits.append(logits)
         if self.ranking.own == "logit":
             return logits
-        return self.op("Neg", self.op("Softplus", self.op("Neg", logits)))
+        activated = self.op("Neg", self.op("Softplus", self.op("Neg", logits)))
+        return self.without_infinities(logits, activated) if self.plan.careful else activated
+
+    def without_infinities(self, values: str, ranks: str) -> str:
+        """Ranks with −inf where values are NaN or ∞."""
+        return self.op("Where", self.op("LessOrEqual", values, self.const(LARGEST)), ranks, self.const(MINUS_INF))
+
+    def all_logits(self) -> str:
+        return self.logits[0] if len(self.logits) == 1 else self.op("Concat", *self.logits, axis=1)
 
     def closed_out(self, nodes: str, ranks: str, level: int) -> str:
-        """Ranks with −inf for nodes without an eligible item below."""
+        """Ranks with −inf for nodes without an eligible item below, and in a careful plan for those whose ranks are not finite."""
+        if self.plan.careful and self.ranking.own == "logit":  # a sum of logs of activations is finite or −inf: `own` has seen to it
+            ranks = self.without_infinities(ranks, ranks)
         if self.plan.masked:
             is_open = self.op("Gather", *self.masks(nodes))
             ranks = self.op("Where", is_open, ranks, self.const(MINUS_INF))
@@ -268,9 +293,10 @@ class _Composer:
     def passes_nothing_down(self, level: int) -> bool:
         """True when all slots of rank −inf on a level are closed nodes: their children are closed in their own right.
 
+        In a careful plan some have a rank that is not finite, whatever their children have.
         Otherwise some are padding, of ragged levels or of smaller beams in the call: copies of nodes whose children are candidates already.
         """
-        return self.plan.single and all(self.tree.is_uniform(h) for h in range(self.start, level))
+        return self.plan.single and not self.plan.careful and all(self.tree.is_uniform(h) for h in range(self.start, level))
 
     def traced(self, level: int, name: str, nodes: str, ranks_name: str, ranks: str) -> None:
         if self.plan.trace:

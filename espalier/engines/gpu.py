@@ -167,7 +167,7 @@ class GraphCell(Cell[Tensor]):
         own = torch.empty((self.batch, top.nodes), dtype=torch.float32, device=engine.device)
         score_levels_kernel[(len(top.tiles), self.batch)](
             top.tiles, engine.node_rows_ND, state, state.stride(0), state.shape[2], state.shape[1],
-            scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], own, top.nodes,
+            scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.finite, own, top.nodes,
             tile, scorer.row_width, *scorer.widths, self._log_activation, num_warps=engine.tuning.warps,
         )  # fmt: skip
         levels, width = top.ancestors.shape
@@ -188,7 +188,7 @@ class GraphCell(Cell[Tensor]):
             self.inputs["masks"], self.closed, self.inputs["closed_from"], self.inputs["closed_count"],
             engine.grid.closed.bit_length(),
             engine.node_rows_ND, state, state.stride(0), place * state.shape[2],
-            scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.common.gamma,
+            scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.common.gamma, self.finite,
             found.nodes, found.ranks, self.candidates, slots * children,
             children, tree.is_uniform(level - 1), engine.tile, several,
             scorer.row_width, *scorer.widths, self._log_activation, num_warps=tuning.warps,

@@ -152,6 +152,8 @@ class Cell(ABC, Generic[State]):
     start          the level that the search begins with
     slots          nodes kept, of each level from the one above the start, whose nodes are all there, to the leaves
     inputs         on the device: the queries' numbers, and what `entries` names
+    finite         float32[batch] on the device: 1, or 0 where some node that was scored has a logit that is not finite; kernels that look
+                   at that write it
     """
 
     def __init__(self, common: Common, batch: int, bucket: int, wanted: int, entries: Entries) -> None:
@@ -185,8 +187,10 @@ class Cell(ABC, Generic[State]):
         self.above = torch.arange(above.start, above.stop, dtype=torch.int32, device=device)
         self._found = torch.full((batch, wanted), NO_ITEM, dtype=torch.int32, device=device)
         self._found_ranks = torch.full((batch, wanted), -torch.inf, dtype=torch.float32, device=device)
+        self.finite = torch.ones(batch, dtype=torch.float32, device=device)
         self._rows_back = torch.empty((batch, wanted), dtype=torch.int32, pin_memory=pinned)
         self._ranks_back = torch.empty((batch, wanted), dtype=torch.float32, pin_memory=pinned)
+        self._finite_back = torch.ones(batch, dtype=torch.float32, pin_memory=pinned)
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @abstractmethod
@@ -234,8 +238,11 @@ class Cell(ABC, Generic[State]):
             self._host_closed.numpy()[:total] = nodes_BX[np.arange(nodes_BX.shape[1]) < count_B[:, None]]
             self.closed[:total].copy_(self._host_closed[:total], non_blocking=True)
 
-    def run(self, count: int, trace: bool) -> tuple[NDArray[np.int32], NDArray[np.float32], list[LevelTrace]]:
-        """Item rows and ranks of the first `count` queries, best first; with a trace the launches go out one by one."""
+    def run(self, count: int, trace: bool) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_], list[LevelTrace]]:
+        """Item rows and ranks of the first `count` queries, best first, and whether the logits that were looked at are finite.
+
+        With a trace the launches go out one by one.
+        """
         levels: list[LevelTrace] = []
         if self.graph is not None and not trace:
             self.graph.replay()
@@ -243,7 +250,7 @@ class Cell(ABC, Generic[State]):
             self._launch(levels if trace else None, count)
         if self.common.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        return self._rows_back.numpy()[:count], self._ranks_back.numpy()[:count], levels
+        return self._rows_back.numpy()[:count], self._ranks_back.numpy()[:count], self._finite_back.numpy()[:count] > 0, levels
 
     def capture(self) -> None:
         """Record the launches, in the engine's stream. Other threads may go on using the GPU, but for capturing themselves."""
@@ -264,9 +271,11 @@ class Cell(ABC, Generic[State]):
 
     def _launch(self, trace: list[LevelTrace] | None, count: int) -> None:
         self._input_bytes.copy_(self._host_bytes, non_blocking=True)
+        self.finite.fill_(1)
         self.launch_search(self.launch_encoder(), trace, count)
         self._rows_back.copy_(self._found, non_blocking=True)
         self._ranks_back.copy_(self._found_ranks, non_blocking=True)
+        self._finite_back.copy_(self.finite, non_blocking=True)
 
     def launch_search(self, state: State, trace: list[LevelTrace] | None = None, count: int = 0) -> None:
         """The levels from the start to the leaves, and the order of what was found."""

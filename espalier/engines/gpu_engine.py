@@ -27,7 +27,7 @@ from espalier.bundle import Bundle
 from espalier.eligibility import every_item, excluded_nodes
 from espalier.engines.gpu_cells import Cell, Closed, Common, Grid, Tables, Tuning
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
-from espalier.queries import HistoryKind, QueryBatch, blank_queries
+from espalier.queries import HistoryKind, QueryBatch, VectorKind, blank_queries
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, Precision, SearchParams, SearchResult, finish
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -154,6 +154,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
         long_B = closed.count_B > self.grid.closed
         shape = len(queries), int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
+        finite_B = np.ones(len(queries), np.bool_)
         levels: list[tuple[NDArray[np.int64], list[LevelTrace]]] = []
         with self.running():
             for members, bucket in self._groups(params):
@@ -163,12 +164,13 @@ class GpuEngine(ABC, Generic[AnyCell]):
                     held.append(self._without(masks[members[place]], closed.of_query(int(members[place]))))
                     addresses_B[place] = held[-1].data_ptr()
                 cell.fill(queries.take(members), params.beam_size_B[members], params.m_B[members], addresses_B, closed, members)
-                rows, ranks, trace = cell.run(len(members), params.trace)
+                rows, ranks, finite_B[members], trace = cell.run(len(members), params.trace)
                 del held  # until here, so that no mask goes while its address is in use
                 width = min(rows.shape[1], shape[1])
                 rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
                 levels.append((members, trace))
-        result = finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
+        told_B = finite_B if isinstance(queries.kind, VectorKind) else None
+        result = finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None, told_B)
         return replace(result, trace=_merged(levels, len(queries))) if params.trace else result
 
     def _groups(self, params: SearchParams) -> list[tuple[NDArray[np.int64], int]]:

@@ -1,6 +1,7 @@
-"""The two graphs of a bundle: read, checked against the contract, and rewritten into what ONNX Runtime runs fast.
+"""The graphs of a bundle: read, checked against the contract, and rewritten into what ONNX Runtime runs fast.
 
-Knows query.onnx and scorer.onnx. Does not know trees or searches: see `compose.py`.
+Knows query.onnx, scorer.onnx and ranker.onnx. Does not know trees or searches: see `compose.py`; nor what may be inside of a graph at all:
+see `graph_contents.py`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import numpy as np
 import onnx
 from onnx import helper, inliner, numpy_helper
 
+from espalier.bundle import RANKER
+from espalier.engines.graph_contents import parsed_model
 from espalier.errors import BundleCorrupt
 
 FORBIDDEN_OPS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
@@ -16,6 +19,7 @@ MIN_OPSET, MAX_OPSET = 18, 23
 CONTRACT: dict[str, tuple[set[str], ...]] = {
     "query.onnx": ({"history_nodes", "node_rows"}, {"vector", "node_rows"}, {"vector"}),
     "scorer.onnx": ({"query_state", "node_rows"},),
+    RANKER: ({"features"},),
 }
 """The inputs that each graph may have."""
 
@@ -28,9 +32,14 @@ def load_graph(name: str, data: bytes) -> onnx.ModelProto:
 
 
 def read_graph(name: str, data: bytes) -> onnx.ModelProto:
-    """A bundle's graph as it was exported, checked, without local functions. Raises BundleCorrupt when it breaks the contract."""
+    """A bundle's graph as it was exported, checked, without local functions. Raises BundleCorrupt when it breaks the contract.
+
+    The only way in which any part of this software may read a graph of a bundle; nothing of it refers to another file.
+    """
+    model = parsed_model(name, data)
     try:
-        model = inliner.inline_local_functions(onnx.load_from_string(data))
+        model = inliner.inline_local_functions(model)
+        del model.functions[:], model.metadata_props[:]  # ONNX Runtime might take options from the latter
         onnx.checker.check_model(model)
     except Exception as error:  # protobuf and the checker raise many kinds, none of them ours
         raise BundleCorrupt(
@@ -38,15 +47,13 @@ def read_graph(name: str, data: bytes) -> onnx.ModelProto:
         ) from error
     foreign = sorted({node.domain for node in model.graph.node} - {"", "ai.onnx"})
     control = sorted({node.op_type for node in model.graph.node} & FORBIDDEN_OPS)
-    external = [tensor.name for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
     inputs, outputs = {entry.name for entry in model.graph.input}, [entry.name for entry in model.graph.output]
     if len(outputs) != 1 or not any(inputs == names for names in CONTRACT[name]):
         known = " or ".join(str(sorted(names)) for names in CONTRACT[name])
         raise BundleCorrupt(f"{name}: inputs {sorted(inputs)} and {len(outputs)} outputs, expected inputs {known} and one output")
-    if model.graph.sparse_initializer:
-        raise BundleCorrupt(f"{name}: sparse initializers are not accepted")
-    if foreign or control or external:
-        raise BundleCorrupt(f"{name}: custom operators {foreign}, control flow {control} or external data {external} are not accepted")
+    if foreign or control:
+        raise BundleCorrupt(f"{name}: custom operators {foreign} or control flow {control} are not accepted")
+    opset_of(model)
     return model
 
 

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.eligibility import NO_NODE, ExcludedNodes, every_item, excluded_nodes
 from espalier.engines.compose import Plan, compose
-from espalier.engines.runtime import ort
+from espalier.engines.runtime import ort, session_options
 from espalier.errors import DeviceUnavailable
-from espalier.queries import QueryBatch, blank_queries
+from espalier.queries import QueryBatch, VectorKind, blank_queries
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult, finish
 from espalier.tree import Tree
 
@@ -143,14 +143,17 @@ class OnnxEngine:
         params, excluded = self._closed(params, excluded)
         shape = len(queries), int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
+        finite_B = np.ones(len(queries), np.bool_) if isinstance(queries.kind, VectorKind) else None
         outputs = []
         for members, bucket in self._groups(params):
             part = self._run(queries.take(members), params.take(members), excluded and excluded.take(members), bucket)
             rows, ranks = part["item_rows"], part["ranks"]
             width = min(rows.shape[1], shape[1])
             rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
+            if finite_B is not None:
+                finite_B[members] = part["finite"] > 0 if "finite" in part else True
             outputs.append((members, part))
-        result = finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
+        result = finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None, finite_B)
         return replace(result, trace=self._trace(outputs, result)) if params.trace else result
 
     def _excluded(self, params: SearchParams) -> ExcludedNodes | None:
@@ -188,10 +191,13 @@ class OnnxEngine:
         if excluded is not None and (excluded.leaves_BX >= 0).any():
             closed = "leaves and inner" if masked or (excluded.inner_BX >= 0).any() else "leaves"
         single = len(params.m_B) == 1
-        return Plan(1 << bucket, (2 << bucket) - 1, single, excluded=closed, masked=masked, trace=params.trace)
+        return Plan(1 << bucket, (2 << bucket) - 1, single, careful=not single, excluded=closed, masked=masked, trace=params.trace)
 
     def _run(self, queries: QueryBatch, params: SearchParams, excluded: ExcludedNodes | None, bucket: int) -> dict[str, Array]:
-        """The outputs of one session run for queries whose beams are of one bucket: `item_rows`, `ranks`, and those of a trace."""
+        """The outputs of one session run for queries whose beams are of one bucket: `item_rows`, `ranks`, and those of a trace.
+
+        A single query is searched again, with care, where its logits turn out not to be finite: care on each level would cost every query.
+        """
         wanted = int(params.m_B.max(initial=1))
         plan = self._plan(params, excluded, bucket)
         feeds: dict[str, Array] = {queries.kind.kind: queries.array, "beam_size": params.beam_size_B}
@@ -200,11 +206,19 @@ class OnnxEngine:
         fixed = None if _filtered(params) else self._fixed(len(queries), plan, wanted, excluded)
         if fixed is not None:
             return fixed.run(feeds, len(queries))
+        outputs = self._run_plan(plan, feeds, params)
+        if not plan.careful and np.isnan(outputs["ranks"][0, 0]):
+            outputs = self._run_plan(replace(plan, careful=True), feeds, params)
+        return outputs
+
+    def _run_plan(self, plan: Plan, feeds: dict[str, Array], params: SearchParams) -> dict[str, Array]:
+        """The outputs of a session with free shapes."""
         session = self._session(plan)
-        feeds |= {"kept": np.array([params.beam_size_B.max(initial=1)]), "wanted": np.array([wanted])}
+        wanted = int(params.m_B.max(initial=1))
+        feeds = feeds | {"kept": np.array([params.beam_size_B.max(initial=1)]), "wanted": np.array([wanted])}
         binding = self._bound(session)
         if plan.masked:
-            masks = params.mask_B if params.mask_B is not None else (None,) * len(queries)
+            masks = params.mask_B if params.mask_B is not None else (None,) * len(params.m_B)
             opened, feeds["mask_of"] = self._open(masks)
             binding.bind_ortvalue_input("open", opened)
         for entry in session.get_inputs():
@@ -243,6 +257,7 @@ class OnnxEngine:
         plan = replace(
             plan,
             single=False,
+            careful=True,
             excluded="none" if excluded is None else "leaves and inner",
             wanted=next(size for size in grid.wanted if size >= wanted),
         )
@@ -278,10 +293,7 @@ class OnnxEngine:
         """A session; with fixed dimensions, so that shape arithmetic folds away and a CUDA graph can be captured."""
         manifest = self.bundle.manifest
         model = compose(*self._graphs, self.bundle.tree, manifest.ranking, self.bundle.graph_kind, self.bundle.graph_scorer, plan)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = self._threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # graph clean-up notes are no news
+        options = session_options(self._threads)
         for name, size in (fixed or {}).items():
             options.add_free_dimension_override_by_name(name, size)
         providers: list[Any] = ["CPUExecutionProvider"]

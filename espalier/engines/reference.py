@@ -14,26 +14,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import Bundle
 from espalier.eligibility import every_item, node_mask
+from espalier.engines.graphs import read_graph
 from espalier.manifest import Activation, LinearScorer, Ranking
-from espalier.queries import HistoryKind, QueryBatch
+from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult, finish
 from espalier.sparse import SparseRows
 
 
 @dataclass(frozen=True)
 class Step:
-    """One level of one query's search: all candidates with their ranks, and which were kept; both in ascending node order."""
+    """One level of one query's search: all candidates with their ranks, and which were kept; both in ascending node order.
+
+    finite  whether the logits of all nodes that were scored are finite
+    """
 
     level: int
     candidates_C: NDArray[np.int64]
     ranks_C: NDArray[np.float32]
     kept_K: NDArray[np.int64]
+    finite: bool
 
 
 class ReferenceEngine:
@@ -47,8 +51,8 @@ class ReferenceEngine:
         if isinstance(bundle.manifest.scorer, LinearScorer):
             return
         self._rows_ND = np.asarray(bundle.node_rows_ND, np.float32)
-        self._query = ReferenceEvaluator(onnx.load_from_string(bundle.graph("query.onnx")))
-        self._scorer = ReferenceEvaluator(onnx.load_from_string(bundle.graph("scorer.onnx")))
+        self._query = ReferenceEvaluator(read_graph("query.onnx", bundle.graph("query.onnx")))
+        self._scorer = ReferenceEvaluator(read_graph("scorer.onnx", bundle.graph("scorer.onnx")))
 
     def warm_up(self) -> None:
         """Nothing to build."""
@@ -66,7 +70,7 @@ class ReferenceEngine:
         width = int(params.m_B.max(initial=0))
         rows_BM = np.full((len(queries), width), NO_ITEM, np.int64)
         ranks_BM = np.full((len(queries), width), -np.inf, np.float32)
-        eligible_B = np.zeros(len(queries), np.int64)
+        eligible_B, finite_B = np.zeros(len(queries), np.int64), np.ones(len(queries), np.bool_)
         paths: list[list[Step]] = []
         for b in range(len(queries)):
             steps = self.steps(queries, params, b)
@@ -75,7 +79,10 @@ class ReferenceEngine:
             rows_BM[b, : len(leaves)] = tree.leaf_item[leaves - tree.leaf_offset]
             ranks_BM[b, : len(leaves)] = ranks
             eligible_B[b] = self.open_nodes(params, b).items
-        return finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, _trace(paths) if params.trace else None)
+            finite_B[b] = all(step.finite for step in steps)
+        trace = _trace(paths) if params.trace else None
+        told_B = finite_B if isinstance(queries.kind, VectorKind) else None
+        return finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, trace, told_B)
 
     def steps(self, queries: QueryBatch, params: SearchParams, b: int, follow: Mapping[int, NDArray[np.int64]] | None = None) -> list[Step]:
         """The search of query b, level by level from 1 to H; every level is scored, also those that need no pruning.
@@ -86,16 +93,22 @@ class ReferenceEngine:
         state_LS = self.states(queries.take(np.array([b])))[0]
         open_N = self.open_nodes(params, b).open_N
         kept_K, rank_K = np.zeros(1, np.int64), np.zeros(1, np.float32)
+        start = tree.start_level(int(params.beam_size_B[b]))
         steps = []
         for level in range(1, tree.height + 1):
             candidates_C, parent_C = tree.children(kept_K)
             open_C = open_N[candidates_C]
             candidates_C, parent_C = candidates_C[open_C], parent_C[open_C]
-            ranks_C = self.ranks(state_LS, level, candidates_C, rank_K[parent_C], ranking)
+            logits_C = self.logits(state_LS, level, candidates_C)
+            ranks_C = ranks_of(ranking, logits_C, rank_K[parent_C])
+            finite_C = np.isfinite(logits_C)
+            if ranking.gamma > 0 or level >= start:  # else the beam holds the level whole, and nobody asks for its ranks
+                real_C = finite_C & np.isfinite(ranks_C)
+                candidates_C, parent_C, ranks_C = candidates_C[real_C], parent_C[real_C], ranks_C[real_C]
             size = int(params.beam_size_B[b] if level < tree.height else params.m_B[b])
             best = np.sort(np.argsort(-ranks_C, kind="stable")[:size])
             kept_K = candidates_C[best]
-            steps.append(Step(level, candidates_C, ranks_C, kept_K))
+            steps.append(Step(level, candidates_C, ranks_C, kept_K, bool(finite_C.all())))
             if follow is not None and level in follow:
                 best = np.flatnonzero(np.isin(candidates_C, follow[level]))
                 kept_K = candidates_C[best]
@@ -124,22 +137,19 @@ class ReferenceEngine:
         else:
             inputs["vector"] = queries.array
         wanted = {name: inputs[name] for name in self._query.input_names}
-        return np.asarray(next(iter(self._query.run(None, wanted))), np.float32)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            return np.asarray(next(iter(self._query.run(None, wanted))), np.float32)
 
-    def ranks(
-        self, state_LS: NDArray[np.float32], level: int, nodes_C: NDArray[np.int64], parent_rank_C: NDArray[np.float32], ranking: Ranking
-    ) -> NDArray[np.float32]:
-        """float32[C]: the ranks of nodes on one level, given their parents' ranks."""
+    def logits(self, state_LS: NDArray[np.float32], level: int, nodes_C: NDArray[np.int64]) -> NDArray[np.float32]:
+        """float32[C]: the logits of nodes on one level; what no float32 can hold is infinite or NaN."""
         state_S = state_LS[level if len(state_LS) > 1 else 0]
         if len(nodes_C) == 0:
             return np.empty(0, np.float32)
         if isinstance(self.bundle.manifest.scorer, LinearScorer):
-            logits = self._products(state_S, nodes_C)
-        else:
-            inputs = {"query_state": state_S[None], "node_rows": self._rows_ND[nodes_C][None]}
-            logits = np.asarray(next(iter(self._scorer.run(None, inputs))), np.float32)[0]
-        own = log_activation(ranking.activation, logits) if ranking.own == "log_activation" else logits
-        return np.asarray(own + np.float32(ranking.gamma) * parent_rank_C, np.float32)
+            return self._products(state_S, nodes_C)
+        inputs = {"query_state": state_S[None], "node_rows": self._rows_ND[nodes_C][None]}
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray(next(iter(self._scorer.run(None, inputs))), np.float32)[0]
 
     def _products(self, features_F: NDArray[np.float32], nodes_C: NDArray[np.int64]) -> NDArray[np.float32]:
         """float32[C]: bias + Σ weight · feature of nodes with linear scorers."""
@@ -154,7 +164,16 @@ class ReferenceEngine:
             products = np.bincount(chunks.entry_child[begin:end], x.astype(np.float64) * chunks.entry_weight[begin:end], after - first)
             mine = parent_C == parent
             logits_C[mine] += products[nodes_C[mine] - first]
-        return logits_C.astype(np.float32)
+        with np.errstate(over="ignore"):
+            return logits_C.astype(np.float32)
+
+
+def ranks_of(ranking: Ranking, logits_C: NDArray[np.float32], parent_rank_C: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32[C]: the ranks of nodes, given their logits and their parents' ranks."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        own_C = log_activation(ranking.activation, logits_C) if ranking.own == "log_activation" else logits_C
+        inherited_C = np.float32(ranking.gamma) * parent_rank_C if ranking.gamma > 0 else np.float32(0)  # 0 · ∞ is no number
+        return np.asarray(own_C + inherited_C, np.float32)
 
 
 def log_activation(activation: Activation, logits: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -3,7 +3,11 @@
 Its official builds send what machine, graphs and sessions they run on to Microsoft, and write a device id into the home folder, unless an
 environment variable says otherwise before the first import. A deployment that wants it sets ORT_DISABLE_TELEMETRY=0. This is the only
 importer of onnxruntime.
+
+Graphs are given to it as bytes, and it is told of no folder in which a graph's data could be: none may bring data from another file.
 """
+
+from __future__ import annotations
 
 import os
 
@@ -11,4 +15,14 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime as ort
 
-__all__ = ["ort"]
+__all__ = ["ort", "session_options"]
+
+
+def session_options(threads: int) -> ort.SessionOptions:
+    """Options of a session for a bundle's graphs on so many threads."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # graph clean-up notes are no news
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
+    return options

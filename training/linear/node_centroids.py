@@ -39,7 +39,7 @@ def node_centroids(centroids: SparseRows, tree: Tree) -> list[Centroids]:
     levels = [rows]
     for level in range(tree.height - 1, 0, -1):
         nodes, below = tree.level(level), tree.level(level + 1)
-        rows = _largest(rows, tree.first_child[nodes.start : nodes.stop + 1] - below.start)
+        rows = _largest(rows, tree.first_child[nodes.start : nodes.stop + 1] - below.start, tree.items_below[below.start : below.stop] > 0)
         levels.insert(0, rows)
     return [Centroids(rows.normalised(), _lengths(rows)) for rows in levels]
 
@@ -55,15 +55,21 @@ def rows_of(rows: SparseRows, begin: int, end: int) -> SparseRows:
     return SparseRows(rows.indptr[begin : end + 1] - rows.indptr[begin], rows.indices[entries], rows.values[entries], rows.width)
 
 
-def _largest(rows: SparseRows, begins: Int64) -> SparseRows:
-    """The largest value of each feature in rows begins[k] … begins[k + 1] − 1, for each k."""
+def _largest(rows: SparseRows, begins: Int64, counts_N: NDArray[np.bool_]) -> SparseRows:
+    """The largest value of each feature in rows begins[k] … begins[k + 1] − 1, for each k.
+
+    A row that lacks a feature has 0 there, which is more than what is negative. counts_N: the rows that have an item below.
+    """
     indices, values = [np.empty(0, np.int32)], [np.empty(0, np.float32)]
     for begin, end in zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True):
         entries = slice(int(rows.indptr[begin]), int(rows.indptr[end]))
         features, own = rows.indices[entries], rows.values[entries]
         order = np.argsort(features, kind="stable")
         first = np.flatnonzero(np.diff(features[order], prepend=-1))
-        indices.append(features[order][first])
-        values.append(np.maximum.reduceat(own[order], first) if len(first) else own)
+        largest = np.maximum.reduceat(own[order], first) if len(first) else own
+        lacking = np.diff(first, append=len(features)) < np.count_nonzero(counts_N[begin:end])
+        kept = ~lacking | (largest > 0)
+        indices.append(features[order][first][kept])
+        values.append(largest[kept])
     indptr = np.cumsum([len(own) for own in indices])
     return SparseRows(indptr, np.concatenate(indices), np.concatenate(values), rows.width)

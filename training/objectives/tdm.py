@@ -1,7 +1,8 @@
 """TDM: every node an independent classifier, with the targets' ancestors as positives and random negatives on each level.
 
 S_h = S_h⁺ ∪ S_h⁻ with z_n = 1 where a target lies below (TDM Eq. 3–4; OTM Eq. 1–2). With one target an instance it is TDM as
-published; with several, the ancestors of all of them are positives and the negatives are shared.
+published; with several, the ancestors of all of them are positives and the negatives are shared. Negatives are drawn without replacement,
+S_h⁻ being a set; of the nodes drawn, those that are positive do not count.
 
 Legend: B instances, P positives, C candidates.
 """

@@ -14,14 +14,14 @@ ROWS, COLUMNS, DEPTH = 16, 32, 32
 """The tile of one program; always the same, so that a row's sums are always made in the same order."""
 
 
-@triton.jit(do_not_specialize=["M", "left_batch", "right_batch", "index_batch"])
+@triton.jit(do_not_specialize=["M", "rows_there", "left_batch", "right_batch", "index_batch"])
 def matmul_kernel(
-    left, right, index, out, M, N, K, left_batch, right_batch, index_batch,
+    left, right, index, out, M, N, K, rows_there, left_batch, right_batch, index_batch,
     GATHERED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """out[b, m, n] = Σ_k left[b, m, k] · right[b, k, n], float32; one tile a program.
 
-    GATHERED  right's row k is row index[b, k] of a table that all share
+    GATHERED  right's row k is row index[b, k] of a table that all share, of `rows_there` rows; one that it lacks counts as zeros
     """
     b = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -34,9 +34,10 @@ def matmul_kernel(
         )
         if GATHERED:
             row = tl.load(index + b * index_batch + k, mask=k < K, other=0)
+            row = tl.where(row < 0, row + rows_there, row)  # ONNX counts from the end
         else:
             row = k.to(tl.int64)
-        inside = (k < K)[:, None] & (n < N)[None, :]
+        inside = ((k < K) & (row >= 0) & (row < rows_there))[:, None] & (n < N)[None, :]
         columns = tl.load(right + b * right_batch + row[:, None] * N + n[None, :], mask=inside, other=0.0).to(tl.float32)
         sums = tl.dot(rows, columns, sums, input_precision="tf32x3")
     tl.store(out + b * M * N + m[:, None].to(tl.int64) * N + n[None, :], sums, mask=(m < M)[:, None] & (n < N)[None, :])
@@ -75,7 +76,7 @@ def _launch(left: Tensor, right: Tensor, index: Tensor | None, shape: tuple[int,
             count = len(out[part])
             matmul_kernel[(triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS), count)](
                 left[part], right[part] if index is None and right.ndim == 3 else right, right if index is None else index[part], out[part],
-                rows, columns, left.shape[-1], left.stride(0), right.stride(0) if index is None and right.ndim == 3 else 0,
+                rows, columns, left.shape[-1], right.shape[-2], left.stride(0), right.stride(0) if index is None and right.ndim == 3 else 0,
                 0 if index is None else index.stride(0), index is not None, ROWS, COLUMNS, DEPTH,
             )  # fmt: skip
     return out

@@ -9,8 +9,11 @@ import triton
 import triton.language as tl
 
 from espalier.engines.kernels.eligible import is_open
+from espalier.engines.kernels.logistic import log_sigmoid
+from espalier.engines.kernels.numbers import is_finite
 
 MINUS_INF = tl.constexpr(float("-inf"))
+NAN = tl.constexpr(float("nan"))
 
 
 @triton.jit
@@ -36,13 +39,14 @@ def _out(x, vectors, width: tl.constexpr):
 
 @triton.jit
 def own_of(
-    node, there, rows_ND, state_S, weights, vectors, D,
+    node, there, rows_ND, state_S, weights, vectors, D, finite_1,
     D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, LOG_ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """float32[tile]: what nodes (int32[tile]) add to their ranks, 0-padding where not `there`.
+    """float32[tile]: what nodes (int32[tile]) add to their ranks, 0-padding where not `there`, NaN where a logit is not finite.
 
     S0 = 0     an inner product of the node row with the state, float32[D]
     S0 … S3    padded widths of the hidden layers (0 = there is none) of an MLP whose first layer's sums the state, float32[S0], is added to
+    finite_1   float32[1], out: 0 where the logit of some node is not finite, else left as it is
     weights    the layers' matrices end to end · vectors: each layer's biases and slopes, then the output's weights and bias
     """
     d = tl.arange(0, D_PAD)
@@ -74,9 +78,12 @@ def own_of(
                     logit = _out(h2, vectors, S2)
                 else:
                     logit = _out(_dense(h2, weights, vectors, S2, S3), vectors + 2 * S3, S3)
+    finite = is_finite(logit)
+    wrong = tl.max((there & (finite == 0)).to(tl.int32), 0)
+    tl.store(finite_1, 0.0, mask=wrong == 1)
     if LOG_ACTIVATION:
-        logit = tl.minimum(logit, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(logit)))
-    return logit
+        logit = log_sigmoid(logit)
+    return tl.where(finite, logit, NAN)
 
 
 @triton.jit(
@@ -88,7 +95,7 @@ def own_of(
 def score_children_kernel(
     kept_BK, kept_ranks_BK, slots, kept_stride, first_child_N, level_start, next_start,
     masks_B, closed, closed_from_B, closed_count_B, closed_steps,
-    rows_ND, state_BLS, state_stride, state_offset, weights, vectors, D, gamma,
+    rows_ND, state_BLS, state_stride, state_offset, weights, vectors, D, gamma, finite_B,
     nodes_BC, ranks_BC, candidate_stride, candidates,
     CHILDREN: tl.constexpr, UNIFORM: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
     D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, LOG_ACTIVATION: tl.constexpr,
@@ -100,7 +107,8 @@ def score_children_kernel(
     closed                   int32: the ascending lists of closed nodes end to end; a query's begins at closed_from_B, int32[B]
     closed_steps             of a search in the longest list
     CHILDREN                 the most children of a node; UNIFORM: of every node, which makes their numbers arithmetic
-    nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or closed
+    finite_B                 float32[B], out: see `own_of`
+    nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or closed, or its rank is not finite
     """
     b = tl.program_id(1)
     kept_BK += b.to(tl.int64) * kept_stride
@@ -129,10 +137,10 @@ def score_children_kernel(
                     number = tl.load(first_child_N + parent, mask=there, other=0) + child
                     there = there & (number < tl.load(first_child_N + parent + 1, mask=there, other=0))
                 there = is_open(number, there, mask_address, closed_X, closed_count, closed_steps)
-                own = own_of(number, there, rows_ND, state_S, weights, vectors, D, D_PAD, S0, S1, S2, S3, LOG_ACTIVATION)
+                own = own_of(number, there, rows_ND, state_S, weights, vectors, D, finite_B + b, D_PAD, S0, S1, S2, S3, LOG_ACTIVATION)
                 inherited = tl.load(kept_ranks_BK + slot, mask=there, other=0.0)
                 total = own + gamma * inherited
-                there = there & (total == total)  # what is no number is no candidate: it would have no place in any order
+                there = there & is_finite(total)  # else it is no candidate: it would have no place in any order
                 node = tl.where(there, number, -1)
                 rank = tl.where(there, total, MINUS_INF)
             tl.store(nodes_BC + out + c, node, mask=c < candidates)
@@ -141,7 +149,7 @@ def score_children_kernel(
 
 @triton.jit(do_not_specialize=["state_stride", "state_width", "state_levels", "nodes"])
 def score_levels_kernel(
-    tiles_3, rows_ND, state_BLS, state_stride, state_width, state_levels, weights, vectors, D, own_BN, nodes,
+    tiles_3, rows_ND, state_BLS, state_stride, state_width, state_levels, weights, vectors, D, finite_B, own_BN, nodes,
     TILE: tl.constexpr,
     D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, LOG_ACTIVATION: tl.constexpr,
 ):  # fmt: skip
@@ -149,7 +157,7 @@ def score_levels_kernel(
 
     tiles_3       int32[tiles, 3]: a tile's place among the states, its first node and its number of nodes
     state_levels  1 where all levels share a state
-    own_BN        float32[B, nodes], out, by node number
+    finite_B, own_BN  float32[B] and float32[B, nodes], by node number, out: see `own_of`
     """
     b = tl.program_id(1)
     level = tl.load(tiles_3 + 3 * tl.program_id(0))
@@ -157,7 +165,7 @@ def score_levels_kernel(
     count = tl.load(tiles_3 + 3 * tl.program_id(0) + 2)
     place = tl.arange(0, TILE)
     state_S = state_BLS + b.to(tl.int64) * state_stride + tl.minimum(level, state_levels - 1) * state_width
-    own = own_of(first + place, place < count, rows_ND, state_S, weights, vectors, D, D_PAD, S0, S1, S2, S3, LOG_ACTIVATION)
+    own = own_of(first + place, place < count, rows_ND, state_S, weights, vectors, D, finite_B + b, D_PAD, S0, S1, S2, S3, LOG_ACTIVATION)
     tl.store(own_BN + b.to(tl.int64) * nodes + first + place, own, mask=place < count)
 
 

@@ -9,8 +9,11 @@ import triton
 import triton.language as tl
 
 from espalier.engines.kernels.eligible import is_open
+from espalier.engines.kernels.logistic import log_sigmoid
+from espalier.engines.kernels.numbers import is_finite
 
 MINUS_INF = tl.constexpr(float("-inf"))
+NAN = tl.constexpr(float("nan"))
 HASH = tl.constexpr(2654435769)
 """2^32 over the golden ratio: as `chunk_tiles.bucket_of` hashes."""
 KEYS = tl.constexpr(8)
@@ -72,18 +75,18 @@ def _logits_of(
 
 @triton.jit
 def _own_of(logit, POWER: tl.constexpr):
-    """What a node adds to its rank: its logit (−1), its sigmoid's log (0), or −max(0, 1 − logit)^POWER."""
+    """What a node adds to its rank: its logit (−1), its sigmoid's log (0), or −max(0, 1 − logit)^POWER; NaN where that is not finite."""
     if POWER < 0:
         own = logit
     elif POWER == 0:
-        own = tl.minimum(logit, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(logit)))
+        own = log_sigmoid(logit)
     else:
         short = tl.maximum(1.0 - logit, 0.0)
         loss = short
         for _ in tl.static_range(1, POWER):
             loss *= short
         own = -loss
-    return own
+    return tl.where(is_finite(logit), own, NAN)
 
 
 @triton.jit
@@ -117,7 +120,7 @@ def score_chunks_kernel(
     children, tiles          the most of a node; UNIFORM: of every node, which makes the children's numbers arithmetic
     tiles_T4 … weights_W     as `ChunkTiles` has them; first_tile: of the level's first parent; TILE: children of a tile
     FEATURES                 of a query that are looked up at a time; POWER: see `_own_of`
-    nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or closed
+    nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or closed, or its rank is not finite
     """
     b = tl.program_id(1)
     slot, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -136,7 +139,7 @@ def score_chunks_kernel(
             tile_4, first_key_U, keys_R, places_R2, weights_W, TILE, FEATURES,
         )  # fmt: skip
         total = _own_of(logit, POWER) + gamma * tl.load(kept_ranks_BK + kept)
-        there = there & (total == total)  # what is no number is no candidate: it would have no place in any order
+        there = there & is_finite(total)  # else it is no candidate: it would have no place in any order
         node = tl.where(there, number, -1)
         rank = tl.where(there, total, MINUS_INF)
     out = b.to(tl.int64) * candidate_stride + slot * children + child

@@ -1,0 +1,235 @@
+"""Bundles that somebody made to harm whoever opens them, every checksum right: refused before anything trusts them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from espalier import bundle as bundle_module
+from espalier.bundle import CHUNKS, Bundle, with_ranker
+from espalier.chunks import ARRAYS, Chunks
+from espalier.errors import BundleCorrupt, InvalidTree
+from espalier.items import HASH_COLUMN, ROW_COLUMN, ItemTable
+from espalier.manifest import RankerInfo, Ranking
+from espalier.reranking import GOLDEN_SCORES
+from espalier.tree import Tree, complete_tree, tree_from_children
+from tests.builders import make_bundle, make_linear_bundle, random_tree
+from tests.rankers import weighted_sum
+
+WRAPPING = 2**63 - 1
+"""Differences of int64 that pass it begin again below 0: 1, WRAPPING, −2, 3 seems to rise all the way."""
+
+
+def reseal(folder: Path, **fields: Any) -> None:
+    """Sizes and checksums of a bundle as its files are now, and other fields of its manifest."""
+    file = folder / "manifest.json"
+    manifest = json.loads(file.read_text()) | fields
+    for name, info in manifest["files"].items():
+        if (folder / name).is_file():
+            data = (folder / name).read_bytes()
+            info |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    file.write_text(json.dumps(manifest))
+
+
+@pytest.fixture
+def linear(tmp_path: Path) -> Bundle:
+    rng = np.random.default_rng(2)
+    return make_linear_bundle(tmp_path / "models", rng, random_tree(rng, 3, 4), Ranking(own="log_activation", gamma=1))
+
+
+@pytest.fixture
+def graphs(tmp_path: Path) -> Bundle:
+    rng = np.random.default_rng(2)
+    return make_bundle(tmp_path / "models", rng, complete_tree(rng.permutation(8), 2))
+
+
+# -- numbers that wrap ----------------------------------------------------------------------------------------------------
+
+
+def test_children_whose_numbers_only_seem_to_rise_are_no_tree() -> None:
+    """A compiled search would follow them out of its arrays."""
+    tree = tree_from_children([[4], [1, 1, 1, 1]], np.arange(4))
+    first = tree.first_child.copy()
+    first[1:5] = 5, WRAPPING, -2, 8
+    with np.errstate(over="ignore"):
+        assert (np.diff(first[:5]) > 0).all()
+    with pytest.raises(InvalidTree, match="every inner node needs at least one child"):
+        Tree(tree.level_offset, first, tree.leaf_item)
+
+
+def test_levels_that_only_seem_to_rise_are_no_tree() -> None:
+    offset = np.array([0, 1, WRAPPING, -2, 4])
+    with pytest.raises(InvalidTree, match="strictly rising"):
+        Tree(offset, np.array([1, 4, 4, 4, 4]), np.arange(3))
+
+
+@pytest.mark.parametrize("name", ["chunk_row", "row_entry"])
+def test_chunks_whose_rows_only_seem_to_rise_are_refused(linear: Bundle, name: str) -> None:
+    chunks = linear.chunks
+    arrays = {array: np.array(getattr(chunks, array)) for array in ARRAYS}
+    arrays[name][1:3] = WRAPPING, -2
+    with pytest.raises(BundleCorrupt, match=f"{name} has .* never falling"):
+        Chunks(**arrays, width=chunks.width).check(linear.tree)
+
+
+@pytest.mark.parametrize("children", [[1, 0], [1, 1]])
+def test_a_row_with_a_child_twice_or_in_no_order_is_refused(children: list[int]) -> None:
+    """Engines would disagree on its weight."""
+    tree = tree_from_children([[2]], np.arange(2))
+    chunks = Chunks(
+        np.array([0, 2]), np.array([0, 1], np.int32), np.array([0, 2, 4]), np.array([0, 1, *children], np.uint16), np.ones(4, np.float32),
+        np.zeros(3, np.float32), 2,
+    )  # fmt: skip
+    with pytest.raises(BundleCorrupt, match="entry_child does not rise within a row"):
+        chunks.check(tree)
+
+
+def test_rows_side_by_side_may_begin_with_any_child() -> None:
+    tree = tree_from_children([[2]], np.arange(2))
+    chunks = Chunks(
+        np.array([0, 3]), np.array([0, 1, 2], np.int32), np.array([0, 2, 2, 4]), np.array([0, 1, 0, 1], np.uint16), np.ones(4, np.float32),
+        np.zeros(3, np.float32), 3,
+    )  # fmt: skip
+    chunks.check(tree)
+
+
+# -- the manifest ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../../../escaped", "/etc/hostname", "..", ".hidden", "a/b", "a\\b", "", "x" * 65, "a\n"])
+def test_a_file_of_a_bundle_lies_in_its_folder(graphs: Bundle, name: str) -> None:
+    files = json.loads((graphs.path / "manifest.json").read_text())["files"]
+    reseal(graphs.path, files=files | {name: files["query.onnx"]})
+    with pytest.raises(BundleCorrupt, match=r"manifest\.json: files"):
+        Bundle.open(graphs.path)
+
+
+def test_nothing_but_its_parts_goes_into_a_bundles_next_version(graphs: Bundle, tmp_path: Path) -> None:
+    """A manifest may list what is no part of it; a link there would be followed."""
+    (tmp_path / "secret").write_text("secret")
+    (graphs.path / "extra.txt").symlink_to(tmp_path / "secret")
+    files = json.loads((graphs.path / "manifest.json").read_text())["files"]
+    reseal(graphs.path, files=files | {"extra.txt": {"size": 6, "sha256": "0" * 64}})
+    opened = Bundle.open(graphs.path)
+    golden = opened.golden().append_column(GOLDEN_SCORES, opened.golden().column("ranks"))
+    info = RankerInfo(features=("retrieval.rank",), depth=2, max_depth=4)
+    ranked = with_ranker(opened, graphs.path.parent / "2", info, weighted_sum({"retrieval.rank": 1.0}), golden)
+    assert not (ranked.path / "extra.txt").exists()
+    assert ranked.manifest.files.keys() == files.keys() | {"ranker.onnx"}
+
+
+@pytest.mark.parametrize("limit", ["max_beam_size", "max_m", "beam_size", "m"])
+@pytest.mark.parametrize("value", [2**24 + 1, 10**30])
+def test_limits_that_no_search_has_room_for_are_refused(graphs: Bundle, limit: str, value: int) -> None:
+    search = json.loads((graphs.path / "manifest.json").read_text())["search"]
+    reseal(graphs.path, search=search | {limit: value})
+    with pytest.raises(BundleCorrupt, match=rf"search\.{limit}"):
+        Bundle.open(graphs.path)
+
+
+# -- arrays ---------------------------------------------------------------------------------------------------------------
+
+
+def header(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a safetensors header in place."""
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    head = json.loads(data[8 : 8 + length])
+    change(head)
+    text = json.dumps(head).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+@pytest.mark.parametrize("begin", [-8, -4096, 1 << 20])
+def test_arrays_lie_in_their_file(graphs: Bundle, begin: int) -> None:
+    def move(head: dict[str, Any]) -> None:
+        old, end = head["leaf_item"]["data_offsets"]
+        head["leaf_item"]["data_offsets"] = [begin, begin + end - old]
+
+    header(graphs.path / "tree.safetensors", move)
+    reseal(graphs.path)
+    with pytest.raises(BundleCorrupt, match=r"tree\.safetensors: .*not in the file"):
+        _ = Bundle.open(graphs.path).tree
+
+
+def test_a_header_of_absurd_size_is_not_read(graphs: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle_module, "MAX_HEADER_BYTES", 64)
+    with pytest.raises(BundleCorrupt, match=r"a header of .* expected at most 64"):
+        _ = Bundle.open(graphs.path).tree
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["entry_weight", "bias"])
+def test_weights_are_finite(linear: Bundle, name: str, value: float) -> None:
+    arrays = {array: np.array(getattr(linear.chunks, array)) for array in ARRAYS}
+    arrays[name][len(arrays[name]) // 2] = value
+    save_file(arrays, linear.path / CHUNKS)
+    reseal(linear.path)
+    with pytest.raises(BundleCorrupt, match="must be finite"):
+        _ = Bundle.open(linear.path).chunks
+
+
+# -- Arrow and Parquet ----------------------------------------------------------------------------------------------------
+
+
+def item_file(path: Path, **columns: pa.Array) -> Path:
+    """An item table of three items with other columns, as a file."""
+    whole = ItemTable.build(pa.table({"id": ["a", "b", "c"]}))._table
+    for name, column in columns.items():
+        place = whole.column_names.index(name)
+        whole = whole.set_column(place, pa.field(name, column.type), column)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, whole.schema) as writer:
+        writer.write_table(whole)
+    return path
+
+
+@pytest.mark.parametrize("offsets", [(0, 1, 2, 4096), (0, 1, 1 << 40, 3), (0, 2, 1, 3), (-64, 1, 2, 3)])
+def test_strings_whose_offsets_lead_out_of_their_buffer_are_refused(tmp_path: Path, offsets: tuple[int, ...]) -> None:
+    """They would show what else is in the process's memory."""
+    file = item_file(tmp_path / "items.arrow")
+    data, right = file.read_bytes(), np.arange(4, dtype=np.int64).tobytes()
+    assert data.count(right) == 1
+    file.write_bytes(data.replace(right, np.array(offsets, np.int64).tobytes()))
+    with pytest.raises(BundleCorrupt, match=r"items\.arrow: not a readable Arrow file"):
+        ItemTable.open(file)
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 3], [0, -1, 2], [0, 1, 2**62]])
+def test_an_index_of_rows_that_are_not_there_is_refused(tmp_path: Path, rows: list[int]) -> None:
+    with pytest.raises(BundleCorrupt, match="the index has rows outside"):
+        ItemTable.open(item_file(tmp_path / "items.arrow", **{ROW_COLUMN: pa.array(rows, pa.int64())}))
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("id", pa.array(["a", None, "c"], pa.large_string())),
+        (ROW_COLUMN, pa.array([0, None, 2], pa.int64())),
+        (HASH_COLUMN, pa.array([0, None, 2], pa.uint64())),
+    ],
+)
+def test_an_item_table_has_no_holes(tmp_path: Path, name: str, column: pa.Array) -> None:
+    with pytest.raises(BundleCorrupt, match="is missing"):
+        ItemTable.open(item_file(tmp_path / "items.arrow", **{name: column}))
+
+
+@pytest.mark.parametrize("part", ["golden.parquet", "heldout.parquet"])
+def test_queries_that_unpack_to_any_size_are_not_read(graphs: Bundle, part: str) -> None:
+    """Two million equal rows take some kilobytes of a file."""
+    count: NDArray[np.int64] = np.zeros(1 << 21, np.int64)
+    pq.write_table(pa.table({"m": count}), graphs.path / part)
+    assert (graphs.path / part).stat().st_size < 20_000
+    reseal(graphs.path)
+    opened = Bundle.open(graphs.path)
+    with pytest.raises(BundleCorrupt, match=rf"{part}: 2097152 rows .* expected at most 1048576"):
+        opened.golden() if part == "golden.parquet" else opened.heldout()
