@@ -25,7 +25,7 @@ import pytest
 from espalier.tree import complete_tree
 from service.__main__ import listen, main
 from service.monitoring import Metrics, ModelMetrics, forget_process
-from service.settings import Settings, counting_in
+from service.settings import Settings
 from service.supervisor import Supervisor
 from service.workers import Progress, Workers, living
 from tests.builders import make_bundle
@@ -243,7 +243,6 @@ def test_workers_that_cannot_begin_are_given_up(tmp_path: Path, caplog: pytest.L
     with listen("127.0.0.1", 0) as listening:
         assert Supervisor(Settings(models=tmp_path, workers=1), listening).run() == 1
     assert "the service gives up" in caplog.text
-    assert "PROMETHEUS_MULTIPROC_DIR" not in os.environ
 
 
 @pytest.mark.parametrize("setting", ["device", "engine"])
@@ -415,9 +414,11 @@ def test_a_process_alone_writes_nothing() -> None:
 
 COUNTING = """
 import sys
-from service.monitoring import Metrics, ModelMetrics
+from pathlib import Path
+from service.monitoring import Metrics, ModelMetrics, count_in
 
-version, waiting, requests = map(int, sys.argv[1:])
+version, waiting, requests = map(int, sys.argv[2:])
+count_in(Path(sys.argv[1]))
 metrics = Metrics()
 metrics.model_state("books", 1, "onnx-cpu", ready=version == 1)
 metrics.model_state("books", version, "onnx-cpu", ready=True)
@@ -432,10 +433,8 @@ sys.stdin.read()
 @contextmanager
 def counting(folder: Path, version: int, waiting: int, requests: int) -> Iterator[int]:
     """A process that has counted as a worker would. Gives its id; at the end it is killed."""
-    command = [sys.executable, "-c", COUNTING, *map(str, (version, waiting, requests))]
-    with counting_in(folder):
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with process:
+    command = [sys.executable, "-c", COUNTING, *map(str, (folder, version, waiting, requests))]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         yield process.pid
@@ -465,16 +464,6 @@ def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> 
 
 def lines(metrics: Metrics) -> set[str]:
     return set(metrics.render().decode().splitlines())
-
-
-def test_the_environment_is_as_before_once_a_process_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "PROMETHEUS_MULTIPROC_DIR"
-    for before in (None, "another"):
-        if before is not None:
-            monkeypatch.setenv(name, before)
-        with counting_in(tmp_path):
-            assert os.environ[name] == str(tmp_path)
-        assert os.environ.get(name) == before
 
 
 def test_what_is_scraped_is_what_was_counted() -> None:
