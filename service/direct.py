@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from service.bodies import check_type, read_body, read_lines
-from service.errors import ClientGone, QueueFull, ServiceError, SlowBody, describe, internal_problem, parse
+from service.errors import ClientGone, DeadlinePassed, QueueFull, ServiceError, SlowBody, describe, internal_problem, parse
 from service.middleware import JSON_TYPES, Seen, log_failure
 from service.monitoring import Metrics
 from service.registry import Registry
@@ -130,7 +130,7 @@ class Stream:
             status = document["status"]
             return orjson.dumps(document)
         finally:
-            self.metrics.request(told.model, status, None)
+            self.metrics.request(told.model, status, None, told.own_deadline)
 
 
 async def _write(send: Send, waiting: asyncio.Queue[asyncio.Task[bytes] | None], idle_s: float) -> None:
@@ -169,6 +169,9 @@ async def answer(
         retrieved = await retrieve(request, model, settings, began, began + timeout_ms / 1e3, patient)
     except QueueFull:
         metrics.shed(model.name)
+        raise
+    except DeadlinePassed:
+        seen.own_deadline = timeout_ms < settings.timeout_ms
         raise
     seen.m, seen.beam_size, seen.stages_ms = retrieved.m, retrieved.beam_size, retrieved.stages_ms
     return retrieved

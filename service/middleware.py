@@ -47,6 +47,7 @@ class Seen:
         "content_type",
         "m",
         "model",
+        "own_deadline",
         "queries",
         "request_id",
         "stages_ms",
@@ -59,6 +60,7 @@ class Seen:
         self.authorization: bytes | None = None
         self.traceparent: bytes | None = None
         self.model = ""
+        self.own_deadline = False
         self.version: int | None = None
         self.queries: int | None = None
         self.m: int | None = None
@@ -168,7 +170,7 @@ class Edge:
         """Metrics, log and trace of an answered request."""
         seconds = time.perf_counter() - seen.began
         if path == RETRIEVE:  # a stream counts its lines
-            self.metrics.request(seen.model, status, seconds)
+            self.metrics.request(seen.model, status, seconds, seen.own_deadline)
         if self.log_requests == "all" or (self.log_requests == "failed" and status >= 500):
             told = {
                 "request_id": seen.request_id.decode(),

@@ -36,6 +36,8 @@ QUERIES = tuple(2.0**i for i in range(11))
 STAGES = ("queue", "encode", "search", "serialise", "rerank")
 Outcome = Literal["loaded", "failed", "rolled_back", "unloaded"]
 ProbeOutcome = Literal["answered", "late", "failed"]
+OWN_DEADLINE = "504-client"
+"""The label `status` of a 504 whose deadline the client chose, shorter than ESPALIER_TIMEOUT_MS."""
 MEASURE_S = 1.0
 """Between two looks at what this process takes of its machine."""
 READS = 3
@@ -272,7 +274,7 @@ class Metrics:
         )
         self._began, self._worker, self._measure_at, self._cpu_s = time.time(), "0", 0.0, 0.0
         self._gpus: Callable[[], Mapping[str, tuple[int, int]]] | None = None
-        self._answered: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._answered: dict[tuple[str, int | str], tuple[Counter, Histogram]] = {}
         self._waiting: dict[str, list[Callable[[], int]]] = {}
         self._lock = threading.Lock()  # guards _waiting
 
@@ -297,11 +299,15 @@ class Metrics:
         registry.register(_AllWorkers(self._folder))
         return generate_latest(registry)
 
-    def request(self, model: str, status: int, seconds: float | None) -> None:
-        """Count one answered request; without its seconds where it is a line of a stream."""
-        found = self._answered.get((model, status))
+    def request(self, model: str, status: int, seconds: float | None, own_deadline: bool = False) -> None:
+        """Count one answered request; without its seconds where it is a line of a stream.
+
+        own_deadline  what passed was a deadline that the client had chosen, shorter than the service's: that is no failure of the service
+        """
+        label = OWN_DEADLINE if own_deadline else status
+        found = self._answered.get((model, label))
         if found is None:
-            found = self._answered[model, status] = self.requests.labels(model, status), self.request_seconds.labels(model)
+            found = self._answered[model, label] = self.requests.labels(model, label), self.request_seconds.labels(model)
         counter, histogram = found
         counter.inc()
         if seconds is not None:
