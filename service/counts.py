@@ -135,7 +135,9 @@ class CountsFile:
             self._grow(size)
         except OSError as error:
             if not self._retry_at:
-                log.error("%s has no room (%s): numbers that are new are kept in memory until it has some", self.path.parent, error.strerror)
+                log.error(
+                    "%s has no room (%s): numbers that are new are kept in memory until it has some", self.path.parent, error.strerror
+                )
             self._retry_at = now + RETRY_S
             return False
         self._retry_at = 0.0

@@ -91,7 +91,7 @@ class _Shared:
 def count_in(folder: Path) -> None:
     """Count in this folder from now on, together with other processes. To be said before the first metric is made."""
     _Shared.files = counts.Counts(folder)
-    values.ValueClass = _Shared  # type: ignore[misc, assignment]
+    values.ValueClass = _Shared
 
 
 class _AllWorkers(Collector):
@@ -176,7 +176,7 @@ class Metrics:
         )
         self.wrong_state = Gauge(
             "espalier_desired_state_wrong",
-            "1 while a model's serving.json or removed.json is malformed, unreadable or gone, so that what it last said is in force; else 0.",
+            "1 while a model's serving.json or removed.json is malformed, unreadable or gone, so that what was last read is in force.",
             ["model"],
             registry=registry,
             multiprocess_mode="livemax",

@@ -28,7 +28,9 @@ class Observed(Generic[State]):
     """
 
     def __init__(self, disk: DesiredState, kind: type[State], recall: Callable[[], State | None] = lambda: None) -> None:
-        self._disk, self._kind, self._recall = disk, kind, recall
+        self._disk = disk
+        self._kind: type[State] = kind
+        self._recall: Callable[[], State | None] = recall
         self.state: State | None = None
         self.wrong: str | None = None
         self.known = False

@@ -139,9 +139,7 @@ def test_every_user_can_read_what_anybody_has_written(original: Bundle, tmp_path
     make_linear_bundle(tmp_path / "models", np.random.default_rng(3), complete_tree(np.arange(8), 2), Ranking(own="logit", gamma=0.0))
     models = [tmp_path / "models", *(tmp_path / "models").rglob("*")]
     assert {"nodes.safetensors", "chunks.safetensors", "ranker.onnx", "items.arrow"} <= {path.name for path in models}
-    assert {path: oct(path.stat().st_mode & 0o7777) for path in models} == {
-        path: oct(0o755 if path.is_dir() else 0o644) for path in models
-    }
+    assert {path: oct(path.stat().st_mode & 0o7777) for path in models} == {path: oct(0o755 if path.is_dir() else 0o644) for path in models}
 
 
 def test_a_models_folder_that_is_there_keeps_its_mode(original: Bundle, tmp_path: Path) -> None:

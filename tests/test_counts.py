@@ -29,7 +29,7 @@ def key(number: int, version: str = "1") -> str:
 
 def numbers(path: Path) -> dict[str, float]:
     """As prometheus_client reads them, and as we do, which must be the same."""
-    theirs = {name: value for name, value, *_ in MmapedDict.read_all_values_from_file(str(path))}
+    theirs = {name: value for name, value, *_ in MmapedDict.read_all_values_from_file(str(path))}  # type: ignore[no-untyped-call]
     assert theirs == dict(read(path))
     return {name: value for name, value in theirs.items() if FREE not in name}
 
@@ -203,7 +203,12 @@ def test_a_folder_that_is_gone_ends_no_process(tmp_path: Path) -> None:
     file.write(key(1), 2.0)
     assert not file.complete()
     (tmp_path / "gone").mkdir()
-    until(lambda: file.settle() or file.complete(), "it is tried again")
+
+    def settled() -> bool:
+        file.settle()
+        return file.complete()
+
+    until(settled, "it is tried again")
     assert numbers(file.path) == {key(1): 2.0}
 
 

@@ -30,6 +30,7 @@ from service.desired import DesiredState, Removed, Serving
 from service.errors import Conflict, ModelNotFound, NotReady
 from service.loading import LoadedModel, told
 from service.monitoring import Metrics
+from service.observed import Observed
 from service.registry import Entry, Registry
 from service.settings import Settings
 from tests.builders import make_bundle
@@ -197,6 +198,30 @@ def test_a_malformed_state_is_said(tmp_path: Path, content: str, named: str) -> 
     (tmp_path / "books" / "serving.json").write_text(content)
     with pytest.raises(InvalidData, match=named):
         DesiredState(tmp_path / "books").read(Serving)
+
+
+def test_a_pin_is_lifted_by_a_file_that_stays_away(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is deleted and written anew, as some programs replace files, is none."""
+    now = [100.0]
+    monkeypatch.setattr("service.observed.time.monotonic", lambda: now[0])
+    disk = DesiredState(models / "books")
+    pins = [Serving(generation=number, versions=(1,), default=1) for number in (1, 2)]
+    watched = Observed(disk, Serving)
+    disk.write(pins[0])
+    assert watched.look()
+    disk.delete(Serving)
+    for moment in (100.0, 100.4):
+        now[0] = moment
+        assert not watched.look()
+        assert watched.state == pins[0]
+    disk.write(pins[1])
+    assert watched.look()
+    assert watched.state == pins[1]
+    disk.delete(Serving)
+    for moment, lifted in ((200.0, False), (200.4, False), (200.5, True)):
+        now[0] = moment
+        assert watched.look() is lifted
+    assert (watched.state, watched.wrong) == (None, None)
 
 
 def test_one_change_at_a_time(tmp_path: Path) -> None:
@@ -751,6 +776,43 @@ def test_a_list_that_cannot_be_read_at_the_start_lets_nothing_serve(models: Path
         taken.bring_back()  # with the modification time that it had
         until(lambda: not running.registry.not_ready(), "ready")
         assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
+
+
+def test_a_file_that_becomes_readable_is_read_though_it_was_not_written(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after chmod, which changes neither its time nor its size."""
+    denied = [True]
+    read_bytes = Path.read_bytes
+
+    def deny(path: Path) -> bytes:
+        if denied[0] and path.name == "removed.json":
+            raise PermissionError(13, "Permission denied")
+        return read_bytes(path)
+
+    DesiredState(models / "books").write(Removed(generation=1, ids=("item-0",)))
+    monkeypatch.setattr(Path, "read_bytes", deny)
+    with run(models) as running:
+        [reason] = running.registry.not_ready()
+        assert "books/removed.json: got 'Permission denied'" in reason
+        denied[0] = False
+        until(lambda: not running.registry.not_ready(), "ready")
+        assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
+
+
+def test_a_models_folder_that_cannot_be_listed_is_said_once(
+    models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = [0]
+
+    def broken(folder: Path) -> Any:
+        looks[0] += 1
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("service.follower.SCAN_S", 0.0)
+    with run(models) as running:
+        monkeypatch.setattr("service.follower.find_versions", broken)
+        until(lambda: looks[0] >= 3, "it is looked at again")
+        assert caplog.text.count("the models folder cannot be read: Input/output error") == 1
+        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
 
 
 def test_a_pin_holds_while_the_folder_is_away(models: Path) -> None:
