@@ -28,7 +28,7 @@ from espalier.search import Engine, SearchParams
 from espalier.tree import complete_tree
 from service.desired import DesiredState, Removed, Serving
 from service.errors import Conflict, ModelNotFound, NotReady
-from service.loading import LoadedModel, told
+from service.loading import LoadedModel, compare_contents, compare_files, told
 from service.monitoring import Metrics
 from service.observed import Observed
 from service.registry import Entry, Registry
@@ -340,6 +340,7 @@ def test_out_of_memory_is_a_clear_refusal_and_frees_what_was_opened(models: Path
             running.run(running.registry.load("books", 2))
         assert running.served() == 1
         assert running.states()[2] == "failed"
+        assert 'version="2"' not in running.metrics.render().decode()
         until(lambda: opened[1]() is None, "the failed engine is freed")
 
 
@@ -833,19 +834,31 @@ def test_a_pin_holds_while_the_folder_is_away(models: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "found"), [((), [0, 1, 2]), (("item-1",), [0, 2, 3])])
-def test_a_removal_that_is_taken_back_leaves_what_was_removed_before(models: Path, before: tuple[str, ...], found: list[int]) -> None:
+def test_a_removal_that_is_taken_back_leaves_what_was_removed_before(
+    models: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...], found: list[int]
+) -> None:
+    applying, let_go = threading.Event(), threading.Event()
+
+    def late(entry: Entry, ids: tuple[str, ...]) -> None:
+        applying.set()
+        assert let_go.wait(10)
+        remove(entry, ids)
+
     async def scenario() -> None:
         changing = asyncio.create_task(running.registry.set_removed("books", ["item-0"]))
+        assert await asyncio.to_thread(applying.wait, 10)
         while running.count("rolled_back") == 0:
             await asyncio.sleep(0.01)
-        running.books.lock.release()
-        with pytest.raises(Conflict, match=r"did not follow within 0.05 s"):
+        let_go.set()
+        with pytest.raises(Conflict, match=r"did not follow within 0.5 s"):
             await changing
 
     if before:  # else there is no file
         DesiredState(models / "books").write(Removed(generation=9, ids=before))
-    with run(models, load_timeout_s=0.05) as running:
-        running.books.lock.acquire()  # nobody can follow
+    with run(models, load_timeout_s=0.5) as running:
+        swapper = running.registry._follower._swapper
+        remove = swapper.remove
+        monkeypatch.setattr(swapper, "remove", late)
         running.run(scenario())
         until(lambda: running.registry.removed("books") == [*before], "it is taken back")
         assert running.run(search(running.registry.choose("books", None))) == found
@@ -975,6 +988,30 @@ def test_a_bundle_serves_while_its_contents_are_compared(models: Path, monkeypat
         let_go.set()
         until(lambda: 1 not in running.books.ready, "what is not as it was stops")
         assert "changed in place" in running.books.reasons[1]
+
+
+def test_what_is_written_to_while_it_is_compared_says_nothing(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that was compared already may be another one now."""
+    file = models / "books" / "1" / "items.arrow"
+
+    def while_it_is_written(stream: Any, name: str) -> Any:
+        os.utime(file)
+        return digest(stream, name)
+
+    digest = hashlib.file_digest
+    with run(models) as running:
+        running.registry._follower.stop()
+        running.registry._follower._threads[0].join()
+        loaded = running.registry.choose("books", None)
+        os.utime(file, (1, 1))
+        with monkeypatch.context() as patch:
+            patch.setattr("service.loading.hashlib.file_digest", while_it_is_written)
+            assert compare_contents(loaded) is None
+        assert compare_contents(loaded) is True
+        assert compare_files(loaded.files) == "same"
+        damage(models / "books" / "1")
+        assert compare_contents(loaded) is False
+        assert compare_files(loaded.files) == "written"
 
 
 def test_a_bundle_of_another_size_is_not_compared(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
