@@ -55,35 +55,41 @@ class CountsFile:
         self._map: mmap.mmap | None = None
         self._descriptor = -1
         self._used = _HEAD
-        self._begin: dict[str, int] = {}
+        self._at: dict[str, int] = {}
         self._free: dict[int, list[int]] = {}
         self._held: dict[str, float] = {}
         self._retry_at = 0.0
 
     def write(self, key: str, value: float) -> None:
         """Set a number. Holds the lock."""
-        if key not in self._begin and not self._place(key):
-            self._held[key] = value
-            return
-        self._put(key, value)
+        at = self._at.get(key)
+        if at is None:
+            at = self._place(key)
+            if at is None:
+                self._held[key] = value
+                return
+            self._held.pop(key, None)
+        self._put(at, value)
 
     def settle(self) -> None:
         """Write what had to wait for room."""
         with self.lock:
             for key in [*self._held]:
-                if not self._place(key):
+                at = self._place(key)
+                if at is None:
                     return
-                self._put(key, self._held.pop(key))
+                self._put(at, self._held.pop(key))
 
     def forget(self, labels: Mapping[str, str]) -> None:
         """Drop all numbers whose labels are these, among others."""
         parts = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in labels.items()]
         with self.lock:
-            for key in [key for key in (*self._begin, *self._held) if all(part in key for part in parts)]:
+            for key in [key for key in (*self._at, *self._held) if all(part in key for part in parts)]:
                 self._held.pop(key, None)
-                begin = self._begin.pop(key, None)
-                if begin is not None and self._map is not None:
+                at = self._at.pop(key, None)
+                if at is not None and self._map is not None:
                     length = len(key.encode())
+                    begin = at - _padded(length) - 4
                     free = json.dumps([FREE, FREE, {}, ""]).encode().ljust(length)
                     self._map[begin + 4 : begin + 4 + length] = free
                     self._free.setdefault(_padded(length), []).append(begin)
@@ -99,27 +105,26 @@ class CountsFile:
             os.close(self._descriptor)
         self._map = None
 
-    def _put(self, key: str, value: float) -> None:
+    def _put(self, at: int, value: float) -> None:
         if self._map is not None:
-            at = self._begin[key] + 4 + _padded(len(key.encode()))
             self._map[at : at + _NUMBERS.size] = _NUMBERS.pack(value, 0.0)
 
-    def _place(self, key: str) -> bool:
-        """Find a record for a key. False where there is no room, and for RETRY_S after that."""
+    def _place(self, key: str) -> int | None:
+        """Find a record for a key, and say where its number goes. None where there is no room, and for RETRY_S after that."""
         encoded = key.encode()
         padded = _padded(len(encoded))
         record = _INTEGER.pack(len(encoded)) + encoded.ljust(padded) + _NUMBERS.pack(0.0, 0.0)
         begin = self._free[padded].pop() if self._free.get(padded) else self._used
         if begin == self._used and not self._has_room(begin + len(record)):
-            return False
+            return None
         if self._map is None:
-            return False
+            return None
         self._map[begin : begin + len(record)] = record
         if begin == self._used:
             self._used += len(record)
             self._map[: _INTEGER.size] = _INTEGER.pack(self._used)
-        self._begin[key] = begin
-        return True
+        at = self._at[key] = begin + 4 + padded
+        return at
 
     def _has_room(self, needed: int) -> bool:
         """Make the file so large, where it is not. False where the disk is full, or does not take it for another reason."""

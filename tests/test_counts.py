@@ -212,6 +212,22 @@ def test_a_folder_that_is_gone_ends_no_process(tmp_path: Path) -> None:
     assert numbers(file.path) == {key(1): 2.0}
 
 
+def test_a_number_that_changes_once_there_is_room_is_the_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("service.counts.time.monotonic", lambda: now[0])
+    file = CountsFile(tmp_path / "gone" / "counter_7.db")
+    file.write(key(1), 2.0)
+    file.write(key(2), 5.0)
+    (tmp_path / "gone").mkdir()
+    file.write(key(1), 3.0)
+    assert not file.path.exists()  # it is tried once a second
+    now[0] += counts.RETRY_S
+    file.write(key(1), 4.0)
+    assert numbers(file.path) == {key(1): 4.0}
+    file.settle()
+    assert sorted(read(file.path)) == sorted([(key(1), 4.0), (key(2), 5.0)])
+
+
 def test_what_cannot_be_summed_for_want_of_room_is_counted_as_before(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "300k") as disk:
         for pid in (11, 12):
