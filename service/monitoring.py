@@ -287,6 +287,7 @@ class Metrics:
         self._worker = str(worker)
         if restarted:
             self.worker_restarts.inc()
+        self.look_at_process()
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes: over all workers, whichever is asked."""

@@ -221,7 +221,9 @@ def test_a_pin_is_lifted_by_a_file_that_stays_away(models: Path, monkeypatch: py
     for moment, lifted in ((200.0, False), (200.4, False), (200.5, True)):
         now[0] = moment
         assert watched.look() is lifted
-    assert (watched.state, watched.wrong) == (None, None)
+    found: Serving | None = watched.state
+    assert found is None
+    assert watched.wrong is None
 
 
 def test_one_change_at_a_time(tmp_path: Path) -> None:
