@@ -22,7 +22,8 @@ and, where the search has a second stage,
 
     ranker.onnx         features[N, F] of candidates → scores[N]
 
-Written to a temporary folder and renamed; opened by mmap; never overwritten; no pickle. Knows files, not searches.
+Written to a temporary folder and renamed; readable by every user; opened by mmap; never overwritten; no pickle. Knows files, not
+searches.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ MAX_HEADER_BYTES = 16 << 20
 """Of a safetensors file."""
 MAX_QUERY_ROWS, MAX_QUERY_BYTES = 1 << 20, 1 << 30
 """Of golden or held-out queries, and of what they take once they are unpacked: a small Parquet file can unpack to any size."""
+FILE_MODE, FOLDER_MODE = 0o644, 0o755
+"""Of what is written, whatever the umask and the libraries that write: a bundle is often read by another user than the one who made it."""
 
 
 @dataclass(frozen=True)
@@ -270,14 +273,15 @@ def _new_version(path: Path) -> Iterator[Path]:
     path = path.absolute()
     if path.exists():
         raise BundleExists(f"{path}: a bundle is never overwritten; choose another version")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         yield temporary
         for file in temporary.iterdir():
+            file.chmod(FILE_MODE)
             _flush(file)
+        temporary.chmod(FOLDER_MODE)
         _flush(temporary)
-        temporary.chmod(0o755)
         try:
             temporary.rename(path)
         except OSError as error:
@@ -285,6 +289,16 @@ def _new_version(path: Path) -> Iterator[Path]:
         _flush(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a model, and those above it that are missing, readable by everybody. What is there keeps its mode."""
+    for missing in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
+        try:
+            missing.mkdir()
+        except FileExistsError:  # another writer was quicker
+            continue
+        missing.chmod(FOLDER_MODE)
 
 
 def _write_manifest(folder: Path, fields: Mapping[str, Any]) -> None:

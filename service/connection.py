@@ -200,7 +200,8 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._lingers:
             return
-        if not self._ahead and self._body is None and self.idle:  # mostly a whole request, which needs no buffer
+        between = not self._ahead and self._body is None and self.idle
+        if between:  # mostly a whole request, which needs no buffer
             found = _END_OF_HEAD.search(data)
             if found is not None and (end := found.end()) <= MAX_HEAD_BYTES:
                 if not self._parse(data[:end]) or len(data) == end:

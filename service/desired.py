@@ -1,11 +1,12 @@
 """What should be served, on disk: the desired state of one model, in files beside its versions.
 
     models/<name>/serving.json   {"generation": 4, "versions": [2, 3], "default": 3}; absent: the highest version alone
-    models/<name>/removed.json   {"generation": 2, "ids": ["b12"]}; absent: nothing is removed
+    models/<name>/removed.json   {"generation": 2, "ids": ["b12"]}; absent from the start: nothing is removed
     models/<name>/.lock          held by whoever changes them
 
 Every worker process follows these files; a generation says which state a worker has reached. They are replaced as a whole (written
-beside their place, flushed, renamed), so that a reader never sees half of one. Knows files, not engines.
+beside their place, flushed, renamed), so that a reader never sees half of one. observed.py says what becomes of a state whose file is
+gone. Knows files, not engines.
 """
 
 from __future__ import annotations
@@ -57,6 +58,14 @@ class Removed(_State):
     ids: tuple[str, ...]
 
 
+class InvalidState(InvalidData):
+    """A file of desired state says nothing that can be followed. readable: its content is wrong; otherwise the system does not give it."""
+
+    def __init__(self, file: str, value: object, expected: str, readable: bool = True) -> None:
+        super().__init__(file, value, expected)
+        self.readable = readable
+
+
 State = TypeVar("State", Serving, Removed)
 _FILES: dict[type[_State], str] = {Serving: "serving.json", Removed: "removed.json"}
 
@@ -67,29 +76,44 @@ class DesiredState:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def signature(self, kind: type[State]) -> Signature | None:
-        """Of the file as it is now; None where there is none."""
-        return signature(self._file(kind))
+    def name_of(self, kind: type[State]) -> str:
+        """The file as messages call it: relative to the models folder."""
+        return f"{self.folder.name}/{_FILES[kind]}"
 
-    def read(self, kind: type[State]) -> State | None:
-        """The state, None where there is no file. Raises InvalidData, saying which file, what is wrong, and what was expected."""
-        file = self._file(kind)
-        name = f"{self.folder.name}/{file.name}"
+    def stands(self) -> bool:
+        """Whether the folder is there and holds versions: an empty one is where nothing is mounted."""
         try:
-            if (size := file.stat().st_size) > MAX_BYTES:
-                raise InvalidData(name, f"{size} bytes", f"at most {MAX_BYTES}")
-            content = file.read_bytes()
-        except FileNotFoundError:
+            return any(name.isdecimal() for name in os.listdir(self.folder))
+        except OSError:
+            return False
+
+    def signature(self, kind: type[State]) -> Signature | None:
+        """Of the file as it is now; None where there is none. Raises InvalidState where the system does not say."""
+        try:
+            return _signed(self._file(kind).stat())
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise InvalidData(name, error.strerror, "a readable file") from error
+            raise InvalidState(self.name_of(kind), error.strerror, "a readable file", readable=False) from error
+
+    def read(self, kind: type[State]) -> State | None:
+        """The state, None where there is no file. Raises InvalidState, saying which file, what is wrong, and what was expected."""
+        file, name = self._file(kind), self.name_of(kind)
+        try:
+            if (size := file.stat().st_size) > MAX_BYTES:
+                raise InvalidState(name, f"{size} bytes", f"at most {MAX_BYTES}")
+            content = file.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise InvalidState(name, error.strerror, "a readable file", readable=False) from error
         try:
             return kind.model_validate_json(content)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             expected = "a JSON document" if first["type"] == "json_invalid" else first["msg"].removeprefix("Input should be ")
-            raise InvalidData(f"{name}: {where}" if where else name, first["input"], expected) from error
+            raise InvalidState(f"{name}: {where}" if where else name, first["input"], expected) from error
 
     def write(self, state: Serving | Removed) -> None:
         """Replace the file. Raises Conflict where the folder cannot be written to."""
@@ -154,7 +178,10 @@ class DesiredState:
 def signature(file: Path) -> Signature | None:
     """Changes when the file is written or replaced; None where there is none."""
     try:
-        found = file.stat()
+        return _signed(file.stat())
     except OSError:
         return None
+
+
+def _signed(found: os.stat_result) -> Signature:
     return found.st_mtime_ns, found.st_ino, found.st_size

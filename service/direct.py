@@ -21,7 +21,17 @@ from espalier.errors import InvalidInput
 from service.bodies import check_type, read_body, read_lines
 from service.budget import Budget, Held
 from service.connection import CONNECTION
-from service.errors import ClientGone, InvalidRequest, QueueFull, ServiceError, SlowBody, describe, internal_problem, parse
+from service.errors import (
+    ClientGone,
+    DeadlinePassed,
+    InvalidRequest,
+    QueueFull,
+    ServiceError,
+    SlowBody,
+    describe,
+    internal_problem,
+    parse,
+)
 from service.middleware import JSON_TYPES, Seen, log_failure
 from service.monitoring import Metrics
 from service.registry import LoadedModel, Registry
@@ -196,7 +206,7 @@ class _Lines:
             status = document["status"]
             return orjson.dumps(document)
         finally:
-            self._stream.metrics.request(told.model, status, None)
+            self._stream.metrics.request(told.model, status, None, told.own_deadline)
 
     def _refused(self, error: Exception, told: Seen) -> asyncio.Future[bytes]:
         """The problem document of a line that never was a request."""
@@ -277,6 +287,9 @@ async def answer(
         retrieved = await retrieve(request, model, settings, began, began + timeout_ms / 1e3, patient)
     except QueueFull:
         metrics.shed(model.name)
+        raise
+    except DeadlinePassed:
+        seen.own_deadline = timeout_ms < settings.timeout_ms
         raise
     seen.m, seen.beam_size, seen.stages_ms = retrieved.m, retrieved.beam_size, retrieved.stages_ms
     return retrieved

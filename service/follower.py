@@ -15,14 +15,15 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 
 from espalier.bundle import find_versions
-from espalier.errors import InvalidData
-from service.desired import DesiredState, Removed, Serving, Signature, State
+from service.desired import DesiredState, Removed, Serving
 from service.entry import Entry
 from service.loading import LoadFailed, OpenEngine, beside_requests, stand_back, told
 from service.monitoring import Metrics
+from service.observed import Observed
 from service.settings import Settings
 from service.swapping import Swapper, known_bad
 from service.workers import Workers
@@ -44,13 +45,15 @@ class Follower:
     def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine, workers: Workers) -> None:
         self._settings, self._metrics, self._workers = settings, metrics, workers
         self._swapper = Swapper(settings, metrics, open_engine, self.wake)
+        self._removed: dict[str, Observed[Removed]] = {}
+        self._serving: dict[str, Observed[Serving]] = {}
         self.entries = {name: self._entry(name, versions) for name, versions in find_versions(settings.models).items()}
         self._growing = threading.Lock()
-        self._seen: dict[tuple[str, type[Serving] | type[Removed]], Signature | None] = {}
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._queued: set[str] = set()
         self._applying: Entry | None = None
         self._scan_at, self._poll_at = 0.0, 0.0
+        self._unreadable = ""
         self._wake, self._stopped, self._tried = threading.Event(), threading.Event(), threading.Event()
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True) for target, name in ((self._follow, "follower"), (self._load, "loader"))
@@ -78,18 +81,21 @@ class Follower:
         """Block until everything that should serve was tried once. False when that took longer."""
         return self._tried.wait(timeout_s)
 
-    def add(self, name: str, versions: tuple[int, ...]) -> Entry:
-        """A model that was not there when the service started."""
+    def add(self, name: str, versions: tuple[int, ...], late: bool = True) -> Entry:
+        """A model that was not there when this process started; not late where other workers serve it already."""
         with self._growing:
             if name not in self.entries:
                 entry = self._entry(name, versions)
-                entry.late = True
+                entry.late = late
                 self.entries = self.entries | {name: entry}
             return self.entries[name]
 
     def _entry(self, name: str, versions: tuple[int, ...]) -> Entry:
         self._metrics.know(name)
-        return Entry(name, DesiredState(self._settings.models / name), versions)
+        disk = DesiredState(self._settings.models / name)
+        self._removed[name] = Observed(disk, Removed, partial(self._recall, name))
+        self._serving[name] = Observed(disk, Serving)
+        return Entry(name, disk, versions)
 
     # -- the thread that looks ------------------------------------------------------------------------------------------
 
@@ -106,14 +112,20 @@ class Follower:
                 first = False
             self._wake.wait(TICK_S)
             self._wake.clear()
+            unreadable = ""
             try:
                 self._scan()
             except OSError as error:
-                log.warning("the models folder cannot be read: %s", error.strerror)
+                unreadable = str(error.strerror)
+            if unreadable != self._unreadable:  # once, not at every look
+                log.warning("the models folder %s", f"cannot be read: {unreadable}" if unreadable else "can be read again")
+                self._unreadable = unreadable
+            self._workers.write_again()
             self._metrics.look_at_queues()
+            self._metrics.look_at_process()
 
     def _look(self, entry: Entry) -> None:
-        if self._read(entry, Removed) | self._read(entry, Serving):
+        if self._observe(entry):
             if self._loads_nothing(entry):
                 self._apply(entry)
             else:
@@ -125,6 +137,7 @@ class Follower:
             if retired.handle() is None:
                 self._swapper.take_apart(entry, retired)
         self._tell_default(entry)
+        self._report(entry)
 
     def _tell_default(self, entry: Entry) -> None:
         """Let the metrics say which version answers; nothing yet where other workers do until this one can."""
@@ -141,30 +154,41 @@ class Follower:
             return False
         return entry.ready.keys() >= {*entry.serving.versions}
 
-    def _read(self, entry: Entry, kind: type[State]) -> bool:
-        """Take in a file of desired state; a malformed one changes nothing. True when it is another one than before."""
-        signature = entry.disk.signature(kind)
-        key = entry.name, kind
-        if key in self._seen and self._seen[key] == signature:
+    def _observe(self, entry: Entry) -> bool:
+        """Take in the files of desired state. True where another state is in force than before, or one may be for the first time."""
+        removed, serving = self._removed[entry.name], self._serving[entry.name]
+        before = removed.state, serving.state
+        if not (removed.look() | serving.look()):
             return False
-        try:
-            state = entry.disk.read(kind)
-        except InvalidData as error:
-            log.error("%s stays as it is: %s", entry.name, error)
-            entry.wrong = {**entry.wrong, kind.__name__: told(str(error), self._settings.models)}
-        else:
-            entry.wrong = {name: text for name, text in entry.wrong.items() if name != kind.__name__}
-            if isinstance(state, Removed) or kind is Removed:
-                self._remove(entry, state if isinstance(state, Removed) else None)
-            else:
-                entry.serving = state if isinstance(state, Serving) else None
-        self._seen[key] = signature
-        return True
+        if removed.state != before[0]:
+            self._remove(entry, removed.state)
+        entry.serving = serving.state
+        wrong = {kind: told(text, self._settings.models) for kind, text in (("removed", removed.wrong), ("serving", serving.wrong)) if text}
+        for text in wrong.values():
+            if text not in entry.wrong.values():
+                log.error("%s stays as it is: %s", entry.name, text)
+        if entry.wrong and not wrong:
+            log.info("%s: its files of desired state say again what is in force", entry.name)
+        entry.wrong = wrong
+        self._metrics.state_wrong(entry.name, bool(wrong))
+        return entry.loaded is None or (removed.state, serving.state) != before
 
     def _remove(self, entry: Entry, removed: Removed | None) -> None:
         with entry.lock:
             self._swapper.remove(entry, () if removed is None else removed.ids)
             entry.progress = replace(entry.progress, removed=0 if removed is None else removed.generation)
+        if removed is not None:
+            self._workers.note(entry.name, removed.model_dump_json())
+
+    def _recall(self, name: str) -> Removed | None:
+        """The removals that the workers of this service had read last, for one that begins when the file is gone."""
+        noted = self._workers.noted(name)
+        return None if noted is None else Removed.model_validate_json(noted)
+
+    def _report(self, entry: Entry) -> None:
+        """Say how far this worker is, where that has changed."""
+        with entry.lock:
+            entry.progress = replace(entry.progress, serves=entry.loaded is not None)
         self._workers.report(entry.name, entry.progress)
 
     def _scan(self) -> None:
@@ -178,9 +202,10 @@ class Follower:
         for name, versions in find_versions(self._settings.models).items():
             entry = self.entries.get(name)
             if entry is None:
-                if poll or (self._settings.models / name / "serving.json").exists():
+                served = name in self._workers.behind()
+                if poll or served or (self._settings.models / name / "serving.json").exists():
                     log.info("%s is new", name)
-                    self.add(name, versions)
+                    self.add(name, versions, late=not served)
                 continue
             entry.versions = versions
             if poll and entry.tried and entry.serving is None and self._newer(entry):
@@ -227,7 +252,7 @@ class Follower:
             return
         serving, failed = entry.serving, None
         try:
-            if entry.wrong and entry.loaded is None:
+            if not (self._removed[entry.name].known and self._serving[entry.name].known):
                 raise LoadFailed("; ".join(entry.wrong.values()))
             if serving is not None:
                 self._swapper.serve(entry, serving)
@@ -239,4 +264,4 @@ class Follower:
             entry.tried = True
         with entry.lock:
             entry.progress = replace(entry.progress, serving=0 if serving is None else serving.generation, failed=failed)
-        self._workers.report(entry.name, entry.progress)
+        self._report(entry)

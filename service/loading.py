@@ -5,13 +5,14 @@ Knows bundles and engines. Does not know which versions should serve.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from espalier.bundle import ALL_PARTS, Bundle
 from espalier.errors import BundleCorrupt, EspalierError
 from espalier.filters import ItemFilters
 from espalier.golden import verify_golden
+from espalier.manifest import Manifest
 from espalier.reranking import Reranker, verify_ranker
 from espalier.search import GPU_ENGINES, Device, Engine, Precision
 from service.batching import Batcher, Limits
@@ -38,8 +40,10 @@ LOADER_NICENESS = 10
 LOADER_SWITCH_S = 1e-4
 """How long the loader may keep the interpreter from a request that wants it. (Python's own 5 ms would be felt by every request.)"""
 
+MANIFEST = "manifest.json"
+
 OpenEngine = Callable[[Bundle, Device, str | None, int, Precision], Engine]
-Files = Mapping[Path, Signature | None]
+Files = dict[Path, Signature | None]
 
 
 class LoadFailed(EspalierError):
@@ -50,6 +54,7 @@ class LoadFailed(EspalierError):
 class LoadedModel:
     """One version of a model that serves. Whoever holds it may use it: it is taken apart once nobody does any more.
 
+    files     the signatures of its files when their content was compared last
     reranker  the second stage, None where the bundle has none
     """
 
@@ -126,30 +131,64 @@ def limits_of(settings: Settings, bundle: Bundle, engine: Engine) -> Limits:
 
 def files_of(path: Path) -> Files:
     """The signatures of a bundle's files; another result means that it was changed, replaced or deleted."""
-    return {path / name: signature(path / name) for name in (*ALL_PARTS, "manifest.json")}
+    return {path / name: signature(path / name) for name in (*ALL_PARTS, MANIFEST)}
 
 
-def compare_files(files: Files) -> Literal["same", "elsewhere", "changed"]:
+def compare_files(files: Files) -> Literal["same", "elsewhere", "written", "changed"]:
     """What became of a loaded bundle's files.
 
-    `changed` is written over: what is mapped is not what was verified. `elsewhere` is deleted, renamed or replaced by other files: what
-    is mapped stays as it was.
+    `written` was written to, or merely touched: what is mapped may not be what was verified. `changed` has another size, so that it is
+    not. `elsewhere` is deleted, renamed or replaced by other files: what is mapped stays as it was.
     """
-    found: Literal["same", "elsewhere"] = "same"
+    found: Literal["same", "elsewhere", "written"] = "same"
     for file, before in files.items():
         now = signature(file)
         if now == before:
             continue
         if now is not None and before is not None and now[1] == before[1]:
-            return "changed"
-        found = "elsewhere"
+            if now[2] != before[2]:
+                return "changed"
+            found = "written"
+        elif found == "same":
+            found = "elsewhere"
     return found
+
+
+def compare_contents(loaded: LoadedModel) -> bool | None:
+    """Whether the files that were written to hold what was loaded; then their signatures are taken over. Reads them whole.
+
+    None where that cannot be said: somebody wrote, or took them away, meanwhile.
+    """
+    now = {file: signature(file) for file, before in loaded.files.items()}
+    written = [file for file, before in loaded.files.items() if now[file] is not None and now[file] != before]
+    try:
+        same = all(_holds_what_was_loaded(loaded.bundle, file) for file in written)
+    except OSError:
+        return None
+    if any(signature(file) != now[file] for file in written):
+        return None
+    if same:
+        loaded.files.update({file: now[file] for file in written})
+    return same
+
+
+def _holds_what_was_loaded(bundle: Bundle, file: Path) -> bool:
+    if file.name == MANIFEST:
+        try:
+            return Manifest.model_validate_json(file.read_bytes()) == bundle.manifest
+        except ValueError:
+            return False
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest() == bundle.manifest.files[file.name].sha256
 
 
 def stand_back() -> None:
     """Lower the priority of the calling thread, so that loading takes the cores that requests leave."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOADER_NICENESS)
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOADER_NICENESS)
+        except OSError as error:  # a container may not allow it
+            log.warning("the loader cannot lower its priority (%s): requests may be slower while a version is loaded", error.strerror)
 
 
 @contextmanager

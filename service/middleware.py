@@ -52,6 +52,7 @@ class Seen:
         "key",
         "m",
         "model",
+        "own_deadline",
         "queries",
         "request_id",
         "stages_ms",
@@ -65,6 +66,7 @@ class Seen:
         self.key: str | None = None
         self.traceparent: bytes | None = None
         self.model = ""
+        self.own_deadline = False
         self.version: int | None = None
         self.queries: int | None = None
         self.m: int | None = None
@@ -185,7 +187,7 @@ class Edge:
         """Metrics, log and trace of an answered request."""
         seconds = time.perf_counter() - seen.began
         if path == RETRIEVE:  # a stream counts its lines
-            self.metrics.request(seen.model, status, seconds)
+            self.metrics.request(seen.model, status, seconds, seen.own_deadline)
         if self.log_requests == "all" or (self.log_requests == "failed" and status >= 500):
             told = {
                 "request_id": seen.request_id.decode(),

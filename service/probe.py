@@ -54,7 +54,7 @@ class Probe:
     def __init__(self, registry: Registry, metrics: Metrics, per_s: float) -> None:
         self._registry, self._metrics, self._between_s = registry, metrics, 1 / per_s
         self._replays: WeakKeyDictionary[LoadedModel, Replay | None] = WeakKeyDictionary()
-        self._shown: dict[Key, Replay] = {}
+        self._shown: set[Key] = set()
         self._asked: dict[Key, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -97,6 +97,7 @@ class Probe:
         replay = self._replays[loaded]
         if replay is None or not replay.questions:
             return
+        self._shown.add((name, version))
         try:
             queries, params = replay.next()
             answer = await loaded.batcher.search(queries, params, time.perf_counter() + PATIENCE_S, patient=True)
@@ -115,17 +116,15 @@ class Probe:
             return
         self._metrics.probe_query(name, version, "answered")
         self._metrics.probed(name, version, replay.recall, replay.expected if replay.recall else {}, replay.drift)
-        self._shown[name, version] = replay
         replay.tell(name, version)
 
     def forget(self, ready: Sequence[Key]) -> None:
         """Show nothing any more of versions that do not serve."""
         self._asked = {key: task for key, task in self._asked.items() if key in ready or not task.done()}
-        for name, version in self._shown.keys() - set(ready):
-            replay = self._shown.pop((name, version))
-            gone = dict.fromkeys(replay.recall, float("nan"))
-            drift = None if replay.drift is None else float("nan")
-            self._metrics.probed(name, version, gone, {m: gone[m] for m in replay.expected if m in gone}, drift)
+        gone = self._shown - set(ready)
+        for name, version in gone:
+            self._metrics.forget_version(name, version)
+        self._shown -= gone - self._asked.keys()  # an answer that is still to come is counted, and forgotten then
 
 
 class Replay:

@@ -85,8 +85,16 @@ class Registry:
         return self._follower.wait_until_loaded(timeout_s)
 
     async def take_over(self) -> None:
-        """Where other workers serve already, wait until this one can: until then connections are theirs."""
-        while self._workers.others_serve() and not self.leaving and not self._follower.wait_until_loaded(0):
+        """Where other workers serve already, wait until this one serves what they do: until then connections are theirs."""
+        said: set[str] = set()
+        while not self.leaving and self._workers.others_serve():
+            if self._follower.wait_until_loaded(0):
+                behind = self._workers.behind()
+                if not behind:
+                    return
+                if behind - said:
+                    log.error("this worker takes no connections: others serve %s, and it cannot", ", ".join(sorted(behind)))
+                    said = behind
             await asyncio.sleep(LOOK_S)
 
     def not_ready(self) -> list[str]:
@@ -250,6 +258,8 @@ class Registry:
             if after is None:
                 return Edited(ids, ids)
             generation = max(entry.progress.removed, before.generation if before else 0) + 1
+            if before is None:  # what is in force, to be written should the change be taken back
+                before = Removed(generation=generation, ids=ids)
             await self._change(entry, before, Removed(generation=generation, ids=after))
             return Edited(ids, after)
 
@@ -265,7 +275,9 @@ class Registry:
         """Write a state and wait until all workers have followed; take it back when one cannot."""
         await asyncio.to_thread(entry.disk.write, after)
         try:
-            problems = await self._followed(entry, lambda progress: _generation(progress, after) >= after.generation)
+            problems = await self._followed(
+                entry, lambda progress: _generation(progress, after) >= after.generation, isinstance(after, Serving)
+            )
         except NotReady:  # nobody will see whether it could be followed
             await self._take_back(entry, before, after)
             raise
@@ -273,25 +285,28 @@ class Registry:
             return
         log.error("%s: a change is taken back: %s", entry.name, "; ".join(problems))
         await self._take_back(entry, before, after)
-        await self._followed(entry, lambda progress: _generation(progress, after) != after.generation)
+        await self._followed(entry, lambda progress: _generation(progress, after) != after.generation, False)
         raise Conflict(f"Nothing was changed, because not every worker could follow: {'; '.join(problems)}")
 
     async def _take_back(self, entry: Entry, before: Serving | Removed | None, after: Serving | Removed) -> None:
-        """Write the former state, as a newer one."""
+        """Write the former state, as a newer one. Removals always have one: that their file is gone would not end them."""
         self._metrics.reload(entry.name, "rolled_back")
         if before is None:
             await asyncio.to_thread(entry.disk.delete, Serving if isinstance(after, Serving) else Removed)
         else:
             await asyncio.to_thread(entry.disk.write, before.model_copy(update={"generation": after.generation + 1}))
 
-    async def _followed(self, entry: Entry, done: Callable[[Progress], bool]) -> list[str]:
-        """Wait until every living worker is done. What kept them from it, one line per worker."""
+    async def _followed(self, entry: Entry, done: Callable[[Progress], bool], loads: bool) -> list[str]:
+        """Wait until every living worker is done. What kept them from it, one line per worker.
+
+        loads  whether a version that a worker cannot load counts: it keeps nobody from removing items
+        """
         self._follower.wake()
         until = time.monotonic() + self._settings.load_timeout_s
         while True:
             progress = await asyncio.to_thread(self._workers.progress, entry.name)
             behind = [pid for pid, found in progress.items() if not done(found)]
-            failed = [f"worker {pid}: {found.failed}" for pid, found in progress.items() if found.failed and pid not in behind]
+            failed = [f"worker {pid}: {found.failed}" for pid, found in progress.items() if loads and found.failed and pid not in behind]
             if not behind:
                 return failed
             if time.monotonic() >= until:

@@ -1,14 +1,11 @@
-"""What the service can be told, and the only place that reads or changes the environment.
+"""What the service can be told, and the only place that reads the environment.
 
 Every setting is an environment variable: `ESPALIER_` and its name in capitals.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -147,17 +144,3 @@ class Settings(BaseSettings):
 def metrics_folder(run_folder: Path) -> Path:
     """Where the workers of a run folder count together."""
     return run_folder / "metrics"
-
-
-@contextmanager
-def counting_in(folder: Path) -> Iterator[None]:
-    """Processes that are started meanwhile count in this folder. (prometheus_client takes it from the environment alone, when imported.)"""
-    name = "PROMETHEUS_MULTIPROC_DIR"
-    before = os.environ.get(name)
-    os.environ[name] = str(folder)
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before

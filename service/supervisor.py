@@ -23,25 +23,29 @@ from pathlib import Path
 
 from service import logs
 from service.app import create_app
-from service.monitoring import forget_process
+from service.monitoring import count_in, forget_process
 from service.server import Server
-from service.settings import Settings, counting_in, metrics_folder
+from service.settings import Settings, metrics_folder
+from service.workers import forget
 
 log = logging.getLogger(__name__)
 
 FAILED_STARTS = 3
-"""Workers that may end one after the other before they have begun to follow the models; then the service gives up."""
-RESTART_S = 1.0
-"""At least this long between two starts in one place."""
+"""Workers that may end one after the other before they have begun to follow the models; then the service gives up, unless others serve."""
+RESTART_S, MAX_RESTART_S = 1.0, 30.0
+"""At least this long between two starts in one place; twice as long after each worker that ended before it had begun, up to the second."""
 KILL_AFTER_S = 10.0
 """Beyond the time that stopping may take, until a worker is killed."""
 
 
 @dataclass(eq=False)
 class _Worker:
+    """number: its place among the workers, which whoever comes in for it takes."""
+
     process: BaseProcess
     pipe: Connection
     started: float
+    number: int
 
 
 class Supervisor:
@@ -62,12 +66,12 @@ class Supervisor:
         """Serve until a signal says stop. Returns the exit code."""
         code, kill_at = 0, float("inf")
         with self._waking() as woken:
-            self._workers = [self._start() for _ in range(self._settings.workers)]
+            self._workers = [self._start(number) for number in range(self._settings.workers)]
             log.info("%d workers: %s", len(self._workers), ", ".join(str(worker.process.pid) for worker in self._workers))
             while self._workers:
                 living = self._living()
                 dead = [worker for worker in self._workers if worker not in living]
-                left_s = min([kill_at, *(worker.started + RESTART_S for worker in dead)]) - time.monotonic()
+                left_s = min([kill_at, *map(self._restart_at, dead)]) - time.monotonic()
                 wait([woken, *(worker.process.sentinel for worker in living)], None if left_s == float("inf") else max(left_s, 0))
                 with suppress(BlockingIOError):
                     woken.recv(64)
@@ -82,35 +86,43 @@ class Supervisor:
     def _living(self) -> list[_Worker]:
         return [worker for worker in self._workers if worker.process.is_alive()]
 
-    def _start(self) -> _Worker:
+    def _start(self, number: int, restarted: bool = False) -> _Worker:
         ours, theirs = self._spawn.Pipe()
-        process = self._spawn.Process(target=work, args=(self._settings, self._listening, theirs), name="worker")
-        with counting_in(self._counted):
-            process.start()
+        process = self._spawn.Process(target=work, args=(self._settings, self._listening, theirs, number, restarted), name="worker")
+        process.start()
         theirs.close()
-        return _Worker(process, ours, time.monotonic())
+        return _Worker(process, ours, time.monotonic(), number)
+
+    def _restart_at(self, worker: _Worker) -> float:
+        """When another one may take a dead worker's place."""
+        return worker.started + min(RESTART_S * 2.0 ** min(self._failed_starts, 10), MAX_RESTART_S)
+
+    def _has_begun(self, worker: _Worker) -> bool:
+        """Whether a worker got as far as following the models."""
+        return (self._folder / f"{worker.process.pid}.lock").exists()
 
     def _replace_dead(self) -> int:
         """Start others in their place, unless the service stops. Gives an exit code when it gives up."""
         for worker in self._workers[:]:
             if worker.process.is_alive():
                 continue
-            if not self._signals and time.monotonic() < worker.started + RESTART_S:
+            if not self._signals and time.monotonic() < self._restart_at(worker):
                 continue
-            pid, began = worker.process.pid, (self._folder / f"{worker.process.pid}.lock").exists()
+            pid, began = worker.process.pid, self._has_begun(worker)
             self._workers.remove(worker)
             worker.pipe.close()
             if pid is not None:
                 forget_process(pid, self._counted)
+                forget(self._folder, pid)
             if self._signals:
                 continue
             self._failed_starts = 0 if began else self._failed_starts + 1
-            if self._failed_starts >= FAILED_STARTS:
+            if self._failed_starts >= FAILED_STARTS and not any(map(self._has_begun, self._living())):
                 log.error("%d workers ended before they had begun; the service gives up", self._failed_starts)
                 self._signals = 1
                 return 1
             log.error("worker %s ended with exit code %s; another one takes its place", pid, worker.process.exitcode)
-            self._workers.append(self._start())
+            self._workers.append(self._start(worker.number, restarted=True))
         return 0
 
     def _leave(self) -> float:
@@ -154,11 +166,15 @@ class Supervisor:
         self._signals += 1
 
 
-def work(settings: Settings, listening: socket.socket, pipe: Connection) -> None:
+def work(settings: Settings, listening: socket.socket, pipe: Connection, number: int, restarted: bool) -> None:
     """One worker process: serves until the other end of the pipe says so, or is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the server takes it: Ctrl-C reaches the parent as well
     logs.configure(settings.log_level, settings.log_format)
-    server = Server(create_app(settings), settings, alone=False)
+    if settings.run_folder is not None:
+        count_in(metrics_folder(settings.run_folder))
+    app = create_app(settings)
+    app.state.service.metrics.begin(number, restarted)
+    server = Server(app, settings, alone=False)
 
     def obey() -> None:
         try:

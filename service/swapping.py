@@ -8,16 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterable
+from time import monotonic
 
 from service.desired import Serving
 from service.entry import Entry, Retired
-from service.loading import LoadedModel, LoadFailed, OpenEngine, compare_files, files_of, load_version
+from service.loading import (
+    LoadedModel,
+    LoadFailed,
+    OpenEngine,
+    compare_contents,
+    compare_files,
+    files_of,
+    load_version,
+    stand_back,
+)
 from service.monitoring import Metrics
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
+
+COMPARE_PAUSE = 10
+"""Comparing contents takes this part of the time at most."""
 
 
 class Swapper:
@@ -29,6 +43,9 @@ class Swapper:
     def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine, on_free: Callable[[], None]) -> None:
         self._settings, self._metrics, self._open_engine, self._on_free = settings, metrics, open_engine, on_free
         self._warned: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
+        self._differs: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
+        self._compare_at: weakref.WeakKeyDictionary[LoadedModel, float] = weakref.WeakKeyDictionary()
+        self._comparing = threading.Thread()
 
     def serve_highest(self, entry: Entry) -> None:
         """Serve the highest version that loads, alone. Without polling, what serves stays. Raises LoadFailed when none does."""
@@ -83,13 +100,35 @@ class Swapper:
             _set_removed(loaded, ids)
 
     def check_files(self, entry: Entry, loaded: LoadedModel) -> bool:
-        """Stop a version whose files were changed in place: what is mapped is not what was verified. True where that happened."""
+        """Look at what became of a version's files. True where it was stopped, because they hold something else than was loaded.
+
+        Where they were written to and have their size, their contents are compared by a thread of its own, and the version serves on until
+        that is known. Of a file that is written to again and again, comparing takes one part in COMPARE_PAUSE of the time.
+        """
         found = compare_files(loaded.files)
         if found == "elsewhere" and loaded not in self._warned:
             self._warned.add(loaded)
             log.warning("%s version %d: its files were deleted or replaced; what was loaded serves on", loaded.name, loaded.version)
-        if found != "changed":
-            return False
+        if found == "written" and not self._comparing.is_alive() and monotonic() >= self._compare_at.get(loaded, 0.0):
+            self._comparing = threading.Thread(target=self._compare, args=(loaded,), name="comparer", daemon=True)
+            self._comparing.start()
+        if found == "changed" or loaded in self._differs:
+            self._stop(entry, loaded)
+            return True
+        return False
+
+    def _compare(self, loaded: LoadedModel) -> None:
+        stand_back()
+        began = monotonic()
+        same = compare_contents(loaded)
+        self._compare_at[loaded] = monotonic() + (COMPARE_PAUSE - 1) * (monotonic() - began)
+        if same:
+            log.warning("%s version %d: its files were written to and hold what they held; it serves on", loaded.name, loaded.version)
+        elif same is not None:
+            self._differs.add(loaded)
+
+    def _stop(self, entry: Entry, loaded: LoadedModel) -> None:
+        """Serve a version no more whose files hold something else."""
         reason = "its files were changed in place while it was serving; a version is never overwritten: write a new one"
         log.error("%s version %d stops: %s", loaded.name, loaded.version, reason)
         self._metrics.reload(entry.name, "failed")
@@ -97,7 +136,6 @@ class Swapper:
             entry.reasons = {**entry.reasons, loaded.version: reason}
             entry.bad_files = {**entry.bad_files, loaded.version: files_of(loaded.bundle.path)}
             self._publish(entry, {v: other for v, other in entry.ready.items() if other is not loaded}, entry.version)
-        return True
 
     def take_apart(self, entry: Entry, retired: Retired) -> None:
         """Free a version that nobody holds any more."""
@@ -123,6 +161,8 @@ class Swapper:
             entry.reasons = {v: said for v, said in entry.reasons.items() if v != version} | ({version: reason} if reason else {})
             entry.bad_files = {v: bad for v, bad in entry.bad_files.items() if v != version} | ({version: files} if reason else {})
         entry.loading = None
+        if loaded is None and version not in entry.ready:
+            self._metrics.forget_version(entry.name, version)
         self._metrics.reload(entry.name, "failed" if loaded is None else "loaded")
         return loaded
 
@@ -139,7 +179,7 @@ class Swapper:
         entry.retired += tuple(self._retire(loaded) for loaded in gone)
         for loaded in gone:
             if loaded.version not in ready:
-                self._metrics.model_state(entry.name, loaded.version, loaded.engine.name, ready=False)
+                self._metrics.forget_version(entry.name, loaded.version)
 
     def _retire(self, loaded: LoadedModel) -> Retired:
         handle = weakref.ref(loaded, lambda _: self._on_free())

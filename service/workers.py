@@ -1,18 +1,28 @@
 """The worker processes of one service: which of them live, and how far each has followed the desired state.
 
 They share a run folder that their parent made. In it every worker holds a lock on `<pid>.lock` as long as it lives, which the system
-gives back however it ends, and keeps its progress in `<pid>.json`. Without a folder the process is alone, and nothing is written.
-Knows process ids and generations. Does not know models, engines or what starts the workers.
+gives back however it ends, and keeps its progress in `<pid>.json`, whose room is taken when the worker begins, so that a disk that is
+full later keeps no change from being followed. Notes are for workers that begin later. Without a folder the process is alone, and nothing
+is written. Knows process ids and generations. Does not know models, engines or what starts the workers.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+ROOM = 4096
+"""Bytes of a progress file: a page, so that a line is replaced by one write. It grows where that does not do."""
+READS = 50
+"""Of a progress file that is no JSON, until it is taken for an empty one: its worker was ended while it wrote."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,8 @@ class Progress:
     removed: int = 0
     failed: str | None = None
     """Why the worker does not serve what serving.json says."""
+    serves: bool = False
+    """Whether its default version answers."""
 
 
 @dataclass
@@ -35,6 +47,8 @@ class Workers:
     folder: Path | None = None
     _progress: dict[str, Progress] = field(default_factory=dict)
     _lock: int | None = None
+    _file: int | None = None
+    _written: bool = True
     _reporting: threading.Lock = field(default_factory=threading.Lock)
 
     def join(self) -> None:
@@ -42,43 +56,105 @@ class Workers:
         if self.folder is not None and self._lock is None:
             self._lock = os.open(self.folder / f"{os.getpid()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
+            with self._reporting:
+                self._write()
 
     def leave(self) -> None:
         """Nobody waits for this worker any more."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        for descriptor in (self._lock, self._file):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._lock = self._file = None
 
     def report(self, model: str, progress: Progress) -> None:
-        """Say how far this worker is with a model."""
+        """Say how far this worker is with a model. What cannot be written is written with the next report, or by `write_again`."""
         with self._reporting:
             if self._progress.get(model) == progress:
                 return
             self._progress = self._progress | {model: progress}
-            if self.folder is not None:
-                file = self.folder / f"{os.getpid()}.json"
-                temporary = file.with_suffix(".new")
-                temporary.write_text(json.dumps({name: asdict(found) for name, found in self._progress.items()}))
-                temporary.rename(file)
+            self._write()
+
+    def write_again(self) -> None:
+        """Write what could not be written before."""
+        if not self._written:
+            with self._reporting:
+                self._write()
+
+    def _write(self) -> None:
+        """The progress of this worker, over the former one. Holds the lock."""
+        if self.folder is None:
+            return
+        content = json.dumps({name: asdict(found) for name, found in self._progress.items()}).encode()
+        room = -(-len(content) // ROOM) * ROOM
+        before, self._written = self._written, False
+        try:
+            if self._file is None:
+                self._file = os.open(self.folder / f"{os.getpid()}.json", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            room = max(room, os.fstat(self._file).st_size)
+            self._written = os.pwrite(self._file, content.ljust(room), 0) == room
+        except OSError as error:
+            if before:
+                log.error("the run folder %s cannot be written to (%s); admin changes wait for it", self.folder, error.strerror)
+
+    def note(self, name: str, text: str) -> None:
+        """Keep a text for workers that begin later; where that fails, keep none, which is better than a former one."""
+        if self.folder is None:
+            return
+        file = self.folder / f"{name}.note"
+        temporary = file.with_suffix(f".{os.getpid()}")
+        try:
+            temporary.write_text(text)
+            temporary.rename(file)
+        except OSError as error:
+            log.warning("%s is not kept for workers that begin later: %s", name, error.strerror)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
+
+    def noted(self, name: str) -> str | None:
+        """The text that a worker has kept; None where there is none."""
+        try:
+            return None if self.folder is None else (self.folder / f"{name}.note").read_text()
+        except OSError:
+            return None
 
     def others_serve(self) -> bool:
         """Whether another living worker has followed something already, so that requests need not wait for this one."""
-        if self.folder is None:
-            return False
-        return any(pid != os.getpid() and (self.folder / f"{pid}.json").exists() for pid in living(self.folder))
+        return any(self._others())
+
+    def behind(self) -> set[str]:
+        """Models that another living worker serves and this one does not: requests for them are better off with the others."""
+        served = {model for found in self._others() for model, progress in found.items() if progress.serves}
+        return {model for model in served if not self._progress.get(model, Progress()).serves}
 
     def progress(self, model: str) -> dict[int, Progress]:
         """How far every living worker is with a model."""
         if self.folder is None:
             return {os.getpid(): self._progress.get(model, Progress())}
-        found = {}
-        for pid in living(self.folder):
-            try:
-                reported = json.loads((self.folder / f"{pid}.json").read_bytes())
-            except FileNotFoundError:  # it has just begun
-                reported = {}
-            found[pid] = Progress(**reported.get(model, {}))
-        return found
+        return {pid: _read(self.folder, pid).get(model, Progress()) for pid in living(self.folder)}
+
+    def _others(self) -> list[dict[str, Progress]]:
+        folder = self.folder
+        return [] if folder is None else [_read(folder, pid) for pid in living(folder) if pid != os.getpid()]
+
+
+def _read(folder: Path, pid: int) -> dict[str, Progress]:
+    """What a worker has reported, by model; empty where it has just begun."""
+    for _ in range(READS):
+        try:
+            content = (folder / f"{pid}.json").read_bytes().strip()
+            return {name: Progress(**found) for name, found in json.loads(content or b"{}").items()}
+        except FileNotFoundError:
+            return {}
+        except ValueError:  # it is being written
+            continue
+    return {}
+
+
+def forget(folder: Path, pid: int) -> None:
+    """Drop the files of a worker that has ended."""
+    for kind in ("lock", "json"):
+        (folder / f"{pid}.{kind}").unlink(missing_ok=True)
 
 
 def living(folder: Path) -> list[int]:

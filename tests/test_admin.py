@@ -216,6 +216,22 @@ def test_a_deadline_that_passes_is_504(models: Path) -> None:
         assert running.retrieve(queries=[COLD], timeout_ms=5000)["version"] == 1
 
 
+@pytest.mark.parametrize(("timeout_ms", "status"), [(1e-9, "504-client"), (20, "504-client"), (50, "504"), (60, "504"), (None, "504")])
+def test_a_deadline_that_only_the_client_wanted_is_no_failure_of_the_service(models: Path, timeout_ms: float | None, status: str) -> None:
+    """In the metrics, and so in the error budget; the client gets 504 as ever, alone and in a stream."""
+    body = {"model": "books", "queries": [COLD]} | ({} if timeout_ms is None else {"timeout_ms": timeout_ms})
+    with run(models, timeout_ms=50) as running:
+        running.engines["books"].go.clear()
+        assert running.client.post("/retrieve", json=body).status_code == 504
+        line = json.dumps(body).encode() + b"\n"
+        streamed = running.client.post("/retrieve/stream", content=line, headers={"Content-Type": "application/x-ndjson"})
+        running.engines["books"].go.set()
+        assert streamed.json()["status"] == 504
+        text = running.client.get("/metrics").text
+    assert f'espalier_requests_total{{model="books",status="{status}"}} 2.0' in text
+    assert text.count('espalier_requests_total{model="books"') == 1
+
+
 def test_the_default_deadline_is_a_setting(models: Path) -> None:
     with run(models, timeout_ms=20) as running:
         running.engines["books"].go.clear()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from onnx import helper, numpy_helper
 
 import espalier.bundle as bundle_module
 import espalier.items as items_module
-from espalier.bundle import GRAPH_PARTS, Bundle, GraphContent, find_versions, is_model_name, write_bundle
+from espalier.bundle import GRAPH_PARTS, Bundle, GraphContent, find_versions, is_model_name, with_ranker, write_bundle
 from espalier.engines.compose import Plan, compose
 from espalier.engines.graphs import load_graph
 from espalier.engines.onnx_graph import OnnxEngine
@@ -35,11 +36,11 @@ from espalier.errors import (
 )
 from espalier.golden import verify_golden
 from espalier.items import ItemTable
-from espalier.manifest import ManifestDraft
+from espalier.manifest import ManifestDraft, RankerInfo, Ranking
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
-from espalier.tree import tree_from_children
-from tests.builders import make_bundle, random_tree
+from espalier.tree import complete_tree, tree_from_children
+from tests.builders import make_bundle, make_linear_bundle, random_tree
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,14 @@ def read_everything(bundle: Bundle) -> None:
         load_graph(name, bundle.graph(name))
 
 
+@pytest.fixture(params=[0o000, 0o022, 0o077])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    """That of whoever writes."""
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
 # -- round trip ---------------------------------------------------------------------------------------------------------
 
 
@@ -118,6 +127,27 @@ def test_what_is_written_comes_back(original: Bundle, tmp_path: Path, dtype: typ
 def test_arrays_that_lie_side_by_side_in_memory_in_another_order_are_written_right(original: Bundle, tmp_path: Path) -> None:
     rows_ND = np.asfortranarray(original.node_rows_ND)
     assert_array_equal(write_bundle(tmp_path / "1", draft_of(original), content_of(original, node_rows_ND=rows_ND)).node_rows_ND, rows_ND)
+
+
+@pytest.mark.usefixtures("umask")
+def test_every_user_can_read_what_anybody_has_written(original: Bundle, tmp_path: Path) -> None:
+    """The container's user is another one than the host's, and safetensors writes for its own user alone."""
+    write_bundle(tmp_path / "models" / "tiny" / "1", draft_of(original), content_of(original))
+    written = Bundle.open(tmp_path / "models" / "tiny" / "1")
+    info = RankerInfo(features=("retrieval.score",), depth=10, max_depth=10)
+    with_ranker(written, tmp_path / "models" / "tiny" / "2", info, b"not opened here", written.golden())
+    make_linear_bundle(tmp_path / "models", np.random.default_rng(3), complete_tree(np.arange(8), 2), Ranking(own="logit", gamma=0.0))
+    models = [tmp_path / "models", *(tmp_path / "models").rglob("*")]
+    assert {"nodes.safetensors", "chunks.safetensors", "ranker.onnx", "items.arrow"} <= {path.name for path in models}
+    assert {path: oct(path.stat().st_mode & 0o7777) for path in models} == {path: oct(0o755 if path.is_dir() else 0o644) for path in models}
+
+
+def test_a_models_folder_that_is_there_keeps_its_mode(original: Bundle, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "tiny"
+    folder.mkdir(parents=True)
+    folder.chmod(0o750)
+    write_bundle(folder / "1", draft_of(original), content_of(original))
+    assert folder.stat().st_mode & 0o777 == 0o750
 
 
 def test_node_rows_are_mapped_not_read(original: Bundle) -> None:

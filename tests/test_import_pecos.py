@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -146,6 +147,20 @@ def test_it_finds_what_pecos_finds_at_every_depth_with_and_without_a_bias(tmp_pa
     bundle = import_pecos(write(tmp_path / "pecos", levels), tmp_path / "models" / "law" / "1")
     assert bundle.manifest.tree.levels == depth + 1
     assert_finds_what_pecos_finds(bundle, levels, "l3-hinge", random_features(rng, 6))
+
+
+def test_every_user_can_read_an_imported_model(tmp_path: Path) -> None:
+    levels = random_model(np.random.default_rng(4), SIZES[2])
+    before = os.umask(0o077)
+    try:
+        import_pecos(write(tmp_path / "pecos", levels), tmp_path / "models" / "law" / "1")
+    finally:
+        os.umask(before)
+    written = [tmp_path / "models", *(tmp_path / "models").rglob("*")]
+    assert len(written) > 5
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in written} == {
+        path.name: oct(0o755 if path.is_dir() else 0o644) for path in written
+    }
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)

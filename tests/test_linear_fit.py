@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,24 @@ def as_xmc(points: Any, labels: Any) -> str:
         pairs = (f"{f}:{v:.6g}" for f, v in zip(points.indices[entries], points.data[entries], strict=True))
         lines.append(",".join(map(str, own)) + " " + " ".join(pairs))
     return "\n".join(lines) + "\n"
+
+
+def test_every_user_can_read_a_trained_model(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.txt").write_text(as_xmc(*random_matrices(rng, 60)))
+    files = "".join(f'{name} = "{tmp_path / name}.txt"\n' for name in ("train", "test"))
+    config = write_toml(tmp_path / "c.toml", f'[data]\nformat = "xmc"\n{files}[tree]\nbranching = 4\nmax_leaf = 4\n')
+    before = os.umask(0o077)
+    try:
+        fit(config=config, out=tmp_path / "models" / "points" / "1", data=None, test=None, device="auto", resume=True)
+    finally:
+        os.umask(before)
+    written = [tmp_path / "models", *(tmp_path / "models").rglob("*")]
+    assert len(written) > 5
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in written} == {
+        path.name: oct(0o755 if path.is_dir() else 0o644) for path in written
+    }
 
 
 @pytest.mark.parametrize("form", ["xmc", "npz"])

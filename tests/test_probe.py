@@ -6,6 +6,7 @@ import asyncio
 import gc
 import re
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -218,10 +219,58 @@ def test_an_unloaded_version_says_nothing_any_more(running: Running, bundle: Bun
     ask(running, asking, ROUND)
     admin(running, "unload", {"version": 2})
     ask(running, asking, 1)
-    assert all(np.isnan(found) for found in recall(running, 2).values())
-    assert np.isnan(list(recall(running, 2, "expected_recall").values())).all()
-    assert np.isnan(value(running, "espalier_probe_drift", model="books", version=2) or 0)
-    assert not np.isnan(list(recall(running).values())).any()
+    assert (recall(running, 2), recall(running, 2, "expected_recall")) == ({}, {})
+    assert value(running, "espalier_probe_drift", model="books", version=2) is None
+    assert list(recall(running)) == MS
+
+
+def test_versions_that_come_and_go_leave_no_series(running: Running, bundle: Bundle, tmp_path: Path) -> None:
+    def series() -> set[str]:
+        return {line.rpartition(" ")[0] for line in running.client.get("/metrics").text.splitlines() if not line.startswith("#")}
+
+    asking = prober(running)
+    ask(running, asking, ROUND)
+    damaged(bundle, tmp_path / "models", 2, "noise on all rows")
+    admin(running, "load", {"version": 2, "default": False})
+    ask(running, asking, ROUND)
+    before = {name for name in series() if 'version="2"' not in name}
+    assert len(series() - before) == 7  # info, two recalls, as many expected ones, drift, answered probe queries
+    admin(running, "unload", {"version": 2})
+    ask(running, asking, 1)
+    assert series() == before
+    (tmp_path / "models" / "books" / "3").mkdir()
+    (tmp_path / "models" / "books" / "3" / "manifest.json").write_text("{}")
+    answer = running.client.post("/models/books/load", json={"version": 3}, headers={"Authorization": f"Bearer {KEY}"})
+    assert answer.status_code == 409
+    assert series() == before
+
+
+def test_an_answer_that_comes_after_its_version_has_gone_leaves_no_series(
+    running: Running, engines: list[Spoilt], bundle: Bundle, tmp_path: Path
+) -> None:
+    asking, registry = prober(running), running.app.state.service.registry
+    damaged(bundle, tmp_path / "models", 2, "noise on all rows")
+    admin(running, "load", {"version": 2, "default": False})
+    searching, let_go = threading.Event(), threading.Event()
+
+    def slow(result: SearchResult) -> SearchResult:
+        searching.set()
+        assert let_go.wait(10)
+        return result
+
+    async def late() -> None:
+        task = asking.ask(("books", 2))
+        await asyncio.to_thread(searching.wait, 10)
+        await registry.unload("books", 2)
+        asking.forget(asking.ready())
+        assert not task.done()
+        let_go.set()
+        await task
+        asking.forget(asking.ready())
+
+    engines[1].spoil = slow
+    running.client.runner.run(late())
+    assert 'version="2"' not in running.client.get("/metrics").text
 
 
 def test_its_queries_are_no_requests(running: Running) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import json
 import logging
+import os
 import shutil
 import threading
 import time
@@ -26,8 +28,9 @@ from espalier.search import Engine, SearchParams
 from espalier.tree import complete_tree
 from service.desired import DesiredState, Removed, Serving
 from service.errors import Conflict, ModelNotFound, NotReady
-from service.loading import LoadedModel, told
+from service.loading import LoadedModel, compare_contents, compare_files, told
 from service.monitoring import Metrics
+from service.observed import Observed
 from service.registry import Entry, Registry
 from service.settings import Settings
 from tests.builders import make_bundle
@@ -197,6 +200,32 @@ def test_a_malformed_state_is_said(tmp_path: Path, content: str, named: str) -> 
         DesiredState(tmp_path / "books").read(Serving)
 
 
+def test_a_pin_is_lifted_by_a_file_that_stays_away(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is deleted and written anew, as some programs replace files, is none."""
+    now = [100.0]
+    monkeypatch.setattr("service.observed.time.monotonic", lambda: now[0])
+    disk = DesiredState(models / "books")
+    pins = [Serving(generation=number, versions=(1,), default=1) for number in (1, 2)]
+    watched = Observed(disk, Serving)
+    disk.write(pins[0])
+    assert watched.look()
+    disk.delete(Serving)
+    for moment in (100.0, 100.4):
+        now[0] = moment
+        assert not watched.look()
+        assert watched.state == pins[0]
+    disk.write(pins[1])
+    assert watched.look()
+    assert watched.state == pins[1]
+    disk.delete(Serving)
+    for moment, lifted in ((200.0, False), (200.4, False), (200.5, True)):
+        now[0] = moment
+        assert watched.look() is lifted
+    found: Serving | None = watched.state
+    assert found is None
+    assert watched.wrong is None
+
+
 def test_one_change_at_a_time(tmp_path: Path) -> None:
     with DesiredState(tmp_path).locked(), pytest.raises(Conflict, match="under way"), DesiredState(tmp_path).locked():
         pass
@@ -313,6 +342,7 @@ def test_out_of_memory_is_a_clear_refusal_and_frees_what_was_opened(models: Path
             running.run(running.registry.load("books", 2))
         assert running.served() == 1
         assert running.states()[2] == "failed"
+        assert 'version="2"' not in running.metrics.render().decode()
         until(lambda: opened[1]() is None, "the failed engine is freed")
 
 
@@ -340,9 +370,9 @@ def test_load_default_unload(models: Path) -> None:
         until(lambda: running.states() == {1: "ready", 2: "available"}, "version 2 is taken apart")
         assert DesiredState(models / "books").read(Serving) == Serving(generation=4, versions=(1,), default=1)
         assert (running.count("loaded"), running.count("unloaded"), running.count("failed")) == (2, 1, 0)
-        text = running.metrics.render().decode().splitlines()
-        assert 'espalier_model_info{engine="fake",model="books",version="1"} 1.0' in text
-        assert 'espalier_model_info{engine="fake",model="books",version="2"} 0.0' in text
+        text = running.metrics.render().decode()
+        assert 'espalier_model_info{engine="fake",model="books",version="1"} 1.0\n' in text
+        assert 'version="2"' not in text
 
 
 def test_the_default_can_be_pinned_as_it_is(models: Path) -> None:
@@ -530,6 +560,20 @@ def test_another_default_does_not_wait_for_what_is_being_loaded(models: Path) ->
         running.run(scenario())
 
 
+def test_a_loader_whose_priority_cannot_be_lowered_loads_all_the_same(
+    models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("service.loading.os.setpriority", refuse)
+    with run(models) as running:  # which waits until what should serve was tried
+        add_version(models, 2)
+        running.run(running.registry.load("books", 2, default=True))
+        assert running.served() == 2
+    assert "cannot lower its priority (Operation not permitted)" in caplog.text
+
+
 # -- swaps under load -----------------------------------------------------------------------------------------------------
 
 
@@ -633,6 +677,204 @@ def test_removals_apply_while_a_version_is_loading(models: Path) -> None:
         assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
 
 
+class Taken:
+    """The files of desired state as they may get lost, and come back."""
+
+    def __init__(self, models: Path, how: str) -> None:
+        self.models, self.books, self.removed, self.how = models, models / "books", models / "books" / "removed.json", how
+        self.aside = models.parent / "aside"
+
+    def take(self) -> None:
+        match self.how:
+            case "the models folder is renamed":
+                self.models.rename(self.aside)
+            case "the model's folder is renamed":
+                self.books.rename(self.aside)
+            case "the model's folder is unmounted":
+                self.books.rename(self.aside)
+                self.books.mkdir()
+            case "the file is deleted":
+                self.removed.rename(self.aside)
+            case "the file cannot be looked at":
+                self.removed.rename(self.aside)
+                self.removed.symlink_to(self.removed)  # OSError, for any user
+            case "the file cannot be read":
+                self.removed.rename(self.aside)
+                self.removed.mkdir()  # the same
+            case "the file is malformed":
+                self.removed.rename(self.aside)
+                self.removed.write_text("{")
+
+    def bring_back(self) -> None:
+        match self.how:
+            case "the models folder is renamed":
+                self.aside.rename(self.models)
+            case "the model's folder is renamed":
+                self.aside.rename(self.books)
+            case "the model's folder is unmounted":
+                self.books.rmdir()
+                self.aside.rename(self.books)
+            case "the file cannot be read":
+                self.removed.rmdir()
+                self.aside.rename(self.removed)
+            case _:
+                self.aside.rename(self.removed)
+
+
+LOSSES = [
+    "the models folder is renamed",
+    "the model's folder is renamed",
+    "the model's folder is unmounted",
+    "the file is deleted",
+    "the file cannot be looked at",
+    "the file cannot be read",
+    "the file is malformed",
+]
+
+
+@pytest.mark.parametrize("how", LOSSES)
+def test_removed_items_stay_removed_when_their_list_is_lost(models: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    taken = Taken(models, how)
+    with run(models) as running:
+        running.run(running.registry.set_removed("books", ["item-0", "item-1"]))
+        taken.take()
+        until(lambda: "books/removed.json" in str(running.books.reason), "it is said")
+        for _ in range(3):
+            running.registry._follower.wake()
+            assert running.run(search(running.registry.choose("books", None))) == [2, 3, 4]
+        assert running.registry.removed("books") == ["item-0", "item-1"]
+        assert running.registry.not_ready() == []  # it answers right, and there may be nowhere else to go
+        assert 'espalier_desired_state_wrong{model="books"} 1.0' in running.metrics.render().decode()
+        assert len([record for record in caplog.records if "books stays as it is: books/removed.json" in record.message]) == 1
+        taken.bring_back()
+        until(lambda: running.books.reason is None, "it is over")
+        assert running.run(search(running.registry.choose("books", None))) == [2, 3, 4]
+        assert 'espalier_desired_state_wrong{model="books"} 0.0' in running.metrics.render().decode()
+        running.run(running.registry.set_removed("books", []))
+        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+
+
+def test_a_lost_list_is_ended_by_a_new_one(models: Path) -> None:
+    with run(models) as running:
+        running.run(running.registry.set_removed("books", ["item-0"]))
+        (models / "books" / "removed.json").unlink()
+        until(lambda: running.books.reason is not None, "it is said")
+        running.run(running.registry.set_removed("books", []))
+        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+        until(lambda: running.books.reason is None, "all is well")
+        (models / "books" / "removed.json").unlink()  # an empty one can get lost
+        running.run(running.registry.set_removed("books", ["item-1"]))
+        assert running.run(search(running.registry.choose("books", None))) == [0, 2, 3]
+        until(lambda: running.books.reason is None, "all is well")
+
+
+def test_a_list_that_cannot_be_read_at_the_start_lets_nothing_serve(models: Path) -> None:
+    DesiredState(models / "books").write(Removed(generation=1, ids=("item-0",)))
+    taken = Taken(models, "the file cannot be read")
+    taken.take()
+    with run(models) as running:
+        [reason] = running.registry.not_ready()
+        assert "books/removed.json" in reason
+        taken.bring_back()  # with the modification time that it had
+        until(lambda: not running.registry.not_ready(), "ready")
+        assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
+
+
+def test_a_file_that_becomes_readable_is_read_though_it_was_not_written(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after chmod, which changes neither its time nor its size."""
+    denied = [True]
+    read_bytes = Path.read_bytes
+
+    def deny(path: Path) -> bytes:
+        if denied[0] and path.name == "removed.json":
+            raise PermissionError(13, "Permission denied")
+        return read_bytes(path)
+
+    DesiredState(models / "books").write(Removed(generation=1, ids=("item-0",)))
+    monkeypatch.setattr(Path, "read_bytes", deny)
+    with run(models) as running:
+        [reason] = running.registry.not_ready()
+        assert "books/removed.json: got 'Permission denied'" in reason
+        denied[0] = False
+        until(lambda: not running.registry.not_ready(), "ready")
+        assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
+
+
+def test_a_models_folder_that_cannot_be_listed_is_said_once(
+    models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = [0]
+
+    def broken(folder: Path) -> Any:
+        looks[0] += 1
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("service.follower.SCAN_S", 0.0)
+    with run(models) as running:
+        monkeypatch.setattr("service.follower.find_versions", broken)
+        until(lambda: looks[0] >= 3, "it is looked at again")
+        assert caplog.text.count("the models folder cannot be read: Input/output error") == 1
+        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+
+
+def test_a_pin_holds_while_the_folder_is_away(models: Path) -> None:
+    add_version(models, 2)
+    with run(models, poll_s=0.01) as running:
+        running.run(running.registry.set_default("books", 1))
+        taken = Taken(models, "the model's folder is unmounted")
+        taken.take()
+        until(lambda: "books/serving.json" in str(running.books.reason), "it is said")
+        assert running.served() == 1
+        assert running.books.serving is not None
+        taken.bring_back()
+        until(lambda: running.books.reason is None, "it is over")
+        assert running.served() == 1
+        assert running.books.serving is not None
+        (models / "books" / "serving.json").unlink()
+        until(lambda: running.served() == 2, "a pin that is deleted is lifted")
+
+
+@pytest.mark.parametrize(("before", "found"), [((), [0, 1, 2]), (("item-1",), [0, 2, 3])])
+def test_a_removal_that_is_taken_back_leaves_what_was_removed_before(
+    models: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...], found: list[int]
+) -> None:
+    applying, let_go = threading.Event(), threading.Event()
+
+    def late(entry: Entry, ids: tuple[str, ...]) -> None:
+        applying.set()
+        assert let_go.wait(10)
+        remove(entry, ids)
+
+    async def scenario() -> None:
+        changing = asyncio.create_task(running.registry.set_removed("books", ["item-0"]))
+        assert await asyncio.to_thread(applying.wait, 10)
+        while running.count("rolled_back") == 0:
+            await asyncio.sleep(0.01)
+        let_go.set()
+        with pytest.raises(Conflict, match=r"did not follow within 0.5 s"):
+            await changing
+
+    if before:  # else there is no file
+        DesiredState(models / "books").write(Removed(generation=9, ids=before))
+    with run(models, load_timeout_s=0.5) as running:
+        swapper = running.registry._follower._swapper
+        remove = swapper.remove
+        monkeypatch.setattr(swapper, "remove", late)
+        running.run(scenario())
+        until(lambda: running.registry.removed("books") == [*before], "it is taken back")
+        assert running.run(search(running.registry.choose("books", None))) == found
+        until(lambda: running.books.reason is None, "all is well")
+
+
+def test_items_can_be_removed_while_a_pinned_version_fails(models: Path) -> None:
+    add_version(models, 2, damaged=True)
+    DesiredState(models / "books").write(Serving(generation=1, versions=(1, 2), default=2))
+    with run(models) as running:
+        running.run(running.registry.set_removed("books", ["item-0"]))
+        assert running.run(search(running.registry.choose("books", 1))) == [1, 2, 3]
+
+
 # -- the folder changes by itself -----------------------------------------------------------------------------------------
 
 
@@ -707,6 +949,103 @@ def test_a_bundle_that_is_changed_in_place_stops(models: Path, caplog: pytest.Lo
         running.run(running.registry.set_default("books", 2))
         assert running.registry.not_ready() == []
     assert "changed in place" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["items.arrow", "nodes.safetensors", "manifest.json"])
+def test_a_bundle_that_is_touched_serves_on(models: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with run(models) as running:
+        before = running.registry.choose("books", None)
+        for times in (1, 2):
+            time_ns = time.time_ns() - times
+            os.utime(models / "books" / "1" / name, ns=(time_ns, time_ns))
+            until(lambda wanted=times: caplog.text.count("hold what they held") == wanted, "it was compared")  # type: ignore[misc]
+            assert running.registry.choose("books", None) is before
+        for _ in range(3):
+            running.registry._follower.wake()
+            assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+        assert (running.books.reason, running.count("failed"), running.opened) == (None, 0, [1])
+        damage(models / "books" / "1")
+        until(lambda: running.books.loaded is None, "it is watched as before")
+
+
+def test_a_bundle_serves_while_its_contents_are_compared(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, let_go = threading.Event(), threading.Event()
+
+    def slow(stream: Any, name: str) -> Any:
+        reading.set()
+        assert let_go.wait(10)
+        return digest(stream, name)
+
+    digest = hashlib.file_digest
+    add_version(models, 2)
+    DesiredState(models / "books").write(Serving(generation=1, versions=(1,), default=1))
+    with run(models) as running:
+        monkeypatch.setattr("service.loading.hashlib.file_digest", slow)
+        damage(models / "books" / "1")
+        until(reading.is_set, "it is being compared")
+        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+        monkeypatch.setattr("service.loading.hashlib.file_digest", digest)
+        running.run(running.registry.load("books", 2))  # nor does a version that is to be loaded wait
+        assert not let_go.is_set()
+        let_go.set()
+        until(lambda: 1 not in running.books.ready, "what is not as it was stops")
+        assert "changed in place" in running.books.reasons[1]
+
+
+def test_what_is_written_to_while_it_is_compared_says_nothing(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that was compared already may be another one now."""
+    file = models / "books" / "1" / "items.arrow"
+
+    def while_it_is_written(stream: Any, name: str) -> Any:
+        os.utime(file)
+        return digest(stream, name)
+
+    digest = hashlib.file_digest
+    with run(models) as running:
+        running.registry._follower.stop()
+        running.registry._follower._threads[0].join()
+        loaded = running.registry.choose("books", None)
+        os.utime(file, (1, 1))
+        with monkeypatch.context() as patch:
+            patch.setattr("service.loading.hashlib.file_digest", while_it_is_written)
+            assert compare_contents(loaded) is None
+        assert compare_contents(loaded) is True
+        assert compare_files(loaded.files) == "same"
+        damage(models / "books" / "1")
+        assert compare_contents(loaded) is False
+        assert compare_files(loaded.files) == "written"
+
+
+def test_a_bundle_of_another_size_is_not_compared(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(loaded: LoadedModel) -> bool:
+        raise AssertionError("its size says enough")
+
+    monkeypatch.setattr("service.swapping.compare_contents", never)
+    with run(models) as running:
+        with (models / "books" / "1" / "golden.parquet").open("ab") as stream:
+            stream.write(b"more")
+        until(lambda: running.books.loaded is None, "it stops")
+
+
+def test_comparing_what_is_touched_again_and_again_takes_a_tenth_of_the_time(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, compared = [1000.0], [0]
+
+    def two_minutes(loaded: LoadedModel) -> None:  # and somebody writes meanwhile
+        compared[0] += 1
+        now[0] += 120
+
+    monkeypatch.setattr("service.swapping.monotonic", lambda: now[0])
+    monkeypatch.setattr("service.swapping.compare_contents", two_minutes)
+    with run(models) as running:
+        swapper, loaded = running.registry._follower._swapper, running.registry.choose("books", None)
+        running.registry._follower.stop()
+        running.registry._follower._threads[0].join()
+        os.utime(models / "books" / "1" / "items.arrow", (1, 1))
+        for at, wanted in ((1000.0, 1), (1120.0, 1), (1120.0 + 9 * 120 - 1, 1), (1120.0 + 9 * 120, 2)):
+            now[0] = at
+            assert not swapper.check_files(running.books, loaded)
+            swapper._comparing.join()
+            assert compared[0] == wanted
 
 
 def test_without_a_state_the_version_before_serves_when_one_is_changed_in_place(models: Path) -> None:

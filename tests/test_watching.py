@@ -81,6 +81,7 @@ FUNCTIONS = {
         "absent",
         "and",
         "avg_over_time",
+        "changes",
         "clamp_max",
         "count",
         "count_over_time",

@@ -25,10 +25,11 @@ import pytest
 from espalier.tree import complete_tree
 from service.__main__ import listen, main
 from service.monitoring import Metrics, ModelMetrics, forget_process
-from service.settings import Settings, counting_in
+from service.settings import Settings
 from service.supervisor import Supervisor
 from service.workers import Progress, Workers, living
 from tests.builders import make_bundle
+from tests.test_counts import fill, small_disk
 from tests.test_registry import add_version, until
 
 ROOT = Path(__file__).parents[1]
@@ -99,8 +100,8 @@ class Service:
 @contextmanager
 def service(models: Path, workers: int, **settings: str) -> Iterator[Service]:
     """A service that is ready. Its run folder is beside the models."""
-    environment = os.environ | {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_ADMIN_KEYS": KEY} | settings
-    environment["TMPDIR"] = str(models.parent)
+    environment = os.environ | {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_ADMIN_KEYS": KEY}
+    environment |= {"TMPDIR": str(models.parent)} | settings
     command = [sys.executable, "-m", "service", "--port", "0", "--workers", str(workers)]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     log: list[str] = []
@@ -193,8 +194,74 @@ def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path) 
         running.served()
         assert second in running.workers()
         assert running.metric(ANSWERED) == 3 * 40
+        assert running.metric("espalier_worker_restarts_total") == 1
+        shown = re.findall(r'^espalier_worker_resident_bytes\{worker="(\d+)"\}', running.request("GET", "/metrics")[1], re.MULTILINE)
+        assert sorted(shown) == ["0", "1"]  # it has the number of the one whose place it took
+        assert {path.stem.rpartition("_")[2] for path in models.parent.glob("espalier-*/metrics/*.db")} == {
+            *map(str, running.workers()),
+            "0",
+        }
         assert running.metric('espalier_queue_depth{model="books"}') == 0
         assert f"worker {first} ended with exit code -9" in "".join(running.log)
+
+
+def test_a_worker_that_comes_in_for_another_removes_what_the_others_do(models: Path) -> None:
+    with service(models, 2) as running:
+        assert running.request("PUT", "/models/books/removed", {"ids": ["item-7"]})[0] == 200
+        (models / "books" / "removed.json").unlink()
+        for pid in running.workers():
+            before = "".join(running.log).count("is ready on")
+            os.kill(pid, signal.SIGKILL)
+            until(lambda count=before: "".join(running.log).count("is ready on") == count + 1, "another one takes its place")  # type: ignore[misc]
+        assert "item-7" not in running.served()[1]
+        assert "books/removed.json: the file is gone; the 1 ids" in running.request("GET", "/models/books")[1]["reason"]
+        assert running.metric('espalier_desired_state_wrong{model="books"}') == 1
+        assert running.request("GET", "/readyz")[0] == 200
+        assert running.request("PUT", "/models/books/removed", {"ids": []})[0] == 200
+        assert "item-7" in running.served()[1]
+        assert running.metric('espalier_desired_state_wrong{model="books"}') == 0
+
+
+def test_while_the_models_folder_is_away_the_workers_that_have_loaded_serve_on(models: Path) -> None:
+    with service(models, 2) as running:
+        models.rename(models.parent / "away")
+        os.kill(running.workers()[0], signal.SIGKILL)
+        until(lambda: "".join(running.log).count("ended with exit code 1;") >= 3, "others could not begin")
+        running.served()
+        assert running.process.poll() is None
+        (models.parent / "away").rename(models)
+        until(lambda: "".join(running.log).count("is ready on") == 3, "another one has taken its place")
+        running.served()
+
+
+def test_a_worker_takes_no_connections_before_it_serves_what_the_others_do(models: Path) -> None:
+    add_version(models, 1, name="films")
+    with service(models, 2) as running:
+        (models / "books").rename(models.parent / "away")
+        os.kill(running.workers()[0], signal.SIGKILL)
+        until(lambda: any("takes no connections: others serve books" in line for line in running.log), "it says so")
+        body = json.loads(BODY) | {"model": "books"}
+        assert {running.request("POST", "/retrieve", body)[0] for _ in range(40)} == {200}
+        (models.parent / "away").rename(models / "books")
+        until(lambda: "".join(running.log).count("books version 1 is ready on") == 3, "it has loaded it")
+        until(lambda: running.metric('espalier_model_default_version{model="books"}') == 1, "and says so")
+        assert {running.request("POST", "/retrieve", body)[0] for _ in range(40)} == {200}
+
+
+def test_a_full_temporary_folder_ends_no_worker_and_keeps_no_change_from_being_made(models: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", "1m") as disk, service(models, 2, TMPDIR=str(disk)) as running:
+        workers = running.workers()
+        filler = fill(disk)
+        bodies = [json.loads(BODY) | {"m": 1, "beam_size": 2**power} for power in range(7)] + [{"queries": 1}, {"model": "films"}]
+        for body in bodies * 8:  # each beam is a histogram of its own, and each worker will have seen some
+            assert running.request("POST", "/retrieve", body)[0] in (200, 404, 422)
+        assert running.request("PUT", "/models/books/removed", {"ids": ["item-7"]})[0] == 200
+        assert "no room" in "".join(running.log)
+        assert running.workers() == workers
+        filler.unlink()
+        seen = 'espalier_query_seconds_count{beam="%d",engine="onnx-cpu",model="books"}'
+        until(lambda: [running.metric(seen % 2**power) for power in range(6)] == [8] * 6, "what was counted meanwhile is there")
+        assert "item-7" not in running.served()[1]
 
 
 def test_what_only_dead_workers_served_is_not_said_to_be_served(models: Path) -> None:
@@ -243,7 +310,6 @@ def test_workers_that_cannot_begin_are_given_up(tmp_path: Path, caplog: pytest.L
     with listen("127.0.0.1", 0) as listening:
         assert Supervisor(Settings(models=tmp_path, workers=1), listening).run() == 1
     assert "the service gives up" in caplog.text
-    assert "PROMETHEUS_MULTIPROC_DIR" not in os.environ
 
 
 @pytest.mark.parametrize("setting", ["device", "engine"])
@@ -415,9 +481,11 @@ def test_a_process_alone_writes_nothing() -> None:
 
 COUNTING = """
 import sys
-from service.monitoring import Metrics, ModelMetrics
+from pathlib import Path
+from service.monitoring import Metrics, ModelMetrics, count_in
 
-version, waiting, requests = map(int, sys.argv[1:])
+version, waiting, requests = map(int, sys.argv[2:])
+count_in(Path(sys.argv[1]))
 metrics = Metrics()
 metrics.model_state("books", 1, "onnx-cpu", ready=version == 1)
 metrics.model_state("books", version, "onnx-cpu", ready=True)
@@ -432,10 +500,8 @@ sys.stdin.read()
 @contextmanager
 def counting(folder: Path, version: int, waiting: int, requests: int) -> Iterator[int]:
     """A process that has counted as a worker would. Gives its id; at the end it is killed."""
-    command = [sys.executable, "-c", COUNTING, *map(str, (version, waiting, requests))]
-    with counting_in(folder):
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with process:
+    command = [sys.executable, "-c", COUNTING, *map(str, (folder, version, waiting, requests))]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         yield process.pid
@@ -463,18 +529,47 @@ def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> 
         assert lines(reader) >= {*both, two, f"{one} 0.0", 'espalier_queue_depth{model="books"} 5.0'}
 
 
+UNLOADING = """
+import sys
+from pathlib import Path
+from service.monitoring import Metrics, count_in
+
+count_in(Path(sys.argv[1]))
+metrics = Metrics()
+for version in range(1, 51):
+    metrics.model_state("books", version, "onnx-cpu", ready=True)
+    metrics.probed("books", version, {10: 0.5, 50: 0.6}, {10: 0.5, 50: 0.6}, 0.0)
+    metrics.probe_query("books", version, "answered")
+    metrics.forget_version("books", version - 1)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_workers_forget_versions_that_do_not_serve(tmp_path: Path) -> None:
+    reader = Metrics()
+    reader.share(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", UNLOADING, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        told = {line for line in lines(reader) if "version=" in line}
+        process.kill()
+    assert told == {
+        'espalier_model_info{engine="onnx-cpu",model="books",version="50"} 1.0',
+        'espalier_probe_recall{m="10",model="books",version="50"} 0.5',
+        'espalier_probe_recall{m="50",model="books",version="50"} 0.6',
+        'espalier_probe_expected_recall{m="10",model="books",version="50"} 0.5',
+        'espalier_probe_expected_recall{m="50",model="books",version="50"} 0.6',
+        'espalier_probe_drift{model="books",version="50"} 0.0',
+        'espalier_probe_queries_total{model="books",outcome="answered",version="50"} 1.0',
+    }
+    assert "espalier_free" not in "".join(lines(reader))
+
+
 def lines(metrics: Metrics) -> set[str]:
     return set(metrics.render().decode().splitlines())
-
-
-def test_the_environment_is_as_before_once_a_process_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "PROMETHEUS_MULTIPROC_DIR"
-    for before in (None, "another"):
-        if before is not None:
-            monkeypatch.setenv(name, before)
-        with counting_in(tmp_path):
-            assert os.environ[name] == str(tmp_path)
-        assert os.environ.get(name) == before
 
 
 def test_what_is_scraped_is_what_was_counted() -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from espalier.bundle import Bundle, is_model_name
+from espalier.bundle import Bundle, is_model_name, make_folder
 from espalier.errors import BundleExists, EspalierError, InvalidConfig
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
@@ -354,7 +354,7 @@ def _test_queries(bundle: Bundle, data: Path | None) -> tuple[QueryBatch, list[N
 def _only_run(work: Path) -> Iterator[None]:
     """Holds the right to train one version: two runs would share, and delete, each other's work folder."""
     lock = work.with_suffix(".lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(lock.parent)
     with lock.open("w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

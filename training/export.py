@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from espalier.bundle import Bundle, GraphContent, write_bundle
+from espalier.bundle import Bundle, GraphContent, make_folder, write_bundle
 from espalier.engines.runtime import ort
 from espalier.errors import BundleCorrupt
 from espalier.golden import GOLDEN_COLUMNS, verify_golden
@@ -56,7 +56,7 @@ def export(config: TrainingConfig, prepared: Prepared, tree: Tree, model: NodeSc
     histories = [np.empty(0, np.int64), *(pair.history for pair in validation)]
     content = _content(config, prepared, tree, model.cpu(), histories)
     draft = _draft(config, prepared, ranking, path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
         bare = write_bundle(Path(folder) / draft.name / str(draft.version), draft, content)
         engine = open_engine(bare, "cpu")

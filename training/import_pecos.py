@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy.sparse import csc_array, load_npz
 
-from espalier.bundle import Bundle, LinearContent, write_bundle
+from espalier.bundle import Bundle, LinearContent, make_folder, write_bundle
 from espalier.chunks import MAX_CHILDREN, Chunks
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.golden import GOLDEN_COLUMNS, verify_golden
@@ -100,7 +100,7 @@ def import_pecos(folder: Path, out: Path, items: Path | None = None) -> Bundle:
     heldout = pa.table({"features": pa.array([], FEATURES), "relevant": pa.array([], pa.list_(pa.string()))})
     nothing = {"features": pa.array([], FEATURES)} | {name: pa.array([], kind) for name, kind in GOLDEN_COLUMNS.items()}
     content = LinearContent(tree, chunks, table, golden=pa.table(nothing), heldout=heldout)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     with tempfile.TemporaryDirectory(prefix=".import-", dir=out.parent) as work:
         bare = write_bundle(Path(work) / draft.name / str(draft.version), draft, content)
         golden = golden_table(bare)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from espalier.bundle import Bundle, LinearContent, write_bundle
+from espalier.bundle import Bundle, LinearContent, make_folder, write_bundle
 from espalier.chunks import Chunks
 from espalier.golden import GOLDEN_COLUMNS, verify_golden
 from espalier.manifest import ManifestDraft, SearchDefaults
@@ -71,7 +71,7 @@ def write_measured(
     queries, relevant  the test queries with their item rows
     """
     ms = sorted({min(m, draft.search.max_m) for m in REPORTED_M})
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
         bare = write_bundle(Path(folder) / draft.name / str(draft.version), draft, replace(content, golden=_no_answers(golden)))
         engine = open_engine(bare, "cpu")

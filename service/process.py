@@ -1,0 +1,79 @@
+"""What this process takes of its machine: memory, descriptors, processor time; and how much memory there is for it.
+
+Read from /proc and the control groups of Linux; elsewhere nothing is known. Knows numbers. Does not know metrics.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """resident_bytes: memory in RAM, mapped files among them, which other processes may share. anonymous_bytes: what cannot be dropped and
+    read again from a file, so that the system ends the process where it has no room for it."""
+
+    resident_bytes: int
+    anonymous_bytes: int
+    descriptors: int
+    max_descriptors: int
+    cpu_s: float
+
+
+def usage(proc: Path = PROC) -> Usage | None:
+    """Of this process, now; None where the system does not say."""
+    if sys.platform != "linux":
+        return None
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        status = _fields(proc / "self" / "status")
+        descriptors = len(os.listdir(proc / "self" / "fd")) - 1  # without the one that lists them
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            return None
+        return Usage(0, 0, most, most, used.ru_utime + used.ru_stime)
+    anonymous = status.get("RssAnon", 0) + status.get("RssShmem", 0)
+    return Usage(status.get("VmRSS", 0), anonymous, descriptors, most, used.ru_utime + used.ru_stime)
+
+
+def memory_limit(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
+    """Bytes that the processes of this service may take: the smallest limit of their control groups, or what the machine has."""
+    try:
+        limits = [_fields(proc / "meminfo")["MemTotal"], *_group_limits(proc, cgroup)]
+    except (OSError, KeyError):
+        return None
+    return min(limits)
+
+
+def _group_limits(proc: Path, cgroup: Path) -> Iterator[int]:
+    """The limits of this process's control group and of those around it, of either version; a container sees its own as the root."""
+    for line in (proc / "self" / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            root, name = (cgroup, "memory.max") if not controllers else (cgroup / "memory", "memory.limit_in_bytes")
+            group = root / path.lstrip("/")
+            for folder in (group, *group.parents):
+                if folder.is_relative_to(root) and (folder / name).is_file():
+                    text = (folder / name).read_text().strip()
+                    if text.isdecimal():  # else `max`
+                        yield int(text)
+
+
+def _fields(file: Path) -> dict[str, int]:
+    """The lines `name: number kB` of a file of /proc, in bytes."""
+    found = {}
+    for line in file.read_text().splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[1] == "kB":
+            found[name] = int(words[0]) << 10
+    return found
