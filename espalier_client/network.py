@@ -84,7 +84,11 @@ class Stream(httpcore.NetworkStream):
 
     def start_tls(self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None) -> Stream:
         nested = isinstance(self.get_extra_info("socket"), ssl.SSLSocket)
-        inner = self._inner.start_tls(ssl_context, server_hostname, _allowed(timeout, httpcore.ConnectTimeout))
+        try:
+            inner = self._inner.start_tls(ssl_context, server_hostname, _allowed(timeout, httpcore.ConnectTimeout))
+        except BaseException:  # httpcore leaves that to the stream
+            self.close()
+            raise
         return Stream(inner, direct=not nested)
 
     def get_extra_info(self, info: str) -> Any:
@@ -131,7 +135,11 @@ class AsyncStream(httpcore.AsyncNetworkStream):
         await self._inner.aclose()
 
     async def start_tls(self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None) -> AsyncStream:
-        return AsyncStream(await self._inner.start_tls(ssl_context, server_hostname, _allowed(timeout, httpcore.ConnectTimeout)))
+        try:
+            return AsyncStream(await self._inner.start_tls(ssl_context, server_hostname, _allowed(timeout, httpcore.ConnectTimeout)))
+        except BaseException:  # httpcore leaves that to the stream, and the stream forgets it
+            await self.aclose()
+            raise
 
     def get_extra_info(self, info: str) -> Any:
         return self._inner.get_extra_info(info)
@@ -152,10 +160,7 @@ class AsyncBackend(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> AsyncStream:
         allowed_s = _allowed(timeout, httpcore.ConnectTimeout)
-        try:
-            return AsyncStream(await self._inner.connect_tcp(host, port, allowed_s, local_address, socket_options))
-        except UnicodeError as error:  # a name that no resolver can be asked for
-            raise httpcore.ConnectError(f"{host}: {error}") from error
+        return AsyncStream(await self._inner.connect_tcp(host, port, allowed_s, local_address, socket_options))
 
 
 def _addresses(host: str, port: int, timeout_s: float | None) -> list[str]:
