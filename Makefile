@@ -32,10 +32,10 @@ PROGRESS := awk '/Downloading .*[MG]B\)/ { print " " $$0; fflush() } /^Installin
 help:
 	@echo 'make run         install, train the embedded sample once ($(MODEL)) and serve it'
 	@echo 'make test        install, then all checks and all tests'
-	@echo 'make check       install, then the static checks alone: ruff, mypy, import rules, known vulnerabilities'
+	@echo 'make check       install, then the checks alone: ruff, mypy, import rules, and those of audit'
 	@echo 'make stack-test  install, then build the images and bring docker-compose.yml up with them'
 	@echo 'make bench       install, then the quick benchmarks; figures go to benchmarks/results/'
-	@echo 'make audit       install, then ask whether pinned versions have known vulnerabilities, where that can be asked'
+	@echo 'make audit       install, then name images without a digest and, where it can be asked, known vulnerabilities'
 	@echo 'make sbom        install, then write what is installed to sbom.cdx.json (CycloneDX)'
 	@echo 'make lock        make requirements.lock anew after a change of constraints.txt; needs an index of packages'
 	@echo 'make pin-images  write the digests of images into the files that name them; needs their registries'
@@ -62,9 +62,11 @@ check: $(INSTALLED)
 	$(VENV_PYTHON) -m ruff format --check
 	$(VENV_PYTHON) -m mypy
 	.venv/bin/lint-imports
+	$(VENV_PYTHON) docker/pin_images.py
 	$(VENV_PYTHON) docker/audit.py constraints.txt
 
 audit: $(INSTALLED)
+	$(VENV_PYTHON) docker/pin_images.py
 	$(VENV_PYTHON) docker/audit.py constraints.txt
 
 sbom: $(INSTALLED)

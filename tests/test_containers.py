@@ -134,7 +134,8 @@ def test_the_builder_is_sent_what_the_dockerfile_copies_and_nothing_else() -> No
 def test_an_image_installs_what_its_extras_require() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
     written = {
-        target: line.split() for line, target in re.findall(r"requirements\.py (?!--of)([\w -]+) > ([\w-]+)\.txt", DOCKERFILE.replace("\\\n", " "))
+        target: line.split()
+        for line, target in re.findall(r"requirements\.py (?!--of)([\w -]+) > ([\w-]+)\.txt", DOCKERFILE.replace("\\\n", " "))
     }
     assert set(written) == set(TARGETS)
     for target, words in written.items():

@@ -71,9 +71,9 @@ def test_run_trains_once(clone: Path) -> None:
 
 def test_test_is_check_and_then_the_tests(clone: Path) -> None:
     checks = [f"{PYTHON} -m ruff check", f"{PYTHON} -m ruff format --check", f"{PYTHON} -m mypy", ".venv/bin/lint-imports"]
-    checks.append(f"{PYTHON} docker/audit.py constraints.txt")
-    assert would_run("check", folder=clone)[-5:] == checks
-    assert would_run("test", folder=clone)[-6:] == [*checks, f"{PYTHON} -m pytest"]
+    checks += [f"{PYTHON} docker/pin_images.py", f"{PYTHON} docker/audit.py constraints.txt"]
+    assert would_run("check", folder=clone)[-6:] == checks
+    assert would_run("test", folder=clone)[-7:] == [*checks, f"{PYTHON} -m pytest"]
 
 
 def test_everything_but_torch_is_installed_by_its_hash(clone: Path) -> None:

@@ -138,7 +138,7 @@ def test_an_audit_of_nothing_is_refused() -> None:
 def test_an_audit_fails_with_what_it_finds_and_not_without_a_network(tmp_path: Path, module: str, said: str, code: int) -> None:
     (tmp_path / "pip_audit.py").write_text(module)
     (tmp_path / "constraints.txt").write_text("# a comment\na==1\nb==2\n")
-    words = [sys.executable, ROOT / "docker/audit.py", "constraints.txt"]
+    words = [sys.executable, str(ROOT / "docker/audit.py"), "constraints.txt"]
     run = subprocess.run(words, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (code, "")
     assert run.stdout.startswith(said)
