@@ -5,15 +5,18 @@
 #   docker build --secret id=pip.conf,src=pip.conf --secret id=ca.pem,src=ca.pem …      (in pip.conf: cert = /run/secrets/ca.pem)
 ARG BASE_IMAGE=python:3.13-slim-bookworm
 
-# -- dependencies: layers that change with pyproject.toml's requirements and constraints.txt, not with the source code -----------------
+# -- dependencies: layers that change with pyproject.toml's requirements and requirements.lock, not with the source code ---------------
+#
+# What pip installs has a hash in requirements.lock, pip itself included; torch alone has none, because its index can be chosen.
 
 FROM ${BASE_IMAGE} AS requirements
 WORKDIR /requirements
-COPY pyproject.toml docker/requirements.py ./
+COPY pyproject.toml constraints.txt docker/requirements.py ./
 RUN python3 requirements.py service otel cpu --without torch > service-cpu.txt \
-    && python3 requirements.py service otel gpu > service-gpu.txt \
-    && python3 requirements.py training cpu > trainer.txt \
-    && python3 requirements.py load client > loadtest.txt
+    && python3 requirements.py service otel gpu --without torch > service-gpu.txt \
+    && python3 requirements.py training cpu --without torch > trainer.txt \
+    && python3 requirements.py load client > loadtest.txt \
+    && grep '^torch==' constraints.txt > torch.txt
 
 FROM ${BASE_IMAGE} AS installer
 # pip stays outside the environment that it fills, which therefore ends without one.
@@ -21,34 +24,46 @@ RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/espalier
 ENV PIP_CACHE_DIR=/var/cache/pip \
     PIP_CONFIG_FILE=/run/secrets/pip.conf \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
-    PIP_PYTHON=/opt/espalier/bin/python \
     PIP_ROOT_USER_ACTION=ignore
 WORKDIR /requirements
-COPY constraints.txt docker/slim.sh ./
+COPY requirements.lock docker/requirements.py docker/sbom.py docker/slim.sh ./
+# The pip of a base may be too old to take hashes from constraints.
+RUN --mount=type=cache,id=pip,target=/var/cache/pip --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
+    sed -n '/^pip==/,/[^\\]$/p' requirements.lock > pip.txt && /opt/pip/bin/pip install --require-hashes -r pip.txt
+ENV PIP_PYTHON=/opt/espalier/bin/python
 
 FROM installer AS dependencies-service-cpu
 COPY --from=requirements /requirements/service-cpu.txt ./
 RUN --mount=type=cache,id=pip,target=/var/cache/pip --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
-    /opt/pip/bin/pip install -r service-cpu.txt -c constraints.txt && sh slim.sh
+    /opt/pip/bin/pip install --require-hashes -r service-cpu.txt -c requirements.lock \
+    && /opt/espalier/bin/python sbom.py espalier-service-cpu > /opt/espalier/sbom.cdx.json && sh slim.sh
 
 FROM installer AS dependencies-service-gpu
-COPY --from=requirements /requirements/service-gpu.txt ./
+COPY --from=requirements /requirements/service-gpu.txt /requirements/torch.txt ./
 RUN --mount=type=cache,id=pip,target=/var/cache/pip --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
-    /opt/pip/bin/pip install -r service-gpu.txt -c constraints.txt && sh slim.sh
+    /opt/pip/bin/pip install --require-hashes -r service-gpu.txt -c requirements.lock \
+    && /opt/pip/bin/pip install --no-deps -r torch.txt \
+    && /opt/espalier/bin/python requirements.py --of torch > of-torch.txt \
+    && /opt/pip/bin/pip install --require-hashes -r of-torch.txt -c requirements.lock \
+    && /opt/espalier/bin/python sbom.py espalier-service-gpu > /opt/espalier/sbom.cdx.json && sh slim.sh
 
 FROM installer AS dependencies-trainer
 # The index of torch's CPU wheels; without it PyPI's torch comes, with several gigabytes of CUDA.
 ARG TORCH_INDEX=
-COPY --from=requirements /requirements/trainer.txt ./
+COPY --from=requirements /requirements/trainer.txt /requirements/torch.txt ./
 RUN --mount=type=cache,id=pip,target=/var/cache/pip --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
-    if [ -n "${TORCH_INDEX}" ]; then \
-      /opt/pip/bin/pip install --no-deps --index-url "${TORCH_INDEX}" "$(grep '^torch==' constraints.txt)"; \
-    fi && /opt/pip/bin/pip install -r trainer.txt -c constraints.txt && sh slim.sh
+    /opt/pip/bin/pip install --require-hashes -r trainer.txt -c requirements.lock \
+    && if [ -n "${TORCH_INDEX}" ]; then set -- --index-url "${TORCH_INDEX}"; fi \
+    && /opt/pip/bin/pip install --no-deps "$@" -r torch.txt \
+    && /opt/espalier/bin/python requirements.py --of torch > of-torch.txt \
+    && /opt/pip/bin/pip install --require-hashes -r of-torch.txt -c requirements.lock \
+    && /opt/espalier/bin/python sbom.py espalier-trainer > /opt/espalier/sbom.cdx.json && sh slim.sh
 
 FROM installer AS dependencies-loadtest
 COPY --from=requirements /requirements/loadtest.txt ./
 RUN --mount=type=cache,id=pip,target=/var/cache/pip --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
-    /opt/pip/bin/pip install -r loadtest.txt -c constraints.txt && sh slim.sh
+    /opt/pip/bin/pip install --require-hashes -r loadtest.txt -c requirements.lock \
+    && /opt/espalier/bin/python sbom.py espalier-loadtest > /opt/espalier/sbom.cdx.json && sh slim.sh
 
 # -- our own code, compiled here: a read-only file system cannot keep what Python would compile at the start -----------------------------
 

@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test check bench stack-test hostile-test
+.PHONY: help run test check bench stack-test hostile-test audit sbom lock pin-images
 
 # HOST is not taken from the environment, where other tools keep other things under this name.
 PYTHON ?=
@@ -24,16 +24,22 @@ MODEL := models/debian-depends/1
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 
 PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check install
+# What is installed has a hash in requirements.lock. torch has none, since its index can be chosen.
+HASHED := $(PIP) --require-hashes -c requirements.lock -r
 # pip says nothing for minutes, or a line for everything; this keeps the lines that tell how far it is.
 PROGRESS := awk '/Downloading .*[MG]B\)/ { print " " $$0; fflush() } /^Installing collected/ { print "  unpacking"; fflush() }'
 
 help:
 	@echo 'make run         install, train the embedded sample once ($(MODEL)) and serve it'
 	@echo 'make test        install, then all checks and all tests'
-	@echo 'make check       install, then the static checks alone: ruff, mypy, import rules'
+	@echo 'make check       install, then the checks alone: ruff, mypy, import rules, and those of audit'
 	@echo 'make hostile-test  install, then attack a running service: heads, bodies, readers, connections, disks, signals'
 	@echo 'make stack-test  install, then build the images and bring docker-compose.yml up with them'
 	@echo 'make bench       install, then the quick benchmarks; figures go to benchmarks/results/'
+	@echo 'make audit       install, then name images without a digest and, where it can be asked, known vulnerabilities'
+	@echo 'make sbom        install, then write what is installed to sbom.cdx.json (CycloneDX)'
+	@echo 'make lock        make requirements.lock anew after a change of constraints.txt; needs an index of packages'
+	@echo 'make pin-images  write the digests of images into the files that name them; needs their registries'
 	@echo 'make help        this list'
 	@echo
 	@echo 'Variables, as in `make run PORT=9000`:'
@@ -57,6 +63,26 @@ check: $(INSTALLED)
 	$(VENV_PYTHON) -m ruff format --check
 	$(VENV_PYTHON) -m mypy
 	.venv/bin/lint-imports
+	$(VENV_PYTHON) docker/pin_images.py
+	$(VENV_PYTHON) docker/audit.py constraints.txt
+
+audit: $(INSTALLED)
+	$(VENV_PYTHON) docker/pin_images.py
+	$(VENV_PYTHON) docker/audit.py constraints.txt
+
+sbom: $(INSTALLED)
+	$(VENV_PYTHON) docker/sbom.py espalier > sbom.cdx.json
+
+# The versions are those of constraints.txt, the hashes those of all files that the index has of them, for every platform and Python.
+lock: $(INSTALLED)
+	sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.txt
+	$(HASHED) .venv/uv.txt
+	grep -vE '^(#|torch==)' constraints.txt \
+	  | .venv/bin/uv pip compile --no-deps --universal --python-version 3.11 --generate-hashes --no-annotate --upgrade --quiet \
+	    --custom-compile-command 'make lock' --output-file requirements.lock -
+
+pin-images: $(INSTALLED)
+	$(VENV_PYTHON) docker/pin_images.py --write
 
 # What cannot run here, as without a container engine, is skipped and named in the summary.
 stack-test: $(INSTALLED)
@@ -72,7 +98,7 @@ bench: $(INSTALLED)
 	$(VENV_PYTHON) -m benchmarks.service_overhead --json benchmarks/results/service_overhead.json
 
 # The two ONNX Runtime packages break each other in one environment, so a change of EXTRA starts from an empty one.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt requirements.lock
 	@if [ -e .venv/installed-$(OTHER_EXTRA) ] || ! $(VENV_PYTHON) -m pip --version >/dev/null 2>&1; then \
 	  for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
 	    if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
@@ -85,7 +111,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "Making .venv with $$("$$found" --version)"; \
 	  "$$found" -m venv --clear .venv; \
 	fi
-	@$(if $(TORCH_INDEX),echo 'Installing $(TORCH) from $(TORCH_INDEX)'; $(PIP) --no-deps --index-url '$(TORCH_INDEX)' $(TORCH) | $(PROGRESS))
 	@echo 'Installing espalier and what it needs into .venv (some minutes on a slow line)'
-	@$(PIP) -e '.[$(EXTRA),training,service,dev]' -c constraints.txt | $(PROGRESS)
+	@sed -n '/^pip==/,/[^\\]$$/p' requirements.lock > .venv/pip.txt
+	@$(PIP) --require-hashes -r .venv/pip.txt | $(PROGRESS)
+	@$(VENV_PYTHON) docker/requirements.py $(EXTRA) training service dev --without torch > .venv/requirements.txt
+	@$(HASHED) .venv/requirements.txt | $(PROGRESS)
+	@echo 'Installing $(TORCH)$(if $(TORCH_INDEX), from $(TORCH_INDEX))'
+	@$(PIP) --no-deps$(if $(TORCH_INDEX), --index-url '$(TORCH_INDEX)') $(TORCH) | $(PROGRESS)
+	@$(VENV_PYTHON) docker/requirements.py --of torch > .venv/of-torch.txt
+	@$(HASHED) .venv/of-torch.txt | $(PROGRESS)
+	@# Without an index, so that whatever should still be missing ends the installation instead of coming without a hash.
+	@$(PIP) --quiet --quiet --no-index --no-build-isolation -e '.[$(EXTRA),training,service,dev]' -c constraints.txt | $(PROGRESS)
 	@touch $@

@@ -1,4 +1,4 @@
-"""A small typed client of the retrieval service. Needs httpx and nothing else; docs/client.md shows how to use it."""
+"""A small typed client of the retrieval service. It needs httpx, httpcore below it, and nothing else; docs/client.md shows its use."""
 
 from espalier_client.client import AsyncClient, Client
 from espalier_client.errors import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -14,8 +13,22 @@ from uuid import uuid4
 import httpx
 
 from espalier_client import messages
-from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, TimedOut, from_problem
-from espalier_client.messages import Answer, Completion, Model, Readiness, Removal, RemovedIds, RemovedItem, Request, to_bytes
+from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, TimedOut, from_problem, plain
+from espalier_client.messages import (
+    UNREADABLE,
+    Answer,
+    Completion,
+    Model,
+    Readiness,
+    Removal,
+    RemovedIds,
+    RemovedItem,
+    Request,
+    from_bytes,
+    to_bytes,
+)
+from espalier_client.network import Left
+from espalier_client.transport import DEADLINE
 
 T = TypeVar("T")
 Value = str | int | bool
@@ -23,13 +36,18 @@ Value = str | int | bool
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 
+REFUSAL_BYTES = 1 << 20
+"""What is read of an answer that says no; the rest tells nothing that its status does not."""
+
+YEAR_S = 365 * 86_400.0
+
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
     """One request of HTTP and the reading of its answer. The request id stays the same when it is sent again.
 
     `repeatable`: sending it twice does what sending it once does. `statuses`: those beside 2xx that carry the answer. `patience_s`: how
-    long to wait for the answer, where that is not the client's `timeout_s`.
+    long to wait for the answer, where that is not the client's `timeout_s`. `media_type` is that of the body, and of a stream's answer.
     """
 
     method: str
@@ -44,8 +62,8 @@ class Call(Generic[T]):
     patience_s: float | None = None
     request_id: str = field(default_factory=lambda: uuid4().hex)
 
-    def arguments(self, timeout_s: float) -> dict[str, Any]:
-        """What httpx's `request` and `stream` take."""
+    def arguments(self, timeout_s: float, left_s: Left) -> dict[str, Any]:
+        """What httpx's `stream` takes. `timeout_s`: how long an operation may take; `left_s`: what is left for all of them."""
         headers = {"X-Request-Id": self.request_id, **self.headers}
         if self.body is not None:
             headers["Content-Type"] = self.media_type
@@ -55,37 +73,54 @@ class Call(Generic[T]):
             "params": self.params or None,
             "content": self.body,
             "headers": headers,
-            "timeout": httpx.Timeout(timeout_s, read=timeout_s if self.patience_s is None else self.patience_s),
+            "timeout": httpx.Timeout(timeout_s, read=timeout_s if self.patience_s is None else max(0.0, min(self.patience_s, left_s()))),
+            "extensions": {DEADLINE: left_s},
         }
 
-    def read(self, response: httpx.Response) -> T:
-        """The answer; raises RequestFailed or InvalidAnswer. The response must be read."""
+    def check(self, response: httpx.Response) -> None:
+        """Raises InvalidAnswer where the head of a response says that its body is not to be read as an answer."""
+        given = response.headers.get("Content-Type")
+        media_type = "" if given is None else given.partition(";")[0].strip().lower()
+        if given is not None and media_type not in {JSON, NDJSON}:
+            raise InvalidAnswer(f"{self}: expected an answer of the type {JSON}, got {plain(media_type, 100)!r}")
+        if encoded(response):
+            raise InvalidAnswer(
+                f"{self}: expected an answer that is not compressed, got {plain(response.headers['Content-Encoding'], 100)!r}"
+            )
+
+    def read(self, response: httpx.Response, content: bytes) -> T:
+        """The answer; raises RequestFailed or InvalidAnswer. `content` is what Body has read."""
         if not response.is_success and response.status_code not in self.statuses:
-            raise self.refusal(response)
+            raise self.refusal(response, content)
         try:
-            return self.parse(json.loads(response.content))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return self.parse(from_bytes(content))
+        except UNREADABLE as error:
             if not response.is_success:
-                raise self.refusal(response) from error
+                raise self.refusal(response, content) from error
             raise self.misread(error) from error
 
-    def refusal(self, response: httpx.Response) -> ClientError:
-        """What a response without an answer says. The response must be read."""
+    def refusal(self, response: httpx.Response, content: bytes) -> ClientError:
+        """What a response without an answer says. `content` is what Body has read."""
         try:
-            document = json.loads(response.content)
-        except ValueError:
+            document = from_bytes(content)
+        except UNREADABLE:
             document = None
-        request_id = response.headers.get("X-Request-Id", self.request_id)
+        request_id = plain(response.headers.get("X-Request-Id", self.request_id), 200)
         return from_problem(response.status_code, document, request_id, _retry_after_s(response.headers))
 
+    def too_long(self, max_bytes: int) -> InvalidAnswer:
+        return InvalidAnswer(f"{self}: expected an answer of at most {max_bytes} bytes (max_answer_bytes), got more")
+
     def misread(self, error: Exception) -> InvalidAnswer:
-        return InvalidAnswer(f"{self}: expected an answer of the retrieval service, got another ({type(error).__name__}: {error})")
+        return InvalidAnswer(
+            f"{self}: expected an answer of the retrieval service, got another ({type(error).__name__}: {plain(str(error), 200)})"
+        )
 
     def failure(self, error: httpx.RequestError | ClientError) -> ClientError:
         """The client's own error for what httpx raised."""
         if isinstance(error, ClientError):
             return error
-        detail = f"{self.method} {error.request.url}: {str(error) or type(error).__name__}"
+        detail = f"{self.method} {error.request.url}: {plain(str(error), 500) or type(error).__name__}"
         if not isinstance(error, httpx.TransportError):
             return InvalidAnswer(detail)
         sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError)
@@ -94,6 +129,45 @@ class Call(Generic[T]):
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
+
+
+class Body:
+    """The bytes of one response of at most `max_bytes`, piece by piece."""
+
+    def __init__(self, call: Call[Any], response: httpx.Response, max_bytes: int) -> None:
+        self._call = call
+        self._is_answer = response.is_success or response.status_code in call.statuses
+        self._readable = not encoded(response)
+        self._max_bytes = max_bytes if self._is_answer else min(max_bytes, REFUSAL_BYTES)
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+        if response.is_success:
+            call.check(response)
+
+    def take(self, piece: bytes) -> bool:
+        """Whether more is wanted. Raises InvalidAnswer where an answer gets too long."""
+        self._bytes += len(piece)
+        if self._bytes > self._max_bytes:
+            if self._is_answer:
+                raise self._call.too_long(self._max_bytes)
+            self._pieces.clear()
+            return False
+        self._pieces.append(piece)
+        return True
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to read: what is compressed was not asked for, and may be a gigabyte in a kilobyte."""
+        return self._readable
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(self._pieces)
+
+
+def encoded(response: httpx.Response) -> bool:
+    """Whether the body is compressed, which the client never asks for."""
+    return response.headers.get("Content-Encoding", "identity").strip().lower() not in {"", "identity"}
 
 
 def retrieve(request: Request) -> Call[Answer]:
@@ -180,4 +254,4 @@ def _tag(value: str) -> str:
 
 def _retry_after_s(headers: httpx.Headers) -> float | None:
     value = headers.get("Retry-After", "")
-    return float(value) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", value) else None
+    return min(float(value), YEAR_S) if re.fullmatch(r"[0-9]{1,300}(\.[0-9]{1,300})?", value) else None

@@ -9,22 +9,27 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable
 from contextlib import aclosing
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import httpx
 
 from espalier_client import calls
-from espalier_client.calls import Call, check_timeout_s
+from espalier_client.calls import Body, Call, check_timeout_s
 from espalier_client.errors import ClientError
 from espalier_client.messages import Answer, Completion, Model, Options, Query, Readiness, Removal, RemovedIds, RemovedItem, Request
 from espalier_client.retry import Attempts, Retry
 from espalier_client.stream import CHUNK_LINES, Chunks, Delivery, Outcome
+from espalier_client.transport import AsyncTransport, Transport
 
 T = TypeVar("T")
 
 LOADING_S = 600.0
 """How long the administration's calls wait that may have to load a version."""
+
+MAX_ANSWER_BYTES = 1 << 26
+"""64 MiB: more than twice what the service answers to 256 queries for 1000 items each."""
 
 _RETRY = Retry()
 
@@ -33,7 +38,9 @@ class Client:
     """Talks to one retrieval service; may be shared by threads. Use it in a `with` statement, or `close` it.
 
     `timeout_s`: how long an attempt waits for a connection, and for each piece of the answer. `retry`: when and how often a request is
-    sent again. `transport` and `sleep` are there for tests and for special needs.
+    sent again, and how long a call may take as a whole. `max_answer_bytes`: the longest answer that is taken, and the longest line of a
+    stream's. `transport` and `sleep` are there for tests and for special needs: with another transport than ours the deadline is looked at
+    between the pieces of an answer, and each of its operations is bounded by `timeout_s` as far as it keeps to that.
 
     Every method raises a ClientError (errors.py) when it fails, and ValueError or TypeError for arguments that cannot be sent.
     """
@@ -45,11 +52,20 @@ class Client:
         api_key: str | None = None,
         timeout_s: float = 10.0,
         retry: Retry = _RETRY,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._http = httpx.Client(base_url=_base_url(base_url), headers=_headers(api_key), transport=transport)
         self._timeout_s = check_timeout_s(timeout_s)
+        self._max_answer_bytes = _check_bytes(max_answer_bytes)
+        address, headers = _base_url(base_url), _headers(api_key)
+        self._http = httpx.Client(
+            base_url=address,
+            headers=headers,
+            cookies=_no_cookies(),
+            transport=transport or Transport(address),
+            event_hooks={"response": [_forget_redirect]},
+        )
         self._retry = retry
         self._sleep = sleep
 
@@ -138,22 +154,33 @@ class Client:
         attempts = Attempts(call, self._retry, self._timeout_s)
         while True:
             try:
-                return call.read(self._http.request(**call.arguments(attempts.timeout_s())))
+                with self._http.stream(**call.arguments(attempts.timeout_s(), attempts.left_s)) as response:
+                    return call.read(response, self._content(call, attempts, response))
             except (httpx.RequestError, ClientError) as error:
                 pause_s = attempts.failed(error)
             self._sleep(pause_s)
 
+    def _content(self, call: Call[T], attempts: Attempts, response: httpx.Response) -> bytes:
+        body = Body(call, response, self._max_answer_bytes)
+        if body.wanted:
+            for piece in response.iter_bytes():
+                attempts.check()
+                if not body.take(piece):
+                    break
+        return body.content
+
     def _deliver(self, lines: list[bytes]) -> Generator[Outcome, None, None]:
-        delivery = Delivery(lines, self._retry, self._timeout_s)
+        delivery = Delivery(lines, self._retry, self._timeout_s, self._max_answer_bytes)
         while not delivery.done:
             if delivery.pause_s:
                 self._sleep(delivery.pause_s)
             try:
                 with self._http.stream(**delivery.arguments()) as response:
                     if not response.is_success:
-                        response.read()
+                        raise delivery.call.refusal(response, self._content(delivery.call, delivery.attempts, response))
                     delivery.accept(response)
                     for piece in response.iter_bytes():
+                        delivery.attempts.check()
                         yield from delivery.take(piece)
                 yield from delivery.end()
             except (httpx.RequestError, ClientError) as error:
@@ -173,11 +200,20 @@ class AsyncClient:
         api_key: str | None = None,
         timeout_s: float = 10.0,
         retry: Retry = _RETRY,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._http = httpx.AsyncClient(base_url=_base_url(base_url), headers=_headers(api_key), transport=transport)
         self._timeout_s = check_timeout_s(timeout_s)
+        self._max_answer_bytes = _check_bytes(max_answer_bytes)
+        address, headers = _base_url(base_url), _headers(api_key)
+        self._http = httpx.AsyncClient(
+            base_url=address,
+            headers=headers,
+            cookies=_no_cookies(),
+            transport=transport or AsyncTransport(address),
+            event_hooks={"response": [_forget_redirect_async]},
+        )
         self._retry = retry
         self._sleep = sleep
 
@@ -242,22 +278,33 @@ class AsyncClient:
         attempts = Attempts(call, self._retry, self._timeout_s)
         while True:
             try:
-                return call.read(await self._http.request(**call.arguments(attempts.timeout_s())))
+                async with self._http.stream(**call.arguments(attempts.timeout_s(), attempts.left_s)) as response:
+                    return call.read(response, await self._content(call, attempts, response))
             except (httpx.RequestError, ClientError) as error:
                 pause_s = attempts.failed(error)
             await self._sleep(pause_s)
 
+    async def _content(self, call: Call[T], attempts: Attempts, response: httpx.Response) -> bytes:
+        body = Body(call, response, self._max_answer_bytes)
+        if body.wanted:
+            async for piece in response.aiter_bytes():
+                attempts.check()
+                if not body.take(piece):
+                    break
+        return body.content
+
     async def _deliver(self, lines: list[bytes]) -> AsyncGenerator[Outcome, None]:
-        delivery = Delivery(lines, self._retry, self._timeout_s)
+        delivery = Delivery(lines, self._retry, self._timeout_s, self._max_answer_bytes)
         while not delivery.done:
             if delivery.pause_s:
                 await self._sleep(delivery.pause_s)
             try:
                 async with self._http.stream(**delivery.arguments()) as response:
                     if not response.is_success:
-                        await response.aread()
+                        raise delivery.call.refusal(response, await self._content(delivery.call, delivery.attempts, response))
                     delivery.accept(response)
                     async for piece in response.aiter_bytes():
+                        delivery.attempts.check()
                         for outcome in delivery.take(piece):
                             yield outcome
                 for outcome in delivery.end():
@@ -289,8 +336,32 @@ def _base_url(text: str) -> httpx.URL:
     return url
 
 
+def _check_bytes(value: int) -> int:
+    if value < 1:
+        raise ValueError(f"max_answer_bytes: got {value!r}, expected at least 1")
+    return value
+
+
+def _no_cookies() -> CookieJar:
+    """A jar that keeps nothing: the service sets no cookies, and whoever does would have them kept, and sent back, without end."""
+    return CookieJar(DefaultCookiePolicy(allowed_domains=()))
+
+
+def _forget_redirect(response: httpx.Response) -> None:
+    """Redirects are not followed, so httpx must not make a request of one: some addresses fail there in ways of their own."""
+    response.headers.pop("Location", None)
+
+
+async def _forget_redirect_async(response: httpx.Response) -> None:
+    _forget_redirect(response)
+
+
 def _headers(api_key: str | None) -> dict[str, str]:
-    headers = {"Accept": "application/json, application/x-ndjson, application/problem+json", "User-Agent": "espalier-client"}
+    headers = {
+        "Accept": "application/json, application/x-ndjson, application/problem+json",
+        "Accept-Encoding": "identity",  # a kilobyte of brotli unpacks to a gigabyte before httpx lets anybody look
+        "User-Agent": "espalier-client",
+    }
     if api_key is not None:
         if not api_key or not all("!" <= letter <= "~" for letter in api_key):  # httpx would print it in its error
             raise ValueError("api_key: expected printable ASCII characters without spaces (the value is not shown)")

@@ -3,7 +3,7 @@
     ClientError
     ├── ConnectionFailed          no whole answer came; `sent` says whether the request may have reached the service
     │   └── TimedOut              within the client's time
-    ├── InvalidAnswer             something answered that does not speak as this service does
+    ├── InvalidAnswer             something answered that does not speak as this service does, or says too much
     └── RequestFailed             the service said no, in a problem document (RFC 9457)
         ├── InvalidRequest        400, 413, 415, 422   the request is wrong; `errors` says where
         ├── NotAllowed            401, 403             no key, an unknown one, or one without the role
@@ -46,11 +46,11 @@ class ConnectionFailed(ClientError):
 
 
 class TimedOut(ConnectionFailed):
-    """The connection or the answer took longer than the client waits."""
+    """The connection, a piece of the answer, or the whole call took longer than the client waits."""
 
 
 class InvalidAnswer(ClientError):
-    """What answered does not speak as this service does: another address, or another generation of it."""
+    """What answered does not speak as this service does (another address, or another generation of it), or sends more than is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,4 +160,10 @@ def _wrong_value(one: Mapping[str, Any]) -> WrongValue:
 
 def _text(document: Mapping[str, Any], name: str) -> str:
     value = document.get(name)
-    return "" if value is None else str(value)
+    return plain(value if isinstance(value, str) else str(value)) if isinstance(value, str | int | float) else ""
+
+
+def plain(text: str, most: int = 2000) -> str:
+    """Text of a stranger, fit for a line of a log: at most so many characters, what cannot be printed as spaces."""
+    cut = text if len(text) <= most else f"{text[:most]}…"
+    return cut if cut.isprintable() else "".join(letter if letter.isprintable() else " " for letter in cut)

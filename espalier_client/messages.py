@@ -1,7 +1,7 @@
 """What is asked and what is answered, as frozen dataclasses, and their JSON.
 
 Knows the service's documents and nothing of HTTP. What an answer holds beyond the fields named here is ignored, so that a newer service
-does not break an older client; what it must hold and does not is a KeyError or a TypeError, which calls.py turns into InvalidAnswer.
+does not break an older client; what it must hold and does not is one of the errors of UNREADABLE, which calls.py turns into InvalidAnswer.
 Values are not judged here: the service knows its limits, and says which value is wrong.
 """
 
@@ -11,6 +11,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypedDict
+
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a document raises that is no answer; RecursionError where it nests too deeply."""
 
 Filter = Mapping[str, Sequence[Any] | Mapping[str, Any]]
 """Column → a list of values, or {"min": …, "max": …}."""
@@ -299,6 +302,18 @@ def removed_item(document: Any) -> RemovedItem:
 
 def removed_ids(document: Any) -> RemovedIds:
     return RemovedIds(document["ids"], document.get("etag"))
+
+
+def from_bytes(content: bytes) -> Any:
+    """A document of JSON (RFC 8259): UTF-8, without NaN and infinity. Raises errors of UNREADABLE."""
+    return _DECODER.decode(content.decode("utf-8"))
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number)
 
 
 def to_bytes(document: Mapping[str, Any]) -> bytes:

@@ -31,8 +31,9 @@ logger = logging.getLogger("espalier_client")
 class Retry:
     """How often and how patiently a request is sent again; `Retry(retries=0)` is never.
 
-    `deadline_s` bounds all attempts of a call and the pauses between them: no pause begins that would end later, and repeated attempts
-    wait only for what is left. `clock` and `draw` are there for tests.
+    `deadline_s` bounds a call as a whole: its attempts, from the look-up of the name to the last byte of the answer, and the pauses between
+    them. No pause begins that would end later. A call that may take longer than that, as loading does, has what it may take instead.
+    `clock` and `draw` are there for tests.
     """
 
     retries: int = 3
@@ -47,6 +48,8 @@ class Retry:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name}: got {value!r}, expected a finite number of at least 0")
+        if self.deadline_s == 0:
+            raise ValueError("deadline_s: got 0, expected a finite number above 0")
 
 
 class Attempts:
@@ -56,6 +59,7 @@ class Attempts:
         self._call = call
         self._retry = retry
         self._timeout_s = timeout_s
+        self._deadline_s = max(retry.deadline_s, call.patience_s or 0.0)
         self.restart()
 
     def restart(self) -> None:
@@ -65,9 +69,16 @@ class Attempts:
 
     def timeout_s(self) -> float:
         """How long the next attempt may wait for a connection, and for each piece of the answer."""
-        if self._failures == 0:
-            return self._timeout_s
-        return min(self._timeout_s, self._left_s())
+        return max(0.0, min(self._timeout_s, self.left_s()))
+
+    def left_s(self) -> float:
+        """What is left for the call as a whole."""
+        return self._began_s + self._deadline_s - self._retry.clock()
+
+    def check(self) -> None:
+        """Raises TimedOut once nothing is left."""
+        if self.left_s() <= 0:
+            raise TimedOut(f"{self._call}: no whole answer within {self._deadline_s:g} s (deadline_s)", True, self._call.request_id)
 
     def pause_s(self, failure: ClientError) -> float | None:
         """Seconds to wait before the next attempt; None: there is none."""
@@ -76,7 +87,7 @@ class Attempts:
         ceiling_s = min(self._retry.max_backoff_s, self._retry.backoff_s * 2.0 ** min(self._failures, 64))
         asked_s = (failure.retry_after_s or 0.0) if isinstance(failure, RequestFailed) else 0.0
         pause_s = asked_s + self._retry.draw(0.0, ceiling_s)
-        if pause_s >= self._left_s():
+        if pause_s >= self.left_s():
             return None
         self._failures += 1
         logger.info("%s; trying again in %.3f s", failure, pause_s)
@@ -101,6 +112,3 @@ class Attempts:
             case ConnectionFailed() | Overloaded() | Unavailable():
                 return self._call.repeatable
         return False
-
-    def _left_s(self) -> float:
-        return self._began_s + self._retry.deadline_s - self._retry.clock()

@@ -10,7 +10,6 @@ It also bounds what has to be sent again when a connection breaks, and the calle
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,8 +17,8 @@ import httpx
 
 from espalier_client import messages
 from espalier_client.calls import NDJSON, Call
-from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, Overloaded, RequestFailed, Unavailable, from_problem
-from espalier_client.messages import Answer, Request
+from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, Overloaded, RequestFailed, Unavailable, from_problem, plain
+from espalier_client.messages import UNREADABLE, Answer, Request, from_bytes
 from espalier_client.retry import Attempts, Retry
 
 CHUNK_LINES = 64
@@ -60,20 +59,23 @@ class Delivery:
 
     Lines that an attempt did not answer, because the connection broke, and those that it answered with 429 or 503 go into the next one.
     Outcomes are handed out in the order of the lines. Each line that gets its outcome starts the count and the clock of the attempts
-    anew, so that a caller who takes his time over the answers does not use up the time for sending.
+    anew, so that a caller who takes his time over the answers does not use up the time for sending. No line of an answer may be longer
+    than `max_bytes`.
     """
 
-    def __init__(self, lines: Sequence[bytes], retry: Retry, timeout_s: float) -> None:
+    def __init__(self, lines: Sequence[bytes], retry: Retry, timeout_s: float, max_bytes: int) -> None:
         self._lines = lines
         self._retry = retry
-        self._call = Call("POST", "/retrieve/stream", json.loads, b"", media_type=NDJSON)
-        self._attempts = Attempts(self._call, retry, timeout_s)
+        self._max_bytes = max_bytes
+        self.call = Call("POST", "/retrieve/stream", from_bytes, b"", media_type=NDJSON)
+        self.attempts = Attempts(self.call, retry, timeout_s)
         self._open = list(range(len(lines)))  # the lines that the attempt sends
         self._outcomes: dict[int, Outcome] = {}  # those that wait for the outcome of a line before theirs
         self._handed_out = 0
         self._answered: list[RequestFailed | None] = []  # per open line that was answered: the refusal that may be temporary
         self._partial: list[bytes] = []  # the start of a line of the answer
-        self._request_id = self._call.request_id
+        self._partial_bytes = 0
+        self._request_id = self.call.request_id
         self.pause_s = 0.0
 
     @property
@@ -84,34 +86,34 @@ class Delivery:
         """What httpx's `stream` takes for the next attempt."""
         self._begin()
         body = b"".join(self._lines[line] for line in self._open)
-        return self._call.arguments(self._attempts.timeout_s()) | {"content": body}
+        return self.call.arguments(self.attempts.timeout_s(), self.attempts.left_s) | {"content": body}
 
     def accept(self, response: httpx.Response) -> None:
-        """Raises RequestFailed if the service refuses the whole chunk; the response must be read then."""
-        if not response.is_success:
-            raise self._call.refusal(response)
-        self._request_id = response.headers.get("X-Request-Id", self._call.request_id)
+        """The head of an answer to the chunk. Raises InvalidAnswer if it is none."""
+        self.call.check(response)
+        self._request_id = plain(response.headers.get("X-Request-Id", self.call.request_id), 200)
 
     def take(self, piece: bytes) -> Iterator[Outcome]:
         """The outcomes that are known with this piece of the answer."""
         # Split by hand: httpx's iter_lines also splits at U+2028 and others, which may stand in a JSON string.
         *ends, rest = piece.split(b"\n")
         for end in ends:
-            line = b"".join([*self._partial, end])
-            self._partial = []
+            self._keep(end)
+            line = b"".join(self._partial)
+            self._partial, self._partial_bytes = [], 0
             yield from self._take_line(line)
-        self._partial.append(rest)
+        self._keep(rest)
 
     def end(self) -> Iterator[Outcome]:
         """The outcomes that are known with the end of the answer; sets `pause_s` if some lines have to be sent again."""
         yield from self._take_line(b"".join(self._partial))
         if len(self._answered) < len(self._open):
-            detail = f"{self._call}: the answer ended after {len(self._answered)} of {len(self._open)} lines"
+            detail = f"{self.call}: the answer ended after {len(self._answered)} of {len(self._open)} lines"
             raise ConnectionFailed(detail, True, self._request_id)
         refusals = [refused for refused in self._answered if refused is not None]
         if not refusals:
             return
-        pause_s = self._attempts.pause_s(max(refusals, key=lambda refused: refused.retry_after_s or 0.0))
+        pause_s = self.attempts.pause_s(max(refusals, key=lambda refused: refused.retry_after_s or 0.0))
         if pause_s is None:
             for line, refused in zip(self._open, self._answered, strict=True):
                 if refused is not None:
@@ -122,21 +124,27 @@ class Delivery:
 
     def failed(self, error: httpx.RequestError | ClientError) -> None:
         """Sets `pause_s` if what is open is to be sent again; else raises what went wrong."""
-        self.pause_s = self._attempts.failed(error)
+        self.pause_s = self.attempts.failed(error)
 
     def _begin(self) -> None:
         """Forget the attempt before."""
         self._open = [line for line in self._open if line >= self._handed_out and line not in self._outcomes]
         self._answered = []
-        self._partial = []
-        self._request_id = self._call.request_id
+        self._partial, self._partial_bytes = [], 0
+        self._request_id = self.call.request_id
         self.pause_s = 0.0
+
+    def _keep(self, part: bytes) -> None:
+        self._partial_bytes += len(part)
+        if self._partial_bytes > self._max_bytes:
+            raise self.call.too_long(self._max_bytes)
+        self._partial.append(part)
 
     def _take_line(self, line: bytes) -> Iterator[Outcome]:
         if not line.strip():
             return
         if len(self._answered) == len(self._open):
-            raise InvalidAnswer(f"{self._call}: expected {len(self._open)} lines, got more")
+            raise InvalidAnswer(f"{self.call}: expected {len(self._open)} lines, got more")
         outcome = self._parse(line)
         if isinstance(outcome, Overloaded | Unavailable):
             self._answered.append(outcome)
@@ -144,16 +152,16 @@ class Delivery:
         self._outcomes[self._open[len(self._answered)]] = outcome
         self._answered.append(None)
         yield from self._hand_out()
-        self._attempts.restart()
+        self.attempts.restart()
 
     def _parse(self, line: bytes) -> Outcome:
         try:
-            document = json.loads(line)
+            document = from_bytes(line)
             if isinstance(document, Mapping) and "results" not in document and {"status", "title"} <= document.keys():
-                return from_problem(int(document["status"]), document, self._request_id)
+                return from_problem(_status(document["status"]), document, self._request_id)
             return messages.answer(document)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self._call.misread(error) from error
+        except UNREADABLE as error:
+            raise self.call.misread(error) from error
 
     def _hand_out(self) -> Iterator[Outcome]:
         """The outcomes whose turn it is."""
@@ -161,3 +169,9 @@ class Delivery:
             outcome = self._outcomes.pop(self._handed_out)
             self._handed_out += 1
             yield outcome
+
+
+def _status(value: object) -> int:
+    if isinstance(value, int) and 400 <= value <= 599:
+        return value
+    raise ValueError("the status of a problem is a number from 400 to 599")

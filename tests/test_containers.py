@@ -80,15 +80,32 @@ def test_hadolint_finds_nothing() -> None:
 
 def test_all_stages_share_one_base_that_can_be_replaced() -> None:
     assert {base for base, _ in STAGES.values() if base not in STAGES} == {"${BASE_IMAGE}"}
-    assert re.search(r"^ARG BASE_IMAGE=python:3\.\d+-slim-\w+$", DOCKERFILE, re.MULTILINE)
+    assert re.search(r"^ARG BASE_IMAGE=python:3\.\d+-slim-\w+(@sha256:[0-9a-f]{64})?$", DOCKERFILE, re.MULTILINE)
     assert not DOCKERFILE.startswith("# syntax")  # which would be fetched, even where nothing can be
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_dependencies_are_installed_before_the_source_code_comes(target: str) -> None:
     from_repository = {source for stage, sources in copied(f"dependencies-{target}") if stage is None for source in sources}
-    assert from_repository == {"constraints.txt", "docker/slim.sh"}
-    assert "-c constraints.txt" in last(f"dependencies-{target}", "RUN")
+    assert from_repository == {"requirements.lock", "docker/requirements.py", "docker/sbom.py", "docker/slim.sh"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_everything_but_torch_is_installed_by_its_hash(target: str) -> None:
+    installs = re.findall(
+        r"pip install ([^&;]*)", " && ".join(line for line in instructions(f"dependencies-{target}") if "pip install" in line)
+    )
+    hashed = [f"--require-hashes -r {name}.txt -c requirements.lock" for name in (target, "of-torch")]
+    torch = {"trainer": ['--no-deps "$@" -r torch.txt'], "service-gpu": ["--no-deps -r torch.txt"]}.get(target, [])
+    assert [line.strip() for line in installs] == ["--require-hashes -r pip.txt", hashed[0], *torch, *hashed[1:][: len(torch)]]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_brings_the_list_of_what_is_in_it(target: str) -> None:
+    made = last(f"dependencies-{target}", "RUN")
+    at = made.index(f"/opt/espalier/bin/python sbom.py espalier-{target} > /opt/espalier/sbom.cdx.json")
+    assert made.rindex("pip install") < at
+    assert (f"dependencies-{target}", ["/opt/espalier"]) in copied(target)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -117,17 +134,29 @@ def test_the_builder_is_sent_what_the_dockerfile_copies_and_nothing_else() -> No
 def test_an_image_installs_what_its_extras_require() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
     written = {
-        target: line.split() for line, target in re.findall(r"requirements\.py ([\w -]+) > ([\w-]+)\.txt", DOCKERFILE.replace("\\\n", " "))
+        target: line.split()
+        for line, target in re.findall(r"requirements\.py (?!--of)([\w -]+) > ([\w-]+)\.txt", DOCKERFILE.replace("\\\n", " "))
     }
     assert set(written) == set(TARGETS)
     for target, words in written.items():
         extras, _, without = " ".join(words).partition("--without")
         names = {re.split(r"\W", line.replace("-", "_"))[0] for line in requirements(pyproject, extras.split(), without.split())}
         assert "numpy" in names, target
-        assert ("torch" in names) == (target in ("trainer", "service-gpu")), target
+        assert "torch" not in names, f"{target}: it has no hash in requirements.lock, and is installed by itself"
         assert ("onnxruntime" in names, "onnxruntime_gpu" in names) == (target in ("service-cpu", "trainer"), target == "service-gpu")
         assert ("fastapi" in names) == target.startswith("service"), target
         assert ("scipy" in names) == (target == "trainer"), target
+
+
+def test_requirements_of_an_extra_that_names_others_are_theirs() -> None:
+    extras = 'dev = ["own[x, y]", "d"]\nx = ["b[c]==2"]\ny = ["own[z]"]\nz = ["e"]\n'
+    pyproject = f'[project]\nname = "own"\ndependencies = ["a>=1"]\n[project.optional-dependencies]\n{extras}'
+    assert requirements(pyproject, ["dev"]) == ["a>=1", "b[c]==2", "d", "e"]
+
+
+def test_requirements_of_what_is_installed_leave_out_what_its_extras_add() -> None:
+    lines = ["b>=1 ; python_version >= '3'", "c[extra]", "d ; extra == 'x'", 'e==2; sys_platform == "linux" and extra == "y"']
+    assert runpy.run_path(str(ROOT / "docker/requirements.py"))["of_installed"](lines) == lines[:2]
 
 
 def test_requirements_refuse_a_name_that_pyproject_does_not_have() -> None:
@@ -171,7 +200,12 @@ def test_images_are_built_here_or_pinned(name: str) -> None:
         assert service["build"]["target"] in TARGETS
         assert service["image"] == f"espalier-{service['build']['target']}:${{TAG:-local}}"
     else:
-        assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+", service["image"])
+        assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+(@sha256:[0-9a-f]{64})?", service["image"])
+
+
+@pytest.mark.parametrize("name", ["service", "service-gpu"])
+def test_the_service_may_open_many_connections(name: str) -> None:
+    assert SERVICES[name]["ulimits"] == {"nofile": {"soft": 65536, "hard": 65536}}
 
 
 def test_services_start_in_the_order_of_their_health() -> None:

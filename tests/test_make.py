@@ -26,7 +26,7 @@ def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[st
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """What make needs of a fresh clone: nothing installed, nothing trained."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "requirements.lock"):
         shutil.copy(ROOT / name, tmp_path)
     return tmp_path
 
@@ -43,7 +43,11 @@ def test_help_is_the_default_and_lists_every_target_and_variable() -> None:
     run = make()
     assert run.returncode == 0, run.stderr
     described = re.findall(r"^make ([\w-]+) ", run.stdout, re.MULTILINE)
-    assert sorted(described) == sorted(targets) == ["bench", "check", "help", "hostile-test", "run", "stack-test", "test"]
+    assert (
+        sorted(described)
+        == sorted(targets)
+        == [*("audit", "bench", "check", "help", "hostile-test", "lock", "pin-images", "run", "sbom", "stack-test", "test")]
+    )
     assert sorted(re.findall(r"^  (\w+)=", run.stdout, re.MULTILINE)) == ["EXTRA", "HOST", "PORT", "PYTHON", "TORCH_INDEX"]
     assert make("help").stdout == run.stdout
 
@@ -67,8 +71,32 @@ def test_run_trains_once(clone: Path) -> None:
 
 def test_test_is_check_and_then_the_tests(clone: Path) -> None:
     checks = [f"{PYTHON} -m ruff check", f"{PYTHON} -m ruff format --check", f"{PYTHON} -m mypy", ".venv/bin/lint-imports"]
-    assert would_run("check", folder=clone)[-4:] == checks
-    assert would_run("test", folder=clone)[-5:] == [*checks, f"{PYTHON} -m pytest"]
+    checks += [f"{PYTHON} docker/pin_images.py", f"{PYTHON} docker/audit.py constraints.txt"]
+    assert would_run("check", folder=clone)[-6:] == checks
+    assert would_run("test", folder=clone)[-7:] == [*checks, f"{PYTHON} -m pytest"]
+
+
+def test_everything_but_torch_is_installed_by_its_hash(clone: Path) -> None:
+    torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    pip = f"{PYTHON} -m pip --disable-pip-version-check install "
+    lines = [line.partition(" | ")[0] for line in would_run("check", folder=clone) if line.startswith(f"{PYTHON} -m pip ")]
+    assert [line.removeprefix(pip) for line in lines] == [
+        "--require-hashes -r .venv/pip.txt",
+        "--require-hashes -c requirements.lock -r .venv/requirements.txt",
+        f"--no-deps {torch}",
+        "--require-hashes -c requirements.lock -r .venv/of-torch.txt",
+        "--quiet --quiet --no-index --no-build-isolation -e '.[cpu,training,service,dev]' -c constraints.txt",
+    ]
+    assert f"{PYTHON} docker/requirements.py cpu training service dev --without torch > .venv/requirements.txt" in would_run(
+        "check", folder=clone
+    )
+
+
+def test_lock_asks_for_the_hashes_of_every_pinned_version(clone: Path) -> None:
+    lines = would_run("lock", folder=clone)
+    assert any(line.startswith("grep -vE '^(#|torch==)' constraints.txt") for line in lines)
+    assert "--generate-hashes" in lines[-2]
+    assert "--output-file requirements.lock" in lines[-1]
 
 
 def test_stack_test_runs_the_tests_that_need_a_container_engine_and_names_what_it_skips(clone: Path) -> None:
@@ -93,11 +121,12 @@ def test_installing_happens_once_and_again_when_what_is_wanted_changes(clone: Pa
     installed.touch()
     assert not any("pip" in line for line in would_run("check", folder=clone))
     assert any("[gpu," in line for line in would_run("check", "EXTRA=gpu", folder=clone))
-    for name in ("pyproject.toml", "constraints.txt"):
+    names = ("pyproject.toml", "constraints.txt", "requirements.lock")
+    for name in names:
         os.utime(installed, (1, 1))
+        for other in names:
+            os.utime(clone / other, (1, 1))
         os.utime(clone / name, (2, 2))
-        other = "constraints.txt" if name == "pyproject.toml" else "pyproject.toml"
-        os.utime(clone / other, (1, 1))
         assert any("pip" in line for line in would_run("check", folder=clone)), name
 
 
