@@ -161,8 +161,8 @@ def falls(rows: Sequence[dict[str, Any]], queries: int) -> list[str]:
             worst = min(fallen, key=lambda row: float(row["recall_against"]["difference"]))
             against = worst["recall_against"]
             told.append(
-                f"recall@{m} falls as the beam grows: {worst['recall']:.4f} at beam {worst['beam_size']}, {-against['difference']:.4f} less "
-                f"than at beam {against['beam_size']} (standard error {against['standard_error']:.4f})"
+                f"recall@{m} falls as the beam grows: {worst['recall']:.4f} at beam {worst['beam_size']}, "
+                f"{-against['difference']:.4f} less than at beam {against['beam_size']} (standard error {against['standard_error']:.4f})"
             )
     return told
 
