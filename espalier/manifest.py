@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
 
 from espalier.queries import FeaturesKind, HistoryKind, QueryKind, TextKind
 from espalier.rank_features import HISTORY, check_names, needs_node_rows
@@ -94,11 +94,18 @@ class SearchDefaults(_Part):
     min_beam_size  down to which a service may shrink a beam when the deadline is near; None: never
     """
 
-    beam_size: int = Field(ge=1, le=MOST)
-    m: int = Field(ge=1, le=MOST)
-    max_beam_size: int = Field(ge=1, le=MOST)
-    max_m: int = Field(ge=1, le=MOST)
+    beam_size: int = Field(ge=1)
+    m: int = Field(ge=1)
+    max_beam_size: int = Field(ge=1)
+    max_m: int = Field(ge=1)
     min_beam_size: int | None = Field(default=None, ge=1)
+
+    @field_validator("beam_size", "m", "max_beam_size", "max_m")
+    @classmethod
+    def _has_room(cls, value: int) -> int:
+        if value > MOST:
+            raise ValueError(f"at most {MOST}, got {value}")
+        return value
 
 
 class RankerInfo(_Part):

@@ -243,7 +243,7 @@ def test_a_state_that_is_not_finite_finds_nothing_and_says_so(tmp_path: Path, op
     assert_array_equal(answer(engine, queries.take(alone), params.take(alone)).item_rows_BM[0], result.item_rows_BM[0])
 
 
-def unit_vectors(folder: Path, **search: int) -> Bundle:
+def unit_vectors(folder: Path) -> Bundle:
     """A model of vectors whose encoder divides them by their lengths."""
     nodes = [
         helper.make_node("Mul", ["vector", "vector"], ["squares"]),
@@ -254,7 +254,7 @@ def unit_vectors(folder: Path, **search: int) -> Bundle:
     query = _model(nodes, ["vector"], "query_state", {"one": np.array([1])}, 4)
     rng = np.random.default_rng(3)
     tree = complete_tree(rng.permutation(16), 2)
-    return make_bundle(folder, rng, tree, "vector", integer=False, graphs=(query, linear_graphs(4)[1]), name="units", **search)
+    return make_bundle(folder, rng, tree, "vector", integer=False, graphs=(query, linear_graphs(4)[1]), name="units")
 
 
 @pytest.mark.parametrize("opened", [ReferenceEngine, *GRAPH_ENGINES])

@@ -477,8 +477,8 @@ def test_lower_precision_is_refused_where_it_would_not_be_used(tmp_path: Path) -
     assert set(ENGINES) == {"onnx-cpu", "onnx-cuda", "triton", "sparse-cpu", "sparse-cuda", "reference"}
 
 
-@triton.jit
-def log_sigmoid_kernel(x_N, out_N, count, TILE: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def log_sigmoid_kernel(x_N: Any, out_N: Any, count: Any, TILE: tl.constexpr) -> None:
     n = tl.program_id(0) * TILE + tl.arange(0, TILE)
     tl.store(out_N + n, log_sigmoid(tl.load(x_N + n, mask=n < count, other=0.0)), mask=n < count)
 

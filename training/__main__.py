@@ -276,6 +276,9 @@ def evaluate(
     notes = [", seen items excluded"] * exclude_seen + ([] if stage is None else [f", best {stage.depth} re-ranked"])
     print(f"{name} on {opened.name}, {count} queries{''.join(notes)}")
     measure.print_table(rows)
+    warnings = [] if rerank else measure.falls(rows, count)  # a ranker has an order of its own
+    for warning in warnings:
+        log.warning("WARNING: %s. Its ranks mislead the search there: try another γ (docs/training.md, docs/text-search.md)", warning)
     if json_file:
         report = {
             "model": bundle.manifest.name,
@@ -284,6 +287,7 @@ def evaluate(
             "arithmetic": precision,
             "queries": count,
             "rows": rows,
+            "warnings": warnings,
         }
         json_file.write_text(json.dumps(report, indent=1) + "\n")
     if plot:

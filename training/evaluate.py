@@ -5,8 +5,9 @@ Legend: B queries, M results.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ from espalier.search import NO_ITEM, Engine, SearchParams
 from training.data.splits import EvaluationPair, without_seen
 
 Int64 = NDArray[np.int64]
+BEYOND_NOISE = 3.0
+"""Standard errors that a fall of recall must exceed to be told of: of a thousand comparisons without a difference about one does."""
+FEWEST_QUERIES = 30
+"""From which on a standard error means something."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,9 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Rows {"beam_size", "m", "batch", "precision", "recall", "f", "ndcg", "ms_per_query"}, means over queries.
 
+    Where some measured beam is smaller, "recall_against" too: {"beam_size", "difference", "standard_error"} of the recall beside that of
+    the smaller beam that finds most, over the queries one by one.
+
     exclude_seen  the history's items are excluded from the search and from what is relevant; queries left with nothing relevant drop out
     batch         queries in one engine call; ms_per_query is the engine's wall time over all calls ÷ queries
     rerank        the second stage; rows have its "rerank_ms_per_query" too
@@ -102,11 +110,13 @@ def measure(
                 raise InvalidConfig(name, value, f"1 to {limit}, the model's limit")
     if not len(queries):
         raise InvalidData("held-out queries", 0, "at least one with a relevant item")
-    rows = []
+    rows: list[dict[str, Any]] = []
+    recalls: dict[int, dict[int, NDArray[np.float64]]] = {m: {} for m in ms}
     for beam in beams:
         found_BM, seconds, rerank_s = _search_all(engine, queries, beam, max(ms), exclude_BE, batch, rerank)
         for m in ms:
             precision_B, recall_B, f_B = precision_recall_f(found_BM, relevant, m)
+            recalls[m][beam] = recall_B
             rows.append(
                 {
                     "beam_size": beam,
@@ -120,7 +130,45 @@ def measure(
                 }
                 | ({"rerank_depth": rerank.depth, "rerank_ms_per_query": rerank_s * 1e3 / len(queries)} if rerank else {})
             )
+    for row in rows:
+        against = _against_smaller(recalls[row["m"]], row["beam_size"])
+        row |= {} if against is None else {"recall_against": against}
     return rows
+
+
+def _against_smaller(recall_by_beam: Mapping[int, NDArray[np.float64]], beam: int) -> dict[str, Any] | None:
+    """How a beam's recall (float64[B]) differs from that of the smaller beam with the highest mean; None where there is none."""
+    smaller = [other for other in sorted(recall_by_beam) if other < beam]
+    if not smaller or len(recall_by_beam[beam]) < 2:
+        return None
+    best = max(smaller, key=lambda other: float(recall_by_beam[other].mean()))
+    difference_B = recall_by_beam[beam] - recall_by_beam[best]
+    error = float(difference_B.std(ddof=1)) / math.sqrt(len(difference_B))
+    return {"beam_size": best, "difference": float(difference_B.mean()), "standard_error": error}
+
+
+def falls(rows: Sequence[dict[str, Any]], queries: int) -> list[str]:
+    """A sentence for each m whose recall falls as the beam grows, beyond noise: of the rows of `measure` over so many queries.
+
+    A wider beam looks at more, so that it finds less only where the ranks of inner nodes lead it astray.
+    """
+    if queries < FEWEST_QUERIES:
+        return []
+    told = []
+    for m in sorted({row["m"] for row in rows}):
+        fallen = [row for row in rows if row["m"] == m and "recall_against" in row and _falls(row["recall_against"])]
+        if fallen:
+            worst = min(fallen, key=lambda row: float(row["recall_against"]["difference"]))
+            against = worst["recall_against"]
+            told.append(
+                f"recall@{m} falls as the beam grows: {worst['recall']:.4f} at beam {worst['beam_size']}, "
+                f"{-against['difference']:.4f} less than at beam {against['beam_size']} (standard error {against['standard_error']:.4f})"
+            )
+    return told
+
+
+def _falls(against: dict[str, Any]) -> bool:
+    return float(against["difference"]) < -BEYOND_NOISE * float(against["standard_error"])
 
 
 def _search_all(

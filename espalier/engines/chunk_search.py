@@ -289,7 +289,8 @@ def _search(
         count: Any = np.int64(1)  # a plain 1 would be a type of its own, for which what it is given to is compiled once more
         kept[0] = 0
         kept_ranks[0] = 0
-        level_begin, level_end = np.int64(0), np.int64(1)
+        level_begin: Any = np.int64(0)
+        level_end: Any = np.int64(1)
         for level in range(last):
             level_begin, level_end = first_child[level_begin], first_child[level_end]
             # With γ = 0 nobody asks for the ranks of a level that the beam holds whole.
@@ -348,7 +349,7 @@ def _search(
                 else:
                     for c in range(total, total + children):
                         ranks[c] += above
-                lost = np.int64(0)
+                lost: Any = np.int64(0)
                 for c in range(total, total + children):
                     lost += not abs(ranks[c]) <= LARGEST
                 if lost > 0 and not counts:

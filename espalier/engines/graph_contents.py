@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
-from google.protobuf.message import Message
 
 from espalier.errors import BundleCorrupt
 
@@ -43,7 +42,7 @@ def parsed_model(name: str, data: bytes) -> onnx.ModelProto:
     return model
 
 
-def messages(root: Message) -> Iterator[Message]:
+def messages(root: Any) -> Iterator[Any]:
     """A message and all messages inside it."""
     waiting = [root]
     while waiting:
@@ -51,10 +50,10 @@ def messages(root: Message) -> Iterator[Message]:
         yield message
         for field, value in message.ListFields():
             if field.message_type is not None:
-                waiting.extend([value] if isinstance(value, Message) else value)
+                waiting.extend([value] if hasattr(value, "ListFields") else value)
 
 
-def _refusal(message: Message) -> str:
+def _refusal(message: Any) -> str:
     """Why a message may not be in a bundle's graph; empty where it may."""
     if isinstance(message, onnx.TensorProto):
         if message.data_location != onnx.TensorProto.DEFAULT or message.external_data:
@@ -77,14 +76,14 @@ def _refusal(message: Message) -> str:
 def _check_calls(name: str, model: onnx.ModelProto) -> None:
     """Raise BundleCorrupt where local functions, written out, would make a graph of too many nodes, or of endlessly many."""
     functions = {(function.domain, function.name, function.overload): function.node for function in model.functions}
-    sizes: dict[tuple[str, str, str], int] = {}
+    sizes: dict[tuple[str, str, str], float] = {}
     size = _size(model.graph.node, functions, sizes, MAX_CALLS)
     if not size <= MAX_NODES:
         raise BundleCorrupt(f"{name}: more than {MAX_NODES} operators, or local functions that call each other without end")
 
 
 def _size(
-    nodes: Sequence[Any], functions: Mapping[tuple[str, str, str], Sequence[Any]], sizes: dict[tuple[str, str, str], int], calls: int
+    nodes: Sequence[Any], functions: Mapping[tuple[str, str, str], Sequence[Any]], sizes: dict[tuple[str, str, str], float], calls: int
 ) -> float:
     """How many nodes some nodes are when all functions are written out; infinite where more than `calls` call each other in a row."""
     total = 0.0

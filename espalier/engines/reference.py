@@ -149,7 +149,8 @@ class ReferenceEngine:
             return self._products(state_S, nodes_C)
         inputs = {"query_state": state_S[None], "node_rows": self._rows_ND[nodes_C][None]}
         with np.errstate(over="ignore", invalid="ignore"):
-            return np.asarray(next(iter(self._scorer.run(None, inputs))), np.float32)[0]
+            logits_BC = np.asarray(next(iter(self._scorer.run(None, inputs))), np.float32)
+        return np.asarray(logits_BC[0])
 
     def _products(self, features_F: NDArray[np.float32], nodes_C: NDArray[np.int64]) -> NDArray[np.float32]:
         """float32[C]: bias + Σ weight · feature of nodes with linear scorers."""
