@@ -8,13 +8,14 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
-from espalier.search import NodeMask, SearchParams
+from espalier.search import NodeMask, SearchParams, SearchResult
 from service.admission import Admission
 from service.batching import Answer, Batcher, Limits
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
@@ -480,3 +481,24 @@ def test_an_idle_batcher_holds_nothing_of_its_last_call(engine: FakeEngine) -> N
         asyncio.run(scenario())
     finally:
         gc.enable()
+
+
+def test_each_request_is_told_of_its_own_queries_alone_whether_their_scores_are_finite() -> None:
+    """Requests of one and of two queries in one call, and one of three queries in two calls."""
+
+    class Vectors(FakeEngine):
+        def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+            return replace(super().search(queries, params), finite_B=queries.array[:, -1] % 2 == 0)
+
+    told = Vectors(ITEMS)
+
+    async def scenario() -> None:
+        batcher = Batcher(told, Limits(max_batch=2), "test")
+        async with held(told, batcher):
+            tasks = await accepted(*(batcher.search(part, SearchParams.uniform(len(part), 5, 5)) for part in (queries(2), queries(3))))
+            tasks += await accepted(batcher.search(queries(4, 6, 7), SearchParams.uniform(3, 5, 5)))
+        answers = [(await task).result.finite_B for task in tasks]
+        assert [flags.tolist() for flags in answers if flags is not None] == [[True], [False], [True, True, False]]
+        await batcher.drain(10)
+
+    asyncio.run(scenario())

@@ -24,7 +24,7 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 from onnx import helper
 
-from espalier.bundle import Bundle, write_bundle
+from espalier.bundle import Bundle, LinearContent, write_bundle
 from espalier.chunks import LARGEST_RANK, Chunks
 from espalier.engines.chunk_search import ChunkSearch, Wanted, _keep_best
 from espalier.engines.onnx_graph import OnnxEngine
@@ -162,6 +162,23 @@ def test_ranks_that_add_up_past_float32_find_nothing(tmp_path: Path, opened: Ope
     assert result.finite_B is not None
     assert result.finite_B.all()
     assert_sound(result, SearchParams.uniform(1, 4, 4), 4)
+
+
+@pytest.mark.parametrize("opened", [ReferenceEngine, *LINEAR_ENGINES])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_ranks_of_linear_scorers_that_add_up_past_float32_find_nothing(tmp_path: Path, opened: Open, sign: int) -> None:
+    """As above: weights of 1 at nodes 1 and 3, of 0 elsewhere."""
+    tree, ranking = tree_from_children([[2], [2, 2]], np.arange(4)), Ranking(own="logit", gamma=1)
+    bundle = make_linear_bundle(tmp_path, np.random.default_rng(1), tree, ranking, width=1)
+    chunks = Chunks(
+        np.array([0, 1, 2, 2]), np.zeros(2, np.int32), np.array([0, 1, 2]), np.zeros(2, np.uint16), np.ones(2, np.float32),
+        np.zeros(7, np.float32), 1,
+    )  # fmt: skip
+    content = LinearContent(tree, chunks, bundle.items, bundle.golden(), bundle.heldout())
+    bundle = write_bundle(tmp_path / "linear" / "2", draft_of(bundle), content)
+    queries = QueryBatch(bundle.manifest.query, sparse_rows(np.array([[sign * LARGEST]], np.float32)))
+    result = answer(opened(bundle), queries, SearchParams.uniform(1, 1 if sign > 0 else 4, 4))
+    assert result.item_rows_BM[0, : result.count_B[0]].tolist() == ([1] if sign > 0 else [2, 3, 1])
 
 
 @pytest.mark.parametrize("opened", GRAPH_ENGINES)

@@ -206,6 +206,16 @@ def test_equal_scores_keep_their_order(plain: Bundle) -> None:
     assert reranked.of(np.array([[1, 2, 3, 4, 6, 5]])).tolist() == [[2, 4, 6, 1, 3, 5]]
 
 
+@pytest.mark.parametrize("price", [3e38, -3e38])
+def test_a_score_that_is_not_finite_is_none_and_comes_after_those_that_are(plain: Bundle, price: float) -> None:
+    path = plain.path.parent / "31"
+    bundle = Bundle.open(path) if path.exists() else add_ranker(plain, {"item.price": 10.0}, version=31)
+    sent = [Sent(items={4: {"price": price}, 9: {"price": 1.0}, 2: {"price": 2.0}})]
+    reranked = Reranker(bundle).rerank(histories(bundle, []), result_of([[4, 9, 2, 8]]), 4, sent)
+    assert reranked.of(np.array([[4, 9, 2, 8]])).tolist() == [[2, 9, 8, 4]]
+    assert np.array_equal(reranked.score_BM[0], [20, 10, 0, np.nan], equal_nan=True)
+
+
 def test_nothing_found_is_nothing_ranked(ranked: Bundle) -> None:
     reranked = Reranker(ranked).rerank(histories(ranked, [], [1]), result_of([[], []], width=3), 3)
     assert reranked.place_BM.tolist() == [[0, 1, 2]] * 2
