@@ -48,6 +48,7 @@ def main() -> None:
             for times in options.times:
                 offered = times * capacity["accepted_per_s"]
                 overload = row(f"{times:g} times", open_loop(("127.0.0.1", port), requests, offered, options.seconds), options.seconds)
+                overload["times"], overload["p99_ms_unloaded"] = times, light["p99_ms"]
                 overload["goodput_share"] = overload["accepted_per_s"] / capacity["accepted_per_s"]
                 overload["p99_ratio_alone"] = overload["p99_ms"] / alone["p99_ms"]
                 overload["p99_ratio_light"] = overload["p99_ms"] / light["p99_ms"]

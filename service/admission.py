@@ -11,15 +11,18 @@ from collections.abc import Sequence
 RISE, FALL = 0.1, 0.5
 """Weight of the newest call in the running mean of what a query costs, where it cost more than expected and where less: one slow call (the
 first of all, say) is forgotten after a few others, before it has turned anybody away."""
-STANDING_S = 0.1
-"""How long the wait may stay above QUEUE_CALLS before it is a standing queue, and no burst."""
+STANDING_S = 0.05
+"""How long the wait may be longer than it would be in overload, before it is a standing queue and no burst."""
 OVERLOAD_S = 1.0
 """How long overload lasts at least, and how often it is asked whether it is over; clients are told to stay away as long."""
+FIRST_S = 0.25
+"""How long the load is counted for the first time, since that of a new overload is not known."""
 OVER_LOAD = 0.9
 """The load, as a share of what can be done, below which overload is over."""
-QUEUE_CALLS = 5.0
-"""Engine calls that a newcomer waits for at most in overload. With fewer the engine runs dry between random arrivals: at a load of 1, a
-queue of 5 calls keeps it busy for 91 % of the time, one of 1.5 calls for 73 %."""
+QUEUE_CALLS, MORE_CALLS = 2.0, 4.0
+"""Engine calls that a newcomer waits for at most in overload: QUEUE_CALLS + MORE_CALLS ÷ load. With fewer the engine runs dry between
+random arrivals, and the more often the nearer the load is to 1: there a queue of 6 calls keeps it busy for 93 % of the time and one of 1.5
+calls for 73 %; at a load of 10, 2.4 calls do."""
 STREAM_CALLS = 1.5
 """The same for streams at any time: they always have more to do, so that the engine never runs dry, and single requests keep their room."""
 SHORT_S = 0.003
@@ -73,9 +76,9 @@ class Cost:
 class Admission:
     """Whether one more request may wait.
 
-    A burst may fill the queue up to `burst_s`. A queue that overflows, or that never gets as short as QUEUE_CALLS engine calls within
+    A burst may fill the queue up to `burst_s`. A queue that overflows, or that never gets as short as `most_calls` engine calls within
     STANDING_S, is no burst: work comes faster than it can be done, and a long queue would only make everybody wait (CoDel, RFC 8289, on the
-    expected wait at arrival). From then on the queue is kept as short as QUEUE_CALLS (or SHORT_S, if that is longer).
+    expected wait at arrival). From then on the queue is kept as short as `most_calls` (or SHORT_S, if that is longer).
 
     Overload is over once the load was below OVER_LOAD for OVERLOAD_S. The load is how many arrivals found the engine busy, over how many
     were accepted: random arrivals see what is the case on average, and the engine was busy with the accepted alone.
@@ -85,13 +88,14 @@ class Admission:
     max_queue   most queries that wait, whatever they cost
     burst_s     longest expected wait
     overloaded  as of the last arrival
+    most_calls  engine calls that a newcomer waits for at most in overload, by the load of the last OVERLOAD_S
     """
 
     def __init__(self, max_queue: int, burst_s: float) -> None:
         self.max_queue, self.burst_s = max_queue, burst_s
-        self.overloaded = False
+        self.overloaded, self.most_calls = False, QUEUE_CALLS + MORE_CALLS
         self._standing_since: float | None = None
-        self._since = 0.0  # of the time whose load is counted
+        self._since, self._count_s = 0.0, OVERLOAD_S  # the time whose load is counted
         self._accepted, self._busy = 0, 0  # queries in it that were accepted, and those that found the engine busy, refused or not
 
     def refuses(self, now: float, waiting: int, queries: int, wait_s: float, call_s: float) -> bool:
@@ -100,7 +104,7 @@ class Admission:
         now     seconds of any one clock
         wait_s  what the queue before it is expected to take · call_s  what an engine call is
         """
-        short = not self._is_longer(waiting, queries, wait_s, self._short_s(call_s, QUEUE_CALLS))
+        short = not self._is_longer(waiting, queries, wait_s, self._short_s(call_s, self.most_calls))
         if short:
             self._standing_since = None
         elif self._standing_since is None:
@@ -110,7 +114,7 @@ class Admission:
             if not standing and not self._is_longer(waiting, queries, wait_s, self.burst_s):
                 return False
             self.overloaded = True
-            self._count_from(now)
+            self._count_from(now, FIRST_S)
         if not short:
             self._busy += queries
         return not short
@@ -125,14 +129,16 @@ class Admission:
         return not self._is_longer(waiting, queries, wait_s, self._short_s(call_s, STREAM_CALLS))
 
     def _in_overload(self, now: float) -> bool:
-        if self.overloaded and now - self._since >= OVERLOAD_S:
+        if self.overloaded and now - self._since >= self._count_s:
             paused = now - self._since >= 2 * OVERLOAD_S  # nobody has come for a while
-            self.overloaded = not paused and self._busy >= OVER_LOAD * self._accepted
-            self._count_from(now)
+            load = self._busy / max(self._accepted, 1)
+            self.overloaded = not paused and (load >= OVER_LOAD or self._count_s < OVERLOAD_S)
+            self.most_calls = QUEUE_CALLS + MORE_CALLS / (max(load, 1.0) if self.overloaded else 1.0)
+            self._count_from(now, OVERLOAD_S)
         return self.overloaded
 
-    def _count_from(self, now: float) -> None:
-        self._since, self._accepted, self._busy = now, 0, 0
+    def _count_from(self, now: float, seconds: float) -> None:
+        self._since, self._count_s, self._accepted, self._busy = now, seconds, 0, 0
 
     def _short_s(self, call_s: float, calls: float) -> float:
         return min(max(calls * call_s, SHORT_S), self.burst_s)

@@ -148,6 +148,11 @@ class Batcher:
             self._make_room()
             del parts  # an exception in them holds this frame, and with it whoever called
 
+    @property
+    def overloaded(self) -> bool:
+        """Whether more has been asked for than can be done, as of the last request."""
+        return self._admission.overloaded
+
     def check_room(self, queries: int) -> None:
         """Raise QueueFull where `search` would, before anything has been spent on the request."""
         with self._lock:

@@ -29,7 +29,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.chunked import ChunkedBody, MalformedChunk
-from service.errors import problem, response
+from service.errors import answer, problem
 
 log = logging.getLogger(__name__)
 
@@ -428,4 +428,4 @@ class Connection(HttpToolsProtocol):
             await self.config.loaded_app(scope, receive, send)
             return
         self._shared.refused("too_many")
-        await response(problem(503, TOO_MANY), {"Retry-After": "1", "Connection": "close"})(scope, receive, send)
+        await answer(send, problem(503, TOO_MANY), {"Retry-After": "1", "Connection": "close"})

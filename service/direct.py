@@ -75,6 +75,7 @@ class Retrieve:
         seen: Seen = scope[Seen.KEY]
         self.keys.check("retrieve", seen.authorization)
         check_type(seen.content_type, JSON_TYPES)
+        self._check_room(seen)
         with self.bodies.holding() as room:
             request = await parsed(await read_body(receive, self.settings.body_timeout_s, room))
         with self.answers.holding() as room:
@@ -94,6 +95,18 @@ class Retrieve:
             taken = await send_body(send, scope, retrieved.body, self.settings.write_timeout_s)
         if not taken:
             raise ClientGone("The client does not take its answer.")
+
+    def _check_room(self, seen: Seen) -> None:
+        """Raise QueueFull before the body is even parsed, where it can only mean one version, and that one is overloaded."""
+        only = self.registry.only()
+        if only is None or not only.batcher.overloaded:
+            return
+        try:
+            only.batcher.check_room(1)
+        except QueueFull:
+            seen.model = only.name
+            self.metrics.shed(only.name)
+            raise
 
 
 class Stream:

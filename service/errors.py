@@ -38,6 +38,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match
+from starlette.types import Send
 
 from espalier.errors import DeviceUnavailable, EspalierError, InvalidInput
 
@@ -229,6 +230,15 @@ def internal_problem() -> dict[str, Any]:
 def response(document: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
     """A problem document as an answer."""
     return Response(orjson.dumps(document), document["status"], headers, media_type="application/problem+json")
+
+
+async def answer(send: Send, document: Mapping[str, Any], headers: Mapping[str, str]) -> None:
+    """The same without the framework, whose layers cost more than saying no should: in overload most answers are refusals."""
+    body = orjson.dumps(document)
+    lines = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))]
+    lines += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": document["status"], "headers": lines})
+    await send({"type": "http.response.body", "body": body})
 
 
 def install(app: FastAPI) -> None:

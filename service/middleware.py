@@ -159,7 +159,7 @@ class Edge:
                 log_failure(seen)
             if status:  # the answer has begun; the server can only cut it off
                 raise
-            await errors.response(*(described or (errors.internal_problem(), None)))(scope, receive, send_marked)
+            await errors.answer(send_marked, *(described or (errors.internal_problem(), {})))
         finally:
             if direct is not None and status:
                 self._account(path, seen, status)

@@ -117,6 +117,13 @@ class Registry:
         except KeyError:
             raise ModelNotFound(f"There is no model {name!r}. Models: {', '.join(self.entries)}.") from None
 
+    def only(self) -> LoadedModel | None:
+        """The version that serves, where there is just one of one model."""
+        if len(self.entries) > 1 or self.draining:
+            return None
+        entry = next(iter(self.entries.values()))
+        return entry.loaded if len(entry.ready) == 1 else None
+
     def choose(self, name: str | None, version: int | None) -> LoadedModel:
         """The version that a request means: by name, or of the only model; by number, or the default.
 
