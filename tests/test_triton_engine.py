@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.trained_bundles import trained_kind
 from espalier import open_engine
 from espalier.bundle import Bundle
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
@@ -35,7 +36,6 @@ from espalier.tree import complete_tree
 from tests.builders import make_bundle, random_masks, random_queries, random_tree
 from tests.compile_kernels import Recorder
 from tests.test_signature import assert_alone_as_together, assert_best_beams, assert_same, draw, shapes
-from tests.trained import trained_kind
 
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
     pytest.skip("triton is not installed", allow_module_level=True)
