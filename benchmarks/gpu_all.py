@@ -1,4 +1,4 @@
-"""Everything that is to be known of a GPU, by one command: are the engines right on this card, how fast are they, and what do they wait for.
+"""Everything that is to be known of a GPU, by one command: are the engines right on this card, how fast are they, what do they wait for.
 
     python -m benchmarks.gpu_all --out DIR [--quick] [--minutes N] [--only STAGE,STAGE] [--again] [--keep]
     python -m benchmarks.gpu_all --out DIR --summary
@@ -9,13 +9,13 @@ profile; the service; training; sizes of tiles. All of them take at most 30 minu
 
 DIR/gpu_all.jsonl gets a line as soon as something is known, DIR/gpu_all.log what the stages print, and the report comes last, after a
 signal too: DIR/gpu_all_<card>_<date>.json and .md. Run it again with the same DIR to go on: a stage whose lines are complete, from this
-card and this code, is not run again; those that never ended come before those that failed. A stage that crashes, hangs or runs out of
-memory leaves a line, and the others go on.
+card, this code and these versions, is not run again; those that never ended come before those that failed. A stage that crashes, hangs or
+runs out of memory leaves a line, and the others go on.
 
 --minutes  end by then, as where a command may run for ten minutes, and begin no stage with less than half of its time; then run it again
 --only     these stages alone, with `card`
 --again    whatever DIR holds
---keep     lines of other code count as complete
+--keep     lines of other code and versions count as complete
 --summary  the report of what DIR holds, nothing else
 
 Exit status: 0 all is done and right; 1 something is wrong or a stage failed; 2 there is no NVIDIA GPU: only correctness was checked, on
@@ -63,7 +63,7 @@ class Run:
     """One run of the command.
 
     end     time.monotonic() after which nothing may run; None: no limit
-    key     of card, mode and code; lines of another one do not count
+    key     of card, mode, code and versions; lines of another one do not count
     """
 
     out: Path
@@ -147,9 +147,9 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def digest() -> str:
-    """Of the code that is measured and of that which measures."""
-    found = hashlib.sha256()
+def digest(versions: object) -> str:
+    """Of the code that is measured, of that which measures, and of the versions of what they use."""
+    found = hashlib.sha256(json.dumps(versions, sort_keys=True).encode())
     for folder in CODE:
         for path in sorted((ROOT / folder).rglob("*.py")):
             found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
@@ -214,7 +214,7 @@ def main(arguments: Sequence[str] | None = None, stages: Sequence[Stage] = STAGE
     parser.add_argument("--minutes", type=float, help="end in so many minutes; run again to go on")
     parser.add_argument("--only", help=f"stages, comma-separated: {', '.join(names)}")
     parser.add_argument("--again", action="store_true", help="run stages whose lines are complete, too")
-    parser.add_argument("--keep", action="store_true", help="lines of other code count as complete")
+    parser.add_argument("--keep", action="store_true", help="lines of other code and versions count as complete")
     parser.add_argument("--summary", action="store_true", help="write the report of the lines that are there, run nothing")
     given = parser.parse_args(arguments)
     wanted = given.only.split(",") if given.only else names
@@ -250,7 +250,7 @@ def _run(run: Run, stages: Sequence[Stage], asked: Sequence[Stage], given: argpa
     if not found.get("gpu"):
         run.mode = "without-gpu"
         print("no NVIDIA GPU: correctness alone is checked, on tiny trees in Triton's interpreter", flush=True)
-    run.card, run.key = found.get("card"), f"{found.get('card')}, {run.mode}, {digest()}"
+    run.card, run.key = found.get("card"), f"{found.get('card')}, {run.mode}, {digest(found.get('versions'))}"
     at_once = max(1, len(os.sched_getaffinity(0)) // 2)
     return run_all(run, chosen(_runnable(run, asked), run, given.again, given.keep), at_once)
 

@@ -29,8 +29,8 @@ from training.scorers.model import NodeScorer, export_graphs, new_scorer
 
 BLOCK = 1 << 16
 """Node rows that are drawn from one seed."""
-VALUES = np.linspace(-0.85, 0.85, 1 << 15).astype(np.float16)
-"""What their numbers are drawn from."""
+SIGN_AND_FRACTION, EXPONENT = np.uint16(0x83FF), np.uint16(0x3400)
+"""Of a float16's bits: with these, random ones make numbers between 0.25 and 0.5 of either sign, faster than any other way."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,13 @@ class _Rows:
 
     def __getitem__(self, rows: slice) -> NDArray[np.float16]:
         start, stop, _ = rows.indices(len(self))
-        drawn = [
-            VALUES[np.random.default_rng(block).integers(0, len(VALUES), (BLOCK, self.shape[1]), np.uint16)]
-            for block in range(start // BLOCK, -(-stop // BLOCK))
-        ]
-        return np.concatenate(drawn)[start % BLOCK : start % BLOCK + stop - start]
+        first, after = start // BLOCK, -(-stop // BLOCK)
+        drawn = np.empty(((after - first) * BLOCK, self.shape[1]), np.uint16)
+        for block, part in zip(range(first, after), drawn.reshape(-1, BLOCK, self.shape[1]), strict=True):
+            raw = np.random.default_rng(block).integers(0, 1 << 64, part.size // 4, np.uint64, endpoint=False)
+            np.bitwise_and(raw.view(np.uint16).reshape(part.shape), SIGN_AND_FRACTION, out=part)
+        drawn |= EXPONENT
+        return drawn.view(np.float16)[start % BLOCK : start % BLOCK + stop - start]
 
 
 def scorer_of(form: str) -> NodeScorer:
@@ -66,7 +68,7 @@ def scorer_of(form: str) -> NodeScorer:
     return new_scorer(FORMS[form].scorer, PAPER_WINDOWS, 64)
 
 
-@lru_cache(1)
+@lru_cache(2)
 def model_of(height: int, form: str = "mlp") -> Bundle:
     """A bundle of 2^height items that is nowhere on disk."""
     length, model = sum(PAPER_WINDOWS), scorer_of(form)

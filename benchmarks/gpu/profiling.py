@@ -22,7 +22,7 @@ from benchmarks.gpu.search_speed import M, filled_cell, work
 from benchmarks.gpu.sparse_speed import M as LABELS
 from benchmarks.gpu.sparse_speed import model_of as linear_model_of
 from benchmarks.gpu.sparse_speed import queries_of
-from benchmarks.gpu.timing import captured, ceilings, milliseconds, wait
+from benchmarks.gpu.timing import captured, ceilings, milliseconds, significant, wait
 from espalier.engines.gpu import TritonEngine
 from espalier.engines.gpu_cells import Cell, Grid
 from espalier.engines.sparse_gpu import SparseCudaEngine
@@ -64,9 +64,9 @@ def profile(
                 ms = milliseconds(searched)
                 flops, read = work(engine, form, beam, batch, 2)
                 row: Row = {"case": f"{case}: against the card", "ok": True, "ms": round(ms, 4)}
-                row |= {"mflop": round(flops / 1e6, 2), "mb": round(read / 1e6, 2)}
-                row |= {"share_of_tflops": round(flops / ms / 1e9 / best["tflops"], 4)}
-                yield row | {"share_of_gb_per_s": round(read / ms / 1e6 / best["gb_per_s"], 4)}
+                row |= {"mflop": significant(flops / 1e6), "mb": significant(read / 1e6)}
+                row |= {"share_of_tflops": significant(flops / ms / 1e9 / best["tflops"])}
+                yield row | {"share_of_gb_per_s": significant(read / ms / 1e6 / best["gb_per_s"])}
                 whole = milliseconds(partial(engine.search, queries, params), 5)
                 with engine.running():
                     encoder = milliseconds(captured(cell.launch_encoder))

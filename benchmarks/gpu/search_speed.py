@@ -30,7 +30,7 @@ from torch import Tensor
 
 from benchmarks.gpu.graph_models import FORMS, TorchSearch, items_of, model_of, with_rows_in_memory
 from benchmarks.gpu.lines import Row, reason
-from benchmarks.gpu.timing import captured, milliseconds, wait
+from benchmarks.gpu.timing import captured, milliseconds, significant, wait
 from espalier.bundle import Bundle
 from espalier.eligibility import node_mask
 from espalier.engines import onnx_graph
@@ -133,25 +133,24 @@ def tune(
     """The search under other sizes of tiles and passes, one changed at a time; a row with the fastest of each case comes last."""
     tried = [Tuning(), *(replace(Tuning(), **{name: value}) for name, values in TUNED.items() for value in values)]
     rng = np.random.default_rng(1)
-    for form in forms:
+    fastest: dict[tuple[str, int, int], Row] = {}
+    for tuning, form in itertools.product(tried, forms):
+        changed = {name: value for name, value in asdict(tuning).items() if value != getattr(Tuning(), name)}
         bundle = model_of(height, form)
-        fastest: dict[tuple[int, int], Row] = {}
-        for tuning in tried:
-            changed = {name: value for name, value in asdict(tuning).items() if value != getattr(Tuning(), name)}
-            with closing(_engine(bundle, device, "float16", batches, tuning)) as engine:
-                for batch, beam in itertools.product(batches, beams):
-                    m = min(M, beam, bundle.tree.item_count)
-                    queries = QueryBatch(bundle.manifest.query, rng.integers(0, bundle.tree.item_count, (batch, sum(PAPER_WINDOWS))))
-                    row = _measured(engine, form, beam, batch, "triton", partial(_graph_of_search, engine, queries, beam, m))
-                    row |= {"tuning": changed, "case": f"{row['case']}, {changed or 'as it is'}"}
-                    yield row
-                    if not row["ok"]:
-                        continue
-                    best = fastest.setdefault((batch, beam), row | {"as_it_is_ms": row["ms"]})
-                    if row["ms"] < best["ms"]:
-                        fastest[batch, beam] = row | {"as_it_is_ms": best["as_it_is_ms"]}
-        for row in fastest.values():
-            yield row | {"case": f"fastest: {row['case']}"}
+        with closing(_engine(bundle, device, "float16", batches, tuning)) as engine:
+            for batch, beam in itertools.product(batches, beams):
+                m = min(M, beam, bundle.tree.item_count)
+                queries = QueryBatch(bundle.manifest.query, rng.integers(0, bundle.tree.item_count, (batch, sum(PAPER_WINDOWS))))
+                row = _measured(engine, form, beam, batch, "triton", partial(_graph_of_search, engine, queries, beam, m))
+                row |= {"tuning": changed, "case": f"{row['case']}, {changed or 'as it is'}"}
+                yield row
+                if not row["ok"]:
+                    continue
+                best = fastest.setdefault((form, batch, beam), row | {"as_it_is_ms": row["ms"]})
+                if row["ms"] < best["ms"]:
+                    fastest[form, batch, beam] = row | {"as_it_is_ms": best["as_it_is_ms"]}
+    for row in fastest.values():
+        yield row | {"case": f"fastest: {row['case']}"}
 
 
 def _engine(
@@ -227,7 +226,7 @@ def _measured(
     if masked or name == "exhaustive":  # what a mask closes is neither read nor scored
         return row
     flops, read = work(engine, form, beam, batch, {"float32": 4}.get(precision, 2))
-    return row | {"tflops": round(flops / ms / 1e9, 3), "gb_per_s": round(read / ms / 1e6, 1)}
+    return row | {"tflops": significant(flops / ms / 1e9), "gb_per_s": significant(read / ms / 1e6)}
 
 
 def _inner_product(height: int, batch: int, device: Literal["cuda", "cpu"]) -> Row:

@@ -50,7 +50,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def end_with_parent() -> None:
-    """End this stage, and what it started, soon after the process that began it is gone. A stage has a session of its own to be ended in."""
+    """End this stage, and what it started, soon after the process that began it is gone; in a session of its own alone."""
     parent = os.getppid()
 
     def watch() -> None:

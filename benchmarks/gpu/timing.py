@@ -55,4 +55,9 @@ def ceilings(size: int = 8192, copied: int = 1 << 30) -> dict[str, float]:
     products = milliseconds(partial(torch.mm, a, a))
     block = torch.ones(copied, dtype=torch.uint8, device=device)
     copies = milliseconds(partial(torch.empty_like(block).copy_, block))
-    return {"tflops": round(2 * size**3 / products / 1e9, 1), "gb_per_s": round(2 * copied / copies / 1e6, 1)}
+    return {"tflops": significant(2 * size**3 / products / 1e9), "gb_per_s": significant(2 * copied / copies / 1e6)}
+
+
+def significant(value: float) -> float:
+    """To four digits."""
+    return float(f"{value:.4g}")
