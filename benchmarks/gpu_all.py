@@ -159,7 +159,8 @@ def digest(versions: object) -> str:
 def chosen(stages: Sequence[Stage], run: Run, again: bool, keep: bool) -> list[Stage]:
     """The stages that are to be run: those that never came to an end, then those that failed."""
     attempts = {} if again else latest(read(run.lines))
-    new, failed = [], []
+    new: list[Stage] = []
+    failed: list[Stage] = []
     for stage in stages:
         attempt = attempts.get(stage.name)
         if attempt is None or attempt.status in (None, CUT_EARLY):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import NormalizedName, canonicalize_name
 
 from benchmarks.gpu import report
 from benchmarks.gpu.lines import COLUMNS, append, latest, read
@@ -259,11 +263,65 @@ def test_all_stages_together_end_in_time(mode: Any, minutes: int) -> None:
 
 def test_stages_have_names_of_their_own_and_only_what_measures_no_time_shares_the_machine() -> None:
     assert len({stage.name for stage in STAGES}) == len(STAGES)
-    assert {stage.function.split(":")[0] for stage in STAGES if stage.group} == {"benchmarks.gpu.correctness"}
+    assert {stage.function.split(":")[0].split(".")[-1] for stage in STAGES if stage.group} == {"correctness", "memory_accesses"}
 
 
 def test_a_run_on_another_set_of_cores_has_the_same_stages() -> None:
     assert [stage.name for group in groups(STAGES) for stage in group] == [stage.name for stage in STAGES]
+
+
+WHEELS = ROOT / "benchmarks" / "gpu" / "wheels.txt"
+IMPORTS = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(*{n.split('.')[0] for n in sys.modules})"
+
+
+def wheels() -> tuple[dict[NormalizedName, str], set[NormalizedName]]:
+    """The wheels that are carried, with their versions, and what a machine has of its own."""
+    lines = WHEELS.read_text().splitlines()
+    carried = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in carried.items()}, {
+        canonicalize_name(name) for line in lines if line.startswith("# base:") for name in line.split()[2:]
+    }
+
+
+def needs(name: NormalizedName) -> set[NormalizedName]:
+    """What a package that is installed here needs."""
+    try:
+        wanted = map(Requirement, metadata.requires(name) or ())
+    except metadata.PackageNotFoundError:
+        return set()
+    return {canonicalize_name(need.name) for need in wanted if need.marker is None or need.marker.evaluate({"extra": ""})}
+
+
+def closed(names: set[NormalizedName]) -> set[NormalizedName]:
+    """Packages and all that they need."""
+    found, new = set(names), set(names)
+    while new:
+        new = {need for name in new for need in needs(name)} - found
+        found |= new
+    return found
+
+
+def test_carried_wheels_are_of_the_tested_versions_and_need_nothing_that_is_missing() -> None:
+    carried, base = wheels()
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines if line[0] != "#")}
+    assert {name: version for name, version in pinned.items() if name in carried} == carried
+    missing = {need for name in carried for need in needs(name)} - set(carried) - base
+    assert missing == set()
+
+
+def test_the_stages_import_nothing_but_what_a_machine_has_or_is_carried() -> None:
+    carried, base = wheels()
+    modules = {stage.function.split(":")[0] for stage in STAGES}
+    if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
+        pytest.skip("triton is not installed")
+    command = [sys.executable, "-c", IMPORTS, *sorted(modules), "service.__main__", "benchmarks.gpu_all"]
+    imported = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    allowed, sources = closed(set(carried) | base) | {canonicalize_name("espalier")}, metadata.packages_distributions()
+    assert {"torch", "triton", "fastapi", "pydantic"} <= set(imported)
+    named = {module: {canonicalize_name(name) for name in sources[module]} for module in imported if module in sources}
+    without = {"yaml", "charset_normalizer"}  # others import them where they are there, and do without
+    assert {module: names for module, names in named.items() if not names & allowed and module not in without} == {}
 
 
 # -- the report -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 
 from benchmarks.gpu import correctness
 from benchmarks.gpu.lines import Row
-from espalier.engines import gpu_cells
+from benchmarks.gpu.memory_accesses import sanitized
+from espalier.engines import gpu_cells, onnx_graph
 from espalier.engines.gpu import TritonEngine
 from espalier.engines.onnx_graph import OnnxEngine
 from espalier.engines.sparse_gpu import SparseCudaEngine
@@ -111,7 +112,7 @@ def test_answers_that_depend_on_the_batch_are_found(monkeypatch: pytest.MonkeyPa
             result = super().search(queries, params)
             return replace(result, ranks_BM=result.ranks_BM + np.float32(len(queries) - 1) / 64)
 
-    monkeypatch.setattr(correctness.onnx_graph, "OnnxEngine", Uneven)
+    monkeypatch.setattr(onnx_graph, "OnnxEngine", Uneven)
     assert "differs between alone and in a batch of 2" in wrong(correctness.onnx_cuda(6, "cpu"))["alone"]
 
 
@@ -147,7 +148,7 @@ def test_kernels_that_fail_are_no_reason_for_another_engine(monkeypatch: pytest.
 
 def test_without_a_checker_of_memory_accesses_a_row_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert list(correctness.sanitized(10)) == [{"case": "compute-sanitizer", "ok": None, "note": "not installed"}]
+    assert list(sanitized(10)) == [{"case": "compute-sanitizer", "ok": None, "note": "not installed"}]
 
 
 @pytest.mark.parametrize("finds", [False, True])
@@ -157,7 +158,7 @@ def test_what_the_checker_of_memory_accesses_finds_is_wrong(monkeypatch: pytest.
     tool.write_text('#!/bin/sh\necho "========= ERROR SUMMARY: 2 errors"\nexit 3\n' if finds else '#!/bin/sh\nshift 2\nexec "$@"\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (row,) = correctness.sanitized(400, ["sparse_cuda"], "cpu")
+    (row,) = sanitized(400, ["sparse_cuda"], "cpu")
     assert (row["case"], row["ok"]) == ("compute-sanitizer, sparse_cuda", not finds)
     assert (row["cases"] > 5) == (not finds)
     assert ("ERROR SUMMARY: 2 errors" in row["note"]) == finds

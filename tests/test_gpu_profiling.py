@@ -6,6 +6,7 @@ import importlib.util
 from typing import Any
 
 import pytest
+import torch
 
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -13,7 +14,7 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 from benchmarks.gpu import profiling, timing
 from benchmarks.gpu.card import card
 from benchmarks.gpu.graph_models import model_of
-from benchmarks.gpu.profiling import Span, marking, profile, summary
+from benchmarks.gpu.profiling import Span, marking, profile, summary, traced
 from benchmarks.gpu.search_speed import filled_cell
 from benchmarks.gpu.timing import ceilings
 from benchmarks.gpu.training_speed import training
@@ -31,6 +32,10 @@ def test_launches_and_the_time_between_them() -> None:
     assert found == {
         "ms": 0.021, "launches": 3, "busy_us": 19, "gap_us": 2, "median_gap_us": 1, "kernels": {"score": [2, 16], "select": [1, 8]}
     }  # fmt: skip
+
+
+def test_what_runs_on_the_host_is_no_launch() -> None:
+    assert traced(lambda: torch.ones(3) + 1) == []
 
 
 def test_runs_that_differ_in_their_launches_are_not_compared() -> None:

@@ -1,6 +1,6 @@
 """The `triton` engine, in Triton's interpreter: it searches as the reference does. Its kernels are compiled for a GPU as well.
 
-What only a GPU can show (CUDA graphs, the compiled kernels' answers, times) is `python -m benchmarks.engine_gpu --check`.
+What only a GPU can show (CUDA graphs, the compiled kernels' answers, times) is for `python -m benchmarks.gpu_all`.
 """
 
 from __future__ import annotations

@@ -15,12 +15,7 @@ Legend: B queries, E exclusions, M results.
 from __future__ import annotations
 
 import itertools
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -32,7 +27,7 @@ import torch
 
 from benchmarks.engine_checks import differences, wrong_alone, wrong_beams
 from benchmarks.gpu.graph_models import model_of, scorer_of
-from benchmarks.gpu.lines import Row, read, reason
+from benchmarks.gpu.lines import Row, reason
 from benchmarks.gpu.search_speed import M, agreement, filled_cell
 from benchmarks.gpu.sparse_speed import AGREED, queries_of
 from benchmarks.gpu.sparse_speed import model_of as linear_model_of
@@ -68,6 +63,7 @@ BATCHES = {"cuda": (1, 3, 40), "cpu": (1, 2)}
 GRIDS = {"cuda": Grid(batches=(1, 4, 64), wanted=(64, 256), closed=16), "cpu": Grid(batches=(1, 2), wanted=(64,), closed=16)}
 OVERLAP: dict[Precision, float] = {"float32": 1.0, "float16": 0.97, "bfloat16": 0.8}
 """Of the answers that float32 gives with 2^16 items."""
+FLOAT32: Precision = "float32"
 
 
 # -- the engines ----------------------------------------------------------------------------------------------------------
@@ -123,40 +119,6 @@ def onnx_cuda(cases: int, device: Device = "cuda", seed: int = 1) -> Iterator[Ro
     name = f"onnx-{device}"
     yield from exported_cases(name, opened, EXPORTED, "float32")
     yield from graph_cases(name, opened, GRAPH_FORMS, "float32", cases, device, onnx_graph.OnnxEngine.rounding, True, seed)
-
-
-def sanitized(seconds: float, functions: Sequence[str] = ("triton", "sparse_cuda"), device: Device = "cuda") -> Iterator[Row]:
-    """The memory accesses of our engines on few cases, under compute-sanitizer where it is installed. functions: of this module."""
-    tool = shutil.which("compute-sanitizer")
-    if tool is None:
-        yield {"case": "compute-sanitizer", "ok": None, "note": "not installed"}
-        return
-    each = seconds / len(functions)
-    for function in functions:
-        given = f'{{"precision": "float32", "cases": 2, "large": false, "cuda_graphs": false, "device": "{device}"}}'
-        with tempfile.TemporaryDirectory() as folder:
-            rows = Path(folder) / "rows.jsonl"
-            child = [sys.executable, "-m", "benchmarks.gpu.stage", str(rows), function, __name__, function, given, str(each / 2), ""]
-            # torch's own store of memory would hide what is accessed beyond an array's end.
-            environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-            begin = time.monotonic()
-            try:
-                done = subprocess.run(
-                    [tool, "--error-exitcode", "3", *child],
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=seconds / 2,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                yield {"case": f"compute-sanitizer, {function}", "ok": None, "note": f"left out: {each:.0f} s were over"}
-                continue
-            print(done.stdout[-4000:], done.stderr[-4000:], flush=True)
-            found = [line for line in done.stdout.splitlines() if "ERROR SUMMARY" in line or "Invalid" in line]
-            row: Row = {"case": f"compute-sanitizer, {function}", "ms": round((time.monotonic() - begin) * 1e3)}
-            checked = sum(line["ok"] is True for line in read(rows))
-            yield row | {"ok": done.returncode != 3 and checked > 0, "cases": checked, "note": "; ".join(found[:3])[:500]}
 
 
 # -- the cases ------------------------------------------------------------------------------------------------------------
@@ -298,7 +260,7 @@ def _large(precision: Precision, device: Device) -> Iterator[Row]:
     queries = QueryBatch(bundle.manifest.query, np.random.default_rng(1).integers(0, items, (batch, sum(PAPER_WINDOWS))))
     grid = Grid(batches=(batch,), wanted=(256,))
     found = {}
-    for each in dict.fromkeys((precision, cast(Precision, "float32"))):
+    for each in dict.fromkeys((precision, FLOAT32)):
         with closing(TritonEngine(bundle, device, each, grid)) as engine, torch.no_grad():
             for beam in (min(200, items // 2), wide):
                 found[each, beam] = engine.search(queries, SearchParams.uniform(batch, beam, m)).item_rows_BM

@@ -103,14 +103,16 @@ def _launches(case: str, run: Callable[[], object]) -> Row:
 
 def traced(run: Callable[[], object]) -> list[Span]:
     """What RUNS runs did on the device, in the order of their starts."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
     run()
     wait()
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(RUNS):
             run()
             wait()
-    on_device = [event for event in profiler.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
+    on_device = [event for event in profiler.events() or () if event.device_type.name == "CUDA"]
     return sorted((Span(event.name, event.time_range.start, event.time_range.end) for event in on_device), key=lambda span: span.start)
 
 
@@ -151,13 +153,13 @@ def _parts(case: str, cell: Cell[Any], state: Any) -> Row:
         marks: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
         def marked(name: str, run: Callable[..., object], *given: Any, marks: list[Any] = marks) -> None:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch leaves it untyped
             begin.record()
             run(*given)
             end.record()
             marks.append((name, begin, end))
 
-        torch.cuda._sleep(AHEAD)
+        torch.cuda._sleep(AHEAD)  # type: ignore[no-untyped-call]
         marking(cell, marked, state)
         wait()
         for name, begin, end in marks:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -81,7 +81,7 @@ def _models(folder: Path, height: int, beam: int, precision: Literal["float32", 
     model = scorer_of("mlp")
     graphs = export_graphs(model, "history_nodes", torch.zeros((2, height + 1, length), dtype=torch.int64))
     tree = complete_tree(rng.permutation(1 << height), 2)
-    limits = {"beam_size": beam, "m": M, "max_beam_size": beam, "max_m": M}
+    limits: dict[str, Any] = {"beam_size": beam, "m": M, "max_beam_size": beam, "max_m": M}
     for version in (1, 2):
         bundle = make_bundle(
             folder, rng, tree, integer=False, name=ITEMS_MODEL, width=FORMS["mlp"].scorer.node_dim, length=length, version=version,
@@ -239,7 +239,7 @@ def _used() -> int:
     if not torch.cuda.is_available():
         return 0
     free, total = torch.cuda.mem_get_info()
-    return cast(int, total - free)
+    return total - free
 
 
 def _settled(before: int, seconds: float = 10.0) -> int:

@@ -58,7 +58,7 @@ STAGES: tuple[Stage, ...] = (
         for precision in PRECISIONS
     ),
     _correctness("onnx-cuda", "onnx_cuda", {}, 42, {}),
-    Stage("memory-accesses", "benchmarks.gpu.correctness:sanitized", ({"seconds": 240}, 260), group="correctness"),
+    Stage("memory-accesses", "benchmarks.gpu.memory_accesses:sanitized", ({"seconds": 240}, 260), group="correctness"),
     Stage(
         "search-2^20",
         "benchmarks.gpu.search_speed:search",
