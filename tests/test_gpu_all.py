@@ -315,7 +315,9 @@ def test_the_stages_import_nothing_but_what_a_machine_has_or_is_carried() -> Non
     modules = {stage.function.split(":")[0] for stage in STAGES}
     if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
         pytest.skip("triton is not installed")
-    command = [sys.executable, "-c", IMPORTS, *sorted(modules), "service.__main__", "benchmarks.gpu_all"]
+    from benchmarks.gpu.service import NEEDED  # it imports triton
+
+    command = [sys.executable, "-c", IMPORTS, *sorted(modules), "service.__main__", "benchmarks.gpu_all", *NEEDED]
     imported = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     allowed, sources = closed(set(carried) | base) | {canonicalize_name("espalier")}, metadata.packages_distributions()
     assert {"torch", "triton", "fastapi", "pydantic"} <= set(imported)
