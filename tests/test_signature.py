@@ -17,9 +17,10 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
+from benchmarks.engine_checks import differences, replayed, wrong_alone, wrong_beams
 from espalier.bundle import Bundle
 from espalier.engines.compose import Plan, compose
 from espalier.engines.onnx_graph import WIDE, Grid, OnnxEngine
@@ -27,7 +28,7 @@ from espalier.engines.reference import ReferenceEngine, Step
 from espalier.engines.runtime import ort
 from espalier.errors import InvalidQuery
 from espalier.queries import QueryBatch
-from espalier.search import Engine, LevelTrace, NodeMask, SearchParams, SearchResult
+from espalier.search import Engine, NodeMask, SearchParams, SearchResult
 from tests.builders import make_bundle, random_masks, random_queries, random_tree
 
 SMALL_GRID = Grid(batches=(2, 4), wanted=(8, 64), excluded=64)
@@ -109,61 +110,26 @@ def test_kept_beams_are_the_best_with_real_weights(
 
 
 def assert_same(got: SearchResult, expected: SearchResult) -> None:
-    for name in ("item_rows_BM", "ranks_BM", "scores_BM", "count_B", "complete_B"):
-        assert_array_equal(getattr(got, name), getattr(expected, name), name)
+    assert differences(got, expected) == []
 
 
 def assert_best_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> None:
     """The engine's beams, traced, are among the best by the reference's scores."""
-    reference = ReferenceEngine(bundle)
-    result = engine.search(queries, replace(params, trace=True))
-    assert result.trace is not None
-    for b in range(len(queries)):
-        start = bundle.tree.start_level(1 << int(params.beam_size_B[b]).bit_length() - 1)
-        levels = {level.level: level for level in result.trace if level.level >= start}  # above it other buckets' queries were scored
-        kept = {h: level.nodes_BK[b][level.nodes_BK[b] >= 0] for h, level in levels.items()}
-        for step in replay(reference, queries, params, b, kept, engine.rounding):
-            if step.level in levels:
-                assert_candidates(levels[step.level], b, step, engine.rounding)
-    assert_array_equal(engine.search(queries, params).item_rows_BM, result.item_rows_BM)
+    assert wrong_beams(engine, bundle, queries, params) == []
 
 
 def assert_alone_as_together(engine: Engine, queries: QueryBatch, params: SearchParams) -> None:
     """Each query gets the same answer alone as in the batch."""
-    together = engine.search(queries, params)
-    for b in range(len(queries)):
-        one = np.array([b])
-        alone = engine.search(queries.take(one), params.take(one))
-        m = params.m_B[b]
-        assert_array_equal(alone.item_rows_BM[0], together.item_rows_BM[b, :m])
-        assert_array_equal(alone.ranks_BM[0], together.ranks_BM[b, :m])
+    assert wrong_alone(engine, queries, params) == []
 
 
 def replay(
     reference: ReferenceEngine, queries: QueryBatch, params: SearchParams, b: int, kept: dict[int, NDArray[Any]], rounding: float
 ) -> list[Step]:
     """Every beam that the engine kept is, by the reference's scores, a best one among its candidates. Returns the reference's steps."""
-    steps = reference.steps(queries, params, b, follow=kept)
-    for step in steps:
-        mine = np.isin(step.candidates_C, kept.get(step.level, step.kept_K))
-        assert mine.sum() == len(kept.get(step.level, step.kept_K)), "a kept node was no candidate"
-        size = params.beam_size_B[b] if step.level < reference.bundle.tree.height else params.m_B[b]
-        assert mine.sum() == min(len(mine), size)
-        if mine.any() and not mine.all():
-            assert step.ranks_C[mine].min() >= step.ranks_C[~mine].max() - rounding
+    steps, wrong = replayed(reference, queries, params, b, kept, rounding)
+    assert wrong == []
     return steps
-
-
-def assert_candidates(level: LevelTrace, b: int, step: Step, rounding: float) -> None:
-    """The candidates of query b and their ranks are the reference's, and its beam is among them with the same ranks."""
-    open_C = level.candidates_BC[b] >= 0
-    assert_array_equal(level.candidates_BC[b][open_C], step.candidates_C)
-    assert_allclose(level.candidate_ranks_BC[b][open_C], step.ranks_C, rtol=0, atol=rounding)
-    assert np.all(level.candidate_ranks_BC[b][~open_C] == -np.inf)
-    kept_K = level.nodes_BK[b] >= 0
-    assert np.all(level.ranks_BK[b][~kept_K] == -np.inf)
-    among = np.searchsorted(step.candidates_C, level.nodes_BK[b][kept_K])
-    assert_array_equal(level.ranks_BK[b][kept_K], level.candidate_ranks_BC[b][open_C][among])
 
 
 @settings(max_examples=30)

@@ -1,6 +1,6 @@
 """`sparse-cuda`, in Triton's interpreter: it searches bundles of linear scorers as the reference does, and compiles for a GPU.
 
-What only a GPU can show is `python -m benchmarks.sparse_gpu --check`.
+What only a GPU can show is for `python -m benchmarks.gpu_all`.
 """
 
 from __future__ import annotations

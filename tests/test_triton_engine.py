@@ -1,6 +1,6 @@
 """The `triton` engine, in Triton's interpreter: it searches as the reference does. Its kernels are compiled for a GPU as well.
 
-What only a GPU can show (CUDA graphs, the compiled kernels' answers, times) is `python -m benchmarks.engine_gpu --check`.
+What only a GPU can show (CUDA graphs, the compiled kernels' answers, times) is for `python -m benchmarks.gpu_all`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.trained_bundles import trained_kind
 from espalier import open_engine
 from espalier.bundle import Bundle, write_bundle
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
@@ -36,7 +37,6 @@ from tests.builders import make_bundle, random_masks, random_queries, random_tre
 from tests.compile_kernels import Recorder
 from tests.test_bundle import content_of, draft_of
 from tests.test_signature import assert_alone_as_together, assert_best_beams, assert_same, draw, shapes
-from tests.trained import trained_kind
 
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
     pytest.skip("triton is not installed", allow_module_level=True)

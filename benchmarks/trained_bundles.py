@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 import torch
 
+from benchmarks.small_bundles import make_bundle
 from espalier.bundle import Bundle
 from espalier.tree import complete_tree
-from tests.builders import make_bundle
 from training.config import ScorerConfig
 from training.scorers.model import export_graphs, new_scorer
 

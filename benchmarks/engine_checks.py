@@ -1,0 +1,116 @@
+"""What is wrong with an engine's answers, in words: the signature test's comparisons, for tests and for a check on a GPU.
+
+(a) With integer weights all arithmetic is exact, so an engine's results equal the reference's, ties included (`differences`). (b) With real
+weights the reference rescores the beams that the engine kept: it finds the same candidates of the same ranks, up to the engine's rounding,
+and every kept candidate is at least as good as the best dropped one, less that rounding (`wrong_beams`). (c) A query gets the same answer
+in any batch (`wrong_alone`). Each returns a line for everything that is not so.
+
+Legend: B queries, K beam, C candidates, M results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.engines.reference import ReferenceEngine, Step
+from espalier.queries import QueryBatch
+from espalier.search import Engine, LevelTrace, SearchParams, SearchResult
+
+
+def differences(got: SearchResult, expected: SearchResult) -> list[str]:
+    """Which of a result's arrays differ from the reference's, with integer weights."""
+    wrong = []
+    for name in ("item_rows_BM", "ranks_BM", "scores_BM", "count_B", "complete_B"):
+        mine, right = getattr(got, name), getattr(expected, name)
+        if mine.shape != right.shape:
+            wrong.append(f"{name}: got the shape {mine.shape}, expected {right.shape}")
+        elif not np.array_equal(mine, right):
+            first = tuple(int(place) for place in np.argwhere(mine != right)[0])
+            wrong.append(f"{name}: {np.sum(mine != right)} of {mine.size} differ, at {first} got {mine[first]}, expected {right[first]}")
+    return wrong
+
+
+def wrong_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: SearchParams, rounding: float | None = None) -> list[str]:
+    """Where the engine's beams, traced, are not among the best by the reference's scores. rounding: instead of the engine's own."""
+    rounding = engine.rounding if rounding is None else rounding
+    reference = ReferenceEngine(bundle)
+    result = engine.search(queries, replace(params, trace=True))
+    if result.trace is None:
+        return ["the engine gave no trace"]
+    wrong = []
+    for b in range(len(queries)):
+        start = bundle.tree.start_level(1 << int(params.beam_size_B[b]).bit_length() - 1)
+        levels = {level.level: level for level in result.trace if level.level >= start}  # above it other buckets' queries were scored
+        kept = {h: level.nodes_BK[b][level.nodes_BK[b] >= 0] for h, level in levels.items()}
+        steps, worse = replayed(reference, queries, params, b, kept, rounding)
+        wrong += worse
+        for step in steps:
+            if step.level in levels:
+                wrong += [f"query {b}, level {step.level}: {line}" for line in _wrong_candidates(levels[step.level], b, step, rounding)]
+    again = engine.search(queries, params)
+    if not np.array_equal(again.item_rows_BM, result.item_rows_BM):
+        wrong.append("item_rows_BM: without a trace they are others than with one")
+    return wrong
+
+
+def wrong_alone(engine: Engine, queries: QueryBatch, params: SearchParams, count: int | None = None) -> list[str]:
+    """Which of the first `count` queries (None: all) get another answer alone than in the batch."""
+    together = engine.search(queries, params)
+    wrong = []
+    for b in range(len(queries) if count is None else min(count, len(queries))):
+        one = np.array([b])
+        alone = engine.search(queries.take(one), params.take(one))
+        m = params.m_B[b]
+        for name in ("item_rows_BM", "ranks_BM"):
+            if not np.array_equal(getattr(alone, name)[0], getattr(together, name)[b, :m]):
+                wrong.append(f"query {b}: {name} differs between alone and in a batch of {len(queries)}")
+    return wrong
+
+
+def replayed(
+    reference: ReferenceEngine, queries: QueryBatch, params: SearchParams, b: int, kept: Mapping[int, NDArray[Any]], rounding: float
+) -> tuple[list[Step], list[str]]:
+    """The reference's steps for query b along the beams that were kept, and where a beam is not a best one among its candidates."""
+    steps = reference.steps(queries, params, b, follow=dict(kept))
+    wrong = []
+    for step in steps:
+        beam = kept.get(step.level, step.kept_K)
+        mine = np.isin(step.candidates_C, beam)
+        size = int(params.beam_size_B[b] if step.level < reference.bundle.tree.height else params.m_B[b])
+        where = f"query {b}, level {step.level}"
+        if mine.sum() != len(beam):
+            wrong.append(f"{where}: {len(beam) - mine.sum()} kept nodes are no candidates")
+        if mine.sum() != min(len(mine), size):
+            wrong.append(f"{where}: {mine.sum()} of {len(mine)} candidates kept, expected {min(len(mine), size)}")
+        if mine.any() and not mine.all() and not step.ranks_C[mine].min() >= step.ranks_C[~mine].max() - rounding:
+            worse = step.ranks_C[~mine].max() - step.ranks_C[mine].min()
+            wrong.append(f"{where}: a kept node is worse than a dropped one by {worse:.3g}, rounding {rounding:g}")
+    return steps, wrong
+
+
+def _wrong_candidates(level: LevelTrace, b: int, step: Step, rounding: float) -> list[str]:
+    """The candidates of query b and their ranks are the reference's, and its beam is among them with the same ranks."""
+    open_C = level.candidates_BC[b] >= 0
+    candidates_C, ranks_C = level.candidates_BC[b][open_C], level.candidate_ranks_BC[b][open_C]
+    if not np.array_equal(candidates_C, step.candidates_C):
+        return [f"{len(candidates_C)} candidates, the reference has {len(step.candidates_C)} or others"]
+    wrong = []
+    close_C = np.isclose(ranks_C, step.ranks_C, rtol=0, atol=rounding)  # −inf is close to −inf
+    if not close_C.all():
+        away = np.abs(ranks_C[~close_C] - step.ranks_C[~close_C]).max()
+        wrong.append(f"the ranks of {np.sum(~close_C)} candidates are up to {away:.3g} away, rounding {rounding:g}")
+    if not np.all(level.candidate_ranks_BC[b][~open_C] == -np.inf):
+        wrong.append("a place without a candidate has a rank")
+    kept_K = level.nodes_BK[b] >= 0
+    if not np.all(level.ranks_BK[b][~kept_K] == -np.inf):
+        wrong.append("a place without a kept node has a rank")
+    rank_of = dict(zip(candidates_C.tolist(), ranks_C.tolist(), strict=True))
+    if [rank_of.get(node) for node in level.nodes_BK[b][kept_K].tolist()] != level.ranks_BK[b][kept_K].tolist():
+        wrong.append("a kept node has another rank than as a candidate")
+    return wrong

@@ -1,0 +1,302 @@
+"""Are the engines right on this card? Random trees beside the reference, each engine, scorer form and precision by itself.
+
+integer    weights are small whole numbers, every number is exact in every precision: results equal the reference's, ties included
+replay     real weights that every precision holds exactly: the reference rescores the beams that the engine kept
+alone      a query gets the same answer alone as in its batch
+exported   the graphs that training exports, by replay, within the engine's own rounding for the precision
+large      2^16 items: the beam of all finds the best of all in float64, and lower precisions find what float32 finds
+
+Every case has mixed beams and m. Masks and exclusions, few and more than a cell holds, take turns. A new scorer form comes in by its name
+in GRAPH_FORMS or in a list like EXPORTED, a new engine by a function like those below and a stage in `stages.py`.
+
+Legend: B queries, E exclusions, M results.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+
+from benchmarks.engine_checks import differences, wrong_alone, wrong_beams
+from benchmarks.gpu.graph_models import model_of, scorer_of
+from benchmarks.gpu.lines import Row, reason
+from benchmarks.gpu.search_speed import M, agreement, filled_cell
+from benchmarks.gpu.sparse_speed import AGREED, queries_of
+from benchmarks.gpu.sparse_speed import model_of as linear_model_of
+from benchmarks.small_bundles import Rng, make_bundle, make_linear_bundle, random_masks, random_queries, random_tree
+from benchmarks.trained_bundles import trained_kind
+from espalier.bundle import Bundle
+from espalier.engines import onnx_graph
+from espalier.engines.gpu import ROUNDING, TritonEngine
+from espalier.engines.gpu_cells import Grid
+from espalier.engines.reference import ReferenceEngine
+from espalier.engines.sparse_cpu import SparseCpuEngine
+from espalier.engines.sparse_gpu import SparseCudaEngine
+from espalier.errors import UnsupportedGraph
+from espalier.manifest import Ranking
+from espalier.queries import QueryBatch
+from espalier.search import Engine, Precision, SearchParams
+from espalier.tree import Tree
+from training.scorers.encoders import PAPER_WINDOWS
+
+Device = Literal["cuda", "cpu"]
+Open = Callable[[Bundle], Engine]
+STEP = 2.0**-5
+"""Real weights are multiples of it, see `small_bundles.stepped`."""
+GRAPH_FORMS: dict[str, Literal["history", "vector"]] = {"mlp": "history", "product": "vector"}
+"""The hand-made scorers, by the kind of query that each takes."""
+EXPORTED: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("product", (32,)), ("product", ()), ("mlp", (128, 64, 24)), ("mlp", (20,)), ("mlp", (18, 17, 20, 5)), ("attention", (16,)),
+)  # fmt: skip
+SHAPES = {"cuda": ((2, 8), (3, 4), (32, 2), (2, 3), (8, 3), (4, 4), (2, 1)), "cpu": ((2, 4), (3, 2), (2, 1))}
+"""Branching and height of the trees."""
+LINEAR_SHAPES = {"cuda": ((2, 7), (32, 2), (40, 2), (3, 4), (100, 1), (8, 3), (2, 1)), "cpu": ((2, 3), (8, 2), (40, 1))}
+BATCHES = {"cuda": (1, 3, 40), "cpu": (1, 2)}
+GRIDS = {"cuda": Grid(batches=(1, 4, 64), wanted=(64, 256), closed=16), "cpu": Grid(batches=(1, 2), wanted=(64,), closed=16)}
+OVERLAP: dict[Precision, float] = {"float32": 1.0, "float16": 0.97, "bfloat16": 0.8}
+"""Of the answers that float32 gives with 2^16 items."""
+FLOAT32: Precision = "float32"
+
+
+# -- the engines ----------------------------------------------------------------------------------------------------------
+
+
+def triton(
+    precision: Precision, cases: int, large: bool, device: Device = "cuda", cuda_graphs: bool = True, seed: int = 1
+) -> Iterator[Row]:
+    """cases: random trees of each scorer form. large: with 2^16 items too."""
+
+    def opened(bundle: Bundle) -> Engine:
+        return TritonEngine(bundle, device, precision, GRIDS[device], cuda_graphs=cuda_graphs)
+
+    forms = dict(GRAPH_FORMS)
+    if device == "cpu" and precision == "bfloat16":
+        del forms["mlp"]
+        note = "Triton's interpreter cannot multiply matrices of bfloat16"
+        yield {"case": f"triton mlp {precision}", "ok": None, "note": note} | _labels("triton", "mlp", precision)
+    rounding = ROUNDING["float32"]
+    alone = device == "cuda"  # the interpreter multiplies with BLAS, where a row's sum depends on its place
+    kinds = [(kind, hidden) for kind, hidden in EXPORTED if (kind, precision, device) != ("mlp", "bfloat16", "cpu")]
+    yield from exported_cases("triton", opened, kinds, precision, unknown=("attention",))
+    if large:
+        yield from _large(precision, device)
+    yield from graph_cases("triton", opened, forms, precision, cases, device, rounding, alone, seed)
+
+
+def sparse_cuda(
+    precision: Precision, cases: int, large: bool, device: Device = "cuda", cuda_graphs: bool = True, seed: int = 1
+) -> Iterator[Row]:
+    """cases: random trees. large: with 32^3 labels too, beside sparse-cpu."""
+
+    def opened(bundle: Bundle) -> Engine:
+        return SparseCudaEngine(bundle, device, precision, GRIDS[device], cuda_graphs=cuda_graphs)
+
+    if large:
+        yield from compared(precision, device, 3, 32, 300)
+    yield from linear_cases("sparse-cuda", opened, precision, cases, device, seed)
+
+
+def onnx_cuda(cases: int, device: Device = "cuda", seed: int = 1) -> Iterator[Row]:
+    """`onnx-cuda`; with the device "cpu" its twin there, with the same fixed shapes."""
+    if device == "cuda" and not onnx_graph.cuda_available():
+        yield {"case": "onnx-cuda", "ok": None, "note": "not installed: ONNX Runtime here has no CUDA"} | _labels(
+            "onnx-cuda", "", "float32"
+        )
+        return
+    grid = onnx_graph.Grid(batches=(2, 4, 64), wanted=(64, 256), excluded=64)
+
+    def opened(bundle: Bundle) -> Engine:
+        return onnx_graph.OnnxEngine(bundle, device, grid=grid)
+
+    name = f"onnx-{device}"
+    yield from exported_cases(name, opened, EXPORTED, "float32")
+    yield from graph_cases(name, opened, GRAPH_FORMS, "float32", cases, device, onnx_graph.OnnxEngine.rounding, True, seed)
+
+
+# -- the cases ------------------------------------------------------------------------------------------------------------
+
+
+def _labels(engine: str, form: str, precision: str, check: str = "") -> Row:
+    return {"engine": engine, "form": form, "precision": precision, "check": check}
+
+
+def _row(engine: str, form: str, precision: str, check: str, what: str, run: Callable[[], Sequence[str]], known: bool = True) -> Row:
+    """ok: whether `run` finds nothing wrong. What is raised is wrong too, and ends no other case.
+
+    known  whether the engine has to know the graphs: one whose kernels fail while it tries them says that they are unknown
+    """
+    row: Row = {"case": f"{engine} {form} {precision}, {check}: {what}"} | _labels(engine, form, precision, check)
+    try:
+        wrong = run()
+    except Exception as error:  # of a compiler, a kernel or an allocator: nothing narrower is known
+        if isinstance(error, UnsupportedGraph) and not known:
+            return row | {"ok": None, "note": f"left to another engine: {error}"}
+        return row | {"ok": False, "note": reason(error)}
+    return row | {"ok": not wrong} | ({"note": "; ".join(wrong[:3])[:500], "wrong": len(wrong)} if wrong else {})
+
+
+def _params(rng: Rng, tree: Tree, batch: int, case: int, most: int) -> tuple[SearchParams, str]:
+    """Mixed beams and m; masks in every second case, exclusions in two of three, in one of them more than a cell holds."""
+    masked, width = case % 2 == 1, (0, 3, 40)[case % 3]
+    exclude_BE = rng.integers(-1, tree.item_count, (batch, width)) if width else None
+    mask_B = random_masks(rng, tree, batch, float(rng.choice([0.05, 0.5]))) if masked else None
+    params = SearchParams(rng.integers(1, most, batch), rng.integers(1, 2 * most, batch), exclude_BE, mask_B=mask_B)
+    return params, f"batch {batch}{', masks' if masked else ''}{f', {width} exclusions' if width else ''}"
+
+
+def graph_cases(
+    name: str,
+    opened: Open,
+    forms: dict[str, Literal["history", "vector"]],
+    precision: Precision,
+    cases: int,
+    device: Device,
+    rounding: float,
+    alone: bool,
+    seed: int,
+) -> Iterator[Row]:
+    """Case by case, all forms in turn. rounding: of ranks in float32."""
+    shapes, batches = SHAPES[device], BATCHES[device]
+    for case, (form, kind) in itertools.product(range(cases), forms.items()):
+        rng = np.random.default_rng((seed, case))
+        branching, height = shapes[case % len(shapes)]
+        ragged, gamma, own = bool(rng.integers(2)), float(rng.choice([0.0, 0.5, 1.0])), cast(Any, rng.choice(["logit", "log_activation"]))
+        tree = random_tree(rng, height, branching, ragged, float(rng.choice([0.0, 0.2, 0.9])))
+        batch = int(rng.choice(batches))
+        params, said = _params(rng, tree, batch, case, 65 if device == "cuda" else 6)
+        what = f"{branching}^{height}{' ragged' if ragged else ''}, γ {gamma:g}, {said}"
+        with tempfile.TemporaryDirectory() as folder:
+            whole = make_bundle(Path(folder), rng, tree, kind, gamma, "logit", name="whole")
+            queries = random_queries(rng, whole, batch)
+            yield _row(name, form, precision, "integer", what, partial(_integer, opened, whole, queries, params))
+            real = make_bundle(Path(folder), rng, tree, kind, gamma, own, False, name="real", step=STEP)
+            asked = random_queries(rng, real, batch, False)
+            yield _row(name, form, precision, "replay", f"{what}, {own}", partial(_replay, opened, real, asked, params, rounding))
+            if alone:
+                yield _row(name, form, precision, "alone", what, partial(_alone, opened, real, asked, params))
+
+
+def linear_cases(name: str, opened: Open, precision: Precision, cases: int, device: Device, seed: int) -> Iterator[Row]:
+    shapes, batches = LINEAR_SHAPES[device], BATCHES[device]
+    for case in range(cases):
+        rng = np.random.default_rng((seed, case))
+        branching, height = shapes[case % len(shapes)]
+        ragged, gamma, own = bool(rng.integers(2)), float(rng.choice([0.0, 0.5, 1.0])), cast(Any, rng.choice(["logit", "log_activation"]))
+        tree = random_tree(rng, height, branching, ragged, float(rng.choice([0.0, 0.2, 0.9])))
+        batch = int(rng.choice(batches))
+        # With whole numbers the fourth power and the sigmoid would not stay exact.
+        activation: Any = rng.choice(["l1-hinge", "l2-hinge", "l3-hinge"])
+        real_activation: Any = rng.choice([activation, "sigmoid", "l4-hinge"])
+        width = int(rng.choice([1, 20, 300]))
+        params, said = _params(rng, tree, batch, case, 65 if device == "cuda" else 9)
+        what = f"{branching}^{height}{' ragged' if ragged else ''}, γ {gamma:g}, {own}, {width} features, {said}"
+        used = 20 if own == "log_activation" else width  # so that cubes stay whole numbers of 24 bits
+        with tempfile.TemporaryDirectory() as folder:
+            whole = make_linear_bundle(Path(folder), rng, tree, Ranking(activation=activation, own=own, gamma=gamma), True, "whole", used)
+            queries = random_queries(rng, whole, batch)
+            shown = f"{what}, {activation}"
+            yield _row(name, "linear", precision, "integer", shown, partial(_integer, opened, whole, queries, params))
+            ranking = Ranking(activation=real_activation, own=own, gamma=gamma)
+            real = make_linear_bundle(Path(folder), rng, tree, ranking, False, "real", width, step=2.0**-8)
+            asked = random_queries(rng, real, batch, False)
+            shown = f"{what}, {real_activation}"
+            yield _row(name, "linear", precision, "replay", shown, partial(_replay, opened, real, asked, params, LINEAR_ROUNDING))
+            yield _row(name, "linear", precision, "alone", shown, partial(_alone, opened, real, asked, params))
+
+
+def exported_cases(
+    name: str, opened: Open, kinds: Sequence[tuple[str, tuple[int, ...]]], precision: Precision, unknown: Sequence[str] = ()
+) -> Iterator[Row]:
+    """unknown: scorer forms that the engine may leave to another one."""
+    for kind, hidden in kinds:
+        rng = np.random.default_rng(5)
+        params = SearchParams(np.array([1, 4, 9, 2]), np.array([3, 20, 7, 1]))
+        with tempfile.TemporaryDirectory() as folder:
+            bundle = trained_kind(Path(folder), kind, hidden, rng)
+            queries = random_queries(rng, bundle, len(params.m_B))
+            what = f"hidden layers {'–'.join(map(str, hidden)) or 'none'}"
+            run = partial(_replay, opened, bundle, queries, params, None)
+            yield _row(name, kind, precision, "exported", what, run, kind not in unknown)
+
+
+LINEAR_ROUNDING = 1e-3
+"""Of ranks of a few hundred, which a fourth power makes of weights that are exact in every precision."""
+
+
+def _integer(opened: Open, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> list[str]:
+    with closing(opened(bundle)) as engine:
+        expected = ReferenceEngine(bundle).search(queries, params)
+        again = [f"the second time, {line}" for line in differences(engine.search(queries, params), expected)]
+        return differences(engine.search(queries, params), expected) or again
+
+
+def _replay(opened: Open, bundle: Bundle, queries: QueryBatch, params: SearchParams, rounding: float | None) -> list[str]:
+    with closing(opened(bundle)) as engine:
+        return wrong_beams(engine, bundle, queries, params, rounding)
+
+
+def _alone(opened: Open, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> list[str]:
+    with closing(opened(bundle)) as engine:
+        return wrong_alone(engine, queries, params, 3)
+
+
+# -- models as large as in use --------------------------------------------------------------------------------------------
+
+
+def _large(precision: Precision, device: Device) -> Iterator[Row]:
+    """2^16 items on a GPU, 2^7 in the interpreter."""
+    height, batch = (16, 64) if device == "cuda" else (7, 2)
+    bundle = model_of(height)
+    items = bundle.tree.item_count
+    m, wide = min(M, items // 4), items
+    queries = QueryBatch(bundle.manifest.query, np.random.default_rng(1).integers(0, items, (batch, sum(PAPER_WINDOWS))))
+    grid = Grid(batches=(batch,), wanted=(256,))
+    found = {}
+    for each in dict.fromkeys((precision, FLOAT32)):
+        with closing(TritonEngine(bundle, device, each, grid)) as engine, torch.no_grad():
+            for beam in (min(200, items // 2), wide):
+                found[each, beam] = engine.search(queries, SearchParams.uniform(batch, beam, m)).item_rows_BM
+            if each == "float32":
+                _, state_BLS = filled_cell(engine, batch, wide, m)
+                leaves = engine.node_rows_ND[bundle.tree.leaf_offset :].double().expand(batch, -1, -1)
+                scores = scorer_of("mlp").head.double().to(engine.device)(state_BLS[:, -1].double(), leaves)
+    best_BM = bundle.tree.leaf_item[scores.topk(m).indices.cpu().numpy()]
+    labels = _labels("triton", "mlp", precision, "large")
+    share = agreement(found["float32", wide], best_BM)
+    if precision == "float32":
+        yield {
+            "case": f"triton mlp float32, large: all {items} items, beside float64",
+            "ok": share >= 0.999,
+            "share": round(share, 5),
+        } | labels
+    for (each, beam), found_BM in found.items():
+        if each == precision != "float32":
+            share = agreement(found_BM, found["float32", beam])
+            case = f"triton mlp {precision}, large: {items} items, beam {beam}, beside float32"
+            yield {"case": case, "ok": share >= OVERLAP[precision], "share": round(share, 5)} | labels
+
+
+def compared(precision: Precision, device: Device, levels: int, branching: int, count: int) -> Iterator[Row]:
+    """The synthetic linear model's answers beside those of sparse-cpu."""
+    bundle, own_NF = linear_model_of(levels, branching)
+    queries = queries_of(bundle, own_NF, count)
+    on_cpu = SparseCpuEngine(bundle)
+    grid = Grid(batches=(1, 8, 64, 512), wanted=(64,)) if device == "cuda" else Grid(batches=(count,), wanted=(64,))
+    for beam in (10, 200) if device == "cuda" else (3,):
+        params = SearchParams.uniform(count, beam, 10)
+        expected = on_cpu.search(queries, params)
+        with closing(SparseCudaEngine(bundle, device, precision, grid)) as engine:
+            got = engine.search(queries, params)
+        share = agreement(got.item_rows_BM, expected.item_rows_BM)
+        away = np.nanmax(np.abs(np.where(np.isfinite(expected.ranks_BM), got.ranks_BM, np.nan) - expected.ranks_BM))
+        case = f"sparse-cuda linear {precision}, large: {bundle.tree.leaf_count} labels, beam {beam}, beside sparse-cpu"
+        row: Row = {"case": case, "ok": share >= AGREED[precision], "share": round(share, 5), "ranks_within": float(away)}
+        yield row | _labels("sparse-cuda", "linear", precision, "large")

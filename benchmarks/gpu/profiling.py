@@ -1,0 +1,189 @@
+"""Where the time of one search goes: launches, the time between them, operations and bytes against what the card does at best.
+
+A replay of the cell's CUDA graph and the same launches one by one are traced by torch's profiler, which asks CUPTI. Where that sees no
+kernel, the rows say so, and the times of the parts, by CUDA events, are what is left; these do not need CUPTI.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.graph_models import model_of
+from benchmarks.gpu.lines import Row, reason
+from benchmarks.gpu.search_speed import M, filled_cell, work
+from benchmarks.gpu.sparse_speed import M as LABELS
+from benchmarks.gpu.sparse_speed import model_of as linear_model_of
+from benchmarks.gpu.sparse_speed import queries_of
+from benchmarks.gpu.timing import captured, ceilings, milliseconds, significant, wait
+from espalier.engines.gpu import TritonEngine
+from espalier.engines.gpu_cells import Cell, Grid
+from espalier.engines.sparse_gpu import SparseCudaEngine
+from espalier.queries import QueryBatch
+from espalier.search import SearchParams
+from training.scorers.encoders import PAPER_WINDOWS
+
+Device = Literal["cuda", "cpu"]
+RUNS = 20
+AHEAD = 20_000_000
+"""Clock cycles that the device is kept busy while the host launches what is to be timed, so that it is never waited for."""
+
+
+class Span(NamedTuple):
+    """One piece of work on the device, in microseconds."""
+
+    name: str
+    start: float
+    end: float
+
+
+def profile(
+    height: int, beams: Sequence[int], batches: Sequence[int], forms: Sequence[str], levels: int, branching: int, device: Device = "cuda"
+) -> Iterator[Row]:
+    """Of `triton` over 2^height items in float16, and of `sparse-cuda` over branching^levels labels."""
+    best = ceilings() if device == "cuda" else ceilings(64, 1 << 16)
+    yield {"case": "at best", "ok": None} | best
+    for form in forms:
+        bundle, rng = model_of(height, form), np.random.default_rng(1)
+        with closing(TritonEngine(bundle, device, "float16", Grid(batches=tuple(sorted(batches)), wanted=(64, 256)))) as engine:
+            for batch, beam in itertools.product(batches, beams):
+                m = min(M, beam, bundle.tree.item_count)
+                queries = QueryBatch(bundle.manifest.query, rng.integers(0, bundle.tree.item_count, (batch, sum(PAPER_WINDOWS))))
+                params = SearchParams.uniform(batch, beam, m)
+                engine.search(queries, params)
+                cell, state_BLS = filled_cell(engine, batch, beam, m)
+                case = f"triton, {form}, 2^{height}, beam {beam}, batch {batch}, float16"
+                searched = captured(partial(cell.launch_search, state_BLS))
+                ms = milliseconds(searched)
+                flops, read = work(engine, form, beam, batch, 2)
+                row: Row = {"case": f"{case}: against the card", "ok": True, "ms": round(ms, 4)}
+                row |= {"mflop": significant(flops / 1e6), "mb": significant(read / 1e6)}
+                row |= {"share_of_tflops": significant(flops / ms / 1e9 / best["tflops"])}
+                yield row | {"share_of_gb_per_s": significant(read / ms / 1e6 / best["gb_per_s"])}
+                whole = milliseconds(partial(engine.search, queries, params), 5)
+                with engine.running():
+                    encoder = milliseconds(captured(cell.launch_encoder))
+                row = {"case": f"{case}: a call", "ok": True, "ms": round(whole, 4), "encoder_ms": round(encoder, 4)}
+                yield row | {"search_ms": round(ms, 4), "rest_ms": round(whole - encoder - ms, 4)}
+                yield _launches(f"{case}: its CUDA graph", searched)
+                yield _launches(f"{case}: one by one", partial(cell.launch_search, state_BLS))
+                yield _parts(case, cell, state_BLS)
+    linear, own_NF = linear_model_of(levels, branching)
+    with closing(SparseCudaEngine(linear, device, "float16", Grid(batches=tuple(sorted(batches)), wanted=(64,)))) as engine_of_labels:
+        for batch, beam in itertools.product(batches, beams):
+            queries, params = queries_of(linear, own_NF, batch), SearchParams.uniform(batch, beam, LABELS)
+            engine_of_labels.search(queries, params)
+            with engine_of_labels.running():
+                cell_of_labels = engine_of_labels.cell(batch, beam.bit_length() - 1, LABELS)
+            case = f"sparse-cuda, {linear.tree.leaf_count} labels, beam {beam}, batch {batch}, float16"
+            run = cell_of_labels.graph.replay if cell_of_labels.graph is not None else partial(cell_of_labels.launch_search, None)
+            yield _launches(f"{case}: its CUDA graph", run)
+            yield _parts(case, cell_of_labels, None)
+
+
+# -- launches -------------------------------------------------------------------------------------------------------------
+
+
+def _launches(case: str, run: Callable[[], object]) -> Row:
+    try:
+        spans = traced(run)
+    except Exception as error:  # of a profiler that is not there: nothing narrower is known
+        return {"case": case, "ok": None, "note": f"not profiled: {reason(error)}"}
+    if not spans:
+        return {"case": case, "ok": None, "note": "not profiled: the profiler saw no kernel"}
+    return {"case": case, "ok": True} | summary(spans, RUNS)
+
+
+def traced(run: Callable[[], object]) -> list[Span]:
+    """What RUNS runs did on the device, in the order of their starts."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    run()
+    wait()
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(RUNS):
+            run()
+            wait()
+    on_device = [event for event in profiler.events() or () if event.device_type.name == "CUDA"]
+    return sorted((Span(event.name, event.time_range.start, event.time_range.end) for event in on_device), key=lambda span: span.start)
+
+
+def summary(spans: Sequence[Span], runs: int) -> dict[str, Any]:
+    """A row's numbers from the spans of `runs` equal runs, one after the other: each the median over the runs.
+
+    launches  pieces of work of a run · busy_us  in which the device works · gap_us  from the first to the last one, in which it does not
+    kernels   name → how often, and microseconds in all
+    """
+    each = len(spans) // runs
+    if each == 0 or each * runs != len(spans):
+        return {"launches": len(spans) / runs, "note": "the runs differ in their launches"}
+    found = []
+    for begin in range(0, len(spans), each):
+        part = spans[begin : begin + each]
+        gaps = [max(0.0, after.start - max(span.end for span in part[: i + 1])) for i, after in enumerate(part[1:])]
+        long = max(span.end for span in part) - part[0].start
+        found.append((long, long - sum(gaps), sum(gaps), float(np.median(gaps)) if gaps else 0.0))
+    long, busy, gap, median_gap = np.median(found, axis=0).tolist()
+    kernels: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    for span in spans:
+        kernels[span.name][0] += 1 / runs
+        kernels[span.name][1] += (span.end - span.start) / runs
+    shown = {name[:60]: [round(count, 2), round(us, 2)] for name, (count, us) in sorted(kernels.items(), key=lambda entry: -entry[1][1])}
+    rounded = {"busy_us": round(busy, 2), "gap_us": round(gap, 2), "median_gap_us": round(median_gap, 3)}
+    return {"ms": round(long / 1e3, 4), "launches": each} | rounded | {"kernels": shown}
+
+
+# -- parts, by events -----------------------------------------------------------------------------------------------------
+
+
+def _parts(case: str, cell: Cell[Any], state: Any) -> Row:
+    """Microseconds of each part of a search, the median over RUNS runs, by CUDA events around it."""
+    if cell.common.device.type != "cuda":
+        return {"case": f"{case}: parts", "ok": None, "note": "needs CUDA events"}
+    times: dict[str, list[float]] = defaultdict(list)
+    for _ in range(RUNS):
+        marks: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+        def marked(name: str, run: Callable[..., object], *given: Any, marks: list[Any] = marks) -> None:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            begin.record()
+            run(*given)
+            end.record()
+            marks.append((name, begin, end))
+
+        torch.cuda._sleep(AHEAD)  # type: ignore[no-untyped-call]
+        marking(cell, marked, state)
+        wait()
+        for name, begin, end in marks:
+            times[name].append(begin.elapsed_time(end) * 1e3)
+    return {"case": f"{case}: parts", "ok": True, "parts_us": {name: round(float(np.median(each)), 2) for name, each in times.items()}}
+
+
+def marking(cell: Cell[Any], marked: Callable[..., None], state: Any) -> None:
+    """One search, every part of which goes through `marked`(its name, what it calls, with what)."""
+    inner = {name: getattr(cell, name) for name in ("begin", "score", "_select", "_order")}
+    level = [cell.start]
+
+    def score(*given: Any) -> None:
+        level[0] = given[0]
+        marked(f"score {given[0]}", inner["score"], *given)
+
+    try:
+        vars(cell).update(
+            begin=lambda *given: marked("begin", inner["begin"], *given),
+            score=score,
+            _select=lambda *given: marked(f"select {level[0]}", inner["_select"], *given),
+            _order=lambda *given: marked("order", inner["_order"], *given),
+        )
+        cell.launch_search(state)
+    finally:
+        for name in inner:
+            del vars(cell)[name]

@@ -1,0 +1,254 @@
+"""`python -m service` with the engine inside, on this device: milliseconds over HTTP, a reload, the memory it gives back, and none left.
+
+Two models lie in the folder: one of 2^height items with the papers' scorer, and a small one of linear scorers. This process is the load
+generator, fills the card to take the memory away, and asks the driver how much is free. Both share the machine.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+import torch
+
+from benchmarks.gpu.graph_models import FORMS, scorer_of
+from benchmarks.gpu.lines import Row
+from benchmarks.serving import serving
+from benchmarks.small_bundles import make_bundle, make_linear_bundle, random_tree
+from espalier.engines.chunk_search import L3_HINGE
+from espalier.engines.gpu import device_bytes
+from espalier.tree import complete_tree
+from loadtest.loops import Address, Answered, closed_loop, open_loop, percentiles_ms, request_bytes, statuses
+from training.scorers.encoders import PAPER_WINDOWS
+from training.scorers.model import export_graphs
+
+NEEDED = ("fastapi", "fastapi_offline", "httptools", "orjson", "prometheus_client", "pydantic_settings", "uvicorn")
+KEY = "gpu-benchmark-admin-key"
+ITEMS_MODEL, LABELS_MODEL = "items", "labels"
+HISTORY, FEATURES, M = 20, 20, 100
+STAGES = ("queue_ms", "encode_ms", "search_ms", "serialise_ms")
+SLACK = 64 << 20
+"""Bytes that an allocator may keep of what it is given back."""
+Device = Literal["cuda", "cpu"]
+
+
+def serve(
+    height: int, beam: int, seconds: float, concurrencies: Sequence[int], device: Device = "cuda", ready_s: float = 120.0
+) -> Iterator[Row]:
+    """ready_s: how long a start or a reload may take, kernels compiled and graphs captured."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        yield {"case": "service", "ok": None, "note": f"not installed: {', '.join(missing)}; see benchmarks/gpu/wheels.txt"}
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        needed = _models(folder, height, beam, "float16" if device == "cuda" else "float32")
+        environment = {
+            "ESPALIER_MODELS": str(folder),
+            "ESPALIER_DEVICE": device,
+            "ESPALIER_PRECISION": "float16" if device == "cuda" else "float32",
+            "ESPALIER_ADMIN_KEYS": KEY,
+            "ESPALIER_LOG_LEVEL": "WARNING",
+            "ESPALIER_LOAD_TIMEOUT_S": str(ready_s),
+        }
+        before, begin = _used(), time.perf_counter()
+        with serving(["service"], environment, timeout_s=ready_s) as port:
+            ready = {"ms": round((time.perf_counter() - begin) * 1e3), "used_mb": _mb(_used() - before)}
+            yield {"case": f"ready, 2^{height} items and a linear model", "ok": True, "needed_mb": _mb(needed)} | ready
+            address, requests = ("127.0.0.1", port), _retrievals(height, beam)
+            yield from _two_models(address, requests[0])
+            capacity = yield from _times(address, requests, concurrencies, seconds)
+            yield from _sustained(address, requests, capacity, seconds)
+            yield from _reload(port, requests, device)
+            yield from _no_memory(port, requests[0], needed, device)
+
+
+# -- models and requests --------------------------------------------------------------------------------------------------
+
+
+def _models(folder: Path, height: int, beam: int, precision: Literal["float32", "float16"]) -> int:
+    """Two versions of the model of items, of which the first is pinned, and one of the model of labels; bytes of a version on a GPU."""
+    rng, length = np.random.default_rng(1), sum(PAPER_WINDOWS)
+    model = scorer_of("mlp")
+    graphs = export_graphs(model, "history_nodes", torch.zeros((2, height + 1, length), dtype=torch.int64))
+    tree = complete_tree(rng.permutation(1 << height), 2)
+    limits: dict[str, Any] = {"beam_size": beam, "m": M, "max_beam_size": beam, "max_m": M}
+    for version in (1, 2):
+        bundle = make_bundle(
+            folder, rng, tree, integer=False, name=ITEMS_MODEL, width=FORMS["mlp"].scorer.node_dim, length=length, version=version,
+            graphs=graphs, state_dim=model.head.state_dim, **limits,
+        )  # fmt: skip
+    (folder / ITEMS_MODEL / "serving.json").write_text(json.dumps({"generation": 1, "versions": [1], "default": 1}))
+    make_linear_bundle(folder, rng, random_tree(rng, 2, 16, False), L3_HINGE, False, LABELS_MODEL, FEATURES, **(limits | {"max_m": 200}))
+    return device_bytes(bundle, precision)
+
+
+def _retrievals(height: int, beam: int, count: int = 256) -> list[bytes]:
+    rng = np.random.default_rng(2)
+    histories = [[f"item-{item}" for item in rng.integers(1 << height, size=HISTORY)] for _ in range(count)]
+    bodies = [{"model": ITEMS_MODEL, "queries": [{"history": history}], "m": M, "beam_size": beam} for history in histories]
+    return [request_bytes("/retrieve", body) for body in bodies]
+
+
+# -- what is measured -----------------------------------------------------------------------------------------------------
+
+
+def _two_models(address: Address, of_items: bytes) -> Iterator[Row]:
+    """Both models answer, by turns, each what it answers alone."""
+    query = {"features": {"indices": [0, 3], "values": [1.0, 0.5]}}
+    of_labels = request_bytes("/retrieve", {"model": LABELS_MODEL, "queries": [query], "m": 10})
+    alone = [_answer(address, request) for request in (of_items, of_labels)]
+    together = closed_loop(address, [of_items, of_labels], 8, 0.5)
+    right = [_items(answer.body) == _items(alone[answer.number % 2].body) for answer in together if answer.status == 200]
+    engines = [orjson.loads(answer.body).get("engine") for answer in alone if answer.status == 200]
+    ok = all(right) and len(right) == len(together) > 0 and len(engines) == 2
+    row: Row = {"case": "two models by turns", "ok": ok, "engines": engines, "requests": len(together)}
+    yield row | {"statuses": statuses(together), "different": len(right) - sum(right)}
+
+
+def _times(address: Address, requests: list[bytes], concurrencies: Sequence[int], seconds: float) -> Any:
+    """A closed loop at each concurrency; returns the most requests a second."""
+    capacity = 0.0
+    closed_loop(address, requests, max(concurrencies), min(seconds, 1.0))  # warm
+    for concurrency in concurrencies:
+        answered = closed_loop(address, requests, concurrency, seconds)
+        rate = sum(answer.status == 200 for answer in answered) / seconds
+        capacity = max(capacity, rate)
+        yield {"case": f"closed loop, {concurrency} clients"} | _measured(answered, rate)
+    return capacity
+
+
+def _sustained(address: Address, requests: list[bytes], capacity: float, seconds: float) -> Iterator[Row]:
+    """Random arrivals at shares of the capacity: the highest rate that is kept up with."""
+    for share in (0.5, 0.8, 0.9):
+        if capacity * share < 1:
+            continue
+        answered = open_loop(address, requests, capacity * share, seconds)
+        rate = sum(answer.status == 200 for answer in answered) / seconds
+        yield {"case": f"open loop, {share:.0%} of the capacity", "offered_per_s": round(capacity * share)} | _measured(answered, rate)
+
+
+def _measured(answered: Sequence[Answered], rate: float) -> Row:
+    accepted = [answer for answer in answered if answer.status == 200]
+    p50_ms, p99_ms = percentiles_ms(accepted)
+    timings = [orjson.loads(answer.body)["timing"] for answer in accepted[:: max(1, len(accepted) // 200)]]
+    where = {stage: [timing[stage] for timing in timings if timing.get(stage) is not None] for stage in STAGES}
+    inside = {stage: round(float(np.median(values)), 4) for stage, values in where.items() if values}
+    batch = [timing["batch"] for timing in timings if timing.get("batch") is not None]
+    row: Row = {"ok": bool(accepted) and all(answer.status in (200, 429) for answer in answered), "queries_per_s": round(rate, 1)}
+    row |= {"ms": round(p50_ms, 4), "p99_ms": round(p99_ms, 4)} if accepted else {"ms": None}
+    return row | {"inside": inside, "batch": float(np.median(batch)) if batch else None, "statuses": statuses(answered)}
+
+
+def _reload(port: int, requests: list[bytes], device: Device) -> Iterator[Row]:
+    """Version 2 takes the place of version 1 and back, under load; then as much memory is in use as before."""
+    before, most = _used(), 0
+    answered: list[Answered] = []
+    stop = threading.Event()
+
+    def load() -> None:
+        while not stop.is_set():
+            answered.extend(closed_loop(("127.0.0.1", port), requests, 4, 0.5))
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    took, refused = [], ""
+    try:
+        for version, other in ((2, 1), (1, 2)):
+            begin = time.perf_counter()
+            status, body = _admin(port, "default", version)
+            took.append((time.perf_counter() - begin) * 1e3)
+            most = max(most, _used())
+            unload_status, unload_body = _admin(port, "unload", other)
+            refused = refused or (body if status != 200 else unload_body if unload_status != 200 else "")
+    finally:
+        stop.set()
+        loading.join()
+    failed = {status: count for status, count in statuses(answered).items() if status not in ("200", "429")}
+    row: Row = {"case": "reload under load, twice", "ok": not refused and not failed, "ms": round(float(np.median(took)), 1)}
+    yield row | {"requests": len(answered), "statuses": statuses(answered)} | ({"note": refused[:500]} if refused else {})
+    if device == "cpu":
+        yield {"case": "memory given back", "ok": None, "note": "needs a GPU"}
+        return
+    after = _settled(before)
+    kept = after - before
+    row = {"case": "memory given back", "ok": kept <= max(SLACK, (most - before) // 4)}
+    yield row | {"used_mb": _mb(before), "with_both_mb": _mb(most), "after_mb": _mb(after), "kept_mb": _mb(kept)}
+
+
+def _no_memory(port: int, request: bytes, needed: int, device: Device) -> Iterator[Row]:
+    """A version that does not fit is an error that says so, one that runs out while it warms up is an error too; the other serves on."""
+    if device == "cpu":
+        yield {"case": "out of memory", "ok": None, "note": "needs a GPU"}
+        return
+    for case, left in (("too little for the rows", needed // 2), ("too little for the warm-up", needed + (24 << 20))):
+        torch.cuda.empty_cache()
+        ballast = torch.empty(max(1, torch.cuda.mem_get_info()[0] - left), dtype=torch.uint8, device="cuda")
+        try:
+            status, body = _admin(port, "load", 2)
+            served = _answer(("127.0.0.1", port), request).status
+        finally:
+            del ballast
+            torch.cuda.empty_cache()
+        if status == 200:  # what the service's allocator had kept was enough
+            _admin(port, "unload", 2)
+        fits = case.endswith("warm-up")
+        row: Row = {"case": f"out of memory: {case}", "ok": served == 200 and (status == 409 or (fits and status == 200))}
+        yield row | {"status": status, "retrieve_status": served, "note": body[:500]}
+    status, body = _admin(port, "load", 2)
+    yield {"case": "out of memory: with room again", "ok": status == 200, "status": status} | (
+        {} if status == 200 else {"note": body[:500]}
+    )
+
+
+# -- small things ---------------------------------------------------------------------------------------------------------
+
+
+def _admin(port: int, action: str, version: int) -> tuple[int, str]:
+    """Status and body of an admin request for the model of items; `load` leaves the default as it is."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    try:
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+        body = {"version": version} | ({"default": False} if action == "load" else {})
+        connection.request("POST", f"/models/{ITEMS_MODEL}/{action}", json.dumps(body), headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
+    finally:
+        connection.close()
+
+
+def _answer(address: Address, request: bytes) -> Answered:
+    return closed_loop(address, [request], 1, 0.01)[0]
+
+
+def _items(body: bytes) -> Any:
+    return [result["items"] for result in orjson.loads(body)["results"]]
+
+
+def _used() -> int:
+    """Bytes of the card that all processes use together; 0 without one."""
+    if not torch.cuda.is_available():
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def _settled(before: int, seconds: float = 10.0) -> int:
+    """Bytes in use once they are as few as before, or after so many seconds: the former version goes when its requests are answered."""
+    end = time.monotonic() + seconds
+    while _used() > before + SLACK and time.monotonic() < end:
+        time.sleep(0.1)
+    return _used()
+
+
+def _mb(count: int) -> float:
+    return round(count / 1e6, 1)

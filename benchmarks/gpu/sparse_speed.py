@@ -1,0 +1,196 @@
+"""How fast `sparse-cuda` searches a synthetic model of linear scorers, beside `sparse-cpu` on one thread in the same run.
+
+The model has branching^levels labels, 32^4 = 2^20 in earnest, and queries of 40 features (`model_of`), m = 10:
+
+    sparse-cuda        the search on the device, from features there; the same queries again and again
+    sparse-cuda-call   whole calls, from rows of features to item rows in NumPy; of single queries median and 99th percentile
+    sparse-cpu         the same calls on one CPU thread
+
+`as_sparse_cpu` is the share of sparse-cpu's items that were found. Some gigabytes of memory and a minute, most of them for the model.
+
+Legend: B queries, N nodes, P inner nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.gpu.lines import Row
+from benchmarks.gpu.search_speed import agreement
+from benchmarks.gpu.timing import milliseconds
+from espalier.bundle import Bundle
+from espalier.chunks import Chunks
+from espalier.engines.chunk_search import L3_HINGE
+from espalier.engines.gpu_cells import Grid
+from espalier.engines.sparse_cpu import SparseCpuEngine
+from espalier.engines.sparse_gpu import SparseCudaEngine
+from espalier.manifest import LinearScorer, SearchDefaults
+from espalier.queries import FeaturesKind, QueryBatch
+from espalier.search import Engine, Precision, SearchParams
+from espalier.sparse import SparseRows
+from espalier.tree import complete_tree
+
+BRANCHING, LEVELS = 32, 4
+OWN, COMMON, COMMON_CHILDREN = 16, 64, 12
+"""Features that speak for a node, features that all nodes know, and in a chunk the children with a weight for each of those."""
+NON_ZEROS = 40
+M = 10
+SINGLES = 500
+AGREED: dict[Precision, float] = {"float32": 0.999, "float16": 0.98, "bfloat16": 0.9}
+"""Of the items of sparse-cpu, that each precision has to find."""
+Device = Literal["cuda", "cpu"]
+
+
+# -- the model ------------------------------------------------------------------------------------------------------------
+
+
+def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, NDArray[np.int32]]:
+    """A bundle of branching^levels labels that is nowhere on disk, and int32[N, OWN], the features that speak for each node.
+
+    As many features as labels, and at least 1,024. A node has a weight for each of its own features, and some sibling one below 0.
+    The first COMMON features have weights in every chunk.
+    """
+    rng = np.random.default_rng(0)
+    tree = complete_tree(rng.permutation(branching**levels), branching)
+    features, inner = max(tree.leaf_count, 1024), tree.leaf_offset
+    own_NF = rng.integers(COMMON, features, (tree.node_count, OWN), np.int32)
+    child = np.arange(1, tree.node_count)
+    parent_E = np.repeat(tree.parent[1:], OWN)
+    own_child_E = np.repeat(child - tree.first_child[tree.parent[1:]], OWN)
+    other_child_E = (own_child_E + rng.integers(1, branching, len(parent_E))) % branching
+    children = min(branching, COMMON_CHILDREN)
+    key = np.concatenate(
+        [
+            _key(parent_E, own_NF[1:].ravel(), own_child_E, features, branching) * 2,
+            _key(parent_E, own_NF[1:].ravel(), other_child_E, features, branching) * 2 + 1,
+            _key(
+                np.repeat(np.arange(inner), COMMON * children),
+                np.tile(np.repeat(np.arange(COMMON), children), inner),
+                rng.integers(0, branching, inner * COMMON * children),
+                features,
+                branching,
+            )
+            * 2
+            + 1,
+        ]
+    )
+    key.sort()  # several times as fast as np.unique, which would be most of the benchmark
+    key = key[np.append(True, key[1:] != key[:-1])]
+    against, key = key % 2 == 1, key // 2
+    first = np.append(True, key[1:] != key[:-1])  # a child's weight for a feature that is its own and a sibling's too is the own one
+    key, against = key[first], against[first]
+    weight = rng.uniform(0.2, 0.6, len(key)).astype(np.float32)
+    row = key // branching
+    begin = np.flatnonzero(np.append(True, row[1:] != row[:-1]))
+    row = row[begin]
+    chunks = Chunks(
+        chunk_row=np.searchsorted(row, np.arange(inner + 1) * features),
+        row_feature=(row % features).astype(np.int32),
+        row_entry=np.append(begin, len(key)),
+        entry_child=(key % branching).astype(np.uint16),
+        entry_weight=np.where(against, -weight / 2, weight),
+        bias=rng.uniform(-0.4, 0, tree.node_count).astype(np.float32),
+        width=features,
+    )
+    manifest = SimpleNamespace(
+        name=f"synthetic-{tree.leaf_count}",
+        version=1,
+        query=FeaturesKind(width=features),
+        ranking=L3_HINGE,
+        scorer=LinearScorer(features=features, rows=len(row), weights=len(key)),
+        search=SearchDefaults(beam_size=10, m=M, max_beam_size=1000, max_m=1000),
+    )
+    return cast(Bundle, SimpleNamespace(tree=tree, manifest=manifest, chunks=chunks)), own_NF
+
+
+def _key(parent: NDArray[Any], feature: NDArray[Any], child: NDArray[Any], features: int, branching: int) -> NDArray[np.int64]:
+    key: NDArray[np.int64] = (parent.astype(np.int64) * features + feature) * branching + child
+    return key
+
+
+def queries_of(bundle: Bundle, own_NF: NDArray[np.int32], count: int, seed: int = 1) -> QueryBatch:
+    """Queries of NON_ZEROS features, of length 1: for a random label as many of each node on its path, the rest common ones."""
+    rng, tree = np.random.default_rng(seed), bundle.tree
+    path_BL = tree.ancestors(rng.integers(tree.leaf_offset, tree.node_count, count))[:, 1:]
+    each = min(OWN, NON_ZEROS // (tree.height + 1))
+    rows = [
+        np.unique(np.append(own_NF[path][:, rng.permutation(OWN)[:each]], rng.permutation(COMMON)[: NON_ZEROS - each * tree.height]))
+        for path in path_BL
+    ]
+    indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    indices = np.concatenate(rows).astype(np.int32)
+    values = rng.uniform(0.5, 1.5, len(indices)).astype(np.float32) * np.where(indices < COMMON, np.float32(0.3), np.float32(1))
+    return QueryBatch(bundle.manifest.query, SparseRows(indptr, indices, values, bundle.chunks.width).normalised())
+
+
+# -- the rows -------------------------------------------------------------------------------------------------------------
+
+
+def search(
+    beams: Sequence[int],
+    batches: Sequence[int],
+    precisions: Sequence[Precision],
+    device: Device = "cuda",
+    levels: int = LEVELS,
+    branching: int = BRANCHING,
+    singles: int = SINGLES,
+) -> Iterator[Row]:
+    """Rows of one run, as each is measured; first that of the model's size."""
+    begin = time.perf_counter()
+    bundle, own_NF = model_of(levels, branching)
+    rows = [queries_of(bundle, own_NF, batch, seed=batch) for batch in batches]
+    apart = queries_of(bundle, own_NF, singles, seed=0)
+    on_cpu = SparseCpuEngine(bundle)
+    on_cpu.warm_up()
+    sizes = {"labels": bundle.tree.leaf_count, "weights": len(bundle.chunks.entry_weight), "bundle_mb": round(bundle.chunks.nbytes / 1e6)}
+    yield {"case": "the model", "ok": None} | sizes | {"seconds_until_here": round(time.perf_counter() - begin, 1)}
+    known: dict[tuple[int, int], NDArray[np.int64]] = {}
+    for precision in precisions:
+        begin = time.perf_counter()
+        with closing(SparseCudaEngine(bundle, device, precision, Grid(batches=tuple(sorted(batches)), wanted=(64,)))) as engine:
+            tables = {name: getattr(engine.tiles, name).nbytes for name in ("tiles", "first_key", "keys", "places", "weights", "bias")}
+            sizes = {"device_mb": round(sum(tables.values()) / 1e6)}
+            yield {"case": f"the tables, {precision}", "ok": None} | sizes | {"seconds_to_open": round(time.perf_counter() - begin, 1)}
+            for queries, beam in itertools.product(rows, beams):
+                params = SearchParams.uniform(len(queries), beam, M)
+                if (beam, len(queries)) not in known:
+                    known[beam, len(queries)] = on_cpu.search(queries, params).item_rows_BM
+                    yield _row("sparse-cpu", "float32", beam, queries, _call(on_cpu, queries, params, apart), bundle)
+                found_BM = engine.search(queries, params).item_rows_BM
+                share = agreement(found_BM, known[beam, len(queries)])
+                with engine.running():
+                    cell = engine.cell(len(queries), beam.bit_length() - 1, M)
+                    run = cell.graph.replay if cell.graph is not None else partial(cell.launch_search, None)
+                    times = {"ms": milliseconds(run)}
+                searched = _row("sparse-cuda", precision, beam, queries, times, bundle)
+                yield searched | {"ok": share >= AGREED[precision], "as_sparse_cpu": round(share, 5)}
+                yield _row("sparse-cuda-call", precision, beam, queries, _call(engine, queries, params, apart), bundle)
+
+
+def _call(engine: Engine, queries: QueryBatch, params: SearchParams, apart: QueryBatch) -> dict[str, float]:
+    """Milliseconds of a call of many queries, or of calls of single ones, each another."""
+    if len(queries) > 1:
+        return {"ms": milliseconds(partial(engine.search, queries, params), 3)}
+    times = []
+    for b in range(len(apart)):
+        query = apart.take(np.array([b]))
+        begin = time.perf_counter()
+        engine.search(query, params)
+        times.append((time.perf_counter() - begin) * 1e3)
+    return {"ms": float(np.median(times)), "ms_p99": float(np.quantile(times, 0.99))}
+
+
+def _row(name: str, precision: Precision, beam: int, queries: QueryBatch, times: dict[str, float], bundle: Bundle) -> Row:
+    batch, labels = len(queries), bundle.tree.leaf_count
+    row: Row = {"case": f"{name}, {labels} labels, beam {beam}, batch {batch}, {precision}", "ok": True}
+    row |= {key: round(value, 4) for key, value in times.items()} | {"queries_per_s": round(batch / times["ms"] * 1e3)}
+    return row | {"engine": name, "items": labels, "beam_size": beam, "batch": batch, "precision": precision}

@@ -1,0 +1,67 @@
+"""One stage, in this process: python -m benchmarks.gpu.stage FILE STAGE MODULE FUNCTION ARGUMENTS SECONDS CARD
+
+Calls MODULE.FUNCTION(**ARGUMENTS), which yields rows, and appends each to FILE as it comes. After SECONDS no further case is begun, and
+a row says so. The exit status says how it ended, see STATUS.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.gpu.lines import Row, append, reason
+
+STATUS = {0: "done", 1: "crashed", 10: "cut", 11: "out of memory"}
+CRASHED, CUT, OUT_OF_MEMORY = 1, 10, 11
+
+
+def main(arguments: list[str]) -> int:
+    path, stage, module, function, given, seconds, card = arguments
+    fixed = {"stage": stage} | ({"card": card} if card else {})
+    end = time.monotonic() + float(seconds)
+    try:
+        rows: Iterator[Row] = getattr(importlib.import_module(module), function)(**json.loads(given))
+        for row in rows:
+            append(Path(path), row | fixed)
+            print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+            if time.monotonic() > end:
+                note = f"{float(seconds):.0f} s were over: what comes after the row above, if anything does, is left out"
+                append(Path(path), {"case": "the rest", "note": note} | fixed)
+                return CUT
+    except Exception as error:
+        traceback.print_exc()
+        short = is_out_of_memory(error)
+        append(Path(path), {"case": "out of memory" if short else "crashed", "ok": False, "note": reason(error)} | fixed)
+        return OUT_OF_MEMORY if short else CRASHED
+    return 0
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the host, or of the GPU as torch says it."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error)
+
+
+def end_with_parent() -> None:
+    """End this stage, and what it started, soon after the process that began it is gone; in a session of its own alone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    if os.getpgid(0) == os.getpid():
+        threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    sys.exit(main(sys.argv[1:]))

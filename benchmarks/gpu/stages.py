@@ -1,0 +1,128 @@
+"""Which stages there are, with what sizes and in how many seconds each, in the order of their worth.
+
+A stage that measures nothing may share the machine with its neighbours of the same group. A form that comes (mixtures, memories, forests,
+an overlay of new items) adds its own: a scorer form or an engine to `correctness.py`, a model to `graph_models.py`, and a stage here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Mode = Literal["full", "quick", "without-gpu"]
+Arguments = Mapping[str, Any]
+CARD = "card"
+"""The stage that every run begins with: the others are told what it finds."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """function     `module:function`, which yields rows
+    full, quick  its arguments, and the seconds after which it is ended; None: left out
+    without_gpu  its arguments where there is no GPU; None: it needs one
+    group        stages of one group run side by side
+    """
+
+    name: str
+    function: str
+    full: tuple[Arguments, float] | None
+    quick: tuple[Arguments, float] | None = None
+    without_gpu: tuple[Arguments, float] | None = None
+    group: str | None = None
+
+    def of(self, mode: Mode) -> tuple[Arguments, float] | None:
+        return {"full": self.full, "quick": self.quick, "without-gpu": self.without_gpu}[mode]
+
+
+def _correctness(engine: str, function: str, given: Arguments, cases: int, tiny: Arguments) -> Stage:
+    return Stage(
+        f"correctness-{engine}",
+        f"benchmarks.gpu.correctness:{function}",
+        ({**given, "cases": cases}, 260),
+        ({**given, "cases": 6}, 75),
+        ({**given, **tiny, "cases": 3, "device": "cpu"}, 180),
+        group="correctness",
+    )
+
+
+PRECISIONS = ("float32", "float16", "bfloat16")
+STAGES: tuple[Stage, ...] = (
+    Stage(CARD, "benchmarks.gpu.card:card", ({}, 45), ({}, 15), ({}, 45)),
+    *(
+        _correctness(f"triton-{precision}", "triton", {"precision": precision, "large": True}, 42, {"large": precision != "bfloat16"})
+        for precision in PRECISIONS
+    ),
+    *(
+        _correctness(f"sparse-cuda-{precision}", "sparse_cuda", {"precision": precision, "large": True}, 42, {"large": False})
+        for precision in PRECISIONS
+    ),
+    _correctness("onnx-cuda", "onnx_cuda", {}, 42, {}),
+    Stage("memory-accesses", "benchmarks.gpu.memory_accesses:sanitized", ({"seconds": 240}, 260), group="correctness"),
+    Stage(
+        "search-2^20",
+        "benchmarks.gpu.search_speed:search",
+        ({"height": 20, "beams": [50, 200, 400, 800], "batches": [1, 512, 64, 2048]}, 200),
+        ({"height": 20, "beams": [50, 200, 400], "batches": [1, 512], "masked": False}, 50),
+    ),
+    Stage(
+        "search-2^20-product",
+        "benchmarks.gpu.search_speed:search",
+        ({"height": 20, "beams": [50, 200, 400, 800], "batches": [1, 512], "form": "product"}, 110),
+    ),
+    Stage(
+        "sparse-2^20",
+        "benchmarks.gpu.sparse_speed:search",
+        ({"beams": [10, 50, 200], "batches": [1, 512], "precisions": ["float32", "float16"]}, 170),
+        ({"beams": [10, 50, 200], "batches": [1, 512], "precisions": ["float32"], "levels": 3}, 30),
+    ),
+    Stage(
+        "profile",
+        "benchmarks.gpu.profiling:profile",
+        ({"height": 20, "beams": [50, 400], "batches": [1, 512], "forms": ["mlp", "product"], "levels": 3, "branching": 32}, 80),
+        ({"height": 20, "beams": [200], "batches": [1], "forms": ["mlp"], "levels": 2, "branching": 32}, 30),
+    ),
+    Stage(
+        "service",
+        "benchmarks.gpu.service:serve",
+        ({"height": 20, "beam": 200, "seconds": 4, "concurrencies": [1, 16, 64, 256], "ready_s": 110}, 170),
+        ({"height": 16, "beam": 200, "seconds": 1, "concurrencies": [1, 64], "ready_s": 45}, 60),
+    ),
+    Stage(
+        "training",
+        "benchmarks.gpu.training_speed:training",
+        ({"items": 1_000_000, "users": 50_000, "batches": [100, 256], "beam": 200, "rounds": 5, "queries": 2000, "depth": 200}, 140),
+        ({"items": 100_000, "users": 5_000, "batches": [100], "beam": 200, "rounds": 2, "queries": 320, "depth": 200}, 30),
+    ),
+    Stage("search-2^16", "benchmarks.gpu.search_speed:search", ({"height": 16, "beams": [50, 200, 400, 800], "batches": [1, 512]}, 80)),
+    Stage("search-2^22", "benchmarks.gpu.search_speed:search", ({"height": 22, "beams": [50, 200, 400, 800], "batches": [1, 512]}, 130)),
+    Stage(
+        "search-2^26",
+        "benchmarks.gpu.search_speed:search",
+        ({"height": 26, "beams": [200], "batches": [1, 512], "peers": ["inner-product"], "masked": False}, 120),
+    ),
+    Stage(
+        "tune",
+        "benchmarks.gpu.search_speed:tune",
+        ({"height": 20, "beams": [50, 400], "batches": [1, 512], "forms": ["mlp", "product"]}, 150),
+    ),
+    *(
+        Stage(
+            f"search-2^20-{precision}",
+            "benchmarks.gpu.search_speed:search",
+            ({"height": 20, "beams": [50, 400], "batches": [1, 512], "precision": precision, "peers": [], "masked": False}, 35),
+        )
+        for precision in ("float32", "bfloat16")
+    ),
+)
+
+
+def groups(stages: tuple[Stage, ...]) -> list[tuple[Stage, ...]]:
+    """The stages in order; neighbours of one group together."""
+    found: list[tuple[Stage, ...]] = []
+    for stage in stages:
+        if stage.group is not None and found and found[-1][0].group == stage.group:
+            found[-1] = (*found[-1], stage)
+        else:
+            found.append((stage,))
+    return found

@@ -1,0 +1,272 @@
+"""Small random trees and bundles, with hand-made ONNX graphs so that no trainer is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import pyarrow as pa
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from espalier.bundle import Bundle, GraphContent, LinearContent, write_bundle
+from espalier.chunks import Chunks
+from espalier.eligibility import node_mask
+from espalier.golden import GOLDEN_COLUMNS
+from espalier.items import ItemTable
+from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
+from espalier.queries import FeaturesKind, HistoryKind, QueryBatch, TextKind, VectorKind, pad_histories
+from espalier.search import NodeMask
+from espalier.sparse import SparseRows
+from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
+
+Rng = np.random.Generator
+
+
+def random_tree(rng: Rng, height: int, branching: int, ragged: bool = True, empty_share: float = 0.0) -> Tree:
+    """A tree of up to `branching` children a node (at least half as many, so that padding stays allowed)."""
+    children: list[list[int]] = []
+    size = 1
+    for _ in range(height):
+        low = max(1, (branching + 1) // 2) if ragged else branching
+        counts = rng.integers(low, branching + 1, size)
+        children.append([int(count) for count in counts])
+        size = int(counts.sum())
+    filled = rng.random(size) >= empty_share
+    filled[rng.integers(size)] = True
+    leaf_item = np.full(size, EMPTY_LEAF, np.int64)
+    leaf_item[filled] = rng.permutation(int(filled.sum()))
+    return tree_from_children(children, leaf_item)
+
+
+def linear_graphs(width: int) -> tuple[bytes, bytes]:
+    """Vector queries: state = vector; logit = ⟨state, row⟩."""
+    query = _model(
+        [helper.make_node("Unsqueeze", ["vector", "one"], ["query_state"])], ["vector"], "query_state", {"one": np.array([1])}, width
+    )
+    nodes = [
+        helper.make_node("Unsqueeze", ["query_state", "two"], ["column"]),
+        helper.make_node("MatMul", ["node_rows", "column"], ["product"]),
+        helper.make_node("Squeeze", ["product", "two"], ["logits"]),
+    ]
+    return query, _model(nodes, ["query_state", "node_rows"], "logits", {"two": np.array([2])}, width)
+
+
+def drawn(rng: Rng, shape: tuple[int, ...], integer: bool, step: float | None = None) -> NDArray[np.float32]:
+    """float32: small whole numbers, or normal ones, see `stepped`."""
+    raw = rng.integers(-2, 3, shape) if integer else stepped(rng.normal(size=shape), step)
+    return raw.astype(np.float32)
+
+
+def stepped(raw: NDArray[np.float64], step: float | None) -> NDArray[np.float64]:
+    """The nearest multiples of `step`, a power of two, less than 256 steps from 0; None: the numbers themselves.
+
+    bfloat16 and float16 hold such numbers exactly. A search in lower precision then rounds nothing but its sums, which are float32, and
+    is compared as strictly as one in float32.
+    """
+    return raw if step is None else np.clip(np.rint(raw / step), -255, 255) * step
+
+
+def history_graphs(
+    rng: Rng, width: int, hidden: int, integer: bool, slope: NDArray[np.float32], step: float | None = None
+) -> tuple[bytes, bytes]:
+    """History queries: state = W · Σ rows of the history's ancestors; logit = v · PReLU(state + U row)."""
+
+    def weights(*shape: int) -> NDArray[np.float32]:
+        return drawn(rng, shape, integer, step)
+
+    pooled = [
+        helper.make_node("Clip", ["history_nodes", "zero"], ["safe"]),
+        helper.make_node("Gather", ["node_rows", "safe"], ["rows"]),
+        helper.make_node("GreaterOrEqual", ["history_nodes", "zero"], ["real"]),
+        helper.make_node("Cast", ["real"], ["mask"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["mask", "last"], ["mask_column"]),
+        helper.make_node("Mul", ["rows", "mask_column"], ["masked"]),
+        helper.make_node("ReduceSum", ["masked", "two"], ["pooled"], keepdims=0),
+        helper.make_node("MatMul", ["pooled", "w"], ["query_state"]),
+    ]
+    constants = {"zero": np.array(0), "two": np.array([2]), "last": np.array([-1]), "w": weights(width, hidden)}
+    query = _model(pooled, ["history_nodes", "node_rows"], "query_state", constants, width)
+    nodes = [
+        helper.make_node("MatMul", ["node_rows", "u"], ["node_part"]),
+        helper.make_node("Unsqueeze", ["query_state", "one"], ["per_query"]),
+        helper.make_node("Add", ["node_part", "per_query"], ["sum"]),
+        helper.make_node("PRelu", ["sum", "slope"], ["hidden"]),
+        helper.make_node("MatMul", ["hidden", "v"], ["product"]),
+        helper.make_node("Squeeze", ["product", "two"], ["logits"]),
+    ]
+    constants = {"one": np.array([1]), "two": np.array([2]), "u": weights(width, hidden), "v": weights(hidden, 1), "slope": slope}
+    return query, _model(nodes, ["query_state", "node_rows"], "logits", constants, width)
+
+
+def make_bundle(
+    folder: Path,
+    rng: Rng,
+    tree: Tree,
+    kind: Literal["history", "vector"] = "history",
+    gamma: float = 0.0,
+    own: Literal["logit", "log_activation"] = "logit",
+    integer: bool = True,
+    slope: NDArray[np.float32] | None = None,
+    name: str = "tiny",
+    width: int = 4,
+    length: int = 5,
+    version: int = 1,
+    columns: Mapping[str, Any] | None = None,
+    graphs: tuple[bytes, bytes] | None = None,
+    state_dim: int | None = None,
+    step: float | None = None,
+    **search: int,
+) -> Bundle:
+    """A bundle with random node rows over items `item-0` …, with `columns` beside their titles, written under `folder`.
+
+    graphs  query.onnx and scorer.onnx in place of hand-made ones, with states of `state_dim`
+    step    real node rows and weights are `stepped`
+    """
+    slope = np.full((1, 1, 6), 0.25, np.float32) if slope is None else slope
+    query_kind = HistoryKind(length=length) if kind == "history" else VectorKind(width=width)
+    query, scorer = graphs or (history_graphs(rng, width, 6, integer, slope, step) if kind == "history" else linear_graphs(width))
+    shape = (tree.node_count, width)
+    rows = drawn(rng, shape, integer, step)
+    ids = [f"item-{i}" for i in range(tree.item_count)]
+    items = ItemTable.build(pa.table({"id": ids, "title": [f"Title {i}" for i in range(tree.item_count)], **(columns or {})}))
+    history = pa.array([["item-0"]], pa.list_(pa.string())) if kind == "history" else pa.array([[1.0] * width], pa.list_(pa.float32()))
+    draft = ManifestDraft(
+        name=name,
+        version=version,
+        algorithm="random",
+        created=datetime(2026, 1, 1, tzinfo=UTC),
+        query=query_kind,
+        ranking=Ranking(own=own, gamma=gamma),
+        search=SearchDefaults(**({"beam_size": 10, "m": 5, "max_beam_size": 64, "max_m": 100} | search)),
+    )
+    content = GraphContent(
+        tree=tree,
+        node_rows_ND=rows,
+        state_levels=tree.height + 1 if kind == "history" else 1,
+        state_dim=state_dim or (6 if kind == "history" else width),
+        query_onnx=query,
+        scorer_onnx=scorer,
+        items=items,
+        golden=pa.table({kind: history.slice(0, 0)} | {name: pa.array([], t) for name, t in GOLDEN_COLUMNS.items()}),
+        heldout=pa.table({kind: history, "relevant": pa.array([["item-0"]])}),
+    )
+    return write_bundle(folder / name / str(version), draft, content)
+
+
+def sparse_rows(dense_BF: NDArray[Any]) -> SparseRows:
+    """The numbers of a matrix that are not 0."""
+    row, column = np.nonzero(dense_BF)
+    indptr = np.searchsorted(row, np.arange(len(dense_BF) + 1)).astype(np.int64)
+    return SparseRows(indptr, column.astype(np.int32), dense_BF[row, column].astype(np.float32), dense_BF.shape[1])
+
+
+def random_chunks(rng: Rng, tree: Tree, width: int, integer: bool = True, step: float | None = None) -> Chunks:
+    """Weights of whole numbers make equal ranks, which is what ties are tested with. step: real ones are `stepped`."""
+    rows, entries, features, children, weights = [0], [0], [], [], []
+    for p in range(tree.leaf_offset):
+        count = int(tree.first_child[p + 1] - tree.first_child[p])
+        for feature in np.flatnonzero(rng.random(width) < rng.choice([0.05, 0.4, 0.9])):
+            own = np.flatnonzero(rng.random(count) < 0.5)
+            if len(own):
+                features.append(feature)
+                children.append(own)
+                weights.append(rng.integers(-2, 3, len(own)) if integer else 0.1 * rng.normal(size=len(own)))
+                entries.append(entries[-1] + len(own))
+        rows.append(len(features))
+    bias = rng.integers(-1, 2, tree.node_count) if integer else 0.5 * rng.normal(size=tree.node_count)
+    return Chunks(
+        np.array(rows, np.int64), np.array(features, np.int32), np.array(entries, np.int64),
+        np.concatenate([*children, np.empty(0)]).astype(np.uint16),
+        stepped(np.concatenate([*weights, np.empty(0)]), None if integer else step).astype(np.float32),
+        bias.astype(np.float32), width,
+    )  # fmt: skip
+
+
+def make_linear_bundle(
+    folder: Path,
+    rng: Rng,
+    tree: Tree,
+    ranking: Ranking,
+    integer: bool = True,
+    name: str = "linear",
+    width: int = 20,
+    version: int = 1,
+    step: float | None = None,
+    **search: int,
+) -> Bundle:
+    """A bundle of random linear scorers over items `item-0` …, for feature queries. step: real weights are `stepped`."""
+    ids = [f"item-{i}" for i in range(tree.item_count)]
+    features = pa.array([{"indices": [0], "values": [1.0]}], pa.struct({"indices": pa.list_(pa.int64()), "values": pa.list_(pa.float32())}))
+    draft = ManifestDraft(
+        name=name,
+        version=version,
+        algorithm="random",
+        created=datetime(2026, 1, 1, tzinfo=UTC),
+        query=FeaturesKind(width=width),
+        ranking=ranking,
+        search=SearchDefaults(**({"beam_size": 10, "m": 5, "max_beam_size": 64, "max_m": 100} | search)),
+    )
+    content = LinearContent(
+        tree=tree,
+        chunks=random_chunks(rng, tree, width, integer, step),
+        items=ItemTable.build(pa.table({"id": ids, "title": [f"Title {i}" for i in range(tree.item_count)]})),
+        golden=pa.table({"features": features.slice(0, 0)} | {name: pa.array([], t) for name, t in GOLDEN_COLUMNS.items()}),
+        heldout=pa.table({"features": features, "relevant": pa.array([["item-0"]])}),
+    )
+    return write_bundle(folder / name / str(version), draft, content)
+
+
+def random_queries(rng: Rng, bundle: Bundle, batch: int, integer: bool = True) -> QueryBatch:
+    """Random queries of the bundle's kind; histories of every length, empty ones included."""
+    kind = bundle.manifest.query
+    if isinstance(kind, FeaturesKind | TextKind):
+        kept = rng.random((batch, kind.width)) < rng.choice([0.1, 0.5])
+        return QueryBatch(kind, sparse_rows(np.where(kept, rng.integers(-2, 3, kept.shape) if integer else rng.normal(size=kept.shape), 0)))
+    if isinstance(kind, VectorKind):
+        raw = rng.integers(-2, 3, (batch, kind.width)) if integer else rng.normal(size=(batch, kind.width))
+        return QueryBatch(kind, raw.astype(np.float32))
+    histories = [rng.integers(-1, bundle.tree.item_count, rng.integers(0, kind.length + 2)) for _ in range(batch)]
+    return pad_histories(kind, histories)
+
+
+def random_masks(rng: Rng, tree: Tree, batch: int, share: float) -> tuple[NodeMask | None, ...]:
+    """A mask for each query, one of three: none, and two that pass about `share` of the items; the second leaves whole subtrees out."""
+    scattered = rng.random(tree.item_count) < share
+    together = np.zeros(tree.item_count, np.bool_)
+    begin = rng.integers(tree.leaf_count)
+    held = tree.leaf_item[begin : begin + 1 + int(share * tree.leaf_count)]
+    together[held[held != EMPTY_LEAF]] = True
+    masks = (None, node_mask(tree, scattered), node_mask(tree, together))
+    return tuple(masks[i] for i in rng.integers(0, 3, batch))
+
+
+def _model(nodes: list[onnx.NodeProto], inputs: list[str], output: str, constants: dict[str, NDArray[Any]], width: int) -> bytes:
+    shapes: dict[str, tuple[int, list[str | int | None]]] = {
+        "vector": (onnx.TensorProto.FLOAT, ["B", width]),
+        "history_nodes": (onnx.TensorProto.INT64, ["B", "L", "T"]),
+        "query_state": (onnx.TensorProto.FLOAT, ["B", "S"]),
+        "logits": (onnx.TensorProto.FLOAT, ["B", "C"]),
+    }
+    rows: list[str | int | None] = ["N", width] if "history_nodes" in inputs or "vector" in inputs else ["B", "C", width]
+
+    def info(name: str, is_output: bool = False) -> onnx.ValueInfoProto:
+        if name == "node_rows":
+            return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, rows)
+        kind, shape = shapes[name]
+        return helper.make_tensor_value_info(name, kind, ["B", "L", "S"] if is_output and name == "query_state" else shape)
+
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [info(name) for name in inputs],
+        [info(output, True)],
+        initializer=[numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    serialised: bytes = model.SerializeToString()
+    return serialised

@@ -1,0 +1,136 @@
+"""The comparisons of `benchmarks.engine_checks` find what is wrong with a search, each thing by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.engine_checks import differences, wrong_alone, wrong_beams
+from benchmarks.small_bundles import stepped
+from espalier.bundle import Bundle
+from espalier.engines.onnx_graph import OnnxEngine
+from espalier.queries import QueryBatch
+from espalier.search import LevelTrace, SearchParams, SearchResult
+from tests.builders import make_bundle, random_queries, random_tree
+
+
+class Changed:
+    """An engine whose results are changed by a function before anybody sees them."""
+
+    def __init__(self, bundle: Bundle, change: Callable[[SearchResult, int], SearchResult]) -> None:
+        self._engine, self._change = OnnxEngine(bundle, "cpu"), change
+        self.name, self.rounding = "changed", 1e-3
+
+    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        return self._change(self._engine.search(queries, params), len(queries))
+
+    def warm_up(self) -> None:
+        """Nothing to build."""
+
+    def prepare(self, params: SearchParams) -> None:
+        """Nothing to build."""
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+@pytest.fixture
+def searched(tmp_path: Path) -> tuple[Bundle, QueryBatch, SearchParams]:
+    rng = np.random.default_rng(3)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2, ragged=False), gamma=0.5, integer=False)
+    return bundle, random_queries(rng, bundle, 3, False), SearchParams(np.array([4, 4, 5]), np.array([6, 3, 5]))
+
+
+def last(result: SearchResult, **changed: Any) -> SearchResult:
+    """The result with another trace of the last level."""
+    assert result.trace is not None
+    return replace(result, trace=(*result.trace[:-1], replace(result.trace[-1], **changed)))
+
+
+def test_nothing_is_wrong_with_a_search_as_it_is(searched: tuple[Bundle, QueryBatch, SearchParams]) -> None:
+    bundle, queries, params = searched
+    engine = Changed(bundle, lambda result, batch: result)
+    result = engine.search(queries, params)
+    assert differences(result, result) == []
+    assert wrong_beams(engine, bundle, queries, params) == []
+    assert wrong_alone(engine, queries, params) == []
+
+
+@pytest.mark.parametrize("name", ["item_rows_BM", "ranks_BM", "scores_BM", "count_B", "complete_B"])
+def test_an_array_that_differs_is_named_with_its_first_difference(searched: tuple[Bundle, QueryBatch, SearchParams], name: str) -> None:
+    bundle, queries, params = searched
+    result = OnnxEngine(bundle, "cpu").search(queries, params)
+    array = getattr(result, name).copy()
+    array.flat[-1] = not array.flat[-1] if array.dtype == np.bool_ else array.flat[0] + 7
+    (line,) = differences(replace(result, **{name: array}), result)
+    assert line.startswith(f"{name}: 1 of {array.size} differ, at ")
+    (line,) = differences(replace(result, **{name: array[:-1]}), result)
+    assert "got the shape" in line
+
+
+def swapped(level: LevelTrace) -> dict[str, Any]:
+    """The first query's beam with its first node replaced by a candidate that was dropped, under that candidate's rank."""
+    nodes_BK, ranks_BK = level.nodes_BK.copy(), level.ranks_BK.copy()
+    dropped = [c for c in range(level.candidates_BC.shape[1]) if level.candidates_BC[0, c] not in nodes_BK[0]]
+    worst = min(dropped, key=lambda c: level.candidate_ranks_BC[0, c])
+    nodes_BK[0, 0], ranks_BK[0, 0] = level.candidates_BC[0, worst], level.candidate_ranks_BC[0, worst]
+    return {"nodes_BK": nodes_BK, "ranks_BK": ranks_BK}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (swapped, "a kept node is worse than a dropped one"),
+        (lambda level: {"candidate_ranks_BC": level.candidate_ranks_BC + np.float32(0.01)}, "away, rounding 0.001"),
+        (lambda level: {"ranks_BK": level.ranks_BK + np.float32(0.5)}, "a kept node has another rank than as a candidate"),
+        (lambda level: {"candidates_BC": np.where(level.candidates_BC % 2, level.candidates_BC, -1)}, "the reference has"),
+        (lambda level: {"nodes_BK": np.where(level.nodes_BK == level.nodes_BK.max(), -1, level.nodes_BK)}, "candidates kept, expected"),
+        (lambda level: {"nodes_BK": np.where(level.nodes_BK == level.nodes_BK.max(), 0, level.nodes_BK)}, "kept nodes are no candidates"),
+    ],
+)
+def test_a_wrong_beam_is_described(
+    searched: tuple[Bundle, QueryBatch, SearchParams], change: Callable[[LevelTrace], dict[str, Any]], said: str
+) -> None:
+    bundle, queries, params = searched
+
+    def changed(result: SearchResult, batch: int) -> SearchResult:
+        return result if result.trace is None else last(result, **change(result.trace[-1]))
+
+    assert said in "; ".join(wrong_beams(Changed(bundle, changed), bundle, queries, params))
+
+
+def test_answers_that_a_trace_changes_are_wrong(searched: tuple[Bundle, QueryBatch, SearchParams]) -> None:
+    bundle, queries, params = searched
+
+    def changed(result: SearchResult, batch: int) -> SearchResult:
+        return result if result.trace is not None else replace(result, item_rows_BM=result.item_rows_BM[:, ::-1])
+
+    assert wrong_beams(Changed(bundle, changed), bundle, queries, params) == ["item_rows_BM: without a trace they are others than with one"]
+    without = Changed(bundle, lambda result, batch: replace(result, trace=None))
+    assert wrong_beams(without, bundle, queries, params) == ["the engine gave no trace"]
+
+
+def test_answers_that_depend_on_the_batch_are_wrong(searched: tuple[Bundle, QueryBatch, SearchParams]) -> None:
+    bundle, queries, params = searched
+
+    def changed(result: SearchResult, batch: int) -> SearchResult:
+        return replace(result, ranks_BM=result.ranks_BM + np.float32(batch))
+
+    engine = Changed(bundle, changed)
+    assert [line.split(":")[0] for line in wrong_alone(engine, queries, params)] == ["query 0", "query 1", "query 2"]
+    assert len(wrong_alone(engine, queries, params, 2)) == 2
+
+
+def test_stepped_numbers_are_exact_in_every_precision() -> None:
+    torch = pytest.importorskip("torch")
+    raw = np.random.default_rng(1).normal(size=10_000) * 5
+    numbers = torch.from_numpy(stepped(raw, 2.0**-5))
+    for kind in (torch.float16, torch.bfloat16):
+        assert torch.equal(numbers.to(kind).double(), numbers)
+    assert np.abs(numbers.numpy() - np.clip(raw, -7.96875, 7.96875)).max() <= 2.0**-6
+    assert stepped(raw, None) is raw

@@ -1,0 +1,138 @@
+"""The benchmark of `triton`, as far as a machine without a GPU can run it: in the interpreter, on tiny trees."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from benchmarks.gpu import graph_models, search_speed
+from benchmarks.gpu.graph_models import FORMS, TorchSearch, items_of, model_of, with_rows_in_memory
+from benchmarks.gpu.search_speed import agreement, filled_cell, search, tune, work
+from espalier.engines.gpu import TritonEngine
+from espalier.engines.gpu_cells import Grid
+from espalier.engines.reference import ReferenceEngine
+from espalier.queries import QueryBatch
+from espalier.search import SearchParams
+
+
+@pytest.fixture(autouse=True)
+def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be timed runs once: times mean nothing here."""
+
+    def once(run: Any, least: int = 1) -> float:
+        run()
+        return 1.0
+
+    monkeypatch.setattr(search_speed, "milliseconds", once)
+
+
+@pytest.mark.parametrize(("form", "beam"), [("mlp", 10), ("product", 10), ("product", 1)])
+def test_the_search_in_torch_finds_what_the_engine_finds(form: str, beam: int) -> None:
+    bundle = model_of(7, form)
+    engine = TritonEngine(bundle, "cpu", "float16", Grid(batches=(2,), wanted=(64,)))
+    queries = QueryBatch(bundle.manifest.query, np.random.default_rng(1).integers(0, 128, (2, 69)))
+    found_BM = engine.search(queries, SearchParams.uniform(2, beam, 10)).item_rows_BM
+    _, state_BLS = filled_cell(engine, 2, beam, 10)
+    by_torch = TorchSearch(engine, form, state_BLS, 1 if FORMS[form].gamma else bundle.tree.start_level(1 << (beam.bit_length() - 1)))
+    assert agreement(found_BM, items_of(bundle.tree, by_torch.search(beam, min(10, 2 * beam)))) >= 0.8
+    every_BM = items_of(bundle.tree, by_torch.exhaustive(20))
+    assert every_BM.shape == (2, 20)
+    assert len(np.unique(every_BM[0])) == 20
+
+
+def test_its_ranks_are_those_of_the_reference() -> None:
+    """Of the model with γ: the best items of narrow beams are the reference's, in its order."""
+    bundle = with_rows_in_memory(model_of(6, "product"))
+    queries = QueryBatch(bundle.manifest.query, np.random.default_rng(1).integers(0, 64, (8, 69)))
+    params = SearchParams.uniform(8, 4, 4)
+    reference = ReferenceEngine(bundle)
+    engine = cast(Any, SimpleNamespace(bundle=bundle, device=torch.device("cpu"), node_rows_ND=torch.from_numpy(bundle.node_rows_ND)))
+    state_BLS = torch.from_numpy(reference.states(queries))[:, 1:]
+    items_BM = items_of(bundle.tree, TorchSearch(engine, "product", state_BLS, 1).search(4, 4))
+    assert np.mean(items_BM == reference.search(queries, params).item_rows_BM) > 0.9
+
+
+def test_node_rows_are_the_same_whichever_part_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_models, "BLOCK", 8)
+    rows = graph_models._Rows(100, 24)
+    whole = rows[0:100]
+    assert whole.shape == (100, 24)
+    assert whole.dtype == np.float16
+    np.testing.assert_array_equal(rows[13:41], whole[13:41])
+    assert np.abs(whole).min() >= 0.25
+    assert np.abs(whole).max() < 0.5
+    assert abs(float(whole.astype(np.float64).mean())) < 0.05
+
+
+@pytest.mark.parametrize("form", ["mlp", "product"])
+def test_every_peer_is_measured_on_the_same_queries(form: str) -> None:
+    rows = {row["case"]: row for row in search(5, [4], [1, 2], form, device="cpu")}
+    left_out = rows.pop("onnx-cuda-call, 2^5")
+    assert left_out["ok"] is None
+    assert "not installed" in left_out["note"]
+    assert all(row["ok"] and row["ms"] > 0 and row["queries_per_s"] > 0 for row in rows.values())
+    alone = {"triton", "triton-call", "torch-graph", "torch-eager", "inner-product"} | ({"exhaustive"} if form == "mlp" else set())
+    assert {row["engine"] for row in rows.values() if row["batch"] == 1} == alone | {"onnx-cpu-call"}
+    assert {row["engine"] for row in rows.values() if row["batch"] == 2} == alone
+    assert {row["engine"] for row in rows.values() if row.get("masked")} == {"triton", "triton-call"}
+    shares = [row["as_torch"] for row in rows.values() if "as_torch" in row]
+    assert len(shares) == 2
+    assert min(shares) >= 0.8
+
+
+def test_an_engine_that_finds_other_items_than_torch_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchSearch, "search", lambda self, beam, m: torch.arange(31, 31 + m).expand(len(self._state_BLS), -1))
+    rows = list(search(5, [4], [1], peers=[], masked=False, device="cpu"))
+    assert [(row["engine"], row["ok"]) for row in rows] == [("triton", False), ("triton-call", True)]
+
+
+def test_a_peer_that_fails_leaves_a_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(self: Any, m: int) -> Any:
+        raise MemoryError("no room for the scores")
+
+    monkeypatch.setattr(TorchSearch, "exhaustive", no_room)
+    rows = list(search(5, [4], [1, 2], peers=["exhaustive"], masked=False, device="cpu"))
+    assert [row["engine"] for row in rows if row["ok"] is False] == ["exhaustive", "exhaustive"]
+    assert all("no room for the scores" in row["note"] for row in rows if row["ok"] is False)
+    assert [row["engine"] for row in rows if row["ok"]] == ["triton", "triton-call"] * 2
+
+
+def test_a_case_whose_kernels_fail_leaves_a_row_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = TritonEngine.search
+
+    def fails(self: Any, queries: Any, params: Any) -> Any:
+        if params.beam_size_B[0] == 4:
+            raise RuntimeError("an illegal memory access")
+        return searched(self, queries, params)
+
+    monkeypatch.setattr(TritonEngine, "search", fails)
+    rows = list(search(5, [4, 8], [1], peers=[], masked=False, device="cpu"))
+    assert [(row["ok"], row.get("engine")) for row in rows] == [(False, None), (True, "triton"), (True, "triton-call")]
+    assert "illegal memory access" in rows[0]["note"]
+
+
+def test_work_is_that_of_the_scorer() -> None:
+    """Beam 4 of 2^5 items: 8 candidates on each of the levels 3, 4 and 5; with γ the 6 nodes above are scored too."""
+    grid = Grid(batches=(1,), wanted=(64,))
+    paper = 2 * (24 * 128 + 128 * 64 + 64 * 24 + 24)
+    assert work(TritonEngine(model_of(5, "mlp"), "cpu", "float16", grid), "mlp", 4, 2, 2) == (2 * 24 * paper, 2 * 24 * 24 * 2)
+    product = TritonEngine(model_of(5, "product"), "cpu", "float16", grid)
+    assert work(product, "product", 4, 1, 2) == ((24 + 6) * 128 * 2, (24 + 6) * 128 * 2)
+
+
+def test_tuning_tries_one_size_after_the_other_and_names_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_speed, "TUNED", {"warps": (2,), "bits": (1,)})
+    times = iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr(search_speed, "milliseconds", lambda run, least=1: next(times))
+    *rows, fastest = tune(4, [2], [1], device="cpu")
+    assert [row["tuning"] for row in rows] == [{}, {"warps": 2}, {"bits": 1}]
+    assert (fastest["tuning"], fastest["ms"], fastest["as_it_is_ms"]) == ({"warps": 2}, 1, 3)
+    assert fastest["case"].startswith("fastest: ")

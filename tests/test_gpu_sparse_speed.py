@@ -1,0 +1,64 @@
+"""The benchmark of the GPU engine for linear scorers, as far as a machine without a GPU can run it."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+
+from benchmarks.gpu import sparse_speed, timing
+from benchmarks.gpu.sparse_speed import NON_ZEROS, M, model_of, queries_of, search
+from espalier.engines.sparse_cpu import SparseCpuEngine
+from espalier.engines.sparse_gpu import SparseCudaEngine
+from espalier.search import SearchParams
+
+
+def test_the_model_is_one_and_its_labels_are_found() -> None:
+    bundle, own_NF = model_of(3, 8)
+    bundle.chunks.check(bundle.tree)
+    queries = queries_of(bundle, own_NF, 200)
+    queries.features.check()
+    counts = np.diff(queries.features.indptr)
+    assert 0.9 * NON_ZEROS < counts.mean() <= counts.max() == NON_ZEROS
+    found = SparseCpuEngine(bundle).search(queries, SearchParams.uniform(200, 10, M))
+    leaves = np.random.default_rng(1).integers(bundle.tree.leaf_offset, bundle.tree.node_count, 200)  # as the queries are drawn
+    assert np.mean(found.item_rows_BM[:, 0] == bundle.tree.leaf_item[leaves - bundle.tree.leaf_offset]) > 0.9
+
+
+@pytest.fixture
+def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times come from one run: they mean nothing here."""
+    monkeypatch.setattr(timing, "ROUNDS", 1)
+    monkeypatch.setattr(sparse_speed, "milliseconds", lambda run, least=1: timing.milliseconds(run, 1))
+
+
+@pytest.mark.usefixtures("one_run")
+def test_each_engine_is_timed_on_the_same_queries() -> None:
+    model, tables, *rows = search([2], [1, 2], ["float32"], "cpu", 2, 4, singles=2)
+    assert model["labels"] == 16
+    assert tables["case"] == "the tables, float32"
+    assert [(row["engine"], row["batch"]) for row in rows] == [
+        ("sparse-cpu", 1), ("sparse-cuda", 1), ("sparse-cuda-call", 1), ("sparse-cpu", 2), ("sparse-cuda", 2), ("sparse-cuda-call", 2)
+    ]  # fmt: skip
+    assert all(row["ms"] > 0 and row["ok"] for row in rows)
+    assert all(row["as_sparse_cpu"] == 1 for row in rows if row["engine"] == "sparse-cuda")
+
+
+@pytest.mark.usefixtures("one_run")
+def test_an_engine_that_finds_other_labels_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = SparseCudaEngine.search
+
+    def shifted(self: Any, queries: Any, params: Any) -> Any:
+        result = searched(self, queries, params)
+        return replace(result, item_rows_BM=np.where(result.item_rows_BM >= 0, result.item_rows_BM + 100, -1))
+
+    monkeypatch.setattr(SparseCudaEngine, "search", shifted)
+    rows = list(search([2], [2], ["float32"], "cpu", 2, 4, singles=1))
+    assert [row["ok"] for row in rows if row.get("engine") == "sparse-cuda"] == [False]
