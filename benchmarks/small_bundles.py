@@ -45,7 +45,7 @@ def random_tree(rng: Rng, height: int, branching: int, ragged: bool = True, empt
 
 def linear_graphs(width: int) -> tuple[bytes, bytes]:
     """Vector queries: state = vector; logit = ⟨state, row⟩."""
-    query = _model(
+    query = graph_model(
         [helper.make_node("Unsqueeze", ["vector", "one"], ["query_state"])], ["vector"], "query_state", {"one": np.array([1])}, width
     )
     nodes = [
@@ -53,7 +53,7 @@ def linear_graphs(width: int) -> tuple[bytes, bytes]:
         helper.make_node("MatMul", ["node_rows", "column"], ["product"]),
         helper.make_node("Squeeze", ["product", "two"], ["logits"]),
     ]
-    return query, _model(nodes, ["query_state", "node_rows"], "logits", {"two": np.array([2])}, width)
+    return query, graph_model(nodes, ["query_state", "node_rows"], "logits", {"two": np.array([2])}, width)
 
 
 def drawn(rng: Rng, shape: tuple[int, ...], integer: bool, step: float | None = None) -> NDArray[np.float32]:
@@ -90,7 +90,7 @@ def history_graphs(
         helper.make_node("MatMul", ["pooled", "w"], ["query_state"]),
     ]
     constants = {"zero": np.array(0), "two": np.array([2]), "last": np.array([-1]), "w": weights(width, hidden)}
-    query = _model(pooled, ["history_nodes", "node_rows"], "query_state", constants, width)
+    query = graph_model(pooled, ["history_nodes", "node_rows"], "query_state", constants, width)
     nodes = [
         helper.make_node("MatMul", ["node_rows", "u"], ["node_part"]),
         helper.make_node("Unsqueeze", ["query_state", "one"], ["per_query"]),
@@ -100,7 +100,7 @@ def history_graphs(
         helper.make_node("Squeeze", ["product", "two"], ["logits"]),
     ]
     constants = {"one": np.array([1]), "two": np.array([2]), "u": weights(width, hidden), "v": weights(hidden, 1), "slope": slope}
-    return query, _model(nodes, ["query_state", "node_rows"], "logits", constants, width)
+    return query, graph_model(nodes, ["query_state", "node_rows"], "logits", constants, width)
 
 
 def make_bundle(
@@ -245,7 +245,7 @@ def random_masks(rng: Rng, tree: Tree, batch: int, share: float) -> tuple[NodeMa
     return tuple(masks[i] for i in rng.integers(0, 3, batch))
 
 
-def _model(nodes: list[onnx.NodeProto], inputs: list[str], output: str, constants: dict[str, NDArray[Any]], width: int) -> bytes:
+def graph_model(nodes: list[onnx.NodeProto], inputs: list[str], output: str, constants: dict[str, NDArray[Any]], width: int) -> bytes:
     shapes: dict[str, tuple[int, list[str | int | None]]] = {
         "vector": (onnx.TensorProto.FLOAT, ["B", width]),
         "history_nodes": (onnx.TensorProto.INT64, ["B", "L", "T"]),

@@ -24,6 +24,7 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 from onnx import helper
 
+from benchmarks.small_bundles import graph_model, linear_graphs
 from espalier.bundle import Bundle, LinearContent, write_bundle
 from espalier.chunks import LARGEST_RANK, Chunks
 from espalier.engines.chunk_search import ChunkSearch, Wanted, _keep_best
@@ -36,7 +37,7 @@ from espalier.queries import QueryBatch, VectorKind
 from espalier.search import Engine, SearchParams, SearchResult, open_engine
 from espalier.sparse import SparseRows
 from espalier.tree import complete_tree, tree_from_children
-from tests.builders import _model, linear_graphs, make_bundle, make_linear_bundle, random_tree, sparse_rows
+from tests.builders import make_bundle, make_linear_bundle, random_tree, sparse_rows
 from tests.running import problem, run
 from tests.test_bundle import content_of, draft_of
 from tests.test_signature import SMALL_GRID, assert_same
@@ -268,7 +269,7 @@ def unit_vectors(folder: Path) -> Bundle:
         helper.make_node("Div", ["vector", "sum"], ["divided"]),
         helper.make_node("Unsqueeze", ["divided", "one"], ["query_state"]),
     ]
-    query = _model(nodes, ["vector"], "query_state", {"one": np.array([1])}, 4)
+    query = graph_model(nodes, ["vector"], "query_state", {"one": np.array([1])}, 4)
     rng = np.random.default_rng(3)
     tree = complete_tree(rng.permutation(16), 2)
     return make_bundle(folder, rng, tree, "vector", integer=False, graphs=(query, linear_graphs(4)[1]), name="units")
