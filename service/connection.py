@@ -221,6 +221,11 @@ class Connection(HttpToolsProtocol):
         """Whether no request is under way."""
         return self._lingers or self.cycle is None or self.cycle.response_complete
 
+    @property
+    def gone(self) -> bool:
+        """Whether nobody is there any more to take an answer."""
+        return self.transport.is_closing()
+
     def check(self, now: float) -> None:
         """Give up what has waited for too long."""
         shared = self._shared
