@@ -251,8 +251,9 @@ def _failure(task: asyncio.Task[None]) -> BaseException | None:
 async def send_body(send: Send, scope: Scope, body: bytes, timeout_s: float, more: bool = False) -> bool:
     """Send a body, or with `more` a part of one, as fast as the client takes it.
 
-    False where the client has gone. False, and the connection is cut off, when that takes longer than `timeout_s` and SLOWEST_BYTES_PER_S allow. (An exception would say
-    so as well, but a task that ends with one that came from asyncio.timeout is part of a reference cycle, and so is what it has sent.)
+    False where the client has gone. False, and the connection is cut off, when that takes longer than `timeout_s` and
+    SLOWEST_BYTES_PER_S allow. (An exception would say so as well, but a task that ends with one that came from asyncio.timeout is part of a
+    reference cycle, and so is what it has sent.)
     """
     if CONNECTION in scope and scope[CONNECTION].gone:
         return False

@@ -155,7 +155,8 @@ def test_a_stream_that_is_not_read_holds_one_answer_of_the_largest_size(large: P
         with running.connected() as other:  # another one goes on
             other.send(stream(1))
             assert other.reply().status == 200
-    assert len(engine.calls) < 150
+        assert len(engine.calls) < 20
+    assert len(engine.calls) < 100  # nothing is searched for long for a client that has gone
 
 
 def test_an_unread_stream_leaves_nothing_behind(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
