@@ -17,7 +17,7 @@ from service.middleware import RETRIEVE, STREAM, Edge
 from service.monitoring import Metrics
 from service.parts import Service
 from service.registry import OpenEngine, Registry
-from service.routes import add_routes
+from service.routes import add_routes, match_whole_paths
 from service.security import Keys
 from service.settings import Settings
 from service.sharing import Shared
@@ -50,7 +50,7 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_engine) -> Fas
     completer = Completer(settings.timeout_ms / 1e3)
     app.state.service = Service(settings, metrics, registry, keys, audit, completer, Shared(metrics.render), tracer)
     single, stream = Retrieve(settings, registry, keys, metrics), Stream(settings, registry, keys, metrics)
-    app.state.budgets = (single.bodies, single.answers, stream.answers)
+    app.state.budgets = (single.bodies, single.answers, stream.bodies, stream.answers)
     direct: dict[str, ASGIApp] = {RETRIEVE: single, STREAM: stream}
     limits = settings.max_body_bytes, settings.body_timeout_s
     app.add_middleware(Edge, direct, keys, audit, *limits, metrics, settings.log_requests, tracer)
@@ -66,4 +66,5 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_engine) -> Fas
     add_routes(app)
     documentation.add_pages(app)
     app.openapi = lambda: documentation.as_answered(describe(), keys)  # type: ignore[method-assign]  # the framework's documented way
+    match_whole_paths(app)
     return app

@@ -46,12 +46,13 @@ def _hold(room: Held, body: bytes) -> None:
         raise Busy("Too many large request bodies are being read.")
 
 
-async def read_lines(receive: Receive, longest: int, timeout_s: float) -> AsyncIterator[bytes | BodyTooLarge]:
+async def read_lines(receive: Receive, longest: int, timeout_s: float, room: Held) -> AsyncIterator[bytes | BodyTooLarge]:
     """The lines of a body as they arrive, without their ends; empty ones are left out.
 
     longest    bytes of a line; a longer one is read to its end and comes as BodyTooLarge
     timeout_s  between two pieces of the body
-    Raises SlowBody, ClientDisconnect.
+    room       what has arrived of a line that is not whole is held there
+    Raises SlowBody, ClientDisconnect, and Busy when what arrives in pieces takes all the room.
     """
     held = bytearray()
     too_long = False
@@ -65,12 +66,15 @@ async def read_lines(receive: Receive, longest: int, timeout_s: float) -> AsyncI
                 yield _too_long(longest)
             elif stripped := bytes(held + line).strip():
                 yield stripped
+            room.give(len(held))
             held.clear()
             too_long = False
         if too_long or len(held) + len(rest) > longest:
+            room.give(len(held))
             held.clear()
             too_long = True
         else:
+            _hold(room, rest)
             held += rest
     if too_long:
         yield _too_long(longest)

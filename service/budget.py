@@ -6,17 +6,22 @@ Knows units: bytes of bodies, values of answers. Touched by the event loop alone
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+
+LOOK_S = 1.0
+"""How often one who waits looks whether he still has a reason to."""
 
 
 class Budget:
     """`units` for all holders together.
 
-    free  units of each holder that are not counted, so that small requests never wait for large ones
+    free          units of each holder that are not counted, so that small requests never wait for large ones
+    most_waiting  holders that may wait at a time
     """
 
-    def __init__(self, units: int, free: int) -> None:
-        self.units, self.free, self.left = units, free, units
-        self.waiting: list[asyncio.Future[None]] = []
+    def __init__(self, units: int, free: int, most_waiting: int = 64) -> None:
+        self.units, self.free, self.left, self.most_waiting = units, free, units, most_waiting
+        self.waiting: set[asyncio.Future[None]] = set()
 
     def holding(self) -> Held:
         """What one request holds; a context manager that gives all of it back."""
@@ -25,7 +30,7 @@ class Budget:
     def tell(self) -> None:
         """Let all who wait look again."""
         if self.waiting:
-            waiting, self.waiting = self.waiting, []
+            waiting, self.waiting = self.waiting, set()
             for one in waiting:
                 if not one.done():
                     one.set_result(None)
@@ -53,16 +58,21 @@ class Held:
         self._count(self.units + units, counted)
         return True
 
-    async def wait(self, units: int) -> None:
-        """The same, as soon as there are so many. (More than there are at all would be waited for for ever: limit them before.)"""
-        while not self.take(units):
-            await self.changed()
+    async def wait(self, units: int, most: int, gone: Callable[[], bool]) -> bool:
+        """The same, as soon as there are so many, and this holder has no more than `most` with them.
 
-    async def changed(self) -> None:
-        """Wait until somebody has given something back."""
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._budget.waiting.append(waiting)
-        await waiting
+        False where so many wait already that nobody else may, or where `gone` says so, which is asked every LOOK_S.
+        """
+        while (self.units and self.units + units > most) or not self.take(units):
+            if len(self._budget.waiting) >= self._budget.most_waiting or gone():
+                return False
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._budget.waiting.add(waiting)
+            try:
+                await asyncio.wait((waiting,), timeout=LOOK_S)
+            finally:
+                self._budget.waiting.discard(waiting)
+        return True
 
     def give(self, units: int) -> None:
         """Give so many back."""

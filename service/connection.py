@@ -46,6 +46,8 @@ GRACE_S = 0.25
 """How long a connection may be silent or idle before it makes room for another one."""
 TURN_BYTES = 64 << 10
 """What is parsed of one connection before the others have their turn."""
+PROGRESS_BYTES = 16 << 10
+"""What a client has to take of an answer for it to count as progress."""
 SKIPPED_BYTES = 64 << 10
 """An unread rest of a body up to this size is skipped, and the connection is kept."""
 TOO_MANY = "Too many connections."
@@ -53,6 +55,7 @@ CONNECTION = "espalier.connection"
 """Key of the scope under which an application finds its connection."""
 
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
+_UPGRADE = re.compile(rb"(?i)\nupgrade(?=[ \t]*:)")
 
 
 @dataclass
@@ -110,9 +113,11 @@ class Connections:
 
     def _longest_waiting(self, now: float) -> Connection | None:
         for waiting in (self.silent, self.idle):
-            oldest = next(iter(waiting), None)
-            if oldest is not None and now - oldest.since >= GRACE_S:
-                return oldest
+            for connection in waiting:
+                if now - connection.since < GRACE_S:
+                    break
+                if not connection.unsent:  # else it is sending, and cut off where its client does not take it
+                    return connection
         return None
 
 
@@ -165,6 +170,7 @@ class Connection(HttpToolsProtocol):
         self._lingers = False
         self._stalled: float | None = None  # since when the client takes nothing
         self._closing: float | None = None  # since when the connection is to end
+        self._unsent = 0  # of the last progress
         self.since = self.loop.time()  # of being idle
         self._begun_at: float | None = None  # the first byte of a head, or of a rest to skip, that is not complete
 
@@ -190,7 +196,7 @@ class Connection(HttpToolsProtocol):
         self._ahead.clear()
 
     def pause_writing(self) -> None:
-        self._stalled = self.loop.time()
+        self._stalled, self._unsent = self.loop.time(), self.unsent
         super().pause_writing()
 
     def resume_writing(self) -> None:
@@ -204,7 +210,7 @@ class Connection(HttpToolsProtocol):
         if between:  # mostly a whole request, which needs no buffer
             found = _END_OF_HEAD.search(data)
             if found is not None and (end := found.end()) <= MAX_HEAD_BYTES:
-                if not self._parse(data[:end]) or len(data) == end:
+                if not self._parse_head(data[:end]) or len(data) == end:
                     return
                 data = data[end:]
                 if self._body == len(data) <= TURN_BYTES:
@@ -222,15 +228,27 @@ class Connection(HttpToolsProtocol):
         return self._lingers or self.cycle is None or self.cycle.response_complete
 
     @property
+    def unsent(self) -> int:
+        """Bytes of answers that the system has not taken yet."""
+        return self.transport.get_write_buffer_size()
+
+    @property
     def gone(self) -> bool:
         """Whether nobody is there any more to take an answer."""
         return self.transport.is_closing()
 
     def check(self, now: float) -> None:
         """Give up what has waited for too long."""
-        shared = self._shared
+        shared, unsent = self._shared, self.unsent
+        if self._closing is None and self.transport.is_closing():  # the client has closed its side
+            self._closing = now
+        if unsent <= self._unsent - PROGRESS_BYTES or not unsent:
+            self._unsent = unsent
+            self._stalled = now if self._stalled is not None else None
+            self._closing = now if self._closing is not None and unsent else self._closing
+        self._unsent = max(self._unsent, unsent)
         if self._closing is not None:
-            if now - self._closing > (LINGER_S if self._lingers else shared.write_timeout_s):
+            if now - self._closing > (LINGER_S if self._lingers and not unsent else shared.write_timeout_s):
                 self.abort()
         elif self._stalled is not None:
             if now - self._stalled > shared.write_timeout_s:
@@ -266,6 +284,9 @@ class Connection(HttpToolsProtocol):
             if self._body is None:
                 if not self.idle or self.transport.is_closing():
                     break  # one request at a time
+                if not self._looked and not ahead.strip(b"\r\n"):  # line ends between requests mean nothing
+                    ahead.clear()
+                    break
                 if self._begun_at is None:
                     self._begun_at = self.loop.time()
                 found = _END_OF_HEAD.search(ahead, max(self._looked - 3, 0))
@@ -277,7 +298,13 @@ class Connection(HttpToolsProtocol):
                     self._looked = size
                     break
                 self._looked = 0
-            elif isinstance(self._body, int):
+                head = bytes(ahead[:size])
+                del ahead[:size]
+                parsed += size
+                if not self._parse_head(head):
+                    return
+                continue
+            if isinstance(self._body, int):
                 size = min(self._body, len(ahead), TURN_BYTES)
                 self._body -= size
             else:
@@ -311,13 +338,22 @@ class Connection(HttpToolsProtocol):
             self._release()
             self._advance()
 
+    def _parse_head(self, head: bytes) -> bool:
+        """Feed the parser a whole head. False when the connection ends.
+
+        There is nothing that this server could become, so a wish to upgrade is hidden from the parser: it would take the body for another
+        protocol's (RFC 9110, section 7.8: a server may ignore it).
+        """
+        return self._parse(_UPGRADE.sub(b"\nx-upgrade", head) if b"pgrade" in head or b"PGRADE" in head else head)
+
     def _parse(self, piece: bytes) -> bool:
         """Feed the parser a part of one message. False when the connection ends."""
         self._begun = False
         try:
             self.parser.feed_data(piece)
-        except httptools.HttpParserUpgrade:
-            pass  # there is nothing that this server could become; the request is answered as if it had not asked
+        except httptools.HttpParserUpgrade:  # CONNECT, or a wish that was not hidden: the parser knows no body then
+            self._malformed("This server neither upgrades nor is a proxy.")
+            return False
         except httptools.HttpParserError:
             if self._refusal is not None:
                 self._refuse(*self._refusal)
@@ -325,6 +361,9 @@ class Connection(HttpToolsProtocol):
                 self._malformed("The request is not HTTP/1.1.")
             return False
         if self._complete:
+            if self._body and not (isinstance(self._body, ChunkedBody) and self._body.done):
+                self._malformed("The body is not as long as the head says.")
+                return False
             self._body = None
         elif self._body == 0 or (isinstance(self._body, ChunkedBody) and self._body.done):
             self._malformed("The body is not as long as the head says.")
@@ -354,6 +393,7 @@ class Connection(HttpToolsProtocol):
             self._refusal = 400, "malformed", f"Expected one Host header, got {hosts}."
             raise ValueError("not one host")
         super().on_headers_complete()
+        self.headers = []  # what comes behind a body is no header
         self._body, self._begun_at = body, None
         self._shared.silent.pop(self, None)
         self._shared.idle.pop(self, None)
@@ -399,6 +439,10 @@ class Connection(HttpToolsProtocol):
         if self._lingers or self.transport.is_closing():
             return
         self._lingers, self._closing = True, self.loop.time()
+        if self in self._shared.open:  # it makes room for others, as an idle one does
+            self.since = self._closing
+            self._shared.silent.pop(self, None)
+            self._shared.idle[self] = None
         self._ahead.clear()
         self._release()
         try:
@@ -419,6 +463,7 @@ class Connection(HttpToolsProtocol):
         else:
             unanswered = not self.cycle.response_started
             self.cycle.disconnected = True  # nobody waits for what the application may answer
+            self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
         if unanswered:
             document = orjson.dumps(problem(status, detail))

@@ -22,6 +22,7 @@ from service.bodies import check_type, read_body, read_lines
 from service.budget import Budget, Held
 from service.connection import CONNECTION
 from service.errors import (
+    Busy,
     ClientGone,
     DeadlinePassed,
     InvalidRequest,
@@ -76,9 +77,8 @@ class Retrieve:
         self.keys.check("retrieve", seen.authorization)
         check_type(seen.content_type, JSON_TYPES)
         self._check_room(seen)
-        with self.bodies.holding() as room:
-            request = await parsed(await read_body(receive, self.settings.body_timeout_s, room))
-        with self.answers.holding() as room:
+        with self.bodies.holding() as read, self.answers.holding() as room:  # what is made of a body is larger than the body
+            request = await parsed(await read_body(receive, self.settings.body_timeout_s, read))
             async with _WhileConnected(receive):
                 model = chosen(request, self.settings, self.registry, seen)
                 if not room.take(values_of(request, model, self.settings)):
@@ -119,6 +119,7 @@ class Stream:
 
     def __init__(self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics) -> None:
         self.settings, self.registry, self.keys, self.metrics = settings, registry, keys, metrics
+        self.bodies = Budget(max(BODIES_BYTES, settings.max_body_bytes), FREE_BYTES)
         self.answers = Budget(ANSWERS * settings.max_answer_values, FREE_VALUES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,10 +127,10 @@ class Stream:
         self.keys.check("retrieve", seen.authorization)
         check_type(seen.content_type, LINES_TYPES)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
-        with self.answers.holding() as room:
-            lines = _Lines(self, seen, room)
+        with self.bodies.holding() as arriving, self.bodies.holding() as read, self.answers.holding() as room:
+            lines = _Lines(self, seen, scope, arriving, read, room)
             reader = asyncio.create_task(lines.read(receive))
-            writer = asyncio.create_task(lines.write(send, scope))
+            writer = asyncio.create_task(lines.write(send))
             try:
                 await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -150,60 +151,71 @@ class Stream:
 class _Lines:
     """The lines of one stream on their way: read, answered, written.
 
-    room   values of the answers that have not been written
-    tasks  the answers, until they are written or given up
+    arriving  bytes of the line that is not whole yet
+    read      bytes of the lines that have not been answered, room: values of their answers
+    tasks     the answers, until they are written or given up
     """
 
-    def __init__(self, stream: Stream, seen: Seen, room: Held) -> None:
-        self._stream, self._seen, self._room = stream, seen, room
-        self._waiting: asyncio.Queue[tuple[asyncio.Future[bytes], int] | None] = asyncio.Queue(stream.settings.stream_window)
+    def __init__(self, stream: Stream, seen: Seen, scope: Scope, arriving: Held, read: Held, room: Held) -> None:
+        self._stream, self._seen, self._scope = stream, seen, scope
+        self._arriving, self._read, self._room = arriving, read, room
+        self._waiting: asyncio.Queue[tuple[asyncio.Future[bytes], int, int] | None] = asyncio.Queue(stream.settings.stream_window)
         self.tasks: set[asyncio.Future[bytes]] = set()
 
     async def read(self, receive: Receive) -> None:
         """Begin to answer each line as it comes; after the last one, None. Then watch for a client that hangs up."""
         settings = self._stream.settings
         try:
-            async for line in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s):
+            async for line in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, self._arriving):
                 await self._begin(line)
-        except SlowBody as error:
+        except (SlowBody, Busy) as error:
             await self._begin(error)
         await self._waiting.put(None)
         while (await receive())["type"] != "http.disconnect":
             pass
         raise ClientDisconnect
 
-    async def write(self, send: Send, scope: Scope) -> None:
+    async def write(self, send: Send) -> None:
         """Send the answers in the order of the lines, as long as they are taken."""
         while (next_one := await self._waiting.get()) is not None:
-            task, values = next_one
+            task, size, values = next_one
             line = await task + b"\n"
             self.tasks.discard(task)
-            if not await send_body(send, scope, line, self._stream.settings.stream_idle_s, more=True):
+            self._read.give(size)
+            if not await send_body(send, self._scope, line, self._stream.settings.stream_idle_s, more=True):
                 return
             self._room.give(values)
         await send({"type": "http.response.body", "body": b""})
 
     async def _begin(self, line: bytes | ServiceError) -> None:
-        """Begin to answer a line, once there is room for its answer."""
-        told, values = Seen(time.perf_counter(), self._seen.request_id), 0
+        """Begin to answer a line, once there is room for it and its answer."""
+        told, size, values = Seen(time.perf_counter(), self._seen.request_id), 0, 0
         if isinstance(line, ServiceError):
             task = self._refused(line, told)
         else:
             try:
+                size = await self._wait_for(self._read, len(line), self._stream.settings.max_body_bytes)
                 request = await parsed(line)
-                model, values = self._stream.chosen(request, told)
-                await self._wait_for_room(values)
+                model, wanted = self._stream.chosen(request, told)
+                values = await self._wait_for(self._room, wanted, self._stream.settings.max_answer_values)
                 task = asyncio.create_task(self._answer(request, model, told))
+            except ClientDisconnect:
+                raise
             except Exception as error:
                 task = self._refused(error, told)
         self.tasks.add(task)
-        await self._waiting.put((task, values))
+        await self._waiting.put((task, size, values))
 
-    async def _wait_for_room(self, values: int) -> None:
-        """One stream never holds more than the largest answer has, so that streams that are not read leave room for others."""
-        while self._room.units and self._room.units + values > self._stream.settings.max_answer_values:
-            await self._room.changed()
-        await self._room.wait(values)
+    async def _wait_for(self, held: Held, units: int, most: int) -> int:
+        """Hold so many units more, and give their number. One stream never holds more than `most`, and leaves the rest to others."""
+        if not await held.wait(units, most, self._gone):
+            if self._gone():
+                raise ClientDisconnect
+            raise QueueFull("Too many streams wait for room.", 1)
+        return units
+
+    def _gone(self) -> bool:
+        return CONNECTION in self._scope and self._scope[CONNECTION].gone
 
     async def _answer(self, request: RetrieveRequest, model: LoadedModel, told: Seen) -> bytes:
         """The answer to one line, or its problem document."""

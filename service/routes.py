@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.responses import Response
+from starlette.routing import Mount, Route
 
 from service.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
 from service.direct import LINES_TYPES
@@ -147,6 +149,15 @@ async def metrics(request: Request) -> Response:
 
 _DENIED: dict[Role | None, Sequence[int]] = {None: (), "retrieve": (401,), "admin": (401, 403)}
 _ETAG = {"ETag": {"description": "Of the list of removed ids.", "required": True, "schema": {"type": "string"}}}
+
+
+def match_whole_paths(app: FastAPI) -> None:
+    """The framework's patterns end with `$`, which matches before a last line feed too: `/retrieve%0A` would be a path of its own."""
+    for route in app.router.routes:
+        if isinstance(route, Route | Mount):
+            route.path_regex = re.compile(re.sub(r"\$$", r"\\Z", route.path_regex.pattern))
+
+
 UNREADABLE = (400, 408, 431)
 """What connection.py answers instead of any route."""
 _PROBLEMS = {

@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from service.bodies import check_type, read_body, read_lines
 from service.budget import Budget
-from service.errors import BodyTooLarge, NotJson, SlowBody
+from service.errors import BodyTooLarge, Busy, NotJson, SlowBody
 
 ROOM = Budget(100, 0)
 
@@ -36,7 +36,7 @@ async def never() -> Message:
 
 def lines(*pieces: bytes, longest: int = 100, whole: bool = True) -> list[bytes | str]:
     async def collect() -> list[bytes | str]:
-        found = read_lines(arriving(*pieces, whole=whole), longest, 10)
+        found = read_lines(arriving(*pieces, whole=whole), longest, 10, Budget(1 << 20, 0).holding())
         return [line if isinstance(line, bytes) else "too long" async for line in found]
 
     return asyncio.run(collect())
@@ -75,7 +75,7 @@ def test_a_line_that_is_too_long_costs_one_line(cut: int) -> None:
 
 def test_an_endless_line_takes_no_memory() -> None:
     async def first() -> bytes | BodyTooLarge:
-        found = read_lines(arriving(*[b"z" * 1000] * 50, b"\nok"), 10, 10)
+        found = read_lines(arriving(*[b"z" * 1000] * 50, b"\nok"), 10, 10, ROOM.holding())
         return [line async for line in found][-1]
 
     assert asyncio.run(first()) == b"ok"
@@ -83,7 +83,7 @@ def test_an_endless_line_takes_no_memory() -> None:
 
 def test_a_silent_stream_ends() -> None:
     async def collect() -> None:
-        async for _ in read_lines(never, 10, 0.01):
+        async for _ in read_lines(never, 10, 0.01, ROOM.holding()):
             raise AssertionError
 
     with pytest.raises(SlowBody):
@@ -95,3 +95,16 @@ def test_content_types() -> None:
     for wrong in (b"", b"text/plain", b"application/jsonx", b"\xff"):
         with pytest.raises(NotJson, match="application/json or text/x"):
             check_type(wrong, ["application/json", "text/x"])
+
+
+def test_a_line_that_is_not_whole_takes_room() -> None:
+    room = Budget(10, free=0)
+
+    async def collect() -> list[bytes | BodyTooLarge]:
+        with room.holding() as held:
+            found = read_lines(arriving(b"abc\nde", b"f\n", b"0123456", b"7890abc"), 100, 10, held)
+            return [line async for line in found]
+
+    with pytest.raises(Busy):
+        asyncio.run(collect())
+    assert room.left == 10

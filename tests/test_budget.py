@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,7 +49,7 @@ def test_who_waits_is_woken() -> None:
         assert first.take(8)
 
         async def wait() -> None:
-            await second.wait(5)
+            assert await second.wait(5, 100, lambda: False)
             order.append("second")
 
         waiting = asyncio.create_task(wait())
@@ -69,11 +70,43 @@ def test_who_gives_up_waiting_holds_nothing() -> None:
         budget = Budget(10, free=0)
         with budget.holding() as first, budget.holding() as second:
             assert first.take(10)
-            waiting = asyncio.create_task(second.wait(5))
+            waiting = asyncio.create_task(second.wait(5, 100, lambda: False))
             await asyncio.sleep(0)
             waiting.cancel()
             first.give(10)
             await asyncio.gather(waiting, return_exceptions=True)
         assert budget.left == 10
+
+    asyncio.run(scenario())
+
+
+def test_only_so_many_may_wait_and_nobody_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.budget.LOOK_S", 0.01)
+
+    async def scenario() -> None:
+        budget, gone = Budget(10, free=0, most_waiting=2), [False]
+        with budget.holding() as first, budget.holding() as second, budget.holding() as third, budget.holding() as fourth:
+            assert first.take(10)
+            waiting = [asyncio.create_task(held.wait(5, 100, lambda: gone[0])) for held in (second, third)]
+            await asyncio.sleep(0)
+            assert not await fourth.wait(5, 100, lambda: False)
+            gone[0] = True
+            assert await asyncio.gather(*waiting) == [False, False]
+            assert budget.waiting == set()
+        assert budget.left == 10
+
+    asyncio.run(scenario())
+
+
+def test_one_holder_waits_for_itself_before_it_takes_more_than_its_share() -> None:
+    async def scenario() -> None:
+        budget = Budget(100, free=0)
+        with budget.holding() as held:
+            assert await held.wait(7, 5, lambda: False)  # more than its share, but nothing else
+            waiting = asyncio.create_task(held.wait(1, 5, lambda: False))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            held.give(7)
+            assert await waiting
 
     asyncio.run(scenario())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -255,6 +256,69 @@ def test_nonsense_behind_a_request_costs_that_connection_alone(service: Listenin
     assert service.ask(get("/livez")).status == 200
 
 
+UPGRADES = [
+    "Upgrade: h2c\r\nConnection: Upgrade",
+    "upgrade: websocket\r\nConnection: keep-alive, Upgrade",
+    "uPgRaDe: h2c\r\nConnection: upgrade",
+]
+
+
+@pytest.mark.parametrize("headers", UPGRADES)
+def test_a_body_behind_a_wish_to_upgrade_is_that_requests(service: Listening, headers: str) -> None:
+    """Java's client sends such a wish with every request. What is in the body must not become a request of its own."""
+    inner = get("/readyz")
+    with service.connected() as wire:
+        wire.send(post("/nowhere", inner, headers) + get("/livez"))
+        assert wire.reply().status == 404
+        assert wire.reply().document == {"alive": True}
+    with service.connected() as wire:
+        wire.send(retrieval().replace(b"Host: test", b"Host: test\r\n" + headers.encode()) + get("/livez"))
+        assert len(wire.reply().document["results"]) == 1
+        assert wire.reply().document == {"alive": True}
+
+
+def test_what_follows_connect_is_no_request(service: Listening) -> None:
+    inner = get("/readyz")
+    with service.connected() as wire:
+        wire.send(b"CONNECT /livez HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(inner) + inner)
+        assert wire.reply().problem["status"] == 400
+        with pytest.raises((EOFError, ConnectionResetError)):
+            wire.reply()
+
+
+def test_trailers_are_no_headers(service: Listening) -> None:
+    body = json.dumps({"model": "books", "queries": [{"history": []}]}).encode()
+    head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    reply = service.ask(head + b"%x\r\n%s\r\n0\r\nX-Request-Id: fromtrailer\r\n\r\n" % (len(body), body))
+    assert reply.status == 200
+    assert reply.headers["x-request-id"] != "fromtrailer"
+
+
+@pytest.mark.parametrize("path", ["/retrieve%0A", "/retrieve/stream%0A", "/models/books/load%0A", "/docs%0A", "/livez%0A"])
+def test_a_line_feed_makes_another_path(service: Listening, path: str) -> None:
+    assert service.ask(get(path)).status == 404
+    assert service.ask(post(path, b"{}")).status == 404
+
+
+def test_a_wish_for_100_continue_with_a_malformed_body_is_400_alone(service: Listening, caplog: pytest.LogCaptureFixture) -> None:
+    head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+    with service.connected() as wire:
+        wire.send(head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n")
+        assert wire.reply().problem["status"] == 400
+        assert wire.ended()
+    assert "Traceback" not in caplog.text
+
+
+def test_line_ends_between_requests_mean_nothing(models: Path) -> None:
+    with listening(models, head_timeout_s=0.1, keep_alive_s=60) as running, running.connected() as kept:
+        kept.send(get("/livez") + b"\r\n")
+        assert kept.reply().status == 200
+        with running.connected() as silent:
+            assert silent.ended()  # two looks at the times have passed
+        kept.send(b"\r\n" + get("/livez"))
+        assert kept.reply().document == {"alive": True}
+
+
 # -- time ---------------------------------------------------------------------------------------------------------------
 
 
@@ -316,6 +380,28 @@ def test_a_client_that_takes_nothing_is_cut_off(models: Path) -> None:
         assert running.refused("not_read") == 1
 
 
+def test_a_client_that_reads_steadily_gets_its_answer_however_long_it_takes(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is not crowded out, although its request is answered as far as the application knows."""
+    monkeypatch.setattr("service.connection.GRACE_S", 0)
+    ids = [f"{i:06}" + "x" * 500 for i in range(6000)]
+    with listening(models, write_timeout_s=1.5, max_connections=1) as running, running.connected(receive_buffer=4096) as slow:
+        entry = running.app.state.service.registry.entry("books")
+        monkeypatch.setattr(entry, "removed", tuple(ids))
+        monkeypatch.setattr(running.app.state.service.keys, "check", lambda *_: None)
+        slow.send(get("/models/books/removed"))
+        began = time.monotonic()
+        received = b""
+        while time.monotonic() < began + 4:
+            received += slow.raw.recv(1 << 14)
+            time.sleep(0.02)
+        with running.connected():
+            while len(received) < 3_000_000:
+                piece = slow.raw.recv(1 << 16)
+                assert piece, f"cut off after {len(received)} bytes"
+                received += piece
+        assert running.refused("not_read") == running.refused("crowded_out") == 0
+
+
 # -- number -------------------------------------------------------------------------------------------------------------
 
 
@@ -373,6 +459,16 @@ def test_above_the_limit_only_probes_are_answered(models: Path) -> None:
         engine.go.set()
         assert first.reply().status == second.reply().status == 200
         wait_until(lambda: len(running.server._connections.open) <= 2)
+
+
+def test_a_connection_that_reads_on_after_its_answer_makes_room(models: Path) -> None:
+    with listening(models, max_connections=2) as running, ExitStack() as many:
+        for _ in range(2):
+            wire = many.enter_context(running.connected())
+            wire.send(b"POST /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
+            assert wire.reply().status == 404
+        wait_until(lambda: running.ask(retrieval()).status == 200)
+        assert running.refused("crowded_out") >= 1
 
 
 @pytest.mark.parametrize("grace_s", [0, 600])
