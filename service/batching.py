@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -33,6 +34,12 @@ Arguments = TypeVarTuple("Arguments")
 SERIAL_CALL_S = 1e-3
 """On a CPU a call costs the sum of its queries and nobody gets an answer before its end, so that batching only saves hand-overs (tens of
 microseconds each). A call is filled up to this long, and no longer."""
+
+
+SWITCH_S, HURRIED_SWITCH_S = sys.getswitchinterval(), 5e-4
+"""How long one thread may keep the interpreter from another that wants it, usually and in overload. With Python's own 5 ms the engine's
+thread would wait for longer than a search takes while the event loop is busy with refusals; at other times handing over costs more than
+it gains."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +208,11 @@ class Batcher:
 
     def _check_room(self, now: float, queries: int) -> None:
         """Holds the lock."""
-        wait_s = self._wait_s()
-        if self._admission.refuses(now, self._waiting, queries, wait_s, self._call_s):
+        wait_s, overloaded = self._wait_s(), self._admission.overloaded
+        refused = self._admission.refuses(now, self._waiting, queries, wait_s, self._call_s)
+        if self._admission.overloaded != overloaded:
+            sys.setswitchinterval(SWITCH_S if overloaded else HURRIED_SWITCH_S)
+        if refused:
             raise QueueFull(f"{self._waiting} queries wait already.", retry_after_s(wait_s))
 
     def _wait_s(self) -> float:

@@ -15,27 +15,33 @@ from service.budget import Held
 from service.errors import BodyTooLarge, Busy, NotJson, SlowBody
 
 
-async def read_body(receive: Receive, timeout_s: float, room: Held) -> bytes:
-    """A whole body, whose bytes are held in `room`.
+async def read_body(receive: Receive, timeout_s: float | None, room: Held) -> bytes:
+    """A whole body, whose bytes are held in `room`. timeout_s: None where it has arrived already, and setting a timer would be in vain.
 
     Raises SlowBody when it takes longer than `timeout_s`, ClientDisconnect when the client hangs up before its end, Busy when the bodies
     that are being read take all the room.
     """
+    if timeout_s is None:
+        return await _read(receive, room)
     try:
         async with asyncio.timeout(timeout_s):
-            message = await receive()
-            body: bytes = message.get("body", b"")
-            _hold(room, body)
-            if message["type"] == "http.request" and not message.get("more_body", False):
-                return body
-            chunks = bytearray(body)
-            while message["type"] == "http.request" and message.get("more_body", False):
-                message = await receive()
-                body = message.get("body", b"")
-                _hold(room, body)
-                chunks += body
+            return await _read(receive, room)
     except TimeoutError:
         raise SlowBody(f"The body did not arrive within {timeout_s:g} s.") from None
+
+
+async def _read(receive: Receive, room: Held) -> bytes:
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    _hold(room, body)
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        return body
+    chunks = bytearray(body)
+    while message["type"] == "http.request" and message.get("more_body", False):
+        message = await receive()
+        body = message.get("body", b"")
+        _hold(room, body)
+        chunks += body
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
     return bytes(chunks)

@@ -48,7 +48,8 @@ class Held:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.give(self.units)
+        if self.units:
+            self.give(self.units)
 
     def take(self, units: int) -> bool:
         """Hold so many units more. False, and nothing is held, where there are not so many left."""

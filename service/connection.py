@@ -228,6 +228,11 @@ class Connection(HttpToolsProtocol):
         return self._lingers or self.cycle is None or self.cycle.response_complete
 
     @property
+    def complete(self) -> bool:
+        """Whether the current request has arrived whole."""
+        return self._complete
+
+    @property
     def unsent(self) -> int:
         """Bytes of answers that the system has not taken yet."""
         return self.transport.get_write_buffer_size()

@@ -78,7 +78,8 @@ class Retrieve:
         check_type(seen.content_type, JSON_TYPES)
         self._check_room(seen)
         with self.bodies.holding() as read, self.answers.holding() as room:  # what is made of a body is larger than the body
-            request = await parsed(await read_body(receive, self.settings.body_timeout_s, read))
+            whole = CONNECTION in scope and scope[CONNECTION].complete
+            request = await parsed(await read_body(receive, None if whole else self.settings.body_timeout_s, read))
             async with _WhileConnected(receive):
                 model = chosen(request, self.settings, self.registry, seen)
                 if not room.take(values_of(request, model, self.settings)):

@@ -231,7 +231,9 @@ def results_json(
     for begin_b, end_b in _blocks(count_B):
         if time.perf_counter() > deadline:
             raise DeadlinePassed(LATE)
-        rows = np.concatenate([final.rows_BM[b, : count_B[b]] for b in range(begin_b, end_b)])
+        rows = final.rows_BM[begin_b, : count_B[begin_b]]
+        if end_b > begin_b + 1:
+            rows = np.concatenate([final.rows_BM[b, : count_B[b]] for b in range(begin_b, end_b)])
         ids = items.ids_of(rows)
         columns = [items.values(field, rows) for field in request.fields]
         end = 0
@@ -256,6 +258,8 @@ def results_json(
 
 def _blocks(count_B: NDArray[np.int64]) -> list[tuple[int, int]]:
     """The queries in groups of at most BLOCK_ROWS items, or of one query: first of each, and the one behind its last."""
+    if len(count_B) == 1:
+        return [(0, 1)]
     blocks, begin, rows = [], 0, 0
     for b, count in enumerate(count_B.tolist()):
         if b > begin and rows + count > BLOCK_ROWS:

@@ -12,7 +12,6 @@ import math
 import resource
 import signal
 import socket
-import sys
 import time
 from types import FrameType
 from typing import cast
@@ -28,9 +27,6 @@ from service.settings import Settings
 log = logging.getLogger(__name__)
 
 CLOSE = (b"connection", b"close")
-SWITCH_S = 5e-4
-"""How long one thread may keep the interpreter from another that wants it. (With Python's own 5 ms, the engine's thread waits for longer
-than a search takes whenever the event loop is busy with refusals.)"""
 OTHER_DESCRIPTORS = 192
 """Descriptors that are left for everything but connections: bundles, logs, pipes, metrics."""
 
@@ -53,6 +49,7 @@ class Server(uvicorn.Server):
                 app,
                 http=cast(type[asyncio.Protocol], self._connections.make),
                 ws="none",
+                server_header=False,
                 log_config=None,
                 access_log=False,
                 lifespan="on",
@@ -64,7 +61,6 @@ class Server(uvicorn.Server):
 
     def serve_on(self, listening: socket.socket) -> None:
         """Serve until a signal or `leave` says stop."""
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
         self.run(sockets=[listening])
 
     def leave(self) -> None:
