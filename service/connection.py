@@ -39,7 +39,7 @@ MAX_HEADERS = 100
 PROBES = frozenset({"/livez", "/readyz", "/metrics"})
 """What may still be asked over the reserve of connections, so that a full service is not taken for a dead one."""
 RESERVE = 32
-"""Connections above the limit, for PROBES alone."""
+"""Connections above the limit, for PROBES alone, where the limit is at least four times as high."""
 LINGER_S = 5.0
 """How long a connection reads on after an early answer."""
 GRACE_S = 0.25
@@ -79,6 +79,11 @@ class Connections:
     """Those that have not sent a whole head yet, oldest first."""
     idle: dict[Connection, None] = field(default_factory=dict)
     """Those that wait for another request, for longest first."""
+
+    @property
+    def reserve(self) -> int:
+        """Connections above the limit, for PROBES alone."""
+        return min(RESERVE, max(self.most // 4, 1))
 
     def make(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
@@ -184,9 +189,9 @@ class Connection(HttpToolsProtocol):
         if shared.admit(self, self.since):
             return
         self._over, self.app = True, self._answer_probes
-        if len(shared.open) > shared.most + RESERVE:
+        if len(shared.open) > shared.most + shared.reserve:
             self._refuse(503, "too_many", TOO_MANY)
-        if len(shared.open) > shared.most + 2 * RESERVE:
+        if len(shared.open) > shared.most + 2 * shared.reserve:
             shared.forget(self)
             transport.close()
 

@@ -17,7 +17,7 @@ from service.budget import Budget
 
 LOOK_S = 2.0
 """Between two looks at the memory."""
-GROWN_BYTES = 32 << 20
+GROWN_BYTES = 16 << 20
 """Growth that is worth a collection."""
 LOOKS = 5
 """Collections, one a look, after which growth that has stayed although no large request was under way is taken for needed: by another

@@ -99,7 +99,8 @@ def most_connections(wanted: int) -> int:
         soft = allowed
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted
-    most = max(soft - 2 * RESERVE - OTHER_DESCRIPTORS, 1)
+    room = soft - min(OTHER_DESCRIPTORS, soft // 2)
+    most = max(min(wanted, room - 2 * RESERVE if room >= 6 * RESERVE else room * 2 // 3), 1)  # with a reserve of a quarter at most, twice
     log.warning(
         "the process may have %d descriptors, so that at most %d connections are taken (ESPALIER_MAX_CONNECTIONS: %d)", soft, most, wanted
     )

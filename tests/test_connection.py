@@ -488,7 +488,7 @@ def test_silent_connections_neither_stay_nor_keep_all_others_out(models: Path, m
             else:
                 wait_until(lambda: running.refused("crowded_out") >= 3 * RESERVE)
                 assert running.ask(get("/livez")).status == 200
-            assert len(connections.open) <= 1 + 2 * RESERVE
+            assert len(connections.open) <= 1 + 2 * connections.reserve
         engine.go.set()
         assert busy.reply().status == 200
 

@@ -16,7 +16,7 @@ from typing import IO, NoReturn
 import pytest
 
 from benchmarks.attacked import Attacked, attacked
-from benchmarks.attacks import Limits, Target
+from benchmarks.attacks import Target
 from benchmarks.attacks.wire import LIVEZ, Answer, Wire, post
 from tests.hostile.conftest import LIMITS, books
 from tests.test_registry import until
@@ -84,7 +84,7 @@ def test_a_service_without_descriptors_keeps_its_clients_and_comes_back(scarce: 
     client = target.connect()
     assert kept(client) == "200"
     silent = target.connect_many(200)
-    until(lambda: service.descriptors() > 90, "nothing is left")
+    until(lambda: service.descriptors() > 60, "nothing is left")
     for _ in range(20):
         assert kept(client) == "200"
     until(lambda: all(wire.given_up() for wire in silent), "silent connections are ended")
@@ -101,7 +101,7 @@ def test_what_needs_a_descriptor_fails_alone_and_works_afterwards(scarce: tuple[
     request = post(json.dumps({"ids": ["item-1"]}).encode(), "/models/books/removed").replace(b"POST", b"PUT", 1)
     request = request.replace(b"Host:", f"Authorization: Bearer {KEY}\r\nHost:".encode(), 1)
     silent = target.connect_many(200)
-    until(lambda: service.descriptors() > 90, "nothing is left")
+    until(lambda: service.descriptors() > 60, "nothing is left")
     client.held.clear()
     client.send(request)
     status = client.outcome(30)
@@ -112,21 +112,6 @@ def test_what_needs_a_descriptor_fails_alone_and_works_afterwards(scarce: tuple[
     assert ("item-1" in items(ask(target, retrieval))) == (status != "200")
     assert removed(target, ["item-2"]).status == 200
     assert "item-2" not in items(ask(target, retrieval))
-
-
-def test_connections_beyond_the_limit_are_told_so(large: Path, tmp_path: Path) -> None:
-    limits = Limits(head_timeout_s=60, keep_alive_s=60, max_connections=20)
-    with attacked(large, tmp_path / "log", limits.environment()) as service:
-        target = books(service.port, limits)
-        clients = target.connect_many(20)
-        assert [kept(client) for client in clients] == ["200"] * 20
-        answer = ask(target, LIVEZ)
-        assert (answer.status, answer.headers.get("connection")) == (503, "close")
-        assert answer.headers["content-type"] == "application/problem+json"
-        assert [kept(client) for client in clients] == ["200"] * 20
-        clients[0].close()
-        until(lambda: answered(target), "there is room again")
-        target.close()
 
 
 def test_a_service_under_attack_stops_when_it_is_told(large: Path, tmp_path: Path) -> None:
