@@ -182,7 +182,7 @@ def ci(folder: Path, **tools: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([folder / ".ci" / "run"], env={"PATH": str(programs)}, capture_output=True, text=True)
 
 
-def test_ci_runs_the_tests_and_then_the_attacks_and_the_stack(tmp_path: Path) -> None:
+def test_ci_runs_the_tests_and_then_the_stack(tmp_path: Path) -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & stat.S_IXUSR
     run = ci(tmp_path, id="echo 1000")
     assert (run.returncode, run.stdout.splitlines()) == (0, ["make test", "make stack-test"])
@@ -199,7 +199,7 @@ def test_ci_installs_what_the_stack_needs_and_is_missing_where_it_may(tmp_path: 
     installed = next(line for line in run.stdout.splitlines() if line.startswith("apt-get install"))
     assert "--no-install-recommends" in installed
     assert installed.split()[-3:] == ["docker-compose", "prometheus", "debootstrap"]
-    assert run.stdout.splitlines()[-3:] == ["make test", "make stack-test"]
+    assert run.stdout.splitlines()[-2:] == ["make test", "make stack-test"]
 
 
 def test_ci_tests_what_it_can_where_nothing_can_be_installed(tmp_path: Path) -> None:
