@@ -215,6 +215,7 @@ def test_memory_that_has_grown_is_given_back(monkeypatch: pytest.MonkeyPatch, bu
             await asyncio.gather(task, return_exceptions=True)
 
     monkeypatch.setattr(memory, "LOOK_S", 0)
+    monkeypatch.setattr(memory, "GROWN_BYTES", 32 << 20)
     monkeypatch.setattr(memory, "resident_bytes", resident)
     monkeypatch.setattr(memory, "collect", lambda: collected.append(looks_mb[len(looks_mb) - len(sizes) - 1]))
     asyncio.run(looks())
