@@ -205,7 +205,7 @@ def test_images_are_built_here_or_pinned(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["service", "service-gpu"])
 def test_the_service_may_open_many_connections(name: str) -> None:
-    assert SERVICES[name]["ulimits"] == {"nofile": {"soft": 65536, "hard": 65536}}
+    assert SERVICES[name]["ulimits"] == {"nofile": {"soft": 16384, "hard": 16384}}
 
 
 def test_services_start_in_the_order_of_their_health() -> None:
