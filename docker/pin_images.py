@@ -1,37 +1,25 @@
-"""Images by digest: says which are named by a tag alone, and pins them where a registry can be asked.
+"""Images by digest: says which are named by a tag alone, and pins them where their registries can be asked.
 
     python docker/pin_images.py            # which are pinned and which are not; always ends well
     python docker/pin_images.py --write    # ask the registries, and write name:tag@sha256:… wherever the image is named
 
-A tag may mean another image tomorrow, a digest cannot. The digest is computed from the manifest that the registry sends, not taken from its
-word. Knows the files that name images, and the registry protocol of OCI as far as reading a public manifest takes it.
+A tag may mean another image tomorrow, a digest cannot. The container engine asks the registries (`docker buildx imagetools inspect`), with
+the credentials and mirrors that it is set up with. Knows the files that name images. Does not know registries.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import re
+import subprocess
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from urllib.parse import urlencode
 
 FILES = ("Dockerfile", "docker-compose.yml", ".env.example")
 """All files that name an image of somebody else."""
 
-MANIFEST_TYPES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
-MANIFEST_BYTES = 4 << 20
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 _IMAGE = r"(?P<image>[a-z0-9][a-z0-9._/-]*:[A-Za-z0-9_][A-Za-z0-9_.-]*)(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 _PLACES = (
@@ -40,30 +28,14 @@ _PLACES = (
     rf"(?m)^ +image: {_IMAGE}$",  # not those that are built here, which have a variable for a tag
 )
 
-Fetch = Callable[[str, Mapping[str, str]], tuple[int, Mapping[str, str], bytes]]
-"""(address, headers) → (status, headers in lower case, body)."""
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+Run = Callable[[Sequence[str]], tuple[int, str]]
+"""A command → (exit status, what it wrote)."""
 
 
 class NotResolved(Exception):
-    """The registry could not be asked, or did not answer as one."""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Where an image is: the registry, the repository in it, the tag."""
-
-    registry: str
-    repository: str
-    tag: str
-
-    @classmethod
-    def parse(cls, image: str) -> Reference:
-        """As docker reads it: no registry is Docker Hub, no folder there is `library`."""
-        name, _, tag = image.rpartition(":")
-        first, _, rest = name.partition("/")
-        if rest and ("." in first or ":" in first or first == "localhost"):
-            return cls(first, rest, tag)
-        return cls("registry-1.docker.io", name if rest else f"library/{name}", tag)
+    """The engine is not there, could not ask the registry, or did not name a digest."""
 
 
 def images(files: Mapping[str, str]) -> dict[str, set[str | None]]:
@@ -91,63 +63,34 @@ def pinned(text: str, digests: Mapping[str, str]) -> str:
     return text
 
 
-def resolve(image: str, fetch: Fetch) -> str:
-    """The digest that a tag means now. Raises NotResolved."""
-    reference = Reference.parse(image)
-    address = f"https://{reference.registry}/v2/{reference.repository}/manifests/{reference.tag}"
-    headers = {"Accept": ", ".join(MANIFEST_TYPES)}
-    status, answered, body = fetch(address, headers)
-    if status == 401:
-        token = _token(answered.get("www-authenticate", ""), reference, fetch)
-        status, answered, body = fetch(address, headers | {"Authorization": f"Bearer {token}"})
-    if status != 200:
-        raise NotResolved(f"{reference.registry} answered {status} for {image}")
-    digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
-    told = answered.get("docker-content-digest", digest)
-    if told != digest:
-        raise NotResolved(f"{reference.registry} says that {image} is {told}, but sent {digest}")
+def resolve(image: str, run: Run) -> str:
+    """The digest that a tag means now, for all platforms. Raises NotResolved."""
+    status, text = run(("docker", "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}", image))
+    digest = text.strip()
+    if status != 0 or not _DIGEST.fullmatch(digest):
+        raise NotResolved(f"{image}: expected its digest from the container engine, got {digest[-200:]!r} (exit status {status})")
     return digest
 
 
-def _token(challenge: str, reference: Reference, fetch: Fetch) -> str:
-    """What an anonymous reader is given for a repository."""
-    asked = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
-    realm = asked.get("realm", "")
-    if not challenge.lower().startswith("bearer ") or not realm.startswith("https://"):
-        raise NotResolved(f"{reference.registry} asks for another proof than a token: {challenge[:100]!r}")
-    query = {"service": asked.get("service", ""), "scope": f"repository:{reference.repository}:pull"}
-    status, _, body = fetch(f"{realm}?{urlencode(query)}", {})
+def run_engine(command: Sequence[str]) -> tuple[int, str]:
+    """Its output, or its errors where it fails. Raises NotResolved where it is not installed or does not end."""
     try:
-        document = json.loads(body) if status == 200 else {}
-        return str(document.get("token") or document["access_token"])
-    except (ValueError, LookupError, AttributeError):
-        raise NotResolved(f"{realm} gave no token ({status})") from None
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except FileNotFoundError as error:
+        raise NotResolved(f"{command[0]} is not installed; it asks the registries") from error
+    except subprocess.TimeoutExpired as error:
+        raise NotResolved(f"{' '.join(command)}: no answer within {TIMEOUT_S:g} s") from error
+    return ended.returncode, ended.stdout if ended.returncode == 0 else ended.stderr
 
 
-def fetch_over_https(address: str, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], bytes]:
-    """An answer of at most MANIFEST_BYTES. Raises NotResolved where none comes."""
-    try:
-        try:
-            response = urllib.request.urlopen(urllib.request.Request(address, headers=dict(headers)), timeout=TIMEOUT_S)
-        except urllib.error.HTTPError as error:
-            response = error
-        with response:
-            body = response.read(MANIFEST_BYTES + 1)
-            if len(body) > MANIFEST_BYTES:
-                raise NotResolved(f"{address} answered with more than {MANIFEST_BYTES} bytes")
-            return response.status, {name.lower(): value for name, value in response.headers.items()}, body
-    except OSError as error:
-        raise NotResolved(f"{address} cannot be reached: {error}") from error
-
-
-def write(root: Path, fetch: Fetch) -> list[str]:
+def write(root: Path, run: Run) -> list[str]:
     """Pin every image in the files below `root`; what could not be resolved, one line each."""
     files = {name: (root / name).read_text() for name in FILES}
     digests: dict[str, str] = {}
     failures = []
     for image in images(files):
         try:
-            digests[image] = resolve(image, fetch)
+            digests[image] = resolve(image, run)
         except NotResolved as error:
             failures.append(str(error))
     for name, text in files.items():
@@ -173,7 +116,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="ask the registries and write the digests into the files")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="folder of the files")
     given = parser.parse_args()
-    failures = write(given.root, fetch_over_https) if given.write else []
+    failures = write(given.root, run_engine) if given.write else []
     for line in report(given.root):
         print(f"image {line}")
     for failure in failures:

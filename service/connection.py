@@ -181,7 +181,7 @@ class Connection(HttpToolsProtocol):
 
     # -- the transport's side -------------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
         shared = self._shared
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
@@ -410,7 +410,7 @@ class Connection(HttpToolsProtocol):
         self.cycle.transport = self._out
         if self._over:
             self.cycle.keep_alive = False
-        self.scope[CONNECTION] = self  # type: ignore[literal-required]
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]  # uvicorn's type knows its own keys alone
 
     def on_message_complete(self) -> None:
         self._complete, self._begun_at = True, None

@@ -225,10 +225,12 @@ def test_memory_that_has_grown_is_given_back(monkeypatch: pytest.MonkeyPatch, bu
 
 def test_a_collection_frees_cycles() -> None:
     class Node:
-        """May refer to itself."""
+        """Refers to itself."""
+
+        def __init__(self) -> None:
+            self.itself = self
 
     node = Node()
-    node.itself = node  # type: ignore[attr-defined]
     watched = weakref.ref(node)
     del node
     gc.disable()

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
 from email.message import Message
 from importlib import metadata
 from pathlib import Path
@@ -23,9 +22,6 @@ IMAGES = runpy.run_path(str(ROOT / "docker/pin_images.py"))
 AUDIT = runpy.run_path(str(ROOT / "docker/audit.py"))
 SBOM = runpy.run_path(str(ROOT / "docker/sbom.py"))
 DIGEST = "sha256:" + "0123456789abcdef" * 4
-
-Answer = tuple[int, Mapping[str, str], bytes]
-Fetch = Callable[[str, Mapping[str, str]], Answer]
 
 
 # -- versions and hashes --------------------------------------------------------------------------------------------------
@@ -174,17 +170,15 @@ def test_every_image_of_somebody_else_is_found(copies: Path) -> None:
 
 def test_digests_are_written_wherever_an_image_is_named(copies: Path) -> None:
     before = {name: (copies / name).read_text() for name in IMAGES["FILES"]}
-    body = b"{}"
-    digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
-    assert IMAGES["write"](copies, lambda address, headers: (200, {}, body)) == []
-    assert {line.split(": ")[1] for line in IMAGES["report"](copies)} == {digest}
+    other = "sha256:" + "fedcba9876543210" * 4
+    assert IMAGES["write"](copies, lambda command: (0, f"{DIGEST}\n")) == []
+    assert {line.split(": ")[1] for line in IMAGES["report"](copies)} == {DIGEST}
     after = {name: (copies / name).read_text() for name in IMAGES["FILES"]}
     assert {name: re.sub("@sha256:[0-9a-f]{64}", "", text) for name, text in after.items()} == {
         name: re.sub("@sha256:[0-9a-f]{64}", "", text) for name, text in before.items()
     }
-    assert IMAGES["write"](copies, lambda address, headers: (200, {}, b"another")) == []
-    other = f"sha256:{hashlib.sha256(b'another').hexdigest()}"
-    assert {name: (copies / name).read_text() for name in after} == {name: text.replace(digest, other) for name, text in after.items()}
+    assert IMAGES["write"](copies, lambda command: (0, other)) == []
+    assert {name: (copies / name).read_text() for name in after} == {name: text.replace(DIGEST, other) for name, text in after.items()}
 
 
 def test_an_image_that_is_not_the_same_everywhere_is_told(copies: Path) -> None:
@@ -196,70 +190,29 @@ def test_an_image_that_is_not_the_same_everywhere_is_told(copies: Path) -> None:
     assert line.endswith(f"not the same everywhere: by its tag alone, {DIGEST}")
 
 
-@pytest.mark.parametrize(
-    ("image", "registry", "repository", "tag"),
-    [
-        ("python:3.13", "registry-1.docker.io", "library/python", "3.13"),
-        ("grafana/grafana:12.1.0", "registry-1.docker.io", "grafana/grafana", "12.1.0"),
-        ("quay.io/a/b/c:v1", "quay.io", "a/b/c", "v1"),
-        ("localhost/a:1", "localhost", "a", "1"),
-    ],
-)
-def test_an_image_is_where_docker_looks_for_it(image: str, registry: str, repository: str, tag: str) -> None:
-    found = IMAGES["Reference"].parse(image)
-    assert (found.registry, found.repository, found.tag) == (registry, repository, tag)
+@pytest.mark.parametrize("answer", [(1, "no such manifest"), (0, ""), (0, "sha256:abc"), (1, DIGEST), (0, f"{DIGEST} {DIGEST}")])
+def test_an_engine_that_names_no_digest_pins_nothing(answer: tuple[int, str]) -> None:
+    with pytest.raises(IMAGES["NotResolved"], match="a/b:1: expected its digest"):
+        IMAGES["resolve"]("a/b:1", lambda command: answer)
 
 
-def registry(manifest: Answer, challenge: str, token: Answer = (200, {}, b'{"token": "t"}')) -> tuple[Fetch, list[tuple[str, str | None]]]:
-    """A registry that gives a manifest to who has its token; and what it was asked."""
-    asked: list[tuple[str, str | None]] = []
-
-    def fetch(address: str, headers: Mapping[str, str]) -> Answer:
-        asked.append((address, headers.get("Authorization")))
-        if address.startswith("https://auth/"):
-            return token
-        if challenge and headers.get("Authorization") != "Bearer t":
-            return 401, {"www-authenticate": challenge}, b""
-        return manifest
-
-    return fetch, asked
-
-
-BEARER = 'Bearer realm="https://auth/token",service="hub"'
-
-
-@pytest.mark.parametrize("challenge", ["", BEARER])
-def test_a_digest_is_that_of_the_manifest_that_came(challenge: str) -> None:
-    digest = f"sha256:{hashlib.sha256(b'manifest').hexdigest()}"
-    fetch, asked = registry((200, {"docker-content-digest": digest}, b"manifest"), challenge)
-    assert IMAGES["resolve"]("a/b:1", fetch) == digest
-    manifest = "https://registry-1.docker.io/v2/a/b/manifests/1"
-    token = "https://auth/token?service=hub&scope=repository%3Aa%2Fb%3Apull"
-    assert asked == ([(manifest, None), (token, None), (manifest, "Bearer t")] if challenge else [(manifest, None)])
-
-
-@pytest.mark.parametrize(
-    ("manifest", "challenge", "token", "text"),
-    [
-        ((200, {"docker-content-digest": DIGEST}, b"x"), "", (200, {}, b""), "but sent sha256:"),
-        ((404, {}, b""), "", (200, {}, b""), "answered 404 for a/b:1"),
-        ((200, {}, b"x"), "Basic realm=x", (200, {}, b""), "another proof than a token"),
-        ((200, {}, b"x"), 'Bearer realm="http://auth/token"', (200, {}, b""), "another proof than a token"),
-        ((200, {}, b"x"), BEARER, (500, {}, b""), r"gave no token \(500\)"),
-        ((200, {}, b"x"), BEARER, (200, {}, b"<html>"), "gave no token"),
-        ((200, {}, b"x"), BEARER, (200, {}, b"[]"), "gave no token"),
-        ((200, {}, b"x"), BEARER, (200, {}, b'{"access_token": "u"}'), "answered 401"),
-    ],
-)
-def test_a_registry_that_does_not_answer_as_one_gives_no_digest(manifest: Answer, challenge: str, token: Answer, text: str) -> None:
-    fetch, _ = registry(manifest, challenge, token)
-    with pytest.raises(IMAGES["NotResolved"], match=text):
-        IMAGES["resolve"]("a/b:1", fetch)
+def test_the_engine_is_asked_for_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for it, which answers what it was called with."""
+    program = tmp_path / "docker"
+    program.write_text(f'#!/bin/sh\n[ "$*" = "buildx imagetools inspect --format {{{{.Manifest.Digest}}}} a/b:1" ] && echo {DIGEST}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert IMAGES["resolve"]("a/b:1", IMAGES["run_engine"]) == DIGEST
+    with pytest.raises(IMAGES["NotResolved"]):
+        IMAGES["resolve"]("c:2", IMAGES["run_engine"])
+    program.unlink()
+    with pytest.raises(IMAGES["NotResolved"], match="docker is not installed"):
+        IMAGES["resolve"]("a/b:1", IMAGES["run_engine"])
 
 
 def test_what_cannot_be_resolved_stays_as_it_is(copies: Path) -> None:
     before = {name: (copies / name).read_text() for name in IMAGES["FILES"]}
-    failures = IMAGES["write"](copies, lambda address, headers: (503, {}, b""))
+    failures = IMAGES["write"](copies, lambda command: (1, "unreachable"))
     assert len(failures) == 3
     assert {name: (copies / name).read_text() for name in before} == before
 
