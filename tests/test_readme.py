@@ -29,7 +29,8 @@ from training.data.interactions import read_interactions
 from training.data.splits import halves, split_users, without_seen
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+README = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/benchmarks.md", "docs/trees.md"))
+"""With the two pages that its commands go on in."""
 CONFIG = Path("training/configs/debian-depends.toml")
 STEPS = 250
 
