@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from espalier.bundle import Bundle, GraphContent, LinearContent, write_bundle
+from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.chunks import Chunks
-from espalier.eligibility import node_mask
-from espalier.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
+from espalier.masks.eligibility import node_mask
 from espalier.queries import FeaturesKind, HistoryKind, QueryBatch, TextKind, VectorKind, pad_histories
 from espalier.search import NodeMask
-from espalier.sparse import SparseRows
+from espalier.text.sparse_rows import SparseRows
 from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
 
 Rng = np.random.Generator

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from espalier.bundle import Bundle, GraphContent, write_bundle
-from espalier.golden import GOLDEN_COLUMNS
+from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, VectorKind
 from espalier.tree import Tree, complete_tree
-from training.scorers.encoders import PAPER_WINDOWS, VectorEncoder, WindowEncoder
-from training.scorers.heads import MlpHead, ProductHead
-from training.scorers.model import NodeScorer, export_graphs
+from training.deep.scorers.encoders import PAPER_WINDOWS, VectorEncoder, WindowEncoder
+from training.deep.scorers.heads import MlpHead, ProductHead
+from training.deep.scorers.model import NodeScorer, export_graphs
 
 NODE_DIM = 24
 HIDDEN = (128, 64, 24)

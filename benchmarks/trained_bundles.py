@@ -12,7 +12,7 @@ from benchmarks.small_bundles import make_bundle
 from espalier.bundle import Bundle
 from espalier.tree import complete_tree
 from training.config import ScorerConfig
-from training.scorers.model import export_graphs, new_scorer
+from training.deep.scorers.model import export_graphs, new_scorer
 
 
 def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.random.Generator, name: str = "trained") -> Bundle:

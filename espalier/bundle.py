@@ -58,7 +58,7 @@ from espalier.queries import HistoryKind, TextKind, VectorKind
 from espalier.tree import Tree
 
 if TYPE_CHECKING:  # numba takes a while to import, and only models of texts need it
-    from espalier.text import Vectoriser
+    from espalier.text.vectoriser import Vectoriser
 
 COMMON_PARTS = ("tree.safetensors", "items.arrow", "golden.parquet", "heldout.parquet")
 GRAPH_PARTS = (*COMMON_PARTS, "nodes.safetensors", "query.onnx", "scorer.onnx")
@@ -195,7 +195,7 @@ class Bundle:
     @cached_property
     def vectoriser(self) -> Vectoriser:
         """What makes features of texts. Raises BundleCorrupt where queries are no texts."""
-        from espalier.text import Vectoriser
+        from espalier.text.vectoriser import Vectoriser
 
         kind = self.manifest.query
         if not isinstance(kind, TextKind):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt, InvalidQuery
 from espalier.manifest import Ranking
-from espalier.sparse import SparseRows
+from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 
 MAX_CHILDREN = 1 << 16

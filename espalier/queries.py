@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from espalier.errors import InvalidQuery
 from espalier.items import ItemTable
-from espalier.sparse import SparseRows, concatenated
+from espalier.text.sparse_rows import SparseRows, concatenated
 
 if TYPE_CHECKING:  # numba takes a while to import, and only models of texts need it
-    from espalier.text import Vectoriser
+    from espalier.text.vectoriser import Vectoriser
 
 MAX_HISTORY = 4096
 """The longest history that a model may take."""

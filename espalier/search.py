@@ -29,7 +29,7 @@ NO_ITEM = -1
 
 @dataclass(frozen=True, eq=False)
 class NodeMask:
-    """What a filter leaves of a tree; `espalier.eligibility.node_mask` makes one. Compared and hashed by identity.
+    """What a filter leaves of a tree; `espalier.masks.eligibility.node_mask` makes one. Compared and hashed by identity.
 
     open_N  bool[N]   True where an eligible item lies below the node, a leaf's own item included
     items   how many items are eligible
@@ -188,11 +188,11 @@ def gpu_usable() -> bool:
     if not gpu_present():
         return False
     if all(find_spec(library) is not None for library in ("torch", "triton")):
-        from espalier.engines.gpu_engine import gpu_available
+        from espalier.engines.triton.gpu_engine import gpu_available
 
         if gpu_available():
             return True
-    from espalier.engines.onnx_graph import cuda_available
+    from espalier.engines.onnx.engine import cuda_available
 
     return cuda_available()
 
@@ -240,7 +240,7 @@ def _opened(bundle: Bundle, device: Device, engine: str | None, threads: int, pr
     if on_gpu and engine != "onnx-cuda":
         reason = _missing()
         if not reason:
-            from espalier.engines.gpu import TritonEngine  # here, because only the image for GPUs has torch
+            from espalier.engines.triton.graph_engine import TritonEngine  # here, because only the image for GPUs has torch
 
             try:
                 return TritonEngine(bundle, precision=precision)
@@ -253,7 +253,7 @@ def _opened(bundle: Bundle, device: Device, engine: str | None, threads: int, pr
         if engine == "triton":
             raise DeviceUnavailable(f"triton cannot run {name}: {reason}")
         log.info("%s cannot run on triton: %s", name, reason)
-    from espalier.engines import onnx_graph  # here, because onnxruntime loads slowly and training's data side needs none
+    from espalier.engines.onnx import engine as onnx_graph
 
     if on_gpu and engine is None and device == "auto" and not onnx_graph.cuda_available():
         log.warning("%s runs on the CPU: there is a GPU, but neither triton nor ONNX Runtime can use it", name)
@@ -267,7 +267,7 @@ def _opened_linear(bundle: Bundle, device: Device, engine: str | None, threads: 
         asked = engine == "sparse-cuda" or device == "cuda"
         reason = _missing()
         if not reason:
-            from espalier.engines.sparse_gpu import SparseCudaEngine  # here, because only the image for GPUs has torch
+            from espalier.engines.triton.linear_engine import SparseCudaEngine  # here, because only the image for GPUs has torch
 
             try:
                 return SparseCudaEngine(bundle, precision=precision)
@@ -278,7 +278,7 @@ def _opened_linear(bundle: Bundle, device: Device, engine: str | None, threads: 
         if asked:
             raise DeviceUnavailable(f"sparse-cuda cannot run {name}: {reason}")
         log.warning("%s runs on the CPU: there is a GPU, but sparse-cuda cannot use it: %s", name, reason)
-    from espalier.engines.sparse_cpu import SparseCpuEngine  # here, because numba takes a while to import
+    from espalier.engines.linear.engine import SparseCpuEngine  # here, because numba takes a while to import
 
     return SparseCpuEngine(bundle, threads)
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from espalier.bundle import Bundle
+from espalier.checks.heldout import read_heldout
 from espalier.errors import BundleNotFound, InvalidConfig, InvalidData
-from espalier.heldout import read_heldout
 from espalier.queries import KIND_NAMES, HistoryKind
 from loadtest.target import Json
 

@@ -12,14 +12,14 @@ from pydantic import ValidationError
 
 from espalier.errors import BundleNotFound, DeviceUnavailable
 from espalier.search import GPU_ENGINES, gpu_usable
-from service import logs
 from service.app import create_app
-from service.monitoring import Metrics
-from service.registry import Registry
-from service.server import Server
+from service.models.registry import Registry
+from service.processes.server import Server
+from service.processes.supervisor import Supervisor
 from service.settings import Settings
-from service.supervisor import Supervisor
-from service.tracing import TracingUnavailable
+from service.watch import logs
+from service.watch.monitoring import Metrics
+from service.watch.tracing import TracingUnavailable
 
 log = logging.getLogger("service")
 

@@ -8,20 +8,21 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 
 from espalier.search import open_engine
-from service import documentation, errors
-from service.audit import Audit
-from service.completion import Completer
-from service.direct import Retrieve, Stream
+from service import errors
+from service.http import documentation
+from service.http.direct import Retrieve, Stream
+from service.http.middleware import RETRIEVE, STREAM, Edge
+from service.http.parts import Service
+from service.http.routes import add_routes, match_whole_paths
+from service.http.security import Keys
+from service.http.sharing import Shared
 from service.lifecycle import lifespan
-from service.middleware import RETRIEVE, STREAM, Edge
-from service.monitoring import Metrics
-from service.parts import Service
-from service.registry import OpenEngine, Registry
-from service.routes import add_routes, match_whole_paths
-from service.security import Keys
+from service.models.registry import OpenEngine, Registry
+from service.retrieval.completion import Completer
 from service.settings import Settings
-from service.sharing import Shared
-from service.tracing import Tracer
+from service.watch.audit import Audit
+from service.watch.monitoring import Metrics
+from service.watch.tracing import Tracer
 
 DESCRIPTION = """Candidate retrieval from trained trees: `POST /retrieve` answers with the top m items of each query and the
 milliseconds it took. `GET /models` says which models there are and what they take."""

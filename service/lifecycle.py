@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import anyio
 from fastapi import FastAPI
 
-from service import memory
-from service.probe import Probe
+from service.http import memory
+from service.models.probe import Probe
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from espalier.bundle import Bundle
 from espalier.search import Engine
 from service.__main__ import listen
 from service.app import create_app
-from service.server import Server
+from service.processes.server import Server
 from service.settings import Settings
 from tests.fake_engine import FakeEngine
 from tests.running import Json

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from espalier.bundle import Bundle, with_ranker
 from espalier.manifest import RankerInfo
-from espalier.rank_features import RankFeatures
-from espalier.reranking import GOLDEN_SCORES, golden_scores
+from espalier.rerank.features import RankFeatures
+from espalier.rerank.ranker import GOLDEN_SCORES, golden_scores
 
 
 def weighted_sum(weights: Mapping[str, float]) -> bytes:

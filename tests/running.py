@@ -15,8 +15,8 @@ from fastapi import FastAPI
 from espalier.bundle import Bundle
 from espalier.search import Engine
 from service.app import create_app
-from service.monitoring import Metrics, ModelMetrics
 from service.settings import Settings
+from service.watch.monitoring import Metrics, ModelMetrics
 from tests.fake_engine import FakeEngine
 
 ITEMS = 32

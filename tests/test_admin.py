@@ -19,8 +19,8 @@ from pydantic import SecretStr
 
 from espalier.tree import complete_tree
 from service.__main__ import main
-from service.logs import JsonFormatter
 from service.settings import Settings
+from service.watch.logs import JsonFormatter
 from tests.builders import make_bundle
 from tests.running import ITEMS, LIMITS, Json, Running, problem, run
 

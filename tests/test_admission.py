@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.admission import MORE_CALLS, QUEUE_CALLS, SHORT_S, STANDING_S, STREAM_CALLS, Admission, Cost, retry_after_s
+from service.batching.admission import MORE_CALLS, QUEUE_CALLS, SHORT_S, STANDING_S, STREAM_CALLS, Admission, Cost, retry_after_s
 
 
 def test_a_cost_is_learned_per_power_of_two_of_the_beam() -> None:

@@ -19,9 +19,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
 
 from espalier.bundle import Bundle, GraphContent, write_bundle
-from espalier.engines.onnx_graph import Grid, OnnxEngine
+from espalier.checks.golden import GOLDEN_COLUMNS
+from espalier.engines.onnx.engine import Grid, OnnxEngine
 from espalier.engines.reference import ReferenceEngine
-from espalier.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind
@@ -29,12 +29,12 @@ from espalier.search import SearchParams
 from tests.builders import random_masks, random_queries, random_tree
 from tests.test_signature import replay
 from training.config import ScorerConfig, check_config
-from training.export import check_parity, export
-from training.fit import fit
-from training.prepare import build_tree, prepare
-from training.scorers import attention
-from training.scorers.attention import AttentionHead
-from training.scorers.model import NodeScorer, export_graphs, new_scorer
+from training.deep.export import check_parity, export
+from training.deep.fit import fit
+from training.deep.prepare import build_tree, prepare
+from training.deep.scorers import attention
+from training.deep.scorers.attention import AttentionHead
+from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer
 
 WINDOWS = (3, 2, 1)
 DIM, NODES = 4, 20

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
 from espalier.tree import complete_tree
-from service import audit as audit_module
-from service.audit import BURST, LONGEST, PER_S, Audit, Change, Origin
 from service.errors import Conflict, Denied, Unauthorized
-from service.logs import TEXT, JsonFormatter
-from service.monitoring import AUTH_FAILURES, Metrics
-from service.security import Keys
+from service.http.security import Keys
 from service.settings import Settings
+from service.watch import audit as audit_module
+from service.watch.audit import BURST, LONGEST, PER_S, Audit, Change, Origin
+from service.watch.logs import TEXT, JsonFormatter
+from service.watch.monitoring import AUTH_FAILURES, Metrics
 from tests.builders import make_bundle
 from tests.running import ITEMS, LIMITS, Json, Running, run
 
@@ -333,8 +333,8 @@ def test_the_audit_log_is_written_whatever_else_is_logged() -> None:
     said = """
 import asyncio, logging
 from service import logs
-from service.audit import Audit, Change, Origin
-from service.monitoring import Metrics
+from service.watch.audit import Audit, Change, Origin
+from service.watch.monitoring import Metrics
 logs.configure("ERROR", "json")
 logging.getLogger("service.registry").warning("not this")
 async def change():

@@ -16,8 +16,8 @@ import pytest
 
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NodeMask, SearchParams, SearchResult
-from service.admission import Admission
-from service.batching import Answer, Batcher, Limits
+from service.batching.admission import Admission
+from service.batching.batcher import Answer, Batcher, Limits
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from tests.fake_engine import FakeEngine
 

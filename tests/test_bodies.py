@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from service.bodies import check_type, read_body, read_lines
-from service.budget import Budget
 from service.errors import BodyTooLarge, Busy, NotJson, SlowBody
+from service.http.bodies import check_type, read_body, read_lines
+from service.http.budget import Budget
 
 ROOM = Budget(100, 0)
 

@@ -20,9 +20,10 @@ from onnx import helper, numpy_helper
 import espalier.bundle as bundle_module
 import espalier.items as items_module
 from espalier.bundle import GRAPH_PARTS, Bundle, GraphContent, find_versions, is_model_name, with_ranker, write_bundle
-from espalier.engines.compose import Plan, compose
-from espalier.engines.graphs import load_graph
-from espalier.engines.onnx_graph import OnnxEngine
+from espalier.checks.golden import verify_golden
+from espalier.engines.onnx.compose import Plan, compose
+from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines.onnx.graphs import load_graph
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import (
     BundleCorrupt,
@@ -34,7 +35,6 @@ from espalier.errors import (
     InvalidTree,
     UnsupportedSchema,
 )
-from espalier.golden import verify_golden
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, RankerInfo, Ranking
 from espalier.queries import HistoryKind, pad_histories

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.serving import get, serving
+from benchmarks.service.serving import get, serving
 from espalier.bundle import Bundle
-from espalier.eligibility import node_mask, widened_beam
+from espalier.masks.eligibility import node_mask, widened_beam
 from espalier.queries import HistoryKind, encode_histories
 from espalier.search import SearchParams, open_engine
 from loadtest.loops import Answered, closed_loop, open_loop, request_bytes, statuses

@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks import cold_start
-from benchmarks.cold_start import Pair, Report, Task, depends, psearch, read_set, row_of, run
+from benchmarks.quality import cold_start
+from benchmarks.quality.cold_start import Pair, Report, Task, depends, psearch, read_set, row_of, run
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.search import NO_ITEM
 

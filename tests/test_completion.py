@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from espalier.items import ItemTable
-from service import completion
-from service.completion import MAX_SCANS, MAX_WAITING, Completer
 from service.errors import DeadlinePassed, QueueFull
+from service.retrieval import completion
+from service.retrieval.completion import MAX_SCANS, MAX_WAITING, Completer
 from tests.running import Json, Running, problem, run
 
 

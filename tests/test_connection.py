@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.chunked import MAX_LINE, SMALL_BYTES, SMALL_CHUNKS, ChunkedBody, MalformedChunk
-from service.connection import MAX_HEAD_BYTES, MAX_HEADERS, RESERVE, SKIPPED_BYTES
-from service.server import most_connections
+from service.http.chunked import MAX_LINE, SMALL_BYTES, SMALL_CHUNKS, ChunkedBody, MalformedChunk
+from service.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, RESERVE, SKIPPED_BYTES
+from service.processes.server import most_connections
 from tests.listening import Listening, direct, get, listening, post, retrieval, wait_until
 
 
@@ -199,8 +199,8 @@ def test_what_is_left_of_a_large_body_ends_the_connection(service: Listening) ->
 
 
 def test_bodies_share_a_memory(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.direct.BODIES_BYTES", 1)
-    monkeypatch.setattr("service.direct.FREE_BYTES", 1000)
+    monkeypatch.setattr("service.http.direct.BODIES_BYTES", 1)
+    monkeypatch.setattr("service.http.direct.FREE_BYTES", 1000)
     request = post("/retrieve", json.dumps({"model": "books", "queries": [{"history": [], "exclude": ["x" * 99_000]}]}).encode())
     with listening(models, max_body_bytes=120_000) as running, running.connected() as slow:
         budget = direct(running, "/retrieve").bodies
@@ -382,7 +382,7 @@ def test_a_client_that_takes_nothing_is_cut_off(models: Path) -> None:
 
 def test_a_client_that_reads_steadily_gets_its_answer_however_long_it_takes(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is not crowded out, although its request is answered as far as the application knows."""
-    monkeypatch.setattr("service.connection.GRACE_S", 0)
+    monkeypatch.setattr("service.http.connection.GRACE_S", 0)
     ids = [f"{i:06}" + "x" * 500 for i in range(6000)]
     with listening(models, write_timeout_s=1.5, max_connections=1) as running, running.connected(receive_buffer=4096) as slow:
         entry = running.app.state.service.registry.entry("books")
@@ -406,7 +406,7 @@ def test_a_client_that_reads_steadily_gets_its_answer_however_long_it_takes(mode
 
 
 def test_above_the_limit_an_idle_connection_makes_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.connection.GRACE_S", 0)
+    monkeypatch.setattr("service.http.connection.GRACE_S", 0)
     with listening(models, max_connections=2) as running, running.connected() as first, running.connected() as second:
         for wire in (first, second, first):
             wire.send(get("/livez"))
@@ -418,7 +418,7 @@ def test_above_the_limit_an_idle_connection_makes_room(models: Path, monkeypatch
 
 
 def test_a_connection_that_never_asked_makes_room_before_one_that_did(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.connection.GRACE_S", 0)
+    monkeypatch.setattr("service.http.connection.GRACE_S", 0)
     with listening(models, max_connections=2) as running, running.connected() as asks:
         asks.send(get("/livez"))
         assert asks.reply().status == 200
@@ -433,7 +433,7 @@ def test_a_connection_that_never_asked_makes_room_before_one_that_did(models: Pa
 
 
 def test_who_has_just_come_does_not_make_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.connection.GRACE_S", 600)
+    monkeypatch.setattr("service.http.connection.GRACE_S", 600)
     with listening(models, max_connections=1) as running, running.connected() as first:
         wait_until(lambda: len(running.server._connections.silent) == 1)
         assert running.ask(retrieval()).problem["status"] == 503
@@ -473,7 +473,7 @@ def test_a_connection_that_reads_on_after_its_answer_makes_room(models: Path) ->
 
 @pytest.mark.parametrize("grace_s", [0, 600])
 def test_silent_connections_neither_stay_nor_keep_all_others_out(models: Path, monkeypatch: pytest.MonkeyPatch, grace_s: float) -> None:
-    monkeypatch.setattr("service.connection.GRACE_S", grace_s)
+    monkeypatch.setattr("service.http.connection.GRACE_S", grace_s)
     with listening(models, max_connections=1, head_timeout_s=600) as running, running.connected() as busy:
         connections, engine = running.server._connections, running.engines["books"]
         engine.go.clear()

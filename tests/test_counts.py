@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
-from service import counts
-from service.counts import FREE, Counts, CountsFile, bury, key_of, read
+from service.watch import counts
+from service.watch.counts import FREE, Counts, CountsFile, bury, key_of, read
 from tests.test_registry import until
 
 ROOT = Path(__file__).parents[1]
@@ -134,7 +134,7 @@ def fill(folder: Path) -> Path:
 WRITER = """
 import sys, time
 from pathlib import Path
-from service.counts import Counts, key_of
+from service.watch.counts import Counts, key_of
 
 counts = Counts(Path(sys.argv[1]))
 file, written = counts.file("counter"), 0
@@ -214,7 +214,7 @@ def test_a_folder_that_is_gone_ends_no_process(tmp_path: Path) -> None:
 
 def test_a_number_that_changes_once_there_is_room_is_the_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("service.counts.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("service.watch.counts.time.monotonic", lambda: now[0])
     file = CountsFile(tmp_path / "gone" / "counter_7.db")
     file.write(key(1), 2.0)
     file.write(key(2), 5.0)

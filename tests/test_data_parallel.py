@@ -16,20 +16,20 @@ import torch
 import torch.distributed as dist
 from numpy.testing import assert_allclose, assert_array_equal
 
-import training.fit as fit_module
+import training.deep.fit as fit_module
 from espalier.bundle import Bundle
 from training.config import read_config
-from training.parallel import drawn_rows, joined, own_rows
-from training.prepare import build_tree, prepare
+from training.deep.parallel import drawn_rows, joined, own_rows
+from training.deep.prepare import build_tree, prepare
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 
 TWO = """
 import json, os, sys
-import training.fit as fit
+import training.deep.fit as fit
 from training.__main__ import main
-from training.parallel import average
+from training.deep.parallel import average
 
 losses, step_of = [], fit.train_step
 
@@ -121,10 +121,10 @@ def test_processes_share_the_draws_that_one_alone_would_make(monkeypatch: pytest
         return torch.randint(0, 1000, (rows, 3), generator=torch.Generator().manual_seed(5))
 
     alone = drawn_rows(draw, 12)
-    monkeypatch.setattr("training.parallel.processes", lambda: 3)
+    monkeypatch.setattr("training.deep.parallel.processes", lambda: 3)
     shares = []
     for number in range(3):
-        monkeypatch.setattr("training.parallel.process", partial(int, number))
+        monkeypatch.setattr("training.deep.parallel.process", partial(int, number))
         shares.append(drawn_rows(draw, 4))
         assert torch.equal(alone[own_rows(12)], shares[-1])
     assert torch.equal(torch.cat(shares), alone)

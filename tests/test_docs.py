@@ -24,10 +24,10 @@ from starlette.routing import Route
 from espalier.queries import TextBlock
 from service.app import create_app
 from service.errors import ServiceError
-from service.monitoring import Metrics
-from service.routes import _PROBLEMS
-from service.schemas import RetrieveRequest
+from service.http.routes import _PROBLEMS
+from service.http.schemas import RetrieveRequest
 from service.settings import Settings
+from service.watch.monitoring import Metrics
 from tests.running import every_metric
 from training.config import TrainingConfig, check_config, checked
 from training.linear.config import LinearConfig, LogData, NpzData, XmcData

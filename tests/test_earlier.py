@@ -27,13 +27,13 @@ from tests.builders import random_tree
 from training.__main__ import main
 from training.config import TrainingConfig, check_config
 from training.data.splits import halves, without_seen
-from training.earlier import EarlierModel, as_earlier, grow, likelihood_of, load_scorer, relearn_config
-from training.fit import build_model, fit
-from training.prepare import Prepared, build_tree, prepare
-from training.scorers.model import NodeScorer
-from training.topology import Topology
-from training.trees.jtm import Matching, draw_samples, learn_tree
-from training.validation import search_pairs
+from training.deep.earlier import EarlierModel, as_earlier, grow, likelihood_of, load_scorer, relearn_config
+from training.deep.fit import build_model, fit
+from training.deep.jtm import Matching, draw_samples, learn_tree
+from training.deep.prepare import Prepared, build_tree, prepare
+from training.deep.scorers.model import NodeScorer
+from training.deep.topology import Topology
+from training.deep.validation import search_pairs
 
 CPU = torch.device("cpu")
 CLUSTERS, SIZE, USERS = 8, 15, 240
@@ -244,7 +244,7 @@ def test_new_items_are_placed_by_their_events_alone_and_by_the_ranks_of_the_sear
         made.append(Matching(*arguments))
         return made[-1]
 
-    monkeypatch.setattr("training.earlier.Matching", noted)
+    monkeypatch.setattr("training.deep.earlier.Matching", noted)
     log = write_log(tmp_path / "log.csv", new=6)
     config = going_on(request.getfixturevalue(kind), log, tree={"kind": "earlier", "samples": 1000})
     prepared = prepare(config, None, tmp_path)
@@ -305,7 +305,7 @@ def test_relearn_raises_the_likelihood_and_writes_a_model_that_finds_about_as_mu
         raise OSError("no space left")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.export.export", fail)
+        patch.setattr("training.deep.export.export", fail)
         assert command("relearn", "--model", bundle.path, "--out", out, *options) == 1
     assert command("relearn", "--model", bundle.path, "--out", out, *options, "--resume") == 0
     learned = re.findall(r"per sample (\S+) → (\S+) over (\d+) samples, (\d+) of (\d+) items moved", caplog.text)

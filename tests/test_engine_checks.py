@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.engine_checks import differences, wrong_alone, wrong_beams
 from benchmarks.small_bundles import stepped
 from espalier.bundle import Bundle
-from espalier.engines.onnx_graph import OnnxEngine
+from espalier.checks.engines import differences, wrong_alone, wrong_beams
+from espalier.engines.onnx.engine import OnnxEngine
 from espalier.queries import QueryBatch
 from espalier.search import LevelTrace, SearchParams, SearchResult
 from tests.builders import make_bundle, random_queries, random_tree

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
-from espalier import filters as filters_module
 from espalier import items as items_module
-from espalier.eligibility import node_mask
 from espalier.errors import InvalidQuery
-from espalier.filters import ENTRY_BYTES, Filter, ItemFilters
 from espalier.items import ItemTable
+from espalier.masks import filters as filters_module
+from espalier.masks.eligibility import node_mask
+from espalier.masks.filters import ENTRY_BYTES, Filter, ItemFilters
 from espalier.search import NodeMask
 from espalier.tree import Tree
 from tests.builders import random_tree

@@ -27,15 +27,15 @@ from onnx import helper
 from benchmarks.small_bundles import graph_model, linear_graphs
 from espalier.bundle import Bundle, LinearContent, write_bundle
 from espalier.chunks import LARGEST_RANK, Chunks
-from espalier.engines.chunk_search import ChunkSearch, Wanted, _keep_best
-from espalier.engines.onnx_graph import OnnxEngine
+from espalier.engines.linear.chunk_search import ChunkSearch, Wanted, _keep_best
+from espalier.engines.linear.engine import SparseCpuEngine
+from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.sparse_cpu import SparseCpuEngine
 from espalier.errors import InvalidQuery
 from espalier.manifest import Activation, Ranking
 from espalier.queries import QueryBatch, VectorKind
 from espalier.search import Engine, SearchParams, SearchResult, open_engine
-from espalier.sparse import SparseRows
+from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree, tree_from_children
 from tests.builders import make_bundle, make_linear_bundle, random_tree, sparse_rows
 from tests.running import problem, run
@@ -50,15 +50,15 @@ needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installe
 
 
 def triton(bundle: Bundle) -> Engine:
-    from espalier.engines.gpu import TritonEngine
-    from espalier.engines.gpu_cells import Grid, Tuning
+    from espalier.engines.triton.cells import Grid, Tuning
+    from espalier.engines.triton.graph_engine import TritonEngine
 
     return TritonEngine(bundle, "cpu", "float32", Grid(batches=(2, 4), wanted=(8, 64), closed=16), Tuning(tile=16))
 
 
 def sparse_cuda(bundle: Bundle) -> Engine:
-    from espalier.engines.gpu_cells import Grid
-    from espalier.engines.sparse_gpu import SparseCudaEngine
+    from espalier.engines.triton.cells import Grid
+    from espalier.engines.triton.linear_engine import SparseCudaEngine
 
     return SparseCudaEngine(bundle, "cpu", "float32", Grid(batches=(1, 4), wanted=(8, 64), closed=16))
 

@@ -24,14 +24,14 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
-import training.export as export_module
-import training.fit as fit_module
+import training.deep.export as export_module
+import training.deep.fit as fit_module
 from espalier.bundle import Bundle, find_versions
-from espalier.engines.onnx_graph import OnnxEngine
+from espalier.checks.golden import verify_golden
+from espalier.checks.heldout import read_heldout
+from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, BundleExists, InvalidConfig
-from espalier.golden import verify_golden
-from espalier.heldout import read_heldout
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams, open_engine
@@ -41,14 +41,14 @@ from training.__main__ import main
 from training.baselines.popularity import fit_popularity
 from training.config import TrainingConfig, check_config
 from training.data.splits import halves, without_seen
+from training.deep.export import check_parity, export
+from training.deep.fit import fit
+from training.deep.instances import Instances, InstanceSource
+from training.deep.prepare import Prepared, build_tree, item_table, prepare
+from training.deep.scorers.model import NodeScorer, export_graphs
+from training.deep.topology import Topology
+from training.deep.validation import search_pairs
 from training.evaluate import evaluate, held_out_pairs
-from training.export import check_parity, export
-from training.fit import fit
-from training.instances import Instances, InstanceSource
-from training.prepare import Prepared, build_tree, item_table, prepare
-from training.scorers.model import NodeScorer, export_graphs
-from training.topology import Topology
-from training.validation import search_pairs
 
 CPU = torch.device("cpu")
 CLUSTERS, SIZE, USERS = 8, 16, 300
@@ -618,7 +618,7 @@ def test_a_killed_command_goes_on_with_resume(log: Path, tmp_path: Path, command
 
     with pytest.MonkeyPatch.context() as patch:
         steps = watched(patch)
-        patch.setattr("training.export.export", enough)
+        patch.setattr("training.deep.export.export", enough)
         assert "error: enough" in command("fit", "--config", config, "--out", out, "--resume").err
     assert steps == list(range(5, 12))
 

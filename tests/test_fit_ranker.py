@@ -20,8 +20,8 @@ from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.metrics import ndcg_at_m
 from espalier.queries import HistoryKind, pad_histories
-from espalier.rank_features import HISTORY, LEAF, RETRIEVAL, RankFeatures, Sent
-from espalier.reranking import Reranker, verify_ranker
+from espalier.rerank.features import HISTORY, LEAF, RETRIEVAL, RankFeatures, Sent
+from espalier.rerank.ranker import Reranker, verify_ranker
 from espalier.search import open_engine
 from espalier.tree import complete_tree
 from tests.builders import make_bundle

@@ -18,9 +18,9 @@ from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
 from benchmarks.gpu import report
+from benchmarks.gpu.gpu_all import MORE, NO_GPU, ROOT, WRONG, main
 from benchmarks.gpu.lines import COLUMNS, append, latest, read
 from benchmarks.gpu.stages import STAGES, Stage, groups
-from benchmarks.gpu_all import MORE, NO_GPU, ROOT, WRONG, main
 
 Arguments = dict[str, Any]
 
@@ -110,7 +110,7 @@ def test_lines_of_another_card_size_or_code_do_not_count(tmp_path: Path, monkeyp
         return len(ran.read_text().splitlines())
 
     assert [runs([], "one"), runs([], "one"), runs([], "other"), runs(["--quick"], "other"), runs(["--quick"], "other")] == [1, 1, 2, 3, 3]
-    monkeypatch.setattr("benchmarks.gpu_all.digest", lambda versions: "changed")
+    monkeypatch.setattr("benchmarks.gpu.gpu_all.digest", lambda versions: "changed")
     assert runs(["--quick", "--keep"], "other") == 3
     assert runs(["--quick"], "other") == 4
 
@@ -213,7 +213,7 @@ def test_unknown_stages_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[
 COMMAND = """
 import sys
 from benchmarks.gpu.stages import Stage
-from benchmarks.gpu_all import main
+from benchmarks.gpu.gpu_all import main
 card = Stage("card", "tests.gpu_stages:card", ({"name": "one"}, 60))
 hang = Stage("hang", "tests.gpu_stages:hang", ({"started": sys.argv[2]}, 300))
 sys.exit(main(["--out", sys.argv[1]], [card, hang]))
@@ -317,7 +317,7 @@ def test_the_stages_import_nothing_but_what_a_machine_has_or_is_carried() -> Non
         pytest.skip("triton is not installed")
     from benchmarks.gpu.service import NEEDED  # it imports triton
 
-    command = [sys.executable, "-c", IMPORTS, *sorted(modules), "service.__main__", "benchmarks.gpu_all", *NEEDED]
+    command = [sys.executable, "-c", IMPORTS, *sorted(modules), "service.__main__", "benchmarks.gpu.gpu_all", *NEEDED]
     imported = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     allowed, sources = closed(set(carried) | base) | {canonicalize_name("espalier")}, metadata.packages_distributions()
     assert {"torch", "triton", "fastapi", "pydantic"} <= set(imported)

@@ -18,10 +18,11 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 from benchmarks.gpu import correctness
 from benchmarks.gpu.lines import Row
 from benchmarks.gpu.memory_accesses import sanitized
-from espalier.engines import gpu_cells, onnx_graph
-from espalier.engines.gpu import TritonEngine
-from espalier.engines.onnx_graph import OnnxEngine
-from espalier.engines.sparse_gpu import SparseCudaEngine
+from espalier.engines.onnx import engine as onnx_graph
+from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines.triton import cells as gpu_cells
+from espalier.engines.triton.graph_engine import TritonEngine
+from espalier.engines.triton.linear_engine import SparseCudaEngine
 from espalier.search import SearchParams
 
 
@@ -134,7 +135,7 @@ def test_kernels_that_fail_are_no_reason_for_another_engine(monkeypatch: pytest.
     def fails(*arguments: Any) -> None:
         raise RuntimeError("an illegal memory access")
 
-    monkeypatch.setattr("espalier.engines.torch_graph.matmul", fails)
+    monkeypatch.setattr("espalier.engines.triton.torch_graph.matmul", fails)
     monkeypatch.setattr(correctness, "EXPORTED", KNOWN_AND_UNKNOWN)
     rows = list(correctness.triton("float32", 0, False, "cpu"))
     exported = {row["form"]: row for row in rows if row["check"] == "exported"}

@@ -18,8 +18,8 @@ from benchmarks.gpu.profiling import Span, marking, profile, summary, traced
 from benchmarks.gpu.search_speed import filled_cell
 from benchmarks.gpu.timing import ceilings
 from benchmarks.gpu.training_speed import training
-from espalier.engines.gpu import TritonEngine
-from espalier.engines.gpu_cells import Grid
+from espalier.engines.triton.cells import Grid
+from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.queries import blank_queries
 from espalier.search import SearchParams
 

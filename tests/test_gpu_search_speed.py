@@ -16,9 +16,9 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 from benchmarks.gpu import graph_models, search_speed
 from benchmarks.gpu.graph_models import FORMS, TorchSearch, items_of, model_of, with_rows_in_memory
 from benchmarks.gpu.search_speed import agreement, filled_cell, search, tune, work
-from espalier.engines.gpu import TritonEngine
-from espalier.engines.gpu_cells import Grid
 from espalier.engines.reference import ReferenceEngine
+from espalier.engines.triton.cells import Grid
+from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 

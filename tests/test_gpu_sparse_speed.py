@@ -15,8 +15,8 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 
 from benchmarks.gpu import sparse_speed, timing
 from benchmarks.gpu.sparse_speed import NON_ZEROS, M, model_of, queries_of, search
-from espalier.engines.sparse_cpu import SparseCpuEngine
-from espalier.engines.sparse_gpu import SparseCudaEngine
+from espalier.engines.linear.engine import SparseCpuEngine
+from espalier.engines.triton.linear_engine import SparseCudaEngine
 from espalier.search import SearchParams
 
 

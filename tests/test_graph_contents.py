@@ -16,15 +16,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from espalier.bundle import RANKER, Bundle, with_ranker, write_bundle
-from espalier.engines import graph_contents
-from espalier.engines.graph_contents import messages, parsed_model
-from espalier.engines.graphs import read_graph
-from espalier.engines.onnx_graph import OnnxEngine
+from espalier.engines.onnx import graph_contents
+from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines.onnx.graph_contents import messages, parsed_model
+from espalier.engines.onnx.graphs import read_graph
+from espalier.engines.onnx.runtime import ort, session_options
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.runtime import ort, session_options
 from espalier.errors import BundleCorrupt
 from espalier.manifest import RankerInfo
-from espalier.reranking import GOLDEN_SCORES, Reranker
+from espalier.rerank.ranker import GOLDEN_SCORES, Reranker
 from espalier.search import SearchParams
 from espalier.tree import complete_tree
 from tests.builders import make_bundle, random_queries
@@ -176,7 +176,7 @@ def test_no_engine_serves_it(bundle: Bundle, part: str, change: Change) -> None:
     with pytest.raises(BundleCorrupt, match="external data"):
         ReferenceEngine(hostile)
     if importlib.util.find_spec("triton") is not None:
-        from espalier.engines.gpu import TritonEngine
+        from espalier.engines.triton.graph_engine import TritonEngine
 
         with pytest.raises(BundleCorrupt, match="external data"):
             TritonEngine(hostile, "cpu")

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import hostile
-from benchmarks.attacks import ATTACKS, Attack, Limits, Seen, Target, framing
-from benchmarks.attacks.heads import endless_header
-from benchmarks.attacks.target import flood, tally
-from benchmarks.attacks.wire import LIVEZ, parsed
-from benchmarks.hostile import Row, judge, main
-from benchmarks.livez import Asked, liveness
+from benchmarks.service import hostile
+from benchmarks.service.attacks import ATTACKS, Attack, Limits, Seen, Target, framing
+from benchmarks.service.attacks.heads import endless_header
+from benchmarks.service.attacks.target import flood, tally
+from benchmarks.service.attacks.wire import LIVEZ, parsed
+from benchmarks.service.hostile import Row, judge, main
+from benchmarks.service.livez import Asked, liveness
 
 QUIET: Row = {
     "attack": "nothing",
@@ -214,7 +214,7 @@ def test_a_server_that_refuses_them_passes() -> None:
 
 
 def test_a_server_that_reads_an_endless_head_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.attacks.heads.MOST", 20 << 20)
+    monkeypatch.setattr("benchmarks.service.attacks.heads.MOST", 20 << 20)
     with made_up(refuse) as target:
         assert endless_header(target).ok
     with made_up(read_for_ever) as target:

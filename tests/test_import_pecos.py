@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 from scipy.sparse import csc_array, csr_array, save_npz
 
 from espalier.bundle import Bundle
+from espalier.checks.golden import verify_golden
+from espalier.checks.heldout import read_heldout
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.golden import verify_golden
-from espalier.heldout import read_heldout
 from espalier.queries import FeaturesKind, QueryBatch
 from espalier.search import SearchParams, open_engine
-from service.probe import Replay
+from service.models.probe import Replay
 from tests.builders import Rng, sparse_rows
 from training.__main__ import main
-from training.import_pecos import GOLDEN_QUERIES, PROCESSORS, import_pecos
+from training.linear.import_pecos import GOLDEN_QUERIES, PROCESSORS, import_pecos
 
 WIDTH = 30
 SIZES = {1: (40,), 2: (6, 50), 3: (3, 12, 90), 4: (2, 7, 30, 120)}

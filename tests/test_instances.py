@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 from espalier.errors import InvalidData
 from tests.logs import log_of
 from training.config import InstanceConfig
-from training.instances import Instances, InstanceSource
+from training.deep.instances import Instances, InstanceSource
 
 STEPS = 5
 SIZE = 40

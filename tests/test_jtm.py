@@ -23,11 +23,11 @@ from tests.builders import random_tree
 from tests.logs import log_of
 from training.config import ScorerConfig
 from training.data.log_files import Order
-from training.scorers.model import NodeScorer, new_scorer
-from training.topology import Topology
-from training.trees import jtm
+from training.deep import jtm
+from training.deep.jtm import Likelihood, Matching, Samples, assign, draw_samples, learn_tree, leaves_below
+from training.deep.scorers.model import NodeScorer, new_scorer
+from training.deep.topology import Topology
 from training.trees.balanced import balanced_tree
-from training.trees.jtm import Likelihood, Matching, Samples, assign, draw_samples, learn_tree, leaves_below
 
 Rng = np.random.Generator
 T = 5

@@ -17,14 +17,14 @@ from scipy.sparse import csr_array, random_array
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
-from benchmarks.xrlinear_peer import growth_mb
-from benchmarks.xrlinear_peers import quality
+from benchmarks.papers.xrlinear_peer import growth_mb
+from benchmarks.papers.xrlinear_peers import quality
 from espalier.chunks import ARRAYS, Chunks
-from espalier.engines import chunk_search
-from espalier.engines.chunk_search import ChunkSearch, Wanted
+from espalier.engines.linear import chunk_search
+from espalier.engines.linear.chunk_search import ChunkSearch, Wanted
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
 from espalier.manifest import Activation, Ranking
-from espalier.sparse import SparseRows
+from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree, complete_tree
 from tests.builders import random_chunks, random_tree, sparse_rows
 from training.data.xmc import LabelledPoints, read_xmc

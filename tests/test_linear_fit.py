@@ -21,7 +21,7 @@ from espalier.errors import BundleCorrupt, BundleExists, InvalidConfig, InvalidD
 from espalier.manifest import Activation, Ranking
 from espalier.search import Engine, open_engine
 from loadtest.queries import held_out
-from service.probe import Replay
+from service.models.probe import Replay
 from tests.running import Json, problem, run
 from training.__main__ import evaluate, fit, inspect
 
@@ -104,8 +104,8 @@ def test_a_text_is_answered_and_explained_over_http(shop: Path, engine: str) -> 
     def opened(bundle: Bundle) -> Engine:
         if engine == "sparse-cpu":
             return open_engine(bundle, "cpu")
-        from espalier.engines.gpu_cells import Grid
-        from espalier.engines.sparse_gpu import SparseCudaEngine
+        from espalier.engines.triton.cells import Grid
+        from espalier.engines.triton.linear_engine import SparseCudaEngine
 
         return SparseCudaEngine(bundle, "cpu", grid=Grid(batches=(1,), wanted=(64,)))
 

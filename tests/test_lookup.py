@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from torch import Tensor, nn
 
-from training.scorers.lookup import lookup, rows_of
+from training.deep.scorers.lookup import lookup, rows_of
 
 shapes = st.lists(st.sampled_from([(3,), (2, 4), (5, 1, 2)]), min_size=1, max_size=4)
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from benchmarks import nce_losses, nce_tables
-from benchmarks.nce_losses import naive_elimination
-from benchmarks.nce_tables import METHODS, candidates, markdown, measure, paired, plot, read_folds, summary
+from benchmarks.papers import nce_losses, nce_tables
+from benchmarks.papers.nce_losses import naive_elimination
+from benchmarks.papers.nce_tables import METHODS, candidates, markdown, measure, paired, plot, read_folds, summary
 from espalier.errors import InvalidData
 from tests.test_rankers import FAST, synthetic
 from training.baselines.boosting import BoostingConfig

@@ -24,11 +24,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from torch import Tensor
 
-import training.objectives.otm as otm_module
-import training.objectives.tdm as tdm_module
+import training.deep.objectives.otm as otm_module
+import training.deep.objectives.tdm as tdm_module
 from espalier.bundle import Bundle, GraphContent, write_bundle
+from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.engines.reference import ReferenceEngine
-from espalier.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.metrics import regret_at_m
@@ -36,18 +36,18 @@ from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
 from tests.builders import Rng, random_tree
-from training.beam import gumbel, keep_best, search
 from training.config import ObjectiveConfig, check_config
-from training.fit import LOSSES
-from training.objectives.levels import DENSE, draw_items, draw_nodes, drawn_sets
-from training.objectives.otm import otm_loss, otm_no_bs_loss, pseudo_targets
-from training.objectives.otm_robust import last_whole_level, otm_robust_loss
-from training.objectives.plt import hsm_loss, plt_loss
-from training.objectives.tdm import negatives_on, tdm_loss
-from training.scorers.encoders import VectorEncoder, WindowEncoder
-from training.scorers.heads import MlpHead, ProductHead, dropped
-from training.scorers.model import NodeScorer, export_graphs
-from training.topology import Topology
+from training.deep.beam import gumbel, keep_best, search
+from training.deep.fit import LOSSES
+from training.deep.objectives.levels import DENSE, draw_items, draw_nodes, drawn_sets
+from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, pseudo_targets
+from training.deep.objectives.otm_robust import last_whole_level, otm_robust_loss
+from training.deep.objectives.plt import hsm_loss, plt_loss
+from training.deep.objectives.tdm import negatives_on, tdm_loss
+from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
+from training.deep.scorers.heads import MlpHead, ProductHead, dropped
+from training.deep.scorers.model import NodeScorer, export_graphs
+from training.deep.topology import Topology
 
 CPU = torch.device("cpu")
 WINDOWS = (2, 1, 1)
@@ -459,7 +459,7 @@ def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
     topology = Topology(tree, CPU)
     whole = min(whole, tree.height) if isinstance(model.head, ProductHead) else 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.objectives.otm_robust.last_whole_level", lambda *_: whole)
+        patch.setattr("training.deep.objectives.otm_robust.last_whole_level", lambda *_: whole)
         got = otm_robust_loss(model, topology, query, target_BP, config, torch.Generator().manual_seed(1))
     got.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -553,14 +553,14 @@ def test_levels_are_scored_whole_up_to_a_multiple_of_what_an_instance_would_look
     linear, network = (make(np.random.default_rng(5), tree, 1)[0] for make in (linear_model, history_model))
     config = ObjectiveConfig(beam_size=3, random_nodes=2)  # 8 rows an instance on each level
     for whole, level in ((1, 3), (2, 4), (7, 5), (8, 6)):
-        monkeypatch.setattr("training.objectives.otm_robust.WHOLE", whole)
+        monkeypatch.setattr("training.deep.objectives.otm_robust.WHOLE", whole)
         assert last_whole_level(linear, tree, config) == level
         assert last_whole_level(network, tree, config) == 0
 
 
 def test_otm_robust_does_not_depend_on_the_training_beam_in_expectation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each level's sum is estimated without bias; its log has one of second order, small with the beam's large terms counted exactly."""
-    monkeypatch.setattr("training.objectives.otm_robust.last_whole_level", lambda *_: 0)
+    monkeypatch.setattr("training.deep.objectives.otm_robust.last_whole_level", lambda *_: 0)
     tree = complete_tree(np.arange(64), 2)
     model, query = linear_model(np.random.default_rng(5), tree, 1)
 
@@ -768,7 +768,7 @@ def test_a_stochastic_beam_is_drawn_without_replacement_from_the_softmax_of_the_
 
 @pytest.mark.parametrize(("kind", "loss", "module"), [("otm", otm_loss, "otm"), ("otm-robust", otm_robust_loss, "otm_robust")])
 def test_only_a_stochastic_beam_follows_the_noise(kind: Any, loss: Loss, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.objectives.otm_robust.WHOLE", 0)  # else nothing is pruned in a tree as small as this
+    monkeypatch.setattr("training.deep.objectives.otm_robust.WHOLE", 0)  # else nothing is pruned in a tree as small as this
     tree = complete_tree(np.arange(64), 2)
     model, query = linear_model(np.random.default_rng(5), tree, 2)
 
@@ -782,7 +782,7 @@ def test_only_a_stochastic_beam_follows_the_noise(kind: Any, loss: Loss, module:
         return -2 * rank_BC.detach()
 
     plain = value(stochastic=False)
-    monkeypatch.setattr(f"training.objectives.{module}.gumbel", reversing)
+    monkeypatch.setattr(f"training.deep.objectives.{module}.gumbel", reversing)
     assert value(stochastic=False) == plain
     assert abs(value(stochastic=True) - plain) > 0.1  # the worst nodes are kept
 

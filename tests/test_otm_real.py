@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import otm_real, real_logs
+from benchmarks import real_logs
+from benchmarks.papers import otm_real
 from espalier.errors import InvalidConfig
 from training.config import ObjectiveConfig, read_config
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.bundle import Bundle
-from espalier.eligibility import node_mask
-from espalier.engines.chunk_search import L3_HINGE, ChunkSearch, Wanted
+from espalier.checks.golden import verify_golden
+from espalier.engines.linear.chunk_search import L3_HINGE, ChunkSearch, Wanted
 from espalier.errors import BundleExists, InvalidConfig, InvalidData
-from espalier.golden import verify_golden
 from espalier.items import ItemTable
+from espalier.masks.eligibility import node_mask
 from espalier.queries import QueryBatch, TextKind, encode_texts
 from espalier.search import SearchParams, SearchResult, open_engine
 from espalier.tree import EMPTY_LEAF, complete_tree

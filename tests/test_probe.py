@@ -18,24 +18,25 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.probe_damage import DAMAGES, content_of, damaged, draft_of
+from benchmarks.service.probe_damage import DAMAGES, content_of, damaged, draft_of
 from espalier.bundle import Bundle, write_bundle
+from espalier.checks.heldout import read_heldout
 from espalier.errors import BundleCorrupt
-from espalier.heldout import read_heldout
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams, SearchResult, open_engine
 from espalier.tree import complete_tree
-from service import gpu_memory, probe
-from service.batching import Answer, Batcher
-from service.follower import Follower
-from service.monitoring import Metrics
-from service.probe import Probe, Replay
+from service.batching.batcher import Answer, Batcher
+from service.models import probe
+from service.models.follower import Follower
+from service.models.probe import Probe, Replay
+from service.models.workers import Workers
 from service.settings import Settings
-from service.workers import Workers
+from service.watch import gpu_memory
+from service.watch.monitoring import Metrics
 from tests.builders import make_bundle
 from tests.running import Json, Running, run
+from training.deep.export import golden_table
 from training.evaluate import recall_columns
-from training.export import golden_table
 
 HELD_OUT, GOLDEN, MS = 24, 6, [2, 5]
 ROUND = HELD_OUT + GOLDEN

@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks import why_not_ann
+from benchmarks.quality import why_not_ann
 from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
 from espalier.metrics import precision_recall_f
 from tests.logs import log_of

@@ -26,13 +26,13 @@ from espalier.errors import BundleNotFound, InvalidData, InvalidQuery
 from espalier.queries import blank_queries
 from espalier.search import Engine, SearchParams
 from espalier.tree import complete_tree
-from service.desired import DesiredState, Removed, Serving
 from service.errors import Conflict, ModelNotFound, NotReady
-from service.loading import LoadedModel, compare_contents, compare_files, told
-from service.monitoring import Metrics
-from service.observed import Observed
-from service.registry import Entry, Registry
+from service.models.desired import DesiredState, Removed, Serving
+from service.models.loading import LoadedModel, compare_contents, compare_files, told
+from service.models.observed import Observed
+from service.models.registry import Entry, Registry
 from service.settings import Settings
+from service.watch.monitoring import Metrics
 from tests.builders import make_bundle
 from tests.fake_engine import FakeEngine
 
@@ -203,7 +203,7 @@ def test_a_malformed_state_is_said(tmp_path: Path, content: str, named: str) -> 
 def test_a_pin_is_lifted_by_a_file_that_stays_away(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is deleted and written anew, as some programs replace files, is none."""
     now = [100.0]
-    monkeypatch.setattr("service.observed.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("service.models.observed.time.monotonic", lambda: now[0])
     disk = DesiredState(models / "books")
     pins = [Serving(generation=number, versions=(1,), default=1) for number in (1, 2)]
     watched = Observed(disk, Serving)
@@ -514,11 +514,11 @@ def test_a_folder_that_cannot_be_written_to_is_said(models: Path, monkeypatch: p
 
     with run(models) as running:
         add_version(models, 2)
-        monkeypatch.setattr("service.desired.os.open", refuse)
+        monkeypatch.setattr("service.models.desired.os.open", refuse)
         with pytest.raises(Conflict, match=r"'books'.*cannot be written to \(Read-only file system\)"):
             running.run(running.registry.load("books", 2))
         monkeypatch.undo()
-        monkeypatch.setattr("service.desired.tempfile.mkstemp", refuse)
+        monkeypatch.setattr("service.models.desired.tempfile.mkstemp", refuse)
         with pytest.raises(Conflict, match="Read-only file system"):
             running.run(running.registry.set_removed("books", ["item-1"]))
         assert running.registry.removed("books") == []
@@ -566,7 +566,7 @@ def test_a_loader_whose_priority_cannot_be_lowered_loads_all_the_same(
     def refuse(*arguments: Any) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("service.loading.os.setpriority", refuse)
+    monkeypatch.setattr("service.models.loading.os.setpriority", refuse)
     with run(models) as running:  # which waits until what should serve was tried
         add_version(models, 2)
         running.run(running.registry.load("books", 2, default=True))
@@ -810,9 +810,9 @@ def test_a_models_folder_that_cannot_be_listed_is_said_once(
         looks[0] += 1
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("service.follower.SCAN_S", 0.0)
+    monkeypatch.setattr("service.models.follower.SCAN_S", 0.0)
     with run(models) as running:
-        monkeypatch.setattr("service.follower.find_versions", broken)
+        monkeypatch.setattr("service.models.follower.find_versions", broken)
         until(lambda: looks[0] >= 3, "it is looked at again")
         assert caplog.text.count("the models folder cannot be read: Input/output error") == 1
         assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
@@ -980,11 +980,11 @@ def test_a_bundle_serves_while_its_contents_are_compared(models: Path, monkeypat
     add_version(models, 2)
     DesiredState(models / "books").write(Serving(generation=1, versions=(1,), default=1))
     with run(models) as running:
-        monkeypatch.setattr("service.loading.hashlib.file_digest", slow)
+        monkeypatch.setattr("service.models.loading.hashlib.file_digest", slow)
         damage(models / "books" / "1")
         until(reading.is_set, "it is being compared")
         assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
-        monkeypatch.setattr("service.loading.hashlib.file_digest", digest)
+        monkeypatch.setattr("service.models.loading.hashlib.file_digest", digest)
         running.run(running.registry.load("books", 2))  # nor does a version that is to be loaded wait
         assert not let_go.is_set()
         let_go.set()
@@ -1007,7 +1007,7 @@ def test_what_is_written_to_while_it_is_compared_says_nothing(models: Path, monk
         loaded = running.registry.choose("books", None)
         os.utime(file, (1, 1))
         with monkeypatch.context() as patch:
-            patch.setattr("service.loading.hashlib.file_digest", while_it_is_written)
+            patch.setattr("service.models.loading.hashlib.file_digest", while_it_is_written)
             assert compare_contents(loaded) is None
         assert compare_contents(loaded) is True
         assert compare_files(loaded.files) == "same"
@@ -1020,7 +1020,7 @@ def test_a_bundle_of_another_size_is_not_compared(models: Path, monkeypatch: pyt
     def never(loaded: LoadedModel) -> bool:
         raise AssertionError("its size says enough")
 
-    monkeypatch.setattr("service.swapping.compare_contents", never)
+    monkeypatch.setattr("service.models.swapping.compare_contents", never)
     with run(models) as running:
         with (models / "books" / "1" / "golden.parquet").open("ab") as stream:
             stream.write(b"more")
@@ -1034,8 +1034,8 @@ def test_comparing_what_is_touched_again_and_again_takes_a_tenth_of_the_time(mod
         compared[0] += 1
         now[0] += 120
 
-    monkeypatch.setattr("service.swapping.monotonic", lambda: now[0])
-    monkeypatch.setattr("service.swapping.compare_contents", two_minutes)
+    monkeypatch.setattr("service.models.swapping.monotonic", lambda: now[0])
+    monkeypatch.setattr("service.models.swapping.compare_contents", two_minutes)
     with run(models) as running:
         swapper, loaded = running.registry._follower._swapper, running.registry.choose("books", None)
         running.registry._follower.stop()

@@ -23,11 +23,11 @@ from espalier.errors import InvalidInput
 from espalier.items import MAX_ID_BYTES
 from espalier.tree import complete_tree
 from espalier_client import AsyncClient, Conflict, NotAllowed
-from service import registry as registry_module
-from service import removals
-from service.desired import DesiredState, Removed
 from service.errors import PreconditionFailed
-from service.removals import Condition, check_list, etag, with_id
+from service.models import registry as registry_module
+from service.models import removals
+from service.models.desired import DesiredState, Removed
+from service.models.removals import Condition, check_list, etag, with_id
 from tests.builders import make_bundle
 from tests.running import ITEMS, LIMITS, Json, Running, problem, run
 from tests.test_registry import until

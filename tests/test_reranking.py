@@ -16,18 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.bundle import RANKER, Bundle, with_ranker, write_bundle
-from espalier.engines.onnx_graph import OnnxEngine
+from espalier.engines.onnx.engine import OnnxEngine
 from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound
 from espalier.manifest import Manifest, RankerInfo, Ranking
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, encode_vectors, pad_histories
-from espalier.rank_features import HALF_LIFE, HISTORY, KNOWN, LEAF, RETRIEVAL, RankFeatures, Sent
-from espalier.reranking import GOLDEN_SCORES, Reranker, golden_scores, verify_ranker
+from espalier.rerank.features import HALF_LIFE, HISTORY, KNOWN, LEAF, RETRIEVAL, RankFeatures, Sent
+from espalier.rerank.ranker import GOLDEN_SCORES, Reranker, golden_scores, verify_ranker
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree
 from espalier_client import Client, Query
-from service.loading import LoadFailed, load_version
-from service.monitoring import Metrics
+from service.models.loading import LoadFailed, load_version
 from service.settings import Settings
+from service.watch.monitoring import Metrics
 from tests.builders import make_bundle, make_linear_bundle, random_tree
 from tests.rankers import add_ranker, weighted_sum
 from tests.running import LIMITS, Json, Running, ids, problem, run
@@ -424,7 +424,7 @@ def test_explain_says_what_moved(served: Running, plain: Bundle, ranked: Bundle)
 
 
 def test_many_queries_leave_the_event_loop(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.retrieve.INLINE_VALUES", 4)
+    monkeypatch.setattr("service.retrieval.retrieve.INLINE_VALUES", 4)
     answer = served.retrieve(queries=[{"history": []}] * 3, m=2, beam_size=20, rerank=True)
     assert [ids(result) for result in answer["results"]] == [["item-7", "item-6"]] * 3
 

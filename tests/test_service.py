@@ -363,7 +363,7 @@ def test_an_unexpected_exception_is_a_500_problem_with_the_request_id(
         raise IndexError("index 3 of secret")
 
     with run(models) as running:
-        monkeypatch.setattr("service.routes.describe", fail)
+        monkeypatch.setattr("service.http.routes.describe", fail)
         answer = running.client.get("/models", headers={"X-Request-Id": "find-me"})
     assert answer.status_code == problem(answer)["status"] == 500
     assert "index" not in answer.text

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from service.monitoring import Metrics
-from service.sharing import Shared
+from service.http.sharing import Shared
+from service.watch.monitoring import Metrics
 from tests.running import Running, run
 
 

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
-from benchmarks.engine_checks import differences, replayed, wrong_alone, wrong_beams
 from espalier.bundle import Bundle
-from espalier.engines.compose import Plan, compose
-from espalier.engines.onnx_graph import WIDE, Grid, OnnxEngine
+from espalier.checks.engines import differences, replayed, wrong_alone, wrong_beams
+from espalier.engines.onnx.compose import Plan, compose
+from espalier.engines.onnx.engine import WIDE, Grid, OnnxEngine
+from espalier.engines.onnx.runtime import ort
 from espalier.engines.reference import ReferenceEngine, Step
-from espalier.engines.runtime import ort
 from espalier.errors import InvalidQuery
 from espalier.queries import QueryBatch
 from espalier.search import Engine, NodeMask, SearchParams, SearchResult

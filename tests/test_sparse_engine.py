@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from espalier.bundle import CHUNKS, Bundle, LinearContent, write_bundle
+from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.sparse_cpu import SparseCpuEngine
 from espalier.errors import BundleCorrupt, DeviceUnavailable, InvalidQuery
 from espalier.manifest import Activation, ManifestDraft, Ranking
 from espalier.queries import FeaturesKind, QueryBatch, blank_queries, encode_features

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.bundle import Bundle
-from espalier.engines import chunk_tiles
-from espalier.engines.chunk_tiles import TILE, TileSizes, bucket_of, laid_out
+from espalier.checks.golden import verify_golden
+from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.sparse_cpu import SparseCpuEngine
+from espalier.engines.triton import chunk_tiles
+from espalier.engines.triton.chunk_tiles import TILE, TileSizes, bucket_of, laid_out
 from espalier.errors import DeviceUnavailable, InvalidQuery
-from espalier.golden import verify_golden
 from espalier.manifest import Activation, Ranking
 from espalier.queries import FeaturesKind, QueryBatch, blank_queries
 from espalier.search import Precision, SearchParams, open_engine
@@ -40,10 +40,10 @@ from training.linear.prepare import as_asked
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from espalier.engines import sparse_gpu
-from espalier.engines.gpu_cells import Grid, Tuning
-from espalier.engines.gpu_engine import refuse_what_does_not_fit
-from espalier.engines.sparse_gpu import FEATURES, SparseCudaEngine, device_bytes
+from espalier.engines.triton import linear_engine as sparse_gpu
+from espalier.engines.triton.cells import Grid, Tuning
+from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
+from espalier.engines.triton.linear_engine import FEATURES, SparseCudaEngine, device_bytes
 
 GRID = Grid(batches=(1, 3), wanted=(8, 64), closed=16)
 L3_HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=1)
@@ -311,7 +311,7 @@ def test_a_bundle_that_does_not_fit_is_refused_with_figures(tmp_path: Path) -> N
 
 
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("espalier.engines.gpu_engine.gpu_available", lambda: False)
+    monkeypatch.setattr("espalier.engines.triton.gpu_engine.gpu_available", lambda: False)
     bundle = make_linear_bundle(tmp_path, np.random.default_rng(5), random_tree(np.random.default_rng(5), 2, 4), L3_HINGE)
     for device, engine in (("cuda", None), ("auto", "sparse-cuda")):
         with pytest.raises(DeviceUnavailable, match="sparse-cuda was asked for, but torch finds no CUDA device"):

@@ -93,11 +93,11 @@ def test_the_service_image_holds_what_serves_and_nothing_that_trains(images: Ima
 
 
 ON_A_GPU = (
-    "espalier.engines.gpu",
-    "espalier.engines.sparse_gpu",
-    "espalier.engines.kernels",
-    "espalier.engines.torch_graph",
-    "espalier.engines.scorer_form",
+    "espalier.engines.triton.graph_engine",
+    "espalier.engines.triton.linear_engine",
+    "espalier.engines.triton.kernels",
+    "espalier.engines.triton.torch_graph",
+    "espalier.engines.triton.scorer_form",
 )
 """What needs triton: `open_engine` imports it where there is a GPU."""
 

@@ -25,9 +25,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.bundle import Bundle, GraphContent, write_bundle
-from espalier.engines.onnx_graph import OnnxEngine
+from espalier.checks.heldout import read_heldout
+from espalier.engines.onnx.engine import OnnxEngine
 from espalier.errors import EspalierError
-from espalier.heldout import read_heldout
 from espalier.manifest import ManifestDraft
 from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams

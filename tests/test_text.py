@@ -24,12 +24,12 @@ from scipy.sparse import csr_array
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.preprocessing import normalize
 
-from espalier import ngrams
-from espalier import text as text_module
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
 from espalier.queries import TextBlock
-from espalier.sparse import SparseRows
-from espalier.text import Vectoriser, normalise
+from espalier.text import ngrams
+from espalier.text import vectoriser as text_module
+from espalier.text.sparse_rows import SparseRows
+from espalier.text.vectoriser import Vectoriser, normalise
 
 WORDS_1, WORDS_2 = TextBlock(unit="word", n=1, unknown=1), TextBlock(unit="word", n=2, unknown=1)
 CHARS_3 = TextBlock(unit="char", n=3, unknown=1)

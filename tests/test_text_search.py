@@ -14,13 +14,15 @@ import polars as pl
 import pytest
 from numpy.testing import assert_array_equal
 
-from benchmarks import text_linear, text_search, text_sweeps
-from benchmarks.text_dssm import EF_SEARCH
-from benchmarks.text_linear import BEAMS, TEXTS, Recipe
-from benchmarks.text_report import Report, Trained, row_of
-from benchmarks.text_search import Job, jobs_of, run
-from benchmarks.text_sets import Fold, Task, fold_of, pairs_of, read_set
-from benchmarks.text_sweeps import plot, sweep_beam, sweep_threshold
+from benchmarks.text import linear as text_linear
+from benchmarks.text import sweeps as text_sweeps
+from benchmarks.text import text_search
+from benchmarks.text.dssm import EF_SEARCH
+from benchmarks.text.linear import BEAMS, TEXTS, Recipe
+from benchmarks.text.report import Report, Trained, row_of
+from benchmarks.text.sets import Fold, Task, fold_of, pairs_of, read_set
+from benchmarks.text.sweeps import plot, sweep_beam, sweep_threshold
+from benchmarks.text.text_search import Job, jobs_of, run
 from espalier.errors import InvalidData
 from training.baselines.ann import faiss_is_installed
 from training.linear.config import LinearTree

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import training_speed
+from benchmarks.speed import training_speed
 from training.config import InstanceConfig, ScorerConfig
 
 

@@ -44,16 +44,18 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 import triton
 import triton.language as tl
 
-from espalier.engines import gpu, gpu_cells, gpu_engine
-from espalier.engines.gpu import TritonEngine, device_bytes
-from espalier.engines.gpu_cells import Grid, Tuning
-from espalier.engines.gpu_engine import refuse_what_does_not_fit
-from espalier.engines.graphs import read_graph
-from espalier.engines.kernels.logistic import log_sigmoid
-from espalier.engines.kernels.matmul import matmul
+from espalier.engines.onnx.graphs import read_graph
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.scorer_form import scorer_form
-from espalier.engines.torch_graph import TorchGraph, constant_of, encoder_of
+from espalier.engines.triton import cells as gpu_cells
+from espalier.engines.triton import gpu_engine
+from espalier.engines.triton import graph_engine as gpu
+from espalier.engines.triton.cells import Grid, Tuning
+from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
+from espalier.engines.triton.graph_engine import TritonEngine, device_bytes
+from espalier.engines.triton.kernels.logistic import log_sigmoid
+from espalier.engines.triton.kernels.matmul import matmul
+from espalier.engines.triton.scorer_form import scorer_form
+from espalier.engines.triton.torch_graph import TorchGraph, constant_of, encoder_of
 
 GRID = Grid(batches=(2, 4), wanted=(8, 64), closed=16)
 BITS = st.sampled_from([1, 2, 4])
@@ -291,7 +293,7 @@ def test_a_query_encoder_goes_neither_to_the_host_nor_back(tmp_path: Path, monke
     def product(left: torch.Tensor, right: torch.Tensor, index: torch.Tensor | None = None) -> torch.Tensor:
         return left @ (right if index is None else right[index].float())
 
-    monkeypatch.setattr("espalier.engines.torch_graph.matmul", product)
+    monkeypatch.setattr("espalier.engines.triton.torch_graph.matmul", product)
     bundle = trained_kind(tmp_path, kind, (32,), np.random.default_rng(5))
     encoder = TorchGraph(read_graph("query.onnx", bundle.graph("query.onnx")), torch.device("meta"))
     nodes = torch.empty((4, 3, 5), dtype=torch.int64, device="meta")
@@ -413,7 +415,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("espalier.engines.onnx_graph.OnnxEngine", Onnx)
+    monkeypatch.setattr("espalier.engines.onnx.engine.OnnxEngine", Onnx)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -426,13 +428,13 @@ def test_the_best_engine_of_a_gpu_is_taken_and_named(
     assert open_engine(known).name == "triton"
     assert open_engine(known, "cpu").name == "onnx-cpu"
     assert open_engine(known, "cuda", "onnx-cuda").name == "onnx-cuda"
-    monkeypatch.setattr("espalier.engines.onnx_graph.cuda_available", lambda: True)
+    monkeypatch.setattr("espalier.engines.onnx.engine.cuda_available", lambda: True)
     assert open_engine(unknown).name == "onnx-cuda"
     assert "unknown version 1 cannot run on triton" in caplog.text
     assert "unknown version 1 runs on onnx-cuda" in caplog.text
     with pytest.raises(DeviceUnavailable, match="triton cannot run unknown version 1: "):
         open_engine(unknown, engine="triton")
-    monkeypatch.setattr("espalier.engines.onnx_graph.cuda_available", lambda: False)
+    monkeypatch.setattr("espalier.engines.onnx.engine.cuda_available", lambda: False)
     assert open_engine(unknown).name == "onnx-cpu"
     assert "there is a GPU, but neither" in caplog.text
 
@@ -449,7 +451,7 @@ def test_a_gpu_that_triton_cannot_use_is_left_to_the_next_engine(
 
     caplog.set_level("INFO")
     monkeypatch.setattr(gpu, "TritonEngine", refuse)
-    monkeypatch.setattr("espalier.engines.onnx_graph.cuda_available", lambda: cuda)
+    monkeypatch.setattr("espalier.engines.onnx.engine.cuda_available", lambda: cuda)
     bundle = make_bundle(tmp_path, np.random.default_rng(5), complete_tree(np.arange(8), 2))
     assert open_engine(bundle).name == ("onnx-cuda" if cuda else "onnx-cpu")
     assert "tiny version 1 cannot run on triton: too large" in caplog.text
@@ -463,7 +465,7 @@ def test_whether_a_gpu_would_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("espalier.search.gpu_present", lambda: True)
     for torch_sees, onnx_sees in ((True, False), (False, True), (False, False)):
         monkeypatch.setattr(gpu_engine, "gpu_available", lambda seen=torch_sees: seen)
-        monkeypatch.setattr("espalier.engines.onnx_graph.cuda_available", lambda seen=onnx_sees: seen)
+        monkeypatch.setattr("espalier.engines.onnx.engine.cuda_available", lambda seen=onnx_sees: seen)
         assert gpu_usable() == (torch_sees or onnx_sees)
 
 
@@ -517,7 +519,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     ):
         for name in kernels:
             monkeypatch.setattr(module, name, Recorder(getattr(module, name), launches))
-    matmul = sys.modules["espalier.engines.kernels.matmul"]
+    matmul = sys.modules["espalier.engines.triton.kernels.matmul"]
     monkeypatch.setattr(matmul, "matmul_kernel", Recorder(matmul.matmul_kernel, launches))
     rng = np.random.default_rng(5)
     precisions: tuple[Precision, ...] = ("float32", "float16")

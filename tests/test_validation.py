@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-import training.validation as validation
+import training.deep.validation as validation
 from training.config import TrainingConfig, check_config
-from training.fit import build_model
-from training.prepare import Prepared, build_tree, prepare
-from training.topology import Topology
+from training.deep.fit import build_model
+from training.deep.prepare import Prepared, build_tree, prepare
+from training.deep.topology import Topology
 
 
 def prepared(folder: Path, **sections: Any) -> tuple[TrainingConfig, Prepared]:

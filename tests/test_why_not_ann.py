@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import why_not_ann
+from benchmarks.quality import why_not_ann
 from espalier.bundle import Bundle
 from training.baselines.ann import faiss_is_installed
 from training.config import check_config
-from training.export import export
-from training.fit import fit
-from training.prepare import build_tree, prepare
+from training.deep.export import export
+from training.deep.fit import fit
+from training.deep.prepare import build_tree, prepare
 
 ITEMS, QUERIES = 48, 5
 

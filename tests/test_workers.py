@@ -24,10 +24,10 @@ import pytest
 
 from espalier.tree import complete_tree
 from service.__main__ import listen, main
-from service.monitoring import Metrics, ModelMetrics, forget_process
+from service.models.workers import Progress, Workers, living
+from service.processes.supervisor import Supervisor
 from service.settings import Settings
-from service.supervisor import Supervisor
-from service.workers import Progress, Workers, living
+from service.watch.monitoring import Metrics, ModelMetrics, forget_process
 from tests.builders import make_bundle
 from tests.test_counts import fill, small_disk
 from tests.test_registry import add_version, until
@@ -482,7 +482,7 @@ def test_a_process_alone_writes_nothing() -> None:
 COUNTING = """
 import sys
 from pathlib import Path
-from service.monitoring import Metrics, ModelMetrics, count_in
+from service.watch.monitoring import Metrics, ModelMetrics, count_in
 
 version, waiting, requests = map(int, sys.argv[2:])
 count_in(Path(sys.argv[1]))
@@ -532,7 +532,7 @@ def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> 
 UNLOADING = """
 import sys
 from pathlib import Path
-from service.monitoring import Metrics, count_in
+from service.watch.monitoring import Metrics, count_in
 
 count_in(Path(sys.argv[1]))
 metrics = Metrics()

@@ -53,7 +53,7 @@ def fit(
         return
     if test is not None:
         raise InvalidConfig("--test", str(test), "no such option: the test users of a log are a share of it, data.test_share")
-    from training.fit import pick_device
+    from training.deep.fit import pick_device
 
     _fit_to(out, check_config(raw), data, pick_device(device), resume)
 
@@ -96,8 +96,8 @@ def relearn(
     resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint of a killed run")] = False,
 ) -> None:
     """Learn the tree of a trained model anew (JTM), train on from its weights, and export a bundle."""
-    from training.earlier import relearn_config
-    from training.fit import pick_device
+    from training.deep.earlier import relearn_config
+    from training.deep.fit import pick_device
 
     settings = relearn_config(model, {"rounds": rounds, "gap": gap, "samples": samples, "gamma": gamma}, steps)
     _fit_to(out, settings, data, pick_device(device), resume)
@@ -110,7 +110,7 @@ def import_pecos(
     items: Annotated[Path | None, typer.Option(help="Parquet with a column id, one row per label in their order")] = None,
 ) -> None:
     """Turn a PECOS XR-Linear model into a bundle that finds the same labels."""
-    from training.import_pecos import import_pecos as write_imported
+    from training.linear.import_pecos import import_pecos as write_imported
 
     _new_version(out)
     bundle = write_imported(folder, out, items)
@@ -188,7 +188,7 @@ def _new_version(out: Path) -> tuple[str, str]:
 
 def _fit_to(out: Path, settings: TrainingConfig, data: Path | None, where: torch.device, resume: bool) -> None:
     name, version = _new_version(out)
-    from training.parallel import joined, process
+    from training.deep.parallel import joined, process
 
     settings = settings.model_copy(update={"name": name})
     work = out.absolute().parent / f".{version}.work"
@@ -197,11 +197,11 @@ def _fit_to(out: Path, settings: TrainingConfig, data: Path | None, where: torch
 
 
 def _fit_and_export(settings: TrainingConfig, data: Path | None, out: Path, where: torch.device, work: Path, resume: bool) -> None:
-    from training.earlier import as_earlier
-    from training.export import export
-    from training.fit import fit as fit_model
-    from training.parallel import process, shared_tree, wait_for_all
-    from training.prepare import build_tree, prepare
+    from training.deep.earlier import as_earlier
+    from training.deep.export import export
+    from training.deep.fit import fit as fit_model
+    from training.deep.parallel import process, shared_tree, wait_for_all
+    from training.deep.prepare import build_tree, prepare
 
     begin = time.perf_counter()
     if process() == 0 and work.exists() and not resume:
@@ -307,7 +307,7 @@ def _stage(bundle: Bundle, rerank: bool, depth: int | None) -> Rerank | None:
         )
     if depth is not None and depth > info.max_depth:
         raise InvalidConfig("--depth", depth, f"at most {info.max_depth}")
-    from espalier.reranking import Reranker
+    from espalier.rerank.ranker import Reranker
     from training.evaluate import Rerank
 
     return Rerank(Reranker(bundle), depth or info.depth)
@@ -345,7 +345,7 @@ def _test_pairs(bundle: Bundle, data: Path) -> list:  # type: ignore[type-arg]
 def _test_queries(bundle: Bundle, data: Path | None) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
     """Queries with what is relevant to them: of a file in the format of the bundle's training data, or the bundle's own held-out ones."""
     if data is None:
-        from espalier.heldout import read_heldout
+        from espalier.checks.heldout import read_heldout
 
         held = read_heldout(bundle)
         return held.queries, held.relevant

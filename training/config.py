@@ -15,7 +15,7 @@ from espalier.errors import InvalidConfig
 from espalier.manifest import ModelName
 from espalier.queries import MAX_HISTORY
 from training.data.log_files import LogFormat
-from training.scorers.encoders import PAPER_WINDOWS
+from training.deep.scorers.encoders import PAPER_WINDOWS
 
 PATH_PRODUCTS = ("plt", "hsm")
 """Objectives that train conditional probabilities: the search ranks by their product along the path."""

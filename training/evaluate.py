@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from espalier.bundle import Bundle
+from espalier.checks.heldout import RECALL_COLUMN, read_heldout
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.heldout import RECALL_COLUMN, read_heldout
 from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
-from espalier.reranking import Reranker
+from espalier.rerank.ranker import Reranker
 from espalier.search import NO_ITEM, Engine, SearchParams
 from training.data.splits import EvaluationPair, without_seen
 

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from espalier.bundle import Bundle
+from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.engines.reference import ReferenceEngine, Step, best_leaves
-from espalier.golden import GOLDEN_COLUMNS
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 

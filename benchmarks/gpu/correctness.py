@@ -25,7 +25,6 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 
-from benchmarks.engine_checks import differences, wrong_alone, wrong_beams
 from benchmarks.gpu.graph_models import model_of, scorer_of
 from benchmarks.gpu.lines import Row, reason
 from benchmarks.gpu.search_speed import M, agreement, filled_cell
@@ -34,18 +33,19 @@ from benchmarks.gpu.sparse_speed import model_of as linear_model_of
 from benchmarks.small_bundles import Rng, make_bundle, make_linear_bundle, random_masks, random_queries, random_tree
 from benchmarks.trained_bundles import trained_kind
 from espalier.bundle import Bundle
-from espalier.engines import onnx_graph
-from espalier.engines.gpu import ROUNDING, TritonEngine
-from espalier.engines.gpu_cells import Grid
+from espalier.checks.engines import differences, wrong_alone, wrong_beams
+from espalier.engines.linear.engine import SparseCpuEngine
+from espalier.engines.onnx import engine as onnx_graph
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.sparse_cpu import SparseCpuEngine
-from espalier.engines.sparse_gpu import SparseCudaEngine
+from espalier.engines.triton.cells import Grid
+from espalier.engines.triton.graph_engine import ROUNDING, TritonEngine
+from espalier.engines.triton.linear_engine import SparseCudaEngine
 from espalier.errors import UnsupportedGraph
 from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
 from espalier.search import Engine, Precision, SearchParams
 from espalier.tree import Tree
-from training.scorers.encoders import PAPER_WINDOWS
+from training.deep.scorers.encoders import PAPER_WINDOWS
 
 Device = Literal["cuda", "cpu"]
 Open = Callable[[Bundle], Engine]

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.bundle import Bundle
-from espalier.engines.gpu import TritonEngine
+from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.manifest import GraphScorer, Ranking, SearchDefaults
 from espalier.queries import HistoryKind
 from espalier.tree import Tree, complete_tree
 from training.config import ScorerConfig
-from training.scorers.encoders import PAPER_WINDOWS
-from training.scorers.model import NodeScorer, export_graphs, new_scorer
+from training.deep.scorers.encoders import PAPER_WINDOWS
+from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer
 
 BLOCK = 1 << 16
 """Node rows that are drawn from one seed."""

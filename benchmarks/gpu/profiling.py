@@ -23,12 +23,12 @@ from benchmarks.gpu.sparse_speed import M as LABELS
 from benchmarks.gpu.sparse_speed import model_of as linear_model_of
 from benchmarks.gpu.sparse_speed import queries_of
 from benchmarks.gpu.timing import captured, ceilings, milliseconds, significant, wait
-from espalier.engines.gpu import TritonEngine
-from espalier.engines.gpu_cells import Cell, Grid
-from espalier.engines.sparse_gpu import SparseCudaEngine
+from espalier.engines.triton.cells import Cell, Grid
+from espalier.engines.triton.graph_engine import TritonEngine
+from espalier.engines.triton.linear_engine import SparseCudaEngine
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
-from training.scorers.encoders import PAPER_WINDOWS
+from training.deep.scorers.encoders import PAPER_WINDOWS
 
 Device = Literal["cuda", "cpu"]
 RUNS = 20

@@ -32,13 +32,13 @@ from benchmarks.gpu.graph_models import FORMS, TorchSearch, items_of, model_of, 
 from benchmarks.gpu.lines import Row, reason
 from benchmarks.gpu.timing import captured, milliseconds, significant, wait
 from espalier.bundle import Bundle
-from espalier.eligibility import node_mask
-from espalier.engines import onnx_graph
-from espalier.engines.gpu import GraphCell, TritonEngine
-from espalier.engines.gpu_cells import Grid, Tuning
+from espalier.engines.onnx import engine as onnx_graph
+from espalier.engines.triton.cells import Grid, Tuning
+from espalier.engines.triton.graph_engine import GraphCell, TritonEngine
+from espalier.masks.eligibility import node_mask
 from espalier.queries import QueryBatch
 from espalier.search import NodeMask, Precision, SearchParams
-from training.scorers.encoders import PAPER_WINDOWS
+from training.deep.scorers.encoders import PAPER_WINDOWS
 
 M = 200
 VECTOR = 64

@@ -22,14 +22,14 @@ import torch
 
 from benchmarks.gpu.graph_models import FORMS, scorer_of
 from benchmarks.gpu.lines import Row
-from benchmarks.serving import serving
+from benchmarks.service.serving import serving
 from benchmarks.small_bundles import make_bundle, make_linear_bundle, random_tree
-from espalier.engines.chunk_search import L3_HINGE
-from espalier.engines.gpu import device_bytes
+from espalier.engines.linear.chunk_search import L3_HINGE
+from espalier.engines.triton.graph_engine import device_bytes
 from espalier.tree import complete_tree
 from loadtest.loops import Address, Answered, closed_loop, open_loop, percentiles_ms, request_bytes, statuses
-from training.scorers.encoders import PAPER_WINDOWS
-from training.scorers.model import export_graphs
+from training.deep.scorers.encoders import PAPER_WINDOWS
+from training.deep.scorers.model import export_graphs
 
 NEEDED = ("fastapi", "fastapi_offline", "httptools", "orjson", "prometheus_client", "pydantic_settings", "uvicorn")
 KEY = "gpu-benchmark-admin-key"

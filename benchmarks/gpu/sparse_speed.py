@@ -29,14 +29,14 @@ from benchmarks.gpu.search_speed import agreement
 from benchmarks.gpu.timing import milliseconds
 from espalier.bundle import Bundle
 from espalier.chunks import Chunks
-from espalier.engines.chunk_search import L3_HINGE
-from espalier.engines.gpu_cells import Grid
-from espalier.engines.sparse_cpu import SparseCpuEngine
-from espalier.engines.sparse_gpu import SparseCudaEngine
+from espalier.engines.linear.chunk_search import L3_HINGE
+from espalier.engines.linear.engine import SparseCpuEngine
+from espalier.engines.triton.cells import Grid
+from espalier.engines.triton.linear_engine import SparseCudaEngine
 from espalier.manifest import LinearScorer, SearchDefaults
 from espalier.queries import FeaturesKind, QueryBatch
 from espalier.search import Engine, Precision, SearchParams
-from espalier.sparse import SparseRows
+from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree
 
 BRANCHING, LEVELS = 32, 4

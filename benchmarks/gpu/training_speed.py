@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from benchmarks import training_speed
 from benchmarks.gpu.lines import Row
+from benchmarks.speed import training_speed
 from training.config import check_config
 from training.data.ranking_set import RankingSet
 from training.rankers.config import STAGE_DEFAULTS, ChoiceModel, RankerConfig

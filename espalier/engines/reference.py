@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import Bundle
-from espalier.eligibility import every_item, node_mask
-from espalier.engines.graphs import read_graph
+from espalier.engines.onnx.graphs import read_graph
 from espalier.manifest import Activation, LinearScorer, Ranking
+from espalier.masks.eligibility import every_item, node_mask
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult, finish
-from espalier.sparse import SparseRows
+from espalier.text.sparse_rows import SparseRows
 
 
 @dataclass(frozen=True)

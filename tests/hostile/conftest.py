@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.attacked import Attacked, attacked
-from benchmarks.attacks import Limits, Target
-from benchmarks.attacks.connections import DESCRIPTORS
+from benchmarks.service.attacked import Attacked, attacked
+from benchmarks.service.attacks import Limits, Target
+from benchmarks.service.attacks.connections import DESCRIPTORS
 from espalier.tree import complete_tree
 from tests.builders import make_bundle
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacked import Attacked, attacked
-from benchmarks.attacks import ATTACKS, Attack
-from benchmarks.attacks.connections import DESCRIPTORS
-from benchmarks.hostile import line, measure
+from benchmarks.service.attacked import Attacked, attacked
+from benchmarks.service.attacks import ATTACKS, Attack
+from benchmarks.service.attacks.connections import DESCRIPTORS
+from benchmarks.service.hostile import line, measure
 from tests.hostile.conftest import LIMITS, books
 
 pytestmark = pytest.mark.hostile

@@ -15,9 +15,9 @@ from typing import IO, NoReturn
 
 import pytest
 
-from benchmarks.attacked import Attacked, attacked
-from benchmarks.attacks import Target
-from benchmarks.attacks.wire import LIVEZ, Answer, Wire, post
+from benchmarks.service.attacked import Attacked, attacked
+from benchmarks.service.attacks import Target
+from benchmarks.service.attacks.wire import LIVEZ, Answer, Wire, post
 from tests.hostile.conftest import LIMITS, books
 from tests.test_registry import until
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from benchmarks.attacks import Target, framing
-from benchmarks.attacks.framing import EITHER, RIGHT, WRONG
-from benchmarks.attacks.wire import LIVEZ, Wire, parsed
+from benchmarks.service.attacks import Target, framing
+from benchmarks.service.attacks.framing import EITHER, RIGHT, WRONG
+from benchmarks.service.attacks.wire import LIVEZ, Wire, parsed
 
 pytestmark = pytest.mark.hostile
 

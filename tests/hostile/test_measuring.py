@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import hostile
-from benchmarks.attacked import Attacked, attacked
-from benchmarks.attacks import Attack, Seen, Target
-from benchmarks.hostile import measure
-from benchmarks.livez import watched
+from benchmarks.service import hostile
+from benchmarks.service.attacked import Attacked, attacked
+from benchmarks.service.attacks import Attack, Seen, Target
+from benchmarks.service.hostile import measure
+from benchmarks.service.livez import watched
 from tests.hostile.conftest import LIMITS, books
 from tests.test_registry import until
 

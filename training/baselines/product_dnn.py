@@ -39,10 +39,10 @@ from training.config import InstanceConfig
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split, halves, without_seen
 from training.data.user_item_matrix import events_of_items
-from training.fit import AVERAGE_EVERY, average_in
-from training.instances import InstanceSource
-from training.scorers.encoders import WindowEncoder
-from training.scorers.heads import dropped
+from training.deep.fit import AVERAGE_EVERY, average_in
+from training.deep.instances import InstanceSource
+from training.deep.scorers.encoders import WindowEncoder
+from training.deep.scorers.heads import dropped
 from training.trees.embeddings import item_embeddings, spread_unseen
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class ProductDnnConfig:
     patience       rounds without a better recall after which training ends
     recall_at      m of the recall that chooses the step
     exclude_seen   whether it leaves out the items of the history
-    bfloat16       whether matrix products run in it, as `training.fit.use_bfloat16` decides for trees; weights and losses stay float32
+    bfloat16       whether matrix products run in it, as `training.deep.fit.use_bfloat16` decides for trees; weights and losses stay float32
     """
 
     instances: InstanceConfig = field(default_factory=lambda: InstanceConfig(targets=1))

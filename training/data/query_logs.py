@@ -1,6 +1,6 @@
 """Logs of query texts and the items that they led to, as texts with weighted labels.
 
-Knows CSV and Parquet files and tables of texts. Does not know n-grams: see espalier.text.
+Knows CSV and Parquet files and tables of texts. Does not know n-grams: see espalier.text.vectoriser.
 
 Legend: B queries, I items.
 """

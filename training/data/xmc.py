@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData, InvalidQuery
-from espalier.sparse import SparseRows
+from espalier.text.sparse_rows import SparseRows
 
 
 @dataclass(frozen=True, eq=False)

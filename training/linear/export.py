@@ -17,8 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle, LinearContent, make_folder, write_bundle
+from espalier.checks.golden import GOLDEN_COLUMNS, verify_golden
 from espalier.chunks import Chunks
-from espalier.golden import GOLDEN_COLUMNS, verify_golden
 from espalier.manifest import ManifestDraft, SearchDefaults
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams, open_engine

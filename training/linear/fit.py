@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.chunks import MAX_CHILDREN, Chunks
-from espalier.engines.chunk_search import ChunkSearch, Wanted
+from espalier.engines.linear.chunk_search import ChunkSearch, Wanted
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.sparse import SparseRows
+from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 from training.data.xmc import LabelledPoints
 from training.linear.config import LinearOptions

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.sparse import csr_array
 
-from espalier.sparse import SparseRows
+from espalier.text.sparse_rows import SparseRows
 from training.data.xmc import LabelledPoints
 
 

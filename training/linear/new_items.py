@@ -20,7 +20,7 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData, InvalidQuery
 from espalier.items import ItemTable
 from espalier.queries import FeaturesKind, TextKind, encode_features
-from espalier.sparse import SparseRows
+from espalier.text.sparse_rows import SparseRows
 from training.data.query_logs import texts_of
 
 FEATURES = "features"

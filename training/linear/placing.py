@@ -32,15 +32,15 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from espalier.bundle import Bundle, LinearContent
+from espalier.checks.golden import encode_table
+from espalier.checks.heldout import RECALL_COLUMN, read_heldout
 from espalier.chunks import MAX_CHILDREN, Chunks
-from espalier.engines.chunk_search import ChunkSearch, Wanted
+from espalier.engines.linear.chunk_search import ChunkSearch, Wanted
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.golden import encode_table
-from espalier.heldout import RECALL_COLUMN, read_heldout
 from espalier.items import ItemTable
 from espalier.manifest import LinearScorer, ManifestDraft, Ranking
 from espalier.search import SearchParams
-from espalier.sparse import SparseRows
+from espalier.text.sparse_rows import SparseRows
 from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
 from training.linear.export import Golden, write_measured
 from training.linear.new_items import own_texts, read_new_items

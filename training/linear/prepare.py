@@ -22,14 +22,14 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.queries import FeaturesKind, QueryBatch, TextKind
-from espalier.sparse import SparseRows
-from espalier.text import Vectoriser
+from espalier.text.sparse_rows import SparseRows
+from espalier.text.vectoriser import Vectoriser
 from training.config import checked
 from training.data.query_logs import LabelledTexts, labelled, read_log, read_table, texts_of
 from training.data.xmc import LabelledPoints, read_xmc
+from training.deep.prepare import item_table
 from training.linear.config import LinearConfig, LogData, NpzData, XmcData
 from training.linear.label_features import pifa
-from training.prepare import item_table
 
 log = logging.getLogger(__name__)
 

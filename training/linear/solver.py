@@ -19,7 +19,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from espalier.sparse import SparseRows
+from espalier.text.sparse_rows import SparseRows
 from training.linear.config import LinearOptions
 
 Array = NDArray[Any]

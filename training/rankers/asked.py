@@ -19,10 +19,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
+from espalier.checks.golden import encode_table
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.golden import encode_table
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
-from espalier.rank_features import NOTHING_SENT, Sent
+from espalier.rerank.features import NOTHING_SENT, Sent
 from training.data.splits import EvaluationPair
 from training.data.xmc import LabelledPoints
 

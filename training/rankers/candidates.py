@@ -14,7 +14,7 @@ from tqdm import tqdm
 from espalier.bundle import Bundle
 from espalier.errors import InvalidData
 from espalier.metrics import ndcg_at_m, precision_recall_f
-from espalier.rank_features import RankFeatures
+from espalier.rerank.features import RankFeatures
 from espalier.search import NO_ITEM, Engine, SearchParams
 from training.data.ranking_set import RankingSet
 from training.rankers.asked import Asked

@@ -19,7 +19,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig
-from espalier.sparse import SparseRows
+from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree, tree_from_children
 
 Array = NDArray[Any]

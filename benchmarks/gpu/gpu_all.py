@@ -1,0 +1,268 @@
+"""Everything that is to be known of a GPU, by one command: are the engines right on this card, how fast are they, what do they wait for.
+
+    python -m benchmarks.gpu_all --out DIR [--quick] [--minutes N] [--only STAGE,STAGE] [--again] [--keep]
+    python -m benchmarks.gpu_all --out DIR --summary
+
+Stages (benchmarks/gpu/stages.py), each in a process of its own with a time limit: the card and its versions; correctness of `triton`,
+`sparse-cuda` and `onnx-cuda` beside the reference; search beside torch, ONNX Runtime and brute force; linear scorers at 2^20 labels; a
+profile; the service; training; sizes of tiles. All of them take at most 30 minutes, with --quick 5.
+
+DIR/gpu_all.jsonl gets a line as soon as something is known, DIR/gpu_all.log what the stages print, and the report comes last, after a
+signal too: DIR/gpu_all_<card>_<date>.json and .md. Run it again with the same DIR to go on: a stage whose lines are complete, from this
+card, this code and these versions, is not run again; those that never ended come before those that failed. A stage that crashes, hangs or
+runs out of memory leaves a line, and the others go on.
+
+--minutes  end by then, as where a command may run for ten minutes, and begin no stage with less than half of its time; then run it again
+--only     these stages alone, with `card`
+--again    whatever DIR holds
+--keep     lines of other code and versions count as complete
+--summary  the report of what DIR holds, nothing else
+
+Exit status: 0 all is done and right; 1 something is wrong or a stage failed; 2 there is no NVIDIA GPU: only correctness was checked, on
+tiny trees in Triton's interpreter; 3 stages are left for the next run. It needs this repository and what `benchmarks/gpu/wheels.txt` says,
+neither network nor test suite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from benchmarks.gpu import report
+from benchmarks.gpu.lines import BEGIN, COMPLETE, END, Row, append, latest, read
+from benchmarks.gpu.stage import STATUS
+from benchmarks.gpu.stages import CARD, STAGES, Mode, Stage, groups
+
+ROOT = Path(__file__).parents[2]
+CODE = ("espalier", "training", "service", "loadtest", "benchmarks")
+WRONG, NO_GPU, MORE = 1, 2, 3
+SPARE = 0.12
+"""The last part of a stage's time, in which it begins no further case, so that it can end by itself."""
+LEAST_S = 10.0
+"""A stage is not begun with less."""
+INTERRUPTED, CUT_EARLY = "interrupted", "cut early"
+"""Ends of a stage that are nobody's fault: by a signal, and by --minutes. It runs again like one that never ran."""
+
+
+@dataclass
+class Run:
+    """One run of the command.
+
+    end     time.monotonic() after which nothing may run; None: no limit
+    key     of card, mode, code and versions; lines of another one do not count
+    """
+
+    out: Path
+    mode: Mode
+    card: str | None
+    key: str
+    end: float | None
+    running: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def lines(self) -> Path:
+        return self.out / "gpu_all.jsonl"
+
+    def left_s(self) -> float:
+        return float("inf") if self.end is None else self.end - time.monotonic()
+
+    def stage(self, stage: Stage) -> str:
+        """Run one stage to its end, or to the end of its time; its status."""
+        sizes = stage.of(self.mode)
+        if sizes is None:
+            raise ValueError(f"stage {stage.name} has no sizes for {self.mode}")
+        if self.ended.is_set():
+            return INTERRUPTED
+        given, limit_s = sizes[0], min(sizes[1], self.left_s())
+        module, function = stage.function.split(":")
+        seconds = str(limit_s * (1 - SPARE))
+        arguments = [str(self.lines), stage.name, module, function, json.dumps(given), seconds, self.card or ""]
+        common: Row = {"stage": stage.name, "card": self.card}
+        append(self.lines, common | {"case": BEGIN, "key": self.key, "date": datetime.now(UTC).isoformat(timespec="seconds")})
+        print(f"{stage.name}: at most {limit_s:.0f} s", flush=True)
+        begin = time.monotonic()
+        with (self.out / "gpu_all.log").open("ab") as log:
+            log.write(f"\n== {stage.name} ==\n".encode())
+            log.flush()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.gpu.stage", *arguments],
+                cwd=ROOT, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        self.running.add(process)
+        if self.ended.is_set():
+            end_group(process)
+        try:
+            status, note = STATUS.get(process.wait(timeout=limit_s), "killed"), None
+            if status == "killed":
+                note = f"ended with {process.returncode}" + ("; perhaps out of memory" if process.returncode == -signal.SIGKILL else "")
+        except subprocess.TimeoutExpired:
+            status, note = "hung", f"not ended after {limit_s:.0f} s, killed"
+        finally:
+            end_group(process)
+            self.running.discard(process)
+        if self.ended.is_set():
+            return INTERRUPTED
+        if status == "cut" and limit_s < sizes[1]:
+            status = CUT_EARLY
+        row = common | {
+            "case": END,
+            "ok": status in (*COMPLETE, CUT_EARLY),
+            "status": status,
+            "ms": round((time.monotonic() - begin) * 1e3),
+        }
+        append(self.lines, row | ({"note": note} if note else {}))
+        print(f"{stage.name}: {status}, {time.monotonic() - begin:.0f} s" + (f": {note}" if note else ""), flush=True)
+        return status
+
+    def _environment(self) -> dict[str, str]:
+        environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+        return environment | ({"TRITON_INTERPRET": "1"} if self.mode == "without-gpu" else {}) | {"PYTHONUNBUFFERED": "1"}
+
+    def stop(self) -> None:
+        """End what is running."""
+        self.ended.set()
+        for process in list(self.running):
+            end_group(process)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a stage and what it started, which is all in a session of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def digest(versions: object) -> str:
+    """Of the code that is measured, of that which measures, and of the versions of what they use."""
+    found = hashlib.sha256(json.dumps(versions, sort_keys=True).encode())
+    for folder in CODE:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def chosen(stages: Sequence[Stage], run: Run, again: bool, keep: bool) -> list[Stage]:
+    """The stages that are to be run: those that never came to an end, then those that failed."""
+    attempts = {} if again else latest(read(run.lines))
+    new: list[Stage] = []
+    failed: list[Stage] = []
+    for stage in stages:
+        attempt = attempts.get(stage.name)
+        if attempt is None or attempt.status in (None, CUT_EARLY):
+            new.append(stage)
+        elif attempt.complete(None if keep else run.key):
+            print(f"{stage.name}: complete, {len(attempt.rows)} lines", flush=True)
+        else:
+            (failed if attempt.begin.get("key") == run.key else new).append(stage)
+    return new + failed
+
+
+def run_all(run: Run, stages: Sequence[Stage], at_once: int) -> list[str]:
+    """Run stages, groups side by side as far as `at_once` says. Returns the names of those that there was no time for."""
+    left: list[str] = []
+    for group in groups(tuple(stages)):
+        limit_s = max(sizes[1] for stage in group if (sizes := stage.of(run.mode)) is not None)
+        if run.left_s() < max(LEAST_S, limit_s / 2):
+            left += [stage.name for stage in group]
+            continue
+        with ThreadPoolExecutor(at_once) as pool:
+            try:
+                ends = list(pool.map(run.stage, group))
+            except BaseException:
+                run.stop()  # before the pool waits for its threads
+                raise
+        left += [stage.name for stage, end in zip(group, ends, strict=True) if end in (INTERRUPTED, CUT_EARLY)]
+    return left
+
+
+def concluded(run: Run, asked: Sequence[Stage], left: Sequence[str], command: str) -> int:
+    """Write the report, say what is wrong and what is left; the exit status."""
+    attempts = latest(read(run.lines))
+    as_json, as_text = report.write(run.lines, run.out, command)
+    rows = report.rows_of(attempts)
+    for row in report.wrong(rows):
+        print(f"WRONG  {row['stage']}  {row['case']}  {row.get('note') or row.get('status') or ''}", flush=True)
+    print(f"{len(rows)} rows in {as_json.name} and {as_text.name}", flush=True)
+    if left:
+        print(f"left for the next run: {', '.join(left)}", flush=True)
+    gpu = any(row["stage"] == CARD and row.get("gpu") for row in rows)
+    if not gpu:
+        needing = [stage.name for stage in asked if stage.without_gpu is None]
+        print(f"no NVIDIA GPU, not run: {', '.join(needing) or 'nothing'}", file=sys.stderr, flush=True)
+    return WRONG if report.wrong(rows) else MORE if left else 0 if gpu else NO_GPU
+
+
+def main(arguments: Sequence[str] | None = None, stages: Sequence[Stage] = STAGES) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [stage.name for stage in stages]
+    parser.add_argument("--out", type=Path, required=True, help="folder of lines, log and report")
+    parser.add_argument("--quick", action="store_true", help="small sizes, at most 5 minutes")
+    parser.add_argument("--minutes", type=float, help="end in so many minutes; run again to go on")
+    parser.add_argument("--only", help=f"stages, comma-separated: {', '.join(names)}")
+    parser.add_argument("--again", action="store_true", help="run stages whose lines are complete, too")
+    parser.add_argument("--keep", action="store_true", help="lines of other code and versions count as complete")
+    parser.add_argument("--summary", action="store_true", help="write the report of the lines that are there, run nothing")
+    given = parser.parse_args(arguments)
+    wanted = given.only.split(",") if given.only else names
+    unknown = [name for name in wanted if name not in names]
+    if unknown:
+        parser.error(f"--only: got {', '.join(unknown)}, expected some of {', '.join(names)}")
+    end = None if given.minutes is None else time.monotonic() + 60 * given.minutes
+    run = Run(given.out, "quick" if given.quick else "full", None, CARD, end)
+    if given.summary and not read(run.lines):
+        parser.error(f"--summary: {run.lines} holds no lines")
+    given.out.mkdir(parents=True, exist_ok=True)
+    command = "python -m benchmarks.gpu_all --out DIR" + " --quick" * given.quick
+    asked = [stage for stage in stages if stage.name in wanted and stage.name != CARD]
+    if given.summary:
+        return concluded(run, asked, [], command)
+    before = signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        left = _run(run, stages, asked, given)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        left = [stage.name for stage in chosen(_runnable(run, asked), run, False, given.keep)]
+    finally:
+        run.stop()
+        signal.signal(signal.SIGTERM, before)
+    return concluded(run, asked, left, command)
+
+
+def _run(run: Run, stages: Sequence[Stage], asked: Sequence[Stage], given: argparse.Namespace) -> list[str]:
+    """The card, then what was asked for. Returns the names of the stages that there was no time for."""
+    if run.stage(next(stage for stage in stages if stage.name == CARD)) not in COMPLETE:
+        print(f"{CARD}: failed, see {run.out / 'gpu_all.log'}", file=sys.stderr, flush=True)
+    found: Row = next((row for row in latest(read(run.lines))[CARD].rows if row["case"] == "device"), {})
+    if not found.get("gpu"):
+        run.mode = "without-gpu"
+        print("no NVIDIA GPU: correctness alone is checked, on tiny trees in Triton's interpreter", flush=True)
+    run.card, run.key = found.get("card"), f"{found.get('card')}, {run.mode}, {digest(found.get('versions'))}"
+    at_once = max(1, len(os.sched_getaffinity(0)) // 2)
+    return run_all(run, chosen(_runnable(run, asked), run, given.again, given.keep), at_once)
+
+
+def _runnable(run: Run, stages: Sequence[Stage]) -> list[Stage]:
+    return [stage for stage in stages if stage.of(run.mode) is not None]
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

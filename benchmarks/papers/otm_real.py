@@ -1,0 +1,404 @@
+"""Tables 3–4 of OTM's protocol on real logs: every method on the same users, tree and metrics; recall over the serving beam.
+
+    python -m benchmarks.otm_real --data DIR --set sasrec-amazon-games --methods otm-robust,tdm,item-cf --seeds 3 --json F [--plot F.png]
+    python -m benchmarks.otm_real --log FILE --config FILE --methods otm-robust,tdm --json F
+
+DIR/NAME holds a set as benchmarks/real_logs.py names it. A test user's first half is the query, the second half is relevant. A seed is one
+of the split, the tree, the first weights and every draw. Nothing is chosen on test users: every method keeps the weights with the best
+recall of validation users and trains until that has stopped rising, or for `--steps`; a row's `best_step` and `steps` say which.
+
+`otm-robust` is the default recipe on the set's instances. The other tree methods have the papers' scorer (24 numbers a row, 128–64–24)
+over the same tree, and, unlike in the papers, the same first rows, averaged weights and the learning rate that served TDM best. `jtm` and
+the three `otm` methods go on from the trained `tdm`: the one on a re-learned tree, the others as a warm start, which OTM wants on real
+logs. `tdm-same-scorer` is TDM with the scorer, rows and instances of `otm-robust`, at γ = 0: what the objective alone is worth.
+The product-DNN starts from the same co-occurrence embeddings, averages its weights and is chosen by the same recall. `tdm-random-rows` and
+`product-dnn-random-rows` (with a sampled softmax) start as published.
+
+A tree method may be changed, for an ablation: `otm-robust+objective.gamma=0+scorer.kind="mlp"`.
+
+A tree method has rows at γ = 0 (path products: 1) and at the γ that it trained with, by which its weights were chosen; TDM, chosen at 0,
+also at γ = 0.5. Rows are written after every method, and what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import re
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks import real_logs
+from espalier.errors import EspalierError, InvalidConfig
+from espalier.metrics import precision_recall_f
+from espalier.tree import Tree
+from loadtest.hardware import hardware
+from training.baselines.item_cf import tune_neighbours
+from training.baselines.popularity import fit_popularity
+from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
+from training.config import ObjectiveConfig, OptimiserConfig, ScorerConfig, TrainingConfig, check_config
+from training.data.splits import EvaluationPair, halves, without_seen
+from training.deep.earlier import as_earlier
+from training.deep.export import export
+from training.deep.fit import CURVE, fit, use_bfloat16
+from training.deep.prepare import Prepared, build_tree, prepare
+from training.deep.scorers.model import NodeScorer
+from training.deep.topology import Topology
+from training.deep.validation import ranked_by, search_pairs
+
+CPU = torch.device("cpu")
+Sections = dict[str, dict[str, Any]]
+RECIPE: Sections = {
+    "scorer": ScorerConfig().model_dump(),
+    "objective": ObjectiveConfig().model_dump(),
+    "optimiser": OptimiserConfig().model_dump(include={"batch", "learning_rate", "average"}),
+}
+PUBLISHED: Sections = {
+    "scorer": {"kind": "mlp", "node_dim": 24, "hidden": (128, 64, 24)},
+    "instances": {"targets": 20},
+    "optimiser": {"batch": 100, "learning_rate": 1e-2},
+}
+ON_TDM: Sections = {"tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}, "optimiser": {"learning_rate": 2e-3}}
+
+
+def _published(objective: dict[str, Any], *more: Sections) -> Sections:
+    sections: Sections = {name: dict(keys) for name, keys in PUBLISHED.items()}
+    for part in ({"objective": objective}, *more):
+        for name, keys in part.items():
+            sections[name] = sections.get(name, {}) | keys
+    return sections
+
+
+TREES: dict[str, Sections] = {
+    "otm-robust": RECIPE,
+    "tdm-same-scorer": RECIPE | {"objective": {"kind": "tdm"}},
+    "tdm": _published({"kind": "tdm"}),
+    "tdm-random-rows": _published({"kind": "tdm"}, {"scorer": {"init": "random"}}),
+    "plt": _published({"kind": "plt"}),
+    "hsm": _published({"kind": "hsm"}),
+    "jtm": _published({"kind": "tdm"}, ON_TDM, {"tree": {"kind": "jtm"}}),
+    "otm": _published({"kind": "otm", "beam_size": 200}, ON_TDM),
+    "otm-no-bs": _published({"kind": "otm-no-bs", "beam_size": 200}, ON_TDM),
+    "otm-no-optest": _published({"kind": "otm-no-optest", "beam_size": 200}, ON_TDM),
+}
+PRODUCT_DNN: dict[str, dict[str, Any]] = {
+    "product-dnn": {"loss": "full"},
+    "product-dnn-sampled": {"loss": "sampled"},
+    "product-dnn-random-rows": {"loss": "sampled", "init": "random"},
+}
+METHODS = ("popularity", "item-cf", *PRODUCT_DNN, *TREES)
+MS = (10, 50, 200)
+ALL_LEAVES = 1 << 62
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Run:
+    """One seed of one log: what its methods share. `trained` keeps what later ones start from."""
+
+    config: TrainingConfig
+    prepared: Prepared
+    folder: Path
+    trained: dict[str, tuple[Tree, NodeScorer]] = field(default_factory=dict)
+
+    @property
+    def test(self) -> list[EvaluationPair]:
+        return halves(self.prepared.interactions, self.prepared.split.test, seed=self.config.seed)
+
+
+def method_config(config: TrainingConfig, method: str) -> TrainingConfig:
+    """The set's configuration with what the method changes. Raises InvalidConfig where a change names no key or gives a wrong value."""
+    name, *changes = method.split("+")
+    raw = config.model_dump(mode="json")
+    known = {section: set(keys) for section, keys in raw.items() if isinstance(keys, dict)}
+    sections: Sections = {"scorer": {}, "objective": {}} | {section: dict(keys) for section, keys in TREES[name].items()}
+    changed: Sections = {}
+    for change in changes:
+        place, _, text = change.partition("=")
+        section, _, key = place.partition(".")
+        if key not in known.get(section, ()):
+            raise InvalidConfig("--methods", change, "section.key=value of a configuration, such as objective.gamma=0")
+        if section == "scorer" and sections["scorer"].get("init") == "earlier":
+            raise InvalidConfig("--methods", change, f"no other scorer, since {name} goes on from tdm's weights")
+        try:
+            changed.setdefault(section, {})[key] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidConfig("--methods", change, "a value as in TOML, strings in quotation marks") from error
+    for section in ("scorer", "objective"):  # the set's own do not count, and another kind has other defaults
+        raw[section] = {}
+        if changed.get(section, {}).get("kind", sections[section].get("kind")) != sections[section].get("kind"):
+            sections[section] = {}
+    for part in (sections, changed):
+        for section, keys in part.items():
+            raw[section] |= keys
+    if raw["scorer"].get("init") == "earlier":
+        raw["earlier_model"] = "tdm"  # the one in memory: see train_tree
+    return check_config(raw)
+
+
+def train_tree(run: Run, method: str) -> tuple[Tree, NodeScorer, Row]:
+    """The trained method, and how it was trained: seconds and steps, without those of the model that it goes on from."""
+    config, prepared = method_config(run.config, method), run.prepared
+    if config.scorer.init == "earlier":
+        if "tdm" not in run.trained:
+            train_tree(run, "tdm")
+        prepared = replace(prepared, earlier=as_earlier(method_config(run.config, "tdm"), *run.trained["tdm"]))
+    begin = time.perf_counter()
+    tree = build_tree(config, prepared)
+    work = run.folder / re.sub(r"[^a-z0-9.-]", "_", method)
+    work.mkdir(exist_ok=True)
+    model = fit(config, prepared, tree, CPU, work, resume=False).eval()
+    curve = json.loads((work / CURVE).read_text())
+    if method == "tdm":
+        run.trained[method] = tree, model
+    seconds = round(time.perf_counter() - begin, 1)
+    return tree, model, {"train_seconds": seconds, "best_step": curve["best_step"], "steps": curve["steps"]}
+
+
+def tree_rows(run: Run, method: str, beams: Sequence[int], bundles: Path | None) -> list[Row]:
+    tree, model, training = train_tree(run, method)
+    config = method_config(run.config, method)
+    own, gamma = ranked_by(config)
+    gammas = [gamma] if own == "log_activation" else sorted({0.0, gamma} | ({0.5} if config.objective.kind == "tdm" else set()))
+    topology, rows = Topology(tree, CPU), []
+    for gamma in gammas:
+        best_B = None
+        for beam in beams:
+            beam = min(beam, tree.leaf_count)
+            for exclude_seen in (False, True):
+                searched = config.model_copy(update={"search": config.search.model_copy(update={"exclude_seen": exclude_seen})})
+                pairs = without_seen(run.test) if exclude_seen else run.test
+                with torch.autocast("cpu", torch.bfloat16, enabled=use_bfloat16(config, CPU)):
+                    found_BM, _ = search_pairs(searched, topology, model, pairs, gamma, own, beam, max(MS))
+                about = {"gamma": gamma, "beam_size": beam, "exclude_seen": exclude_seen} | training
+                new, recall_B = _measured(found_BM, pairs, about)
+                if not exclude_seen:
+                    if best_B is not None:
+                        new[-1] |= _change(recall_B - best_B)
+                    if best_B is None or recall_B.mean() > best_B.mean():
+                        best_B = recall_B
+                rows += new
+    if bundles is not None and method in TREES:
+        path = bundles / f"{run.config.name}-{method}" / str(run.config.seed)
+        if not path.exists():
+            export(config.model_copy(update={"name": path.parent.name}), run.prepared, tree, model, path)
+    return rows
+
+
+def baseline_rows(run: Run, method: str) -> list[Row]:
+    interactions, split = run.prepared.interactions, run.prepared.split
+    validation, rows = halves(interactions, split.validation, seed=run.config.seed), []
+    begin = time.perf_counter()
+    dnn = None
+    if method in PRODUCT_DNN:
+        settings = ProductDnnConfig(
+            instances=run.config.instances.model_copy(update={"targets": 1}),
+            **PRODUCT_DNN[method],
+            max_steps=run.config.optimiser.steps,
+            round_steps=min(run.config.optimiser.validate_every, run.config.optimiser.steps),
+            patience=run.config.optimiser.patience,
+            recall_at=run.config.search.m,
+            exclude_seen=run.config.search.exclude_seen,
+            bfloat16=use_bfloat16(run.config, CPU),
+        )
+        dnn = fit_product_dnn(interactions, split, settings, seed=run.config.seed)
+    for exclude_seen in (False, True):
+        pairs = without_seen(run.test) if exclude_seen else run.test
+        if dnn is not None:
+            rank = dnn.rank
+        elif method == "popularity":
+            rank = fit_popularity(interactions, split.train).rank
+        else:
+            tune_on = without_seen(validation) if exclude_seen else validation
+            rank = tune_neighbours(interactions, split.train, tune_on, m=max(MS), exclude_seen=exclude_seen)[0].rank
+        found_BM = rank([pair.history for pair in pairs], max(MS), exclude_seen)
+        about = {"gamma": None, "beam_size": None, "exclude_seen": exclude_seen, "train_seconds": round(time.perf_counter() - begin, 1)}
+        rows += _measured(found_BM, pairs, about)[0]
+    return rows
+
+
+def _measured(found_BM: NDArray[np.int64], pairs: Sequence[EvaluationPair], about: Row) -> tuple[list[Row], NDArray[np.float64]]:
+    """A row for every m, and the users' recall at the largest."""
+    rows = []
+    for m in MS:
+        precision_B, recall_B, f_B = precision_recall_f(found_BM, [pair.relevant for pair in pairs], m)
+        values = {"precision": float(precision_B.mean()), "recall": float(recall_B.mean()), "f": float(f_B.mean())}
+        rows.append({"m": m} | about | values | {"recall_se": _standard_error(recall_B)})
+    return rows, np.asarray(recall_B, np.float64)
+
+
+def _change(difference_B: NDArray[np.float64]) -> Row:
+    """Against the best of the smaller beams, user by user."""
+    return {"recall_change": float(difference_B.mean()), "recall_change_se": _standard_error(difference_B)}
+
+
+def _standard_error(values_B: NDArray[Any]) -> float:
+    return float(values_B.std(ddof=1) / len(values_B) ** 0.5) if len(values_B) > 1 else 0.0
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    for row in rows:
+        if row["m"] == MS[0]:
+            keys = ("method", "seed", "gamma", "beam_size", "exclude_seen")
+            same = [other for other in rows if all(other[key] == row[key] for key in keys)]
+            figures = "  ".join(f"R@{other['m']} {100 * other['recall']:6.2f}" for other in same)
+            at = "" if row["beam_size"] is None else f"γ {row['gamma']:g} beam {row['beam_size']}"
+            print(
+                f"{row['method']:20s} {row['seed']}  {at:18s} {'seen excluded' if row['exclude_seen'] else 'raw':13s} {figures}", flush=True
+            )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table of all rows in %: precision / recall / F, means over seeds, with the sample standard deviation of recall over seeds."""
+    lines = [
+        "| method | γ | beam | seen items | seeds |" + "".join(f" P / R / F @{m} |" for m in MS) + " change |",
+        "|---" * (6 + len(MS)) + "|",
+    ]
+    key = ("method", "gamma", "beam_size", "exclude_seen")
+    for place in dict.fromkeys(tuple(row[name] for name in key) for row in rows):
+        method, gamma, beam, exclude_seen = place
+        cells = []
+        for m in MS:
+            of_m = [row for row in rows if row["m"] == m and tuple(row[name] for name in key) == place]
+            precision, recall, f = (100 * np.array([row[name] for row in of_m]) for name in ("precision", "recall", "f"))
+            spread = f" ± {recall.std(ddof=1):.2f}" if len(recall) > 1 else ""
+            cells.append(f"{precision.mean():.2f} / {recall.mean():.2f}{spread} / {f.mean():.2f}")
+        change = ""
+        if "recall_change" in of_m[0]:
+            error = 100 * sum(row["recall_change_se"] ** 2 for row in of_m) ** 0.5 / len(of_m)
+            change = f"{100 * np.mean([row['recall_change'] for row in of_m]):+.2f} ± {error:.2f}"
+        shown = ["" if value is None else f"{value:g}" for value in (gamma, beam)]
+        lines.append("| " + " | ".join([method, *shown, "excluded" if exclude_seen else "raw", str(len(of_m)), *cells, change]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def plot_curves(rows: Sequence[Row], title: str, file: Path) -> None:
+    """Recall@200 (raw) over the serving beam, one line a method and γ, means over seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+    chosen = [row for row in rows if row["m"] == max(MS) and not row["exclude_seen"]]
+    for method in dict.fromkeys(row["method"] for row in chosen):
+        for gamma in dict.fromkeys(row["gamma"] for row in chosen if row["method"] == method):
+            of_line = [row for row in chosen if row["method"] == method and row["gamma"] == gamma]
+            beams = sorted({row["beam_size"] for row in of_line if row["beam_size"] is not None})
+            recall = {beam: np.mean([row["recall"] for row in of_line if row["beam_size"] == beam]) for beam in beams}
+            if beams:
+                axes.plot(beams, [recall[beam] for beam in beams], marker="o", label=f"{method}, γ = {gamma:g}")
+            else:
+                recall_at = float(np.mean([row["recall"] for row in of_line]))
+                axes.axhline(recall_at, linestyle=":", color=f"C{len(axes.lines) % 10}", label=method)
+    axes.set(xlabel="serving beam", ylabel="recall@200", title=title, xscale="log")
+    shown = sorted({row["beam_size"] for row in chosen if row["beam_size"] is not None})
+    axes.set_xticks(shown, [str(beam) for beam in shown])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=8)
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)
+
+
+def _beams(text: str) -> list[int]:
+    try:
+        return [ALL_LEAVES if beam == "all" else int(beam) for beam in text.split(",")]
+    except ValueError as error:
+        raise InvalidConfig("--beams", text, "whole numbers and `all`, comma-separated") from error
+
+
+def main() -> None:
+    try:
+        benchmark()
+    except (EspalierError, FloatingPointError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def benchmark() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    real_logs.add_arguments(parser)
+    parser.add_argument("--methods", default="otm-robust,tdm,item-cf", help=f"some of {', '.join(METHODS)}")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds 1 … N")
+    parser.add_argument("--beams", default="50,200,800", help="serving beams, comma-separated, ascending; `all` for all leaves")
+    parser.add_argument("--steps", type=int, help="at most so many steps, for a quick look")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--export", type=Path, metavar="DIR", help="write the tree methods' bundles to DIR/SET-METHOD/SEED")
+    parser.add_argument("--json", type=Path, help="rows are written after every method; methods already there are not run again")
+    parser.add_argument("--plot", type=Path, help="recall over the serving beam (PNG or SVG)")
+    parser.add_argument(
+        "--markdown", type=Path, help="a table, means over seeds; `change` is that of recall@200 against the best smaller beam"
+    )
+    args = parser.parse_args()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("training").setLevel(logging.INFO)
+    methods = re.split(r",(?![^\[]*\])", args.methods)  # commas inside [ ] belong to a value
+    for method in methods:
+        if method not in METHODS and method.split("+")[0] not in TREES:
+            raise InvalidConfig("--methods", method, f"some of {', '.join(METHODS)}")
+    beams = _beams(args.beams)
+    real = real_logs.load(args)
+    for method in methods:
+        if method.split("+")[0] in TREES and method_config(real.config, method).tree.rounds > 1:  # also refuses a wrong change at once
+            raise InvalidConfig("--methods", method, "tree.rounds of 1")
+    for file in (args.json, args.plot, args.markdown):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(args.threads)
+    report: dict[str, Any] = {
+        "set": real.name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": hardware(),
+        "threads": args.threads,
+        "steps": args.steps,
+        "beams": args.beams,
+        "config": real.config.model_dump(mode="json"),
+        "rows": [],
+    }
+    if args.json and args.json.exists():
+        earlier = json.loads(args.json.read_text())
+        for key in ("set", "steps", "beams", "config"):
+            if earlier.get(key) != report[key]:
+                expected = f"rows of the same run; its {key} is {earlier.get(key)!r}, not {report[key]!r}"
+                raise InvalidConfig("--json", str(args.json), expected)
+        report["rows"] = earlier["rows"]
+    done = list(report["rows"])
+    for seed in range(1, args.seeds + 1):
+        missing = [method for method in methods if not any(row["method"] == method and row["seed"] == seed for row in done)]
+        if not missing:
+            continue
+        config = real.config.model_copy(update={"seed": seed, "name": real.name})
+        if args.steps:
+            config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"steps": args.steps})})
+        with tempfile.TemporaryDirectory() as folder:
+            run = Run(config, prepare(config, real.log, Path(folder)), Path(folder))
+            for method in missing:
+                is_tree = method.split("+")[0] in TREES
+                found = tree_rows(run, method, beams, args.export) if is_tree else baseline_rows(run, method)
+                rows = [{"method": method, "seed": seed} | row for row in found]
+                print_rows(rows)
+                report["rows"] += rows
+                if args.json:
+                    partial = args.json.with_suffix(".part")
+                    partial.write_text(json.dumps(report, indent=1) + "\n")
+                    partial.replace(args.json)
+    if args.plot:
+        plot_curves(report["rows"], real.name, args.plot)
+    if args.markdown:
+        args.markdown.write_text(markdown(report["rows"]))
+
+
+if __name__ == "__main__":
+    main()

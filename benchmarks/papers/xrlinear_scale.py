@@ -1,0 +1,230 @@
+"""XR-Linear on a synthetic log of a million labels and a million features: training time and memory, then milliseconds per query.
+
+    python -m benchmarks.xrlinear_scale [--labels 1048576] [--threads 1] [--peer-python peers/bin/python] --json F
+
+Labels come in groups of 64. A label has 6 features of its own and 6 of its group's 48; a query has 12 features of the label that it is for,
+drawn with repeats from those 12, and 8 of Zipf's common ones. One query per label is learned from, fresh ones are measured. Everything is
+seeded. With --peer-python, which must have libpecos (see xrlinear_peers), the trained weights are written as a PECOS model too, and PECOS
+searches them in the same run: the same tree, the same weights, the same labels found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from tqdm import tqdm
+
+from benchmarks.papers.xrlinear_peers import bundle_of
+from espalier.bundle import Bundle
+from espalier.chunks import Chunks
+from espalier.queries import QueryBatch
+from espalier.search import SearchParams, open_engine
+from espalier.text.sparse_rows import SparseRows
+from espalier.tree import Tree
+from loadtest.hardware import hardware
+from training.data.xmc import LabelledPoints
+from training.linear.config import LinearOptions
+from training.linear.fit import fit_linear
+from training.linear.label_features import pifa
+from training.trees.hierarchical_kmeans import hierarchical_kmeans
+
+GROUP, OWN, SHARED, GROUP_FEATURES, DRAWN, COMMON = 64, 6, 6, 48, 12, 8
+TEST = 2000
+OPTIONS = LinearOptions(gamma=1)
+"""γ as PECOS has it, so that both find the same."""
+BEAMS = (10, 50, 200)
+
+
+def make(labels: int, queries: int, seed: int) -> LabelledPoints:
+    """Queries for random labels (all of them once, where there are as many), rows of length 1."""
+    world = np.random.default_rng(0)  # the same for training and test
+    features = labels
+    own = world.integers(0, features, (labels, OWN))
+    groups = world.integers(0, features, (-(-labels // GROUP), GROUP_FEATURES))
+    shared = groups[np.arange(labels)[:, None] // GROUP, world.integers(0, GROUP_FEATURES, (labels, SHARED))]
+    common = world.permutation(features)
+    rng = np.random.default_rng(seed)
+    label = rng.permutation(labels) if queries == labels else rng.integers(0, labels, queries)
+    place = np.concatenate([own, shared], 1)[label[:, None], rng.integers(0, OWN + SHARED, (queries, DRAWN))]
+    noise = common[np.minimum(rng.zipf(1.3, (queries, COMMON)) - 1, features - 1)]
+    indices = np.concatenate([place, noise], 1)
+    matrix = scipy.sparse.csr_array(
+        (np.ones(indices.size, np.float32), indices.ravel(), np.arange(0, indices.size + 1, indices.shape[1])), shape=(queries, features)
+    )
+    matrix.sum_duplicates()
+    rows = SparseRows(matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), matrix.data.astype(np.float32), features)
+    return LabelledPoints(rows.normalised(), np.arange(queries + 1), label.astype(np.int32), labels)
+
+
+def train(labels: int, threads: int) -> tuple[Tree, Chunks, dict[str, Any]]:
+    data = make(labels, labels, seed=1)
+    begin, before = time.perf_counter(), time.process_time()
+    tree = hierarchical_kmeans(pifa(data), 128, 32, 0, threads)
+    tree_s = time.perf_counter() - begin
+    print(f"tree of {tree.node_count} nodes over {tree.height} levels in {tree_s:.0f} s", flush=True)
+    with tqdm(total=tree.leaf_offset, desc="nodes", mininterval=10) as bar:
+        chunks = fit_linear(data, tree, OPTIONS, threads, 0, bar.update)
+    report = {
+        "tree_s": round(tree_s, 1),
+        "train_s": round(time.perf_counter() - begin, 1),
+        "train_cpu_s": round(time.process_time() - before, 1),
+        "train_peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
+        "weights": len(chunks.entry_weight),
+        "model_mb": round(chunks.nbytes / 1e6),
+    }
+    print(report, flush=True)
+    return tree, chunks, report
+
+
+def search(bundle: Bundle, test: LabelledPoints) -> list[dict[str, Any]]:
+    begin = time.perf_counter()
+    engine = open_engine(bundle, "cpu")
+    engine.warm_up()
+    print(f"opened in {time.perf_counter() - begin:.1f} s", flush=True)
+    queries = QueryBatch(bundle.manifest.query, test.points)
+    rows = []
+    for beam in BEAMS:
+        found_BM = engine.search(queries, SearchParams.uniform(len(queries), beam, 10)).item_rows_BM
+        one = SearchParams.uniform(1, beam, 10)
+        times = []
+        for b in range(len(queries)):
+            query = queries.take(np.array([b]))
+            begin = time.perf_counter()
+            engine.search(query, one)
+            times.append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+        engine.search(queries, SearchParams.uniform(len(queries), beam, 10))
+        rate = len(queries) / (time.perf_counter() - begin)
+        recall = float((found_BM == test.labels[:, None]).any(1).mean())
+        rows.append(_row("espalier", beam, recall, times, rate))
+    return rows
+
+
+def peer(folder: Path, test: LabelledPoints, tree: Tree, chunks: Chunks, python: str) -> list[dict[str, Any]]:
+    """PECOS's search over the same weights."""
+    points = test.points
+    scipy.sparse.save_npz(
+        folder / "test.npz", scipy.sparse.csr_matrix((points.values, points.indices, points.indptr), (len(points), points.width))
+    )
+    write_pecos(folder / "pecos", tree, chunks)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    beams = ",".join(map(str, BEAMS))
+    done = subprocess.run([python, "-c", PEER, str(folder), beams], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"pecos is left out: {(done.stderr.strip().splitlines() or ['no message'])[-1]}", flush=True)
+        return []
+    rows = []
+    for answer in json.loads(done.stdout.splitlines()[-1]):
+        labels = tree.leaf_item[np.array(answer["found"])]
+        recall = float((labels == test.labels[:, None]).any(1).mean())
+        rows.append(_row("pecos", answer["beam"], recall, answer["times"], answer["rate"]))
+    return rows
+
+
+PEER = """
+import json, sys, time
+import numpy as np, scipy.sparse
+from pathlib import Path
+from pecos.xmc.xlinear.model import XLinearModel
+folder, beams = Path(sys.argv[1]), [int(beam) for beam in sys.argv[2].split(",")]
+model = XLinearModel.load(str(folder / "pecos"), is_predict_only=True)
+points = scipy.sparse.load_npz(folder / "test.npz").astype(np.float32)
+answers = []
+for beam in beams:
+    options = dict(beam_size=beam, only_topk=10, threads=1)
+    found = model.predict(points, **options)
+    singles = [points[b] for b in range(points.shape[0])]
+    times = []
+    for single in singles:
+        begin = time.perf_counter()
+        model.predict(single, **options)
+        times.append(time.perf_counter() - begin)
+    begin = time.perf_counter()
+    model.predict(points, **options)
+    rate = points.shape[0] / (time.perf_counter() - begin)
+    rows = [found.indices[a:b][np.argsort(-found.data[a:b], kind="stable")][:10] for a, b in zip(found.indptr[:-1], found.indptr[1:])]
+    answers.append({"beam": beam, "times": times, "rate": rate, "found": [np.resize(row, 10).tolist() for row in rows]})
+print(json.dumps(answers))
+"""
+
+
+def write_pecos(folder: Path, tree: Tree, chunks: Chunks) -> None:
+    """The weights as PECOS saves them; labels are our leaves in their order."""
+    ranker = folder / "ranker"
+    ranker.mkdir(parents=True)
+    (folder / "param.json").write_text(json.dumps({"model": "XLinearModel"}))
+    shape = {"nr_features": chunks.width, "nr_codes": tree.level_size(tree.height - 1), "nr_labels": tree.leaf_count}
+    (ranker / "param.json").write_text(json.dumps({"model": "HierarchicalMLModel", "depth": tree.height} | shape))
+    for depth in range(tree.height):
+        level, above = tree.level(depth + 1), tree.level(depth)
+        rows = slice(chunks.chunk_row[above.start], chunks.chunk_row[above.stop])
+        entries = slice(chunks.row_entry[rows.start], chunks.row_entry[rows.stop])
+        per_row = np.diff(chunks.row_entry[rows.start : rows.stop + 1])
+        parent = np.repeat(np.repeat(np.arange(above.start, above.stop), np.diff(chunks.chunk_row[above.start : above.stop + 1])), per_row)
+        column = tree.first_child[parent] + chunks.entry_child[entries] - level.start
+        feature = np.repeat(chunks.row_feature[rows], per_row)
+        size = len(level)
+        weights = scipy.sparse.coo_matrix(
+            (
+                np.concatenate([chunks.entry_weight[entries], chunks.bias[level.start : level.stop]]),
+                (np.concatenate([feature, np.full(size, chunks.width)]), np.concatenate([column, np.arange(size)])),
+            ),
+            shape=(chunks.width + 1, size),
+            dtype=np.float32,
+        ).tocsc()
+        of_parent = tree.parent[level.start : level.stop] - above.start
+        codes = scipy.sparse.csc_matrix((np.ones(size, np.float32), (np.arange(size), of_parent)), shape=(size, len(above)))
+        place = ranker / f"{depth}.model"
+        place.mkdir()
+        scipy.sparse.save_npz(place / "W.npz", weights, compressed=False)
+        scipy.sparse.save_npz(place / "C.npz", codes, compressed=False)
+        arguments = {"only_topk": 10, "post_processor": "l3-hinge"}
+        own = {"nr_labels": size, "nr_features": chunks.width, "nr_codes": len(above), "bias": 1.0, "pred_kwargs": arguments}
+        (place / "param.json").write_text(json.dumps({"model": "MLModel"} | own))
+
+
+def _row(system: str, beam: int, recall: float, times: list[float], rate: float) -> dict[str, Any]:
+    row = {
+        "system": system, "beam_size": beam, "recall10": round(recall, 4), "ms_p50": round(1e3 * float(np.median(times)), 4),
+        "ms_p99": round(1e3 * float(np.quantile(times, 0.99)), 4), "queries_per_s": round(rate),
+    }  # fmt: skip
+    print(row, flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--labels", type=int, default=1 << 20)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--peer-python")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.labels < 4096:
+        parser.error(f"--labels: got {args.labels}, expected at least 4096")
+    tree, chunks, report = train(args.labels, args.threads)
+    test = make(args.labels, TEST, seed=2)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        bundle = bundle_of(folder, tree, chunks, OPTIONS)
+        rows = search(bundle, test)
+        if args.peer_python:
+            rows += peer(folder, test, tree, chunks, args.peer_python)
+    if args.json:
+        sizes = {"labels": args.labels, "features": args.labels, "training_queries": args.labels, "threads": args.threads}
+        found = {"date": datetime.now(UTC).date().isoformat(), "hardware": hardware()} | sizes | report | {"rows": rows}
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

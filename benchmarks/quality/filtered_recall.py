@@ -1,0 +1,197 @@
+"""What a filter costs in time and in overlap with exhaustive scoring, and which rule of widening the beam makes up for it, on one thread.
+
+    python -m benchmarks.filtered_recall --json F [--height 20] [--models DIR] [--debian models/debian-depends/1] [--rounds 5]
+
+Two models: a synthetic one of 2^height items whose inner nodes tell what lies below them (`benchmarks.synthetic.diffusion_bundle`), with
+noisy item vectors as queries and filters of 50 %, 10 %, 1 % and 0.1 % of the items, scattered over the tree or whole subtrees of it; and a
+trained one over Debian's packages with its held-out queries and filters by section. It is left out, with a message, where it is not there.
+
+Overlap is with the m best of all eligible items by the same scorer: a search whose beam holds every node. Milliseconds are medians over
+rounds. The widening rules take the beam asked for, bounded by the model's limit and by the number of eligible items, beyond which a beam
+keeps nothing more:
+
+    none       the beam as it is
+    exhaust    all eligible items where they are at most 4 times the beam, so that the answer is exact
+    root       √(items / eligible) times the beam, at most 4 times: the service's rule, `espalier.masks.eligibility.widened_beam`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.synthetic import VECTOR_DIM, diffusion_bundle
+from espalier.bundle import Bundle
+from espalier.checks.golden import encode_table
+from espalier.engines.onnx.engine import OnnxEngine
+from espalier.masks.eligibility import every_item, widened_beam
+from espalier.masks.filters import ItemFilters
+from espalier.queries import QueryBatch
+from espalier.search import NodeMask, SearchParams
+from espalier.tree import Tree
+from loadtest.hardware import hardware
+
+M = 100
+QUERIES = 64
+BEAMS = (50, 100, 200)
+SHARES = (0.5, 0.1, 0.01, 0.001)
+NOISE = 0.3
+
+T = TypeVar("T")
+Rule = Callable[[Tree, NodeMask, int], int]
+RULES: dict[str, Rule] = {
+    "none": lambda tree, mask, beam: beam,
+    "exhaust": lambda tree, mask, beam: mask.items if mask.items <= 4 * beam else beam,
+    "root": lambda tree, mask, beam: widened_beam(beam, mask.items, tree.item_count, 4),
+}
+
+
+def overlap(best_BM: NDArray[np.int64], got_BM: NDArray[np.int64]) -> float:
+    """The mean share of the best items that came back."""
+    shares = [len(np.intersect1d(best[best >= 0], got[got >= 0])) / (best >= 0).sum() for best, got in zip(best_BM, got_BM, strict=True)]
+    return float(np.mean(shares))
+
+
+def measure(bundle: Bundle, queries: QueryBatch, conditions: Mapping[str, Mapping[str, object]], rounds: int) -> list[dict[str, Any]]:
+    """Every filter with every beam and rule: rows {"model", "filter", "eligible", "beam_size", "rule", "widened", "overlap", …_ms}."""
+    engine = OnnxEngine(bundle, "cpu")
+    rows = []
+    for name, condition in {"all items": {}, **conditions}.items():
+        mask, cost = masked(bundle, condition) if condition else (every_item(bundle.tree), {})
+        about = {"model": bundle.manifest.name, "filter": name, "eligible": mask.items} | cost
+        mine = [about | row for row in measure_filter(engine, queries, mask, bool(condition), rounds)]
+        report(mine)
+        rows += mine
+    return rows
+
+
+def masked(bundle: Bundle, condition: Mapping[str, object]) -> tuple[NodeMask, dict[str, float]]:
+    """The mask, and what it costs: with the column's index, which the first filter on a column builds, without, and once it is kept."""
+    filters = ItemFilters(bundle.tree, bundle.items, max_bytes=1 << 30)
+    parsed = filters.parse(condition, {})
+    cold_ms, _ = timed(lambda: filters.mask(parsed))
+    filters.set_removed(np.empty(0, np.int64))  # drops the mask and keeps the index
+    mask_ms, mask = timed(lambda: filters.mask(parsed))
+    cached_ms, _ = timed(lambda: filters.cached(parsed))
+    return mask, {"mask_cold_ms": round(cold_ms, 4), "mask_ms": round(mask_ms, 4), "mask_cached_ms": round(cached_ms, 4)}
+
+
+def measure_filter(engine: OnnxEngine, queries: QueryBatch, mask: NodeMask, filtered: bool, rounds: int) -> list[dict[str, Any]]:
+    """One filter with every beam and rule; a widened beam that several come to is measured once."""
+    tree, limit = engine.bundle.tree, engine.bundle.manifest.search.max_beam_size
+    given = mask if filtered else None
+    best_BM = engine.search(queries, SearchParams.uniform(len(queries), tree.leaf_count, M, mask=given)).item_rows_BM
+    done: dict[int, tuple[float, float]] = {}
+    rows: list[dict[str, Any]] = []
+    for beam in BEAMS:
+        for rule, widen in RULES.items():
+            widened = beam if rule == "none" else max(1, min(widen(tree, mask, beam), limit, mask.items))
+            if widened not in done:
+                done[widened] = search(engine, queries, SearchParams.uniform(len(queries), widened, M, mask=given), best_BM, rounds)
+            share, ms = done[widened]
+            rows.append({"beam_size": beam, "rule": rule, "widened": widened, "overlap": round(share, 4), "ms_per_query": round(ms, 4)})
+    return rows
+
+
+def search(engine: OnnxEngine, queries: QueryBatch, params: SearchParams, best_BM: NDArray[np.int64], rounds: int) -> tuple[float, float]:
+    """Overlap with the best items, and milliseconds per query."""
+    result = engine.search(queries, params)
+    times = [timed(lambda: engine.search(queries, params))[0] / len(queries) for _ in range(rounds)]
+    return overlap(best_BM, result.item_rows_BM), float(np.median(times))
+
+
+def timed(call: Callable[[], T]) -> tuple[float, T]:
+    """Milliseconds that a call takes, and what it returns."""
+    begin = time.perf_counter()
+    value = call()
+    return (time.perf_counter() - begin) * 1e3, value
+
+
+def report(rows: list[dict[str, Any]]) -> None:
+    """One filter's rows as a table."""
+    first = rows[0]
+    cost = "".join(f", {what} {first[key]:.3f} ms" for key, what in COSTS.items() if key in first)
+    print(f"\n{first['model']}, {first['filter']}: {first['eligible']} eligible{cost}")
+    for beam in BEAMS:
+        cells = [
+            f"{row['rule']} {row['widened']:4d} → {row['overlap']:.3f}, {row['ms_per_query']:.3f} ms"
+            for row in rows
+            if row["beam_size"] == beam
+        ]
+        print(f"  beam {beam:3d}   " + "   ".join(cells), flush=True)
+
+
+COSTS = {"mask_cold_ms": "index and mask", "mask_ms": "mask", "mask_cached_ms": "kept mask"}
+
+
+def summarise(rows: list[dict[str, Any]]) -> None:
+    """How each rule does over all filters of a model: overlap gained on the same beam without a filter, and time."""
+    for model in dict.fromkeys(row["model"] for row in rows):
+        free = {row["beam_size"]: row for row in rows if row["model"] == model and row["filter"] == "all items" and row["rule"] == "none"}
+        print(f"\n{model}: filtered overlap less unfiltered overlap at the same beam; time over that of no rule")
+        for rule in RULES:
+            mine = [row for row in rows if row["model"] == model and row["rule"] == rule and row["filter"] != "all items"]
+            plain = [row for row in rows if row["model"] == model and row["rule"] == "none" and row["filter"] != "all items"]
+            gains = np.array([row["overlap"] - free[row["beam_size"]]["overlap"] for row in mine])
+            slower = np.mean([row["ms_per_query"] / other["ms_per_query"] for row, other in zip(mine, plain, strict=True)])
+            below = f"{(gains < -0.01).sum():2d} of {len(gains)} below by more than .01"
+            print(f"  {rule:8s} worst {gains.min():+.3f}   {below}   time × {slower:.2f}")
+
+
+def diffusion_queries(bundle: Bundle, count: int) -> QueryBatch:
+    """Item vectors with noise."""
+    rng = np.random.default_rng(1)
+    leaves = bundle.tree.leaf_offset + rng.integers(0, bundle.tree.leaf_count, count)
+    rows = bundle.node_rows_ND[leaves, :VECTOR_DIM]
+    return QueryBatch(bundle.manifest.query, (rows + NOISE * rng.standard_normal(rows.shape)).astype(np.float32))
+
+
+def sections(bundle: Bundle) -> dict[str, Mapping[str, object]]:
+    """Filters by section, of shares from a third to a thousandth of the items."""
+    counts = {entry["values"]: entry["counts"] for entry in bundle.items.column("section").value_counts().to_pylist()}
+    wanted = [share * len(bundle.items) for share in (0.3, 0.1, 0.05, 0.01, 0.005, 0.001)]
+    names, sizes = list(counts), np.array(list(counts.values()))
+    chosen = [names[int(np.abs(np.log(sizes / size)).argmin())] for size in wanted]
+    return {section: {"section": [section]} for section in dict.fromkeys(chosen)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--height", type=int, default=20, help="the synthetic tree has 2^height items")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--debian", type=Path, default=Path("models/debian-depends/1"), help="the trained bundle (make run trains it)")
+    parser.add_argument(
+        "--models", type=Path, default=Path(tempfile.gettempdir()) / "espalier-benchmarks", help="where the synthetic model is kept"
+    )
+    args = parser.parse_args()
+    synthetic = diffusion_bundle(args.models, args.height)
+    shares = {f"{column} {share:.1%}": {column: {"max": share}} for column in ("scattered", "clustered") for share in SHARES}
+    rows = measure(synthetic, diffusion_queries(synthetic, QUERIES), shares, args.rounds)
+    if (args.debian / "manifest.json").is_file():
+        debian = Bundle.open(args.debian, verify=False)
+        heldout = encode_table(debian, debian.heldout())
+        rows += measure(debian, heldout.take(np.arange(0, len(heldout), max(1, len(heldout) // QUERIES))), sections(debian), args.rounds)
+    else:
+        print(f"\n{args.debian}: no bundle there, so the trained model is left out; `make run` trains it")
+    summarise(rows)
+    report_json = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": f"{hardware()}, one thread used",
+        "rows": rows,
+    }
+    if args.json:
+        args.json.write_text(json.dumps(report_json, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""Why not ANN: recall against ms/query of a tree, of a product-DNN with exact and approximate search, and of scoring every item.
+
+    python -m benchmarks.why_not_ann --model models/NAME/1 --data DIR --set NAME --work DIR --json F --plot F.png [--exclude-seen]
+
+The log is the one that the model was trained on; the model says how it is read, so that `--log FILE` needs no configuration here.
+The tree is searched by the serving engine at several beams, and with a beam of all leaves (`exhaustive`: its own scorer on every item).
+The product-DNN is trained here, once, on the training users of the model's own split, and kept in DIR; its items are found by a full scan
+in NumPy, by HNSW at several efSearch and by IVF at several nprobe (`training.baselines.ann`; without faiss these two are left out).
+Recall is over all test users of that split, or `--queries` of them.
+
+Milliseconds are those of one query at a time on one thread of a CPU, from the item rows of a history to the item rows of the answer: the
+user vector is computed and padding is done within them. All systems take turns in every round; a figure is the mean over queries
+of each one's median over rounds, so that what else the machine did in between hardly counts.
+
+Rows: {"system", "knob", "m", "recall", "ms_per_query"}. ms_per_query is that of a search for the largest m.
+
+Legend: B queries, M results; in timing X systems, R rounds, Q queries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+from tqdm import tqdm
+
+from benchmarks import real_logs
+from espalier.bundle import Bundle
+from espalier.engines.onnx.engine import OnnxEngine
+from espalier.errors import EspalierError, InvalidConfig, InvalidData
+from espalier.metrics import precision_recall_f
+from espalier.queries import HistoryKind, pad_histories
+from espalier.search import NO_ITEM, SearchParams
+from loadtest.hardware import hardware
+from training.baselines.ann import AnnIndex, Kind, faiss_is_installed
+from training.baselines.product_dnn import ProductDnn, ProductDnnConfig, fit_product_dnn, load_product_dnn
+from training.config import TrainingConfig, check_config
+from training.data.interactions import Interactions, read_interactions
+from training.data.splits import EvaluationPair, Split, halves, split_users, without_seen
+
+MS = (10, 50, 200)
+M = max(MS)
+BEAMS = "10,25,50,100,200,400,800"
+EF_SEARCH = "200,400,800,1600"
+NPROBE = "1,2,4,8,16,32,64"
+
+Int64 = NDArray[np.int64]
+Row = dict[str, Any]
+Find = Callable[[Int64], Int64]
+"""The item rows of a history → int64[1, ≤ M] item rows, best first, NO_ITEM at the end."""
+
+
+@dataclass(frozen=True)
+class System:
+    """One point of the plot. `knob` is the beam, efSearch or nprobe; None where there is none."""
+
+    name: str
+    knob: int | None
+    find: Find
+
+
+def tree_system(engine: OnnxEngine, name: str, beam: int, exclude_seen: bool) -> System:
+    kind = engine.bundle.manifest.query
+    if not isinstance(kind, HistoryKind):
+        raise InvalidData("--model", kind.kind, "a model of history queries")
+
+    def find(history: Int64) -> Int64:
+        params = SearchParams.uniform(1, beam, M, history[None] if exclude_seen else None)
+        return engine.search(pad_histories(kind, [history]), params).item_rows_BM
+
+    return System(name, beam, find)
+
+
+def index_system(model: ProductDnn, index: AnnIndex, name: str, effort: int, exclude_seen: bool) -> System:
+    """The index cannot leave items out, so it is asked for as many more as the history has, which are then dropped."""
+
+    def find(history: Int64) -> Int64:
+        user_vector = model.user_vectors([history])
+        if not exclude_seen:
+            return index.search(user_vector, M, effort)
+        found_BM = index.search(user_vector, M + len(history), effort)
+        return found_BM[:, ~np.isin(found_BM[0], history)][:, :M]
+
+    return System(name, effort, find)
+
+
+def exact_system(model: ProductDnn, exclude_seen: bool) -> System:
+    def find(history: Int64) -> Int64:
+        return model.rank([history], M, exclude_seen)
+
+    return System("product-dnn exact", None, find)
+
+
+def product_dnn_systems(model: ProductDnn, efforts: dict[Kind, list[int]], exclude_seen: bool) -> list[System]:
+    """Exact search, and every kind of `efforts` at each of them that the index has."""
+    systems = [exact_system(model, exclude_seen)]
+    if not faiss_is_installed():
+        print("faiss is not installed: HNSW and IVF are left out (pip install -e '.[ann]' -c constraints.txt)", file=sys.stderr)
+        return systems
+    for kind, wanted in efforts.items():
+        index = AnnIndex(kind, model.item_vectors)
+        for effort in wanted:
+            if effort <= index.full_effort:
+                systems.append(index_system(model, index, f"product-dnn {kind.upper()}", effort, exclude_seen))
+    return systems
+
+
+def measure(systems: Sequence[System], pairs: Sequence[EvaluationPair], timed: int, rounds: int) -> list[Row]:
+    """Recall over all pairs, and ms/query over the first `timed` of them, in rounds in which all systems take turns."""
+    relevant = [pair.relevant for pair in pairs]
+    recalls: list[dict[int, float]] = []
+    for system in tqdm(systems, desc="recall", unit="system", disable=None):
+        found_BM = np.full((len(pairs), M), NO_ITEM, np.int64)
+        for row, pair in zip(found_BM, pairs, strict=True):
+            found = system.find(pair.history)
+            row[: found.shape[1]] = found[0]
+        recalls.append({m: float(precision_recall_f(found_BM, relevant, m)[1].mean()) for m in MS})
+    timed_pairs = pairs[:timed]
+    ms_XRQ = np.zeros((len(systems), rounds, len(timed_pairs)))
+    for number in tqdm(range(rounds), desc="time", unit="round", disable=None):
+        for system, ms_RQ in zip(systems, ms_XRQ, strict=True):
+            system.find(pairs[0].history)  # pays for the turned knob and for what others left in the processor's cache
+            for query, pair in enumerate(timed_pairs):
+                begin = time.perf_counter()
+                system.find(pair.history)
+                ms_RQ[number, query] = (time.perf_counter() - begin) * 1e3
+    return [
+        {
+            "system": system.name,
+            "knob": system.knob,
+            "m": m,
+            "recall": recall[m],
+            "ms_per_query": round(float(np.median(ms_RQ, axis=0).mean()), 4),
+        }
+        for system, recall, ms_RQ in zip(systems, recalls, ms_XRQ, strict=True)
+        for m in MS
+    ]
+
+
+def trained_product_dnn(interactions: Interactions, split: Split, config: ProductDnnConfig, seed: int, work: Path) -> ProductDnn:
+    """From `work`, if it was trained there before with this configuration, seed and log."""
+    key = hashlib.sha256(repr((config, seed, interactions.fingerprint)).encode()).hexdigest()[:16]
+    file = work / f"product-dnn-{key}.safetensors"
+    if not file.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".part")
+        fit_product_dnn(interactions, split, config, seed=seed).save(partial)
+        partial.replace(file)
+    return load_product_dnn(file)
+
+
+def read_log(bundle: Bundle, config: TrainingConfig, log: Path, folder: Path) -> tuple[Interactions, Split]:
+    """The log that the model was trained on, and its split.
+
+    Raises InvalidConfig for another log, whose item rows would be other items.
+    """
+    interactions = read_interactions(log, config.data.format, folder)
+    if interactions.fingerprint != bundle.manifest.data.get("sha256"):
+        raise InvalidConfig("log", str(log), f"the log that {bundle.path} was trained on")
+    return interactions, split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    print(f"{'system':20s} {'knob':>7} {'ms/query':>9}  {'  '.join(f'R@{m:<4d}' for m in MS)}")
+    for first in rows[:: len(MS)]:
+        recalls = [row["recall"] for row in rows if (row["system"], row["knob"]) == (first["system"], first["knob"])]
+        knob = "" if first["knob"] is None else first["knob"]
+        print(f"{first['system']:20s} {knob:>7} {first['ms_per_query']:9.3f}  {'  '.join(f'{100 * recall:6.2f}' for recall in recalls)}")
+
+
+def plot_rows(rows: Sequence[Row], title: str, file: Path) -> None:
+    """Recall@M against ms/query (log scale), one line per system, its knobs beside the points."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    largest = [row for row in rows if row["m"] == M]
+    for name in dict.fromkeys(row["system"] for row in largest):
+        line = [row for row in largest if row["system"] == name]
+        ms, recall = [row["ms_per_query"] for row in line], [row["recall"] for row in line]
+        axes.plot(ms, recall, marker="o" if len(line) > 1 else "D", label=name)
+        for row in line:
+            if row["knob"] is not None:
+                at = (row["ms_per_query"], row["recall"])
+                axes.annotate(str(row["knob"]), at, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=7)
+    axes.set(xscale="log", xlabel="ms per query, one CPU thread (numbers: beam, efSearch, nprobe)", ylabel=f"recall@{M}", title=title)
+    axes.set_ylim(0, 1.1 * max(row["recall"] for row in largest))
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(loc="lower right")
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)
+
+
+def run(options: argparse.Namespace) -> None:
+    real = real_logs.load(options)
+    bundle = Bundle.open(options.model)
+    config = check_config(bundle.manifest.training)
+    exclude_seen: bool = options.exclude_seen
+    loss: Literal["full", "sampled"] = options.loss
+    instances = config.instances.model_copy(update={"targets": ProductDnnConfig().instances.targets})  # the same queries, its own targets
+    settings = ProductDnnConfig(instances, loss=loss, max_steps=options.steps, exclude_seen=exclude_seen)
+    with tempfile.TemporaryDirectory() as folder:
+        interactions, split = read_log(bundle, config, real.log, Path(folder))
+        model = trained_product_dnn(interactions, split, settings, config.seed, options.work)
+        pairs = halves(interactions, split.test, seed=config.seed)
+    pairs = (without_seen(pairs) if exclude_seen else pairs)[: options.queries]
+    if not pairs:
+        raise InvalidData("test users", 0, "at least one with something relevant")
+    engine = OnnxEngine(bundle, "cpu")
+    leaves = bundle.tree.leaf_count
+    systems = [tree_system(engine, "tree", beam, exclude_seen) for beam in numbers("--beam", options.beam) if beam < leaves]
+    systems.append(tree_system(engine, "tree exhaustive", leaves, exclude_seen))
+    efforts: dict[Kind, list[int]] = {
+        "hnsw": numbers("--ef-search", options.ef_search),
+        "ivf": numbers("--nprobe", options.nprobe),
+    }
+    with threadpool_limits(1):
+        systems += product_dnn_systems(model, efforts, exclude_seen)
+        rows = measure(systems, pairs, options.timed, options.rounds)
+    name = f"{bundle.manifest.name} version {bundle.manifest.version}"
+    title = f"{name}, {leaves} leaves, {len(pairs)} test users{', seen items excluded' if exclude_seen else ''}"
+    print(title)
+    print_rows(rows)
+    report = {
+        "model": bundle.manifest.name,
+        "version": bundle.manifest.version,
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": f"{hardware()}, one thread used",
+        "log": real.name if options.set else real.log.name,
+        "items": bundle.tree.item_count,
+        "queries": len(pairs),
+        "exclude_seen": exclude_seen,
+        "rounds": options.rounds,
+        "product_dnn": asdict(settings) | {"instances": settings.instances.model_dump(mode="json"), "curve": model.curve},
+        "rows": rows,
+    }
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.plot:
+        options.plot.parent.mkdir(parents=True, exist_ok=True)
+        plot_rows(rows, title, options.plot)
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Whole numbers of at least 1, ascending."""
+    if not all(part.strip().isdecimal() and int(part) >= 1 for part in text.split(",")):
+        raise InvalidConfig(option, text, "whole numbers of at least 1, comma-separated")
+    return sorted({int(part) for part in text.split(",")})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="models/NAME/VERSION")
+    real_logs.add_arguments(parser)
+    parser.add_argument("--work", type=Path, required=True, help="where the trained product-DNN is kept")
+    parser.add_argument("--beam", default=BEAMS, help="beams of the tree, comma-separated")
+    parser.add_argument("--ef-search", default=EF_SEARCH, help=f"knobs of HNSW; below {M} they are {M}")
+    parser.add_argument("--nprobe", default=NPROBE, help="knobs of IVF")
+    parser.add_argument("--loss", choices=("full", "sampled"), default="sampled", help="of the product-DNN")
+    parser.add_argument("--steps", type=int, default=ProductDnnConfig().max_steps, help="at most so many steps of the product-DNN")
+    parser.add_argument("--exclude-seen", action="store_true", help="leave out the items of the history, for all systems")
+    parser.add_argument("--queries", type=int, help="so many test users instead of all")
+    parser.add_argument("--timed", type=int, default=300, help="queries of a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="for training the product-DNN")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="PNG or SVG")
+    options = parser.parse_args()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("training").setLevel(logging.INFO)
+    torch.set_num_threads(options.threads)
+    try:
+        run(options)
+    except EspalierError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""What the service adds to a search: POST /retrieve over a trivial engine, beside a bare FastAPI route that answers a constant.
+
+    python -m benchmarks.service_overhead --json FILE
+
+The server is one process on one core, the client (closed loop, keep-alive) runs on another. Requests hold 20-item histories and ask
+for 50 items; the bare route validates the same request with pydantic and answers the same document with orjson.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import uvicorn
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from benchmarks.service.serving import serving
+from espalier.bundle import Bundle, GraphContent, write_bundle
+from espalier.items import ItemTable
+from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
+from espalier.queries import HistoryKind, QueryBatch
+from espalier.search import Engine, SearchParams, SearchResult
+from espalier.tree import complete_tree
+from loadtest.hardware import hardware
+from loadtest.loops import closed_loop, percentiles_ms, request_bytes
+from service.__main__ import listen
+from service.app import create_app
+from service.http.schemas import RetrieveRequest
+from service.processes.server import Server
+from service.settings import Settings
+
+ITEMS, HISTORY, M = 1024, 20, 50
+CASES = ("bare route", "service")
+CONCURRENCY = (1, 16)
+
+
+class TrivialEngine:
+    """Answers the items 0 … m − 1, whatever was asked."""
+
+    name, rounding = "trivial", 0.0
+
+    def warm_up(self) -> None:
+        """Nothing to build."""
+
+    def prepare(self, params: SearchParams) -> None:
+        """Nothing to build."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        shape = (len(queries), int(params.m_B.max(initial=0)))
+        scores_BM = np.broadcast_to(np.linspace(1, 0.5, shape[1], dtype=np.float32), shape)
+        rows_BM = np.broadcast_to(np.arange(shape[1]), shape)
+        return SearchResult(rows_BM, scores_BM, scores_BM, params.m_B, np.ones(shape[0], np.bool_))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service_overhead", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the measurements here")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement (default 4)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each case, in turn; the medians count (default 3)")
+    parser.add_argument("--serve", choices=CASES, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve, options.port)
+        return
+    cells = [(case, concurrency) for case in CASES for concurrency in CONCURRENCY]
+    rounds = [[measure(*cell, options.seconds) for cell in cells] for _ in range(options.rounds)]
+    rows = [median(list(found)) for found in zip(*rounds, strict=True)]
+    print(f"{'case':<12}{'concurrency':>12}{'p50 ms':>10}{'p99 ms':>10}{'requests/s':>12}{'engine p50 ms':>15}")
+    for row in rows:
+        engine = "" if row["engine_p50_ms"] is None else f"{row['engine_p50_ms']:.3f}"
+        print(
+            f"{row['case']:<12}{row['concurrency']:>12}{row['p50_ms']:>10.3f}{row['p99_ms']:>10.3f}{row['requests_per_s']:>12.0f}{engine:>15}"
+        )
+    bare, service = (row for row in rows if row["concurrency"] == CONCURRENCY[-1])
+    alone = rows[len(CONCURRENCY)]
+    summary = {
+        "overhead_p50_ms": alone["p50_ms"] - alone["engine_p50_ms"],
+        "share_of_bare_route": service["requests_per_s"] / bare["requests_per_s"],
+    }
+    print(f"p50 less the engine {summary['overhead_p50_ms']:.3f} ms, {summary['share_of_bare_route']:.0%} of the bare route's requests/s")
+    if options.json:
+        report = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "rows": rows, **summary}
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def measure(case: str, concurrency: int, seconds: float) -> dict[str, Any]:
+    """One server on one core, its clients on another."""
+    cores = sorted(os.sched_getaffinity(0))
+    with serving(["benchmarks.service_overhead", "--serve", case], {}, core=cores[0]) as port:
+        os.sched_setaffinity(0, {cores[-1]})
+        closed_loop(("127.0.0.1", port), [_request()], 1, 0.5)  # warm
+        answered = closed_loop(("127.0.0.1", port), [_request()], concurrency, seconds)
+        os.sched_setaffinity(0, cores)
+    wrong = [answer for answer in answered if answer.status != 200]
+    if wrong:
+        raise RuntimeError(f"{case}: {wrong[0].status} {wrong[0].body.decode(errors='replace')}")
+    engine = [orjson.loads(answer.body)["timing"]["search_ms"] for answer in answered[::16]]
+    p50_ms, p99_ms = percentiles_ms(answered)
+    return {
+        "case": case,
+        "concurrency": concurrency,
+        "p50_ms": p50_ms,
+        "p99_ms": p99_ms,
+        "requests_per_s": len(answered) / seconds,
+        "engine_p50_ms": None if None in engine else float(np.percentile(engine, 50)),
+    }
+
+
+def median(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The medians of several measurements of one case."""
+    numbers = {key: float(np.median([row[key] for row in rows])) for key, value in rows[0].items() if isinstance(value, float)}
+    return rows[0] | numbers
+
+
+def serve(case: str, port: int) -> None:
+    """Run one of the two servers."""
+    listening = listen("127.0.0.1", port)
+    if case == "service":
+        with tempfile.TemporaryDirectory() as folder:
+            _write_model(Path(folder))
+            settings = Settings(models=Path(folder))
+            Server(create_app(settings, _open_trivial), settings).serve_on(listening)
+        return
+    app = FastAPI()
+    answer = _constant_answer()
+
+    @app.post("/retrieve")
+    async def bare(request: RetrieveRequest) -> Response:
+        return Response(orjson.dumps(answer), media_type="application/json")
+
+    @app.get("/readyz")
+    async def ready() -> Response:
+        return Response()
+
+    uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False)).run(sockets=[listening])
+
+
+def _open_trivial(bundle: Bundle, device: str, engine: str | None, threads: int, precision: str) -> Engine:
+    return TrivialEngine()
+
+
+def _write_model(folder: Path) -> None:
+    ids = [f"item-{i}" for i in range(ITEMS)]
+    tree = complete_tree(np.arange(ITEMS), 2)
+    draft = ManifestDraft(
+        name="trivial",
+        version=1,
+        algorithm="none",
+        created=datetime.now(UTC),
+        query=HistoryKind(length=HISTORY),
+        ranking=Ranking(own="logit", gamma=0),
+        search=SearchDefaults(beam_size=M, m=M, max_beam_size=ITEMS, max_m=ITEMS),
+    )
+    history = pa.array([["item-0"]], pa.list_(pa.string()))
+    golden = pa.table({"history": history, "beam_size": [1], "m": [1], "item_rows": [[0]], "ranks": [[0.0]], "margin": [1.0]})
+    heldout = pa.table({"history": history, "relevant": [["item-0"]]})
+    items = ItemTable.build(pa.table({"id": ids}))
+    rows_ND = np.zeros((tree.node_count, 1), np.float32)
+    write_bundle(folder / "trivial" / "1", draft, GraphContent(tree, rows_ND, 1, 1, b"none", b"none", items, golden, heldout))
+
+
+def _constant_answer() -> dict[str, Any]:
+    items = [{"id": f"item-{i}", "score": round(1 - i / 100, 8)} for i in range(M)]
+    stages = ("queue_ms", "encode_ms", "serialise_ms", "total_ms", "ms_per_query")
+    return {
+        "model": "trivial",
+        "version": 1,
+        "engine": "trivial",
+        "results": [{"items": items, "complete": True, "beam_size": M, "unknown": []}],
+        "timing": dict.fromkeys(stages, 0.1234) | {"search_ms": None, "batch": 1},
+    }
+
+
+def _request() -> bytes:
+    history = [f"item-{i}" for i in np.random.default_rng(0).integers(ITEMS, size=HISTORY)]
+    return request_bytes("/retrieve", {"queries": [{"history": history}], "m": M})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Held-out queries: what a model is measured on long after its training, by load tests and by the service's recall probe.
+
+Knows what heldout.parquet holds. Does not know how the queries are chosen or searched; training and the service do.
+
+Legend: B queries, T history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.checks.golden import encode_table
+from espalier.errors import BundleCorrupt
+from espalier.queries import QueryBatch
+
+RECALL_COLUMN = "recall@{}"
+"""Name of a column: recall@m of each query at export, searched with the default beam and the largest of these m, nothing excluded."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out queries that have a relevant item.
+
+    place_B       int64[B]: their rows in heldout.parquet
+    queries       B queries
+    relevant      for each query the int64 item rows that it should find
+    recall_by_m   m → float64[B], recall@m of each query at export; empty for bundles that do not say
+    """
+
+    place_B: NDArray[np.int64]
+    queries: QueryBatch
+    relevant: list[NDArray[np.int64]]
+    recall_by_m: Mapping[int, NDArray[np.float64]]
+
+
+def read_heldout(bundle: Bundle, most: int | None = None) -> HeldOut:
+    """The held-out queries of a bundle; where there are more than `most`, that many at even distances.
+
+    Ids that the catalogue lacks are left out, and so are queries without anything relevant. Raises BundleCorrupt when a column is missing.
+    """
+    table = bundle.heldout()
+    try:
+        relevant = [bundle.items.rows_of(ids) for ids in table.column("relevant").to_pylist()]
+        relevant = [rows[rows >= 0] for rows in relevant]
+        place_B = np.flatnonzero([len(rows) > 0 for rows in relevant])
+        if most is not None and len(place_B) > most:
+            place_B = place_B[np.linspace(0, len(place_B) - 1, most).astype(np.int64)]
+        queries = encode_table(bundle, table.take(pa.array(place_B, pa.int64())))
+    except KeyError as error:
+        raise BundleCorrupt(f"{bundle.path / 'heldout.parquet'}: {error}") from error
+    prefix = RECALL_COLUMN.format("")
+    recall_by_m = {
+        int(name.removeprefix(prefix)): np.asarray(table.column(name), np.float64)[place_B]
+        for name in table.column_names
+        if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
+    }
+    return HeldOut(place_B, queries, [relevant[i] for i in place_B], recall_by_m)

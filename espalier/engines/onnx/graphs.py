@@ -1,0 +1,129 @@
+"""The graphs of a bundle: read, checked against the contract, and rewritten into what ONNX Runtime runs fast.
+
+Knows query.onnx, scorer.onnx and ranker.onnx. Does not know trees or searches: see `compose.py`; nor what may be inside of a graph at all:
+see `graph_contents.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper, inliner, numpy_helper
+
+from espalier.bundle import RANKER
+from espalier.engines.onnx.graph_contents import parsed_model
+from espalier.errors import BundleCorrupt
+
+FORBIDDEN_OPS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+MIN_OPSET, MAX_OPSET = 18, 23
+CONTRACT: dict[str, tuple[set[str], ...]] = {
+    "query.onnx": ({"history_nodes", "node_rows"}, {"vector", "node_rows"}, {"vector"}),
+    "scorer.onnx": ({"query_state", "node_rows"},),
+    RANKER: ({"features"},),
+}
+"""The inputs that each graph may have."""
+
+
+def load_graph(name: str, data: bytes) -> onnx.ModelProto:
+    """A bundle's graph, checked, without local functions and slow operators. Raises BundleCorrupt when it cannot be composed."""
+    model = read_graph(name, data)
+    rewrite_prelu(model)
+    return model
+
+
+def read_graph(name: str, data: bytes) -> onnx.ModelProto:
+    """A bundle's graph as it was exported, checked, without local functions. Raises BundleCorrupt when it breaks the contract.
+
+    The only way in which any part of this software may read a graph of a bundle; nothing of it refers to another file.
+    """
+    model = parsed_model(name, data)
+    try:
+        model = inliner.inline_local_functions(model)
+        del model.functions[:], model.metadata_props[:]  # ONNX Runtime might take options from the latter
+        onnx.checker.check_model(model)
+    except Exception as error:  # protobuf and the checker raise many kinds, none of them ours
+        raise BundleCorrupt(
+            f"{name}: not a valid ONNX model ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+        ) from error
+    foreign = sorted({node.domain for node in model.graph.node} - {"", "ai.onnx"})
+    control = sorted({node.op_type for node in model.graph.node} & FORBIDDEN_OPS)
+    inputs, outputs = {entry.name for entry in model.graph.input}, [entry.name for entry in model.graph.output]
+    if len(outputs) != 1 or not any(inputs == names for names in CONTRACT[name]):
+        known = " or ".join(str(sorted(names)) for names in CONTRACT[name])
+        raise BundleCorrupt(f"{name}: inputs {sorted(inputs)} and {len(outputs)} outputs, expected inputs {known} and one output")
+    if foreign or control:
+        raise BundleCorrupt(f"{name}: custom operators {foreign} or control flow {control} are not accepted")
+    opset_of(model)
+    return model
+
+
+def rewrite_prelu(model: onnx.ModelProto) -> None:
+    """PRelu's CPU kernel is slow: one shared slope becomes LeakyRelu, slopes of at most 1 become Max(x, slope · x); both are exact."""
+    slopes = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    for node in nodes:
+        slope = slopes.get(node.input[1]) if node.op_type == "PRelu" else None
+        if slope is not None and np.all(slope == slope.flat[0]):
+            node = helper.make_node("LeakyRelu", [node.input[0]], list(node.output), node.name, alpha=float(slope.flat[0]))
+        elif slope is not None and np.all(slope <= 1):
+            scaled = f"{node.output[0]}/scaled"
+            model.graph.node.append(helper.make_node("Mul", list(node.input), [scaled]))
+            node = helper.make_node("Max", [node.input[0], scaled], list(node.output), node.name)
+        model.graph.node.append(node)
+
+
+def fuse_state(model: onnx.ModelProto) -> None:
+    """For one query: node_rows · W + state, then LeakyRelu or Relu, as one Gemm with the state as its bias. Exact.
+
+    Looks for MatMul(node_rows, W) → Add(Unsqueeze(query_state, 1)) → activation, the first layer of an MLP head; leaves other graphs as
+    they are.
+    """
+    graph = model.graph
+    maker = {name: node for node in graph.node for name in node.output}
+    users: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            users.setdefault(name, []).append(node)
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    for add in graph.node:
+        if add.op_type != "Add" or any(name not in maker for name in add.input):
+            continue
+        product, state = (maker[name] for name in add.input)
+        if product.op_type != "MatMul":
+            product, state = state, product
+        activation = users.get(add.output[0], [])
+        if (
+            product.op_type == "MatMul"
+            and product.input[0] == "node_rows"
+            and product.input[1] in weights
+            and len(weights[product.input[1]].dims) == 2
+            and state.op_type == "Unsqueeze"
+            and state.input[0] == "query_state"
+            and len(users[product.output[0]]) == 1
+            and len(activation) == 1
+            and activation[0].op_type in ("LeakyRelu", "Relu")
+        ):
+            last = activation[0]
+            axis = numpy_helper.from_array(np.array([0]), "fuse_state/axis")
+            graph.initializer.append(axis)
+            rows, sums, active = (f"fuse_state/{part}" for part in ("rows", "sums", "active"))
+            attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in last.attribute}
+            fused = [
+                helper.make_node("Squeeze", ["node_rows", axis.name], [rows]),
+                helper.make_node("Gemm", [rows, product.input[1], "query_state"], [sums]),
+                helper.make_node(last.op_type, [sums], [active], **attributes),
+                helper.make_node("Unsqueeze", [active, axis.name], list(last.output)),
+            ]
+            others = [node for node in graph.node if node not in (product, add, last)]
+            del graph.node[:]
+            graph.node.extend([*fused, *others])  # first, since they need nothing but inputs and weights
+            return
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators that a model uses. Raises BundleCorrupt when it is not one that can be composed."""
+    version = next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    if not MIN_OPSET <= version <= MAX_OPSET:
+        raise BundleCorrupt(f"ONNX opset {version}, expected {MIN_OPSET} to {MAX_OPSET}")
+    return version

@@ -1,0 +1,323 @@
+"""A cell: one shape of call on a GPU, with buffers that stay where they are and one CUDA graph of the launches over them.
+
+Knows masks, closed nodes, beams, the selection on each level and the order of what was found. What a query is and how a level's candidates
+are scored, its two kinds know: `gpu.py` and `sparse_gpu.py`.
+
+Legend: B queries, K beam, C candidates, M results, X closed nodes, N nodes.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+
+from espalier.engines.triton.kernels.order import order_kernel
+from espalier.engines.triton.kernels.select import select_kernel
+from espalier.masks.eligibility import NO_NODE, ExcludedNodes
+from espalier.queries import QueryBatch
+from espalier.search import NO_ITEM, LevelTrace
+from espalier.tree import Tree
+
+_CAPTURE = threading.Lock()
+"""Of the process: two captures at a time would end each other."""
+Entries = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""Arrays of a buffer by name: their shapes and types."""
+State = TypeVar("State")
+"""What a kind of cell makes of its queries before the first level."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Sizes that change how fast a search is, and nothing else.
+
+    bits          of a threshold that one pass of the selection finds
+    whole         candidates that the selection keeps in registers; more are read again in each pass
+    warps         of a program that scores · select_warps, of one that selects
+    tile          of `triton`: candidates that one program scores at a time; None: 16 for an MLP in float32, which would spill registers,
+                  else 32
+    busy_tiles    of `triton`: tiles of a level of a call from which on one program scores several, up to tiles_per_program
+
+    Raises ValueError for sizes that would change more than the speed.
+    """
+
+    tile: int | None = None
+    busy_tiles: int = 2048
+    tiles_per_program: int = 4
+    bits: int = 2
+    whole: int = 4096
+    warps: int = 4
+    select_warps: int = 8
+
+    def __post_init__(self) -> None:
+        if self.bits not in (1, 2, 4) or not 1 <= self.whole <= 1 << 15:
+            raise ValueError(f"bits {self.bits}, whole {self.whole}: expected 1, 2 or 4, and 1 to {1 << 15}")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The sizes of cells: a call is padded up to the next batch and m, and a longer one is cut.
+
+    closed  nodes of one query that its exclusions may close; with more it gets a mask instead
+    """
+
+    batches: tuple[int, ...] = (1, 8, 64, 512)
+    wanted: tuple[int, ...] = (64, 256, 1024, 4096, 16384, 65536)
+    closed: int = 1024
+
+
+class Tables:
+    """The tree's arrays on the device, in 32 bits; what arithmetic replaces is left out."""
+
+    def __init__(self, tree: Tree, device: torch.device, histories: bool) -> None:
+        def on_device(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(array.astype(np.int32)).to(device)
+
+        nothing = np.zeros(1, np.int32)
+        self.first_child = on_device(tree.first_child if is_ragged(tree) else nothing)
+        self.parent = on_device(tree.parent if is_ragged(tree) and histories else nothing)
+        self.leaf_of_item = on_device(tree.leaf_of_item if histories else nothing)
+        self.leaf_item = on_device(tree.leaf_item)
+        uniform = [tree.max_children[h] if tree.is_uniform(h) else 0 for h in range(tree.height)] + [0]
+        self.levels = on_device(np.stack([tree.level_offset[:-1], np.array(uniform)], 1))
+
+
+def is_ragged(tree: Tree) -> bool:
+    """Whether some level's nodes have different numbers of children."""
+    return not all(tree.is_uniform(h) for h in range(tree.height))
+
+
+@dataclass(frozen=True, eq=False)
+class Common:
+    """What all cells of an engine share. pool: of the memory between launches; None: no CUDA graphs."""
+
+    tree: Tree
+    gamma: float
+    device: torch.device
+    grid: Grid
+    tuning: Tuning
+    tables: Tables
+    pool: Any
+
+
+@dataclass
+class Closed:
+    """Each query's closed nodes, ascending.
+
+    nodes_BX  int64[B, X], large numbers as padding · count_B  int64[B]
+    """
+
+    nodes_BX: NDArray[np.int64]
+    count_B: NDArray[np.int64]
+
+    def of_query(self, b: int) -> NDArray[np.int64]:
+        nodes: NDArray[np.int64] = self.nodes_BX[b, : self.count_B[b]]
+        return nodes
+
+    @staticmethod
+    def of(excluded: ExcludedNodes | None, batch: int, nodes: int) -> Closed:
+        if excluded is None:
+            return Closed(np.empty((batch, 0), np.int64), np.zeros(batch, np.int64))
+        both_BX = np.concatenate([excluded.inner_BX, excluded.leaves_BX], axis=1)
+        return Closed(np.sort(np.where(both_BX == NO_NODE, nodes, both_BX), axis=1), np.count_nonzero(both_BX != NO_NODE, axis=1))
+
+
+class Beam:
+    """Nodes int32[B, width] and their ranks float32[B, width], of no value yet."""
+
+    def __init__(self, batch: int, width: int, device: torch.device) -> None:
+        self.nodes = torch.empty((batch, width), dtype=torch.int32, device=device)
+        self.ranks = torch.empty((batch, width), dtype=torch.float32, device=device)
+
+    def part(self, count: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The first `width` of the first `count` queries, on the host."""
+        return self.nodes[:count, :width].cpu().numpy().astype(np.int64), self.ranks[:count, :width].cpu().numpy().copy()
+
+
+class Cell(ABC, Generic[State]):
+    """One batch size, beam bucket and m: static buffers, the launches over them, and on a GPU their CUDA graph.
+
+    What lies between the launches is taken from a pool that all cells of an engine share, since they run one after another.
+
+    batch, wanted  most queries of a call, most results of a query
+    start          the level that the search begins with
+    slots          nodes kept, of each level from the one above the start, whose nodes are all there, to the leaves
+    inputs         on the device: the queries' numbers, and what `entries` names
+    finite         float32[batch] on the device: 1, or 0 where some node that was scored has a logit that is not finite; kernels that look
+                   at that write it
+    """
+
+    def __init__(self, common: Common, batch: int, bucket: int, wanted: int, entries: Entries) -> None:
+        self.common, self.batch, self._wanted = common, batch, wanted
+        tree, device = common.tree, common.device
+        beam = (2 << bucket) - 1
+        self.start = tree.start_level(1 << bucket)
+        self.slots = [tree.level_size(self.start - 1)]
+        for level in range(self.start, tree.height + 1):
+            most = self.slots[-1] * tree.max_children[level - 1]
+            self.slots.append(min(beam if level < tree.height else wanted, most))
+        self.stride = max(self.slots)
+        self.candidates = max(slots * children for slots, children in zip(self.slots, tree.max_children[self.start - 1 :], strict=False))
+
+        pinned = device.type == "cuda"
+        entries = {
+            "masks": ((batch,), torch.int64),
+            "beam_size": ((batch,), torch.int32),
+            "m": ((batch,), torch.int32),
+            "closed_from": ((batch,), torch.int32),
+            "closed_count": ((batch,), torch.int32),
+            **entries,
+        }
+        size = sum(_bytes(*entry) for entry in entries.values())
+        self._host_bytes = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
+        self._input_bytes = torch.zeros(size, dtype=torch.uint8, device=device)
+        self.host, self.inputs = _views(self._host_bytes, entries), _views(self._input_bytes, entries)
+        self._host_closed = torch.zeros(batch * common.grid.closed, dtype=torch.int32, pin_memory=pinned)
+        self.closed = torch.zeros(batch * common.grid.closed, dtype=torch.int32, device=device)
+        above = tree.level(self.start - 1)
+        self.above = torch.arange(above.start, above.stop, dtype=torch.int32, device=device)
+        self._found = torch.full((batch, wanted), NO_ITEM, dtype=torch.int32, device=device)
+        self._found_ranks = torch.full((batch, wanted), -torch.inf, dtype=torch.float32, device=device)
+        self.finite = torch.ones(batch, dtype=torch.float32, device=device)
+        self._rows_back = torch.empty((batch, wanted), dtype=torch.int32, pin_memory=pinned)
+        self._ranks_back = torch.empty((batch, wanted), dtype=torch.float32, pin_memory=pinned)
+        self._finite_back = torch.ones(batch, dtype=torch.float32, pin_memory=pinned)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    @abstractmethod
+    def fill_queries(self, queries: QueryBatch) -> None:
+        """Put a call's queries into the buffers, no more of them than the cell has room for."""
+
+    @abstractmethod
+    def launch_encoder(self) -> State:
+        """What the levels are scored from."""
+
+    @abstractmethod
+    def begin(self, state: State, beam: Beam) -> None:
+        """All nodes of the level above the start, with their ranks where children inherit them."""
+
+    @abstractmethod
+    def score(self, level: int, slots: int, beam: Beam, found: Beam, state: State) -> None:
+        """The children on `level` of the nodes in the first `slots` of a beam, with their ranks."""
+
+    def fill(
+        self,
+        queries: QueryBatch,
+        beam_size_B: NDArray[np.int64],
+        m_B: NDArray[np.int64],
+        addresses_B: NDArray[np.int64],
+        closed: Closed,
+        members: NDArray[np.int64],
+    ) -> None:
+        """Put a call into the buffers. Rows past its queries get a beam of 0, which ends their search where it begins."""
+        count, room = len(queries), self.common.grid.closed
+        count_B = np.where(closed.count_B[members] <= room, closed.count_B[members], 0)  # longer lists are part of a mask
+        for name, array in (
+            ("beam_size", beam_size_B),
+            ("m", m_B),
+            ("masks", addresses_B),
+            ("closed_from", np.cumsum(count_B) - count_B),
+            ("closed_count", count_B),
+        ):
+            self.host[name].numpy()[:count] = array
+        for name in ("masks", "beam_size", "m", "closed_count"):
+            self.host[name].numpy()[count:] = 0
+        self.fill_queries(queries)
+        total = int(count_B.sum())
+        if total:
+            nodes_BX = closed.nodes_BX[members]
+            self._host_closed.numpy()[:total] = nodes_BX[np.arange(nodes_BX.shape[1]) < count_B[:, None]]
+            self.closed[:total].copy_(self._host_closed[:total], non_blocking=True)
+
+    def run(self, count: int, trace: bool) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_], list[LevelTrace]]:
+        """Item rows and ranks of the first `count` queries, best first, and whether the logits that were looked at are finite.
+
+        With a trace the launches go out one by one.
+        """
+        levels: list[LevelTrace] = []
+        if self.graph is not None and not trace:
+            self.graph.replay()
+        else:
+            self._launch(levels if trace else None, count)
+        if self.common.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        return self._rows_back.numpy()[:count], self._ranks_back.numpy()[:count], self._finite_back.numpy()[:count] > 0, levels
+
+    def capture(self) -> None:
+        """Record the launches, in the engine's stream. Other threads may go on using the GPU, but for capturing themselves."""
+        self._launch(None, 0)  # compiles the kernels, which a capture cannot
+        self.graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
+        with _CAPTURE:
+            gc.disable()  # the end of another engine's graphs would end the capture
+            try:
+                self.graph.capture_begin(pool=self.common.pool, capture_error_mode="thread_local")
+                try:
+                    self._launch(None, 0)
+                finally:
+                    self.graph.capture_end()
+            finally:
+                if collecting:
+                    gc.enable()
+
+    def _launch(self, trace: list[LevelTrace] | None, count: int) -> None:
+        self._input_bytes.copy_(self._host_bytes, non_blocking=True)
+        self.finite.fill_(1)
+        self.launch_search(self.launch_encoder(), trace, count)
+        self._rows_back.copy_(self._found, non_blocking=True)
+        self._ranks_back.copy_(self._found_ranks, non_blocking=True)
+        self._finite_back.copy_(self.finite, non_blocking=True)
+
+    def launch_search(self, state: State, trace: list[LevelTrace] | None = None, count: int = 0) -> None:
+        """The levels from the start to the leaves, and the order of what was found."""
+        tree, device = self.common.tree, self.common.device
+        beams, found = [Beam(self.batch, self.stride, device) for _ in range(2)], Beam(self.batch, self.candidates, device)
+        self.begin(state, beams[0])
+        for place, level in enumerate(range(self.start, tree.height + 1)):
+            candidates = self.slots[place] * tree.max_children[level - 1]
+            self.score(level, self.slots[place], beams[0], found, state)
+            self._select(found, candidates, beams[1], self.slots[place + 1], "beam_size" if level < tree.height else "m")
+            beams.reverse()
+            if trace is not None:
+                kept, chosen = beams[0].part(count, self.slots[place + 1]), found.part(count, candidates)
+                trace.append(LevelTrace(level, *kept, *chosen))
+        self._order(beams[0])
+
+    def _select(self, found: Beam, candidates: int, beam: Beam, slots: int, size: Literal["beam_size", "m"]) -> None:
+        tuning = self.common.tuning
+        width = min(triton.next_power_of_2(candidates), tuning.whole)
+        select_kernel[(self.batch,)](
+            found.nodes, found.ranks, self.candidates, candidates, self.inputs[size], beam.nodes, beam.ranks, self.stride, slots,
+            width, candidates <= width, tuning.bits, min(triton.next_power_of_2(slots), 1024), num_warps=tuning.select_warps,
+        )  # fmt: skip
+
+    def _order(self, beam: Beam) -> None:
+        tables, tree, tile = self.common.tables, self.common.tree, 64
+        wanted = self.slots[-1]
+        order_kernel[(triton.cdiv(wanted, tile), self.batch)](
+            beam.nodes, beam.ranks, self.stride, tables.leaf_item, tree.leaf_offset, self._found, self._found_ranks, wanted, self._wanted,
+            tile,
+        )  # fmt: skip
+
+
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Of an array in a buffer of many, each of which begins at a multiple of 16."""
+    return math.ceil(math.prod(shape) * dtype.itemsize / 16) * 16
+
+
+def _views(buffer: Tensor, entries: Entries) -> dict[str, Tensor]:
+    """The arrays in a buffer, one after the other."""
+    views, start = {}, 0
+    for name, (shape, dtype) in entries.items():
+        views[name] = buffer[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        start += _bytes(shape, dtype)
+    return views

@@ -1,0 +1,247 @@
+"""What the engines with the whole search on a GPU share: queries go to the device, result rows come back, and nothing in between.
+
+A call is cut into groups of queries whose beams fall into one bucket [2^j, 2^(j+1) − 1], and each group is padded to a batch size of a
+small grid: such a cell (`gpu_cells.py`) has its buffers and its CUDA graph. Few queries or many, it is the same kernels over the same
+tiles, so a query's answer does not depend on the batch.
+
+Legend: B queries, M results, X closed nodes, N nodes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from espalier.bundle import Bundle
+from espalier.engines.triton.cells import Cell, Closed, Common, Grid, Tables, Tuning
+from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
+from espalier.masks.eligibility import every_item, excluded_nodes
+from espalier.queries import HistoryKind, QueryBatch, VectorKind, blank_queries
+from espalier.search import NO_ITEM, LevelTrace, NodeMask, Precision, SearchParams, SearchResult, finish
+
+DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+MAX_NODES = 2**31 - 1
+FREEING_PAUSE_S = 1e-3
+"""Between two cells that are freed."""
+AnyCell = TypeVar("AnyCell", bound=Cell[Any])
+
+
+def gpu_available() -> bool:
+    """Whether torch here can reach an NVIDIA GPU."""
+    return bool(torch.cuda.is_available())
+
+
+class GpuEngine(ABC, Generic[AnyCell]):
+    """See the module.
+
+    device       "cuda", or "cpu" under Triton's interpreter (TRITON_INTERPRET=1), for tests
+    grid, tuning  sizes of cells and kernels
+    cuda_graphs  False: every launch goes out by itself, as compute-sanitizer wants it
+
+    Raises DeviceUnavailable when there is no GPU, UnsupportedGraph for a tree whose nodes 32 bits cannot number.
+    """
+
+    name: str
+    rounding: float
+
+    def __init__(self, bundle: Bundle, device: Literal["cuda", "cpu"], grid: Grid | None, tuning: Tuning | None, cuda_graphs: bool) -> None:
+        if device == "cuda" and not gpu_available():
+            raise DeviceUnavailable(
+                f"{self.name} was asked for, but torch finds no CUDA device; install the `gpu` extra on a machine with one"
+            )
+        tree = bundle.tree
+        if tree.node_count > MAX_NODES:
+            raise UnsupportedGraph(f"the tree has {tree.node_count} nodes, at most {MAX_NODES} are known")
+        self.bundle = bundle
+        self.device = torch.device(device)
+        self.grid, self.tuning = grid or Grid(), tuning or Tuning()
+        self._stream = torch.cuda.Stream() if device == "cuda" else None  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._lock = threading.RLock()
+        self._every_item = every_item(tree)
+        self._vacant = not self._every_item.open_N.all()
+        self._masks: weakref.WeakKeyDictionary[NodeMask, Tensor] = weakref.WeakKeyDictionary()
+        self._cells: dict[tuple[int, int, int], AnyCell] = {}
+        self._graphs = device == "cuda" and cuda_graphs
+
+    @abstractmethod
+    def new_cell(self, batch: int, bucket: int, wanted: int) -> AnyCell:
+        """A cell that is not captured yet."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Let go of the scorers on the device; may be called twice."""
+
+    def common(self) -> Common:
+        """What the cells share. To be called once, in the engine's stream."""
+        bundle = self.bundle
+        tables = Tables(bundle.tree, self.device, isinstance(bundle.manifest.query, HistoryKind))
+        pool = torch.cuda.graph_pool_handle() if self._graphs else None
+        return Common(bundle.tree, bundle.manifest.ranking.gamma, self.device, self.grid, self.tuning, tables, pool)
+
+    def refuse_without_memory(self, needed: int, of: str) -> None:
+        """Raise DeviceUnavailable where a GPU has less than the bytes that are needed free. of: what needs them."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what closed engines had is free too
+            refuse_what_does_not_fit(self.bundle, needed, of, *torch.cuda.mem_get_info(self.device))
+
+    @property
+    def cell_count(self) -> int:
+        """How many cells have been built; warm-up is to build all that a query may need."""
+        return len(self._cells)
+
+    def warm_up(self) -> None:
+        """Build and capture the cell of every batch size, beam bucket and m up to the model's limits."""
+        limits = self.bundle.manifest.search
+        for batch in self.grid.batches:
+            queries = blank_queries(self.bundle.manifest.query, batch)
+            for bucket in range(limits.max_beam_size.bit_length()):
+                for m in sorted({min(m, limits.max_m) for m in (*self.grid.wanted, limits.max_m)}):
+                    self.search(queries, SearchParams.uniform(batch, min(1 << bucket, limits.max_beam_size), m))
+
+    def prepare(self, params: SearchParams) -> None:
+        with self.running():
+            for members, bucket in self._groups(params):
+                self.cell(len(members), bucket, int(params.m_B[members].max()))
+
+    def close(self) -> None:
+        """Free what is on the device, the cells one by one: a hundred CUDA graphs at once would hold the interpreter."""
+        while self._cells:
+            with self._lock:
+                self._cells.popitem()
+            time.sleep(FREEING_PAUSE_S)
+        with self._lock:
+            self._masks.clear()
+            self.release()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The engine's own stream, on a GPU: one engine does not wait for another's work. One thread at a time."""
+        with self._lock, torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            yield
+
+    def check(self, queries: QueryBatch) -> None:
+        """Raise InvalidQuery where the queries are not the bundle's."""
+        kind = self.bundle.manifest.query
+        if queries.kind is not kind and queries.kind != kind:
+            raise InvalidQuery("queries", queries.kind, str(kind))
+        queries.check(self.bundle.tree.item_count)
+
+    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
+        tree = self.bundle.tree
+        self.check(queries)
+        params.check(len(queries), tree.item_count, tree.node_count)
+        excluded = None
+        if params.exclude_BE is not None and params.exclude_BE.size:
+            excluded = excluded_nodes(tree, params.exclude_BE, params.mask_B)
+        masks = list(params.mask_B or (None,) * len(queries))
+        eligible_B = np.array([tree.item_count if mask is None else mask.items for mask in masks], np.int64)
+        eligible_B -= excluded.count_B if excluded is not None else 0
+        closed = Closed.of(excluded, len(queries), tree.node_count)
+        long_B = closed.count_B > self.grid.closed
+        shape = len(queries), int(params.m_B.max(initial=0))
+        rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
+        finite_B = np.ones(len(queries), np.bool_)
+        levels: list[tuple[NDArray[np.int64], list[LevelTrace]]] = []
+        with self.running():
+            for members, bucket in self._groups(params):
+                cell = self.cell(len(members), bucket, int(params.m_B[members].max()))
+                addresses_B, held = self._addresses([masks[b] for b in members.tolist()])
+                for place in np.flatnonzero(long_B[members]).tolist():
+                    held.append(self._without(masks[members[place]], closed.of_query(int(members[place]))))
+                    addresses_B[place] = held[-1].data_ptr()
+                cell.fill(queries.take(members), params.beam_size_B[members], params.m_B[members], addresses_B, closed, members)
+                rows, ranks, finite_B[members], trace = cell.run(len(members), params.trace)
+                del held  # until here, so that no mask goes while its address is in use
+                width = min(rows.shape[1], shape[1])
+                rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
+                levels.append((members, trace))
+        told_B = finite_B if isinstance(queries.kind, VectorKind) else None
+        result = finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None, told_B)
+        return replace(result, trace=_merged(levels, len(queries))) if params.trace else result
+
+    def _groups(self, params: SearchParams) -> list[tuple[NDArray[np.int64], int]]:
+        """Which queries (int64 positions) share a run, and their beam bucket."""
+        bucket_B = np.frexp(params.beam_size_B.astype(np.float64))[1] - 1
+        most = self.grid.batches[-1]
+        groups = []
+        for bucket in np.unique(bucket_B).tolist():
+            members = np.flatnonzero(bucket_B == bucket)
+            groups += [(members[start : start + most], bucket) for start in range(0, len(members), most)]
+        return groups
+
+    def cell(self, batch: int, bucket: int, wanted: int) -> AnyCell:
+        """The cell for at most `batch` queries of beams in [2^bucket, 2^(bucket + 1) − 1] and at most `wanted` results."""
+        size = next(size for size in self.grid.batches if size >= batch)
+        wanted = min(next((m for m in self.grid.wanted if m >= wanted), 1 << (wanted - 1).bit_length()), self.bundle.tree.leaf_count)
+        cell = self._cells.get((size, bucket, wanted))
+        if cell is None:
+            cell = self.new_cell(size, bucket, wanted)
+            if self._graphs:
+                cell.capture()
+            self._cells[size, bucket, wanted] = cell
+        return cell
+
+    def _addresses(self, masks: Sequence[NodeMask | None]) -> tuple[NDArray[np.int64], list[Tensor]]:
+        """int64[B]: where each query's mask is on the device, 0 without one; and the tensors there."""
+        vacant = self._every_item if self._vacant else None
+        masks = [mask or vacant for mask in masks]
+        held = {mask: None if mask is None else self._mask_on_device(mask) for mask in set(masks)}
+        address = {mask: 0 if bits is None else bits.data_ptr() for mask, bits in held.items()}
+        return np.array([address[mask] for mask in masks], np.int64), [bits for bits in held.values() if bits is not None]
+
+    def _mask_on_device(self, mask: NodeMask) -> Tensor:
+        """uint8[⌈N / 8⌉], bit n & 7 of byte n >> 3: put there once and for as long as the mask lives."""
+        bits = self._masks.get(mask)
+        if bits is None:
+            bits = self._masks[mask] = torch.from_numpy(np.packbits(mask.open_N, bitorder="little")).to(self.device)
+        return bits
+
+    def _without(self, mask: NodeMask | None, nodes: NDArray[np.int64]) -> Tensor:
+        """A mask less some nodes, for a query that closes more of them than a cell has room for."""
+        byte, place = np.unique(nodes >> 3, return_inverse=True)
+        cleared = np.zeros(len(byte), np.uint8)
+        np.bitwise_or.at(cleared, place, (1 << (nodes & 7)).astype(np.uint8))
+        bits = self._mask_on_device(mask or self._every_item).clone()
+        at = torch.from_numpy(byte).to(self.device)
+        bits[at] &= torch.from_numpy(~cleared).to(self.device)
+        return bits
+
+
+def refuse_what_does_not_fit(bundle: Bundle, needed: int, of: str, free: int, total: int) -> None:
+    """Raise DeviceUnavailable when a bundle needs more bytes than are free of a GPU's."""
+    if needed > free:
+        raise DeviceUnavailable(
+            f"{bundle.manifest.name} version {bundle.manifest.version} needs {needed / 1e9:.2f} GB on the GPU, for {of} and the tree; "
+            f"{free / 1e9:.2f} of its {total / 1e9:.2f} GB are free"
+        )
+
+
+def _merged(parts: Sequence[tuple[NDArray[np.int64], list[LevelTrace]]], batch: int) -> tuple[LevelTrace, ...]:
+    """The levels of all groups of a call; a level that a group did not visit is empty for its queries."""
+    merged = []
+    for level in sorted({entry.level for _, trace in parts for entry in trace}):
+        visited = [(members, entry) for members, trace in parts for entry in trace if entry.level == level]
+        widths = [max(entry.nodes_BK.shape[1] for _, entry in visited), max(entry.candidates_BC.shape[1] for _, entry in visited)]
+        nodes, candidates = (np.full((batch, width), -1, np.int64) for width in widths)
+        ranks, candidate_ranks = (np.full((batch, width), -np.inf, np.float32) for width in widths)
+        for members, entry in visited:
+            nodes[members, : entry.nodes_BK.shape[1]] = entry.nodes_BK
+            ranks[members, : entry.nodes_BK.shape[1]] = entry.ranks_BK
+            candidates[members, : entry.candidates_BC.shape[1]] = entry.candidates_BC
+            candidate_ranks[members, : entry.candidates_BC.shape[1]] = entry.candidate_ranks_BC
+        merged.append(LevelTrace(level, nodes, ranks, candidates, candidate_ranks))
+    return tuple(merged)

@@ -1,0 +1,225 @@
+"""`triton`: bundles with graphs, the whole beam search in Triton kernels.
+
+The query encoder in torch, then on each level one kernel that scores the children of the beam and one that selects the best of them, at
+last one that orders the leaves. Calls, masks and cells are those of `gpu_engine.py` and `gpu_cells.py`.
+
+Legend: B queries, T history, L levels, K beam, C candidates, N nodes, D node row, S state.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import onnx
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+
+from espalier.bundle import Bundle
+from espalier.engines.onnx.graphs import read_graph
+from espalier.engines.triton.cells import Beam, Cell, Grid, Tuning, is_ragged
+from espalier.engines.triton.gpu_engine import DTYPES, GpuEngine
+from espalier.engines.triton.kernels.history_nodes import history_nodes_kernel
+from espalier.engines.triton.kernels.score import rank_level_kernel, score_children_kernel, score_levels_kernel
+from espalier.engines.triton.scorer_form import ScorerForm, scorer_form
+from espalier.engines.triton.torch_graph import TorchGraph, encoder_of
+from espalier.queries import HistoryKind, QueryBatch
+from espalier.search import Precision
+from espalier.tree import Tree
+
+ROUNDING: dict[Precision, float] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.15}
+COPY_BYTES = 256 << 20
+"""Of node rows that are brought to the device at a time."""
+
+
+class TritonEngine(GpuEngine["GraphCell"]):
+    """See the module.
+
+    device     "cuda", or "cpu" under Triton's interpreter (TRITON_INTERPRET=1), for tests
+    precision  of node rows and of products of matrices; sums are float32 in any case. Query encoders run in float32
+    grid, tuning  sizes of cells and kernels
+    cuda_graphs   False: every launch goes out by itself, as compute-sanitizer wants it
+
+    Raises UnsupportedGraph when the bundle's graphs are not known here, DeviceUnavailable when there is no GPU or too little memory on it.
+    """
+
+    name = "triton"
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        device: Literal["cuda", "cpu"] = "cuda",
+        precision: Precision = "float32",
+        grid: Grid | None = None,
+        tuning: Tuning | None = None,
+        cuda_graphs: bool = True,
+    ) -> None:
+        super().__init__(bundle, device, grid, tuning, cuda_graphs)
+        self.rounding = ROUNDING[precision]
+        form = scorer_form(
+            read_graph("scorer.onnx", bundle.graph("scorer.onnx")), bundle.graph_scorer.state_dim, bundle.graph_scorer.node_dim
+        )
+        query = read_graph("query.onnx", bundle.graph("query.onnx"))
+        rows = f"{bundle.tree.node_count:,} node rows of {bundle.graph_scorer.node_dim} {precision} numbers"
+        self.refuse_without_memory(device_bytes(bundle, precision), rows)
+        with self.running():
+            self.encoder = _encoder(query, bundle, self.device)
+            self.scorer = _Scorer(form, bundle.graph_scorer.node_dim, DTYPES[precision], self.device)
+            self.node_rows_ND = self._node_rows(DTYPES[precision])
+            self._common = self.common()
+        self.tile = self.tuning.tile or (16 if form.layers and precision == "float32" else 32)
+
+    def new_cell(self, batch: int, bucket: int, wanted: int) -> GraphCell:
+        return GraphCell(self, batch, bucket, wanted)
+
+    def release(self) -> None:
+        for name in ("node_rows_ND", "_common", "scorer", "encoder"):
+            vars(self).pop(name, None)
+
+    def _node_rows(self, dtype: torch.dtype) -> Tensor:
+        """The rows, read from the bundle's mapped file piece by piece."""
+        source = self.bundle.node_rows_ND
+        rows_ND = torch.empty(source.shape, dtype=dtype, device=self.device)
+        step = max(1, COPY_BYTES // max(1, source.shape[1] * source.itemsize))
+        for start in range(0, len(source), step):
+            rows_ND[start : start + step] = torch.from_numpy(np.array(source[start : start + step])).to(self.device).to(dtype)
+        return rows_ND
+
+
+def device_bytes(bundle: Bundle, precision: Precision) -> int:
+    """What a bundle's rows and tree take on a GPU."""
+    tree = bundle.tree
+    needed = tree.node_count * bundle.graph_scorer.node_dim * DTYPES[precision].itemsize
+    return needed + 4 * (tree.leaf_count + tree.item_count + (2 * tree.node_count if is_ragged(tree) else 0))
+
+
+class _Scorer:
+    """A scorer's weights as the kernels want them: layers padded to powers of two of at least 16, end to end."""
+
+    def __init__(self, form: ScorerForm, node_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.widths = [_padded(len(layer.bias)) for layer in form.layers] + [0] * (4 - len(form.layers))
+        self.row_width = triton.next_power_of_2(node_dim) if not form.layers else _padded(node_dim)
+        self.state_width = self.widths[0]
+        matrices, vectors, before = [], [], self.row_width
+        for layer, width in zip(form.layers, self.widths, strict=False):
+            matrix = np.zeros((before, width), np.float32)
+            matrix[: layer.weight.shape[0], : layer.weight.shape[1]] = layer.weight
+            matrices.append(matrix.ravel())
+            vectors += [_fill(layer.bias, width), _fill(layer.slope, width)]
+            before = width
+        if form.layers:
+            vectors += [_fill(form.out, before), np.array([form.offset], np.float32)]
+        flat = np.concatenate(matrices) if matrices else np.zeros(1, np.float32)
+        self.weights = torch.from_numpy(flat).to(device).to(dtype)
+        self.vectors = torch.from_numpy(np.concatenate(vectors) if vectors else np.zeros(1, np.float32)).to(device)
+
+
+def _encoder(query: onnx.ModelProto, bundle: Bundle, device: torch.device) -> TorchGraph:
+    kind, tree = bundle.graph_kind, bundle.tree
+    width = kind.length if isinstance(kind, HistoryKind) else kind.width
+    return encoder_of(query, device, bundle.graph_scorer.node_dim, tree.height + 1, width)
+
+
+class GraphCell(Cell[Tensor]):
+    """A cell of queries that an encoder makes states of: float32[B, levels from `first` on or 1, S]."""
+
+    def __init__(self, engine: TritonEngine, batch: int, bucket: int, wanted: int) -> None:
+        kind = engine.bundle.graph_kind
+        self._history = isinstance(kind, HistoryKind)
+        width, dtype = (kind.length, torch.int32) if isinstance(kind, HistoryKind) else (kind.width, torch.float32)
+        super().__init__(engine._common, batch, bucket, wanted, {"query": ((batch, width), dtype)})
+        self._engine = engine
+        gamma = self.common.gamma
+        self._log_activation = engine.bundle.manifest.ranking.own == "log_activation"
+        self._first = 1 if gamma > 0 else self.start
+        whole = gamma > 0 and self.start > 1
+        self._top = _WholeLevels(self.common.tree, self.start - 1, engine.tile, engine.device) if whole else None
+
+    def fill_queries(self, queries: QueryBatch) -> None:
+        self.host["query"].numpy()[: len(queries)] = queries.array
+
+    def launch_encoder(self) -> Tensor:
+        """float32[B, levels from `first` on or 1, S]: the query states."""
+        engine, batch, tree, tables = self._engine, self.batch, self.common.tree, self.common.tables
+        feeds = {"node_rows": engine.node_rows_ND, "vector": self.inputs["query"]}
+        if self._history:
+            length = self.inputs["query"].shape[1]
+            shape = (batch, tree.height + 1 - self._first, length)
+            feeds["history_nodes"] = nodes = torch.empty(shape, dtype=torch.int64, device=engine.device)
+            history_nodes_kernel[(batch,)](
+                self.inputs["query"], tables.leaf_of_item, tables.parent, tables.levels, nodes, length, self._first, tree.height,
+                triton.next_power_of_2(length),
+            )  # fmt: skip
+        state_BLS = engine.encoder(**{name: feeds[name] for name in engine.encoder.inputs})
+        padding = engine.scorer.state_width - state_BLS.shape[2]
+        return (torch.nn.functional.pad(state_BLS, (0, padding)) if padding > 0 else state_BLS).contiguous()
+
+    def begin(self, state: Tensor, beam: Beam) -> None:
+        """All nodes of the level above the start, with their ranks where children inherit them."""
+        engine = self._engine
+        beam.nodes[:, : self.slots[0]] = self.above
+        if self._top is None:
+            beam.ranks.zero_()
+            return
+        top, scorer, tile = self._top, engine.scorer, engine.tile
+        own = torch.empty((self.batch, top.nodes), dtype=torch.float32, device=engine.device)
+        score_levels_kernel[(len(top.tiles), self.batch)](
+            top.tiles, engine.node_rows_ND, state, state.stride(0), state.shape[2], state.shape[1],
+            scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.finite, own, top.nodes,
+            tile, scorer.row_width, *scorer.widths, self._log_activation, num_warps=engine.tuning.warps,
+        )  # fmt: skip
+        levels, width = top.ancestors.shape
+        rank_level_kernel[(triton.cdiv(width, 128), self.batch)](
+            own, top.nodes, top.ancestors, levels, width, beam.ranks, self.stride, self.common.gamma, 128
+        )
+
+    def score(self, level: int, slots: int, beam: Beam, found: Beam, state: Tensor) -> None:
+        engine, tree = self._engine, self.common.tree
+        scorer, tuning = engine.scorer, engine.tuning
+        children = tree.max_children[level - 1]
+        tiles = triton.cdiv(slots * children, engine.tile)
+        several = tuning.tiles_per_program if tiles * self.batch >= tuning.busy_tiles else 1
+        place = 0 if state.shape[1] == 1 else level - self._first
+        score_children_kernel[(triton.cdiv(tiles, several), self.batch)](
+            beam.nodes, beam.ranks, slots, self.stride, self.common.tables.first_child,
+            tree.level(level - 1).start, tree.level(level).start,
+            self.inputs["masks"], self.closed, self.inputs["closed_from"], self.inputs["closed_count"],
+            engine.grid.closed.bit_length(),
+            engine.node_rows_ND, state, state.stride(0), place * state.shape[2],
+            scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.common.gamma, self.finite,
+            found.nodes, found.ranks, self.candidates, slots * children,
+            children, tree.is_uniform(level - 1), engine.tile, several,
+            scorer.row_width, *scorer.widths, self._log_activation, num_warps=tuning.warps,
+        )  # fmt: skip
+
+
+class _WholeLevels:
+    """The levels 1 … `last`, all of whose nodes are scored for their ranks.
+
+    nodes      of those levels and the root
+    tiles      int32[tiles, 3]: level − 1, first node and number of nodes of a tile of one level
+    ancestors  int32[last, nodes of the last]: each node's ancestors from level 1 down to itself
+    """
+
+    def __init__(self, tree: Tree, last: int, tile: int, device: torch.device) -> None:
+        self.nodes = tree.level(last).stop
+        tiles = [
+            (level - 1, first, min(tile, tree.level(level).stop - first))
+            for level in range(1, last + 1)
+            for first in range(tree.level(level).start, tree.level(level).stop, tile)
+        ]
+        path = [np.arange(tree.level(last).start, tree.level(last).stop)]
+        for _ in range(1, last):
+            path.insert(0, tree.parent[path[0]])
+        self.tiles = torch.tensor(tiles, dtype=torch.int32, device=device)
+        self.ancestors = torch.from_numpy(np.stack(path).astype(np.int32)).to(device)
+
+
+def _padded(width: int) -> int:
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def _fill(values: NDArray[np.float32], width: int) -> NDArray[np.float32]:
+    return np.pad(values, (0, width - len(values)))

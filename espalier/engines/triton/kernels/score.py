@@ -1,0 +1,185 @@
+"""Node scorers over tiles of nodes: the children of a beam, and whole levels above it.
+
+Legend: B queries, K beam, C candidates, N nodes, D node row, S state, L levels, X excluded nodes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from espalier.engines.triton.kernels.eligible import is_open
+from espalier.engines.triton.kernels.logistic import log_sigmoid
+from espalier.engines.triton.kernels.numbers import is_finite
+
+MINUS_INF = tl.constexpr(float("-inf"))
+NAN = tl.constexpr(float("nan"))
+
+
+@triton.jit
+def _active(sums, vectors, width: tl.constexpr):
+    """max(x, 0) + slope · min(x, 0) by column; the slopes come after the layer's biases."""
+    slope = tl.load(vectors + width + tl.arange(0, width))
+    return tl.where(sums >= 0, sums, sums * slope[None, :])
+
+
+@triton.jit
+def _dense(x, weights, vectors, before: tl.constexpr, width: tl.constexpr):
+    """One hidden layer, float32 sums of products in the weights' precision."""
+    row, column = tl.arange(0, before), tl.arange(0, width)
+    weight = tl.load(weights + row[:, None] * width + column[None, :])
+    sums = tl.dot(x.to(weight.dtype), weight, input_precision="tf32x3") + tl.load(vectors + column)[None, :]
+    return _active(sums, vectors, width)
+
+
+@triton.jit
+def _out(x, vectors, width: tl.constexpr):
+    return tl.sum(x * tl.load(vectors + tl.arange(0, width))[None, :], 1) + tl.load(vectors + width)
+
+
+@triton.jit
+def own_of(
+    node, there, rows_ND, state_S, weights, vectors, D, finite_1,
+    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, LOG_ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """float32[tile]: what nodes (int32[tile]) add to their ranks, 0-padding where not `there`, NaN where a logit is not finite.
+
+    S0 = 0     an inner product of the node row with the state, float32[D]
+    S0 … S3    padded widths of the hidden layers (0 = there is none) of an MLP whose first layer's sums the state, float32[S0], is added to
+    finite_1   float32[1], out: 0 where the logit of some node is not finite, else left as it is
+    weights    the layers' matrices end to end · vectors: each layer's biases and slopes, then the output's weights and bias
+    """
+    d = tl.arange(0, D_PAD)
+    inside = there[:, None] & (d < D)[None, :]
+    x = tl.load(rows_ND + node[:, None].to(tl.int64) * D + d[None, :], mask=inside, other=0.0)
+    if S0 == 0:
+        state = tl.load(state_S + d, mask=d < D, other=0.0)
+        logit = tl.sum(x.to(tl.float32) * state[None, :], 1)
+    else:
+        row, column = tl.arange(0, D_PAD), tl.arange(0, S0)
+        weight = tl.load(weights + row[:, None] * S0 + column[None, :])
+        sums = tl.dot(x.to(weight.dtype), weight, input_precision="tf32x3") + tl.load(vectors + column)[None, :]
+        h = _active(sums + tl.load(state_S + column)[None, :], vectors, S0)
+        weights += D_PAD * S0
+        vectors += 2 * S0
+        if S1 == 0:
+            logit = _out(h, vectors, S0)
+        else:
+            h1 = _dense(h, weights, vectors, S0, S1)
+            weights += S0 * S1
+            vectors += 2 * S1
+            if S2 == 0:
+                logit = _out(h1, vectors, S1)
+            else:
+                h2 = _dense(h1, weights, vectors, S1, S2)
+                weights += S1 * S2
+                vectors += 2 * S2
+                if S3 == 0:
+                    logit = _out(h2, vectors, S2)
+                else:
+                    logit = _out(_dense(h2, weights, vectors, S2, S3), vectors + 2 * S3, S3)
+    finite = is_finite(logit)
+    wrong = tl.max((there & (finite == 0)).to(tl.int32), 0)
+    tl.store(finite_1, 0.0, mask=wrong == 1)
+    if LOG_ACTIVATION:
+        logit = log_sigmoid(logit)
+    return tl.where(finite, logit, NAN)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "slots", "kept_stride", "level_start", "next_start", "closed_steps",
+        "state_stride", "state_offset", "candidate_stride", "candidates",
+    ]
+)  # fmt: skip
+def score_children_kernel(
+    kept_BK, kept_ranks_BK, slots, kept_stride, first_child_N, level_start, next_start,
+    masks_B, closed, closed_from_B, closed_count_B, closed_steps,
+    rows_ND, state_BLS, state_stride, state_offset, weights, vectors, D, gamma, finite_B,
+    nodes_BC, ranks_BC, candidate_stride, candidates,
+    CHILDREN: tl.constexpr, UNIFORM: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, LOG_ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """The children of a beam, in node order, with their ranks own + γ · rank of the parent; TILES tiles of one query a program.
+
+    kept_BK, kept_ranks_BK   int32, float32: the first `slots` entries of each row are the beam, ascending, −1 after its end
+    masks_B                  int64[B]: the addresses of masks, 0 = none
+    closed                   int32: the ascending lists of closed nodes end to end; a query's begins at closed_from_B, int32[B]
+    closed_steps             of a search in the longest list
+    CHILDREN                 the most children of a node; UNIFORM: of every node, which makes their numbers arithmetic
+    finite_B                 float32[B], out: see `own_of`
+    nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or closed, or its rank is not finite
+    """
+    b = tl.program_id(1)
+    kept_BK += b.to(tl.int64) * kept_stride
+    kept_ranks_BK += b.to(tl.int64) * kept_stride
+    out = b.to(tl.int64) * candidate_stride
+    mask_address = tl.load(masks_B + b)
+    closed_count = tl.load(closed_count_B + b)
+    closed_X = closed + tl.load(closed_from_B + b)
+    state_S = state_BLS + b.to(tl.int64) * state_stride + state_offset
+    for tile in range(0, TILES):
+        begin = (tl.program_id(0) * TILES + tile) * TILE
+        if begin < candidates:
+            c = begin + tl.arange(0, TILE)
+            slot, child = c // CHILDREN, c % CHILDREN
+            begin_slot = begin // CHILDREN
+            alive = tl.load(kept_BK + begin_slot) >= 0
+            node = tl.full([TILE], -1, tl.int32)
+            rank = tl.full([TILE], MINUS_INF, tl.float32)
+            if alive:  # a beam is closed up to the left: what begins in an empty slot is empty
+                inside = slot < slots
+                parent = tl.load(kept_BK + slot, mask=inside, other=-1)
+                there = parent >= 0
+                if UNIFORM:
+                    number = next_start + (parent - level_start) * CHILDREN + child
+                else:
+                    number = tl.load(first_child_N + parent, mask=there, other=0) + child
+                    there = there & (number < tl.load(first_child_N + parent + 1, mask=there, other=0))
+                there = is_open(number, there, mask_address, closed_X, closed_count, closed_steps)
+                own = own_of(number, there, rows_ND, state_S, weights, vectors, D, finite_B + b, D_PAD, S0, S1, S2, S3, LOG_ACTIVATION)
+                inherited = tl.load(kept_ranks_BK + slot, mask=there, other=0.0)
+                total = own + gamma * inherited
+                there = there & is_finite(total)  # else it is no candidate: it would have no place in any order
+                node = tl.where(there, number, -1)
+                rank = tl.where(there, total, MINUS_INF)
+            tl.store(nodes_BC + out + c, node, mask=c < candidates)
+            tl.store(ranks_BC + out + c, rank, mask=c < candidates)
+
+
+@triton.jit(do_not_specialize=["state_stride", "state_width", "state_levels", "nodes"])
+def score_levels_kernel(
+    tiles_3, rows_ND, state_BLS, state_stride, state_width, state_levels, weights, vectors, D, finite_B, own_BN, nodes,
+    TILE: tl.constexpr,
+    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, LOG_ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """What each node of whole levels adds to its rank; one tile of one level and one query a program.
+
+    tiles_3       int32[tiles, 3]: a tile's place among the states, its first node and its number of nodes
+    state_levels  1 where all levels share a state
+    finite_B, own_BN  float32[B] and float32[B, nodes], by node number, out: see `own_of`
+    """
+    b = tl.program_id(1)
+    level = tl.load(tiles_3 + 3 * tl.program_id(0))
+    first = tl.load(tiles_3 + 3 * tl.program_id(0) + 1)
+    count = tl.load(tiles_3 + 3 * tl.program_id(0) + 2)
+    place = tl.arange(0, TILE)
+    state_S = state_BLS + b.to(tl.int64) * state_stride + tl.minimum(level, state_levels - 1) * state_width
+    own = own_of(first + place, place < count, rows_ND, state_S, weights, vectors, D, finite_B + b, D_PAD, S0, S1, S2, S3, LOG_ACTIVATION)
+    tl.store(own_BN + b.to(tl.int64) * nodes + first + place, own, mask=place < count)
+
+
+@triton.jit(do_not_specialize=["nodes", "levels", "width", "kept_stride"])
+def rank_level_kernel(own_BN, nodes, ancestors_LK, levels, width, ranks_BK, kept_stride, gamma, TILE: tl.constexpr):
+    """The ranks of a level's nodes, from what their ancestors on all levels below the root and they themselves add.
+
+    ancestors_LK  int32[levels, width]: node numbers from level 1 down to the level's own
+    """
+    b = tl.program_id(1)
+    k = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    there = k < width
+    rank = tl.zeros([TILE], tl.float32)
+    for level in range(0, levels):
+        node = tl.load(ancestors_LK + level * width + k, mask=there, other=0)
+        rank = tl.load(own_BN + b.to(tl.int64) * nodes + node, mask=there, other=0.0) + gamma * rank
+    tl.store(ranks_BK + b.to(tl.int64) * kept_stride + k, rank, mask=there)

@@ -1,0 +1,170 @@
+"""Linear node scorers over tiles of a node's children: a query's features are looked up in a tile's rows, all of a block at once.
+
+Legend: B queries, K beam, C candidates, N nodes, F a query's features, T tiles, R rows, W weights.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from espalier.engines.triton.kernels.eligible import is_open
+from espalier.engines.triton.kernels.logistic import log_sigmoid
+from espalier.engines.triton.kernels.numbers import is_finite
+
+MINUS_INF = tl.constexpr(float("-inf"))
+NAN = tl.constexpr(float("nan"))
+HASH = tl.constexpr(2654435769)
+"""2^32 over the golden ratio: as `chunk_tiles.bucket_of` hashes."""
+KEYS = tl.constexpr(8)
+"""Of a bucket that are compared at a time: 32 bytes, what a GPU reads at least."""
+
+
+@triton.jit
+def _bits_set(x):
+    """How many bits of uint32 numbers are 1."""
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def _rows_of(feature, there, first_key_U, keys_R, buckets, longest):
+    """int32[block]: where the rows of features (int32[block]) are among a tile's, −1 where it has none."""
+    bucket = tl.umulhi(feature.to(tl.uint32) * HASH, buckets.to(tl.uint32)).to(tl.int32)
+    begin = tl.load(first_key_U + bucket, mask=there, other=0)
+    end = tl.load(first_key_U + bucket + 1, mask=there, other=0)
+    row = tl.full(feature.shape, -1, tl.int32)
+    for start in range(0, longest, KEYS):
+        at = begin[:, None] + start + tl.arange(0, KEYS)[None, :]
+        key = tl.load(keys_R + at, mask=at < end[:, None], other=-1)
+        row = tl.maximum(row, tl.max(tl.where(key == feature[:, None], at, -1), 1))
+    return row
+
+
+@triton.jit
+def _logits_of(
+    bias, features, values, count, tile_4, first_key_U, keys_R, places_R2, weights_W, TILE: tl.constexpr, FEATURES: tl.constexpr
+):  # fmt: skip
+    """float32[TILE]: bias + Σ weight · value, a block of features after the other, so that the order of the sum is the query's alone.
+
+    features, values  where the addresses of the query's features and of their values are
+    """
+    features_F = tl.load(features).to(tl.pointer_type(tl.int32))
+    values_F = tl.load(values).to(tl.pointer_type(tl.float32))
+    unit_from, row_from, weight_from, size = tl.load(tile_4), tl.load(tile_4 + 1), tl.load(tile_4 + 2), tl.load(tile_4 + 3)
+    buckets, longest = (size & 0xFFFFFFFF).to(tl.int32), (size >> 32).to(tl.int32)
+    child = tl.arange(0, TILE)
+    bit = tl.full([TILE], 1, tl.uint32) << child.to(tl.uint32)
+    logit = bias
+    for start in range(0, count, FEATURES):
+        f = start + tl.arange(0, FEATURES)
+        feature = tl.load(features_F + f, mask=f < count, other=0)
+        value = tl.load(values_F + f, mask=f < count, other=0.0)
+        row = _rows_of(feature, f < count, first_key_U + unit_from, keys_R + row_from, buckets, longest)
+        place = places_R2 + 2 * (row_from + row)
+        has = tl.load(place, mask=row >= 0, other=0).to(tl.uint32, bitcast=True)
+        begin = tl.load(place + 1, mask=row >= 0, other=0)
+        before = _bits_set(has[:, None] & (bit - 1)[None, :])
+        inside = (has[:, None] & bit[None, :]) != 0
+        weight = tl.load(weights_W + weight_from + begin[:, None] + before, mask=inside, other=0.0).to(tl.float32)
+        logit += tl.sum(weight * value[:, None], 0)
+    return logit
+
+
+@triton.jit
+def _own_of(logit, POWER: tl.constexpr):
+    """What a node adds to its rank: its logit (−1), its sigmoid's log (0), or −max(0, 1 − logit)^POWER; NaN where that is not finite."""
+    if POWER < 0:
+        own = logit
+    elif POWER == 0:
+        own = log_sigmoid(logit)
+    else:
+        short = tl.maximum(1.0 - logit, 0.0)
+        loss = short
+        for _ in tl.static_range(1, POWER):
+            loss *= short
+        own = -loss
+    return tl.where(is_finite(logit), own, NAN)
+
+
+@triton.jit
+def _numbers(parent, child, first_child_N, level_start, next_start, children, UNIFORM: tl.constexpr):
+    """A parent's children by their places (int32[TILE]): their node numbers, and which there are."""
+    if UNIFORM:
+        number = next_start + (parent - level_start) * children + child
+        there = child < children
+    else:
+        number = tl.load(first_child_N + parent) + child
+        there = number < tl.load(first_child_N + parent + 1)
+    return number, there
+
+
+@triton.jit(
+    do_not_specialize=["kept_stride", "level_start", "next_start", "children", "tiles", "closed_steps", "first_tile", "candidate_stride"]
+)
+def score_chunks_kernel(
+    kept_BK, kept_ranks_BK, kept_stride, first_child_N, level_start, next_start, children, tiles,
+    masks_B, closed, closed_from_B, closed_count_B, closed_steps,
+    features_B, values_B, count_B,
+    tiles_T4, first_tile, first_key_U, keys_R, places_R2, weights_W, bias_N, gamma,
+    nodes_BC, ranks_BC, candidate_stride,
+    UNIFORM: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, POWER: tl.constexpr,
+):  # fmt: skip
+    """The children of a beam, in node order, with their ranks own + γ · rank of the parent; a tile of one parent's children a program.
+
+    kept_BK, kept_ranks_BK   int32, float32: the beam, ascending, −1 after its end
+    masks_B, closed …        as `score_children_kernel` has them
+    features_B, values_B     int64[B]: the addresses of each query's features, int32, and of their values, float32; count_B int32[B]
+    children, tiles          the most of a node; UNIFORM: of every node, which makes the children's numbers arithmetic
+    tiles_T4 … weights_W     as `ChunkTiles` has them; first_tile: of the level's first parent; TILE: children of a tile
+    FEATURES                 of a query that are looked up at a time; POWER: see `_own_of`
+    nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or closed, or its rank is not finite
+    """
+    b = tl.program_id(1)
+    slot, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    kept = b.to(tl.int64) * kept_stride + slot
+    parent = tl.load(kept_BK + kept)
+    child = tile * TILE + tl.arange(0, TILE)
+    node = tl.full([TILE], -1, tl.int32)
+    rank = tl.full([TILE], MINUS_INF, tl.float32)
+    if parent >= 0:
+        number, there = _numbers(parent, child, first_child_N, level_start, next_start, children, UNIFORM)
+        closed_X = closed + tl.load(closed_from_B + b)
+        there = is_open(number, there, tl.load(masks_B + b), closed_X, tl.load(closed_count_B + b), closed_steps)
+        tile_4 = tiles_T4 + 4 * (first_tile + (parent - level_start) * tiles + tile).to(tl.int64)
+        logit = _logits_of(
+            tl.load(bias_N + number, mask=there, other=0.0), features_B + b, values_B + b, tl.load(count_B + b),
+            tile_4, first_key_U, keys_R, places_R2, weights_W, TILE, FEATURES,
+        )  # fmt: skip
+        total = _own_of(logit, POWER) + gamma * tl.load(kept_ranks_BK + kept)
+        there = there & is_finite(total)  # else it is no candidate: it would have no place in any order
+        node = tl.where(there, number, -1)
+        rank = tl.where(there, total, MINUS_INF)
+    out = b.to(tl.int64) * candidate_stride + slot * children + child
+    tl.store(nodes_BC + out, node, mask=child < children)
+    tl.store(ranks_BC + out, rank, mask=child < children)
+
+
+@triton.jit(do_not_specialize=["above_stride", "level_start", "next_start", "children", "tiles", "first_tile", "out_stride"])
+def score_level_kernel(
+    above_BK, above_stride, first_child_N, level_start, next_start, children, tiles,
+    features_B, values_B, count_B,
+    tiles_T4, first_tile, first_key_U, keys_R, places_R2, weights_W, bias_N, gamma,
+    ranks_BK, out_stride,
+    UNIFORM: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, POWER: tl.constexpr,
+):  # fmt: skip
+    """The ranks of a whole level, in node order, from those of the level above; a tile of one parent's children a program."""
+    b = tl.program_id(1)
+    place, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    parent = level_start + place
+    child = tile * TILE + tl.arange(0, TILE)
+    number, there = _numbers(parent, child, first_child_N, level_start, next_start, children, UNIFORM)
+    tile_4 = tiles_T4 + 4 * (first_tile + place * tiles + tile).to(tl.int64)
+    logit = _logits_of(
+        tl.load(bias_N + number, mask=there, other=0.0), features_B + b, values_B + b, tl.load(count_B + b),
+        tile_4, first_key_U, keys_R, places_R2, weights_W, TILE, FEATURES,
+    )  # fmt: skip
+    total = _own_of(logit, POWER) + gamma * tl.load(above_BK + b.to(tl.int64) * above_stride + place)
+    tl.store(ranks_BK + b.to(tl.int64) * out_stride + number - next_start, total, mask=there)

@@ -1,0 +1,201 @@
+"""`sparse-cuda`: bundles of linear node scorers, the whole beam search in Triton kernels.
+
+On each level one kernel looks the query's features up in the tables of the beam's nodes (`chunk_tiles.py`) and scores their children, and
+one selects the best of them. Calls, masks and cells are those of `gpu_engine.py` and `gpu_cells.py`. The features of a call lie in one
+buffer, whose addresses the kernels read, so that queries may have any number of them without a cell of their own.
+
+On the GPU are the tables, mostly smaller than the bundle's file and never more than three times its size (half of that for the weights in
+16 bits), 4 bytes for each node's bias and 4 to 12 for the tree.
+
+Legend: B queries, K beam, N nodes, F features of a call.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+
+from espalier.bundle import Bundle
+from espalier.engines.linear.chunk_search import POWERS
+from espalier.engines.triton.cells import Beam, Cell, Entries, Grid, Tuning, is_ragged
+from espalier.engines.triton.chunk_tiles import TILE, TileSizes, laid_out
+from espalier.engines.triton.gpu_engine import DTYPES, GpuEngine
+from espalier.engines.triton.kernels.score_chunks import score_chunks_kernel, score_level_kernel
+from espalier.errors import InvalidQuery
+from espalier.queries import QueryBatch
+from espalier.search import Precision
+from espalier.text.sparse_rows import SparseRows
+
+ROUNDING: dict[Precision, float] = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}
+"""For logits of a few units, as training makes."""
+FEATURES = 64
+"""Of a query that are looked up at a time. The order of a score's sum depends on it, so it is not for tuning."""
+ROOM = 1 << 16
+"""Numbers of a call's features and values that there is room for at first."""
+
+
+class SparseCudaEngine(GpuEngine["FeatureCell"]):
+    """See the module.
+
+    device     "cuda", or "cpu" under Triton's interpreter (TRITON_INTERPRET=1), for tests
+    precision  of the weights; sums are float32 in any case
+    grid, tuning  sizes of cells and kernels
+    cuda_graphs   False: every launch goes out by itself, as compute-sanitizer wants it
+
+    Raises DeviceUnavailable when there is no GPU or too little memory on it.
+    """
+
+    name = "sparse-cuda"
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        device: Literal["cuda", "cpu"] = "cuda",
+        precision: Precision = "float32",
+        grid: Grid | None = None,
+        tuning: Tuning | None = None,
+        cuda_graphs: bool = True,
+    ) -> None:
+        super().__init__(bundle, device, grid, tuning, cuda_graphs)
+        self.rounding = ROUNDING[precision]
+        ranking = bundle.manifest.ranking
+        self.power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
+        sizes = TileSizes.of(bundle.tree, bundle.chunks)
+        needed = device_bytes(bundle, sizes, precision)
+        self.refuse_without_memory(needed, f"{len(bundle.chunks.entry_weight):,} {precision} weights")
+        with self.running():
+            self.tiles = _Tiles(bundle, sizes, DTYPES[precision], self.device)
+            self.features = _Features(self.device)
+            self._common = self.common()
+
+    def new_cell(self, batch: int, bucket: int, wanted: int) -> FeatureCell:
+        return FeatureCell(self, batch, bucket, wanted)
+
+    def release(self) -> None:
+        for name in ("tiles", "features", "_common"):
+            vars(self).pop(name, None)
+
+    def check(self, queries: QueryBatch) -> None:
+        super().check(queries)
+        indices, width = queries.features.indices, self.bundle.chunks.width
+        if len(indices) and (indices.min() < 0 or indices.max() >= width):
+            wrong = indices[(indices < 0) | (indices >= width)][0]
+            raise InvalidQuery("features.indices", int(wrong), f"feature numbers from 0 to {width - 1}")
+
+
+def device_bytes(bundle: Bundle, sizes: TileSizes, precision: Precision) -> int:
+    """What a bundle's tables, biases and tree take on a GPU."""
+    tree = bundle.tree
+    ragged = tree.node_count if is_ragged(tree) else 0
+    return sizes.nbytes(DTYPES[precision].itemsize) + 4 * (tree.node_count + tree.leaf_count + ragged)
+
+
+class _Tiles:
+    """The tables on the device, laid out and brought there block by block; see `ChunkTiles`."""
+
+    def __init__(self, bundle: Bundle, sizes: TileSizes, dtype: torch.dtype, device: torch.device) -> None:
+        def room(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(tuple(max(1, n) for n in shape), dtype=dtype, device=device)
+
+        self.first_tile, self.per_node = sizes.first_tile, sizes.per_node
+        units, rows, weights = (int(part[-1]) for part in (sizes.unit_from, sizes.row_from, sizes.weight_from))
+        self.tiles, self.first_key = room(len(sizes.row_from) - 1, 4, dtype=torch.int64), room(units)
+        self.keys, self.places, self.weights = room(rows), room(rows, 2), room(weights, dtype=dtype)
+        self.bias = torch.from_numpy(np.array(bundle.chunks.bias)).to(device)
+        for tiles, block in laid_out(bundle.tree, bundle.chunks, sizes):
+            self.tiles[tiles.start : tiles.stop] = torch.from_numpy(block.tiles_T4).to(device)
+            for to, part, begin in (
+                (self.first_key, block.first_key_U, sizes.unit_from),
+                (self.keys, block.keys_R, sizes.row_from),
+                (self.places, block.places_R2, sizes.row_from),
+                (self.weights, block.weights_W, sizes.weight_from),
+            ):
+                to[int(begin[tiles.start]) : int(begin[tiles.stop])] = torch.from_numpy(part).to(device).to(to.dtype)
+
+    def of_level(self, level: int) -> tuple[Tensor | int, ...]:
+        """What the kernels take to score the children of a level's nodes."""
+        return self.tiles, self.first_tile[level], self.first_key, self.keys, self.places, self.weights, self.bias
+
+
+class _Features:
+    """The features of one call on the device, int32[F], and their values after them, float32[F]; for calls one after another."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._room = device, 0
+        self._make_room(ROOM)
+
+    def _make_room(self, numbers: int) -> None:
+        self._host = torch.empty(numbers, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        self._there, self._room = torch.empty(numbers, dtype=torch.int32, device=self._device), numbers
+
+    def put(self, rows: SparseRows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Int64[B] and int64[B]: the addresses of each query's features and of their values."""
+        total = len(rows.indices)
+        if 2 * total > self._room:
+            self._make_room(1 << (2 * total - 1).bit_length())
+        host = self._host.numpy()
+        host[:total], host[total : 2 * total] = rows.indices, rows.values.view(np.int32)
+        if total:
+            self._there[: 2 * total].copy_(self._host[: 2 * total], non_blocking=True)
+        features_B = self._there.data_ptr() + 4 * rows.indptr[:-1]
+        return features_B, features_B + 4 * total
+
+
+class FeatureCell(Cell[None]):
+    """A cell of queries with features. What encodes them has run on the host, so that they have no state."""
+
+    def __init__(self, engine: SparseCudaEngine, batch: int, bucket: int, wanted: int) -> None:
+        entries: Entries = {"features": ((batch,), torch.int64), "values": ((batch,), torch.int64), "count": ((batch,), torch.int32)}
+        super().__init__(engine._common, batch, bucket, wanted, entries)
+        self._features, self._tiles, self._power = engine.features, engine.tiles, engine.power
+
+    def fill_queries(self, queries: QueryBatch) -> None:
+        count, rows = len(queries), queries.features
+        self.host["features"].numpy()[:count], self.host["values"].numpy()[:count] = self._features.put(rows)
+        self.host["count"].numpy()[:count] = np.diff(rows.indptr)
+        self.host["count"].numpy()[count:] = 0
+
+    def launch_encoder(self) -> None:
+        """Nothing."""
+
+    def begin(self, state: None, beam: Beam) -> None:
+        tree, gamma = self.common.tree, self.common.gamma
+        beam.nodes[:, : self.slots[0]] = self.above
+        if gamma == 0 or self.start == 1:
+            beam.ranks.zero_()
+            return
+        above = torch.zeros((self.batch, 1), dtype=torch.float32, device=self.common.device)
+        for level in range(1, self.start):
+            ranks = beam.ranks
+            if level < self.start - 1:
+                ranks = torch.empty((self.batch, tree.level_size(level)), dtype=torch.float32, device=self.common.device)
+            score_level_kernel[(tree.level_size(level - 1) * self._tiles.per_node[level - 1], self.batch)](
+                above, above.shape[1], *self._places(level), self.inputs["features"], self.inputs["values"], self.inputs["count"],
+                *self._tiles.of_level(level - 1), gamma, ranks, ranks.shape[1], *self._constants(level), num_warps=self.common.tuning.warps,
+            )  # fmt: skip
+            above = ranks
+
+    def score(self, level: int, slots: int, beam: Beam, found: Beam, state: None) -> None:
+        inputs = self.inputs
+        score_chunks_kernel[(slots * self._tiles.per_node[level - 1], self.batch)](
+            beam.nodes, beam.ranks, self.stride, *self._places(level),
+            inputs["masks"], self.closed, inputs["closed_from"], inputs["closed_count"], self.common.grid.closed.bit_length(),
+            inputs["features"], inputs["values"], inputs["count"], *self._tiles.of_level(level - 1), self.common.gamma,
+            found.nodes, found.ranks, self.candidates, *self._constants(level), num_warps=self.common.tuning.warps,
+        )  # fmt: skip
+
+    def _places(self, level: int) -> tuple[Tensor, int, int, int, int]:
+        """Where a level's nodes are among the nodes and the tiles."""
+        tree, tiles = self.common.tree, self._tiles.per_node[level - 1]
+        above = level - 1
+        return self.common.tables.first_child, tree.level(above).start, tree.level(level).start, tree.max_children[above], tiles
+
+    def _constants(self, level: int) -> tuple[bool, int, int, int]:
+        """What the kernels are compiled for."""
+        tile = min(TILE, triton.next_power_of_2(self.common.tree.max_children[level - 1]))
+        return self.common.tree.is_uniform(level - 1), tile, FEATURES, self._power

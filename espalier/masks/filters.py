@@ -1,0 +1,313 @@
+"""Filters over the item table's columns: from JSON to the node mask that a search takes.
+
+`{"section": ["games", "math"], "year": {"min": 1990}}`: an item passes when it has, for every key, one of the values or a value in the
+range (both ends included); for a list-valued column any element counts. Of an exclude filter every key bars on its own. Null and NaN
+match nothing, and a value that no item has matches nothing. Masks are built once and kept, the least recently used one dropped first.
+Knows columns, values and removed items; `eligibility.py` knows what a mask is, the engines what it does.
+
+Legend: I items, N nodes, V distinct values of a column, R (value, item row) pairs of a column.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidQuery
+from espalier.items import ItemTable
+from espalier.masks.eligibility import node_mask
+from espalier.search import NodeMask
+from espalier.tree import Tree
+
+Value = str | int | float | bool
+Kind = Literal["string", "number", "boolean"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, both included; None is open."""
+
+    low: float | None
+    high: float | None
+
+
+Condition = tuple[Value, ...] | Range
+"""What an item must have in a column: one of some values, or a number in a range."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A checked filter in canonical form: whatever the order and repeats it came with, it compares equal. False where all items pass.
+
+    wanted  (column, values or range) of every column that an item must match, by column; values ascending, each once
+    barred  the same of every column that an item must not match
+    """
+
+    wanted: tuple[tuple[str, Condition], ...] = ()
+    barred: tuple[tuple[str, Condition], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.wanted or self.barred)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its values."""
+        conditions = [condition for _, condition in self.wanted + self.barred]
+        return sum(sys.getsizeof(value) for condition in conditions if isinstance(condition, tuple) for value in condition)
+
+
+class ItemFilters:
+    """The filters of one model. Safe to use from several threads.
+
+    max_bytes  most that the kept masks take: N bytes each, and the filter itself. A larger one is built again each time.
+    """
+
+    def __init__(self, tree: Tree, items: ItemTable, max_bytes: int) -> None:
+        self._tree, self._items, self._max_bytes = tree, items, max_bytes
+        kinds = {field: _kind(items.column(field).type) for field in items.fields}
+        self._kinds: dict[str, Kind] = {field: kind for field, kind in kinds.items() if kind is not None}
+        self._indices: dict[str, _Index] = {}
+        self._index_locks = {field: threading.Lock() for field in self._kinds}
+        self._lock = threading.Lock()  # of all below; held for moments only
+        self._masks: OrderedDict[Filter, NodeMask] = OrderedDict()  # least recently used first
+        self._bytes = 0
+        self._building: dict[Filter, Future[NodeMask]] = {}
+        self._removed = np.empty(0, np.int64)
+        self._standing: NodeMask | None = None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The columns that can be filtered: strings, numbers, booleans, and lists of one of these."""
+        return tuple(self._kinds)
+
+    def parse(self, filter: Mapping[str, object], exclude_filter: Mapping[str, object]) -> Filter:
+        """A filter as it came, checked. Raises InvalidQuery with the path of what is wrong, as in `filter.year.min`."""
+        return Filter(self._conditions("filter", filter), self._conditions("exclude_filter", exclude_filter))
+
+    def cached(self, filter: Filter) -> NodeMask | None:
+        """The mask, if it is there. Takes microseconds."""
+        with self._lock:
+            if filter in self._masks:
+                self._masks.move_to_end(filter)
+            return self._masks.get(filter)
+
+    def mask(self, filter: Filter) -> NodeMask:
+        """The mask of the items that pass a filter and are not removed. Threads that ask for one filter at a time build it once.
+
+        O(N), and O(I · log I) where it is the first filter on a column.
+        """
+        with self._lock:
+            if filter in self._masks:
+                self._masks.move_to_end(filter)
+                return self._masks[filter]
+            building = self._building.get(filter)
+            mine = building is None
+            if building is None:
+                building = self._building[filter] = Future()
+            removed = self._removed
+        if not mine:
+            return building.result()
+        try:
+            eligible_I = self._passing(filter)
+            eligible_I[removed] = False
+            built = node_mask(self._tree, eligible_I)
+        except BaseException as error:
+            self._finish(filter, building, None)
+            building.set_exception(error)
+            raise
+        self._finish(filter, building, built)
+        building.set_result(built)
+        return built
+
+    def matches(self, filter: Filter, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """bool[len(rows)]: whether items pass a filter, removed or not. As slow as building a mask."""
+        return self._passing(filter)[rows]
+
+    def set_removed(self, rows: NDArray[np.int64]) -> None:
+        """The items (int64 rows, repeats allowed) that no later mask lets pass, instead of those removed before. Drops the kept masks.
+
+        Raises InvalidQuery on a row that the catalogue does not have.
+        """
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self._items)):
+            bad = int(rows.max() if rows.max() >= len(self._items) else rows.min())
+            raise InvalidQuery("removed", bad, f"item rows from 0 to {len(self._items) - 1}")
+        eligible_I = np.ones(len(self._items), np.bool_)
+        eligible_I[rows] = False
+        standing = node_mask(self._tree, eligible_I) if len(rows) else None
+        with self._lock:
+            self._removed, self._standing = np.unique(rows), standing
+            self._masks.clear()
+            self._bytes = 0
+            self._building.clear()  # what is being built has the old removals: who asked before gets it, and it is not kept
+
+    @property
+    def standing(self) -> NodeMask | None:
+        """The mask of a query without a filter; None where nothing is removed."""
+        return self._standing
+
+    def is_removed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """bool[len(rows)]: whether items are removed."""
+        return np.isin(rows, self._removed)
+
+    # -- checking -----------------------------------------------------------------------------------------------------
+
+    def _conditions(self, path: str, given: Mapping[str, object]) -> tuple[tuple[str, Condition], ...]:
+        for field in given:
+            if field not in self._kinds:
+                raise InvalidQuery(f"{path}.{field}", field, f"a column that can be filtered: {', '.join(self._kinds)}")
+        return tuple((field, _condition(f"{path}.{field}", self._kinds[field], given[field])) for field in sorted(given))
+
+    # -- building -----------------------------------------------------------------------------------------------------
+
+    def _passing(self, filter: Filter) -> NDArray[np.bool_]:
+        """bool[I]: the items that pass, removed or not."""
+        passing_I = np.ones(len(self._items), np.bool_)
+        for field, condition in filter.wanted:
+            matching_I = np.zeros(len(self._items), np.bool_)
+            for rows in self._matching(field, condition):
+                matching_I[rows] = True
+            passing_I &= matching_I
+        for field, condition in filter.barred:
+            for rows in self._matching(field, condition):
+                passing_I[rows] = False
+        return passing_I
+
+    def _matching(self, field: str, condition: Condition) -> list[NDArray[Any]]:
+        """The rows of the items that match one condition, in parts that may overlap."""
+        if field == "id" and isinstance(condition, tuple):
+            rows = self._items.rows_of([str(item_id) for item_id in condition])
+            return [rows[rows >= 0]]
+        with self._index_locks[field]:
+            if field not in self._indices:
+                self._indices[field] = _index(self._items.column(field))
+        index = self._indices[field]
+        if isinstance(condition, Range):
+            return [index.between(condition.low, condition.high)]
+        return [index.of(value) for value in condition]
+
+    def _finish(self, filter: Filter, building: Future[NodeMask], mask: NodeMask | None) -> None:
+        """Keep a mask that was built, unless the removals have changed since it was begun."""
+        with self._lock:
+            if self._building.get(filter) is not building:
+                return
+            del self._building[filter]
+            if mask is not None and _cost(filter, mask) <= self._max_bytes:
+                self._masks[filter] = mask
+                self._bytes += _cost(filter, mask)
+            while self._bytes > self._max_bytes:
+                self._bytes -= _cost(*self._masks.popitem(last=False))
+
+
+ENTRY_BYTES = 700
+"""What Python's objects around a kept mask take."""
+
+
+def _cost(filter: Filter, mask: NodeMask) -> int:
+    return mask.open_N.nbytes + filter.size + ENTRY_BYTES
+
+
+@dataclass(frozen=True)
+class _Index:
+    """Which items have which value of a column.
+
+    values_V   Arrow array, ascending, each value once
+    offsets    int64[V+1]   the rows of value v are rows_R[offsets[v] : offsets[v + 1]]
+    rows_R     int[R]       item rows, in the shortest integers that hold them
+    """
+
+    values_V: pa.Array
+    offsets: NDArray[np.int64]
+    rows_R: NDArray[Any]
+
+    def of(self, value: Value) -> NDArray[Any]:
+        """The rows of the items that have a value."""
+        at = bisect_left(self.values_V, value, key=methodcaller("as_py"))
+        found = at < len(self.values_V) and self.values_V[at].as_py() == value
+        return self.rows_R[self.offsets[at] : self.offsets[at + 1]] if found else self.rows_R[:0]
+
+    def between(self, low: Value | None, high: Value | None) -> NDArray[Any]:
+        """The rows of the items that have a value from `low` to `high`; one that has several comes several times."""
+        value_of = methodcaller("as_py")  # Python compares integers and floats exactly, NumPy and Arrow do not
+        begin = 0 if low is None else bisect_left(self.values_V, low, key=value_of)
+        end = len(self.values_V) if high is None else bisect_right(self.values_V, high, key=value_of)
+        return self.rows_R[self.offsets[begin] : self.offsets[end]]
+
+
+def _index(column: pa.ChunkedArray) -> _Index:
+    """Sort a column's (value, item row) pairs by value. O(R · log R)."""
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    rows_R = np.arange(len(array), dtype=np.min_scalar_type(-len(array)))
+    if _is_list(array.type):
+        rows_R, array = rows_R[np.asarray(pc.list_parent_indices(array))], pc.list_flatten(array)
+    real_R = pc.invert(pc.is_null(array, nan_is_null=True))
+    rows_R, array = rows_R[np.asarray(real_R)], array.filter(real_R)
+    if _kind(array.type) == "number":
+        key_R, value_of_key = np.asarray(array), None
+    else:
+        encoded = array.dictionary_encode()
+        order_V = pc.sort_indices(encoded.dictionary)
+        value_of_key = encoded.dictionary.take(order_V)
+        rank_V = np.empty(len(order_V), np.min_scalar_type(len(order_V)))
+        rank_V[np.asarray(order_V)] = np.arange(len(order_V))
+        key_R = rank_V[np.asarray(encoded.indices)]
+    order_R = np.argsort(key_R, kind="stable" if key_R.itemsize <= 2 else "quicksort")  # the fastest: radix sort, vectorised quicksort
+    key_V, first_V = np.unique(key_R[order_R], return_index=True)
+    return _Index(pa.array(key_V) if value_of_key is None else value_of_key, np.append(first_V, len(key_R)), rows_R[order_R])
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
+
+
+def _kind(type_: pa.DataType) -> Kind | None:
+    """What values a column of an Arrow type takes; None where it cannot be filtered."""
+    if _is_list(type_):
+        type_ = type_.value_type
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
+        return "string"
+    if pa.types.is_integer(type_) or pa.types.is_floating(type_):
+        return "number"
+    return "boolean" if pa.types.is_boolean(type_) else None
+
+
+def _condition(path: str, kind: Kind, given: object) -> Condition:
+    """One column's values or range. Raises InvalidQuery."""
+    if isinstance(given, Mapping) and kind == "number":
+        for end in given:
+            if end not in ("min", "max"):
+                raise InvalidQuery(f"{path}.{end}", given[end], "no more than min and max in a range")
+        if not given:
+            raise InvalidQuery(path, given, "a range with min, max or both")
+        for end, value in given.items():
+            if not _is_a(kind, value):
+                raise InvalidQuery(f"{path}.{end}", value, "a finite number")
+        low, high = given.get("min"), given.get("max")
+        if low is not None and high is not None and low > high:
+            raise InvalidQuery(path, given, "min to be at most max")
+        return Range(low, high)
+    if not isinstance(given, list | tuple) or not given:
+        expected = f"a list of at least one {kind}"
+        raise InvalidQuery(path, given, expected + (', or a range {"min": …, "max": …}' if kind == "number" else ""))
+    for i, value in enumerate(given):
+        if not _is_a(kind, value):
+            raise InvalidQuery(f"{path}[{i}]", value, "a finite number" if kind == "number" else f"a {kind}")
+    return tuple(sorted(set(given)))
+
+
+def _is_a(kind: Kind, value: object) -> bool:
+    if kind == "number":
+        return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)))
+    return isinstance(value, str if kind == "string" else bool)

@@ -1,0 +1,170 @@
+"""The second stage: the best candidates of a search, in the order that ranker.onnx gives them.
+
+Knows how candidates become features, scores and a new order, and what golden queries must give. Does not know searches.
+
+Legend: B queries, M candidates, N candidates of all queries, F features.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from espalier.bundle import RANKER, Bundle
+from espalier.checks.golden import encode_table
+from espalier.engines.onnx.graphs import read_graph
+from espalier.errors import BundleCorrupt
+from espalier.queries import QueryBatch
+from espalier.rerank.features import NOTHING_SENT, RankFeatures, Sent
+from espalier.search import SearchResult, scores_of_ranks
+
+log = logging.getLogger(__name__)
+
+GOLDEN_SCORES = "rerank_scores"
+"""Column of golden.parquet: the ranker's score of each of the query's items, in the order of the search."""
+TOLERANCE = 1e-3
+"""How far a score may be from the golden one, in shares of it where it exceeds 1."""
+
+
+@dataclass(frozen=True)
+class Reranked:
+    """A search's candidates in their new order.
+
+    place_BM  int64[B, M]    the retrieved place, from 0, of what now stands here; places without an item stay last, as they were
+    score_BM  float32[B, M]  the ranker's scores, NaN past the depth, where there is no item and where one is not finite
+    """
+
+    place_BM: NDArray[np.int64]
+    score_BM: NDArray[np.float32]
+
+    def of(self, array_BM: NDArray[Any]) -> NDArray[Any]:
+        """An array of the search's result, [B, M], in the new order."""
+        return np.take_along_axis(array_BM, self.place_BM, axis=1)
+
+
+class Reranker:
+    """Runs a bundle's ranker. Raises BundleCorrupt where the bundle has none, or one that does not fit its manifest.
+
+    device   where the network runs; the features are made on the host
+    threads  of one run on the CPU
+    """
+
+    def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"] = "cpu", threads: int = 1) -> None:
+        from espalier.engines.onnx.runtime import (  # here, because it loads slowly and bundles without a ranker need none
+            ort,
+            session_options,
+        )
+
+        if bundle.manifest.ranker is None:
+            raise BundleCorrupt(f"{bundle.path}: it has no ranker")
+        self.bundle, self.info, self.device = bundle, bundle.manifest.ranker, device
+        self.features = RankFeatures(bundle, self.info.features)
+        providers: list[Any] = ["CPUExecutionProvider"]
+        if device == "cuda":
+            providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0"}))
+        graph = read_graph(RANKER, bundle.graph(RANKER)).SerializeToString()
+        try:
+            self._session = ort.InferenceSession(graph, session_options(threads), providers=providers)
+        except Exception as error:  # ONNX Runtime's own classes have no common base
+            raise BundleCorrupt(f"{bundle.path / RANKER}: ONNX Runtime cannot open it ({error})") from error
+        _check_graph(bundle, self._session, len(self.info.features))
+
+    def rerank(self, queries: QueryBatch, result: SearchResult, depth: int, sent: Sequence[Sent] | None = None) -> Reranked:
+        """The best `depth` of each query's candidates by the ranker's score; equal ones, and those past the depth, keep their order.
+
+        A candidate whose score is not finite follows those that have one.
+
+        result  of a search for these queries; only items, ranks, scores and counts are looked at
+        """
+        batch, width = result.item_rows_BM.shape
+        place_BM = np.empty((batch, width), np.int64)
+        place_BM[:] = np.arange(width)
+        score_BM = np.full((batch, width), np.nan, np.float32)
+        count_B = np.minimum(result.count_B, depth)
+        features_NF = self.features_of(queries, result, count_B, sent)
+        if len(features_NF):
+            score_N = self._session.run(None, {"features": features_NF})[0]
+            score_N = np.where(np.isfinite(score_N), score_N, np.float32(np.nan))
+            for score_C, place_M, out_M in zip(np.split(score_N, np.cumsum(count_B)[:-1]), place_BM, score_BM, strict=True):
+                order = np.argsort(-score_C, kind="stable")
+                place_M[: len(order)], out_M[: len(order)] = order, score_C[order]
+        return Reranked(place_BM, score_BM)
+
+    def features_of(
+        self, queries: QueryBatch, result: SearchResult, count_B: NDArray[np.int64], sent: Sequence[Sent] | None = None
+    ) -> NDArray[np.float32]:
+        """float32[N, F]: the features of the first `count_B` candidates of each query, one query after the other."""
+        parts = [
+            self.features.of(
+                queries,
+                b,
+                result.item_rows_BM[b, :count],
+                result.ranks_BM[b, :count],
+                result.scores_BM[b, :count],
+                NOTHING_SENT if sent is None else sent[b],
+            )
+            for b, count in enumerate(count_B.tolist())
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, len(self.info.features)), np.float32), *parts])
+
+
+def golden_scores(bundle: Bundle, golden: pa.Table, features: RankFeatures, ranker_onnx: bytes) -> pa.Array:
+    """The column GOLDEN_SCORES of some golden queries, by ONNX's own evaluator."""
+    queries, result = encode_table(bundle, golden), golden_result(bundle, golden)
+    evaluator = ReferenceEvaluator(read_graph(RANKER, ranker_onnx))
+    scores = []
+    for b, count in enumerate(result.count_B.tolist()):
+        candidates = result.item_rows_BM[b, :count], result.ranks_BM[b, :count], result.scores_BM[b, :count]
+        outputs: Any = evaluator.run(None, {"features": features.of(queries, b, *candidates)})
+        scores.append(outputs[0])
+    return pa.array(scores, pa.list_(pa.float32()))
+
+
+def verify_ranker(bundle: Bundle, reranker: Reranker) -> float:
+    """Re-rank the results of the golden queries and return the largest difference of a score. Raises BundleCorrupt where it is too large.
+
+    What was retrieved is taken from the golden queries, so that no engine's rounding comes in.
+    """
+    golden = bundle.golden()
+    if GOLDEN_SCORES not in golden.column_names:
+        raise BundleCorrupt(f"{bundle.path / 'golden.parquet'}: no column {GOLDEN_SCORES!r}, which a bundle with a ranker must have")
+    result = golden_result(bundle, golden)
+    reranked = reranker.rerank(encode_table(bundle, golden), result, result.item_rows_BM.shape[1])
+    worst = 0.0
+    for b, row in enumerate(golden.column(GOLDEN_SCORES).to_pylist()):
+        expected = np.asarray(row, np.float64)
+        got = np.empty(len(expected), np.float32)
+        got[reranked.place_BM[b, : len(expected)]] = reranked.score_BM[b, : len(expected)]
+        apart = np.abs(got - expected) / np.maximum(1, np.abs(expected))
+        worst = max(worst, float(np.max(np.nan_to_num(apart, nan=np.inf), initial=0)))
+        if worst > TOLERANCE:
+            raise BundleCorrupt(f"{bundle.path}: the ranker scores golden query {b} otherwise than when it was trained, by {worst:.2g}")
+    return worst
+
+
+def golden_result(bundle: Bundle, golden: pa.Table) -> SearchResult:
+    """The expected results of the golden queries, as a search would give them."""
+    rows = [np.asarray(row, np.int64) for row in golden.column("item_rows").to_pylist()]
+    ranks = [np.asarray(rank, np.float32) for rank in golden.column("ranks").to_pylist()]
+    count_B = np.array([len(row) for row in rows], np.int64)
+    shape = len(rows), int(count_B.max(initial=0))
+    rows_BM, ranks_BM = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
+    for b, count in enumerate(count_B.tolist()):
+        rows_BM[b, :count], ranks_BM[b, :count] = rows[b], ranks[b]
+    scores_BM = scores_of_ranks(bundle.manifest.ranking, ranks_BM)
+    return SearchResult(rows_BM, scores_BM, ranks_BM, count_B, np.ones(len(rows), np.bool_))
+
+
+def _check_graph(bundle: Bundle, session: Any, width: int) -> None:
+    """Raise BundleCorrupt unless a graph takes features[N, width] and gives scores[N]."""
+    given = [(entry.name, entry.type, len(entry.shape), entry.shape[-1]) for entry in session.get_inputs()]
+    made = [(entry.name, entry.type, len(entry.shape)) for entry in session.get_outputs()]
+    if given != [("features", "tensor(float)", 2, width)] or made != [("scores", "tensor(float)", 1)]:
+        raise BundleCorrupt(f"{bundle.path / RANKER}: takes {given} and gives {made}, expected float features [N, {width}] and scores [N]")

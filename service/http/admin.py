@@ -1,0 +1,175 @@
+"""The admin routes: versions, and standing exclusions. Each change is made by the registry and told to the audit log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Annotated, Any, TypeVar
+from urllib.parse import unquote_to_bytes
+
+import orjson
+from fastapi import Header, Path, Request
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.responses import Response
+
+from espalier.errors import InvalidInput
+from service.http.parts import Name, as_json, describe, seen_of, service_of
+from service.http.schemas import LoadRequest, RemovedRequest, VersionRequest
+from service.models.registry import Edited, Served
+from service.models.removals import Condition, Ids, check_id, check_list, etag, matches, summary, with_id, without_id
+from service.watch.audit import Change, origin
+
+T = TypeVar("T")
+
+ItemId = Annotated[str, Path(alias="id", description="Id of an item, percent-encoded; it may hold `/`.")]
+IfMatch = Annotated[
+    str | None, Header(description="Entity tags: the change is made if the list is one that has one of them, or for `*`; else 412.")
+]
+IfNoneMatch = Annotated[
+    str | None, Header(description="Entity tags: the change is made unless the list has one of them; never for `*`. Else 412.")
+]
+IfChanged = Annotated[
+    str | None, Header(alias="If-None-Match", description="Entity tags: the answer is 304 where the list has one of them.")
+]
+
+
+class _ItemIds(Convertor[str]):
+    """The rest of a path, whatever is in it; the framework's own stops at a line break."""
+
+    regex = "(?s:.+)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("item_id", _ItemIds())
+
+
+async def load(request: Request, name: Name, body: LoadRequest) -> Response:
+    """Open a version, verify and warm it beside what serves, and, unless told otherwise, make it the default in one step.
+
+    A version that fails to load changes nothing.
+    """
+    service = service_of(request)
+    change = service.registry.load(name, body.version, body.default)
+    await _audited(request, "load", name, change, _versions, version=body.version)
+    return as_json(describe(service.registry.entry(name), service.settings))
+
+
+async def unload(request: Request, name: Name, body: VersionRequest) -> Response:
+    """Drop a version that is not the default, once the requests that it has accepted are answered."""
+    service = service_of(request)
+    await _audited(request, "unload", name, service.registry.unload(name, body.version), _versions, version=body.version)
+    return as_json(describe(service.registry.entry(name), service.settings))
+
+
+async def set_default(request: Request, name: Name, body: VersionRequest) -> Response:
+    """Send requests without a version to this one, which is loaded first where it is not: pin a version, or roll back."""
+    service = service_of(request)
+    await _audited(request, "default", name, service.registry.set_default(name, body.version), _versions, version=body.version)
+    return as_json(describe(service.registry.entry(name), service.settings))
+
+
+async def set_removed(
+    request: Request, name: Name, body: RemovedRequest, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+) -> Response:
+    """Items that no answer of this model may hold, in place of the former ones. Takes effect without a reload.
+
+    With the ETag of what was read in `If-Match`, nobody else's change can be lost: 412 says that there was one.
+    """
+    service = service_of(request)
+    listed = check_list(body.ids, service.settings.max_removed)
+    condition = Condition(if_match, if_none_match)
+
+    def replace(before: Ids) -> Ids:
+        condition.check(before)
+        return listed
+
+    change = service.registry.edit_removed(name, replace, whole=not condition.given)
+    await _audited(request, "set_removed", name, change, _lists)
+    unknown = await service.registry.unknown(name, listed)
+    return await _tagged({"removed": len(listed) - len(unknown), "unknown": unknown}, listed)
+
+
+async def removed(request: Request, name: Name, if_none_match: IfChanged = None) -> Response:
+    """The standing exclusions."""
+    ids = service_of(request).registry.removed(name)
+    tag = await asyncio.to_thread(etag, ids)
+    if if_none_match is not None and matches(if_none_match, tag):
+        return Response(None, 304, {"ETag": tag})
+    return await _tagged({"ids": ids}, ids)
+
+
+async def remove_item(
+    request: Request, name: Name, item_id: ItemId, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+) -> Response:
+    """One more item that no answer of this model may hold; nothing changes where it is one already. There is no body."""
+    most = service_of(request).settings.max_removed
+    condition = Condition(if_match, if_none_match)
+    return await _edit_item(request, "remove_item", name, item_id, lambda ids: with_id(ids, item_id, most), condition)
+
+
+async def restore_item(
+    request: Request, name: Name, item_id: ItemId, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+) -> Response:
+    """Let answers hold an item again; nothing changes where they may."""
+    condition = Condition(if_match, if_none_match)
+    return await _edit_item(request, "restore_item", name, item_id, lambda ids: without_id(ids, item_id), condition)
+
+
+async def _edit_item(
+    request: Request, action: str, name: str, item_id: str, edit: Callable[[Ids], Ids | None], condition: Condition
+) -> Response:
+    """Change the standing exclusions by the item that the path names."""
+    registry = service_of(request).registry
+    _check_item(request, item_id)
+
+    def edit_item(before: Ids) -> Ids | None:
+        condition.check(before)
+        return edit(before)
+
+    edited = await _audited(request, action, name, registry.edit_removed(name, edit_item), _lists, id=item_id)
+    unknown = await registry.unknown(name, (item_id,))
+    answer = {
+        "id": item_id,
+        "removed": action == "remove_item",
+        "changed": edited.before != edited.after,
+        "known": not unknown,
+        "total": len(edited.after),
+    }
+    return await _tagged(answer, edited.after)
+
+
+def _check_item(request: Request, item_id: str) -> None:
+    """Raise InvalidInput for an id that no item can have, or that was not sent in UTF-8: the server has replaced what was none."""
+    try:
+        unquote_to_bytes(request.scope.get("raw_path") or b"").decode()
+    except UnicodeDecodeError:
+        raise InvalidInput("id", item_id, "an item id in UTF-8, percent-encoded") from None
+    check_id(item_id, "id")
+
+
+async def _audited(
+    request: Request, action: str, name: str, change: Coroutine[Any, Any, T], described: Callable[[T], Change], **what: Any
+) -> T:
+    seen = seen_of(request)
+    by = origin(request.scope, seen.request_id.decode(), seen.key)
+    return await service_of(request).audit.change(action, name, by, change, described, **what)
+
+
+def _versions(change: tuple[Served, Served]) -> Change:
+    before, after = change
+    return Change(before._asdict(), after._asdict())
+
+
+def _lists(change: Edited) -> Change:
+    return Change(summary(change.before), summary(change.after))
+
+
+async def _tagged(document: dict[str, Any], ids: Sequence[str]) -> Response:
+    """An answer about a list of removed ids."""
+    tag = await asyncio.to_thread(etag, ids)
+    return Response(orjson.dumps(document | {"etag": tag}), headers={"ETag": tag}, media_type="application/json")

@@ -1,0 +1,64 @@
+"""The documentation of the interface: /openapi.json, and /docs, which shows it. Each is made once, by the first request for it.
+
+Knows the framework's description of the routes. Does not know what they do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fastapi_offline
+import orjson
+from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+
+from service.http.security import Keys
+from service.http.sharing import Shared
+
+TITLE = "Espalier"
+OPENAPI, DOCS, STATIC = "/openapi.json", "/docs", "/static-offline-docs"
+
+
+def add_pages(app: FastAPI) -> None:
+    """Put the pages on the application, with the scripts of /docs, which so needs no CDN."""
+    openapi = Shared(lambda: orjson.dumps(app.openapi()), keep=True)
+    docs = get_swagger_ui_html(
+        openapi_url=OPENAPI,
+        title=TITLE,
+        swagger_js_url=f"{STATIC}/swagger-ui-bundle.js",
+        swagger_css_url=f"{STATIC}/swagger-ui.css",
+        swagger_favicon_url=f"{STATIC}/favicon.png",
+    ).body
+
+    async def show_openapi(_: Request) -> Response:
+        return Response(await openapi.get(), media_type="application/json")
+
+    async def show_docs(_: Request) -> Response:
+        return Response(docs, media_type="text/html")
+
+    app.mount(STATIC, StaticFiles(directory=Path(fastapi_offline.__file__).parent / "static"))
+    app.add_route(OPENAPI, show_openapi, include_in_schema=False)
+    app.add_route(DOCS, show_docs, include_in_schema=False)
+
+
+def as_answered(document: dict[str, Any], keys: Keys) -> dict[str, Any]:
+    """The framework's OpenAPI document with answers as they are: problem documents of their own content type, no other form of 422, and no
+    key where none is asked for."""
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            answers = operation["responses"]
+            if "HTTPValidationError" in str(answers.get("422")):
+                del answers["422"]
+            if keys.open and "403" not in answers:  # a retrieval
+                operation.pop("security", None)
+                answers.pop("401", None)
+            for answer in answers.values():
+                if "/Problem" in str(answer):
+                    answer["content"] = {"application/problem+json": answer["content"].popitem()[1]}
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)
+    return document

@@ -1,0 +1,213 @@
+"""The outermost layer: request id, body limit, metrics and log of the requests, and the answers to what was raised.
+
+HEAD is answered as GET, whatever the route; the server leaves the body out. Plain ASGI, because a layer that builds request objects would
+cost more than the rest of the service. It calls the two applications of direct.py itself; all other paths go to the framework.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Literal
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from espalier.errors import InvalidInput
+from service import errors
+from service.errors import BodyTooLarge, ClientGone, Denied
+from service.http.bodies import check_type, read_body
+from service.http.budget import Budget
+from service.http.security import Keys
+from service.watch.audit import Audit
+from service.watch.monitoring import Metrics
+from service.watch.tracing import Tracer, trace_id
+
+log = logging.getLogger(__name__)
+requests_log = logging.getLogger("service.requests")
+
+RETRIEVE, STREAM = "/retrieve", "/retrieve/stream"
+JSON_TYPES = ("application/json",)
+_PROCESS, _NUMBERS = secrets.token_hex(6).encode(), itertools.count(1)
+"""Ids of requests that bring none: unlike among processes, and no system call each."""
+_WITH_BODY = re.compile(r"/models/[^/]+/(?:load|unload|default|removed)")
+"""Paths of admin requests that have a body."""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+class Seen:
+    """What is known of a request: its headers that matter, and what the routes leave here for the log, the metrics and the trace."""
+
+    KEY: ClassVar = "espalier.seen"
+    __slots__ = (
+        "announced",
+        "authorization",
+        "beam_size",
+        "began",
+        "content_type",
+        "key",
+        "m",
+        "model",
+        "own_deadline",
+        "queries",
+        "request_id",
+        "stages_ms",
+        "traceparent",
+        "version",
+    )
+
+    def __init__(self, began: float, request_id: bytes = b"", headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        self.began, self.request_id, self.content_type, self.announced = began, request_id, b"", 0
+        self.authorization: bytes | None = None
+        self.key: str | None = None
+        self.traceparent: bytes | None = None
+        self.model = ""
+        self.own_deadline = False
+        self.version: int | None = None
+        self.queries: int | None = None
+        self.m: int | None = None
+        self.beam_size: int | None = None
+        self.stages_ms: Mapping[str, float] = {}
+        for name, value in headers:
+            match name:
+                case b"content-type":
+                    self.content_type = value
+                case b"content-length" if value.isdigit():
+                    self.announced = int(value[:19])
+                case b"authorization":
+                    self.authorization = value
+                case b"x-request-id" if _REQUEST_ID.fullmatch(value):
+                    self.request_id = value
+                case b"traceparent":
+                    self.traceparent = value
+        if not self.request_id:
+            self.request_id = b"%s%08x" % (_PROCESS, next(_NUMBERS))
+
+
+class Edge:
+    """Wraps the application.
+
+    direct          applications of paths that are called with POST, instead of the framework
+    keys            checked here for admin requests, before their body is read
+    audit           where requests that were not let in are told
+    max_body_bytes  a larger body raises BodyTooLarge where it is read; the lines of a stream are limited instead
+    log_requests    which requests of `direct` are logged
+    tracer          where spans of them go
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        direct: Mapping[str, ASGIApp],
+        keys: Keys,
+        audit: Audit,
+        max_body_bytes: int,
+        body_timeout_s: float,
+        metrics: Metrics,
+        log_requests: Literal["none", "failed", "all"] = "none",
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.app, self.direct, self.keys, self.audit, self.metrics = app, direct, keys, audit, metrics
+        self.max_body_bytes, self.body_timeout_s = max_body_bytes, body_timeout_s
+        self.bodies = Budget(max_body_bytes, 0)  # of admin requests: one of the largest size at a time
+        self.log_requests, self.tracer = log_requests, tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        path, status, received = scope["path"], 0, 0
+        seen = scope[Seen.KEY] = Seen(time.perf_counter(), headers=scope["headers"])
+
+        async def receive_limited() -> Message:
+            nonlocal received
+            if seen.announced > self.max_body_bytes:
+                raise BodyTooLarge(f"The body has {seen.announced} bytes, at most {self.max_body_bytes} are taken.")
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self.max_body_bytes:
+                raise BodyTooLarge(f"The body has more than {self.max_body_bytes} bytes.")
+            return message
+
+        async def send_marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", seen.request_id)]
+            await send(message)
+
+        direct = self.direct.get(path) if scope["method"] == "POST" else None
+        try:
+            if direct is not None:
+                await direct(scope, receive if path == STREAM else receive_limited, send_marked)
+            else:
+                await self.app(scope, await self._checked(scope, seen, receive_limited), send_marked)
+        except Exception as error:
+            if isinstance(error, Denied):
+                self.audit.denied(scope, seen.request_id.decode(), error)
+            if status and isinstance(error, ClientGone):  # it does not take its answer; the connection has been cut off
+                status = error.status
+                return
+            described = errors.describe(error)
+            if described is None:
+                log_failure(seen)
+            if status:  # the answer has begun; the server can only cut it off
+                raise
+            await errors.answer(send_marked, *(described or (errors.internal_problem(), {})))
+        finally:
+            if direct is not None and status:
+                self._account(path, seen, status)
+
+    async def _checked(self, scope: Scope, seen: Seen, receive: Receive) -> Receive:
+        """The body of an admin request, before the framework sees it: only with a key, in time, of the right size, type and form."""
+        if scope["method"] not in ("POST", "PUT") or not _WITH_BODY.fullmatch(scope["path"]):
+            return receive
+        self.keys.check("admin", seen.authorization)
+        check_type(seen.content_type, JSON_TYPES)
+        with self.bodies.holding() as room:
+            body = await read_body(receive, self.body_timeout_s, room)
+        try:
+            orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise InvalidInput("body", body.decode("utf-8", "replace"), f"a JSON document ({error})") from error
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return messages.pop() if messages else await receive()
+
+        return replay
+
+    def _account(self, path: str, seen: Seen, status: int) -> None:
+        """Metrics, log and trace of an answered request."""
+        seconds = time.perf_counter() - seen.began
+        if path == RETRIEVE:  # a stream counts its lines
+            self.metrics.request(seen.model, status, seconds, seen.own_deadline)
+        if self.log_requests == "all" or (self.log_requests == "failed" and status >= 500):
+            told = {
+                "request_id": seen.request_id.decode(),
+                "trace_id": trace_id(seen.traceparent),
+                "path": path,
+                "status": status,
+                "model": seen.model or None,
+                "version": seen.version,
+                "queries": seen.queries,
+                "m": seen.m,
+                "beam_size": seen.beam_size,
+                "ms": round(seconds * 1e3, 3),
+                **{f"{stage}_ms": ms for stage, ms in seen.stages_ms.items()},
+            }
+            said = " ".join(f"{name}={value}" for name, value in told.items() if value is not None)
+            requests_log.info("%s", said, extra={"fields": told})
+        if self.tracer is not None:
+            self.tracer.record(f"POST {path}", seen.traceparent, seconds, status, seen.model, seen.stages_ms)
+
+
+def log_failure(seen: Seen) -> None:
+    """Log the exception that is being handled, with the request's id."""
+    log.exception("request %s failed", seen.request_id.decode(), extra={"fields": {"request_id": seen.request_id.decode()}})

@@ -1,0 +1,70 @@
+"""The parts of the service, as routes find them, and what routes share: documents as answers, a model described."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Path, Request
+from starlette.responses import Response
+
+from service.http.middleware import Seen
+from service.http.security import Keys
+from service.http.sharing import Shared
+from service.models.registry import Entry, Registry
+from service.retrieval.completion import Completer
+from service.settings import Settings
+from service.watch.audit import Audit
+from service.watch.monitoring import Metrics
+from service.watch.tracing import Tracer
+
+Name = Annotated[str, Path(description="Name of a model.")]
+
+
+@dataclass(frozen=True)
+class Service:
+    """What the routes work with; `app.state.service`."""
+
+    settings: Settings
+    metrics: Metrics
+    registry: Registry
+    keys: Keys
+    audit: Audit
+    completer: Completer
+    exposition: Shared[bytes]
+    tracer: Tracer | None = None
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def seen_of(request: Request) -> Seen:
+    seen: Seen = request.scope[Seen.KEY]
+    return seen
+
+
+def as_json(document: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type="application/json")
+
+
+def describe(entry: Entry, settings: Settings) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "name": entry.name,
+        "state": entry.state,
+        "reason": entry.reason,
+        "version": entry.version,
+        "versions": [info._asdict() for info in entry.states()],
+        "max_queries": settings.max_queries,
+    }
+    if entry.loaded is not None:
+        manifest = entry.loaded.bundle.manifest
+        described |= {
+            "engine": entry.loaded.engine.name,
+            "algorithm": manifest.algorithm,
+            **manifest.model_dump(mode="json", include={"query", "search", "tree", "ranker", "metrics"}),
+            "fields": entry.loaded.bundle.items.fields,
+        }
+    return described

@@ -1,0 +1,179 @@
+"""The routes: what is asked for, by which path, who may, and how it is documented. The work is done elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Query, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+
+from service.errors import Denied
+from service.http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
+from service.http.direct import LINES_TYPES
+from service.http.middleware import RETRIEVE, STREAM
+from service.http.parts import Name, as_json, describe, seen_of, service_of
+from service.http.schemas import (
+    Completions,
+    Model,
+    Models,
+    Problem,
+    Readiness,
+    Removed,
+    RemovedId,
+    RemovedIds,
+    RetrieveRequest,
+    RetrieveResponse,
+)
+from service.http.security import Role
+from service.watch.monitoring import CONTENT_TYPE
+
+Bearer = Annotated[
+    HTTPAuthorizationCredentials | None,
+    Security(HTTPBearer(auto_error=False, description="An API key; needed where the service has some.")),
+]
+
+
+def add_routes(app: FastAPI) -> None:
+    """Put every route on the application. The two that direct.py answers are here for their documentation and for other methods."""
+
+    content: dict[str, Any] = {LINES_TYPES[0]: {"schema": {"type": "string"}}}
+
+    def needs(role: Role) -> Sequence[Any]:
+        async def check(request: Request, _: Bearer) -> None:
+            service, seen = service_of(request), seen_of(request)
+            try:
+                seen.key = service.keys.check(role, seen.authorization)
+            except Denied as error:
+                service.audit.denied(request.scope, seen.request_id.decode(), error)
+                raise
+
+        return [Depends(check)]
+
+    def add(
+        method: str, path: str, endpoint: Callable[..., Any], tag: str, answer: Any, statuses: Sequence[int], role: Role | None
+    ) -> None:
+        responses: dict[int | str, dict[str, Any]] = {200: answer if isinstance(answer, dict) else {"model": answer}}
+        if answer in (Removed, RemovedId, RemovedIds):
+            responses[200]["headers"] = _ETAG
+        for status in (*UNREADABLE, *_DENIED[role], *statuses):
+            responses[status] = {"model": Problem, "description": _PROBLEMS[status]}
+        if endpoint is removed:
+            responses[304] = {"description": "The list is the one that If-None-Match names.", "headers": _ETAG}
+        if endpoint is readyz:
+            responses[503] = {"model": Readiness, "description": "Not ready; `reasons` says why."}
+        dependencies = needs(role) if role else None
+        extra = {"requestBody": {"content": content, "required": True}} if path == STREAM else None
+        app.router.add_api_route(
+            path, endpoint, methods=[method], responses=responses, tags=[tag], dependencies=dependencies, openapi_extra=extra
+        )
+
+    lines: dict[str, Any] = {
+        "content": {LINES_TYPES[0]: {"schema": {"type": "string"}}},
+        "description": "One answer or problem document a line.",
+    }
+    add("POST", RETRIEVE, retrieve_items, "retrieval", RetrieveResponse, (404, 408, 413, 415, 422, 429, 500, 503, 504), "retrieve")
+    add("POST", STREAM, retrieve_stream, "retrieval", lines, (408, 415), "retrieve")
+    add("GET", "/models", models, "models", Models, (), "retrieve")
+    add("GET", "/models/{name}", model, "models", Model, (404,), "retrieve")
+    add("GET", "/models/{name}/items", complete_items, "models", Completions, (404, 422, 429, 503, 504), "retrieve")
+    changed = 404, 408, 409, 413, 415, 422, 503
+    add("POST", "/models/{name}/load", load, "admin", Model, changed, "admin")
+    add("POST", "/models/{name}/unload", unload, "admin", Model, changed, "admin")
+    add("POST", "/models/{name}/default", set_default, "admin", Model, changed, "admin")
+    add("PUT", "/models/{name}/removed", set_removed, "admin", Removed, (*changed, 412), "admin")
+    add("GET", "/models/{name}/removed", removed, "admin", RemovedIds, (404,), "admin")
+    add("PUT", "/models/{name}/removed/{id:item_id}", remove_item, "admin", RemovedId, (404, 409, 412, 422, 503), "admin")
+    add("DELETE", "/models/{name}/removed/{id:item_id}", restore_item, "admin", RemovedId, (404, 409, 412, 422, 503), "admin")
+    add("GET", "/livez", livez, "operation", {}, (), None)
+    add("GET", "/readyz", readyz, "operation", Readiness, (), None)
+    add("GET", "/metrics", metrics, "operation", {"content": {"text/plain": {}}}, (), None)
+
+
+def retrieve_items(body: RetrieveRequest) -> None:
+    """The top m items of each query, best first, and where the milliseconds went.
+
+    Queries of concurrent requests share engine calls; `timing.batch` says how many did, `timing.ms_per_query` what each cost.
+    """
+
+
+def retrieve_stream() -> None:
+    """Many requests in one: each line in is a body of `POST /retrieve`, each line out its answer or its problem document, in order.
+
+    Lines are read only as fast as they are answered and the answers are taken; a wrong line costs one line.
+    """
+
+
+async def models(request: Request) -> Response:
+    """Every model of the models folder, ready or not."""
+    service = service_of(request)
+    return as_json({"models": [describe(entry, service.settings) for entry in service.registry.entries.values()]})
+
+
+async def model(request: Request, name: Name) -> Response:
+    """One model: state, versions, engine, query kind, search defaults and limits, tree size, metrics at training."""
+    service = service_of(request)
+    return as_json(describe(service.registry.entry(name), service.settings))
+
+
+async def complete_items(
+    request: Request,
+    name: Name,
+    prefix: Annotated[str, Query(max_length=200, description="Start of an id or a title, in any case.")] = "",
+    limit: Annotated[int, Query(ge=1, le=100, description="Most items to return.")] = 10,
+) -> Response:
+    """Items whose id or title starts with `prefix`, in catalogue order."""
+    service = service_of(request)
+    items = service.registry.choose(name, None).bundle.items
+    return as_json({"items": await service.completer.complete(items, prefix, limit)})
+
+
+async def livez() -> Response:
+    """The process runs."""
+    return as_json({"alive": True})
+
+
+async def readyz(request: Request) -> Response:
+    """200 once every model is loaded, verified and warm; 503 with the reasons before, after a failure, and while shutting down."""
+    reasons = service_of(request).registry.not_ready()
+    return as_json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus metrics. Those who ask at the same time get the same answer."""
+    return Response(await service_of(request).exposition.get(), media_type=CONTENT_TYPE)
+
+
+_DENIED: dict[Role | None, Sequence[int]] = {None: (), "retrieve": (401,), "admin": (401, 403)}
+_ETAG = {"ETag": {"description": "Of the list of removed ids.", "required": True, "schema": {"type": "string"}}}
+
+
+def match_whole_paths(app: FastAPI) -> None:
+    """The framework's patterns end with `$`, which matches before a last line feed too: `/retrieve%0A` would be a path of its own."""
+    for route in app.router.routes:
+        if isinstance(route, Route | Mount):
+            route.path_regex = re.compile(re.sub(r"\$$", r"\\Z", route.path_regex.pattern))
+
+
+UNREADABLE = (400, 408, 431)
+"""What connection.py answers instead of any route."""
+_PROBLEMS = {
+    400: "What arrived is no HTTP/1.1 request.",
+    401: "No API key, or one that is not known.",
+    403: "The key's role does not reach here, or the admin routes are off.",
+    404: "No such model, or the version is not loaded.",
+    408: "The head or the body did not arrive in time.",
+    409: "The models' state does not allow it; `detail` says why.",
+    412: "The list of removed ids is another one than If-Match or If-None-Match says; ETag has its tag.",
+    413: "The body is too large.",
+    415: "The content type is another than the route takes.",
+    422: "A value is wrong; `errors` lists the fields, the values and what was expected.",
+    429: "Too many requests wait already; Retry-After says when to try again.",
+    431: "The head of the request is too large.",
+    500: "Something unexpected; the log says what.",
+    503: "The model is not ready, or the service is shutting down.",
+    504: "The deadline passed before the answer was there.",
+}

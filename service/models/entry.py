@@ -1,0 +1,131 @@
+"""What is known of one model: which versions there are, which of them serve, and why the others do not.
+
+Written by the threads of follower.py, read by the event loop: what a request needs is one attribute, replaced as a whole. Does not
+know how anything gets here.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from espalier.search import Engine
+from service.batching.batcher import Batcher
+from service.models.desired import DesiredState, Serving
+from service.models.loading import Files, LoadedModel
+from service.models.workers import Progress
+from service.watch.monitoring import ModelMetrics
+
+State = Literal["loading", "ready", "failed"]
+VersionState = Literal["loading", "ready", "draining", "failed", "available"]
+
+
+class VersionInfo(NamedTuple):
+    """One version; `engine` where it serves, `reason` where it failed or something else is to be said."""
+
+    version: int
+    state: VersionState
+    engine: str | None = None
+    reason: str | None = None
+
+
+@dataclass(eq=False)
+class Retired:
+    """A version that no new request gets.
+
+    handle  the LoadedModel; dead once the last request that held it is done
+    parts   what is taken apart then, by the follower: the last reference to gigabytes must not be a request's
+    """
+
+    version: int
+    handle: weakref.ref[LoadedModel]
+    batcher: Batcher
+    metrics: ModelMetrics
+    engine: Engine
+    parts: list[Any]
+
+
+@dataclass(eq=False)
+class Entry:
+    """A model of the models folder.
+
+    disk       its folder: versions and desired state
+    versions   those on disk, ascending
+    serving    what serving.json says; None where there is no such file: the highest version
+    removed    ids that no answer may hold
+    loaded     the default version, once it is ready
+    ready      all versions that serve
+    reasons    why versions failed, or what else is to be said of them
+    wrong      what is wrong with serving.json or removed.json, by file name
+    tried      whether everything that should serve was tried once
+    late       found while the service was running: it is no reason to be not ready
+    lock       held while `ready` or `removed` changes
+    """
+
+    name: str
+    disk: DesiredState
+    versions: tuple[int, ...]
+    late: bool = False
+    serving: Serving | None = None
+    removed: tuple[str, ...] = ()
+    loaded: LoadedModel | None = None
+    ready: Mapping[int, LoadedModel] = field(default_factory=dict)
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    wrong: Mapping[str, str] = field(default_factory=dict)
+    retired: tuple[Retired, ...] = ()
+    loading: int | None = None
+    tried: bool = False
+    progress: Progress = field(default_factory=Progress)
+    bad_files: Mapping[int, Files] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def version(self) -> int:
+        """The version that answers where a request names none, or would."""
+        if self.loaded is not None:
+            return self.loaded.version
+        return self.serving.default if self.serving is not None else self.versions[-1]
+
+    @property
+    def state(self) -> State:
+        """Of the default version."""
+        if self.loaded is not None:
+            return "ready"
+        return "failed" if self.tried and self.loading is None else "loading"
+
+    @property
+    def reason(self) -> str | None:
+        """Why the default version does not serve, or what is wrong although it does."""
+        said = [*self.wrong.values()]
+        if self.loaded is None:
+            said += [self.reasons[self.version]] if self.version in self.reasons else []
+        else:
+            said += [f"version {version}: {self.reasons[version]}" for version in sorted(self.reasons, reverse=True)]
+        return "; ".join(said) or None
+
+    @property
+    def desired(self) -> tuple[int, ...]:
+        """The versions that should serve, as far as that is known."""
+        return self.serving.versions if self.serving is not None else (self.version,)
+
+    def states(self) -> list[VersionInfo]:
+        """Every version on disk or in memory, ascending."""
+        ready, draining, reasons = self.ready, {retired.version for retired in self.retired}, self.reasons
+        found = []
+        for version in sorted({*self.versions, *ready, *draining, *reasons}):
+            if version in ready:
+                state: VersionState = "ready"
+            elif version == self.loading:
+                state = "loading"
+            elif version in draining:
+                state = "draining"
+            elif version in reasons:
+                state = "failed"
+            else:
+                state = "loading" if not self.tried and version in self.desired else "available"
+            engine = ready[version].engine.name if version in ready else None
+            found.append(VersionInfo(version, state, engine, reasons.get(version)))
+        return found

@@ -1,0 +1,267 @@
+"""Makes what serves what is desired, by following the files of desired.py.
+
+Two threads. One looks at the files four times a second; what is quick (removals, another default, files that were changed in place,
+versions that nobody holds any more) it does at once. The other loads, one version after the other. Knows when to change what serves;
+swapping.py knows how.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
+
+from espalier.bundle import find_versions
+from service.models.desired import DesiredState, Removed, Serving
+from service.models.entry import Entry
+from service.models.loading import LoadFailed, OpenEngine, beside_requests, stand_back, told
+from service.models.observed import Observed
+from service.models.swapping import Swapper, known_bad
+from service.models.workers import Workers
+from service.settings import Settings
+from service.watch.monitoring import Metrics
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+"""Between two looks at the files of desired state."""
+SCAN_S = 1.0
+"""Between two looks at which versions there are."""
+
+
+class Follower:
+    """The entries of a models folder, and the two threads that keep them.
+
+    entries  by model name; replaced as a whole, so that it can be walked at any time
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine, workers: Workers) -> None:
+        self._settings, self._metrics, self._workers = settings, metrics, workers
+        self._swapper = Swapper(settings, metrics, open_engine, self.wake)
+        self._removed: dict[str, Observed[Removed]] = {}
+        self._serving: dict[str, Observed[Serving]] = {}
+        self.entries = {name: self._entry(name, versions) for name, versions in find_versions(settings.models).items()}
+        self._growing = threading.Lock()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._queued: set[str] = set()
+        self._applying: Entry | None = None
+        self._scan_at, self._poll_at = 0.0, 0.0
+        self._unreadable = ""
+        self._wake, self._stopped, self._tried = threading.Event(), threading.Event(), threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True) for target, name in ((self._follow, "follower"), (self._load, "loader"))
+        ]
+
+    def start(self) -> None:
+        """Load what should serve, and follow from then on."""
+        self._workers.join()
+        for name in self.entries:
+            self._workers.report(name, self.entries[name].progress)
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Follow no more; a version that is being loaded is finished and dropped."""
+        self._stopped.set()
+        self._wake.set()
+        self._jobs.put(None)
+
+    def wake(self) -> None:
+        """Look now."""
+        self._wake.set()
+
+    def wait_until_loaded(self, timeout_s: float | None = None) -> bool:
+        """Block until everything that should serve was tried once. False when that took longer."""
+        return self._tried.wait(timeout_s)
+
+    def add(self, name: str, versions: tuple[int, ...], late: bool = True) -> Entry:
+        """A model that was not there when this process started; not late where other workers serve it already."""
+        with self._growing:
+            if name not in self.entries:
+                entry = self._entry(name, versions)
+                entry.late = late
+                self.entries = self.entries | {name: entry}
+            return self.entries[name]
+
+    def _entry(self, name: str, versions: tuple[int, ...]) -> Entry:
+        self._metrics.know(name)
+        disk = DesiredState(self._settings.models / name)
+        self._removed[name] = Observed(disk, Removed, partial(self._recall, name))
+        self._serving[name] = Observed(disk, Serving)
+        return Entry(name, disk, versions)
+
+    # -- the thread that looks ------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        first = True
+        while not self._stopped.is_set():
+            for entry in self.entries.values():
+                try:
+                    self._look(entry)
+                except Exception:  # one broken model must not end the following of the others
+                    log.exception("%s: cannot be followed", entry.name)
+            if first:
+                self._jobs.put(self._tried_all)
+                first = False
+            self._wake.wait(TICK_S)
+            self._wake.clear()
+            unreadable = ""
+            try:
+                self._scan()
+            except OSError as error:
+                unreadable = str(error.strerror)
+            if unreadable != self._unreadable:  # once, not at every look
+                log.warning("the models folder %s", f"cannot be read: {unreadable}" if unreadable else "can be read again")
+                self._unreadable = unreadable
+            self._workers.write_again()
+            self._metrics.look_at_queues()
+            self._metrics.look_at_process()
+
+    def _look(self, entry: Entry) -> None:
+        if self._observe(entry):
+            if self._loads_nothing(entry):
+                self._apply(entry)
+            else:
+                self._apply_soon(entry)
+        for loaded in entry.ready.values():
+            if self._swapper.check_files(entry, loaded) and entry.serving is None:
+                self._apply_soon(entry)  # the next lower version
+        for retired in entry.retired:
+            if retired.handle() is None:
+                self._swapper.take_apart(entry, retired)
+        self._tell_default(entry)
+        self._report(entry)
+
+    def _tell_default(self, entry: Entry) -> None:
+        """Let the metrics say which version answers; nothing yet where other workers do until this one can."""
+        if entry.loaded is not None:
+            self._metrics.default(entry.name, entry.loaded.version)
+        elif entry.late:
+            self._metrics.default(entry.name, math.nan)
+        elif entry.tried or not self._workers.others_serve():
+            self._metrics.default(entry.name, 0)
+
+    def _loads_nothing(self, entry: Entry) -> bool:
+        """Whether what should serve is there, so that a change of default need not wait for what is being loaded elsewhere."""
+        if entry.serving is None or not entry.tried or entry.name in self._queued or self._applying is entry:
+            return False
+        return entry.ready.keys() >= {*entry.serving.versions}
+
+    def _observe(self, entry: Entry) -> bool:
+        """Take in the files of desired state. True where another state is in force than before, or one may be for the first time."""
+        removed, serving = self._removed[entry.name], self._serving[entry.name]
+        before = removed.state, serving.state
+        if not (removed.look() | serving.look()):
+            return False
+        if removed.state != before[0]:
+            self._remove(entry, removed.state)
+        entry.serving = serving.state
+        wrong = {kind: told(text, self._settings.models) for kind, text in (("removed", removed.wrong), ("serving", serving.wrong)) if text}
+        for text in wrong.values():
+            if text not in entry.wrong.values():
+                log.error("%s stays as it is: %s", entry.name, text)
+        if entry.wrong and not wrong:
+            log.info("%s: its files of desired state say again what is in force", entry.name)
+        entry.wrong = wrong
+        self._metrics.state_wrong(entry.name, bool(wrong))
+        return entry.loaded is None or (removed.state, serving.state) != before
+
+    def _remove(self, entry: Entry, removed: Removed | None) -> None:
+        with entry.lock:
+            self._swapper.remove(entry, () if removed is None else removed.ids)
+            entry.progress = replace(entry.progress, removed=0 if removed is None else removed.generation)
+        if removed is not None:
+            self._workers.note(entry.name, removed.model_dump_json())
+
+    def _recall(self, name: str) -> Removed | None:
+        """The removals that the workers of this service had read last, for one that begins when the file is gone."""
+        noted = self._workers.noted(name)
+        return None if noted is None else Removed.model_validate_json(noted)
+
+    def _report(self, entry: Entry) -> None:
+        """Say how far this worker is, where that has changed."""
+        with entry.lock:
+            entry.progress = replace(entry.progress, serves=entry.loaded is not None)
+        self._workers.report(entry.name, entry.progress)
+
+    def _scan(self) -> None:
+        """Which versions there are; where polling is on, load those that are new."""
+        now, poll_s = time.monotonic(), self._settings.poll_s
+        if now < self._scan_at:
+            return
+        self._scan_at = now + min(SCAN_S, poll_s or SCAN_S)
+        poll = poll_s is not None and now >= self._poll_at
+        self._poll_at = now + (poll_s or 0.0) if poll else self._poll_at
+        for name, versions in find_versions(self._settings.models).items():
+            entry = self.entries.get(name)
+            if entry is None:
+                served = name in self._workers.behind()
+                if poll or served or (self._settings.models / name / "serving.json").exists():
+                    log.info("%s is new", name)
+                    self.add(name, versions, late=not served)
+                continue
+            entry.versions = versions
+            if poll and entry.tried and entry.serving is None and self._newer(entry):
+                self._apply_soon(entry)
+
+    def _newer(self, entry: Entry) -> list[int]:
+        """Versions above the one that serves, highest first; without those that failed and have not changed since."""
+        above = 0 if entry.loaded is None else entry.loaded.version
+        return [v for v in reversed(entry.versions) if v > above and not known_bad(entry, v)]
+
+    # -- the thread that loads ------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                with beside_requests() if self._tried.is_set() else nullcontext():
+                    job()
+            except Exception:  # what may fail while loading is LoadFailed; anything else must not end this thread
+                log.exception("the loader goes on after")
+        self._tried.set()
+
+    def _tried_all(self) -> None:
+        gc.collect()
+        gc.freeze()  # what models hold lives long; collections need not walk it
+        stand_back()
+        self._tried.set()
+
+    def _apply_soon(self, entry: Entry) -> None:
+        def job() -> None:
+            self._applying = entry
+            self._queued.discard(entry.name)
+            try:
+                self._apply(entry)
+            finally:
+                self._applying = None
+
+        if entry.name not in self._queued:
+            self._queued.add(entry.name)
+            self._jobs.put(job)
+
+    def _apply(self, entry: Entry) -> None:
+        """Make an entry serve what it should, and report how far this worker is."""
+        if self._stopped.is_set():
+            return
+        serving, failed = entry.serving, None
+        try:
+            if not (self._removed[entry.name].known and self._serving[entry.name].known):
+                raise LoadFailed("; ".join(entry.wrong.values()))
+            if serving is not None:
+                self._swapper.serve(entry, serving)
+            elif entry.loaded is not None or not entry.late or self._settings.poll_s is not None:
+                self._swapper.serve_highest(entry)
+        except LoadFailed as error:
+            failed = str(error)
+        finally:
+            entry.tried = True
+        with entry.lock:
+            entry.progress = replace(entry.progress, serving=0 if serving is None else serving.generation, failed=failed)
+        self._report(entry)

@@ -1,0 +1,226 @@
+"""How a version becomes one that serves: its files are verified, its engine opened, its golden queries answered, its graphs warmed up.
+
+Knows bundles and engines. Does not know which versions should serve.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from espalier.bundle import ALL_PARTS, Bundle
+from espalier.checks.golden import verify_golden
+from espalier.errors import BundleCorrupt, EspalierError
+from espalier.manifest import Manifest
+from espalier.masks.filters import ItemFilters
+from espalier.rerank.ranker import Reranker, verify_ranker
+from espalier.search import GPU_ENGINES, Device, Engine, Precision
+from service.batching.batcher import Batcher, Limits
+from service.models.desired import Signature, signature
+from service.settings import Settings
+from service.watch.gpu_memory import gpu_memory
+from service.watch.monitoring import Metrics, ModelMetrics
+
+log = logging.getLogger(__name__)
+
+CPU_BATCH, GPU_BATCH = 16, 512
+"""Default most queries per engine call: batching gains almost nothing on one CPU thread."""
+LOADER_NICENESS = 10
+"""How far the loader stands back where requests want the cores."""
+LOADER_SWITCH_S = 1e-4
+"""How long the loader may keep the interpreter from a request that wants it. (Python's own 5 ms would be felt by every request.)"""
+
+MANIFEST = "manifest.json"
+
+OpenEngine = Callable[[Bundle, Device, str | None, int, Precision], Engine]
+Files = dict[Path, Signature | None]
+
+
+class LoadFailed(EspalierError):
+    """A version cannot serve; the text says why, and may leave the process."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """One version of a model that serves. Whoever holds it may use it: it is taken apart once nobody does any more.
+
+    files     the signatures of its files when their content was compared last
+    reranker  the second stage, None where the bundle has none
+    """
+
+    bundle: Bundle
+    engine: Engine
+    batcher: Batcher
+    metrics: ModelMetrics
+    filters: ItemFilters
+    files: Files
+    reranker: Reranker | None = None
+
+    @property
+    def name(self) -> str:
+        return self.bundle.manifest.name
+
+    @property
+    def version(self) -> int:
+        return self.bundle.manifest.version
+
+
+def load_version(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: str, version: int) -> LoadedModel:
+    """Open, verify and warm up models/<name>/<version>/. Raises LoadFailed; what was opened until then is given back."""
+    doing = ["opening its files"]
+    try:
+        return _load(settings, metrics, open_engine, name, version, doing)
+    except Exception as error:
+        log.exception("%s version %d failed to load, %s", name, version, doing[-1])
+        reason = _reason(error, name, version, doing[-1], settings.models)
+        traceback.clear_frames(error.__traceback__)  # whoever keeps the exception must not keep the engine
+    raise LoadFailed(reason)
+
+
+def _load(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: str, version: int, doing: list[str]) -> LoadedModel:
+    path = settings.models / name / str(version)
+    files = files_of(path)
+    bundle = Bundle.open(path, verify=settings.verify)
+    manifest = bundle.manifest
+    if (manifest.name, manifest.version) != (name, version):
+        raise BundleCorrupt(f"{path}: its manifest says {manifest.name} version {manifest.version}")
+    doing.append("opening its engine")
+    engine = open_engine(bundle, settings.device, settings.engine, settings.threads, settings.precision)
+    if engine.name in GPU_ENGINES:
+        metrics.watch_gpus(gpu_memory)
+    filters = ItemFilters(bundle.tree, bundle.items, settings.mask_cache_bytes)
+    metrics.model_state(name, version, engine.name, ready=False)
+    doing.append("answering its golden queries")
+    overlap = verify_golden(bundle, engine)
+    reranker = None
+    if manifest.ranker is not None:
+        doing.append("opening its ranker")
+        reranker = Reranker(bundle, "cuda" if engine.name == "onnx-cuda" else "cpu")
+        verify_ranker(bundle, reranker)
+    doing.append("warming up its engine")
+    engine.warm_up()
+    batcher = Batcher(engine, limits_of(settings, bundle, engine), name)
+    model_metrics = ModelMetrics(metrics, name, engine.name, lambda: batcher.depth)
+    batcher.on_call = model_metrics.call
+    log.info("%s version %d is ready on %s (golden overlap %.4f)", name, version, engine.name, overlap)
+    return LoadedModel(bundle, engine, batcher, model_metrics, filters, files, reranker)
+
+
+def limits_of(settings: Settings, bundle: Bundle, engine: Engine) -> Limits:
+    """What the queue before an engine takes."""
+    gpu = engine.name in GPU_ENGINES
+    return Limits(
+        max_batch=settings.max_batch or (GPU_BATCH if gpu else CPU_BATCH),
+        serial=not gpu,
+        max_queue=settings.max_queue,
+        burst_s=settings.max_queue_ms / 1e3,
+        max_wait_s=settings.max_wait_us / 1e6,
+        smallest_beam_size=bundle.manifest.search.min_beam_size,
+    )
+
+
+def files_of(path: Path) -> Files:
+    """The signatures of a bundle's files; another result means that it was changed, replaced or deleted."""
+    return {path / name: signature(path / name) for name in (*ALL_PARTS, MANIFEST)}
+
+
+def compare_files(files: Files) -> Literal["same", "elsewhere", "written", "changed"]:
+    """What became of a loaded bundle's files.
+
+    `written` was written to, or merely touched: what is mapped may not be what was verified. `changed` has another size, so that it is
+    not. `elsewhere` is deleted, renamed or replaced by other files: what is mapped stays as it was.
+    """
+    found: Literal["same", "elsewhere", "written"] = "same"
+    for file, before in files.items():
+        now = signature(file)
+        if now == before:
+            continue
+        if now is not None and before is not None and now[1] == before[1]:
+            if now[2] != before[2]:
+                return "changed"
+            found = "written"
+        elif found == "same":
+            found = "elsewhere"
+    return found
+
+
+def compare_contents(loaded: LoadedModel) -> bool | None:
+    """Whether the files that were written to hold what was loaded; then their signatures are taken over. Reads them whole.
+
+    None where that cannot be said: somebody wrote, or took them away, meanwhile.
+    """
+    now = {file: signature(file) for file, before in loaded.files.items()}
+    written = [file for file, before in loaded.files.items() if now[file] is not None and now[file] != before]
+    try:
+        same = all(_holds_what_was_loaded(loaded.bundle, file) for file in written)
+    except OSError:
+        return None
+    if any(signature(file) != now[file] for file in written):
+        return None
+    if same:
+        loaded.files.update({file: now[file] for file in written})
+    return same
+
+
+def _holds_what_was_loaded(bundle: Bundle, file: Path) -> bool:
+    if file.name == MANIFEST:
+        try:
+            return Manifest.model_validate_json(file.read_bytes()) == bundle.manifest
+        except ValueError:
+            return False
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest() == bundle.manifest.files[file.name].sha256
+
+
+def stand_back() -> None:
+    """Lower the priority of the calling thread, so that loading takes the cores that requests leave."""
+    if sys.platform == "linux":
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOADER_NICENESS)
+        except OSError as error:  # a container may not allow it
+            log.warning("the loader cannot lower its priority (%s): requests may be slower while a version is loaded", error.strerror)
+
+
+@contextmanager
+def beside_requests() -> Iterator[None]:
+    """Let requests have the interpreter soon, while something is being loaded."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, LOADER_SWITCH_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def told(text: str, models: Path) -> str:
+    """A text that may leave the process: paths are relative to the models folder."""
+    for folder in (models.absolute(), models.resolve(), models):
+        text = re.sub(rf"(?<![\w./-]){re.escape(f'{folder}{os.sep}')}", "", text)
+    return text
+
+
+_OUT_OF_MEMORY = re.compile(r"out of memory|failed to allocate memory|OUT_OF_MEMORY|ALLOC_FAILED|bad_alloc", re.IGNORECASE)
+
+
+def _reason(error: Exception, name: str, version: int, doing: str, models: Path) -> str:
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
+        said = (str(error) or "MemoryError").splitlines()[0][:200]
+        text = (
+            f"out of memory while {doing} ({said}). What serves goes on serving. Unload another version first, or export "
+            f"{name} {version} with a smaller max_beam_size, or lower ESPALIER_MAX_BATCH"
+        )
+    elif isinstance(error, EspalierError):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__} while {doing}; the log says more"
+    return told(text, models)

@@ -1,0 +1,214 @@
+"""The recall probe: replays held-out and golden queries against every version that serves, at a low rate, beside its requests.
+
+A model that finds less than it did when it was exported, or scores differently, so shows in the metrics before customers tell; and a
+version that was loaded beside the default shows what it is worth before anybody gets it. Its queries take the way of everybody's, through
+the version's queue, and wait where there is no room; they count as no request. Knows queries and their expected answers. Does not know
+what is done about a model that has become worse: the alerts do.
+
+Legend: M results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.checks.golden import encode_table
+from espalier.checks.heldout import read_heldout
+from espalier.metrics import precision_recall_f
+from espalier.queries import QueryBatch
+from espalier.search import SearchParams, SearchResult, scores_of_ranks
+from service.errors import DeadlinePassed, NotReady
+from service.models.loading import LoadedModel
+from service.models.registry import Registry
+from service.watch.monitoring import Metrics
+
+log = logging.getLogger(__name__)
+
+WINDOW = 256
+"""Held-out queries that are replayed, at most; a round of them is what recall is said of."""
+MS = (10, 50, 200)
+"""m of recall@m, for bundles that do not say what was measured when they were exported."""
+PATIENCE_S = 5.0
+"""How long a probe query may wait in a queue."""
+NOTABLE = 0.02
+"""A loss of recall that is worth a line in the log."""
+LEAST = 32
+"""Answers before which nothing is said of recall: one query that finds less is no reason to call anybody."""
+
+Key = tuple[str, int]
+"""Name and version of a model."""
+
+
+class Probe:
+    """Replays `per_s` queries a second against each version that serves."""
+
+    def __init__(self, registry: Registry, metrics: Metrics, per_s: float) -> None:
+        self._registry, self._metrics, self._between_s = registry, metrics, 1 / per_s
+        self._replays: WeakKeyDictionary[LoadedModel, Replay | None] = WeakKeyDictionary()
+        self._shown: set[Key] = set()
+        self._asked: dict[Key, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled. Versions take turns, so that no two of them are asked at once."""
+        try:
+            while True:
+                keys = self.ready()
+                self.forget(keys)
+                for key in keys:
+                    self.ask(key)
+                    await asyncio.sleep(self._between_s / len(keys))
+                if not keys:
+                    await asyncio.sleep(self._between_s)
+        finally:
+            for task in self._asked.values():
+                task.cancel()
+
+    def ready(self) -> list[Key]:
+        """The versions that serve."""
+        return [(entry.name, version) for entry in self._registry.entries.values() for version in entry.ready]
+
+    def ask(self, key: Key) -> asyncio.Task[None]:
+        """One query against a version, unless it has not answered the one before yet."""
+        task = self._asked.get(key)
+        if task is None or task.done():
+            task = self._asked[key] = asyncio.create_task(self._replay(*key))
+        return task
+
+    async def _replay(self, name: str, version: int) -> None:
+        loaded = self._registry.entries[name].ready.get(version)
+        if loaded is None:
+            return
+        try:
+            if loaded not in self._replays:
+                self._replays[loaded] = None  # should it not come to be, it is not tried again
+                self._replays[loaded] = await asyncio.to_thread(Replay, loaded.bundle)
+        except Exception:  # a bundle may serve well and hold no usable queries
+            log.exception("%s version %d: its held-out queries cannot be replayed; nothing watches its recall", name, version)
+            return
+        replay = self._replays[loaded]
+        if replay is None or not replay.questions:
+            return
+        self._shown.add((name, version))
+        try:
+            queries, params = replay.next()
+            answer = await loaded.batcher.search(queries, params, time.perf_counter() + PATIENCE_S, patient=True)
+            if answer.degraded:  # a smaller beam than the one that the expected recall was measured with
+                self._metrics.probe_query(name, version, "late")
+                return
+            replay.take(answer.result)
+        except NotReady:  # the version is being dropped
+            return
+        except DeadlinePassed:
+            self._metrics.probe_query(name, version, "late")
+            return
+        except Exception as error:  # a broken model must not end the watching of the others
+            self._metrics.probe_query(name, version, "failed")
+            log.warning("%s version %d: the probe's query failed: %s", name, version, error)
+            return
+        self._metrics.probe_query(name, version, "answered")
+        self._metrics.probed(name, version, replay.recall, replay.expected if replay.recall else {}, replay.drift)
+        replay.tell(name, version)
+
+    def forget(self, ready: Sequence[Key]) -> None:
+        """Show nothing any more of versions that do not serve."""
+        self._asked = {key: task for key, task in self._asked.items() if key in ready or not task.done()}
+        gone = self._shown - set(ready)
+        for name, version in gone:
+            self._metrics.forget_version(name, version)
+        self._shown -= gone - self._asked.keys()  # an answer that is still to come is counted, and forgotten then
+
+
+class Replay:
+    """What the probe asks one version, over and over, and what it has learnt from the last round of answers.
+
+    questions  ("heldout" | "golden", row), in the order of asking: golden queries evenly among the held-out ones
+    expected   m → mean recall@m at export of the held-out queries among them; empty for bundles that do not say
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        search, ranking, golden = bundle.manifest.search, bundle.manifest.ranking, bundle.golden()
+        held_out = read_heldout(bundle, WINDOW)
+        self._heldout, self._relevant = held_out.queries, held_out.relevant
+        at_export = {m: recall_B for m, recall_B in sorted(held_out.recall_by_m.items()) if m <= search.max_m}
+        self.expected = {m: float(recall_B.mean()) for m, recall_B in at_export.items() if len(recall_B)}
+        self._ms = list(at_export) or sorted({min(m, search.max_m) for m in MS})
+        self._at_export_BM = np.stack(list(at_export.values()), 1) if at_export else np.zeros((len(self._heldout), len(self._ms)))
+        self._heldout_params = SearchParams.uniform(1, search.beam_size, max(self._ms), None)
+        self._golden = encode_table(bundle, golden)
+        ranks = [np.asarray(ranks_M, np.float32) for ranks_M in golden.column("ranks").to_pylist()]
+        self._golden_scores = [scores_of_ranks(ranking, ranks_M) for ranks_M in ranks]
+        beam_size_B, m_B = (np.asarray(golden.column(name), np.int64) for name in ("beam_size", "m"))
+        self._golden_params = SearchParams(beam_size_B, m_B)
+        places = [((row + 0.5) / len(self._heldout), "heldout", row) for row in range(len(self._heldout))]
+        places += [((row + 0.5) / len(self._golden), "golden", row) for row in range(len(self._golden))]
+        self.questions = [(kind, row) for _, kind, row in sorted(places)]
+        self._asked = -1
+        self._gains: deque[NDArray[np.float64]] = deque(maxlen=max(len(self._heldout), 1))
+        self._drifts: deque[float] = deque(maxlen=max(len(self._golden), 1))
+        self._told = False
+
+    def next(self) -> tuple[QueryBatch, SearchParams]:
+        """The next question: one query, and how it is searched."""
+        self._asked = (self._asked + 1) % len(self.questions)
+        kind, row = self.questions[self._asked]
+        rows = np.array([row])
+        if kind == "golden":
+            return self._golden.take(rows), self._golden_params.take(rows)
+        return self._heldout.take(rows), self._heldout_params
+
+    def take(self, result: SearchResult) -> None:
+        """The answer to it."""
+        kind, row = self.questions[self._asked]
+        if kind == "golden":
+            self._drifts.append(_drift(self._golden_scores[row], result.scores_BM[0]))
+            return
+        found_M = [precision_recall_f(result.item_rows_BM, [self._relevant[row]], m)[1][0] for m in self._ms]
+        self._gains.append(np.array(found_M) - self._at_export_BM[row])
+
+    @property
+    def recall(self) -> Mapping[int, float]:
+        """m → recall@m; empty until LEAST held-out queries, or all, have been answered.
+
+        What it was at export, plus the mean gain since over the answers of the last round: so it does not depend on which queries have
+        been answered, as long as they are answered as they were.
+        """
+        if not self._gains or len(self._gains) < min(LEAST, len(self._heldout)):
+            return {}
+        gain_M = np.mean(self._gains, axis=0)
+        return {m: float(np.clip(self.expected.get(m, 0.0) + gain, 0, 1)) for m, gain in zip(self._ms, gain_M, strict=True)}
+
+    @property
+    def drift(self) -> float | None:
+        """Mean absolute difference of scores over the golden queries of the last round; None before the first."""
+        return float(np.mean(self._drifts)) if self._drifts else None
+
+    def tell(self, name: str, version: int) -> None:
+        """Log that recall has fallen below what it was, or has come back, once."""
+        recall = self.recall
+        lost = max((value - recall[m] for m, value in self.expected.items() if m in recall), default=0.0)
+        low = lost > NOTABLE
+        if recall and low != self._told:
+            say = log.error if low else log.info
+            say("%s version %d: recall of the probe is %s, expected %s", name, version, _shown(recall), _shown(self.expected))
+            self._told = low
+
+
+def _drift(expected_M: NDArray[np.float32], scores_M: NDArray[np.float32]) -> float:
+    """Mean absolute difference of the i-th best score from the i-th best expected; a missing item has the score 0."""
+    width = max(len(expected_M), len(scores_M))
+    padded = [np.pad(scores.astype(np.float64), (0, width - len(scores))) for scores in (expected_M, scores_M)]
+    apart_M = np.nan_to_num(np.abs(padded[0] - padded[1]), nan=1.0, posinf=1.0)  # a score that is none is as wrong as can be
+    return float(apart_M.mean()) if width else 0.0
+
+
+def _shown(recall: Mapping[int, float]) -> str:
+    return ", ".join(f"{value:.3f}@{m}" for m, value in recall.items())

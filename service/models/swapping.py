@@ -1,0 +1,200 @@
+"""What one model serves: versions loaded, published, retired and taken apart, each change as a whole.
+
+A version that fails to load never disturbs what serves. Knows entries and versions. Does not know when to change them, nor files of
+desired state; follower.py does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+from service.models.desired import Serving
+from service.models.entry import Entry, Retired
+from service.models.loading import (
+    LoadedModel,
+    LoadFailed,
+    OpenEngine,
+    compare_contents,
+    compare_files,
+    files_of,
+    load_version,
+    stand_back,
+)
+from service.settings import Settings
+from service.watch.monitoring import Metrics
+
+log = logging.getLogger(__name__)
+
+COMPARE_PAUSE = 10
+"""Comparing contents takes this part of the time at most."""
+
+
+class Swapper:
+    """Changes entries.
+
+    on_free  called, from whatever thread, when a retired version is held by nobody any more
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine, on_free: Callable[[], None]) -> None:
+        self._settings, self._metrics, self._open_engine, self._on_free = settings, metrics, open_engine, on_free
+        self._warned: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
+        self._differs: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
+        self._compare_at: weakref.WeakKeyDictionary[LoadedModel, float] = weakref.WeakKeyDictionary()
+        self._comparing = threading.Thread()
+
+    def serve_highest(self, entry: Entry) -> None:
+        """Serve the highest version that loads, alone. Without polling, what serves stays. Raises LoadFailed when none does."""
+        serves = None if entry.loaded is None else entry.loaded.version
+        tried = entry.versions if serves is None or self._settings.poll_s is not None else ()
+        failed: list[int] = []
+        for version in (*reversed(tried), *(() if serves is None else (serves,))):
+            loaded = entry.ready.get(version)
+            if loaded is None and not known_bad(entry, version):
+                loaded = self._open(entry, version)
+            if loaded is None:
+                failed.append(version)
+                continue
+            with entry.lock:
+                self._publish(entry, {version: loaded}, version)
+            if failed:
+                log.error("%s: version %d serves, because version %s failed", entry.name, version, ", ".join(map(str, failed)))
+            return
+        raise LoadFailed("; ".join(entry.reasons.get(version, "") for version in failed))
+
+    def serve(self, entry: Entry, serving: Serving) -> None:
+        """Serve what serving.json says. Once something serves, all of it or nothing. Raises LoadFailed."""
+        fresh: dict[int, LoadedModel] = {}
+        failed: int | None = None
+        first = entry.loaded is None
+        for version in (serving.default, *(v for v in serving.versions if v != serving.default)):
+            if version in entry.ready or version in fresh:
+                continue
+            loaded = self._open(entry, version)
+            if loaded is None:
+                failed = failed or version
+                if not first:
+                    break
+                continue
+            fresh[version] = loaded
+            if first:
+                with entry.lock:
+                    self._publish(entry, {**entry.ready, **fresh}, serving.default)
+        with entry.lock:
+            if failed is None or first:
+                wanted = {v: loaded for v, loaded in {**entry.ready, **fresh}.items() if v in serving.versions}
+                self._publish(entry, wanted, serving.default)
+            else:
+                entry.retired += tuple(self._retire(loaded) for loaded in fresh.values())
+        if failed is not None:
+            raise LoadFailed(entry.reasons[failed])
+
+    def remove(self, entry: Entry, ids: tuple[str, ...]) -> None:
+        """Let no answer hold these items, and any answer those that were removed before. Holds the entry's lock."""
+        before, entry.removed = entry.removed, ids
+        for loaded in entry.ready.values() if ids != before else ():
+            _set_removed(loaded, ids)
+
+    def check_files(self, entry: Entry, loaded: LoadedModel) -> bool:
+        """Look at what became of a version's files. True where it was stopped, because they hold something else than was loaded.
+
+        Where they were written to and have their size, their contents are compared by a thread of its own, and the version serves on until
+        that is known. Of a file that is written to again and again, comparing takes one part in COMPARE_PAUSE of the time.
+        """
+        found = compare_files(loaded.files)
+        if found == "elsewhere" and loaded not in self._warned:
+            self._warned.add(loaded)
+            log.warning("%s version %d: its files were deleted or replaced; what was loaded serves on", loaded.name, loaded.version)
+        if found == "written" and not self._comparing.is_alive() and monotonic() >= self._compare_at.get(loaded, 0.0):
+            self._comparing = threading.Thread(target=self._compare, args=(loaded,), name="comparer", daemon=True)
+            self._comparing.start()
+        if found == "changed" or loaded in self._differs:
+            self._stop(entry, loaded)
+            return True
+        return False
+
+    def _compare(self, loaded: LoadedModel) -> None:
+        stand_back()
+        began = monotonic()
+        same = compare_contents(loaded)
+        self._compare_at[loaded] = monotonic() + (COMPARE_PAUSE - 1) * (monotonic() - began)
+        if same:
+            log.warning("%s version %d: its files were written to and hold what they held; it serves on", loaded.name, loaded.version)
+        elif same is not None:
+            self._differs.add(loaded)
+
+    def _stop(self, entry: Entry, loaded: LoadedModel) -> None:
+        """Serve a version no more whose files hold something else."""
+        reason = "its files were changed in place while it was serving; a version is never overwritten: write a new one"
+        log.error("%s version %d stops: %s", loaded.name, loaded.version, reason)
+        self._metrics.reload(entry.name, "failed")
+        with entry.lock:
+            entry.reasons = {**entry.reasons, loaded.version: reason}
+            entry.bad_files = {**entry.bad_files, loaded.version: files_of(loaded.bundle.path)}
+            self._publish(entry, {v: other for v, other in entry.ready.items() if other is not loaded}, entry.version)
+
+    def take_apart(self, entry: Entry, retired: Retired) -> None:
+        """Free a version that nobody holds any more."""
+        asyncio.run(retired.batcher.drain(self._settings.drain_s))
+        retired.metrics.close()
+        retired.batcher.on_call = _ignore  # breaks a cycle, so that memory comes back now
+        retired.engine.close()
+        with entry.lock:
+            entry.retired = tuple(other for other in entry.retired if other is not retired)
+        self._metrics.reload(entry.name, "unloaded")
+        log.info("%s version %d is unloaded", entry.name, retired.version)
+
+    def _open(self, entry: Entry, version: int) -> LoadedModel | None:
+        """A version ready to serve; None when it failed, and the entry says why. (An exception would keep its engine in memory.)"""
+        entry.loading = version
+        loaded, reason = None, ""
+        files = files_of(entry.disk.folder / str(version))
+        try:
+            loaded = load_version(self._settings, self._metrics, self._open_engine, entry.name, version)
+        except LoadFailed as error:
+            reason = str(error)
+        with entry.lock:
+            entry.reasons = {v: said for v, said in entry.reasons.items() if v != version} | ({version: reason} if reason else {})
+            entry.bad_files = {v: bad for v, bad in entry.bad_files.items() if v != version} | ({version: files} if reason else {})
+        entry.loading = None
+        if loaded is None and version not in entry.ready:
+            self._metrics.forget_version(entry.name, version)
+        self._metrics.reload(entry.name, "failed" if loaded is None else "loaded")
+        return loaded
+
+    def _publish(self, entry: Entry, ready: dict[int, LoadedModel], default: int) -> None:
+        """Serve these versions from now on, and no others. Holds the entry's lock."""
+        before = entry.ready
+        for version, loaded in ready.items():
+            if before.get(version) is not loaded:
+                if entry.removed:
+                    _set_removed(loaded, entry.removed)
+                self._metrics.model_state(entry.name, version, loaded.engine.name, ready=True)
+        entry.ready, entry.loaded = ready, ready.get(default)
+        gone = [loaded for version, loaded in before.items() if ready.get(version) is not loaded]
+        entry.retired += tuple(self._retire(loaded) for loaded in gone)
+        for loaded in gone:
+            if loaded.version not in ready:
+                self._metrics.forget_version(entry.name, loaded.version)
+
+    def _retire(self, loaded: LoadedModel) -> Retired:
+        handle = weakref.ref(loaded, lambda _: self._on_free())
+        return Retired(loaded.version, handle, loaded.batcher, loaded.metrics, loaded.engine, [loaded.bundle, loaded.filters])
+
+
+def known_bad(entry: Entry, version: int) -> bool:
+    """Whether a version failed and has not changed since."""
+    return version in entry.bad_files and entry.bad_files[version] == files_of(entry.disk.folder / str(version))
+
+
+def _set_removed(loaded: LoadedModel, ids: Iterable[str]) -> None:
+    rows = loaded.bundle.items.rows_of(list(ids))
+    loaded.filters.set_removed(rows[rows >= 0])
+
+
+def _ignore(batch: int, seconds: float) -> None:
+    """Nobody counts any more."""

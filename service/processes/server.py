@@ -1,0 +1,107 @@
+"""One process that listens: uvicorn's server, with a way out that loses nothing.
+
+After the first signal it goes on serving for `delay_s`, while /readyz and every answer's `Connection: close` say that it is going, so
+that a load balancer looks elsewhere. Then it stops listening and finishes what it accepted. A second signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import resource
+import signal
+import socket
+import time
+from types import FrameType
+from typing import cast
+
+import uvicorn
+from fastapi import FastAPI
+
+from service.http.connection import RESERVE, Connections
+from service.models.registry import Registry
+from service.settings import Settings
+from service.watch.monitoring import Metrics
+
+log = logging.getLogger(__name__)
+
+CLOSE = (b"connection", b"close")
+OTHER_DESCRIPTORS = 192
+"""Descriptors that are left for everything but connections: bundles, logs, pipes, metrics."""
+
+
+class Server(uvicorn.Server):
+    """Serves one application.
+
+    alone  signals are meant for this process. Otherwise its parent says when to stop, and when to stop at once: a signal may come from
+           it and, once more, from whoever signals a group of processes
+    """
+
+    def __init__(self, app: FastAPI, settings: Settings, alone: bool = True) -> None:
+        self._registry: Registry = app.state.service.registry
+        self._metrics: Metrics = app.state.service.metrics
+        most = most_connections(settings.max_connections)
+        times_s = settings.head_timeout_s, settings.keep_alive_s, settings.write_timeout_s
+        self._connections = Connections(most, *times_s, self._metrics.connection_refused)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=cast(type[asyncio.Protocol], self._connections.make),
+                ws="none",
+                server_header=False,
+                log_config=None,
+                access_log=False,
+                lifespan="on",
+                timeout_graceful_shutdown=math.ceil(settings.drain_s),
+            )
+        )
+        self._delay_s, self._alone = settings.drain_delay_s, alone
+        self._leave_at: float | None = None
+
+    def serve_on(self, listening: socket.socket) -> None:
+        """Serve until a signal or `leave` says stop."""
+        self.run(sockets=[listening])
+
+    def leave(self) -> None:
+        """Stop soon. From any thread."""
+        if self._leave_at is None:
+            self._registry.leaving = True
+            self._leave_at = time.monotonic() + self._delay_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """What a signal does. (uvicorn would raise it again at the end; a stop that was asked for is no failure.)"""
+        self.leave()
+        if self._alone:
+            for handled in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(handled, signal.SIG_DFL)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop; asked ten times a second."""
+        stop = await super().on_tick(counter)
+        if counter % 10 == 0:
+            self._connections.check(asyncio.get_running_loop().time())
+            self._metrics.connections.set(len(self._connections.open))
+        if self._leave_at is None:
+            return stop
+        if CLOSE not in self.server_state.default_headers:
+            self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
+        return stop or time.monotonic() >= self._leave_at
+
+
+def most_connections(wanted: int) -> int:
+    """`wanted`, or as many connections as the process may have descriptors for. Raises the process's own limit where that may be done."""
+    needed = wanted + 2 * RESERVE + OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        soft = allowed
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    room = soft - min(OTHER_DESCRIPTORS, soft // 2)
+    most = max(min(wanted, room - 2 * RESERVE if room >= 6 * RESERVE else room * 2 // 3), 1)  # with a reserve of a quarter at most, twice
+    log.warning(
+        "the process may have %d descriptors, so that at most %d connections are taken (ESPALIER_MAX_CONNECTIONS: %d)", soft, most, wanted
+    )
+    return most

@@ -1,0 +1,201 @@
+"""An earlier model as a start: its tree over today's catalogue, and its scorer.
+
+Knows how a bundle becomes something to train on. Items are matched by id: an item that the log no longer has leaves an empty leaf, and a
+new one goes to a leaf that is empty or can still be added beside others, where the scorer would look for it (the first levels of JTM's
+matching, `trees/jtm.py`). All other items, and all nodes with their rows, stay where they are.
+
+Legend: I items of the log, N nodes, D node row, P nodes of the level above the leaves.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from espalier.bundle import WEIGHTS, Bundle
+from espalier.errors import BundleNotFound, InvalidConfig
+from espalier.items import ItemTable
+from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
+from training.config import PATH_PRODUCTS, TrainingConfig, check_config
+from training.data.interactions import Interactions
+from training.deep.jtm import Likelihood, Matching, Samples, draw_samples, sum_below
+from training.deep.scorers.model import NodeScorer, new_scorer
+
+log = logging.getLogger(__name__)
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EarlierModel:
+    """`tree` holds the log's item rows; `model` has a row for each of its nodes and takes histories of `length`.
+
+    gamma       γ of the ranks that it was trained on
+    likelihood  what such a rank is the log-likelihood of; path products have a γ of their own
+    """
+
+    tree: Tree
+    model: NodeScorer
+    length: int
+    gamma: float
+    likelihood: Likelihood
+
+
+def open_earlier(path: Path, config: TrainingConfig, interactions: Interactions, users: Int64, items: ItemTable) -> EarlierModel:
+    """The earlier model of a configuration, checked against it.
+
+    users  training users, from whose events new items are placed
+
+    Raises InvalidConfig, naming the key, where the configuration wants another scorer or branching, where the bundle has no weights or
+    others than its scorer's, or where its tree has no room for the new items; the bundle's own errors where it cannot be read.
+    """
+    bundle = Bundle.open(path)
+    before = check_config(bundle.manifest.training)
+    _check_alike(config, before)
+    row_I = bundle.items.rows_of(items.column("id").to_pylist())
+    if (row_I < 0).all():
+        raise InvalidConfig("earlier_model", str(path), f"a model of the log's items, such as {items.ids_of(np.zeros(1, np.int64))[0]!r}")
+    model = load_scorer(bundle, before)
+    length, likelihood = sum(before.instances.windows), likelihood_of(before)
+    leaf_I = np.where(row_I >= 0, bundle.tree.leaf_of_item[row_I], -1)
+    new = np.flatnonzero(row_I < 0)
+    node_n = np.zeros(0, np.int64)
+    if len(new):
+        vacant = np.ones(bundle.tree.leaf_count, np.bool_)
+        vacant[leaf_I[leaf_I >= 0] - bundle.tree.leaf_offset] = False
+        room_N = _room(bundle.tree, vacant, config.tree.branching)
+        if len(new) > room_N[0]:
+            expected = f"kmeans, since the log has {len(new)} items that earlier_model lacks and its tree has room for {room_N[0]}"
+            raise InvalidConfig("tree.kind", config.tree.kind, expected)
+        samples = draw_samples(interactions, users, length, config.tree.samples, seed=config.seed, wanted_I=row_I < 0)
+        of_new = _in_earlier_rows(samples, new, row_I)
+        nowhere = np.full((len(new), bundle.tree.height), -1, np.int64)
+        matching = Matching(model, bundle.tree, of_new, bundle.manifest.ranking.gamma, likelihood)  # γ: where a search would look
+        node_n = matching.descend(nowhere, room_N, bundle.tree.height - 1, config.tree.gap)
+    tree, source_N = grow(bundle.tree, leaf_I, new, node_n)
+    log.info("%s: %d items are where they were, %d are new, %d are gone", path, len(row_I) - len(new), len(new), _gone(bundle, row_I))
+    return EarlierModel(tree, _with_rows(model, source_N), length, before.objective.gamma, likelihood)
+
+
+def relearn_config(path: Path, tree: dict[str, object], steps: int | None) -> TrainingConfig:
+    """The configuration of a bundle, changed to learn its tree anew and train on from its weights.
+
+    tree   keys of the section `tree`; None leaves one as it is in the bundle
+    steps  None: as many as the bundle's own
+
+    A warm start is left out: the weights are one. Raises InvalidConfig for a wrong value, and the bundle's own errors.
+    """
+    raw = check_config(Bundle.open(path).manifest.training).model_dump(mode="json")
+    given = {key: value for key, value in tree.items() if value is not None}
+    raw["tree"] |= {"kind": "jtm"} | given
+    raw["scorer"]["init"] = "earlier"
+    raw["objective"]["warm_start"] = 0.0
+    raw["optimiser"]["steps"] = raw["optimiser"]["steps"] if steps is None else steps
+    return check_config(raw | {"earlier_model": str(path)})
+
+
+def as_earlier(config: TrainingConfig, tree: Tree, model: NodeScorer) -> EarlierModel:
+    """A model that was just trained, as the start of the next round."""
+    return EarlierModel(tree, model, sum(config.instances.windows), config.objective.gamma, likelihood_of(config))
+
+
+def likelihood_of(config: TrainingConfig) -> Likelihood:
+    """What the ranks of a model of this configuration are the log-likelihood of."""
+    if config.objective.kind in PATH_PRODUCTS:
+        return "path"
+    return "softmax" if config.objective.kind == "otm-robust" else "sigmoid"
+
+
+def load_scorer(bundle: Bundle, config: TrainingConfig) -> NodeScorer:
+    """The scorer that a bundle was exported from (`config`: its own). Raises InvalidConfig where its weights are missing or others'."""
+    where = str(bundle.path)
+    model = new_scorer(config.scorer, config.instances.windows, bundle.tree.node_count)
+    try:
+        weights = {name: torch.from_numpy(np.array(array)) for name, array in bundle.weights().items()}
+    except BundleNotFound as error:
+        raise InvalidConfig("earlier_model", where, f"a bundle with {WEIGHTS}; this one cannot be trained on") from error
+    weights["node_rows"] = torch.from_numpy(bundle.node_rows_ND.astype(np.float32))
+    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: list(tensor.shape) for name, tensor in weights.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise InvalidConfig("earlier_model", where, f"weights {name} of shape {wanted.get(name)}, got {found.get(name)}")
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def grow(tree: Tree, leaf_I: Int64, new: Int64, node_n: Int64) -> tuple[Tree, Int64]:
+    """The tree over another catalogue, and where its node rows come from.
+
+    leaf_I  int64[I]: the leaf of each item, −1 for the `new` ones
+    new     int64[n]: the new items
+    node_n  int64[n]: the nodes of the level above the leaves that they go to: to its empty leaves, then to leaves added at its end
+
+    Returns the tree and int64[N]: each node's number in the old tree, −1 for an added leaf.
+    """
+    span = tree.level(tree.height - 1)
+    begin_P = tree.first_child[span.start : span.stop] - tree.leaf_offset
+    count_P = np.diff(tree.first_child[span.start : span.stop + 1])
+    item_of_leaf = np.full(tree.leaf_count, EMPTY_LEAF, np.int64)
+    old = np.flatnonzero(leaf_I >= 0)
+    item_of_leaf[leaf_I[old] - tree.leaf_offset] = old
+    vacant_P = np.add.reduceat(item_of_leaf == EMPTY_LEAF, begin_P, dtype=np.int64)
+    coming_P = np.bincount(node_n - span.start, minlength=len(span))
+    grown_P = count_P + np.maximum(coming_P - vacant_P, 0)
+    stop_P = np.cumsum(grown_P)
+    leaf_item = np.full(int(stop_P[-1]), EMPTY_LEAF, np.int64)
+    source = np.full(int(stop_P[-1]), -1, np.int64)
+    place = np.arange(tree.leaf_count) + np.repeat(stop_P - grown_P - begin_P, count_P)
+    leaf_item[place], source[place] = item_of_leaf, np.arange(tree.leaf_count) + tree.leaf_offset
+    empty = np.flatnonzero(leaf_item == EMPTY_LEAF)
+    parent = np.searchsorted(stop_P, empty, side="right")
+    rank = np.arange(len(empty)) - np.searchsorted(parent, parent)
+    leaf_item[empty[rank < coming_P[parent]]] = new[np.argsort(node_n, kind="stable")]
+    counts = [np.diff(tree.first_child[tree.level(h).start : tree.level(h).stop + 1]) for h in range(tree.height - 1)]
+    return tree_from_children([*counts, grown_P], leaf_item), np.concatenate([np.arange(tree.leaf_offset), source])
+
+
+def _check_alike(config: TrainingConfig, before: TrainingConfig) -> None:
+    """What the tree, and with `scorer.init = "earlier"` the scorer, must have in common with the earlier model's configuration."""
+    pairs: list[tuple[str, object, object]] = [("tree.branching", config.tree.branching, before.tree.branching)]
+    if config.scorer.init == "earlier":
+        pairs.append(("instances.windows", list(config.instances.windows), list(before.instances.windows)))
+        free = {"init", "init_std", "dtype", "dropout"}
+        was = before.scorer.model_dump(exclude=free)
+        pairs += [(f"scorer.{key}", value, was[key]) for key, value in config.scorer.model_dump(exclude=free).items()]
+    for key, value, wanted in pairs:
+        if value != wanted:
+            raise InvalidConfig(key, value, f"{wanted!r}, as in earlier_model")
+    split = [(c.seed, c.data.test_share, c.data.validation_share, c.data.format) for c in (config, before)]
+    if split[0] != split[1]:
+        log.warning("the earlier model was trained with another split: test users of this one may have been its training users")
+
+
+def _room(tree: Tree, vacant: NDArray[np.bool_], branching: int) -> Int64:
+    """int64[N]: how many new items each node's subtree can take: empty leaves, and those that still can be added."""
+    span = tree.level(tree.height - 1)
+    count_P = np.diff(tree.first_child[span.start : span.stop + 1])
+    vacant_P = np.add.reduceat(vacant, tree.first_child[span.start : span.stop] - tree.leaf_offset, dtype=np.int64)
+    return sum_below(tree, np.maximum(branching - count_P, 0) + vacant_P, tree.height - 1)
+
+
+def _in_earlier_rows(samples: Samples, new: Int64, row_I: Int64) -> Samples:
+    """Samples of new items, as targets 0 … n − 1, and with histories in the earlier catalogue's rows (`row_I`)."""
+    history_ST = np.append(row_I, -1).astype(np.int32)[samples.history_ST]
+    return Samples(history_ST, np.searchsorted(new, samples.target_S))
+
+
+def _with_rows(model: NodeScorer, source_N: Int64) -> NodeScorer:
+    """The model over the grown tree: an added leaf starts with the row of the leaf in front of it, a child of the same node."""
+    kept_N = np.maximum.accumulate(np.where(source_N >= 0, np.arange(len(source_N)), 0))
+    model.node_rows = torch.nn.Parameter(model.node_rows.detach()[torch.from_numpy(source_N[kept_N])])
+    return model
+
+
+def _gone(bundle: Bundle, row_I: Int64) -> int:
+    return len(bundle.items) - int(np.count_nonzero(row_I >= 0))

@@ -1,0 +1,202 @@
+"""From a trained model to a bundle: γ and calibration from validation users, ONNX graphs with a parity check, golden and held-out queries.
+
+Legend: B queries, M results, T history, C candidates.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from espalier.bundle import Bundle, GraphContent, make_folder, write_bundle
+from espalier.checks.golden import GOLDEN_COLUMNS, verify_golden
+from espalier.engines.onnx.runtime import ort
+from espalier.errors import BundleCorrupt
+from espalier.manifest import Calibration, ManifestDraft, Ranking, SearchDefaults
+from espalier.metrics import precision_recall_f
+from espalier.queries import HistoryKind, pad_histories
+from espalier.search import Engine, SearchParams, open_engine
+from espalier.tree import Tree
+from training.config import TrainingConfig
+from training.data.splits import halves, without_seen
+from training.deep.prepare import Prepared
+from training.deep.scorers.model import NodeScorer, export_graphs
+from training.deep.topology import Topology
+from training.deep.validation import ranked_by, search_pairs, validation_pairs
+from training.evaluate import evaluate, recall_columns
+from training.golden import golden_answers
+
+log = logging.getLogger(__name__)
+
+GAMMAS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+VALIDATION_QUERIES = 2000
+HELD_OUT_QUERIES = 1000
+GOLDEN_QUERIES = 32
+PARITY_TOLERANCE = 1e-3
+REPORTED_M = (10, 50, 200)
+
+
+def export(config: TrainingConfig, prepared: Prepared, tree: Tree, model: NodeScorer, path: Path) -> Bundle:
+    """Write the bundle of a trained model to models/<name>/<version>/ and return it, verified and measured on test users."""
+    model = model.eval()
+    ranking, trials = choose_ranking(config, prepared, Topology(tree, model.node_rows.device), model)
+    validation = halves(prepared.interactions, prepared.split.validation, seed=config.seed)[: GOLDEN_QUERIES - 1]
+    histories = [np.empty(0, np.int64), *(pair.history for pair in validation)]
+    content = _content(config, prepared, tree, model.cpu(), histories)
+    draft = _draft(config, prepared, ranking, path)
+    make_folder(path.parent)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
+        bare = write_bundle(Path(folder) / draft.name / str(draft.version), draft, content)
+        engine = open_engine(bare, "cpu")
+        beams = [max(1, config.search.beam_size // (1 + b % 4)) for b in range(len(histories))]
+        golden = golden_table(bare, histories, beams, [config.search.m] * len(histories))
+        metrics: dict[str, Any] = {"validation": trials, "golden_overlap": verify_golden(bare, engine, golden)}
+        metrics["test"] = _test_metrics(config, prepared, bare, engine)
+        heldout = content.heldout
+        for name, recall_B in recall_columns(bare, engine, _reported_ms(config)).items():
+            heldout = heldout.append_column(name, pa.array(recall_B))
+    return write_bundle(path, draft.model_copy(update={"metrics": metrics}), replace(content, golden=golden, heldout=heldout))
+
+
+def _reported_ms(config: TrainingConfig) -> list[int]:
+    return sorted({min(m, config.search.max_m) for m in REPORTED_M})
+
+
+def _test_metrics(config: TrainingConfig, prepared: Prepared, bundle: Bundle, engine: Engine) -> dict[str, Any]:
+    """Rows of `evaluate` for test users, raw and with seen items excluded; a part without a query that has a relevant item is left out."""
+    test = halves(prepared.interactions, prepared.split.test, seed=config.seed)
+    parts = {"raw": (test, False), "seen_excluded": (without_seen(test), True)}
+    return {
+        key: evaluate(bundle, engine, pairs, [config.search.beam_size], _reported_ms(config), exclude_seen, batch=64)
+        for key, (pairs, exclude_seen) in parts.items()
+        if pairs
+    }
+
+
+def choose_ranking(config: TrainingConfig, prepared: Prepared, topology: Topology, model: NodeScorer) -> tuple[Ranking, dict[str, float]]:
+    """The ranking formula: γ with the best recall@m of validation users, and for 0 < γ a calibration of its ranks; and what was tried."""
+    own, trained = ranked_by(config)
+    fixed = trained if own == "log_activation" else config.search.gamma
+    gammas = sorted({*GAMMAS, trained}) if fixed == "auto" else [fixed]
+    pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
+    if not pairs:
+        log.warning("no validation user has anything left to find: γ is the trained one, scores are not calibrated")
+        gamma = trained if fixed == "auto" else fixed
+        return Ranking(own=own, gamma=gamma, calibration=None if own != "logit" or gamma == 0 else Calibration(slope=1, intercept=0)), {}
+    relevant = [pair.relevant for pair in pairs]
+    trials, results = {}, {}
+    for gamma in gammas:
+        rows_BM, ranks_BM = search_pairs(config, topology, model, pairs, gamma, own, config.search.beam_size, config.search.m)
+        trials[f"{gamma:g}"] = float(precision_recall_f(rows_BM, relevant, config.search.m)[1].mean())
+        results[gamma] = rows_BM, ranks_BM
+        log.info("γ = %g: recall@%d of %d validation users %.4f", gamma, config.search.m, len(pairs), trials[f"{gamma:g}"])
+    best = max(results, key=lambda gamma: (trials[f"{gamma:g}"], gamma == trained))
+    sigmoid = best == 0 and config.objective.kind != "otm-robust"  # a softmax's logits are the log of a probability up to a constant only
+    calibration = None if own != "logit" or sigmoid else calibrate(*results[best], relevant)
+    return Ranking(own=own, gamma=best, calibration=calibration), trials
+
+
+def calibrate(rows_BM: NDArray[np.int64], ranks_BM: NDArray[np.float32], relevant: Sequence[NDArray[np.int64]]) -> Calibration:
+    """Platt's logistic fit of "the item is relevant" on the rank, over all returned items."""
+    found_BM = rows_BM >= 0
+    hit_BM = np.stack([np.isin(rows, wanted) for rows, wanted in zip(rows_BM, relevant, strict=True)])
+    hits = hit_BM[found_BM]
+    if hits.all() or not hits.any():
+        return Calibration(slope=1, intercept=0)
+    fit = LogisticRegression(C=np.inf).fit(ranks_BM[found_BM].astype(np.float64)[:, None], hits)
+    return Calibration(slope=max(float(fit.coef_[0, 0]), 1e-6), intercept=float(fit.intercept_[0]))
+
+
+def golden_table(bundle: Bundle, histories: Sequence[NDArray[np.int64]], beams: Sequence[int], ms: Sequence[int]) -> pa.Table:
+    """Golden queries: what the reference engine answers, with each query's smallest margin at a cut."""
+    kind = bundle.manifest.query
+    if not isinstance(kind, HistoryKind):
+        raise BundleCorrupt(f"{bundle.path}: golden queries are made for history models, got {kind.kind}")
+    ids = pa.array([bundle.items.ids_of(history) for history in histories], pa.list_(pa.string()))
+    params = SearchParams(np.asarray(beams, np.int64), np.asarray(ms, np.int64))
+    return golden_answers(bundle, pad_histories(kind, histories), ids, params)
+
+
+def _content(
+    config: TrainingConfig, prepared: Prepared, tree: Tree, model: NodeScorer, histories: Sequence[NDArray[np.int64]]
+) -> GraphContent:
+    """The bundle's parts, but for the golden queries, whose table is empty."""
+    rows_ND = model.node_rows.detach().numpy().astype(config.scorer.dtype)
+    if not np.isfinite(rows_ND).all():
+        raise FloatingPointError(f"node rows are not finite in {config.scorer.dtype}; lower the learning rate or keep float32")
+    model.node_rows.data = torch.from_numpy(rows_ND.astype(np.float32))
+    kind = HistoryKind(length=sum(config.instances.windows))
+    example_BT = pad_histories(kind, (list(histories) * 2)[:8]).array.astype(np.int64)
+    example = Topology(tree, torch.device("cpu")).history_nodes(torch.from_numpy(example_BT))
+    query_onnx, scorer_onnx = export_graphs(model, "history_nodes", example)
+    check_parity(model, query_onnx, scorer_onnx, example)
+    test = halves(prepared.interactions, prepared.split.test, seed=config.seed)[:HELD_OUT_QUERIES]
+    names, strings = prepared.items.ids_of, pa.list_(pa.string())
+    return GraphContent(
+        tree=tree,
+        node_rows_ND=rows_ND,
+        state_levels=tree.height + 1,
+        state_dim=model.head.state_dim,
+        query_onnx=query_onnx,
+        scorer_onnx=scorer_onnx,
+        items=prepared.items,
+        golden=pa.table({"history": pa.array([], strings)} | {name: pa.array([], kind) for name, kind in GOLDEN_COLUMNS.items()}),
+        heldout=pa.table(
+            {
+                "history": pa.array([names(pair.history) for pair in test], strings),
+                "relevant": pa.array([names(pair.relevant) for pair in test], strings),
+            }
+        ),
+        weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "node_rows"},
+    )
+
+
+def check_parity(model: NodeScorer, query_onnx: bytes, scorer_onnx: bytes, example: Tensor) -> float:
+    """The largest difference between torch and ONNX Runtime on a sample; BundleCorrupt when it exceeds PARITY_TOLERANCE."""
+    rows_ND = model.node_rows.detach()
+    nodes_BC = torch.arange(len(example) * 16).view(len(example), 16) % len(rows_ND)
+    with torch.no_grad():
+        state_BLS = model.state(example)
+        logits_BC = model.logits(state_BLS, nodes_BC, example.shape[1] - 1)
+    query, scorer = (ort.InferenceSession(graph, providers=["CPUExecutionProvider"]) for graph in (query_onnx, scorer_onnx))
+    onnx_state = query.run(None, {"history_nodes": example.numpy(), "node_rows": rows_ND.numpy()})[0]
+    onnx_logits = scorer.run(None, {"query_state": onnx_state[:, -1], "node_rows": rows_ND[nodes_BC].numpy()})[0]
+    scale = max(1.0, float(logits_BC.abs().max()))
+    differences = [np.abs(onnx_state - state_BLS.numpy()).max(), np.abs(onnx_logits - logits_BC.numpy()).max()]
+    difference = float(np.max(differences)) / scale  # not Python's max, which loses NaN
+    if not difference <= PARITY_TOLERANCE:  # also true for NaN
+        raise BundleCorrupt(f"the exported graphs differ from the model by {difference:.2g}, at most {PARITY_TOLERANCE} expected")
+    return difference
+
+
+def _draft(config: TrainingConfig, prepared: Prepared, ranking: Ranking, path: Path) -> ManifestDraft:
+    interactions = prepared.interactions
+    limits = config.search
+    return ManifestDraft(
+        name=config.name,
+        version=int(path.name),
+        algorithm=config.objective.kind,
+        created=datetime.now(UTC),
+        query=HistoryKind(length=sum(config.instances.windows)),
+        ranking=ranking,
+        search=SearchDefaults(**limits.model_dump(include=set(SearchDefaults.model_fields))),
+        training=config.model_dump(mode="json"),
+        data={
+            "sha256": interactions.fingerprint,
+            "users": interactions.user_count,
+            "items": interactions.item_count,
+            "events": interactions.event_count,
+        },
+    )

@@ -1,0 +1,67 @@
+"""One level's share of every objective: binary cross-entropy over chosen nodes, and how nodes are drawn.
+
+Legend: B queries, P positives, C candidates.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from training.deep.parallel import drawn_rows
+from training.deep.topology import Topology
+
+DENSE = 4
+"""Times as many numbers as are drawn; of fewer, so many draws would repeat that a key for each number is cheaper."""
+
+
+def level_loss(logits_BC: Tensor, label_BC: Tensor, real_BC: Tensor) -> Tensor:
+    """Σ_n BCE(z_n, g(x, n)) over real nodes, with ℓ = z·log(1+e^{−g}) + (1−z)·log(1+e^{g}) (OTM Eq. 2, sign corrected); a scalar."""
+    return binary_cross_entropy_with_logits(logits_BC.float(), label_BC, weight=real_BC.to(label_BC.dtype), reduction="sum")
+
+
+def draw_nodes(topology: Topology, h: int, batch: int, count: int, generator: torch.Generator) -> Tensor:
+    """int64[B, C]: different nodes of level h for each query, ascending, every set of them as likely; the whole level where it has no
+    more than `count` nodes.
+
+    Where several processes share a batch, each gets what one alone would have drawn for its instances.
+    """
+    span = topology.tree.level(h)
+    if len(span) <= count:
+        return topology.level_nodes(h).expand(batch, -1)
+
+    def draw(rows: int) -> Tensor:
+        return span.start + drawn_sets(len(span), rows, count, generator, topology.device)
+
+    return drawn_rows(draw, batch)
+
+
+def drawn_sets(size: int, rows: int, count: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """int64[rows, count]: numbers below `size`, in each row a sample without replacement, ascending.
+
+    Few of many are drawn one by one, and repeats drawn again: no number is favoured by that, so every set stays as likely as another.
+    """
+    if size < DENSE * count:
+        keys = torch.rand((rows, size), generator=generator, device=device)
+        return keys.topk(count, dim=1).indices.sort(1).values
+    drawn = torch.randint(size, (rows, count), generator=generator, device=device).sort(1).values
+    at = torch.arange(rows, device=device)
+    while len(at):
+        part = drawn[at]
+        repeated = torch.zeros_like(part, dtype=torch.bool)
+        repeated[:, 1:] = part[:, 1:] == part[:, :-1]
+        again = repeated.any(1)
+        at, part, repeated = at[again], part[again], repeated[again]
+        part[repeated] = torch.randint(size, (int(repeated.sum()),), generator=generator, device=device)
+        drawn[at] = part.sort(1).values
+    return drawn
+
+
+def draw_items(topology: Topology, batch: int, count: int, generator: torch.Generator) -> Tensor:
+    """int64[B, R]: uniform item rows, with replacement; shared between processes as in `draw_nodes`."""
+
+    def draw(rows: int) -> Tensor:
+        return torch.randint(topology.tree.item_count, (rows, count), generator=generator, device=topology.device)
+
+    return drawn_rows(draw, batch)

@@ -1,0 +1,111 @@
+"""OTM made robust (`otm-robust`): the softmax over whole levels, its sums estimated from what beam search visits.
+
+    L(θ) = − Σ_h d^{H−h} Σ_{n ∈ S_h⁺} (1 / |S_h⁺|) · log( e^{r(n)} / Z_h ),   r(n) = g_θ(x, n) + γ · r(parent(n))
+    Z_h  ≈ Σ_{n ∈ B̃_h ∪ S_h⁺} e^{r(n)} + Σ_{n ∈ R_h \\ (B̃_h ∪ S_h⁺)} e^{r(n)} / E[times n is drawn]
+
+B̃_h are the candidates of a beam search with the current parameters (OTM Eq. 3), S_h⁺ the targets' ancestors (z_n = 1, Eq. 1) and R_h the
+ancestors of random items. OTM's own loss (Eq. 16) says nothing about nodes that no training beam visits; their logits are then whatever the
+shared layers make of them, and a wider beam lets them in. Here every node of a level counts as it should in expectation: the estimate
+of Z_h is unbiased (so w_n > 0 everywhere, as Proposition 3 asks), and what beam search finds are its largest terms, which is what keeps its
+variance small. The beam is how the loss is estimated, no longer what it means, so the serving beam may differ from it.
+
+Where that costs no more, nothing is estimated: a small level is scored whole when the logits are inner products, as one matrix product.
+In a catalogue of some ten thousand items that is every level, and the loss is exact.
+
+The loss trains r, what the search ranks by, and not g: with γ > 0 a node's logit is a correction of its parent's rank. An instance's
+targets share a weight of 1, as they share a query's recall; levels count less the higher they are (d, `level_decay`), because it is the
+leaves that are returned, and the beam forgives the levels above them.
+
+Legend: B instances, P positives, C candidates, K beam, R random items, b children.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from espalier.tree import Tree
+from training.config import ObjectiveConfig
+from training.deep.beam import best_places, gumbel
+from training.deep.objectives.levels import draw_items
+from training.deep.scorers.heads import ProductHead
+from training.deep.scorers.model import NodeScorer
+from training.deep.topology import Topology
+
+WHOLE = 170
+"""A level is scored whole up to so many times the nodes that an instance would look up there: about where both cost the same on a CPU."""
+NEVER = -1e30
+"""The rank of what does not count; finite, because 0 · −inf is not a number."""
+
+
+def otm_robust_loss(
+    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: ObjectiveConfig, generator: torch.Generator
+) -> Tensor:
+    """The loss of a batch (a scalar): query as the model takes it, target_BP int64[B, P] item rows, −1 = padding."""
+    tree, batch = topology.tree, len(target_BP)
+    state_BLS = model.state(query, generator)
+    positives = topology.positives(target_BP)
+    random_items_BR = draw_items(topology, batch, config.random_nodes, generator)
+    random_nodes = topology.paths(random_items_BR)
+    times_drawn_N = topology.items_below_N * (random_items_BR.shape[1] / tree.item_count)  # expected, per instance
+    whole = last_whole_level(model, tree, config)
+    total = torch.zeros((), device=topology.device)
+    beam_BK = torch.zeros((batch, 1), dtype=torch.int64, device=topology.device)
+    rank_BK = positive_rank_BP = torch.zeros((batch, 1), device=topology.device)
+    random_rank_BR = torch.zeros_like(random_items_BR, dtype=torch.float32)
+    for h in range(1, tree.height + 1):
+        positive_BP, random_BR = positives[h], random_nodes[h]
+        is_target_BP = positive_BP != topology.padding
+        if beam_BK.shape[1] == tree.level_size(h - 1):  # nothing was pruned yet: the candidates are the whole level
+            nodes_BC = topology.level_nodes(h).expand(batch, -1)
+            if h <= whole:
+                logits = model.logits_of_level(state_BLS, h, tree.level(h)).float()
+            else:
+                logits = model.logits(state_BLS, nodes_BC, h).float()
+            rank_BC = logits + config.gamma * topology.inherited(rank_BK, h)
+            shut_BC = topology.vacant_N[nodes_BC[:1]].expand(batch, -1)
+            level_BC = rank_BC.masked_fill(shut_BC, NEVER)
+            first = tree.level(h).start
+            positive_rank_BP = rank_BC.gather(1, torch.where(is_target_BP, positive_BP - first, 0))
+            random_rank_BR = rank_BC.gather(1, random_BR - first)
+        else:  # blocks: the beam's children, the targets' ancestors, the random items' ancestors
+            children_BKb = topology.children(beam_BK, h - 1)
+            nodes_BC = children_BKb.flatten(1)
+            parent_BP = topology.find(positives[h - 1], topology.parent_N1[positive_BP])[0]
+            parent_rank = [rank_BK.repeat_interleave(children_BKb.shape[2], 1), positive_rank_BP.gather(1, parent_BP), random_rank_BR]
+            blocks = torch.cat([nodes_BC, positive_BP, random_BR], 1)
+            logits = model.logits(state_BLS, blocks.clamp(max=topology.padding - 1), h).float()
+            widths = [nodes_BC.shape[1], positive_BP.shape[1], random_BR.shape[1]]
+            rank_BC, positive_rank_BP, random_rank_BR = (logits + config.gamma * torch.cat(parent_rank, 1)).split_with_sizes(widths, 1)
+            shut_BC = (nodes_BC == topology.padding) | topology.vacant_N[nodes_BC.clamp(max=topology.padding - 1)]
+            in_beam_BR = topology.find(beam_BK.sort(1).values, topology.parent_N1[random_BR])[1]
+            known_BR = in_beam_BR | topology.find(positive_BP, random_BR)[1]
+            counted = [  # every node once: a target in its own block
+                rank_BC.masked_fill(shut_BC | topology.find(positive_BP, nodes_BC)[1], NEVER),
+                positive_rank_BP.masked_fill(~is_target_BP, NEVER),
+                (random_rank_BR - times_drawn_N[random_BR].log()).masked_fill(known_BR, NEVER),
+            ]
+            level_BC = torch.cat(counted, 1)
+        share_BP = is_target_BP / is_target_BP.sum(1, keepdim=True).clamp(min=1)
+        log_share_BP = positive_rank_BP - torch.logsumexp(level_BC, 1, keepdim=True)
+        total = total - config.level_decay ** (tree.height - h) * (share_BP * log_share_BP).sum()
+        if h == tree.height or h < whole:
+            beam_BK, rank_BK = nodes_BC, rank_BC
+        elif nodes_BC.shape[1] > config.beam_size:
+            noise_BC = gumbel(rank_BC, generator) if config.stochastic_beam else 0
+            place_BK = best_places((rank_BC.detach() + noise_BC).masked_fill(shut_BC, -torch.inf), config.beam_size).sort(1).values
+            beam_BK, rank_BK = nodes_BC.gather(1, place_BK), rank_BC.gather(1, place_BK)
+            beam_BK = torch.where(shut_BC.gather(1, place_BK), topology.padding, beam_BK)
+        else:
+            beam_BK, rank_BK = nodes_BC, rank_BC
+    return total / batch
+
+
+def last_whole_level(model: NodeScorer, tree: Tree, config: ObjectiveConfig) -> int:
+    """The level down to which all are so small that one product of all their nodes is exact at the price of an estimate."""
+    if not isinstance(model.head, ProductHead):
+        return 0
+    for h in range(1, tree.height + 1):
+        if tree.level_size(h) > WHOLE * (config.beam_size * tree.max_children[h - 1] + config.random_nodes):
+            return h - 1
+    return tree.height

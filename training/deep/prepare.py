@@ -1,0 +1,135 @@
+"""From a configuration to what training starts with: the log, its split, the item table, the earlier model and the tree."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.errors import InvalidConfig, InvalidData
+from espalier.items import ItemTable
+from espalier.tree import Tree
+from training.config import EARLIER_TREES, TrainingConfig
+from training.data.interactions import Interactions, read_interactions
+from training.data.splits import Split, split_users
+from training.deep.earlier import EarlierModel, open_earlier
+from training.deep.jtm import draw_samples, learn_tree
+from training.trees.category import category_tree
+from training.trees.embeddings import item_embeddings as embeddings_of
+from training.trees.embeddings import spread_unseen
+from training.trees.kmeans import kmeans_tree
+from training.trees.random import random_tree
+
+log = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Item rows of `interactions`, of `items` and of the earlier model's tree are the same."""
+
+    interactions: Interactions
+    split: Split
+    items: ItemTable
+    earlier: EarlierModel | None = None
+
+
+def prepare(config: TrainingConfig, data: Path | None, work: Path) -> Prepared:
+    """Read the log (or `data` instead of the configured one), the item table and the earlier model; events stay in files under `work`."""
+    interactions = read_interactions(data or config.data.log, config.data.format, work)
+    split = split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
+    for name, part in (("train", split.train), ("validation", split.validation)):
+        if len(part) == 0:
+            raise InvalidData("log", f"{interactions.user_count} users", f"enough users for a {name} part")
+    items = item_table(config.data.items, interactions.item_ids)
+    earlier = None
+    if config.earlier_model is not None and config.tree.kind in EARLIER_TREES:
+        earlier = open_earlier(config.earlier_model, config, interactions, split.train, items)
+    return Prepared(interactions, split, items, earlier)
+
+
+def item_table(file: Path | None, ids: pa.Array) -> ItemTable:
+    """The table of these items: its columns from a Parquet file with a column `id`, null where the file lacks an item."""
+    if file is None:
+        return ItemTable.build(pa.table({"id": ids}))
+    if not file.is_file():
+        raise InvalidConfig("data.items", str(file), "a Parquet file that exists")
+    try:
+        table = pq.read_table(file)
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidConfig("data.items", str(file), f"a Parquet file ({error})") from error
+    if "id" not in table.column_names:
+        raise InvalidConfig("data.items", table.column_names, "a column named 'id'")
+    known = table.column("id").cast(pa.large_string()).to_pylist()
+    place = {item_id: row for row, item_id in enumerate(known)}
+    if len(place) != len(known):
+        repeated = next(item_id for row, item_id in enumerate(known) if place[item_id] != row)
+        raise InvalidConfig("data.items", repeated, "each id once")
+    rows = pa.array([place.get(item_id) for item_id in ids.to_pylist()], pa.int64())
+    if rows.null_count == len(rows):
+        raise InvalidConfig("data.items", known[:3], f"ids of the log's items, such as {ids[0].as_py()!r}")
+    return ItemTable.build(table.take(rows).set_column(table.column_names.index("id"), "id", ids))
+
+
+def build_tree(config: TrainingConfig, prepared: Prepared, device: torch.device = CPU) -> Tree:
+    """The configured tree over the catalogue, from training users only; `device` is where an earlier model learns it."""
+    interactions, tree = prepared.interactions, config.tree
+    if prepared.earlier is not None:
+        prepared.earlier.model.to(device)
+        return relearn_tree(config, prepared, prepared.earlier) if tree.kind == "jtm" else prepared.earlier.tree
+    if tree.kind == "random":
+        return random_tree(interactions.item_count, tree.branching, seed=config.seed)
+    if tree.kind == "category":
+        if interactions.category_of_item_I is None:
+            raise InvalidConfig("tree.kind", tree.kind, "a log with a category column")
+        return category_tree(interactions.category_of_item_I, tree.branching, seed=config.seed)
+    if config.earlier_model is None:
+        embeddings_ID = item_embeddings(prepared, tree.embedding_dim, config.seed)
+    else:
+        learned_ID = leaf_rows(Bundle.open(config.earlier_model), prepared.items)
+        embeddings_ID = spread_unseen(learned_ID, interactions.category_of_item_I, seed=config.seed)
+    return kmeans_tree(embeddings_ID, tree.branching, seed=config.seed)
+
+
+def relearn_tree(config: TrainingConfig, prepared: Prepared, earlier: EarlierModel) -> Tree:
+    """The tree that JTM learns from a trained model, with samples of training users; the log says what it brought."""
+    begin = time.perf_counter()
+    samples = draw_samples(prepared.interactions, prepared.split.train, earlier.length, config.tree.samples, seed=config.seed)
+    gamma = earlier.gamma if config.tree.gamma is None else config.tree.gamma
+    learned = learn_tree(earlier.model, earlier.tree, samples, gap=config.tree.gap, gamma=gamma, likelihood=earlier.likelihood)
+    count = len(samples.target_S)
+    log.info(
+        "tree: %s per sample %.4f → %.4f over %d samples, %d of %d items moved, %.1f s",
+        "rank" if earlier.likelihood == "softmax" else "log-likelihood",  # a softmax's lacks its normalisers, the same before and after
+        learned.before / count,
+        learned.after / count,
+        count,
+        learned.moved,
+        learned.tree.item_count,
+        time.perf_counter() - begin,
+    )
+    return learned.tree
+
+
+def leaf_rows(bundle: Bundle, items: ItemTable) -> NDArray[np.float32]:
+    """float32[I, D]: the leaf rows that a bundle learned for these items, zero for items that it does not have."""
+    row = bundle.items.rows_of(items.column("id").to_pylist())
+    leaves = bundle.tree.leaf_of_item[row]
+    return np.where((row >= 0)[:, None], bundle.node_rows_ND[leaves], 0).astype(np.float32)
+
+
+def item_embeddings(prepared: Prepared, width: int, seed: int) -> NDArray[np.float32]:
+    """float32[I, D]: co-occurrence embeddings of all items from training users; D is less than `width` only for tiny catalogues."""
+    interactions, train = prepared.interactions, prepared.split.train
+    width = max(1, min(width, len(train) - 1, interactions.item_count - 1))
+    embeddings = embeddings_of(interactions, train, width, seed=seed)
+    return spread_unseen(embeddings, interactions.category_of_item_I, seed=seed)

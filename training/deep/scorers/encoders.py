@@ -1,0 +1,72 @@
+"""Query encoders: query arrays → query features, one row per level.
+
+`WindowEncoder` is the papers' history encoder (TDM §5.1, with JTM's per-level ancestors): each behaviour is replaced by its ancestor
+on the level at hand, the node rows are averaged inside time windows, the windows are concatenated. `VectorEncoder` passes a dense
+vector on.
+
+Legend: B queries, T history, R real behaviours, L levels, W windows, D node row, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from training.deep.scorers.lookup import lookup
+
+PAPER_WINDOWS = (20, 20, 10, 10, 2, 2, 2, 1, 1, 1)
+"""Window lengths, old to recent, of TDM, JTM and OTM: 69 behaviours."""
+
+
+class WindowEncoder(nn.Module):
+    """history_nodes int64[B, L, T] (−1 = padding), node_rows float32[N, D] → features float32[B, L, W·D].
+
+    A window's mean is over its real behaviours; an empty window is 0. Levels are independent of each other, but padding is padding
+    on all of them.
+    (The authors' code adds the padding's row into the sum; that is treated as a slip and left out.)
+    """
+
+    def __init__(self, windows: Sequence[int], node_dim: int) -> None:
+        super().__init__()
+        self.features = len(windows) * node_dim
+        member_WT = torch.zeros(len(windows), sum(windows))
+        start = 0
+        for w, length in enumerate(windows):
+            member_WT[w, start : start + length] = 1
+            start += length
+        self.register_buffer("member_WT", member_WT, persistent=False)
+        self.member_WT: Tensor
+
+    def forward(self, history_nodes: Tensor, node_rows: Tensor) -> Tensor:
+        if node_rows.device.type == "cpu" and not torch.compiler.is_exporting():
+            return self.of_real(history_nodes, node_rows)  # histories are mostly padding; a GPU would add them up in no fixed order
+        real_B1T = (history_nodes[:, :1] >= 0).to(node_rows.dtype)  # padding is the same on every level
+        weight_B1WT = self.member_WT * real_B1T.unsqueeze(2)
+        weight_B1WT = weight_B1WT / weight_B1WT.sum(-1, keepdim=True).clamp(min=1)
+        rows_BLTD = lookup(history_nodes.clamp(min=0), node_rows)
+        return (weight_B1WT @ rows_BLTD).flatten(2)
+
+    def of_real(self, history_nodes: Tensor, node_rows: Tensor) -> Tensor:
+        """The same without looking padding up."""
+        batch, levels, _ = history_nodes.shape
+        real_BT = history_nodes[:, 0] >= 0
+        count_BW = real_BT.to(node_rows.dtype) @ self.member_WT.T
+        query_R, place_R = torch.nonzero(real_BT, as_tuple=True)
+        window_R = self.member_WT.argmax(0)[place_R]
+        rows_RLD = lookup(history_nodes[query_R, :, place_R], node_rows) / count_BW[query_R, window_R, None, None]
+        sums = rows_RLD.new_zeros((batch * len(self.member_WT), levels, node_rows.shape[1]))
+        sums = sums.index_add(0, query_R * len(self.member_WT) + window_R, rows_RLD)
+        return sums.view(batch, -1, levels, node_rows.shape[1]).transpose(1, 2).flatten(2)
+
+
+class VectorEncoder(nn.Module):
+    """vector float32[B, F] → features float32[B, 1, F]: the same on every level."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.features = width
+
+    def forward(self, vector: Tensor, node_rows: Tensor) -> Tensor:
+        return vector.unsqueeze(1)

@@ -1,0 +1,100 @@
+"""The trainable model: node rows, a query encoder and a scoring head, with their ONNX forms.
+
+Legend: B queries, L levels, C candidates, D node row, S state, N nodes, T history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.config import ScorerConfig
+from training.deep.scorers.attention import AttentionHead, BehaviourEncoder
+from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
+from training.deep.scorers.heads import MlpHead, ProductHead
+from training.deep.scorers.lookup import lookup, rows_of
+from training.onnx_graphs import onnx_bytes
+
+Encoder = WindowEncoder | BehaviourEncoder | VectorEncoder
+Head = ProductHead | MlpHead | AttentionHead
+
+
+class NodeScorer(nn.Module):
+    """g(query, node) → logit, over all nodes of a tree.
+
+    node_rows  float32[N, D], drawn from N(0, init_std²)
+    """
+
+    def __init__(self, nodes: int, node_dim: int, encoder: Encoder, head: Head, init_std: float) -> None:
+        super().__init__()
+        self.node_rows = nn.Parameter(torch.randn(nodes, node_dim) * init_std)
+        self.encoder = encoder
+        self.head = head
+
+    def state(self, query: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """history_nodes [B, L, T] or vector [B, F] → query states [B, L, S] (L = 1 for vectors).
+
+        generator  of what a head with dropout drops; without one, as in serving, nothing is
+        """
+        features_BLF = self.encoder(query, self.node_rows)
+        return self.head.state(features_BLF, generator) if isinstance(self.head, ProductHead) else self.head.state(features_BLF)
+
+    def logits(self, state_BLS: Tensor, nodes_BC: Tensor, level: int) -> Tensor:
+        """Logits [B, C] of nodes on one level."""
+        rows_BCD = lookup(nodes_BC, self.node_rows)
+        state = state_BLS[:, 0 if state_BLS.shape[1] == 1 else level]
+        logits: Tensor = self.head(state, rows_BCD)
+        return logits
+
+    def logits_of_level(self, state_BLS: Tensor, level: int, span: range) -> Tensor:
+        """Logits [B, n] of all nodes `span` of a level, for a `ProductHead`: one matrix product, rounded to bfloat16 under autocast."""
+        return state_BLS[:, 0 if state_BLS.shape[1] == 1 else level] @ rows_of(span, self.node_rows).T
+
+
+def new_scorer(config: ScorerConfig, windows: Sequence[int], nodes: int) -> NodeScorer:
+    """A configured model over histories with random weights, from torch's generator as it stands."""
+    encoder = BehaviourEncoder(windows, config.node_dim) if config.kind == "attention" else WindowEncoder(windows, config.node_dim)
+    head: Head
+    if config.kind == "attention":
+        head = AttentionHead(windows, config.node_dim, config.attention_hidden, config.hidden)
+    elif config.kind == "mlp":
+        head = MlpHead(encoder.features, config.node_dim, config.hidden)
+    else:
+        head = ProductHead(encoder.features, config.node_dim, config.hidden, config.dropout)
+    return NodeScorer(nodes, config.node_dim, encoder, head, config.init_std)
+
+
+class QueryGraph(nn.Module):
+    """query.onnx: (history_nodes int64[B, L, T] or vector float32[B, F], node_rows float32[N, D]) → query_state float32[B, L, S]."""
+
+    def __init__(self, model: NodeScorer) -> None:
+        super().__init__()
+        self.encoder, self.head = model.encoder, model.head
+
+    def forward(self, query: Tensor, node_rows: Tensor) -> Tensor:
+        return self.head.state(self.encoder(query, node_rows))
+
+
+def export_graphs(model: NodeScorer, query_name: str, example: Tensor) -> tuple[bytes, bytes]:
+    """The bytes of query.onnx and scorer.onnx.
+
+    query_name  `history_nodes` or `vector`
+    example     a batch of at least two such queries, which fixes the sizes that are not dynamic (T or F)
+    """
+    model = model.eval().cpu()
+    dim = torch.export.Dim
+    query_dims: dict[int, Any] = {0: dim.DYNAMIC} | ({1: dim.DYNAMIC} if query_name == "history_nodes" else {})
+    rows_ND = model.node_rows.detach()
+    uses_rows = not isinstance(model.encoder, VectorEncoder)
+    query = onnx_bytes(
+        QueryGraph(model), (example, rows_ND), [query_name, "node_rows"], "query_state", [query_dims, {0: dim.DYNAMIC} if uses_rows else {}]
+    )
+    state_BS = model.state(example)[:, -1].detach().contiguous()  # other strides would be written into the graph
+    rows_BCD = rows_ND[torch.arange(3 * len(state_BS)).view(len(state_BS), 3) % len(rows_ND)]
+    scorer = onnx_bytes(
+        model.head, (state_BS, rows_BCD), ["query_state", "node_rows"], "logits", [{0: dim.DYNAMIC}, {0: dim.DYNAMIC, 1: dim.DYNAMIC}]
+    )
+    return query, scorer
