@@ -1,1 +1,6 @@
-"""Tests. `make test` runs all of them; `tests/builders.py` makes small random models."""
+"""Tests, in folders that mirror the packages. CONTRIBUTING.md says which ones a command runs."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+"""Of the repository."""

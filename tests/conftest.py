@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from espalier.tree import complete_tree
 from tests.builders import make_bundle
-from tests.running import ITEMS, LIMITS
+from tests.service.running import ITEMS, LIMITS
 
 # Triton's kernels run in its interpreter, on the CPU, so that they are tested on any machine; triton reads this when it is imported.
 os.environ["TRITON_INTERPRET"] = "1"

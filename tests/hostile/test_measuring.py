@@ -12,7 +12,7 @@ from benchmarks.service.attacks import Attack, Seen, Target
 from benchmarks.service.hostile import measure
 from benchmarks.service.livez import watched
 from tests.hostile.conftest import LIMITS, books
-from tests.test_registry import until
+from tests.service.test_registry import until
 
 pytestmark = pytest.mark.hostile
 

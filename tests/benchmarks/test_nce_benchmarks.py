@@ -1,0 +1,157 @@
+"""The tables of NCE: folds, the choice among candidates, resuming, and what is made of the rows."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from benchmarks.papers import nce_losses, nce_tables
+from benchmarks.papers.nce_losses import naive_elimination
+from benchmarks.papers.nce_tables import METHODS, candidates, markdown, measure, paired, plot, read_folds, summary
+from espalier.errors import InvalidData
+from tests.training.test_rankers import FAST, synthetic
+from training.baselines.boosting import BoostingConfig
+from training.rankers.config import RankerConfig
+from training.rankers.elimination import elimination_loss
+
+WITH_CHOICES = {"linear", "highway", "boosting", "lambdamart", "rank-svm"}
+
+
+def write_letor(path: Path, seed: int) -> None:
+    data = synthetic(seed, 12)
+    lines = []
+    for query in range(len(data)):
+        for row in range(*data.rows_of(query).indices(len(data.grades_R))):
+            features = " ".join(f"{i + 1}:{'NULL' if np.isnan(x) else x}" for i, x in enumerate(data.features_RF[row]))
+            lines.append(f"{min(data.grades_R[row], 2):g} qid:{seed}-{query} {features} #docid = {row}")
+    with gzip.open(path, "wt") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for part in range(1, 6):
+        write_letor(tmp_path / f"S{part}.txt.gz", part)
+    return tmp_path
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two small candidates of each function."""
+
+    def listed(function: Any, loss: Any, seed: int) -> list[Any]:
+        if function == "rank-svm":
+            return [{"cost": cost, "scaling": "z-score", "missing": True} for cost in (0.1, 1.0)]
+        if function in ("linear", "highway"):
+            config = replace(FAST, function=function, loss=loss, seed=seed, max_epochs=2)
+            return [config, replace(config, ties="marginal")]
+        return [BoostingConfig(loss=loss, seed=seed, trees=5, leaves=leaves, least_rows=5) for leaves in (4, 8)]
+
+    monkeypatch.setattr(nce_tables, "candidates", listed)
+
+
+def test_every_part_is_tested_on_once_and_never_learned_from_then(folder: Path) -> None:
+    folds = read_folds(folder, "l2r-mq2007-agg", 1)
+    tested = [fold.test.query_ids for fold in folds]
+    assert len({ids for fold in tested for ids in fold or ()}) == 5 * 12
+    for fold in folds:
+        sides = [set(part.query_ids or ()) for part in (fold.train, fold.valid, fold.test)]
+        assert [len(side) for side in sides] == [36, 12, 12]
+        assert len(set.union(*sides)) == 60
+    assert {name.split("-")[0] for name in folds[0].train.query_ids or ()} == {"1", "2", "3"}
+
+
+def test_sets_without_folds_are_split_by_the_seed(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        write_letor(tmp_path / f"{part}.txt.gz", 7 if part == "train" else 8)
+    first, again, other = (read_folds(tmp_path, "l2r-mq2008-partial", seed)[0] for seed in (1, 1, 2))
+    assert len(first.valid) == 2
+    assert first.valid.query_ids == again.valid.query_ids != other.valid.query_ids
+    with pytest.raises(InvalidData, match="--set"):
+        read_folds(tmp_path, "yahoo", 1)
+
+
+def test_both_losses_have_the_same_candidates() -> None:
+    for function in ("linear", "highway", "boosting"):
+        one, two = (candidates(function, loss, 1) for loss in ("elimination", "plackett-luce"))
+        assert len(one) == len(two) > 1
+        for first, second in zip(one, two, strict=True):
+            assert isinstance(first, RankerConfig | BoostingConfig)
+            assert isinstance(second, RankerConfig | BoostingConfig)
+            assert replace(first, loss="plackett-luce") == second
+
+
+@pytest.mark.usefixtures("few")
+def test_rows_are_measured_once_and_summed_up(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    report = measure("l2r-mq2007-agg", folder, ["linear", "rank-svm"], 1, file)
+    assert [(row["function"], row["loss"]) for row in report["rows"][:3]] == list(METHODS[:3])
+    assert len(report["rows"]) == 15
+    for row in report["rows"]:
+        assert row["validation"] == max(tried["validation"] for tried in row["tried"])
+        assert {name: row["chosen"][name] for name in row["chosen"]} in [
+            {name: value for name, value in tried.items() if name != "validation"} for tried in row["tried"]
+        ]
+        assert row["err"] == pytest.approx(np.mean(row["per_query"]["err"]), abs=1e-4)
+    kept = file.read_text()
+    more = measure("l2r-mq2007-agg", folder, ["linear", "rank-svm", "highway", "boosting", "lambdamart"], 1, file)
+    assert [row for row in more["rows"] if row["function"] in ("linear", "rank-svm")] == json.loads(kept)["rows"]
+    assert len(more["rows"]) == 40
+    assert {name.split(", ")[0] for name in more["summary"]["means"]} == WITH_CHOICES
+    table = markdown(more)
+    assert "0.509, 0.719, 0.697" in table
+    assert "highway, elimination − lambdamart, lambdarank" in table
+    plot(more, tmp_path / "p.png")
+    assert (tmp_path / "p.png").stat().st_size > 1000
+    with pytest.raises(InvalidData, match="--json"):
+        measure("l2r-mq2008-partial", folder, ["linear"], 1, file)
+
+
+def row_of(loss: str, fold: int, seed: int, values: list[float]) -> dict[str, Any]:
+    figures = dict.fromkeys(("err", "ndcg1", "ndcg5", "map"), values)
+    return {"function": "linear", "loss": loss, "fold": fold, "seed": seed, "train_cpu_s": 1.0, "per_query": figures}
+
+
+def test_seeds_are_averaged_within_a_query_and_folds_are_put_end_to_end() -> None:
+    rows = [
+        row_of("elimination", 1, 1, [0.2, 0.4]),
+        row_of("elimination", 1, 2, [0.4, 0.4]),
+        row_of("elimination", 2, 1, [1.0]),
+        row_of("plackett-luce", 2, 1, [0.5]),
+        row_of("plackett-luce", 1, 1, [0.1, 0.4]),
+    ]
+    found = summary(rows)
+    assert found["means"]["linear, elimination"]["err"] == [round((0.3 + 0.4 + 1) / 3, 4), round(np.std([0.3, 0.4, 1], ddof=1) / 3**0.5, 4)]
+    difference = found["differences"]["linear, elimination − linear, plackett-luce"]["err"]
+    assert difference["mean"] == pytest.approx((0.2 + 0 + 0.5) / 3, abs=1e-4)
+
+
+def test_the_paired_test_sees_a_difference_that_is_there_and_none_that_is_not() -> None:
+    rng = np.random.default_rng(1)
+    query = rng.random(500)
+    assert paired(query + rng.normal(0.02, 0.1, 500), query)["p_t"] < 0.01
+    assert paired(query + rng.normal(0, 0.1, 500), query)["p_wilcoxon"] > 0.01
+    assert paired(query, query) == {"mean": 0, "standard_error": 0, "p_t": 1, "p_wilcoxon": 1}
+
+
+def test_the_naive_loss_is_the_same_and_is_skipped_where_its_matrices_are_too_large(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scores = torch.randn(3, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    real = torch.arange(20) < torch.tensor([20, 7, 1])[:, None]
+    assert_allclose(naive_elimination(scores, real), elimination_loss(scores, real))
+    monkeypatch.setattr(nce_losses, "LENGTHS", (10, 100))
+    monkeypatch.setattr(nce_losses, "ITEMS", 100)
+    monkeypatch.setattr(nce_losses, "MEMORY", 1e4)
+    rows = nce_losses.measure(1, torch.device("cpu"))
+    assert [("elimination, naive" in row, "skipped" in row) for row in rows] == [(True, False), (False, True)]
+    nce_losses.plot(rows, tmp_path / "p.png")
+    assert (tmp_path / "p.png").stat().st_size > 1000

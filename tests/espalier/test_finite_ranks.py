@@ -1,0 +1,406 @@
+"""Numbers at float32's ends: no engine keeps a rank that is not finite, none writes where it must not, and a query that cannot be scored
+is refused.
+
+A query of one number has one product a node, so that its ranks are exact and engines must agree over float32's whole range, infinities
+included. Queries of many numbers overflow in an order of each engine's own: of these only what no order changes is asked.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+from numpy.typing import NDArray
+from onnx import helper
+
+from benchmarks.small_bundles import graph_model, linear_graphs
+from espalier.bundle import Bundle, LinearContent, write_bundle
+from espalier.chunks import LARGEST_RANK, Chunks
+from espalier.engines.linear.chunk_search import ChunkSearch, Wanted, _keep_best
+from espalier.engines.linear.engine import SparseCpuEngine
+from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines.reference import ReferenceEngine
+from espalier.errors import InvalidQuery
+from espalier.manifest import Activation, Ranking
+from espalier.queries import QueryBatch, VectorKind
+from espalier.search import Engine, SearchParams, SearchResult, open_engine
+from espalier.text.sparse_rows import SparseRows
+from espalier.tree import complete_tree, tree_from_children
+from tests import ROOT
+from tests.builders import make_bundle, make_linear_bundle, random_tree, sparse_rows
+from tests.espalier.test_bundle import content_of, draft_of
+from tests.espalier.test_signature import SMALL_GRID, assert_same
+from tests.service.running import problem, run
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+LARGEST = float(np.finfo(np.float32).max)
+WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+"""A smaller seed is no simpler case."""
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+
+
+def triton(bundle: Bundle) -> Engine:
+    from espalier.engines.triton.cells import Grid, Tuning
+    from espalier.engines.triton.graph_engine import TritonEngine
+
+    return TritonEngine(bundle, "cpu", "float32", Grid(batches=(2, 4), wanted=(8, 64), closed=16), Tuning(tile=16))
+
+
+def sparse_cuda(bundle: Bundle) -> Engine:
+    from espalier.engines.triton.cells import Grid
+    from espalier.engines.triton.linear_engine import SparseCudaEngine
+
+    return SparseCudaEngine(bundle, "cpu", "float32", Grid(batches=(1, 4), wanted=(8, 64), closed=16))
+
+
+def onnx_cpu(bundle: Bundle) -> Engine:
+    return OnnxEngine(bundle, "cpu")
+
+
+def onnx_batched(bundle: Bundle) -> Engine:
+    """As CUDA runs it: fixed shapes, several queries a call."""
+    return OnnxEngine(bundle, "cpu", grid=SMALL_GRID)
+
+
+Open = Callable[[Bundle], Engine]
+GRAPH_ENGINES = [onnx_cpu, onnx_batched, pytest.param(triton, marks=needs_triton)]
+LINEAR_ENGINES = [SparseCpuEngine, pytest.param(sparse_cuda, marks=needs_triton)]
+
+
+def any_floats(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Finite numbers of float32's whole range, every exponent as likely: large ones, small ones, denormal ones."""
+    bits = rng.integers(0, 1 << 32, shape, np.uint64).astype(np.uint32)
+    floats = bits.view(np.float32)
+    return np.where(np.isfinite(floats), floats, np.float32(LARGEST)).astype(np.float32)
+
+
+def one_number(rng: np.random.Generator, batch: int, width: int) -> NDArray[np.float32]:
+    dense_BF = np.zeros((batch, width), np.float32)
+    dense_BF[np.arange(batch), rng.integers(0, width, batch)] = any_floats(rng, (batch,))
+    dense_BF[0, dense_BF[0] != 0] = LARGEST
+    return dense_BF
+
+
+def answer(engine: Engine, queries: QueryBatch, params: SearchParams) -> SearchResult:
+    """Triton's interpreter computes in NumPy, which would warn of every infinity."""
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        return engine.search(queries, params)
+
+
+def assert_sound(result: SearchResult, params: SearchParams, items: int) -> None:
+    """What holds of any answer."""
+    for b, count in enumerate(result.count_B.tolist()):
+        rows = result.item_rows_BM[b, :count]
+        assert count <= params.m_B[b]
+        assert len(set(rows.tolist())) == count
+        assert np.all((rows >= 0) & (rows < items))
+        assert np.all(result.item_rows_BM[b, count:] == -1)
+        assert np.isfinite(result.ranks_BM[b, :count]).all()
+    assert not np.isnan(result.ranks_BM).any()
+    assert np.all((result.scores_BM >= 0) & (result.scores_BM <= 1))
+
+
+# -- every engine ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opened", GRAPH_ENGINES)
+@settings(max_examples=6, phases=WITHOUT_SHRINKING)
+@given(seed=st.integers(0, 2**32 - 1), gamma=st.sampled_from([0.0, 0.5, 1.0]), ragged=st.booleans())
+def test_vectors_of_one_number_of_any_size_are_searched_as_the_reference_does(
+    tmp_path_factory: pytest.TempPathFactory, opened: Open, seed: int, gamma: float, ragged: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, 4, 3, ragged, empty_share=0.1)
+    bundle = make_bundle(tmp_path_factory.mktemp("models"), rng, tree, "vector", gamma, name=f"m{rng.integers(1 << 60)}")
+    queries = QueryBatch(bundle.manifest.query, one_number(rng, 4, 4))
+    params = SearchParams(2 ** rng.integers(0, 5, 4), rng.integers(1, 60, 4))  # the bucket of a power of 2 begins with it
+    expected, got = ReferenceEngine(bundle).search(queries, params), answer(opened(bundle), queries, params)
+    assert_same(got, expected)
+    assert got.finite_B is not None
+    assert_array_equal(got.finite_B, expected.finite_B)
+    assert_sound(got, params, tree.item_count)
+
+
+@pytest.mark.parametrize("opened", LINEAR_ENGINES)
+@settings(max_examples=6, phases=WITHOUT_SHRINKING)
+@given(seed=st.integers(0, 2**32 - 1), gamma=st.sampled_from([0.0, 0.5, 1.0]), ragged=st.booleans())
+def test_features_of_one_number_of_any_size_are_searched_as_the_reference_does(
+    tmp_path_factory: pytest.TempPathFactory, opened: Open, seed: int, gamma: float, ragged: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    tree, ranking = random_tree(rng, 4, 3, ragged, empty_share=0.1), Ranking(own="logit", gamma=gamma)
+    bundle = make_linear_bundle(tmp_path_factory.mktemp("models"), rng, tree, ranking, name=f"m{rng.integers(1 << 60)}", width=3)
+    queries = QueryBatch(bundle.manifest.query, sparse_rows(one_number(rng, 4, 3)))
+    params = SearchParams(2 ** rng.integers(0, 5, 4), rng.integers(1, 60, 4))
+    expected, got = ReferenceEngine(bundle).search(queries, params), answer(opened(bundle), queries, params)
+    assert_same(got, expected)
+    assert_sound(got, params, tree.item_count)
+
+
+@pytest.mark.parametrize("opened", [ReferenceEngine, *GRAPH_ENGINES])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_ranks_that_add_up_past_float32_find_nothing(tmp_path: Path, opened: Open, sign: int) -> None:
+    """Each logit is finite; their sum along a path of ones is not, and along the path of zeros it is 0."""
+    tree = tree_from_children([[2], [2, 2]], np.arange(4))
+    bundle = make_bundle(tmp_path, np.random.default_rng(1), tree, "vector", 1.0, width=1)
+    rows_ND = np.array([[0], [1], [0], [1], [0], [1], [0]], np.float32)  # nodes 1 and 3 are ones: item 0
+    bundle = write_bundle(tmp_path / "tiny" / "2", draft_of(bundle), content_of(bundle, node_rows_ND=rows_ND))
+    queries = QueryBatch(bundle.manifest.query, np.array([[sign * LARGEST]], np.float32))
+    result = answer(opened(bundle), queries, SearchParams.uniform(1, 1 if sign > 0 else 4, 4))
+    found = result.item_rows_BM[0, : result.count_B[0]].tolist()
+    # With a beam of 1 the path of the one is taken, which has item 0 and, beside it, item 1 of rank LARGEST.
+    assert found == ([1] if sign > 0 else [3, 1, 2])
+    assert result.finite_B is not None
+    assert result.finite_B.all()
+    assert_sound(result, SearchParams.uniform(1, 4, 4), 4)
+
+
+@pytest.mark.parametrize("opened", [ReferenceEngine, *LINEAR_ENGINES])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_ranks_of_linear_scorers_that_add_up_past_float32_find_nothing(tmp_path: Path, opened: Open, sign: int) -> None:
+    """As above: weights of 1 at nodes 1 and 3, of 0 elsewhere."""
+    tree, ranking = tree_from_children([[2], [2, 2]], np.arange(4)), Ranking(own="logit", gamma=1)
+    bundle = make_linear_bundle(tmp_path, np.random.default_rng(1), tree, ranking, width=1)
+    chunks = Chunks(
+        np.array([0, 1, 2, 2]), np.zeros(2, np.int32), np.array([0, 1, 2]), np.zeros(2, np.uint16), np.ones(2, np.float32),
+        np.zeros(7, np.float32), 1,
+    )  # fmt: skip
+    content = LinearContent(tree, chunks, bundle.items, bundle.golden(), bundle.heldout())
+    bundle = write_bundle(tmp_path / "linear" / "2", draft_of(bundle), content)
+    queries = QueryBatch(bundle.manifest.query, sparse_rows(np.array([[sign * LARGEST]], np.float32)))
+    result = answer(opened(bundle), queries, SearchParams.uniform(1, 1 if sign > 0 else 4, 4))
+    assert result.item_rows_BM[0, : result.count_B[0]].tolist() == ([1] if sign > 0 else [2, 3, 1])
+
+
+@pytest.mark.parametrize("opened", GRAPH_ENGINES)
+@settings(max_examples=6, phases=WITHOUT_SHRINKING)
+@given(seed=st.integers(0, 2**32 - 1), gamma=st.sampled_from([0.0, 1.0]), own=st.sampled_from(["logit", "log_activation"]))
+def test_answers_to_any_vector_are_sound(
+    tmp_path_factory: pytest.TempPathFactory, opened: Open, seed: int, gamma: float, own: Literal["logit", "log_activation"]
+) -> None:
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, 4, 3)
+    bundle = make_bundle(tmp_path_factory.mktemp("models"), rng, tree, "vector", gamma, own, name=f"m{rng.integers(1 << 60)}")
+    queries, params = QueryBatch(bundle.manifest.query, any_floats(rng, (4, 4))), SearchParams(np.full(4, 3), np.full(4, 9), trace=True)
+    result = answer(opened(bundle), queries, params)
+    assert_sound(result, params, tree.item_count)
+    for level in result.trace or ():
+        assert np.isfinite(level.candidate_ranks_BC[level.candidates_BC >= 0]).all()
+        assert np.isfinite(level.ranks_BK[level.nodes_BK >= 0]).all()
+
+
+@pytest.mark.parametrize("opened", LINEAR_ENGINES)
+@settings(max_examples=6, phases=WITHOUT_SHRINKING)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    gamma=st.sampled_from([0.0, 0.5, 1.0]),
+    own=st.sampled_from(["logit", "log_activation"]),
+    activation=st.sampled_from(["sigmoid", "l1-hinge", "l3-hinge", "l4-hinge"]),
+)
+def test_answers_to_any_features_are_sound_and_right_where_the_query_is_not_refused(
+    tmp_path_factory: pytest.TempPathFactory,
+    opened: Open,
+    seed: int,
+    gamma: float,
+    own: Literal["logit", "log_activation"],
+    activation: Activation,
+) -> None:
+    rng = np.random.default_rng(seed)
+    tree, ranking = random_tree(rng, 3, 4), Ranking(own=own, activation=activation, gamma=gamma)
+    bundle = make_linear_bundle(tmp_path_factory.mktemp("models"), rng, tree, ranking, name=f"m{rng.integers(1 << 60)}", width=6)
+    scale = np.float32(10.0) ** rng.choice([-42, -3, 0, 2, 38])
+    dense_BF = np.where(rng.random((4, 6)) < 0.5, any_floats(rng, (4, 6)), rng.normal(size=(4, 6)) * scale).astype(np.float32)
+    queries = QueryBatch(bundle.manifest.query, sparse_rows(np.where(np.isfinite(dense_BF), dense_BF, LARGEST)))
+    whole = SearchParams.uniform(4, tree.node_count, tree.item_count)
+    result, expected = answer(opened(bundle), queries, whole), ReferenceEngine(bundle).search(queries, whole)
+    assert_sound(result, whole, tree.item_count)
+    weight, bias = bundle.chunks.largest
+    for b in range(4):
+        mine = queries.take(np.array([b]))
+        if refused(bundle, mine):
+            continue
+        assert result.count_B[b] == expected.count_B[b] == tree.item_count
+        by_item, ours = (np.empty(tree.item_count) for _ in range(2))
+        by_item[expected.item_rows_BM[b]], ours[result.item_rows_BM[b]] = expected.ranks_BM[b], result.ranks_BM[b]
+        logit = 1 + bias + weight * float(np.abs(mine.features.values.astype(np.float64)).sum())
+        power = int(activation[1]) if own == "log_activation" and activation != "sigmoid" else 1
+        np.testing.assert_allclose(ours, by_item, rtol=0, atol=1e-5 * logit**power)
+
+
+def refused(bundle: Bundle, queries: QueryBatch) -> bool:
+    try:
+        bundle.chunks.check_sizes(queries.features, bundle.manifest.ranking, bundle.tree.height)
+    except InvalidQuery:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("opened", [ReferenceEngine, *GRAPH_ENGINES])
+def test_a_state_that_is_not_finite_finds_nothing_and_says_so(tmp_path: Path, opened: Open) -> None:
+    """A query encoder that divides a vector by its length makes 0 / 0 of an empty one; the other queries of the call do not notice."""
+    bundle = unit_vectors(tmp_path)
+    vectors_BF = np.array([[1, 2, 3, 4], [0, 0, 0, 0], [4, 3, 2, 1]], np.float32)
+    queries, params = QueryBatch(bundle.manifest.query, vectors_BF), SearchParams.uniform(3, 4, 5)
+    engine = opened(bundle)
+    result = answer(engine, queries, params)
+    assert result.finite_B is not None
+    assert result.finite_B.tolist() == [True, False, True]
+    assert result.count_B.tolist() == [5, 0, 5]
+    assert result.complete_B.tolist() == [True, False, True]
+    alone = np.array([0])
+    assert_array_equal(answer(engine, queries.take(alone), params.take(alone)).item_rows_BM[0], result.item_rows_BM[0])
+
+
+def unit_vectors(folder: Path) -> Bundle:
+    """A model of vectors whose encoder divides them by their lengths."""
+    nodes = [
+        helper.make_node("Mul", ["vector", "vector"], ["squares"]),
+        helper.make_node("ReduceSum", ["squares", "one"], ["sum"], keepdims=1),
+        helper.make_node("Div", ["vector", "sum"], ["divided"]),
+        helper.make_node("Unsqueeze", ["divided", "one"], ["query_state"]),
+    ]
+    query = graph_model(nodes, ["vector"], "query_state", {"one": np.array([1])}, 4)
+    rng = np.random.default_rng(3)
+    tree = complete_tree(rng.permutation(16), 2)
+    return make_bundle(folder, rng, tree, "vector", integer=False, graphs=(query, linear_graphs(4)[1]), name="units")
+
+
+@pytest.mark.parametrize("opened", [ReferenceEngine, *GRAPH_ENGINES])
+def test_engines_refuse_vectors_that_hold_no_number(tmp_path: Path, opened: Open) -> None:
+    bundle = unit_vectors(tmp_path)
+    for wrong in (np.nan, np.inf, -np.inf):
+        queries = QueryBatch(VectorKind(width=4), np.array([[1, wrong, 0, 0]], np.float32))
+        with pytest.raises(InvalidQuery, match=rf"vector: got {wrong}, expected finite numbers"):
+            opened(bundle).search(queries, SearchParams.uniform(1, 4, 5))
+
+
+@pytest.mark.parametrize("opened", [ReferenceEngine, *LINEAR_ENGINES])
+def test_engines_refuse_features_whose_values_are_no_numbers(tmp_path: Path, opened: Open) -> None:
+    rng = np.random.default_rng(3)
+    bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 4), Ranking(own="logit", gamma=1))
+    for wrong in (np.nan, np.inf, -np.inf):
+        rows = SparseRows(np.array([0, 2]), np.array([1, 4], np.int32), np.array([1, wrong], np.float32), 20)
+        with pytest.raises(InvalidQuery, match=rf"features\.values: got {wrong}, expected finite numbers"):
+            opened(bundle).search(QueryBatch(bundle.manifest.query, rows), SearchParams.uniform(1, 4, 5))
+
+
+# -- the compiled search --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 5])
+def test_the_selection_never_writes_more_than_is_wanted(wanted: int) -> None:
+    """Into buffers with room for more, whose rest must stay as it was."""
+    rng = np.random.default_rng(1)
+    for ranks in (np.full(20, np.nan), np.where(rng.random(20) < 0.5, np.nan, rng.normal(size=20)), np.append(np.nan, rng.normal(size=19))):
+        kept, kept_ranks = np.full(40, -7), np.full(40, -7, np.float32)
+        count = _keep_best(np.arange(20), ranks.astype(np.float32), 20, wanted, kept, kept_ranks, np.empty(40, np.float32))
+        assert count <= wanted
+        assert np.all(kept[wanted:] == -7)
+        assert np.all(kept_ranks[wanted:] == -7)
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge", None])
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
+def test_products_that_cancel_to_no_number_are_no_candidates(activation: Activation | None, gamma: float) -> None:
+    """Two values of 3e38 with weights of ±2: ∞ − ∞ at every second node, a number at the others, which are all that is found."""
+    ranking = Ranking(own="logit" if activation is None else "log_activation", activation=activation or "sigmoid", gamma=gamma)
+    tree = tree_from_children([[6]], np.arange(6))
+    entries = [(child, weight) for weight in (2, -2) for child in (0, 2, 4)]
+    chunks = Chunks(
+        np.array([0, 2]), np.array([0, 1], np.int32), np.array([0, 3, 6]), np.array([child for child, _ in entries], np.uint16),
+        np.array([weight for _, weight in entries], np.float32), np.arange(7, dtype=np.float32), 2,
+    )  # fmt: skip
+    search = ChunkSearch(tree, chunks, ranking)
+    queries = SparseRows(np.array([0, 2]), np.array([0, 1], np.int32), np.full(2, 3e38, np.float32), 2)
+    found = search.search(queries, Wanted.uniform(1, 2, 2))
+    assert set(found.leaves_BM[0].tolist()) <= {2, 4, 6}  # nodes: leaf c is node c + 1
+    assert np.isfinite(found.ranks_BM).all()
+    assert (found.leaves_BM[0] >= 0).all()
+    again = search.search(replace(queries, values=np.ones(2, np.float32)), Wanted.uniform(1, 2, 6))
+    assert sorted(again.leaves_BM[0].tolist()) == [1, 2, 3, 4, 5, 6], "nothing of a search is left for the next"
+
+
+def test_the_compiled_search_stays_within_its_arrays(tmp_path: Path) -> None:
+    """The tests of it above once more, in a process in which numba checks every index."""
+    environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
+    chosen = "(SparseCpuEngine and (features_of_one_number or any_features)) or never_writes_more or cancel_to_no_number"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen, __file__]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
+
+
+# -- refused queries ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder, rng = tmp_path_factory.mktemp("models"), np.random.default_rng(4)
+    unit_vectors(folder)
+    make_linear_bundle(folder, rng, random_tree(rng, 3, 4), Ranking(own="log_activation", activation="l3-hinge", gamma=1), name="rows")
+    with run(folder, lambda bundle: open_engine(bundle, "cpu")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("values", [[3e38, 3e38], [1e30, 0.0], [-2e20, 1.0]])
+def test_features_that_no_score_can_be_made_of_are_422(served: Any, values: list[float]) -> None:
+    good = {"features": {"indices": [0, 1], "values": [1.0, -1e-45]}}
+    bad = {"features": {"indices": [0, 1], "values": values}}
+    assert served.client.post("/retrieve", json={"model": "rows", "queries": [good, good]}).status_code == 200
+    got = served.client.post("/retrieve", json={"model": "rows", "queries": [good, bad]})
+    assert got.status_code == 422
+    assert "queries[1].features.values" in problem(got)["detail"]
+
+
+@pytest.mark.parametrize("number", ["1e39", "-1e39", "1e400", "NaN", "1" + 400 * "0"])
+@pytest.mark.parametrize("kind", ["vector", "features"])
+def test_numbers_that_no_float32_can_hold_are_422(served: Any, number: str, kind: str) -> None:
+    vector, features = '"vector": [1, 2, 3, %s]', '"features": {"indices": [1], "values": [%s]}'
+    query = "{" + (vector if kind == "vector" else features) % number + "}"
+    body = f'{{"model": "{"units" if kind == "vector" else "rows"}", "queries": [{query}]}}'
+    got = served.client.post("/retrieve", content=body, headers={"Content-Type": "application/json"})
+    assert got.status_code in (400, 422)
+    assert "500" not in got.text
+
+
+@pytest.mark.parametrize("vector", [[0, 0, 0, 0], [3e38, 0, 0, 3e38], [1e-40, 0, 0, 0]])
+def test_a_vector_that_no_score_can_be_made_of_is_422(served: Any, vector: list[float]) -> None:
+    got = served.client.post("/retrieve", json={"model": "units", "queries": [{"vector": [1, 2, 3, 4]}, {"vector": vector}]})
+    if vector[0] > 1:  # ∞ in the denominator: a finite state of zeros, equal ranks, a plain answer
+        assert got.status_code == 200
+        assert [item["score"] for item in got.json()["results"][1]["items"]] == [0.5] * 5
+        return
+    assert got.status_code == 422
+    assert "queries[1].vector" in problem(got)["detail"]
+
+
+def test_the_bound_counts_hinges_and_paths() -> None:
+    """Values up to the bound are taken, and twice as large ones are not, for every formula of a rank."""
+    chunks = Chunks(
+        np.array([0, 1]), np.array([0], np.int32), np.array([0, 1]), np.array([0], np.uint16), np.array([2], np.float32),
+        np.zeros(3, np.float32), 1,
+    )  # fmt: skip
+    for ranking, most in (
+        (Ranking(own="logit", gamma=0), LARGEST_RANK / 2),
+        (Ranking(own="logit", gamma=1), LARGEST_RANK / 2 / 3),
+        (Ranking(own="log_activation", gamma=1), LARGEST_RANK / 2 / 3),
+        (Ranking(own="log_activation", activation="l4-hinge", gamma=0.5), (LARGEST_RANK / 1.75) ** 0.25 / 2),
+    ):
+
+        def row(value: float) -> SparseRows:
+            return SparseRows(np.array([0, 0, 1]), np.array([0], np.int32), np.array([value], np.float32), 1)
+
+        chunks.check_sizes(row(-0.9 * most), ranking, 3)
+        with pytest.raises(InvalidQuery, match=r"queries\[1\]\.features\.values"):
+            chunks.check_sizes(row(1.1 * most), ranking, 3)

@@ -1,0 +1,303 @@
+"""Hostile graphs in bundles: none may bring data from another file, hide anything in a corner, or grow without end.
+
+Each runs in a folder with a `.env`, which is what a graph without these checks can read, and shows through scores.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from espalier.bundle import RANKER, Bundle, with_ranker, write_bundle
+from espalier.engines.onnx import graph_contents
+from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines.onnx.graph_contents import messages, parsed_model
+from espalier.engines.onnx.graphs import read_graph
+from espalier.engines.onnx.runtime import ort, session_options
+from espalier.engines.reference import ReferenceEngine
+from espalier.errors import BundleCorrupt
+from espalier.manifest import RankerInfo
+from espalier.rerank.ranker import GOLDEN_SCORES, Reranker
+from espalier.search import SearchParams
+from espalier.tree import complete_tree
+from tests.builders import make_bundle, random_queries
+from tests.espalier.test_bundle import content_of, draft_of
+from tests.rankers import weighted_sum
+
+Change = Callable[[onnx.ModelProto], None]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with something in it that nobody should read."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / ".env").write_bytes(b"ESPALIER_ADMIN_KEYS=hunter2-hunter2-hunter2-hunter2-hunter2-hunter2-hunter2-hunter2-hunter2")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    rng = np.random.default_rng(1)
+    return make_bundle(tmp_path / "models", rng, complete_tree(rng.permutation(8), 2))
+
+
+def secret(name: str, *dims: int) -> TensorProto:
+    """A tensor whose numbers are the first bytes of `.env`."""
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=dims, data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=".env")
+    return tensor
+
+
+def in_an_initializer(model: onnx.ModelProto) -> None:
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT)
+    tensor.CopyFrom(secret(tensor.name, *tensor.dims))
+
+
+def in_a_constant(model: onnx.ModelProto) -> None:
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT)
+    model.graph.node.insert(0, helper.make_node("Constant", [], [tensor.name], value=secret(tensor.name, *tensor.dims)))
+    model.graph.initializer.remove(tensor)
+
+
+def called(model: onnx.ModelProto, function: onnx.FunctionProto) -> None:
+    """Let a graph end with a call of a local function of one input and one output."""
+    last = model.graph.node[-1]
+    end, last.output[0] = last.output[0], "before"
+    model.graph.node.append(helper.make_node(function.name, ["before"], [end], domain=function.domain))
+    model.functions.append(function)
+    if function.domain not in {entry.domain for entry in model.opset_import}:
+        model.opset_import.append(helper.make_opsetid(function.domain, 1))
+
+
+def a_function(nodes: list[onnx.NodeProto], name: str = "f") -> onnx.FunctionProto:
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("local", 1)]
+    return helper.make_function("local", name, ["x"], ["y"], nodes, imports)
+
+
+def in_a_function(model: onnx.ModelProto) -> None:
+    constant = helper.make_node("Constant", [], ["c"], value=secret("c", 1))
+    called(model, a_function([constant, helper.make_node("Add", ["x", "c"], ["y"])]))
+
+
+def in_the_default_of_a_function(model: onnx.ModelProto) -> None:
+    constant = helper.make_node("Constant", [], ["c"])
+    constant.attribute.append(onnx.AttributeProto(name="value", ref_attr_name="given", type=onnx.AttributeProto.TENSOR))
+    function = a_function([constant, helper.make_node("Add", ["x", "c"], ["y"])])
+    function.attribute_proto.append(helper.make_attribute("given", secret("c", 1)))
+    called(model, function)
+
+
+def in_a_list_of_tensors(model: onnx.ModelProto) -> None:
+    model.graph.node[0].attribute.append(helper.make_attribute("more", [secret("c", 1)]))
+
+
+def in_a_branch(model: onnx.ModelProto) -> None:
+    branch = helper.make_graph([], "branch", [], [helper.make_tensor_value_info("c", TensorProto.FLOAT, [1])], [secret("c", 1)])
+    model.graph.node[0].attribute.append(helper.make_attribute("branch", branch))
+
+
+def in_a_list_of_branches(model: onnx.ModelProto) -> None:
+    branch = helper.make_graph([], "branch", [], [helper.make_tensor_value_info("c", TensorProto.FLOAT, [1])], [secret("c", 1)])
+    model.graph.node[0].attribute.append(helper.make_attribute("branches", [branch]))
+
+
+def sparse(model: onnx.ModelProto) -> onnx.SparseTensorProto:
+    return onnx.SparseTensorProto(values=secret("s", 1), indices=numpy_helper.from_array(np.array([0]), "i"), dims=[4])
+
+
+def in_a_sparse_initializer(model: onnx.ModelProto) -> None:
+    model.graph.sparse_initializer.append(sparse(model))
+
+
+def in_a_sparse_attribute(model: onnx.ModelProto) -> None:
+    model.graph.node[0].attribute.append(helper.make_attribute("sparse_value", sparse(model)))
+
+
+def in_a_list_of_sparse_tensors(model: onnx.ModelProto) -> None:
+    attribute = onnx.AttributeProto(name="many", type=onnx.AttributeProto.SPARSE_TENSORS)
+    attribute.sparse_tensors.append(sparse(model))
+    model.graph.node[0].attribute.append(attribute)
+
+
+def in_training_information(model: onnx.ModelProto) -> None:
+    model.training_info.add().initialization.initializer.append(secret("c", 1))
+
+
+def said_without_the_mark(model: onnx.ModelProto) -> None:
+    """A place of external data, but not the mark that it counts: some reader may not look at the mark."""
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT)
+    tensor.external_data.add(key="location", value=".env")
+
+
+EVERYWHERE: list[Change] = [
+    in_an_initializer, in_a_constant, in_a_function, in_the_default_of_a_function, in_a_list_of_tensors, in_a_branch, in_a_list_of_branches,
+    in_a_sparse_initializer, in_a_sparse_attribute, in_a_list_of_sparse_tensors, in_training_information, said_without_the_mark,
+]  # fmt: skip
+
+
+def changed(data: bytes, change: Change) -> bytes:
+    model = onnx.load_from_string(data)
+    change(model)
+    serialised: bytes = model.SerializeToString()
+    return serialised
+
+
+@pytest.mark.parametrize("change", EVERYWHERE)
+@pytest.mark.parametrize("part", ["query.onnx", "scorer.onnx", RANKER])
+def test_a_graph_that_refers_to_another_file_is_refused(bundle: Bundle, part: str, change: Change) -> None:
+    data = weighted_sum({"retrieval.rank": 2.0, "retrieval.score": 1.0}) if part == RANKER else bundle.graph(part)
+    read_graph(part, data)
+    with pytest.raises(BundleCorrupt, match=rf"{part}: .*not accepted"):
+        read_graph(part, changed(data, change))
+
+
+def with_part(bundle: Bundle, part: str, data: bytes, version: int) -> Bundle:
+    """A bundle with another graph, sealed with its checksum."""
+    content = content_of(bundle, **{part.replace(".", "_"): data})
+    return write_bundle(bundle.path.parent / str(version), draft_of(bundle).model_copy(update={"version": version}), content)
+
+
+@pytest.mark.parametrize("change", [in_an_initializer, in_a_constant])
+@pytest.mark.parametrize("part", ["query.onnx", "scorer.onnx"])
+def test_no_engine_serves_it(bundle: Bundle, part: str, change: Change) -> None:
+    hostile = with_part(bundle, part, changed(bundle.graph(part), change), 2)
+    queries, params = random_queries(np.random.default_rng(1), hostile, 1), SearchParams.uniform(1, 2, 3)
+    with pytest.raises(BundleCorrupt, match="external data"):
+        OnnxEngine(hostile, "cpu").search(queries, params)
+    with pytest.raises(BundleCorrupt, match="external data"):
+        ReferenceEngine(hostile)
+    if importlib.util.find_spec("triton") is not None:
+        from espalier.engines.triton.graph_engine import TritonEngine
+
+        with pytest.raises(BundleCorrupt, match="external data"):
+            TritonEngine(hostile, "cpu")
+
+
+@pytest.mark.parametrize("change", EVERYWHERE)
+def test_no_ranker_serves_it(bundle: Bundle, change: Change) -> None:
+    info = RankerInfo(features=("retrieval.rank", "retrieval.score"), depth=4, max_depth=8)
+    golden = bundle.golden().append_column(GOLDEN_SCORES, bundle.golden().column("ranks"))
+    graph = changed(weighted_sum({"retrieval.rank": 2.0, "retrieval.score": 1.0}), change)
+    hostile = with_ranker(bundle, bundle.path.parent / "2", info, graph, golden)
+    with pytest.raises(BundleCorrupt, match=r"ranker\.onnx: .*not accepted"):
+        Reranker(hostile)
+
+
+def test_a_ranker_has_plain_operators_of_the_contract(bundle: Bundle) -> None:
+    """As the other graphs: ONNX Runtime knows operators of its own that open files (EPContext)."""
+    whole = weighted_sum({"retrieval.rank": 2.0})
+
+    def foreign(model: onnx.ModelProto) -> None:
+        model.graph.node[-1].domain = "com.microsoft"
+        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+    def old(model: onnx.ModelProto) -> None:
+        model.opset_import[0].version = 13
+
+    with pytest.raises(BundleCorrupt, match="custom operators"):
+        read_graph(RANKER, changed(whole, foreign))
+    with pytest.raises(BundleCorrupt, match="opset 13, expected 18 to 23"):
+        read_graph(RANKER, changed(whole, old))
+    with pytest.raises(BundleCorrupt, match=r"ranker\.onnx: not a valid ONNX model"):
+        read_graph(RANKER, b"\x08\x00\x00\x00ORTM" + bytes(64))  # ONNX Runtime's own format, which it tells by these letters
+
+
+@pytest.mark.parametrize("change", [in_an_initializer, in_a_constant])
+def test_onnx_runtime_finds_no_file_even_where_a_graph_came_through(change: Change, here: Path) -> None:
+    """The second lock: sessions are told of no folder in which data could be."""
+    graph = changed(weighted_sum({"retrieval.rank": 2.0, "retrieval.score": 1.0}), change)
+    with pytest.raises(Exception, match="External data path validation failed"):
+        ort.InferenceSession(graph, session_options(1), providers=["CPUExecutionProvider"])
+    assert os.getcwd() == str(here)
+
+
+# -- graphs that grow -----------------------------------------------------------------------------------------------------
+
+
+def test_functions_that_call_each_other_twice_each_are_refused(bundle: Bundle) -> None:
+    """Forty of them, written out, would be 2⁴⁰ operators."""
+
+    def laughs(model: onnx.ModelProto) -> None:
+        called(model, a_function([helper.make_node("Identity", ["x"], ["y"])], "f0"))
+        for i in range(1, 40):
+            before = f"f{i - 1}"
+            nodes = [helper.make_node(before, ["x"], ["z"], domain="local"), helper.make_node(before, ["z"], ["y"], domain="local")]
+            model.functions.append(a_function(nodes, f"f{i}"))
+        model.graph.node[-1].op_type = "f39"
+
+    with pytest.raises(BundleCorrupt, match="more than 100000 operators"):
+        read_graph("scorer.onnx", changed(bundle.graph("scorer.onnx"), laughs))
+
+
+def test_functions_that_call_themselves_are_refused(bundle: Bundle) -> None:
+    def endless(model: onnx.ModelProto) -> None:
+        called(model, a_function([helper.make_node("g", ["x"], ["y"], domain="local")], "f"))
+        model.functions.append(a_function([helper.make_node("f", ["x"], ["y"], domain="local")], "g"))
+
+    with pytest.raises(BundleCorrupt, match="call each other without end"):
+        read_graph("scorer.onnx", changed(bundle.graph("scorer.onnx"), endless))
+
+
+def test_plain_functions_are_written_out(bundle: Bundle) -> None:
+    whole = changed(bundle.graph("scorer.onnx"), lambda model: called(model, a_function([helper.make_node("Neg", ["x"], ["y"])])))
+    model = read_graph("scorer.onnx", whole)
+    assert not model.functions
+    assert model.graph.node[-1].op_type == "Neg"
+
+
+def test_graphs_of_too_many_operators_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_contents, "MAX_NODES", 3)
+    with pytest.raises(BundleCorrupt, match="more than 3 operators"):
+        read_graph("scorer.onnx", bundle.graph("scorer.onnx"))
+
+
+@pytest.mark.parametrize("dims", [[2**62, 2**62], [-1, -4], [10**9]])
+def test_a_tensor_that_declares_more_than_it_holds_is_refused(bundle: Bundle, dims: list[int]) -> None:
+    def swell(model: onnx.ModelProto) -> None:
+        del model.graph.initializer[0].dims[:]
+        model.graph.initializer[0].dims.extend(dims)
+
+    with pytest.raises(BundleCorrupt, match="more than it holds"):
+        read_graph("scorer.onnx", changed(bundle.graph("scorer.onnx"), swell))
+
+
+def test_a_deeply_nested_message_is_refused(bundle: Bundle) -> None:
+    """Graphs in attributes of nodes of graphs …, by hand: protobuf would not write so many."""
+    inner = b""
+    for _ in range(2000):
+        for tag in (b"\x32", b"\x2a", b"\x0a"):  # attribute.g, node.attribute, graph.node
+            inner = tag + _varint(len(inner)) + inner
+    with pytest.raises(BundleCorrupt, match="not a valid ONNX model"):
+        parsed_model("scorer.onnx", b"\x3a" + _varint(len(inner)) + inner)
+
+
+def _varint(number: int) -> bytes:
+    out = b""
+    while number > 127:
+        out, number = out + bytes([number & 127 | 128]), number >> 7
+    return out + bytes([number])
+
+
+def test_what_this_software_has_no_field_for_is_dropped(bundle: Bundle) -> None:
+    """Another reader of the same bytes might know it."""
+    hidden = b"\xfa\x3f" + _varint(6) + b"stowed"  # field 1023
+    data = bundle.graph("scorer.onnx") + hidden
+    assert b"stowed" in data
+    assert b"stowed" not in read_graph("scorer.onnx", data).SerializeToString()
+
+
+def test_every_message_of_a_model_is_looked_at(bundle: Bundle) -> None:
+    """Counted against the text form, in which each message opens one brace."""
+    model = onnx.load_from_string(bundle.graph("query.onnx"))
+    in_a_function(model)
+    in_a_branch(model)
+    assert sum(1 for _ in messages(model)) - 1 == str(model).count("{\n")

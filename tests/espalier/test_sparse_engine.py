@@ -1,0 +1,173 @@
+"""Bundles of linear scorers: `sparse-cpu` searches as the reference does, with masks, exclusions, traces and threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+
+from espalier.bundle import CHUNKS, Bundle, LinearContent, write_bundle
+from espalier.engines.linear.engine import SparseCpuEngine
+from espalier.engines.reference import ReferenceEngine
+from espalier.errors import BundleCorrupt, DeviceUnavailable, InvalidQuery
+from espalier.manifest import Activation, ManifestDraft, Ranking
+from espalier.queries import FeaturesKind, QueryBatch, blank_queries, encode_features
+from espalier.search import SearchParams, open_engine
+from tests.builders import make_bundle, make_linear_bundle, random_masks, random_queries, random_tree
+from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, eligible_rows
+
+shapes = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32 - 1),
+        "branching_height": st.sampled_from([(2, 6), (3, 4), (8, 2), (32, 2), (2, 1)]),
+        "empty_share": st.sampled_from([0.0, 0.2, 0.9]),
+        "own": st.sampled_from(["logit", "log_activation"]),
+        "activation": st.sampled_from(["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge"]),
+        "gamma": st.sampled_from([0.0, 0.5, 1.0]),
+        "exclude": st.sampled_from([0, 3, 40]),
+        "passing": st.sampled_from([None, 0.0, 0.05, 0.5]),
+        "width": st.sampled_from([1, 20, 300]),
+        "threads": st.sampled_from([1, 2]),
+        "batch": st.sampled_from([1, 3, 40]),
+    }
+)
+
+
+def draw(folder: Path, shape: dict[str, Any], integer: bool) -> tuple[Bundle, QueryBatch, SearchParams]:
+    rng = np.random.default_rng(shape["seed"])
+    branching, height = shape["branching_height"]
+    tree = random_tree(rng, height, branching, empty_share=shape["empty_share"])
+    # whole numbers stay whole in the logits and hinges alone
+    activation: Activation = "l3-hinge" if integer and shape["activation"] == "sigmoid" else shape["activation"]
+    own: Literal["logit", "log_activation"] = shape["own"]
+    bundle = make_linear_bundle(
+        folder,
+        rng,
+        tree,
+        Ranking(activation=activation, own=own, gamma=shape["gamma"]),
+        integer,
+        f"m{rng.integers(1 << 60)}",
+        shape["width"],
+    )
+    batch = shape["batch"]
+    queries = random_queries(rng, bundle, batch, integer)
+    exclude = rng.integers(-1, tree.item_count, (batch, shape["exclude"])) if shape["exclude"] else None
+    masks = None if shape["passing"] is None else random_masks(rng, tree, batch, shape["passing"])
+    return bundle, queries, SearchParams(rng.integers(1, 40, batch), rng.integers(1, 50, batch), exclude, mask_B=masks)
+
+
+@settings(max_examples=100, deadline=None)
+@given(shape=shapes)
+def test_it_equals_the_reference_exactly_with_integer_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
+    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
+    engine = SparseCpuEngine(bundle, shape["threads"])
+    assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
+    engine.close()
+
+
+@settings(max_examples=50, deadline=None)
+@given(shape=shapes)
+def test_kept_beams_are_the_best_with_real_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
+    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape | {"batch": min(shape["batch"], 3)}, integer=False)
+    engine = SparseCpuEngine(bundle, shape["threads"])
+    assert_best_beams(engine, bundle, queries, params)
+    assert_alone_as_together(engine, queries, params)
+    engine.close()
+
+
+@settings(max_examples=50, deadline=None)
+@given(shape=shapes)
+def test_a_beam_of_at_least_m_brings_min_of_m_and_eligible(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
+    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
+    params = SearchParams(np.maximum(params.beam_size_B, params.m_B), params.m_B, params.exclude_BE, mask_B=params.mask_B)
+    result = SparseCpuEngine(bundle).search(queries, params)
+    for b in range(len(queries)):
+        eligible = eligible_rows(bundle, params, b)
+        rows = result.item_rows_BM[b][: result.count_B[b]].tolist()
+        assert len(rows) == len(set(rows)) == min(params.m_B[b], len(eligible))
+        assert set(rows) <= eligible
+        assert result.complete_B[b]
+
+
+def test_nothing_of_a_search_is_left_for_the_next(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 3, 4), Ranking(activation="l3-hinge", own="log_activation", gamma=1))
+    engine, queries = SparseCpuEngine(bundle), random_queries(rng, bundle, 4)
+    params = SearchParams.uniform(4, 3, 5)
+    before = engine.search(queries, params)
+    masks = random_masks(rng, bundle.tree, 4, 0.3)
+    engine.search(queries, SearchParams.uniform(4, 40, 50, exclude_BE=rng.integers(0, bundle.tree.item_count, (4, 9))))
+    engine.search(queries, SearchParams(np.full(4, 9), np.full(4, 9), trace=True, mask_B=masks))
+    assert_same(engine.search(queries, params), before)
+
+
+def test_queries_must_be_the_bundles(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 4), Ranking(own="log_activation", gamma=1))
+    engine = SparseCpuEngine(bundle)
+    with pytest.raises(InvalidQuery, match=r"queries: got .*width=21.*expected .*width=20"):
+        engine.search(blank_queries(FeaturesKind(width=21), 1), SearchParams.uniform(1, 1, 1))
+    dense = make_bundle(tmp_path, rng, random_tree(rng, 2, 4), "vector")
+    with pytest.raises(InvalidQuery, match=r"queries: got .*, expected .*features"):
+        engine.search(random_queries(rng, dense, 1), SearchParams.uniform(1, 1, 1))
+    with pytest.raises(InvalidQuery, match=r"queries: got 'features queries', expected histories or vectors"):
+        open_engine(dense, "cpu").search(random_queries(rng, bundle, 1), SearchParams.uniform(1, 1, 1))
+
+
+def test_each_kind_of_scorer_has_its_engines(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    tree = random_tree(rng, 2, 4)
+    linear = make_linear_bundle(tmp_path, rng, tree, Ranking(own="log_activation", gamma=1))
+    graphs = make_bundle(tmp_path, rng, tree)
+    assert open_engine(linear).name == open_engine(linear, "cpu").name == "sparse-cpu"
+    with pytest.raises(
+        DeviceUnavailable, match="onnx-cpu cannot search linear, which has linear scorers: expected one of sparse-cpu, sparse-cuda"
+    ):
+        open_engine(linear, engine="onnx-cpu")
+    with pytest.raises(DeviceUnavailable, match="engine sparse-cpu cannot search tiny, which has graphs scorers: expected one of onnx-cpu"):
+        open_engine(graphs, engine="sparse-cpu")
+
+
+def test_damaged_chunks_are_refused_with_the_reason(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    tree = random_tree(rng, 2, 4)
+    bundle = make_linear_bundle(tmp_path, rng, tree, Ranking(own="log_activation", gamma=1))
+    chunks = bundle.chunks
+    assert not chunks.entry_weight.flags.writeable
+    content = LinearContent(tree, chunks, bundle.items, bundle.golden(), bundle.heldout())
+    draft = ManifestDraft(
+        **{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields} | {"query": FeaturesKind(width=19)}
+    )
+    with pytest.raises(ValueError, match="scorers of 20 features cannot answer queries of 19"):
+        write_bundle(tmp_path / "linear" / "2", draft, content)
+    raw = bytearray((bundle.path / CHUNKS).read_bytes())
+    begin = raw.index(b"row_feature")
+    assert begin > 0
+    raw[begin : begin + 3] = b"col"
+    (bundle.path / CHUNKS).write_bytes(raw)
+    with pytest.raises(BundleCorrupt, match=rf"{CHUNKS}: arrays .*col_feature.*, expected .*row_feature"):
+        Bundle.open(bundle.path, verify=False).chunks  # noqa: B018
+
+
+def test_features_are_checked_and_sorted() -> None:
+    kind = FeaturesKind(width=5)
+    rows = encode_features(kind, [([3, 0], [1.0, 2.0]), ([], [])]).features
+    assert (rows.indptr.tolist(), rows.indices.tolist(), rows.values.tolist()) == ([0, 2, 2], [0, 3], [2.0, 1.0])
+    unit = encode_features(FeaturesKind(width=5, unit=True), [([3, 0], [3.0, 4.0]), ([], [])]).features
+    assert_array_equal(unit.values, np.array([0.8, 0.6], np.float32))
+    for indices, values, message in (
+        ([1, 2], [1.0], r"queries\[0\].features.values: got '1 numbers', expected 2, one for each index"),
+        ([1, 5], [1.0, 1.0], r"queries\[0\].features.indices: got 5, expected feature numbers from 0 to 4"),
+        ([-1, 2], [1.0, 1.0], r"queries\[0\].features.indices: got -1, expected feature numbers from 0 to 4"),
+        ([1, 10**30], [1.0, 1.0], r"queries\[0\].features.indices: got 1000000000000000000000000000000, expected feature numbers from 0"),
+        ([-(10**30), 2], [1.0, 1.0], r"queries\[0\].features.indices: got -1000000000000000000000000000000, expected feature numbers"),
+        ([2, 2], [1.0, 1.0], r"queries\[0\].features.indices: got 2, expected each feature number once"),
+        ([1, 2], [1.0, 1e39], r"queries\[0\].features.values: got 1e\+39, expected finite 32-bit numbers"),
+    ):
+        with pytest.raises(InvalidQuery, match=message):
+            encode_features(kind, [(indices, values)])

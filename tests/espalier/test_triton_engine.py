@@ -1,0 +1,555 @@
+"""The `triton` engine, in Triton's interpreter: it searches as the reference does. Its kernels are compiled for a GPU as well.
+
+What only a GPU can show (CUDA graphs, the compiled kernels' answers, times) is for `python -m benchmarks.gpu_all`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.trained_bundles import trained_kind
+from espalier import open_engine
+from espalier.bundle import Bundle, write_bundle
+from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
+from espalier.queries import QueryBatch, VectorKind
+from espalier.search import ENGINES, NodeMask, Precision, SearchParams, gpu_usable
+from espalier.tree import complete_tree
+from tests import ROOT
+from tests.builders import make_bundle, random_masks, random_queries, random_tree
+from tests.espalier.compile_kernels import Recorder
+from tests.espalier.test_bundle import content_of, draft_of
+from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, draw, shapes
+
+if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+import triton
+import triton.language as tl
+
+from espalier.engines.onnx.graphs import read_graph
+from espalier.engines.reference import ReferenceEngine
+from espalier.engines.triton import cells as gpu_cells
+from espalier.engines.triton import gpu_engine
+from espalier.engines.triton import graph_engine as gpu
+from espalier.engines.triton.cells import Grid, Tuning
+from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
+from espalier.engines.triton.graph_engine import TritonEngine, device_bytes
+from espalier.engines.triton.kernels.logistic import log_sigmoid
+from espalier.engines.triton.kernels.matmul import matmul
+from espalier.engines.triton.scorer_form import scorer_form
+from espalier.engines.triton.torch_graph import TorchGraph, constant_of, encoder_of
+
+GRID = Grid(batches=(2, 4), wanted=(8, 64), closed=16)
+BITS = st.sampled_from([1, 2, 4])
+
+
+def engine_of(bundle: Bundle, precision: Precision = "float32", **tuning: int) -> TritonEngine:
+    return TritonEngine(bundle, "cpu", precision, GRID, Tuning(tile=16, **tuning))
+
+
+@settings(max_examples=25)
+@given(shape=shapes, bits=BITS, whole=st.sampled_from([128, 4096]), busy=st.sampled_from([1, 2048]))
+def test_it_equals_the_reference_exactly_with_integer_weights(
+    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], bits: int, whole: int, busy: int
+) -> None:
+    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
+    engine = engine_of(bundle, bits=bits, whole=whole, busy_tiles=busy)
+    assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
+
+
+@settings(max_examples=12)
+@given(shape=shapes, own=st.sampled_from(["logit", "log_activation"]))
+def test_kept_beams_are_the_best_with_real_weights(
+    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], own: Literal["logit", "log_activation"]
+) -> None:
+    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False, own=own)
+    assert_best_beams(engine_of(bundle), bundle, queries, params)
+
+
+@pytest.fixture(scope="module")
+def exact_dot() -> Iterator[None]:
+    """The interpreter's products are BLAS's, in which a row's sum depends on where in a tile it stands; on a GPU it does not."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        product = a.data.astype(np.float64) @ b.data.astype(np.float64)
+        return interpreter.TensorHandle((product + d.data).astype(d.data.dtype), d.dtype.scalar)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+        yield
+
+
+@pytest.mark.usefixtures("exact_dot")
+@settings(max_examples=6)
+@given(shape=shapes)
+def test_a_query_gets_the_same_answer_in_any_batch(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
+    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False)
+    assert_alone_as_together(engine_of(bundle), queries, params)
+
+
+def test_more_queries_and_exclusions_than_a_cell_has_room_for(tmp_path: Path) -> None:
+    """Exclusions scattered and in whole subtrees, beside queries with few or none, with and without masks."""
+    rng = np.random.default_rng(11)
+    tree = random_tree(rng, 7, 2, ragged=False, empty_share=0.1)
+    bundle = make_bundle(tmp_path, rng, tree, gamma=0.5)
+    exclude_BE = np.full((6, 40), -1)
+    for row, count in zip(exclude_BE, (0, 3, 16, 17, 40, 40), strict=True):
+        row[:count] = rng.permutation(tree.item_count)[:count]
+    held = tree.leaf_item[:60]
+    exclude_BE[4] = held[held >= 0][:40]
+    masks = (None, None, None, None, *random_masks(rng, tree, 2, 0.5))
+    params = SearchParams(rng.integers(1, 40, 6), rng.integers(1, 200, 6), exclude_BE, mask_B=masks)
+    queries = random_queries(rng, bundle, 6)
+    got, expected = engine_of(bundle).search(queries, params), ReferenceEngine(bundle).search(queries, params)
+    assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
+    assert_array_equal(got.count_B, expected.count_B)
+    assert_array_equal(got.complete_B, expected.complete_B)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden"), [("product", (32,)), ("product", ()), ("mlp", (128, 64, 24)), ("mlp", (20,)), ("mlp", (18, 17, 20, 5))]
+)
+def test_the_scorers_that_training_exports(tmp_path: Path, kind: str, hidden: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(5)
+    bundle = trained_kind(tmp_path, kind, hidden, rng)
+    queries, params = random_queries(rng, bundle, 3), SearchParams(np.array([1, 4, 9]), np.array([3, 20, 7]))
+    got, expected = engine_of(bundle).search(queries, params), ReferenceEngine(bundle).search(queries, params)
+    assert_allclose(got.ranks_BM, expected.ranks_BM, rtol=0, atol=TritonEngine(bundle, "cpu", grid=GRID).rounding)
+    assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
+
+
+# The interpreter cannot multiply matrices of bfloat16.
+@pytest.mark.parametrize(("kind", "precision"), [("product", "float16"), ("product", "bfloat16"), ("mlp", "float16")])
+def test_lower_precision_stays_within_its_rounding(tmp_path: Path, kind: str, precision: Precision) -> None:
+    rng = np.random.default_rng(5)
+    bundle = trained_kind(tmp_path, kind, (32,), rng)
+    queries, params = random_queries(rng, bundle, 4), SearchParams.uniform(4, 27, 27)  # nothing is dropped
+    engine = engine_of(bundle, precision)
+    exact, got = ReferenceEngine(bundle).search(queries, params), engine.search(queries, params)
+    for b in range(len(queries)):
+        assert sorted(exact.item_rows_BM[b]) == sorted(got.item_rows_BM[b])
+        by_item = [result.ranks_BM[b][np.argsort(result.item_rows_BM[b])] for result in (exact, got)]
+        assert 0 < np.abs(by_item[0] - by_item[1]).max() < engine.rounding
+
+
+@pytest.mark.parametrize("slope", [np.full((1, 1, 6), 0.5), np.array([0.5, 0.25, -1, 1, 0, 2])])
+def test_slopes_by_channel(tmp_path: Path, slope: NDArray[Any]) -> None:
+    rng = np.random.default_rng(5)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2), slope=slope.astype(np.float32))
+    queries, params = random_queries(rng, bundle, 3), SearchParams.uniform(3, 4, 6)
+    assert_array_equal(engine_of(bundle).search(queries, params).ranks_BM, ReferenceEngine(bundle).search(queries, params).ranks_BM)
+
+
+def test_warm_up_builds_every_cell_that_a_query_may_need(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 2), max_beam_size=10, max_m=12)
+    engine = engine_of(bundle)
+    engine.warm_up()
+    warm = engine.cell_count
+    for exclude_BE in (None, rng.integers(0, bundle.tree.item_count, (4, 3))):
+        params = SearchParams(rng.integers(1, 11, 4), rng.integers(1, 13, 4), exclude_BE, mask_B=random_masks(rng, bundle.tree, 4, 0.5))
+        engine.search(random_queries(rng, bundle, 4), params)
+    assert engine.cell_count == warm > 0
+    engine.close()
+    engine.close()
+    assert engine.cell_count == 0
+
+
+def test_a_mask_is_not_kept_alive_by_the_engine(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 4, 2))
+    engine, mask = engine_of(bundle), NodeMask(np.ones(bundle.tree.node_count, np.bool_), bundle.tree.item_count)
+    engine.search(random_queries(rng, bundle, 1), SearchParams.uniform(1, 4, 4, mask=mask))
+    alive = weakref.ref(mask)
+    del mask
+    assert alive() is None
+
+
+def test_a_bundle_that_does_not_fit_is_refused_with_figures(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    bundle = make_bundle(tmp_path, rng, complete_tree(rng.permutation(64), 2), width=16)  # 127 nodes
+    needed = device_bytes(bundle, "float16")
+    assert needed == 127 * 16 * 2 + 4 * (64 + 64) < device_bytes(bundle, "float32")
+    refuse_what_does_not_fit(bundle, needed, "its rows", needed, 10**9)
+    with pytest.raises(
+        DeviceUnavailable, match=r"tiny version 1 needs 0\.00 GB on the GPU, for its rows and the tree; 0\.00 of its 1\.00 GB"
+    ):
+        refuse_what_does_not_fit(bundle, needed, "its rows", needed - 1, 10**9)
+
+
+# -- which graphs it knows ------------------------------------------------------------------------------------------------
+
+
+def scorer_graph(*nodes: onnx.NodeProto, width: int = 4, **constants: NDArray[Any]) -> onnx.ModelProto:
+    def info(name: str, shape: list[int | str]) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+
+    graph = helper.make_graph(
+        list(nodes),
+        "graph",
+        [info("query_state", ["B", width]), info("node_rows", ["B", "C", 4])],
+        [info("logits", ["B", "C"])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+PRODUCT = [
+    helper.make_node("Unsqueeze", ["query_state", "two"], ["column"]),
+    helper.make_node("MatMul", ["rows", "column"], ["product"]),
+    helper.make_node("Squeeze", ["product", "two"], ["logits"]),
+]
+
+
+def test_what_a_graph_seems_to_say_is_compared_with_what_it_computes() -> None:
+    """Slopes by candidate, in a layer as wide as there are candidates, look like slopes by channel."""
+    nodes = [
+        helper.make_node("MatMul", ["node_rows", "w"], ["product"]),
+        helper.make_node("Unsqueeze", ["query_state", "one"], ["state"]),
+        helper.make_node("Add", ["product", "state"], ["sum"]),
+        helper.make_node("PRelu", ["sum", "slope"], ["hidden"]),
+        helper.make_node("MatMul", ["hidden", "v"], ["column"]),
+        helper.make_node("Squeeze", ["column", "two"], ["logits"]),
+    ]
+    weights: dict[str, Any] = {"w": np.eye(4, 5), "v": np.ones((5, 1)), "slope": np.linspace(0, 1, 5)}
+    weights = {name: array.astype(np.float32) for name, array in weights.items()} | {"one": np.array([1]), "two": np.array([2])}
+    assert scorer_form(scorer_graph(*nodes, width=5, **weights), 5, 4).layers[0].slope.tolist() == [0, 0.25, 0.5, 0.75, 1]
+    weights["slope"] = weights["slope"][:, None]
+    with pytest.raises(UnsupportedGraph, match=r"computes something else than"):
+        scorer_form(scorer_graph(*nodes, width=5, **weights), 5, 4)
+    weights["v"] = weights["v"][:4]
+    with pytest.raises(UnsupportedGraph, match=r"cannot be run"):
+        scorer_form(scorer_graph(*nodes, width=5, **weights), 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ([helper.make_node("Sigmoid", ["node_rows"], ["rows"]), *PRODUCT], "has a Sigmoid where neither"),
+        ([helper.make_node("MatMul", ["node_rows", "w"], ["rows"]), *PRODUCT], "has a MatMul where neither"),
+        ([helper.make_node("ReduceSum", ["query_state", "one"], ["logits"])], "has a ReduceSum where neither"),
+    ],
+)
+def test_other_scorers_are_named(nodes: list[onnx.NodeProto], reason: str) -> None:
+    with pytest.raises(UnsupportedGraph, match=reason):
+        scorer_form(scorer_graph(*nodes, one=np.array([1]), two=np.array([2]), w=np.eye(4, dtype=np.float32)), 4, 4)
+
+
+def test_attention_is_left_to_another_engine_and_says_so(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    bundle = trained_kind(tmp_path, "attention", (16,), rng)
+    with pytest.raises(UnsupportedGraph, match=r"^(scorer|query)\.onnx has "):
+        TritonEngine(bundle, "cpu")
+
+
+def test_a_network_of_too_many_layers_is_left_to_another_engine(tmp_path: Path) -> None:
+    bundle = trained_kind(tmp_path, "mlp", (16, 16, 16, 16, 16), np.random.default_rng(5))
+    with pytest.raises(UnsupportedGraph, match=r"5 hidden layers, at most 4 are known"):
+        TritonEngine(bundle, "cpu")
+
+
+def test_a_query_graph_with_an_unknown_operator_is_named(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path, np.random.default_rng(5), complete_tree(np.arange(8), 2), kind="vector")
+    model = read_graph("query.onnx", bundle.graph("query.onnx"))
+    model.graph.node[0].op_type = "Erf"
+    with pytest.raises(UnsupportedGraph, match=r"query\.onnx has the operators Erf"):
+        TorchGraph(model, torch.device("cpu"))
+
+
+class NoCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Fails where a tensor is copied from the host to the device, as a CUDA graph would."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = [value for value in args if isinstance(value, torch.Tensor)]
+        copied = func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_)
+        assert not (copied and out.device.type == "meta" and any(value.device.type == "cpu" for value in given)), func
+        return out
+
+
+@pytest.mark.parametrize("kind", ["product", "mlp"])
+def test_a_query_encoder_goes_neither_to_the_host_nor_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A CUDA graph cannot. Tensors on torch's `meta` device have no values, so that reading one fails."""
+
+    def product(left: torch.Tensor, right: torch.Tensor, index: torch.Tensor | None = None) -> torch.Tensor:
+        return left @ (right if index is None else right[index].float())
+
+    monkeypatch.setattr("espalier.engines.triton.torch_graph.matmul", product)
+    bundle = trained_kind(tmp_path, kind, (32,), np.random.default_rng(5))
+    encoder = TorchGraph(read_graph("query.onnx", bundle.graph("query.onnx")), torch.device("meta"))
+    nodes = torch.empty((4, 3, 5), dtype=torch.int64, device="meta")
+    rows = torch.empty((40, 24), dtype=torch.float16, device="meta")
+    with NoCopies():  # type: ignore[no-untyped-call]
+        states = encoder(history_nodes=nodes, node_rows=rows)
+    assert states.shape == (4, 3, bundle.graph_scorer.state_dim)
+    assert states.dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning", "ignore:invalid value encountered:RuntimeWarning")
+def test_what_is_no_number_is_no_result(tmp_path: Path) -> None:
+    """A rank that overflowed has no place in any order; without care it would bring a former query's items back."""
+    rng = np.random.default_rng(5)
+    bundle = make_bundle(tmp_path, rng, complete_tree(rng.permutation(64), 2), kind="vector", integer=False)
+    engine, params = engine_of(bundle), SearchParams.uniform(1, 64, 64)
+    assert engine.search(random_queries(rng, bundle, 1, False), params).count_B[0] == 64
+    huge = QueryBatch(bundle.manifest.query, np.array([[3e38, -3e38, 3e38, -3e38]], np.float32))
+    result, fresh = engine.search(huge, params), engine_of(bundle).search(huge, params)
+    assert 0 < result.count_B[0] < 64
+    assert not np.isnan(result.ranks_BM).any()
+    assert_array_equal(result.item_rows_BM, fresh.item_rows_BM)
+
+
+def test_queries_of_another_kind_are_refused(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path, np.random.default_rng(5), complete_tree(np.arange(8), 2))
+    with pytest.raises(InvalidQuery, match="queries: "):
+        engine_of(bundle).search(QueryBatch(VectorKind(width=5), np.zeros((1, 5), np.float32)), SearchParams.uniform(1, 2, 2))
+
+
+def test_more_results_than_the_grid_has(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    bundle = make_bundle(tmp_path, rng, complete_tree(rng.permutation(128), 2), max_m=100, max_beam_size=3)
+    engine = engine_of(bundle)
+    engine.prepare(SearchParams.uniform(1, 3, 100))
+    prepared = engine.cell_count
+    queries = random_queries(rng, bundle, 1)
+    for m in (65, 90, 100):
+        expected = ReferenceEngine(bundle).search(queries, SearchParams.uniform(1, 3, m))
+        assert_array_equal(engine.search(queries, SearchParams.uniform(1, 3, m)).item_rows_BM, expected.item_rows_BM)
+    assert engine.cell_count == prepared == 1
+
+
+@pytest.mark.parametrize("sizes", [{"bits": 3}, {"whole": 1 << 16}])
+def test_sizes_that_would_change_answers_are_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="expected 1, 2 or 4"):
+        Tuning(**sizes)
+
+
+def test_a_layer_that_is_too_wide_is_left_to_another_engine(tmp_path: Path) -> None:
+    bundle = trained_kind(tmp_path, "mlp", (512, 256), np.random.default_rng(5))
+    with pytest.raises(UnsupportedGraph, match="a layer of 512 × 256 weights"):
+        TritonEngine(bundle, "cpu")
+
+
+def test_a_product_reads_no_row_that_a_table_lacks() -> None:
+    """A graph's indices are its bundle's: those past the end count as zeros, negative ones from the end, as ONNX counts."""
+    rng = np.random.default_rng(5)
+    room_RN = torch.from_numpy(rng.standard_normal((20, 3)).astype(np.float32))
+    table_RN, left = room_RN[5:12], torch.from_numpy(rng.standard_normal((1, 2, 4)).astype(np.float32))
+    rows = torch.zeros((1, 4, 3))
+    rows[0, 1:3] = table_RN[[3, -1]]
+    got = matmul(left, table_RN, torch.tensor([[7, 3, -1, -8]]))
+    assert_allclose(got.numpy(), (left @ rows).numpy(), rtol=1e-6, atol=1e-6)
+
+
+def query_graph(*nodes: onnx.NodeProto, **constants: NDArray[Any]) -> onnx.ModelProto:
+    """vector [B, 4] → query_state [B, 1, S]."""
+    info = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("vector", "query_state")]
+    tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(list(nodes), "graph", info[:1], info[1:], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_operators_that_cannot_be_run_are_found_when_a_bundle_is_opened() -> None:
+    one = np.array([1])
+    last = helper.make_node("Unsqueeze", ["x", "one"], ["query_state"])
+    known = query_graph(helper.make_node("Gather", ["vector", "order"], ["x"], axis=1), last, one=one, order=np.array([3, 0, -1]))
+    assert encoder_of(known, torch.device("cpu"), 4, 3, 4)(vector=torch.arange(4.0)[None]).tolist() == [[[3.0, 0.0, 3.0]]]
+    backwards = helper.make_node("Slice", ["vector", "end", "start", "one", "step"], ["x"])
+    reverse = query_graph(backwards, last, one=one, end=np.array([3]), start=np.array([-9]), step=np.array([-1]))
+    with pytest.raises(UnsupportedGraph, match="negative step"):
+        encoder_of(reverse, torch.device("cpu"), 4, 3, 4)
+    narrow = query_graph(helper.make_node("Cast", ["vector"], ["x"], to=onnx.TensorProto.FLOAT16), last, one=one)
+    with pytest.raises(UnsupportedGraph, match="casts to ONNX type"):
+        encoder_of(narrow, torch.device("cpu"), 4, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({"value_int": 3}, 3), ({"value_floats": [0.5, 1.0]}, [0.5, 1]), ({"value_ints": [2]}, [2])]
+)
+def test_constants_in_every_form(given: dict[str, Any], expected: Any) -> None:
+    assert_array_equal(constant_of(given), expected)
+    with pytest.raises(UnsupportedGraph, match="value_string"):
+        constant_of({"value_string": b"x"})
+
+
+# -- which engine opens ---------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_an_error(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path, np.random.default_rng(5), complete_tree(np.arange(8), 2))
+    with pytest.raises(DeviceUnavailable, match="triton was asked for, but torch finds no CUDA device"):
+        open_engine(bundle, engine="triton")
+    with pytest.raises(DeviceUnavailable, match="engine triton does not run on device cpu"):
+        open_engine(bundle, "cpu", "triton")
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that seems to have a GPU; what would run on it runs in the interpreter, or as ONNX Runtime's CPU session."""
+    monkeypatch.setattr("espalier.search.gpu_present", lambda: True)
+    monkeypatch.setattr(gpu, "TritonEngine", lambda bundle, precision: TritonEngine(bundle, "cpu", precision, GRID))
+
+    class Onnx:
+        def __init__(self, bundle: Bundle, device: str, threads: int) -> None:
+            self.name = f"onnx-{device}"
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("espalier.engines.onnx.engine.OnnxEngine", Onnx)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_the_best_engine_of_a_gpu_is_taken_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    known = make_bundle(tmp_path, np.random.default_rng(5), complete_tree(np.arange(8), 2))
+    unknown = trained_kind(tmp_path, "attention", (16,), np.random.default_rng(5), name="unknown")
+    assert open_engine(known).name == "triton"
+    assert open_engine(known, "cpu").name == "onnx-cpu"
+    assert open_engine(known, "cuda", "onnx-cuda").name == "onnx-cuda"
+    monkeypatch.setattr("espalier.engines.onnx.engine.cuda_available", lambda: True)
+    assert open_engine(unknown).name == "onnx-cuda"
+    assert "unknown version 1 cannot run on triton" in caplog.text
+    assert "unknown version 1 runs on onnx-cuda" in caplog.text
+    with pytest.raises(DeviceUnavailable, match="triton cannot run unknown version 1: "):
+        open_engine(unknown, engine="triton")
+    monkeypatch.setattr("espalier.engines.onnx.engine.cuda_available", lambda: False)
+    assert open_engine(unknown).name == "onnx-cpu"
+    assert "there is a GPU, but neither" in caplog.text
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("cuda", [True, False])
+def test_a_gpu_that_triton_cannot_use_is_left_to_the_next_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cuda: bool
+) -> None:
+    """An old driver, or a bundle that does not fit: an error where the GPU was asked for, another engine where it was not."""
+
+    def refuse(bundle: Bundle, precision: str) -> TritonEngine:
+        raise DeviceUnavailable("too large")
+
+    caplog.set_level("INFO")
+    monkeypatch.setattr(gpu, "TritonEngine", refuse)
+    monkeypatch.setattr("espalier.engines.onnx.engine.cuda_available", lambda: cuda)
+    bundle = make_bundle(tmp_path, np.random.default_rng(5), complete_tree(np.arange(8), 2))
+    assert open_engine(bundle).name == ("onnx-cuda" if cuda else "onnx-cpu")
+    assert "tiny version 1 cannot run on triton: too large" in caplog.text
+    with pytest.raises(DeviceUnavailable, match="too large"):
+        open_engine(bundle, "cuda")
+
+
+def test_whether_a_gpu_would_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("espalier.search.gpu_present", lambda: False)
+    assert not gpu_usable()
+    monkeypatch.setattr("espalier.search.gpu_present", lambda: True)
+    for torch_sees, onnx_sees in ((True, False), (False, True), (False, False)):
+        monkeypatch.setattr(gpu_engine, "gpu_available", lambda seen=torch_sees: seen)
+        monkeypatch.setattr("espalier.engines.onnx.engine.cuda_available", lambda seen=onnx_sees: seen)
+        assert gpu_usable() == (torch_sees or onnx_sees)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_lower_precision_is_refused_where_it_would_not_be_used(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path, np.random.default_rng(5), complete_tree(np.arange(8), 2))
+    assert open_engine(bundle, precision="float16").rounding > open_engine(bundle).rounding
+    for device, engine in (("cpu", None), ("auto", "reference")):
+        with pytest.raises(DeviceUnavailable, match="precision float16 needs the engine triton; tiny would run on"):
+            open_engine(bundle, device, engine, precision="float16")  # type: ignore[arg-type]  # a tuple's strings
+    assert set(ENGINES) == {"onnx-cpu", "onnx-cuda", "triton", "sparse-cpu", "sparse-cuda", "reference"}
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def log_sigmoid_kernel(x_N: Any, out_N: Any, count: Any, TILE: tl.constexpr) -> None:
+    n = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    tl.store(out_N + n, log_sigmoid(tl.load(x_N + n, mask=n < count, other=0.0)), mask=n < count)
+
+
+def test_the_log_of_the_sigmoid_is_exact_far_from_0() -> None:
+    """log(1 + e^−x) is 0 from 16.7 on in float32, where log1p goes on falling; compared with float64, in shares of the result."""
+    x_N = torch.linspace(-120, 86, 9001)
+    out_N = torch.empty_like(x_N)
+    log_sigmoid_kernel[(triton.cdiv(len(x_N), 256),)](x_N, out_N, len(x_N), 256)
+    exact = -np.logaddexp(0, -x_N.numpy().astype(np.float64))
+    assert_allclose(out_N.numpy(), exact, rtol=5e-7, atol=0)
+    assert len(np.unique(out_N.numpy()[x_N.numpy() > 17])) > 2000, "nodes of large logits keep their order"
+
+
+@pytest.mark.parametrize("large", [20.0, 60.0])
+def test_large_logits_keep_their_order_in_path_products(tmp_path: Path, large: float) -> None:
+    """Logits of 17 and more have sigmoids that are 1 in float32, but logs of them that differ."""
+    tree = complete_tree(np.arange(4), 2)
+    bundle = make_bundle(tmp_path, np.random.default_rng(5), tree, "vector", 1.0, "log_activation", width=1)
+    rows_ND = np.array([[0], [1], [1], [0.95], [1], [0.9], [0.99]], np.float32)
+    bundle = write_bundle(tmp_path / "tiny" / "2", draft_of(bundle), content_of(bundle, node_rows_ND=rows_ND))
+    queries, params = QueryBatch(bundle.manifest.query, np.array([[large]], np.float32)), SearchParams.uniform(1, 4, 4)
+    assert engine_of(bundle).search(queries, params).item_rows_BM.tolist() == [[1, 3, 0, 2]]
+    assert ReferenceEngine(bundle).search(queries, params).item_rows_BM.tolist() == [[1, 3, 0, 2]]
+
+
+# -- the compiler ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel, as a search launches it, with each form of scorer and precision, for a Hopper GPU; none spills registers."""
+    launches: list[dict[str, Any]] = []
+    for module, kernels in (
+        (gpu, ("history_nodes_kernel", "rank_level_kernel", "score_children_kernel", "score_levels_kernel")),
+        (gpu_cells, ("order_kernel", "select_kernel")),
+    ):
+        for name in kernels:
+            monkeypatch.setattr(module, name, Recorder(getattr(module, name), launches))
+    matmul = sys.modules["espalier.engines.triton.kernels.matmul"]
+    monkeypatch.setattr(matmul, "matmul_kernel", Recorder(matmul.matmul_kernel, launches))
+    rng = np.random.default_rng(5)
+    precisions: tuple[Precision, ...] = ("float32", "float16")
+    for place, (kind, hidden) in enumerate([("product", (32,)), ("mlp", (128, 64, 24))]):
+        bundle = trained_kind(tmp_path, kind, hidden, rng, name=f"m{place}")
+        for precision in precisions:
+            engine = TritonEngine(bundle, "cpu", precision, Grid(batches=(1,), wanted=(64,)))
+            engine.search(random_queries(rng, bundle, 1), SearchParams.uniform(1, 5, 9))
+    ragged = make_bundle(tmp_path, rng, random_tree(rng, 4, 3, empty_share=0.2), own="log_activation", gamma=1.0)
+    TritonEngine(ragged, "cpu", grid=Grid(batches=(1,), wanted=(64,))).search(random_queries(rng, ragged, 1), SearchParams.uniform(1, 5, 9))
+    wide = make_bundle(tmp_path, rng, complete_tree(rng.permutation(32), 32), name="wide")
+    several = TritonEngine(wide, "cpu", grid=Grid(batches=(1,), wanted=(64,)), tuning=Tuning(whole=16, busy_tiles=1, bits=1))
+    several.search(random_queries(rng, wide, 1), SearchParams.uniform(1, 5, 9))
+    launches += [json.loads(json.dumps(launch).replace('"*fp16"', '"*bf16"')) for launch in launches]
+    assert {launch["kernel"] for launch in launches} >= {"select_kernel", "matmul_kernel", "rank_level_kernel", "history_nodes_kernel"}
+    # One launch of each kernel with each type of arguments and scorer: the others differ in sizes.
+    distinct = {}
+    for launch in launches:
+        names = ("S0", "UNIFORM", "GATHERED", "LOG_ACTIVATION", "WHOLE", "BITS", "TILES")
+        form = {name: value for name, value in launch["constants"].items() if name in names}
+        distinct[launch["kernel"], str(form), str(launch["types"])] = launch
+    path = tmp_path / "launches.json"
+    path.write_text(json.dumps(list(distinct.values())))
+    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "tests.espalier.compile_kernels", str(path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    compiled = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(compiled) == len(distinct)
+    for entry in compiled:
+        assert entry["stack_bytes"] <= 64, entry

@@ -1,0 +1,376 @@
+"""What the Dockerfile and the compose files promise, as far as it can be checked without an engine. tests/stack/test_stack.py runs them."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from service.settings import Settings
+from tests import ROOT
+from tests.stack.containers import Unavailable, compose_command, find_client, pip_secrets
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+COMPOSE = (ROOT / "docker-compose.yml").read_text()
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
+TARGETS = ("service-cpu", "service-gpu", "trainer", "loadtest")
+VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(?::?-([^}]*))?\}")
+
+requirements: Callable[..., list[str]] = runpy.run_path(str(ROOT / "docker/requirements.py"))["requirements"]
+
+
+# -- the Dockerfile ----------------------------------------------------------------------------------------------------------------------
+
+
+def stages() -> dict[str, tuple[str, list[str]]]:
+    """Stage → (what it is made from, its instructions, each on one line)."""
+    lines = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", DOCKERFILE, flags=re.MULTILINE)).splitlines()
+    found: dict[str, tuple[str, list[str]]] = {}
+    name = ""
+    for line in filter(None, lines):
+        start = re.fullmatch(r"FROM (\S+) AS (\S+)", line)
+        if start:
+            name = start[2]
+            found[name] = (start[1], [])
+        elif name:
+            found[name][1].append(line)
+    return found
+
+
+STAGES = stages()
+
+
+def instructions(stage: str) -> list[str]:
+    """All instructions that make a stage, the first one first."""
+    base, own = STAGES[stage]
+    return (instructions(base) if base in STAGES else []) + own
+
+
+def last(stage: str, instruction: str) -> str:
+    return next(
+        (line.removeprefix(instruction).strip() for line in reversed(instructions(stage)) if line.startswith(f"{instruction} ")), ""
+    )
+
+
+def copied(stage: str) -> Iterator[tuple[str | None, list[str]]]:
+    """(stage that it comes from, or None for the repository; sources) of every COPY of a stage."""
+    for line in instructions(stage):
+        found = re.fullmatch(r"COPY (?:--from=(\S+) )?(.*) \S+", line)
+        if found:
+            yield found[1], found[2].split()
+
+
+def test_hadolint_finds_nothing() -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    run = subprocess.run([hadolint, ROOT / "Dockerfile"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_all_stages_share_one_base_that_can_be_replaced() -> None:
+    assert {base for base, _ in STAGES.values() if base not in STAGES} == {"${BASE_IMAGE}"}
+    assert re.search(r"^ARG BASE_IMAGE=python:3\.\d+-slim-\w+(@sha256:[0-9a-f]{64})?$", DOCKERFILE, re.MULTILINE)
+    assert not DOCKERFILE.startswith("# syntax")  # which would be fetched, even where nothing can be
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_dependencies_are_installed_before_the_source_code_comes(target: str) -> None:
+    from_repository = {source for stage, sources in copied(f"dependencies-{target}") if stage is None for source in sources}
+    assert from_repository == {"requirements.lock", "docker/requirements.py", "docker/sbom.py", "docker/slim.sh"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_everything_but_torch_is_installed_by_its_hash(target: str) -> None:
+    installs = re.findall(
+        r"pip install ([^&;]*)", " && ".join(line for line in instructions(f"dependencies-{target}") if "pip install" in line)
+    )
+    hashed = [f"--require-hashes -r {name}.txt -c requirements.lock" for name in (target, "of-torch")]
+    torch = {"trainer": ['--no-deps "$@" -r torch.txt'], "service-gpu": ["--no-deps -r torch.txt"]}.get(target, [])
+    assert [line.strip() for line in installs] == ["--require-hashes -r pip.txt", hashed[0], *torch, *hashed[1:][: len(torch)]]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_brings_the_list_of_what_is_in_it(target: str) -> None:
+    made = last(f"dependencies-{target}", "RUN")
+    at = made.index(f"/opt/espalier/bin/python sbom.py espalier-{target} > /opt/espalier/sbom.cdx.json")
+    assert made.rindex("pip install") < at
+    assert (f"dependencies-{target}", ["/opt/espalier"]) in copied(target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_images_run_as_a_numbered_user_and_get_their_signals(target: str) -> None:
+    assert last(target, "USER") == "10001:10001"  # Kubernetes' runAsNonRoot can check a number only
+    own = STAGES[target][1]
+    assert not any(line.startswith(("RUN", "COPY")) for line in own[own.index("USER 10001:10001") :])
+    started = last(target, "ENTRYPOINT") or last(target, "CMD")
+    assert started.startswith("["), "a shell would stand between the signal and the service"
+
+
+@pytest.mark.parametrize("target", ["service-cpu", "service-gpu"])
+def test_service_images_say_whether_they_are_ready(target: str) -> None:
+    assert "/readyz" in last(target, "HEALTHCHECK")
+    assert last(target, "VOLUME") in ("/models", "/cache")
+
+
+def test_the_builder_is_sent_what_the_dockerfile_copies_and_nothing_else() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    sent = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    assert sent == {source for stage in STAGES for origin, sources in copied(stage) if origin is None for source in sources}
+    assert {name for name in sent if not (ROOT / name).exists()} == set()
+
+
+def test_an_image_installs_what_its_extras_require() -> None:
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    written = {
+        target: line.split()
+        for line, target in re.findall(r"requirements\.py (?!--of)([\w -]+) > ([\w-]+)\.txt", DOCKERFILE.replace("\\\n", " "))
+    }
+    assert set(written) == set(TARGETS)
+    for target, words in written.items():
+        extras, _, without = " ".join(words).partition("--without")
+        names = {re.split(r"\W", line.replace("-", "_"))[0] for line in requirements(pyproject, extras.split(), without.split())}
+        assert "numpy" in names, target
+        assert "torch" not in names, f"{target}: it has no hash in requirements.lock, and is installed by itself"
+        assert ("onnxruntime" in names, "onnxruntime_gpu" in names) == (target in ("service-cpu", "trainer"), target == "service-gpu")
+        assert ("fastapi" in names) == target.startswith("service"), target
+        assert ("scipy" in names) == (target == "trainer"), target
+
+
+def test_requirements_of_an_extra_that_names_others_are_theirs() -> None:
+    extras = 'dev = ["own[x, y]", "d"]\nx = ["b[c]==2"]\ny = ["own[z]"]\nz = ["e"]\n'
+    pyproject = f'[project]\nname = "own"\ndependencies = ["a>=1"]\n[project.optional-dependencies]\n{extras}'
+    assert requirements(pyproject, ["dev"]) == ["a>=1", "b[c]==2", "d", "e"]
+
+
+def test_requirements_of_what_is_installed_leave_out_what_its_extras_add() -> None:
+    lines = ["b>=1 ; python_version >= '3'", "c[extra]", "d ; extra == 'x'", 'e==2; sys_platform == "linux" and extra == "y"']
+    assert runpy.run_path(str(ROOT / "docker/requirements.py"))["of_installed"](lines) == lines[:2]
+
+
+def test_requirements_refuse_a_name_that_pyproject_does_not_have() -> None:
+    pyproject = '[project]\ndependencies = ["a>=1"]\n[project.optional-dependencies]\nx = ["b[c]==2", "a>=1"]\n'
+    assert requirements(pyproject, ["x"]) == ["a>=1", "b[c]==2"]
+    assert requirements(pyproject, ["x"], ["b"]) == ["a>=1"]
+    with pytest.raises(KeyError, match="y"):
+        requirements(pyproject, ["y"])
+    with pytest.raises(KeyError, match="--without d: not required"):
+        requirements(pyproject, ["x"], ["d"])
+
+
+# -- the compose file --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_confined_and_limited(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["restart"] == ("no" if name == "trainer" else "unless-stopped")
+    assert {"cpus", "mem_limit", "pids_limit"} <= service.keys()
+    assert {"max-size", "max-file"} <= service["logging"]["options"].keys()
+    assert not {"privileged", "network_mode", "pid", "ipc", "container_name"} & service.keys()
+    assert "docker.sock" not in str(service.get("volumes"))
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if name != "trainer"])
+def test_every_service_that_stays_publishes_on_one_address_and_is_checked(name: str) -> None:
+    service = SERVICES[name]
+    assert service["ports"]
+    assert all(port.startswith("${BIND:-127.0.0.1}:${") for port in service["ports"])
+    assert "healthcheck" in service or last(service["build"]["target"], "HEALTHCHECK")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_images_are_built_here_or_pinned(name: str) -> None:
+    service = SERVICES[name]
+    if "build" in service:
+        assert service["build"]["target"] in TARGETS
+        assert service["image"] == f"espalier-{service['build']['target']}:${{TAG:-local}}"
+    else:
+        assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+(@sha256:[0-9a-f]{64})?", service["image"])
+
+
+@pytest.mark.parametrize("name", ["service", "service-gpu"])
+def test_the_service_may_open_many_connections(name: str) -> None:
+    assert SERVICES[name]["ulimits"] == {"nofile": {"soft": 16384, "hard": 16384}}
+
+
+def test_services_start_in_the_order_of_their_health() -> None:
+    waits = {name: {other: how["condition"] for other, how in service.get("depends_on", {}).items()} for name, service in SERVICES.items()}
+    trained = {"trainer": "service_completed_successfully"}
+    assert waits == {
+        "trainer": {},
+        "service": trained,
+        "service-gpu": trained,
+        "prometheus": trained,
+        "grafana": {"prometheus": "service_healthy"},
+        "load": {"service": "service_healthy"},
+    }
+
+
+def test_the_gpu_service_takes_the_place_of_the_other() -> None:
+    ours, gpu = SERVICES["service"], SERVICES["service-gpu"]
+    assert gpu["networks"]["default"]["aliases"] == ["service"]
+    assert gpu["ports"] == ours["ports"]
+    (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+    assert (ours.get("profiles"), gpu["profiles"], SERVICES["load"]["profiles"]) == (None, ["gpu"], ["load"])
+
+
+def defaults() -> dict[str, set[str]]:
+    """Variable → the defaults that the compose file gives it."""
+    found: dict[str, set[str]] = {}
+    for name, default in VARIABLE.findall(COMPOSE):
+        found.setdefault(name, set()).add(default)
+    return found
+
+
+def test_the_example_lists_every_variable_with_its_default() -> None:
+    lines = re.findall(r"^#([A-Z]\w*)=(.*)$", (ROOT / ".env.example").read_text(), re.MULTILINE)
+    assert len(dict(lines)) == len(lines)
+    assert {name: {default} for name, default in lines} == defaults()
+    assert [line for line in (ROOT / ".env.example").read_text().splitlines() if line and not line.startswith("#")] == []
+
+
+def test_no_file_holds_a_secret() -> None:
+    for name, service in SERVICES.items():
+        for variable, value in service.get("environment", {}).items():
+            if re.search(r"KEY|PASSWORD|SECRET|TOKEN", variable):
+                assert value == f"${{{variable}:-}}", f"{name}: {variable}"
+    assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", ["service", "service-gpu"])
+def test_the_service_starts_with_the_settings_of_the_compose_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [variable for variable in os.environ if variable.startswith("ESPALIER_")]:
+        monkeypatch.delenv(variable)
+    environment = {variable: VARIABLE.sub(r"\2", str(value)) for variable, value in SERVICES[name]["environment"].items()}
+    target = SERVICES[name]["build"]["target"]
+    image = dict(re.findall(r"(ESPALIER_\w+)=(\S+)", " ".join(line for line in instructions(target) if line.startswith("ENV"))))
+    known = {f"ESPALIER_{field.upper()}" for field in Settings.model_fields}
+    assert environment.keys() | image.keys() <= known
+    for variable, value in (image | environment).items():
+        monkeypatch.setenv(variable, value)
+    settings = Settings()
+    assert (settings.host, str(settings.models), settings.log_format) == ("0.0.0.0", "/models", "json")
+    assert SERVICES[name]["ports"][0].endswith(f":{settings.port}")
+    grace_s = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
+    assert grace_s > settings.drain_delay_s + settings.drain_s + 10
+    assert (settings.retrieve_keys, settings.admin_keys) == ((), ())
+
+
+def test_what_is_mounted_is_there_and_read_only() -> None:
+    mounts = [(name, volume.split(":")) for name, service in SERVICES.items() for volume in service["volumes"] if volume.startswith("./")]
+    assert mounts
+    for name, (source, target, *mode) in mounts:
+        assert (ROOT / source).exists(), f"{name}: {source}"
+        assert mode == ["ro"], f"{name}: {target}"
+
+
+def test_the_dashboard_that_grafana_opens_with_is_mounted() -> None:
+    home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    sources = [
+        source for source, target, *_ in (volume.split(":") for volume in SERVICES["grafana"]["volumes"]) if target == str(home.parent)
+    ]
+    assert [(ROOT / source / home.name).is_file() for source in sources] == [True]
+
+
+def test_named_volumes_are_declared_and_used() -> None:
+    used = {VARIABLE.sub(r"\2", volume).split(":")[0] for service in SERVICES.values() for volume in service["volumes"]}
+    assert {name for name in used if not name.startswith(".")} == set(yaml.safe_load(COMPOSE)["volumes"])
+
+
+def test_overrides_only_replace_what_the_compose_file_has() -> None:
+    for path in sorted((ROOT / "docker/offline").glob("*.yml")):
+        override = yaml.safe_load(path.read_text())
+        assert set(override) == {"services"}
+        assert set(override["services"]) <= set(SERVICES)
+        assert not {"ports", "read_only", "cap_drop", "security_opt", "command"} & {
+            key for service in override["services"].values() for key in service
+        }, f"{path} must leave alone what is tested"
+
+
+def test_docker_compose_accepts_the_file_with_every_profile_and_override(tmp_path: Path) -> None:
+    if shutil.which("docker-compose"):
+        command = ["docker-compose"]
+    else:
+        try:
+            command = list(compose_command(find_client()))
+        except Unavailable as missing:
+            pytest.skip(str(missing))
+    files = [ROOT / "docker-compose.yml", *sorted((ROOT / "docker/offline").glob("*.yml"))]
+    names = {"STACK_CONFIG": "/a", "STACK_PROMETHEUS": "/b", "STACK_BASE_IMAGE": "base:1"}
+    environment = {name: value for name, value in os.environ.items() if name not in defaults()} | names
+    (tmp_path / "none.env").touch()
+    words = ["--env-file", str(tmp_path / "none.env"), *(word for path in files for word in ("-f", str(path)))]
+    run = subprocess.run(
+        [*command, *words, "--profile", "gpu", "--profile", "load", "config"], env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert set(yaml.safe_load(run.stdout)["services"]) == set(SERVICES)
+
+
+# -- docs/running.md ---------------------------------------------------------------------------------------------------------------------
+
+RUNNING = (ROOT / "docs/running.md").read_text()
+
+
+def test_the_page_says_where_each_service_is() -> None:
+    described = dict(re.findall(r"^\| `([\w-]+)` \| (?:`http://localhost:(\d+)`)? ?\| ", RUNNING, re.MULTILINE))
+    published = {name: VARIABLE.sub(r"\2", "".join(service.get("ports", []))) for name, service in SERVICES.items()}
+    assert {name: described.get(name) for name in SERVICES} == {
+        name: port.split(":")[1] if port else "" for name, port in published.items()
+    }
+
+
+def test_commands_of_the_page_name_services_profiles_and_targets_that_exist() -> None:
+    commands = [line for block in re.findall(r"^```sh\n(.*?)^```$", RUNNING, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
+    profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
+    named = [found for line in commands for found in re.findall(r"--(profile|target|scale) ([\w-]+)", line)]
+    assert {kind for kind, _ in named} == {"profile", "target", "scale"}
+    known = {"profile": profiles, "target": set(TARGETS), "scale": set(SERVICES)}
+    assert [(kind, name) for kind, name in named if name not in known[kind]] == []
+    ran = [match[1] for line in commands if (match := re.match(r"docker compose run --rm (?:-v \S+ )?([\w-]+) python -m", line))]
+    assert set(ran) == {"trainer", "load"}
+
+
+# -- what the stack test brings along ------------------------------------------------------------------------------------------------------
+
+
+def test_pip_in_a_build_is_told_of_indices_and_of_wheels_in_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheels, index = tmp_path / "wheels", tmp_path / "index" / "simple"
+    wheels.mkdir()
+    index.mkdir(parents=True)
+    (wheels / "a.whl").write_text("wheel")
+    (tmp_path / "private").write_text("private")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{wheels} https://wheels.example/")
+    monkeypatch.setenv("PIP_INDEX_URL", index.as_uri())
+    monkeypatch.setenv("PIP_CERT", "/certificates.pem")
+    monkeypatch.delenv("TORCH_INDEX", raising=False)
+    for name in ("http_proxy", "https_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with pip_secrets(tmp_path) as options:
+        assert options == ["--secret", f"id=pip.conf,src={tmp_path / 'pip.conf'}", "--secret", "id=ca.pem,src=/certificates.pem"]
+        told = tomllib.loads(re.sub(r"^(\S+) = (.*)$", r'\1 = "\2"', (tmp_path / "pip.conf").read_text(), flags=re.MULTILINE))["global"]
+        assert told["cert"] == "/run/secrets/ca.pem"
+        local, remote = told["find-links"].split()
+        assert remote == "https://wheels.example/"
+        assert urllib.request.urlopen(f"{local}a.whl").read() == b"wheel"
+        assert told["index-url"].endswith(f"{index}/")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(local.replace("/wheels/", "/private"))

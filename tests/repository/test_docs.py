@@ -1,0 +1,230 @@
+"""The documentation says what the code does: keys, settings, routes, metrics, statuses, and every command a reader might copy."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from fastapi.routing import APIRoute
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel
+from starlette.routing import Route
+
+from espalier.queries import TextBlock
+from service.app import create_app
+from service.errors import ServiceError
+from service.http.routes import _PROBLEMS
+from service.http.schemas import RetrieveRequest
+from service.settings import Settings
+from service.watch.monitoring import Metrics
+from tests import ROOT
+from tests.service.running import every_metric
+from training.config import TrainingConfig, check_config, checked
+from training.linear.config import LinearConfig, LogData, NpzData, XmcData
+
+DOCUMENTS = [
+    *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "models/README.md", "data/debian-bookworm/README.md"),
+    *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))),
+]
+
+
+def text(document: str) -> str:
+    return (ROOT / document).read_text()
+
+
+def blocks(document: str, language: str) -> list[str]:
+    """The fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text(document), re.MULTILINE | re.DOTALL)
+
+
+def table(document: str, first_cell: str) -> dict[str, tuple[str, ...]]:
+    """The rows of a document's tables whose first cell is code that matches: the code → the other cells."""
+    rows = re.findall(r"^\| `([^`]+)` \| (.*) \|$", text(document), re.MULTILINE)
+    found = [(name, tuple(cell.strip() for cell in rest.split(" | "))) for name, rest in rows if re.fullmatch(first_cell, name)]
+    assert len(dict(found)) == len(found), f"{document} describes one of these twice: {[name for name, _ in found]}"
+    return dict(found)
+
+
+# -- what can be set, asked and watched -----------------------------------------------------------------------------------
+
+
+def config_defaults(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, its default as TOML writes it) of every training configuration key."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from config_defaults(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name, "required" if field.is_required() else toml(field.default)
+
+
+def toml(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, tuple):
+        return f"`{list(value)}`"
+    return f"`{json.dumps(value)}`"
+
+
+def test_every_training_key_is_described_with_its_default() -> None:
+    described = {key: cells[0] for key, cells in table("docs/training.md", r"name|seed|earlier_model|[a-z]+(\.[a-z_]+)+").items()}
+    assert described == dict(config_defaults(TrainingConfig))
+
+
+def test_every_key_of_linear_models_is_described_with_its_default() -> None:
+    described = {
+        key: cells[0] for key, cells in table("docs/text-search.md", r"algorithm|name|seed|threads|[a-z]+(\[\])?\.[a-z_]+").items()
+    }
+    expected = dict(config_defaults(LinearConfig))
+    del expected["data"], expected["text"]
+    for data in (XmcData, NpzData, LogData):  # the last says of `train` what holds for all
+        expected |= dict(config_defaults(data, "data."))
+    assert described == expected | dict(config_defaults(TextBlock, "text[]."))
+
+
+def test_every_setting_is_described_with_its_default() -> None:
+    described = {name: cells[0] for name, cells in table("docs/service.md", "ESPALIER_[A-Z_]+").items()}
+    assert described == {f"ESPALIER_{name.upper()}": env(field.default) for name, field in Settings.model_fields.items()}
+
+
+def env(value: object) -> str:
+    if value is None or value == ():
+        return "none"
+    return f"`{str(value).lower() if isinstance(value, bool) else f'{value:g}' if isinstance(value, float) else value}`"
+
+
+def test_every_route_is_described(tmp_path: Path) -> None:
+    manifest = tmp_path / "any" / "1" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.touch()  # the folder is not read before the service starts
+    routes = [route for route in create_app(Settings(models=tmp_path)).routes if isinstance(route, APIRoute | Route)]
+    served = {f"{method} {route.path_format}" for route in routes for method in route.methods or ()}
+    assert set(table("docs/service.md", "(GET|POST|PUT|DELETE) /.*")) == {name for name in served if not name.startswith("HEAD ")}
+
+
+def test_every_metric_is_described_with_its_labels() -> None:
+    families = [family for family in text_string_to_metric_families(every_metric()) if family.samples]
+    scraped = {family.name + "_total" * (family.type == "counter"): set(family.samples[0].labels) - {"le"} for family in families}
+    described = {name: cells[0] for name, cells in table("docs/service.md", "espalier_[a-z_]+").items()}
+    assert {name: set(labels.split(", ")) - {"none"} for name, labels in described.items()} == scraped
+    assert set(scraped) == set(re.findall(r"^# TYPE (\S+)", Metrics().render().decode(), re.MULTILINE))
+
+
+def test_every_error_status_is_described() -> None:
+    described = set(re.findall(r"^\| (\d{3}) \|", text("docs/service.md"), re.MULTILINE))
+    raised = {error.status for error in ServiceError.__subclasses__()} | set(_PROBLEMS) | {422, 405}
+    assert described == {str(status) for status in raised}
+
+
+# -- what a reader copies -------------------------------------------------------------------------------------------------
+
+
+def commands() -> list[tuple[str, str]]:
+    """(document, command) of every shell line, and of the indented `python -m` lines that introduce a page."""
+    found = []
+    for document in DOCUMENTS:
+        lines = "\n".join(blocks(document, "sh")).replace("\\\n", " ")
+        lines = re.sub(r"'[^']*'", lambda quoted: quoted[0].replace("\n", " "), lines)  # a JSON body over several lines
+        indented = re.findall(r"^    (python -m .*)$", text(document), re.MULTILINE)
+        inline = re.findall(r"`((?:python -m|make) [^`|]*)`", text(document))
+        found += [(document, line) for line in [*lines.splitlines(), *indented, *inline] if line.strip()]
+    return found
+
+
+COMMANDS = commands()
+MAKE = [(document, command) for document, command in COMMANDS if command.startswith("make")]
+PYTHON = [(document, command) for document, command in COMMANDS if command.startswith("python -m")]
+
+
+def test_the_readme_has_its_two_commands_and_its_request() -> None:
+    readme = [command for document, command in COMMANDS if document == "README.md"]
+    for start in ("make run", "make test", "curl ", "python -m training fit", "python -m training evaluate", "python -m training inspect"):
+        assert any(command.startswith(start) for command in readme), start
+
+
+def test_shell_blocks_hold_no_command_that_this_file_does_not_know() -> None:
+    known: tuple[str, ...] = ("make", "python -m", "curl ", "export ESPALIER_", ". .venv/bin/activate", "ruff format")
+    known += ("locust ", "docker compose ", "docker build ", "docker run ", "DOCKER_BUILDKIT=1 docker build ", "debootstrap ", "tar ")
+    assert [command for _, command in COMMANDS if not command.startswith(known)] == []
+
+
+@pytest.mark.parametrize(("document", "command"), MAKE)
+def test_make_commands_name_targets_and_variables_of_the_makefile(document: str, command: str) -> None:
+    makefile = text("Makefile")
+    for word in shlex.split(command, comments=True)[1:]:
+        name, assigned, _ = word.partition("=")
+        assert re.search(rf"^{name} [?:]= ?" if assigned else rf"^{name}:", makefile, re.MULTILINE), f"{document}: {command}"
+
+
+@pytest.mark.parametrize(("document", "command"), PYTHON)
+def test_python_commands_name_modules_and_options_that_exist(document: str, command: str) -> None:
+    module, *rest = shlex.split(command.replace("[", " ").replace("]", " "), comments=True)[2:]
+    subcommand = rest[0] if module == "training" and rest and not rest[0].startswith("-") else None
+    options = [word for word in rest if re.match(r"--?[a-z]", word)]
+    described = help_of(module, subcommand)
+    assert [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", described)] == [], f"{document}: {command}"
+
+
+@cache
+def help_of(module: str, subcommand: str | None) -> str:
+    """What `python -m module [subcommand] --help` prints."""
+    arguments = [sys.executable, "-m", module, *([subcommand] if subcommand else []), "--help"]
+    run = subprocess.run(arguments, cwd=ROOT, env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_requests_in_the_documents_are_valid_and_about_packages_of_the_sample() -> None:
+    bodies = [
+        shlex.split(command)[shlex.split(command).index("-d") + 1]
+        for _, command in COMMANDS
+        if command.startswith("curl") and "/retrieve" in command
+    ]
+    bodies += [block for block in blocks("docs/service.md", "json") if '"queries"' in block]
+    assert len(bodies) >= 2
+    known = set(pq.read_table(ROOT / "data/debian-bookworm/depends.parquet").column("dependency").to_pylist())
+    for body in bodies:
+        request = RetrieveRequest.model_validate_json(body)
+        if request.model == "debian-search":
+            assert all(query.text for query in request.queries)
+            continue
+        assert request.model == "debian-depends"
+        for query in request.queries:
+            assert query.history
+            assert set(query.history) | set(query.exclude) <= known
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/training.md", "docs/text-search.md"])
+def test_configurations_in_the_documents_are_valid(document: str) -> None:
+    assert blocks(document, "toml")
+    for block in blocks(document, "toml"):
+        raw = tomllib.loads(block)
+        assert checked(LinearConfig, raw) if "algorithm" in raw else check_config(raw)
+
+
+def test_every_log_format_in_the_documents_is_valid() -> None:
+    formats = re.findall(r"^\| [^|]* \| `(\{ .* \})`", text("docs/training.md"), re.MULTILINE)
+    assert len(formats) >= 5
+    for written in formats:
+        parsed: dict[str, Any] = tomllib.loads(f"format = {written}")
+        check_config({"name": "any", "data": {"log": "log", **parsed}})
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_and_paths_lead_somewhere(document: str) -> None:
+    folder = (ROOT / document).parent
+    links = re.findall(r"(?<!!)\[[^\]]*\]\(([^)#]+)\)", text(document))
+    assert [link for link in links if "://" not in link and not (folder / link).exists()] == []
+    files = {path.name for path in ROOT.glob("**/*.py") if ".venv" not in path.parts}
+    written = set(re.findall(r"[a-z_]+\.py\b", text(document))) - {"utils.py"}  # named as what is not wanted
+    assert written <= files

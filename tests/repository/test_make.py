@@ -1,0 +1,210 @@
+"""The Makefile and .ci/run: what they would run, without running it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+PYTHON = ".venv/bin/python"
+
+
+def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """`make` as from a fresh shell: nothing inherited from a make that runs these tests."""
+    ours = ("PYTHON", "PORT", "HOST", "EXTRA", "TORCH_INDEX", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    return subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """What make needs of a fresh clone: nothing installed, nothing trained."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "requirements.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def would_run(*arguments: str, folder: Path) -> list[str]:
+    run = make("-n", *arguments, folder=folder)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+def test_help_is_the_default_and_lists_every_target_and_variable() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[0].split()
+    run = make()
+    assert run.returncode == 0, run.stderr
+    described = re.findall(r"^make ([\w-]+) ", run.stdout, re.MULTILINE)
+    assert (
+        sorted(described)
+        == sorted(targets)
+        == [*("audit", "bench", "check", "help", "hostile-test", "lock", "pin-images", "run", "sbom", "stack-test", "test")]
+    )
+    assert sorted(re.findall(r"^  (\w+)=", run.stdout, re.MULTILINE)) == ["EXTRA", "HOST", "PORT", "PYTHON", "TORCH_INDEX"]
+    assert make("help").stdout == run.stdout
+
+
+def test_run_installs_trains_the_sample_and_serves_it(clone: Path) -> None:
+    lines = would_run("run", "PORT=9000", folder=clone)
+    install = next(i for i, line in enumerate(lines) if "pip" in line and "-e '.[cpu,training,service,dev]' -c constraints.txt" in line)
+    fit = lines.index(f"{PYTHON} -m training fit --config training/configs/debian-depends.toml --out models/debian-depends/1 --resume")
+    serve = lines.index(f"{PYTHON} -m service --host 127.0.0.1 --port 9000")
+    assert install < fit < serve
+
+
+def test_run_trains_once(clone: Path) -> None:
+    manifest = clone / "models" / "debian-depends" / "1" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.touch()
+    lines = would_run("run", folder=clone)
+    assert not any("training fit" in line for line in lines)
+    assert f"{PYTHON} -m service --host 127.0.0.1 --port 8000" in lines
+
+
+def test_test_is_check_and_then_the_tests(clone: Path) -> None:
+    checks = [f"{PYTHON} -m ruff check", f"{PYTHON} -m ruff format --check", f"{PYTHON} -m mypy", ".venv/bin/lint-imports"]
+    checks += [f"{PYTHON} docker/pin_images.py", f"{PYTHON} docker/audit.py constraints.txt"]
+    assert would_run("check", folder=clone)[-6:] == checks
+    assert would_run("test", folder=clone)[-7:] == [*checks, f"{PYTHON} -m pytest"]
+
+
+def test_everything_but_torch_is_installed_by_its_hash(clone: Path) -> None:
+    torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    pip = f"{PYTHON} -m pip --disable-pip-version-check install "
+    lines = [line.partition(" | ")[0] for line in would_run("check", folder=clone) if line.startswith(f"{PYTHON} -m pip ")]
+    assert [line.removeprefix(pip) for line in lines] == [
+        "--require-hashes -r .venv/pip.txt",
+        "--require-hashes -c requirements.lock -r .venv/requirements.txt",
+        f"--no-deps {torch}",
+        "--require-hashes -c requirements.lock -r .venv/of-torch.txt",
+        "--quiet --quiet --no-index --no-build-isolation -e '.[cpu,training,service,dev]' -c constraints.txt",
+    ]
+    assert f"{PYTHON} docker/requirements.py cpu training service dev --without torch > .venv/requirements.txt" in would_run(
+        "check", folder=clone
+    )
+
+
+def test_lock_asks_for_the_hashes_of_every_pinned_version(clone: Path) -> None:
+    lines = would_run("lock", folder=clone)
+    assert any(line.startswith("grep -vE '^(#|torch==)' constraints.txt") for line in lines)
+    assert "--generate-hashes" in lines[-2]
+    assert "--output-file requirements.lock" in lines[-1]
+
+
+def test_stack_test_runs_the_tests_that_need_a_container_engine_and_names_what_it_skips(clone: Path) -> None:
+    assert would_run("stack-test", folder=clone)[-1] == f"{PYTHON} -m pytest -m stack -rs -v"
+
+
+def test_hostile_test_runs_the_attacks_and_names_what_it_skips(clone: Path) -> None:
+    assert would_run("hostile-test", folder=clone)[-1] == f"{PYTHON} -m pytest -m hostile -rs -v"
+
+
+def test_bench_runs_the_quick_benchmarks(clone: Path) -> None:
+    assert would_run("bench", folder=clone)[-3:] == [
+        "mkdir -p benchmarks/results",
+        f"{PYTHON} -m benchmarks.engine_cpu --json benchmarks/results/engine_cpu.json",
+        f"{PYTHON} -m benchmarks.service_overhead --json benchmarks/results/service_overhead.json",
+    ]
+
+
+def test_installing_happens_once_and_again_when_what_is_wanted_changes(clone: Path) -> None:
+    installed = clone / ".venv" / "installed-cpu"
+    installed.parent.mkdir()
+    installed.touch()
+    assert not any("pip" in line for line in would_run("check", folder=clone))
+    assert any("[gpu," in line for line in would_run("check", "EXTRA=gpu", folder=clone))
+    names = ("pyproject.toml", "constraints.txt", "requirements.lock")
+    for name in names:
+        os.utime(installed, (1, 1))
+        for other in names:
+            os.utime(clone / other, (1, 1))
+        os.utime(clone / name, (2, 2))
+        assert any("pip" in line for line in would_run("check", folder=clone)), name
+
+
+def test_torch_comes_from_its_own_index_only_when_one_is_named(clone: Path) -> None:
+    torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    lines = would_run("check", "TORCH_INDEX=https://wheels.example/cpu", folder=clone)
+    first = next(i for i, line in enumerate(lines) if f"--no-deps --index-url 'https://wheels.example/cpu' {torch} " in line)
+    assert first < next(i for i, line in enumerate(lines) if "-c constraints.txt" in line)
+    assert not any("--index-url" in line for line in would_run("check", folder=clone))
+
+
+def python_of_version(clone: Path, version: tuple[int, int]) -> Path:
+    """A Python that says to be of a version, and makes no environments."""
+    python = clone / "python-of-mine"
+    check = f'exec {sys.executable} -c "import sys; sys.version_info = {version}; $2"'
+    python.write_text(f'#!/bin/sh\ncase "$1" in -c) {check};; --version) echo "Python of $0";; *) exit 7;; esac\n')
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize("version", [None, (3, 10)])
+def test_a_python_that_will_not_do_is_refused_with_what_is_expected(clone: Path, version: tuple[int, int] | None) -> None:
+    python = python_of_version(clone, version) if version else clone / "python-of-nobody"
+    run = make("check", f"PYTHON={python}", folder=clone)
+    assert run.returncode != 0
+    assert f"No Python 3.11 or newer with the venv module: tried {python}." in run.stderr
+    assert "make PYTHON=" in run.stderr
+    assert not (clone / ".venv").exists()
+
+
+def test_a_python_that_is_new_enough_makes_the_environment(clone: Path) -> None:
+    python = python_of_version(clone, (3, 11))
+    assert f"Making .venv with Python of {python}" in make("check", f"PYTHON={python}", folder=clone).stdout
+
+
+def test_an_unknown_extra_is_refused(clone: Path) -> None:
+    run = make("check", "EXTRA=tpu", folder=clone)
+    assert run.returncode != 0
+    assert "EXTRA: got 'tpu', expected cpu or gpu" in run.stderr
+
+
+def ci(folder: Path, **tools: str) -> subprocess.CompletedProcess[str]:
+    """.ci/run in a copy of the repository's root where `make` and the given commands are scripts, and nothing else is installed."""
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", folder / ".ci")
+    programs = folder / "programs"
+    programs.mkdir()
+    for name in ("bash", "dirname", "sh"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    for name, script in {"make": 'echo "make $*"', **tools}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    return subprocess.run([folder / ".ci" / "run"], env={"PATH": str(programs)}, capture_output=True, text=True)
+
+
+def test_ci_runs_the_tests_and_then_the_stack(tmp_path: Path) -> None:
+    assert (ROOT / ".ci" / "run").stat().st_mode & stat.S_IXUSR
+    run = ci(tmp_path, id="echo 1000")
+    assert (run.returncode, run.stdout.splitlines()) == (0, ["make test", "make stack-test"])
+
+
+@pytest.mark.parametrize("target", ["test", "stack-test"])
+def test_ci_fails_with_any_of_them(tmp_path: Path, target: str) -> None:
+    assert ci(tmp_path, id="echo 1000", make=f'test "$1" != {target}').returncode != 0
+
+
+def test_ci_installs_what_the_stack_needs_and_is_missing_where_it_may(tmp_path: Path) -> None:
+    run = ci(tmp_path, id="echo 0", **{"apt-get": 'echo "apt-get $*"', "dockerd": "", "ip": ""})
+    assert run.returncode == 0, run.stderr
+    installed = next(line for line in run.stdout.splitlines() if line.startswith("apt-get install"))
+    assert "--no-install-recommends" in installed
+    assert installed.split()[-3:] == ["docker-compose", "prometheus", "debootstrap"]
+    assert run.stdout.splitlines()[-2:] == ["make test", "make stack-test"]
+
+
+def test_ci_tests_what_it_can_where_nothing_can_be_installed(tmp_path: Path) -> None:
+    run = ci(tmp_path, id="echo 0", **{"apt-get": "exit 100"})
+    assert run.returncode == 0
+    assert "stack-test will say what it skips" in run.stderr
+    assert run.stdout.splitlines() == ["make test", "make stack-test"]

@@ -1,0 +1,161 @@
+"""The README's commands, run for real on a short training of the embedded sample, and what that model is worth."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from espalier.bundle import Bundle
+from espalier.engines.reference import ReferenceEngine
+from espalier.metrics import precision_recall_f
+from espalier.queries import HistoryKind, encode_histories
+from espalier.search import SearchParams, open_engine
+from tests import ROOT
+from tests.service.running import run as running
+from training.baselines.popularity import fit_popularity
+from training.config import read_config
+from training.data.interactions import read_interactions
+from training.data.splits import halves, split_users, without_seen
+
+README = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/benchmarks.md", "docs/trees.md"))
+"""With the two pages that its commands go on in."""
+CONFIG = Path("training/configs/debian-depends.toml")
+STEPS = 250
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder where the README's commands work: the packages, the sample, and its configuration with fewer steps."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("espalier", "service", "data"):
+        (folder / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "training", folder / "training")
+    config = folder / CONFIG
+    config.write_text(re.sub(r"steps = \d+", f"steps = {STEPS}", config.read_text()))
+    return folder
+
+
+def run(checkout: Path, command: str) -> str:
+    words = shlex.split(command, comments=True)
+    words[0] = sys.executable
+    done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def model(checkout: Path) -> Bundle:
+    """`debian-depends`, trained by the command of the README (there with version 3)."""
+    command = next(line for line in README.splitlines() if line.startswith(f"python -m training fit --config {CONFIG}"))
+    run(checkout, command.replace("debian-depends/3", "debian-depends/1"))
+    return Bundle.open(checkout / "models/debian-depends/1")
+
+
+@pytest.fixture(scope="module")
+def served(checkout: Path, model: Bundle) -> Iterator[httpx.Client]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "service", "--port", str(port)],
+        cwd=checkout,
+        env={name: value for name, value in os.environ.items() if not name.startswith("ESPALIER_")},
+        stderr=subprocess.DEVNULL,
+    )
+    transport = httpx.HTTPTransport(retries=8)  # with growing pauses, until the server listens
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=transport, timeout=60) as client:
+            while client.get("/readyz").status_code == 503:
+                assert server.poll() is None
+            yield client
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def test_a_short_training_of_the_sample_beats_popularity_by_far(model: Bundle, tmp_path: Path) -> None:
+    config = read_config(ROOT / CONFIG)
+    interactions = read_interactions(ROOT / config.data.log, config.data.format, tmp_path)
+    split = split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
+    pairs = without_seen(halves(interactions, split.test, seed=config.seed))
+    ranked = fit_popularity(interactions, split.train).rank([pair.history for pair in pairs], 50, True)
+    popularity = float(precision_recall_f(ranked, [pair.relevant for pair in pairs], 50)[1].mean())
+    recall = next(row["recall"] for row in model.manifest.metrics["test"]["seen_excluded"] if row["m"] == 50)
+    assert popularity > 0.3
+    assert recall > popularity + 0.1
+
+
+def test_the_evaluate_and_inspect_commands_of_the_readme_run(checkout: Path, model: Bundle) -> None:
+    lines = [
+        line for line in README.splitlines() if re.match(r"python -m training (evaluate|inspect) --model models/debian-depends/1", line)
+    ]
+    assert len(lines) == 2
+    outputs = [run(checkout, line) for line in lines]
+    assert any("recall" in output and " 400   200 " in output for output in outputs)
+    assert any("Sample paths" in output for output in outputs)
+    assert (checkout / "frontier.png").stat().st_size > 10_000
+
+
+def test_the_curl_of_the_readme_is_answered_as_the_reference_engine_answers(served: httpx.Client, model: Bundle) -> None:
+    found = re.search(r"curl -s localhost:8000/retrieve -H 'Content-Type: application/json' -d '(.*?)'", README, re.DOTALL)
+    assert found is not None
+    body = json.loads(found[1])
+    answer = served.post("/retrieve", json=body).raise_for_status().json()
+    items = answer["results"][0]["items"]
+    assert [sorted(item["fields"]) for item in items] == [["section", "title"]] * 5
+    assert answer["timing"]["ms_per_query"] > 0
+
+    kind = model.manifest.query
+    assert isinstance(kind, HistoryKind)
+    queries, rows = encode_histories(kind, model.items, [body["queries"][0]["history"]])
+    expected = ReferenceEngine(model).search(queries, SearchParams.uniform(1, 100, 5, np.stack(rows)))
+    assert [item["id"] for item in items] == model.items.ids_of(expected.item_rows_BM[0])
+    assert [item["score"] for item in items] == pytest.approx(expected.scores_BM[0].tolist(), abs=1e-4)
+
+
+def history_bodies() -> list[str]:
+    found = re.findall(r"/retrieve -H 'Content-Type: application/json' -d '(.*?)'", README, re.DOTALL)
+    return [body for body in found if "history" in body]
+
+
+def test_the_filtered_curl_of_the_readme_says_why_an_item_did_not_come(served: httpx.Client) -> None:
+    bodies = history_bodies()
+    assert len(bodies) == 3
+    result = served.post("/retrieve", json=json.loads(bodies[1]) | {"fields": ["section"]}).raise_for_status().json()["results"][0]
+    assert [item["fields"]["section"] for item in result["items"]] == ["python"] * 5
+    assert [item["outcome"] for item in result["explain"]["items"]] == ["filtered"]
+
+
+def test_the_ranker_of_the_readme_is_trained_measured_and_asked(checkout: Path, model: Bundle) -> None:
+    """With few queries to learn from."""
+    fit, evaluate = (
+        next(line for line in README.splitlines() if line.startswith(f"python -m training {command}") and "debian-depends/2" in line)
+        for command in ("fit-ranker", "evaluate")
+    )
+    run(checkout, f"{fit} --queries 300")
+    assert "best 200 re-ranked" in run(checkout, evaluate)
+    with running(checkout / "models", lambda bundle: open_engine(bundle, "cpu")) as service:
+        body = json.loads(history_bodies()[2])
+        result = service.retrieve(**body)["results"][0]
+        assert service.client.get("/models").json()["models"][0]["version"] == 2
+    scores = [item["rerank_score"] for item in result["items"]]
+    assert len(scores) == 5
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_the_python_of_the_readme_runs(served: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    exec(block.replace("http://localhost:8000", str(served.base_url)), {})
+    assert capsys.readouterr().out.count("Item(id=") == 5

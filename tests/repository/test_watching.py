@@ -1,0 +1,480 @@
+"""What watches the service, docker/prometheus and docker/grafana: every rule and every panel asks for what the service exposes, every alert
+fires in a test and has a section in the runbook, and a Prometheus that scrapes a live service answers every query of the dashboard.
+
+Debian's package prometheus brings both programs; where they are missing those tests are skipped.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+import pytest
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.watch.monitoring import Metrics
+from tests import ROOT
+from tests.service.running import every_metric
+from tests.service.test_probe import exported
+from tests.service.test_workers import Service, service
+
+PROMETHEUS = ROOT / "docker" / "prometheus"
+GRAFANA = ROOT / "docker" / "grafana"
+RUNBOOK = (ROOT / "docs" / "alerts.md").read_text()
+Json = dict[str, Any]
+
+RULES: list[Json] = [
+    rule
+    for path in sorted((PROMETHEUS / "rules").glob("*.yml"))
+    for group in yaml.safe_load(path.read_text())["groups"]
+    for rule in group["rules"]
+]
+ALERTS: dict[str, Json] = {rule["alert"]: rule for rule in RULES if "alert" in rule}
+RECORDED = [rule for rule in RULES if "record" in rule]
+DASHBOARD: Json = json.loads((GRAFANA / "dashboards" / "espalier.json").read_text())
+PANELS: list[Json] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+QUERIES: list[tuple[str, Json]] = [(panel["title"], target) for panel in PANELS for target in panel["targets"]]
+
+NOT_ON_A_CPU = {"GPU memory"}
+NOT_AT_ONCE = {"espalier:probe_recall:best_avg1d"}  # a version must have been watched for five minutes
+
+
+def program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is missing: alerts and dashboard queries are NOT tested. On Debian and Ubuntu: apt install prometheus")
+    return found
+
+
+# -- rules and queries against what the service exposes -------------------------------------------------------------------
+
+
+def exposed() -> dict[str, set[str]]:
+    """Series → labels, of everything that the service can expose; those that Prometheus adds to each included."""
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(every_metric()):
+        for sample in family.samples:
+            found.setdefault(sample.name, {"job", "instance"}).update(sample.labels)
+    return found
+
+
+WORDS = re.compile(r"\b(by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+FUNCTIONS = {
+    *(
+        "absent",
+        "and",
+        "avg_over_time",
+        "changes",
+        "clamp_max",
+        "count",
+        "count_over_time",
+        "histogram_quantile",
+        "increase",
+        "max",
+        "min",
+        "offset",
+        "or",
+    ),
+    *("bool", "rate", "sum", "sum_over_time", "unless", "vector"),
+}
+
+
+def series_of(expression: str) -> list[tuple[str, set[str]]]:
+    """(series, labels that are matched) of a PromQL expression. Fails where a word is neither a series nor a known function."""
+    bare = re.sub(r'count_values by \(model\) \("version", ', "(", expression)  # makes a label of a value
+    bare = re.sub(r"\[[^\]]*\]", "", WORDS.sub("", bare))
+    bare = re.sub(r"\boffset \d+[smhd]\b", "", bare)
+    found = []
+    for name, matchers in re.findall(r"\b([a-zA-Z_][\w:]*)\b(?:\s*\{([^}]*)\})?", re.sub(r'"[^"]*"', '""', bare)):
+        if name not in FUNCTIONS:
+            found.append((name, set(re.findall(r"(\w+)\s*[=!]", matchers))))
+    return found
+
+
+def grouped(expression: str) -> set[str]:
+    """The labels in its `by`, `on` and the like."""
+    return {label for _, labels in WORDS.findall(expression) for label in re.split(r"[,\s]+", labels) if label}
+
+
+def check(expression: str, known: dict[str, set[str]]) -> None:
+    series = series_of(expression)
+    assert series, expression
+    unknown = [name for name, _ in series if name not in known]
+    assert not unknown, f"{unknown} are exposed by nobody: {expression}"
+    for name, labels in series:
+        assert labels <= known[name], f"{name} has no label {labels - known[name]}: {expression}"
+    there = set().union(*(known[name] for name, _ in series))
+    assert grouped(expression) <= there, f"nothing here has the label {grouped(expression) - there}: {expression}"
+
+
+def all_series() -> dict[str, set[str]]:
+    """What the service exposes and what the rules record, in their order; what a rule records may be used by later ones only."""
+    known = exposed() | {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate", "severity"}}
+    for rule in RECORDED:
+        check(rule["expr"], known)
+        by = re.search(r"\bby \(([^)]*)\)", rule["expr"])  # the outermost comes first; a ratio of recorded series has theirs
+        labels = set(by[1].split(", ")) - {"le"} if by else set().union(*(known[name] for name, _ in series_of(rule["expr"])))
+        known[rule["record"]] = labels | set(rule.get("labels", {}))
+    return known
+
+
+def test_every_rule_asks_for_what_is_exposed() -> None:
+    known = all_series()
+    for alert in ALERTS.values():
+        check(alert["expr"], known)
+        told = set(re.findall(r"\$labels\.(\w+)", " ".join(alert["annotations"].values())))
+        assert told <= set().union(*(known[name] for name, _ in series_of(alert["expr"]))), alert["alert"]
+
+
+def test_every_panel_asks_for_what_is_exposed() -> None:
+    known = all_series()
+    for title, target in QUERIES:
+        check(target["expr"], known)
+        told = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+        assert told <= set().union(*(known[name] for name, _ in series_of(target["expr"]))), title
+    variable = next(variable for variable in DASHBOARD["templating"]["list"] if variable["name"] == "model")
+    series, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"]).groups()  # type: ignore[union-attr]
+    assert label in known[series]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "rate(espalier_request_total[5m])",
+        "sum by (modell) (espalier_queue_depth)",
+        'espalier_queue_depth{status="200"}',
+        "sum(espalier_request_seconds)",
+        "mad_over_time(espalier_queue_depth[1m])",
+        "espalier:queries:rate1m",
+    ],
+)
+def test_a_wrong_query_would_be_noticed(wrong: str) -> None:
+    with pytest.raises(AssertionError):
+        check(wrong, all_series())
+
+
+def test_every_metric_is_on_the_dashboard() -> None:
+    records = {rule["record"]: rule["expr"] for rule in RECORDED}
+    shown = {name for _, target in QUERIES for name, _ in series_of(target["expr"])}
+    for record in reversed(records):
+        if record in shown:
+            shown |= {name for name, _ in series_of(records[record])}
+    families = set(re.findall(r"^# TYPE (\S+)", Metrics().render().decode(), re.MULTILINE))
+    assert {family for family in families if not any(name.startswith(family) for name in shown)} == set()
+
+
+def bare(expression: str) -> str:
+    """A query or a rule without blanks, the choice of models and the length of its windows; recorded series as what they record."""
+    for rule in reversed(RECORDED):
+        expression = expression.replace(rule["record"], rule["expr"])
+    return re.sub(r"\s+", "", re.sub(r"\[[^\]]*\]", "[]", expression.replace('{model=~"$model"}', "")))
+
+
+@pytest.mark.parametrize(
+    ("title", "record"),
+    [
+        ("Saturation", "espalier:engine_busy:ratio_rate1m"),
+        ("Incomplete and degraded share", "espalier:incomplete:ratio_rate5m"),
+        ("Incomplete and degraded share", "espalier:degraded:ratio_rate5m"),
+    ],
+)
+def test_a_panel_shows_what_the_alert_looks_at(title: str, record: str) -> None:
+    assert bare(record) in {bare(target["expr"]) for shown, target in QUERIES if shown == title}
+
+
+def test_requests_without_a_model_are_in_no_latency() -> None:
+    """They are answered at once, or wait for a body; EspalierLatencyHigh leaves them out, so the panels do."""
+    for title, target in QUERIES:
+        if "request_seconds" in target["expr"]:
+            assert 'model!=""' in target["expr"], title
+
+
+# -- alerts: tested and explained -----------------------------------------------------------------------------------------
+
+
+def cases() -> list[Json]:
+    return [case for path in sorted((PROMETHEUS / "tests").glob("*.yml")) for case in yaml.safe_load(path.read_text())["tests"]]
+
+
+def test_every_alert_has_a_case_in_which_it_fires() -> None:
+    firing = {test["alertname"] for case in cases() for test in case.get("alert_rule_test", []) if test["exp_alerts"]}
+    assert firing == set(ALERTS)
+
+
+def test_every_alert_with_a_threshold_has_a_case_on_either_side_of_it() -> None:
+    """Those of `== 0` and `> 0` have none: firing.yml and healthy.yml are their two sides."""
+    tested = " ".join(path.read_text() for path in (PROMETHEUS / "tests").glob("thresholds*.yml"))
+    with_one = {name for name, alert in ALERTS.items() if re.search(r">=? (?!0$)", alert["expr"])}
+    assert with_one == set(re.findall(r'alertname="(\w+)"', tested))
+    assert len(with_one) >= 10
+
+
+def test_a_healthy_service_is_tested_for_every_alert() -> None:
+    healthy = [
+        test for case in cases() for test in case.get("promql_expr_test", []) if "ALERTS" in test["expr"] and not test["exp_samples"]
+    ]
+    assert len(healthy) >= 2
+    assert {re.sub(r"\[\w+\]", "", test["expr"]) for test in healthy} == {'count_over_time(ALERTS{alertstate="firing"})'}
+
+
+def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
+    headings = re.findall(r"^### (.*)$", RUNBOOK, re.MULTILINE)
+    assert sorted(headings) == sorted(ALERTS)
+    for name, alert in ALERTS.items():
+        assert alert["labels"]["severity"] in ("critical", "warning")
+        assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert alert["annotations"]["runbook_url"] == f"docs/alerts.md#{name.lower()}"
+        if name != "EspalierDown":
+            assert "$value" in alert["annotations"]["description"], name
+
+
+def test_the_runbook_lists_alerts_and_recording_rules_as_they_are() -> None:
+    rows = re.findall(r"^\| \[(\w+)\]\(#(\w+)\) \| (\w+) \| (\w+) \|", RUNBOOK, re.MULTILINE)
+    assert rows == [(name, name.lower(), alert["labels"]["severity"], alert.get("for", "0")) for name, alert in ALERTS.items()]
+    listed = re.findall(r"^\| `(espalier:[^`]+)` \| ([^|]+) \|", RUNBOOK, re.MULTILINE)
+    known = all_series()
+    assert {name: set(labels.strip().split(", ")) for name, labels in listed} == {
+        rule["record"]: known[rule["record"]] for rule in RECORDED
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "rules", *(str(path) for path in sorted((PROMETHEUS / "rules").glob("*.yml")))),
+        *(("test", "rules", str(path)) for path in sorted((PROMETHEUS / "tests").glob("*.yml"))),
+    ],
+    ids=lambda arguments: " ".join(Path(argument).name for argument in arguments),
+)
+def test_promtool_agrees(arguments: tuple[str, ...]) -> None:
+    run = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_the_configuration_is_valid_and_finds_the_rules(tmp_path: Path) -> None:
+    written = (PROMETHEUS / "prometheus.yml").read_text()
+    config = yaml.safe_load(written)
+    assert config["rule_files"] == ["/etc/prometheus/rules/*.yml"]  # where docker-compose.yml mounts them
+    jobs = {job["job_name"]: job["static_configs"] for job in config["scrape_configs"]}
+    assert jobs == {"espalier": [{"targets": ["service:8000"]}], "prometheus": [{"targets": ["localhost:9090"]}]}
+    here = tmp_path / "prometheus.yml"
+    here.write_text(written.replace("/etc/prometheus/rules", str(PROMETHEUS / "rules")))
+    run = subprocess.run([program("promtool"), "check", "config", str(here)], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert f"{len(list((PROMETHEUS / 'rules').glob('*.yml')))} rule files found" in run.stdout
+
+
+# -- the dashboard --------------------------------------------------------------------------------------------------------
+
+
+def missing(written: Any, understood: Any, path: str = "") -> Iterator[str]:
+    """What of a document is not in another one, or otherwise; the other may have more."""
+    if isinstance(written, dict) and isinstance(understood, dict):
+        for key, value in written.items():
+            if key in understood:
+                yield from missing(value, understood[key], f"{path}.{key}")
+            else:
+                yield f"{path}.{key}"
+    elif isinstance(written, list) and isinstance(understood, list) and len(written) == len(understood):
+        for i, (one, other) in enumerate(zip(written, understood, strict=True)):
+            yield from missing(one, other, f"{path}[{i}]")
+    elif written != understood:
+        yield f"{path}: {written!r} became {understood!r}"
+
+
+def round_trip(document: Json) -> Json:
+    """A dashboard through the models that Grafana's own SDK has made of Grafana's schema: keys that are not in it get lost."""
+    register_default_plugins()
+    found: Json = json.loads(json.dumps(Dashboard.from_json(document), cls=JSONEncoder))
+    return found
+
+
+def test_the_dashboard_has_nothing_that_grafanas_schema_does_not_know() -> None:
+    assert list(missing(DASHBOARD, round_trip(DASHBOARD))) == []
+
+
+def test_a_misspelt_option_would_be_noticed() -> None:
+    document = json.loads(json.dumps(DASHBOARD).replace('"drawStyle"', '"drawstyle"').replace('"reduceOptions"', '"reduce"'))
+    lost = {path.rpartition(".")[2] for path in missing(document, round_trip(document))}
+    assert lost == {"drawstyle", "reduce"}
+
+
+def test_panels_cover_the_grid_without_overlap() -> None:
+    places = [(panel["title"], panel["gridPos"]) for panel in DASHBOARD["panels"]]
+    for title, at in places:
+        assert at["x"] >= 0, title
+        assert at["x"] + at["w"] <= 24, title
+    for (one, a), (other, b) in combinations(places, 2):
+        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        below = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+        assert beside or below, f"{one} and {other} overlap"
+    height = max(at["y"] + at["h"] for _, at in places)
+    assert sum(at["w"] * at["h"] for _, at in places) == 24 * height, "there are holes"
+    assert [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"] == ["Is it fast?", "Is it full?", "Is it right?"]
+
+
+def test_every_panel_says_what_it_shows_and_where_from() -> None:
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    for panel in PANELS:
+        assert re.fullmatch(r"[A-Z].*[.]", panel["description"]), panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert [target["refId"] for target in panel["targets"]] == list("ABCDEF"[: len(panel["targets"])])
+        for target in panel["targets"]:
+            assert target["datasource"] == panel["datasource"]
+            assert "[$__rate_interval]" in target["expr"] or not re.search(r"\[", target["expr"]), panel["title"]
+        defaults = panel["fieldConfig"]["defaults"]
+        assert panel["type"] in ("heatmap", "table") or defaults["unit"], panel["title"]
+
+
+def test_grafana_is_provisioned_with_the_data_source_and_the_dashboard() -> None:
+    [source] = yaml.safe_load((GRAFANA / "provisioning" / "datasources" / "prometheus.yml").read_text())["datasources"]
+    assert (source["uid"], source["url"]) == ("espalier-prometheus", "http://prometheus:9090")
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+    assert variables.keys() == {"datasource", "model"}
+    assert variables["datasource"]["current"]["value"] == source["uid"]
+    [provider] = yaml.safe_load((GRAFANA / "provisioning" / "dashboards" / "espalier.yml").read_text())["providers"]
+    assert provider["options"]["path"] == "/var/lib/grafana/dashboards"  # where docker-compose.yml mounts them
+
+
+# -- a Prometheus that scrapes a live service -----------------------------------------------------------------------------
+
+
+class Scraper:
+    """A Prometheus of its own, and what it answers."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+        try:
+            connection.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
+            answer = json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+        assert answer["status"] == "success", f"{parameters}: {answer}"
+        return answer["data"]
+
+    def samples(self, expression: str) -> list[Json]:
+        """The series of an expression that have a value now; NaN is none."""
+        expression = expression.replace("$__rate_interval", "1m").replace("$model", ".*")
+        return [series for series in self.ask("query", query=expression)["result"] if series["value"][1] != "NaN"]
+
+    def rules(self) -> list[Json]:
+        return [rule for group in self.ask("rules")["groups"] for rule in group["rules"]]
+
+    def ready(self) -> bool:
+        try:
+            self.ask("status/buildinfo")
+        except (OSError, http.client.HTTPException, json.JSONDecodeError):
+            return False
+        return True
+
+
+@contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[Scraper]:
+    """Prometheus with our configuration and rules; only the places are others, and it looks more often."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = (PROMETHEUS / "prometheus.yml").read_text()
+    for here, there in (
+        ("service:8000", target),
+        ("localhost:9090", f"127.0.0.1:{port}"),
+        ("/etc/prometheus/rules", str(PROMETHEUS / "rules")),
+        ("scrape_interval: 5s", "scrape_interval: 1s"),
+        ("scrape_timeout: 4s", "scrape_timeout: 1s"),
+        ("evaluation_interval: 5s", "evaluation_interval: 1s"),
+    ):
+        assert here in config
+        config = config.replace(here, there)
+    (folder / "prometheus.yml").write_text(config)
+    command = [program("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    with (folder / "prometheus.log").open("w") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+    try:
+        scraper = Scraper(port)
+        within(20, scraper.ready, lambda: (folder / "prometheus.log").read_text())
+        yield scraper
+    finally:
+        process.kill()
+        process.wait()
+
+
+def within(seconds: float, condition: Callable[[], object], told: Callable[[], object]) -> None:
+    """Poll until it holds."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds} s: {told()}")
+        pause.wait(0.1)
+
+
+def traffic(running: Service) -> None:
+    """Requests of two beam sizes, of several queries, wrong ones, and so many incomplete ones that an alert is pending."""
+    query = {"history": ["item-3"], "exclude_seen": True}
+    for body, status in (
+        ({"queries": [query], "m": 4, "beam_size": 16}, 200),
+        ({"queries": [query] * 3, "m": 4, "beam_size": 32}, 200),
+        ({"queries": [query], "m": 31, "beam_size": 1}, 200),
+        ({"model": "films", "queries": [query]}, 404),
+        ({"queries": [query], "m": 10_000}, 422),
+        ({"queries": []}, 422),
+    ):
+        assert running.request("POST", "/retrieve", body)[0] == status
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scraper, Service]]:
+    """A Prometheus and the service of two workers, with the probe on, that it scrapes."""
+    program("prometheus")
+    folder = tmp_path_factory.mktemp("watched")
+    exported(folder, np.random.default_rng(0))
+    with (
+        service(folder / "models", 2, ESPALIER_PROBE_PER_S="20") as running,
+        prometheus(folder, f"127.0.0.1:{running.port}") as scraper,
+    ):
+        yield scraper, running
+
+
+def test_every_query_of_the_dashboard_has_an_answer(watched: tuple[Scraper, Service]) -> None:
+    scraper, running = watched
+    waiting = {(title, target["expr"]) for title, target in QUERIES if title not in NOT_ON_A_CPU}
+    waiting |= {("recorded", rule["record"]) for rule in RECORDED if rule["record"] not in NOT_AT_ONCE}
+
+    def all_answered() -> bool:
+        traffic(running)
+        waiting.difference_update([(title, expression) for title, expression in waiting if scraper.samples(expression)])
+        return not waiting
+
+    within(40, all_answered, lambda: sorted(waiting))
+    for title, target in QUERIES:
+        if title in NOT_ON_A_CPU:
+            assert scraper.samples(target["expr"]) == [], title  # else it is no exception
+    assert set(scraper.ask("label/model/values", **{"match[]": "espalier_model_default_version"})) == {"books"}
+
+
+def test_every_rule_is_evaluated_without_an_error_and_nothing_fires(watched: tuple[Scraper, Service]) -> None:
+    scraper, _ = watched
+    within(20, lambda: all(rule["health"] == "ok" for rule in scraper.rules()), lambda: [r for r in scraper.rules() if r["health"] != "ok"])
+    rules = scraper.rules()
+    assert {rule["name"] for rule in rules} == set(ALERTS) | {rule["record"] for rule in RECORDED}
+    assert [rule["name"] for rule in rules if rule.get("state") == "firing"] == []
+    assert {target["health"] for target in scraper.ask("targets")["activeTargets"] if target["labels"]["job"] == "espalier"} == {"up"}

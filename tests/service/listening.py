@@ -1,0 +1,173 @@
+"""A service on a real socket, inside the test's process, and raw connections to it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from espalier.bundle import Bundle
+from espalier.search import Engine
+from service.__main__ import listen
+from service.app import create_app
+from service.processes.server import Server
+from service.settings import Settings
+from tests.service.fake_engine import FakeEngine
+from tests.service.running import Json
+
+PATIENCE_S = 20.0
+
+
+@dataclass
+class Listening:
+    """A service that listens; `engines` by model name."""
+
+    address: tuple[str, int]
+    server: Server
+    app: Any
+    engines: dict[str, FakeEngine] = field(default_factory=dict)
+
+    @contextmanager
+    def connected(self, receive_buffer: int = 0) -> Iterator[Wire]:
+        """A connection. A small receive buffer makes a client that does not read felt early."""
+        raw = socket.socket()
+        if receive_buffer:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        raw.settimeout(PATIENCE_S)
+        raw.connect(self.address)
+        with raw:
+            yield Wire(raw)
+
+    def ask(self, request: bytes) -> Reply:
+        """One request on a connection of its own."""
+        with self.connected() as wire:
+            wire.send(request)
+            return wire.reply()
+
+    def refused(self, reason: str) -> float:
+        """How many connections were refused for a reason."""
+        name = f'espalier_refused_connections_total{{reason="{reason}"}} '
+        text = self.app.state.service.metrics.render().decode()
+        return float(next(line for line in text.splitlines() if line.startswith(name)).removeprefix(name))
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def document(self) -> Json:
+        document: Json = json.loads(self.body)
+        return document
+
+    @property
+    def problem(self) -> Json:
+        assert self.headers["content-type"] == "application/problem+json"
+        assert self.document["status"] == self.status
+        return self.document
+
+
+class Wire:
+    """A client that sends bytes, and reads answers one after the other."""
+
+    def __init__(self, raw: socket.socket) -> None:
+        self.raw, self._rest = raw, b""
+
+    def send(self, data: bytes) -> None:
+        self.raw.sendall(data)
+
+    def reply(self) -> Reply:
+        """The next answer. Raises EOFError where the connection ends before it."""
+        while b"\r\n\r\n" not in self._rest:
+            self._more()
+        head, _, self._rest = self._rest.partition(b"\r\n\r\n")
+        status_line, *lines = head.decode().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        size = int(headers.get("content-length", 0))
+        while len(self._rest) < size:
+            self._more()
+        body, self._rest = self._rest[:size], self._rest[size:]
+        return Reply(int(status_line.split()[1]), headers, body)
+
+    def ended(self) -> bool:
+        """Whether the other side has closed, or reset, the connection; waits until it has."""
+        try:
+            while received := self.raw.recv(1 << 16):
+                self._rest += received
+        except ConnectionResetError:
+            pass
+        return True
+
+    def _more(self) -> None:
+        received = self.raw.recv(1 << 16)
+        if not received:
+            raise EOFError(f"the connection ended after {self._rest!r}")
+        self._rest += received
+
+
+@contextmanager
+def listening(models: Path, engine: Callable[[Bundle], Engine] | None = None, **settings: Any) -> Iterator[Listening]:
+    """A service with fake engines, or those that are given."""
+    engines: dict[str, FakeEngine] = {}
+
+    def open_fake(bundle: Bundle, device: str, name: str | None, threads: int, precision: str) -> Engine:
+        if engine is not None:
+            return engine(bundle)
+        return engines.setdefault(bundle.manifest.name, FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item))
+
+    settings.setdefault("drain_s", 1)
+    chosen = Settings(models=models, **settings)
+    app = create_app(chosen, open_fake)
+    server = Server(app, chosen)
+    with listen("127.0.0.1", 0) as bound:
+        thread = threading.Thread(target=server.serve_on, args=(bound,), name="service")
+        thread.start()
+        try:
+            wait_until(lambda: server.started and app.state.service.registry.wait_until_loaded(0))
+            yield Listening(bound.getsockname(), server, app, engines)
+        finally:
+            for fake in engines.values():
+                fake.go.set()
+            server.leave()
+            thread.join(PATIENCE_S)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Wait for a condition. Raises TimeoutError when it does not come."""
+    until = time.monotonic() + PATIENCE_S
+    while not true():
+        if time.monotonic() > until:
+            raise TimeoutError("the condition did not come")
+        time.sleep(0.005)
+
+
+def get(path: str, *headers: str) -> bytes:
+    """A GET request."""
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: test", *headers, "", ""]).encode()
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    """A POST request of JSON."""
+    lines = [f"POST {path} HTTP/1.1", "Host: test", "Content-Type: application/json", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def retrieval(**body: Any) -> bytes:
+    """A request of `books`."""
+    return post("/retrieve", json.dumps({"model": "books", "queries": [{"history": ["item-1"]}], "m": 2} | body).encode())
+
+
+def direct(running: Listening, path: str) -> Any:
+    """The application that answers a path instead of the framework."""
+    layer = running.app.middleware_stack
+    while not hasattr(layer, "direct"):
+        layer = layer.app
+    return layer.direct[path]

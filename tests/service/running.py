@@ -1,0 +1,121 @@
+"""The application under test, with a fake engine unless told otherwise, and requests to it without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from espalier.bundle import Bundle
+from espalier.search import Engine
+from service.app import create_app
+from service.settings import Settings
+from service.watch.monitoring import Metrics, ModelMetrics
+from tests.service.fake_engine import FakeEngine
+
+ITEMS = 32
+LIMITS: dict[str, Any] = {"beam_size": 16, "m": 4, "max_beam_size": 64, "max_m": 40}
+Json = dict[str, Any]
+
+
+class Client:
+    """Sends requests to the application inside an event loop of its own, without a network."""
+
+    def __init__(self, app: FastAPI, runner: asyncio.Runner) -> None:
+        self.runner = runner
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://test")
+
+    def request(self, method: str, path: str, **rest: Any) -> httpx.Response:
+        return self.runner.run(self.http.request(method, path, **rest))
+
+    def get(self, path: str, **rest: Any) -> httpx.Response:
+        return self.request("GET", path, **rest)
+
+    def post(self, path: str, **rest: Any) -> httpx.Response:
+        return self.request("POST", path, **rest)
+
+
+@contextmanager
+def started(app: FastAPI) -> Iterator[Client]:
+    """The application between its start and its shutdown."""
+    with asyncio.Runner() as runner:
+        lifespan = app.router.lifespan_context(app)
+        runner.run(_enter(lifespan))
+        yield Client(app, runner)
+        runner.run(_leave(lifespan))
+
+
+async def _enter(lifespan: AbstractAsyncContextManager[Any]) -> None:
+    await lifespan.__aenter__()
+
+
+async def _leave(lifespan: AbstractAsyncContextManager[Any]) -> None:
+    await lifespan.__aexit__(None, None, None)
+
+
+@dataclass
+class Running:
+    """A service whose models have been tried; `engines` by model name."""
+
+    client: Client
+    app: FastAPI
+    engines: dict[str, FakeEngine]
+
+    def retrieve(self, **body: Any) -> Json:
+        """The answer to a request of `books` that must succeed."""
+        answer = self.client.post("/retrieve", json={"model": "books"} | body)
+        assert answer.status_code == 200, answer.text
+        document: Json = answer.json()
+        return document
+
+
+@contextmanager
+def run(models: Path, open_model: Callable[[Bundle], Engine] | None = None, **settings: Any) -> Iterator[Running]:
+    engines: dict[str, FakeEngine] = {}
+
+    def open_fake(bundle: Bundle, device: str, engine: str | None, threads: int, precision: str) -> Engine:
+        if open_model is not None:
+            return open_model(bundle)
+        return engines.setdefault(bundle.manifest.name, FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item))
+
+    app = create_app(Settings(models=models, **settings), open_fake)
+    with started(app) as client:
+        app.state.service.registry.wait_until_loaded()
+        try:
+            yield Running(client, app, engines)
+        finally:
+            for engine in engines.values():
+                engine.go.set()
+
+
+def every_metric() -> str:
+    """An exposition with a sample of everything that the service can expose."""
+    metrics = Metrics()
+    metrics.know("books")
+    metrics.request("books", 200, 1e-3)
+    metrics.reload("books", "loaded")
+    metrics.model_state("books", 1, "onnx-cpu", ready=True)
+    metrics.default("books", 1)
+    metrics.probed("books", 1, {10: 0.5}, {10: 0.5}, 0.0)
+    metrics.probe_query("books", 1, "answered")
+    metrics.watch_gpus(lambda: {"0": (1, 2)})
+    ModelMetrics(metrics, "books", "onnx-cpu", lambda: 0).retrieved((0.0, 0.0, 0.0, 0.0), 1e-3, 100)
+    return metrics.render().decode()
+
+
+def ids(result: Json) -> list[str]:
+    return [item["id"] for item in result["items"]]
+
+
+def problem(answer: httpx.Response) -> Json:
+    """The problem document of an answer."""
+    assert answer.headers["content-type"] == "application/problem+json"
+    document: Json = answer.json()
+    assert {"type", "title", "status", "detail"} <= set(document)
+    return document

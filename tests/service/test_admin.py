@@ -1,0 +1,399 @@
+"""Keys, admin routes, what is logged, and what web pages may do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from pydantic import SecretStr
+
+from espalier.tree import complete_tree
+from service.__main__ import main
+from service.settings import Settings
+from service.watch.logs import JsonFormatter
+from tests.builders import make_bundle
+from tests.service.running import ITEMS, LIMITS, Json, Running, problem, run
+
+RETRIEVE, ADMIN = "retrieve-key-0001", "admin-key-00000001"
+COLD: Json = {"history": []}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def versions(tmp_path: Path) -> Path:
+    """A models folder with `books` in the versions 1 and 2."""
+    rng = np.random.default_rng(0)
+    for version in (1, 2):
+        make_bundle(tmp_path, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=version, **LIMITS)
+    return tmp_path
+
+
+@pytest.fixture
+def guarded(versions: Path) -> Iterator[Running]:
+    with run(versions, retrieve_keys=(RETRIEVE,), admin_keys=(ADMIN,)) as running:
+        yield running
+
+
+ROUTES: list[tuple[str, str, Json | None, str]] = [
+    ("POST", "/retrieve", {"queries": [COLD]}, "retrieve"),
+    ("POST", "/retrieve/stream", None, "retrieve"),
+    ("GET", "/models", None, "retrieve"),
+    ("GET", "/models/books", None, "retrieve"),
+    ("GET", "/models/books/items", None, "retrieve"),
+    ("POST", "/models/books/load", {"version": 2}, "admin"),
+    ("POST", "/models/books/unload", {"version": 1}, "admin"),
+    ("POST", "/models/books/default", {"version": 2}, "admin"),
+    ("PUT", "/models/books/removed", {"ids": []}, "admin"),
+    ("GET", "/models/books/removed", None, "admin"),
+    ("PUT", "/models/books/removed/item-1", None, "admin"),
+    ("DELETE", "/models/books/removed/item-1", None, "admin"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "role"), ROUTES)
+def test_every_route_asks_for_its_key(guarded: Running, method: str, path: str, body: Json | None, role: str) -> None:
+    def status(headers: dict[str, str]) -> int:
+        content_type = {"Content-Type": "application/x-ndjson"} if "stream" in path else {}
+        answer = guarded.client.request(method, path, json=body, headers=content_type | headers)
+        assert answer.status_code < 400 or problem(answer)["status"] == answer.status_code
+        return answer.status_code
+
+    assert status({}) == status(bearer("no-such-key-at-all")) == 401
+    assert status(bearer(RETRIEVE)) == (200 if role == "retrieve" else 403)
+    assert status(bearer(ADMIN)) == (404 if "unload" in path else 200)  # version 1 is not loaded
+
+
+@pytest.mark.parametrize(("method", "path", "body", "role"), ROUTES)
+def test_without_keys_everybody_retrieves_and_nobody_administers(
+    models: Path, method: str, path: str, body: Json | None, role: str
+) -> None:
+    headers = {"Content-Type": "application/x-ndjson"} if "stream" in path else {}
+    with run(models) as running:
+        answer = running.client.request(
+            method, path, json=body and body | ({"model": "books"} if path == "/retrieve" else {}), headers=headers
+        )
+    assert answer.status_code == (200 if role == "retrieve" else 403)
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/docs", "/openapi.json"])
+def test_operation_and_documentation_need_no_key(guarded: Running, path: str) -> None:
+    assert guarded.client.get(path).status_code == 200
+
+
+def test_an_unauthorised_answer_says_how_to_authorise(guarded: Running) -> None:
+    answer = guarded.client.post("/retrieve", json={"queries": [COLD]})
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_version_is_loaded_made_the_default_rolled_back_and_dropped(guarded: Running) -> None:
+    def version(**body: Any) -> int:
+        answer = guarded.client.post("/retrieve", json={"queries": [COLD]} | body, headers=bearer(ADMIN))
+        found: int = answer.json().get("version", answer.status_code)
+        return found
+
+    def admin(action: str, **body: Any) -> tuple[int, Json]:
+        answer = guarded.client.post(f"/models/books/{action}", json=body, headers=bearer(ADMIN))
+        return answer.status_code, answer.json()
+
+    assert (version(), version(version=1)) == (2, 404)
+    assert admin("load", version=1, default=False)[0] == 200
+    assert (version(), version(version=1)) == (2, 1)
+    status, described = admin("default", version=1)
+    assert (status, described["version"]) == (200, 1)
+    assert (version(), version(version=2)) == (1, 2)
+    assert admin("unload", version=1)[0] == 409
+    assert admin("unload", version=2)[0] == 200
+    assert (version(), version(version=2)) == (1, 404)
+    status, missing = admin("load", version=9)
+    assert (status, missing["status"]) == (404, 404)
+    assert version() == 1
+    status, wrong = admin("load", version="2", defualt=True)
+    assert (status, sorted(error["field"] for error in wrong["errors"])) == (422, ["defualt", "version"])
+    text = guarded.client.get("/metrics").text
+    assert 'espalier_reload_total{model="books",outcome="loaded"} 2.0' in text or "espalier_reload_total" in text
+
+
+def test_a_version_that_does_not_load_changes_nothing(guarded: Running, versions: Path) -> None:
+    damaged = versions / "books" / "1" / "nodes.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    answer = guarded.client.post("/models/books/default", json={"version": 1}, headers=bearer(ADMIN))
+    assert answer.status_code == problem(answer)["status"] == 409
+    assert "SHA-256" in answer.text
+    assert str(versions) not in answer.text
+    assert guarded.client.get("/readyz").status_code == 200
+    found = guarded.client.post("/retrieve", json={"queries": [COLD]}, headers=bearer(RETRIEVE)).json()
+    assert found["version"] == 2
+
+
+@pytest.mark.parametrize("name", ["..", "../books", "%2e%2e", "books%2f..%2fbooks", ".hidden", "BOOKS", "x" * 200, "books/../../etc"])
+def test_names_lead_nowhere_else(guarded: Running, name: str) -> None:
+    for action in ("load", "default", "unload"):
+        answer = guarded.client.post(f"/models/{name}/{action}", json={"version": 1}, headers=bearer(ADMIN))
+        assert answer.status_code in (404, 405)
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type", "status"),
+    [
+        (b'{"ids": ["\\ud800"]}', "application/json", 422),
+        (b"\xff", "application/json", 422),
+        (b"", "application/json", 422),
+        (b'{"ids": []}', "text/plain", 415),
+        (b'{"ids": ["' + b"x" * 3000 + b'"]}', "application/json", 413),
+    ],
+)
+def test_bodies_of_admin_requests_are_checked_as_others_are(versions: Path, content: bytes, content_type: str, status: int) -> None:
+    with run(versions, admin_keys=(ADMIN,), max_body_bytes=1000) as running:
+        headers = bearer(ADMIN) | {"Content-Type": content_type}
+        answer = running.client.request("PUT", "/models/books/removed", content=content, headers=headers)
+        assert answer.status_code == problem(answer)["status"] == status
+        assert not (versions / "books" / "removed.json").exists()
+        without = running.client.request("PUT", "/models/books/removed", content=content, headers={"Content-Type": content_type})
+        assert without.status_code == 401  # before the body is looked at
+
+
+def test_an_admin_body_that_does_not_come_is_not_waited_for(versions: Path) -> None:
+    async def put(running: Running) -> int:
+        statuses: list[int] = []
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        headers = [(b"content-type", b"application/json"), (b"authorization", f"Bearer {ADMIN}".encode())]
+        scope = {"type": "http", "method": "PUT", "path": "/models/books/removed", "query_string": b"", "root_path": "", "headers": headers}
+        await running.app(scope | {"state": {}}, receive, send)
+        return statuses[0]
+
+    with run(versions, admin_keys=(ADMIN,), body_timeout_s=0.05) as running:
+        assert running.client.runner.run(put(running)) == 408
+
+
+def test_keys_appear_nowhere(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    settings = Settings(admin_keys=(SecretStr(ADMIN),), retrieve_keys=(SecretStr(RETRIEVE),))
+    guarded.client.post("/models/books/load", json={"version": 1}, headers=bearer(ADMIN))
+    guarded.client.post("/models/books/load", json={"version": 1}, headers=bearer("wrong-key-00000000"))
+    for text in (repr(settings), str(settings), settings.model_dump_json(), caplog.text, guarded.client.get("/metrics").text):
+        assert not {key for key in (ADMIN, RETRIEVE, "wrong-key-00000000") if key in text}
+
+
+def test_a_short_key_is_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("ESPALIER_ADMIN_KEYS", f"{ADMIN},too-short-key")
+    assert main([]) == 1
+    said = capsys.readouterr().err
+    assert "ESPALIER_ADMIN_KEYS" in said
+    assert "16" in said
+    assert "too-short-key" not in said
+    assert ADMIN not in said
+
+
+# -- deadlines and overload over HTTP ---------------------------------------------------------------------------------------
+
+
+def test_a_deadline_that_passes_is_504(models: Path) -> None:
+    with run(models) as running:
+        running.engines["books"].go.clear()
+        answer = running.client.post("/retrieve", json={"model": "books", "queries": [COLD], "timeout_ms": 20})
+        assert answer.status_code == problem(answer)["status"] == 504
+        running.engines["books"].go.set()
+        assert running.retrieve(queries=[COLD], timeout_ms=5000)["version"] == 1
+
+
+@pytest.mark.parametrize(("timeout_ms", "status"), [(1e-9, "504-client"), (20, "504-client"), (50, "504"), (60, "504"), (None, "504")])
+def test_a_deadline_that_only_the_client_wanted_is_no_failure_of_the_service(models: Path, timeout_ms: float | None, status: str) -> None:
+    """In the metrics, and so in the error budget; the client gets 504 as ever, alone and in a stream."""
+    body = {"model": "books", "queries": [COLD]} | ({} if timeout_ms is None else {"timeout_ms": timeout_ms})
+    with run(models, timeout_ms=50) as running:
+        running.engines["books"].go.clear()
+        assert running.client.post("/retrieve", json=body).status_code == 504
+        line = json.dumps(body).encode() + b"\n"
+        streamed = running.client.post("/retrieve/stream", content=line, headers={"Content-Type": "application/x-ndjson"})
+        running.engines["books"].go.set()
+        assert streamed.json()["status"] == 504
+        text = running.client.get("/metrics").text
+    assert f'espalier_requests_total{{model="books",status="{status}"}} 2.0' in text
+    assert text.count('espalier_requests_total{model="books"') == 1
+
+
+def test_the_default_deadline_is_a_setting(models: Path) -> None:
+    with run(models, timeout_ms=20) as running:
+        running.engines["books"].go.clear()
+        assert running.client.post("/retrieve", json={"model": "books", "queries": [COLD]}).status_code == 504
+        running.engines["books"].go.set()
+
+
+def test_a_deadline_holds_while_a_mask_is_made(models: Path) -> None:
+    with run(models) as running:
+        filters = running.app.state.service.registry.choose("books", None).filters
+        made, let_go = filters.mask, threading.Event()
+
+        def slow(conditions: Any) -> Any:
+            let_go.wait(10)
+            return made(conditions)
+
+        filters.mask = slow
+        body: Json = {"model": "books", "queries": [COLD], "filter": {"title": ["Title 1"]}, "timeout_ms": 20}
+        answer = running.client.post("/retrieve", json=body)
+        let_go.set()
+        assert answer.status_code == problem(answer)["status"] == 504
+        assert running.client.post("/retrieve", json=body | {"m": 10**6}).status_code == 422
+
+
+def test_a_default_deadline_over_the_longest_is_no_request_s_fault(models: Path) -> None:
+    with run(models, timeout_ms=5000, max_timeout_ms=1000) as running:
+        running.retrieve(queries=[COLD])
+
+
+def test_an_invalid_request_is_no_load(models: Path) -> None:
+    """It is 422 also where a queue has no room for it, and makes no overload."""
+    with run(models, max_queue=2, max_queries=4) as running:
+        engine = running.engines["books"]
+        engine.go.clear()
+
+        async def scenario() -> None:
+            busy = [
+                asyncio.create_task(running.client.http.post("/retrieve", json={"model": "books", "queries": [COLD]})) for _ in range(2)
+            ]
+            batcher = running.app.state.service.registry.choose("books", None).batcher
+            while batcher.depth < 1:
+                await asyncio.sleep(0)
+            answer = await running.client.http.post("/retrieve", json={"model": "books", "queries": [COLD] * 5})
+            assert answer.status_code == 422
+            engine.go.set()
+            assert [(await task).status_code for task in busy] == [200, 200]
+
+        running.client.runner.run(scenario())
+
+
+# -- logs and traces --------------------------------------------------------------------------------------------------------
+
+
+def test_requests_are_logged_with_what_an_operator_asks(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"X-Request-Id": "abc", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    with run(models, log_requests="all") as running:
+        running.client.post("/retrieve", json={"model": "books", "queries": [COLD] * 2, "m": 3, "beam_size": 9}, headers=headers)
+        running.client.post("/retrieve", json={"model": "books"}, headers={"traceparent": "nonsense"})
+    records = [record for record in caplog.records if record.name == "service.requests"]
+    told = [orjson.loads(JsonFormatter().format(record)) for record in records]
+    assert told[0] | {"time": 0, "ms": 0} == told[0] | {"time": 0, "ms": 0} | {
+        "level": "INFO",
+        "request_id": "abc",
+        "trace_id": trace,
+        "status": 200,
+        "model": "books",
+        "version": 1,
+        "queries": 2,
+        "m": 3,
+        "beam_size": 9,
+    }
+    assert {"queue_ms", "encode_ms", "search_ms", "serialise_ms", "total_ms"} <= set(told[0])
+    assert told[1]["status"] == 422
+    assert "trace_id" not in told[1]
+
+
+@pytest.mark.parametrize(("wanted", "logged"), [("none", []), ("failed", [500]), ("all", [200, 422, 500])])
+def test_which_requests_are_logged_is_a_setting(models: Path, caplog: pytest.LogCaptureFixture, wanted: str, logged: list[int]) -> None:
+    caplog.set_level(logging.INFO)
+    with run(models, log_requests=wanted) as running:
+        running.retrieve(queries=[COLD])
+        running.client.post("/retrieve", json={})
+        running.engines["books"].failure = RuntimeError("no")
+        running.client.post("/retrieve", json={"model": "books", "queries": [COLD]})
+    found = [int(re.findall(r"status=(\d+)", record.getMessage())[0]) for record in caplog.records if record.name == "service.requests"]
+    assert found == logged
+
+
+def test_a_log_line_of_json_holds_the_exception() -> None:
+    try:
+        raise ValueError("what happened")
+    except ValueError:
+        record = logging.getLogger("x").makeRecord("x", logging.ERROR, "f", 1, "it failed: %s", ("here",), __import__("sys").exc_info())
+    told = json.loads(JsonFormatter().format(record))
+    assert (told["level"], told["logger"], told["message"]) == ("ERROR", "x", "it failed: here")
+    assert "what happened" in told["exception"]
+
+
+class Collector(HTTPServer):
+    """Takes OTLP exports and keeps their bodies."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                collector.bodies.append(self.rfile.read(int(self.headers["content-length"])))
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+def test_spans_reach_a_collector_within_the_callers_trace(models: Path) -> None:
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    collector = Collector()
+    serving = threading.Thread(target=collector.serve_forever, daemon=True)
+    serving.start()
+    try:
+        with run(models, otlp_endpoint=f"http://127.0.0.1:{collector.server_port}/v1/traces") as running:
+            body = {"model": "books", "queries": [COLD]}
+            running.client.post("/retrieve", json=body, headers={"traceparent": f"00-{trace}-{parent}-01"})
+    finally:  # the shutdown has sent what was left
+        collector.shutdown()
+        collector.server_close()
+    exported = [ExportTraceServiceRequest.FromString(body) for body in collector.bodies]
+    spans = {
+        span.name: span for batch in exported for resource in batch.resource_spans for scope in resource.scope_spans for span in scope.spans
+    }
+    assert set(spans) == {"POST /retrieve", "encode", "queue", "search", "serialise"}
+    root = spans.pop("POST /retrieve")
+    assert (root.trace_id.hex(), root.parent_span_id.hex()) == (trace, parent)
+    for span in spans.values():
+        assert span.parent_span_id == root.span_id
+        assert root.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano <= root.end_time_unix_nano
+
+
+# -- web pages ----------------------------------------------------------------------------------------------------------------
+
+
+def test_web_pages_of_other_origins_are_kept_out_unless_they_are_named(models: Path) -> None:
+    asks = {"Origin": "https://shop.example", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    with run(models) as running:
+        assert "access-control-allow-origin" not in running.client.request("OPTIONS", "/retrieve", headers=asks).headers
+        assert "access-control-allow-origin" not in running.client.get("/models", headers=asks).headers
+    with run(models, cors_origins=("https://shop.example",)) as running:
+        answer = running.client.request("OPTIONS", "/retrieve", headers=asks)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://shop.example")
+        for method in ("PUT", "DELETE"):
+            admin = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": "authorization, if-match"}
+            answer = running.client.request("OPTIONS", "/models/books/removed/item-1", headers=asks | admin)
+            assert answer.status_code == 200, answer.text
+            assert method in answer.headers["access-control-allow-methods"]
+        exposed = running.client.get("/models", headers={"Origin": "https://shop.example"}).headers["access-control-expose-headers"]
+        assert "ETag" in exposed
+        answer = running.client.request("OPTIONS", "/retrieve", headers=asks | {"Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in answer.headers

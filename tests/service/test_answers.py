@@ -1,0 +1,241 @@
+"""Large answers: how large they may be, how many there may be at a time, and that their memory comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from espalier.tree import complete_tree
+from service.http import memory
+from service.http.budget import Budget
+from service.http.direct import _Lines
+from service.retrieval.retrieve import BLOCK_ROWS, _blocks
+from tests.builders import make_bundle
+from tests.service.listening import direct, listening, post, retrieval, wait_until
+from tests.service.running import problem, run
+
+MANY = 2048
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A models folder with a `books` of many items, all of which a query may ask for."""
+    folder = tmp_path_factory.mktemp("large")
+    rng = np.random.default_rng(0)
+    columns = {"title": [f"title {i} " + "x" * 100 for i in range(MANY)]}
+    limits: dict[str, Any] = {"beam_size": 16, "m": 4, "max_beam_size": MANY, "max_m": MANY}
+    make_bundle(folder, rng, complete_tree(rng.permutation(MANY), 2), name="books", columns=columns, **limits)
+    return folder
+
+
+def many(queries: int, **rest: Any) -> dict[str, Any]:
+    return {"model": "books", "queries": [{"history": []}] * queries, "m": MANY, "beam_size": MANY} | rest
+
+
+def test_an_answer_over_the_limit_is_422_with_the_numbers(large: Path) -> None:
+    with run(large, max_answer_values=6 * MANY) as running:
+        assert running.client.post("/retrieve", json=many(3)).status_code == 200
+        assert running.client.post("/retrieve", json=many(2, fields=["title"])).status_code == 200
+        answer = running.client.post("/retrieve", json=many(3, fields=["title"]))
+        assert len(running.engines["books"].calls) == 2
+    assert answer.status_code == problem(answer)["status"] == 422
+    (error,) = problem(answer)["errors"]
+    assert error["field"] == "m"
+    for number in (3, MANY, 9 * MANY, 6 * MANY):
+        assert str(number) in error["expected"]
+
+
+def test_m_counts_only_as_far_as_there_are_items(large: Path) -> None:
+    with run(large, max_answer_values=2 * MANY) as running:
+        assert running.client.post("/retrieve", json=many(1)).status_code == 200
+
+
+def test_large_answers_that_are_not_taken_keep_others_out_but_no_small_ones(large: Path) -> None:
+    """The answers of a client that does not read count until it has taken them."""
+    body = json.dumps(many(8, fields=["title"])).encode()
+    with listening(large, max_answer_values=24 * MANY, write_timeout_s=600) as running:
+        budget = direct(running, "/retrieve").answers
+        unread = [running.connected(receive_buffer=4096) for _ in range(4)]
+        wires = [one.__enter__() for one in unread]
+        for wire in wires:
+            wire.send(post("/retrieve", body))
+        wait_until(lambda: budget.left < 24 * MANY)
+        refused = running.ask(post("/retrieve", body))
+        assert refused.problem["status"] == 429
+        assert refused.headers["retry-after"] == "1"
+        assert running.ask(retrieval()).status == 200
+        assert len(wires[0].reply().document["results"]) == 8
+        wait_until(lambda: budget.left >= 24 * MANY)
+        assert running.ask(post("/retrieve", body)).status == 200
+        for one in unread:
+            one.__exit__(None, None, None)
+        wait_until(lambda: budget.left == budget.units)
+
+
+def test_an_answer_that_is_taken_too_slowly_is_cut_off_and_its_room_comes_back(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.http.direct.SLOWEST_BYTES_PER_S", 1 << 30)
+    body = json.dumps(many(30, fields=["title"])).encode()
+    with listening(large, write_timeout_s=0.3) as running, running.connected(receive_buffer=4096) as wire:
+        budget = direct(running, "/retrieve").answers
+        wire.send(post("/retrieve", body))
+        wire.raw.recv(1)
+        while budget.left < budget.units:  # it takes a little all the time
+            wire.raw.recv(256)
+            time.sleep(0.01)
+        wait_until(lambda: running.refused("not_read") == 1)
+        text = running.app.state.service.metrics.render().decode()
+    assert 'espalier_requests_total{model="books",status="499"} 1.0' in text
+
+
+def test_a_late_answer_is_504_however_it_became_late(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turning it into JSON is inside the deadline, too."""
+    with run(large) as running:
+        items = running.app.state.service.registry.choose("books", None).bundle.items
+        find = type(items).ids_of
+        asked = []
+
+        def slow(self: Any, rows: NDArray[np.int64]) -> list[str]:
+            asked.append(len(rows))
+            time.sleep(0.05)
+            found: list[str] = find(self, rows)
+            return found
+
+        monkeypatch.setattr(type(items), "ids_of", slow)
+        answer = running.client.post("/retrieve", json=many(40, timeout_ms=200))
+        assert answer.status_code == problem(answer)["status"] == 504
+        assert 1 <= len(asked) < 40 * MANY / BLOCK_ROWS  # it was given up on the way
+        small = running.client.post("/retrieve", json=many(1, m=3, timeout_ms=20))
+        assert small.status_code == 504
+
+
+def test_blocks_hold_all_queries_once() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        count_B = rng.integers(0, rng.choice([3, 100, 2 * BLOCK_ROWS]), rng.integers(1, 60))
+        blocks = _blocks(count_B)
+        assert [b for begin, end in blocks for b in range(begin, end)] == list(range(len(count_B)))
+        assert all(end - begin == 1 or count_B[begin:end].sum() <= BLOCK_ROWS for begin, end in blocks)
+
+
+def test_answers_in_blocks_are_those_of_each_query_alone(large: Path) -> None:
+    with run(large) as running:
+        queries = [{"history": [], "exclude": [f"item-{i}"]} for i in range(5)]
+        body = {"model": "books", "m": MANY, "beam_size": MANY, "fields": ["title"]}
+        whole = running.client.post("/retrieve", json=body | {"queries": queries}).json()["results"]
+        assert sum(len(result["items"]) for result in whole) > 2 * BLOCK_ROWS
+        for query, result in zip(queries, whole, strict=True):
+            assert result == running.client.post("/retrieve", json=body | {"queries": [query]}).json()["results"][0]
+
+
+# -- streams ------------------------------------------------------------------------------------------------------------
+
+
+def stream(lines: int, **rest: Any) -> bytes:
+    body = (json.dumps(many(1, fields=["title"], **rest)).encode() + b"\n") * lines
+    head = f"POST /retrieve/stream HTTP/1.1\r\nHost: test\r\nContent-Type: application/x-ndjson\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def test_a_stream_that_is_not_read_holds_one_answer_of_the_largest_size(large: Path) -> None:
+    with listening(large, max_answer_values=6 * MANY, write_timeout_s=600) as running, running.connected(receive_buffer=4096) as wire:
+        budget = direct(running, "/retrieve/stream").answers
+        wire.send(stream(200))
+        engine = running.engines["books"]
+        wait_until(lambda: budget.left <= budget.units - 3 * MANY and len(engine.calls) > 1)
+        assert budget.units - budget.left <= 6 * MANY
+        with running.connected() as other:  # another one goes on
+            other.send(stream(1))
+            assert other.reply().status == 200
+        assert len(engine.calls) < 20
+    assert len(engine.calls) < 100  # nothing is searched for long for a client that has gone
+
+
+def test_an_unread_stream_leaves_nothing_behind(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even a reference cycle, which the collector may not visit for hours."""
+
+    async def scenario(running: Any) -> None:
+        line = json.dumps(many(1)).encode() + b"\n"
+        sent: list[bool] = []
+
+        async def receive() -> dict[str, Any]:
+            if sent:
+                await asyncio.Event().wait()
+            sent.append(True)
+            return {"type": "http.request", "body": line * 5, "more_body": True}
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()
+
+        headers = [(b"content-type", b"application/x-ndjson")]
+        scope = {"type": "http", "method": "POST", "path": "/retrieve/stream", "query_string": b"", "headers": headers, "state": {}}
+        await running.app(scope, receive, send)
+
+    monkeypatch.setattr("service.http.direct.SLOWEST_BYTES_PER_S", 1 << 40)
+    with run(large, stream_idle_s=0.05) as running:
+        running.client.runner.run(scenario(running))
+        gc.collect()
+        gc.disable()
+        try:
+            running.client.runner.run(scenario(running))
+            assert [found for found in gc.get_objects() if isinstance(found, _Lines)] == []
+        finally:
+            gc.enable()
+
+
+# -- memory -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_memory_that_has_grown_is_given_back(monkeypatch: pytest.MonkeyPatch, busy: bool) -> None:
+    """As long as it may come back; what stays although nothing large is under way is needed, until there is less."""
+    looks_mb = [300, 310, 700, 690, 320, 310, *[600] * 5, *([600] if not busy else []), 620, 640, 250, 300]
+    sizes, collected = [size << 20 for size in looks_mb], list[int]()
+
+    def resident() -> int:
+        return sizes.pop(0) if len(sizes) > 1 else sizes[0]
+
+    async def looks() -> None:
+        budget = Budget(10, 0)
+        with budget.holding() as held:
+            held.take(1 if busy else 0)
+            task = asyncio.create_task(memory.give_back([budget]))
+            while len(sizes) > 1 and not task.done():
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    monkeypatch.setattr(memory, "LOOK_S", 0)
+    monkeypatch.setattr(memory, "GROWN_BYTES", 32 << 20)
+    monkeypatch.setattr(memory, "resident_bytes", resident)
+    monkeypatch.setattr(memory, "collect", lambda: collected.append(looks_mb[len(looks_mb) - len(sizes) - 1]))
+    asyncio.run(looks())
+    assert collected[:7] == [700, 690, *[600] * 5]
+    assert collected[7:9] == ([620, 640] if busy else [640])
+
+
+def test_a_collection_frees_cycles() -> None:
+    class Node:
+        """Refers to itself."""
+
+        def __init__(self) -> None:
+            self.itself = self
+
+    node = Node()
+    watched = weakref.ref(node)
+    del node
+    gc.disable()
+    try:
+        memory.collect()
+    finally:
+        gc.enable()
+    assert watched() is None

@@ -1,0 +1,366 @@
+"""The audit log: who was not let in, and who changed what is served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr, ValidationError
+
+from espalier.tree import complete_tree
+from service.errors import Conflict, Denied, Unauthorized
+from service.http.security import Keys
+from service.settings import Settings
+from service.watch import audit as audit_module
+from service.watch.audit import BURST, LONGEST, PER_S, Audit, Change, Origin
+from service.watch.logs import TEXT, JsonFormatter
+from service.watch.monitoring import AUTH_FAILURES, Metrics
+from tests import ROOT
+from tests.builders import make_bundle
+from tests.service.running import ITEMS, LIMITS, Json, Running, run
+
+RETRIEVE, ADMIN, NAMED = "retrieve-key-0001", "admin-key-00000001", "admin-key-of-alice"
+ADMIN_ID = "63ec3cbf"
+"""The first hex digits of the key's SHA-256: printf %s KEY | sha256sum."""
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def versions(tmp_path: Path) -> Path:
+    """A models folder with `books` in the versions 1 and 2."""
+    rng = np.random.default_rng(0)
+    for version in (1, 2):
+        make_bundle(tmp_path, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=version, **LIMITS)
+    return tmp_path
+
+
+@pytest.fixture
+def guarded(versions: Path) -> Iterator[Running]:
+    with run(versions, retrieve_keys=(RETRIEVE,), admin_keys=(ADMIN, f"alice:{NAMED}")) as running:
+        yield running
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[Json]:
+    """What the audit log holds, as JSON, without what changes from run to run."""
+    records = [record for record in caplog.records if record.name == "service.audit"]
+    found: list[Json] = [orjson.loads(JsonFormatter().format(record)) for record in records]
+    for line in found:
+        assert {"time", "level", "logger"} <= line.keys()
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", line.pop("time"))
+    return found
+
+
+def failures(running: Running) -> dict[tuple[str, str], float]:
+    text = running.client.get("/metrics").text
+    found = re.findall(r'^espalier_auth_failures_total\{reason="(\w+)",role="(\w+)"\} (\S+)$', text, re.MULTILINE)
+    return {(role, reason): float(count) for reason, role, count in found}
+
+
+# -- who was not let in ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "role", "reason", "key"),
+    [
+        ("POST", "/retrieve", {}, "retrieve", "missing", None),
+        ("POST", "/retrieve", {"Authorization": "Basic abc"}, "retrieve", "malformed", None),
+        ("POST", "/retrieve/stream", bearer("wrong-key-00000000"), "retrieve", "unknown", None),
+        ("GET", "/models", bearer("wrong-key-00000000"), "retrieve", "unknown", None),
+        ("HEAD", "/models/books", {}, "retrieve", "missing", None),
+        ("POST", "/models/books/load", {}, "admin", "missing", None),
+        ("POST", "/models/books/load", bearer(RETRIEVE), "admin", "role", "1a65f76b"),
+        ("GET", "/models/books/removed", bearer("wrong-key-00000000"), "admin", "unknown", None),
+        ("DELETE", "/models/books/removed/item-1", {"Authorization": "Bearer"}, "admin", "malformed", None),
+        ("PUT", "/models/books/removed/item-1", bearer(RETRIEVE), "admin", "role", "1a65f76b"),
+    ],
+)
+def test_whoever_is_not_let_in_leaves_one_line_and_one_count(
+    guarded: Running, caplog: pytest.LogCaptureFixture, method: str, path: str, headers: Json, role: str, reason: str, key: str | None
+) -> None:
+    assert failures(guarded) == dict.fromkeys(AUTH_FAILURES, 0)
+    answer = guarded.client.request(method, f"{path}?secret=of-the-query", headers=headers | {"X-Request-Id": "asked-1"})
+    assert answer.status_code in (401, 403)
+    [line] = lines(caplog)
+    sent = "GET" if method == "HEAD" else method  # as which it is answered
+    expected = {"action": "authenticate", "outcome": "denied", "role": role, "reason": reason, "method": sent, "path": path, "key": key}
+    expected |= {"client": "127.0.0.1:123", "request_id": "asked-1", "level": "WARNING", "logger": "service.audit"}
+    assert line == {name: value for name, value in expected.items() if value is not None}
+    assert failures(guarded) == dict.fromkeys(AUTH_FAILURES, 0) | {(role, reason): 1}
+
+
+def test_admin_routes_that_are_off_are_told_of(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with run(models) as running:
+        assert running.client.post("/models/books/load", json={"version": 1}, headers=bearer(ADMIN)).status_code == 403
+        assert [(line["role"], line["reason"]) for line in lines(caplog)] == [("admin", "off")]
+        assert failures(running)["admin", "off"] == 1
+
+
+def test_who_is_let_in_leaves_no_line(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "service.audit")
+    for key in (RETRIEVE, ADMIN, NAMED):
+        assert guarded.client.get("/models", headers=bearer(key)).status_code == 200
+        assert guarded.client.post("/retrieve", json={"queries": [{"history": []}]}, headers=bearer(key)).status_code == 200
+    assert guarded.client.get("/models/books/removed", headers=bearer(ADMIN)).status_code == 200
+    assert lines(caplog) == []
+    assert failures(guarded) == dict.fromkeys(AUTH_FAILURES, 0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def scope(**rest: Any) -> Json:
+    return {"type": "http", "method": "GET", "path": "/models", "raw_path": b"/models", "client": ("10.0.0.7", 4711)} | rest
+
+
+DENIED = Unauthorized("The key is not known.", "admin", "unknown")
+
+
+def test_a_flood_of_wrong_keys_writes_few_lines_and_says_how_many_were_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    metrics, clock, flood = Metrics(), Clock(), 10_000
+
+    async def scenario() -> None:
+        audit = Audit(metrics, clock)
+        for _ in range(flood):
+            audit.denied(scope(), "r", DENIED)
+        assert len(lines(caplog)) == BURST
+        assert all("left_out" not in line for line in lines(caplog))
+        clock.now += 1 / PER_S
+        for _ in range(flood):
+            audit.denied(scope(), "r", DENIED)
+        assert len(lines(caplog)) == BURST + 1
+        assert lines(caplog)[-1]["left_out"] == flood - BURST
+        audit.tell_left_out()
+        assert lines(caplog)[-1]["left_out"] == flood - 1
+        audit.tell_left_out()
+        assert len(lines(caplog)) == BURST + 2
+        clock.now += 1e6  # a long peace saves up no more than one burst
+        for _ in range(flood):
+            audit.denied(scope(), "r", DENIED)
+        assert len(lines(caplog)) == 2 * BURST + 2
+        audit.tell_left_out()
+
+    asyncio.run(scenario())
+    assert f'espalier_auth_failures_total{{reason="unknown",role="admin"}} {3 * flood:.1f}' in metrics.render().decode()
+
+
+def test_what_a_flood_left_out_is_told_after_it_has_ended(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_module, "LATER_S", 0.01)
+
+    async def scenario() -> None:
+        audit = Audit(Metrics(), Clock())
+        for _ in range(BURST + 5):
+            audit.denied(scope(), "r", DENIED)
+        while "left_out" not in lines(caplog)[-1]:
+            await asyncio.sleep(0)
+        assert lines(caplog)[-1]["left_out"] == 5
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_shutdown_tells_what_was_left_out(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with run(models, retrieve_keys=(RETRIEVE,)) as running:
+        for _ in range(3 * BURST):
+            running.client.get("/models")
+        written = len(lines(caplog))
+        assert written < 3 * BURST
+    assert written + lines(caplog)[-1]["left_out"] + sum(line.get("left_out", 0) for line in lines(caplog)[:written]) == 3 * BURST
+
+
+# -- who changed what -----------------------------------------------------------------------------------------------------
+
+
+def test_every_change_says_who_made_it_and_what_it_did(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    both, first, second = ({"versions": found, "default": default} for found, default in (([1, 2], 2), ([1, 2], 1), ([2], 2)))
+    only_1 = {"versions": [1], "default": 1}
+
+    def change(method: str, path: str, key: str = ADMIN, **body: Any) -> Json:
+        before = len(lines(caplog))
+        answer = guarded.client.request(method, f"/models/books/{path}", json=body or None, headers=bearer(key) | {"X-Request-Id": "c-1"})
+        assert answer.status_code == 200, answer.text
+        [line] = lines(caplog)[before:]
+        origin = {"client": "127.0.0.1:123", "request_id": "c-1", "key": ADMIN_ID if key == ADMIN else "alice"}
+        assert line.items() >= ({"level": "INFO", "logger": "service.audit", "model": "books"} | origin).items()
+        return {name: value for name, value in line.items() if name not in {"level", "logger", "model", *origin}}
+
+    def told(action: str, outcome: str, before: Json, after: Json, **what: Any) -> Json:
+        return {"action": action, "outcome": outcome, "before": before, "after": after} | what
+
+    assert change("POST", "load", version=1, default=False) == told("load", "changed", second, both, version=1)
+    assert change("POST", "default", NAMED, version=1) == told("default", "changed", both, first, version=1)
+    assert change("POST", "load", version=1) == told("load", "unchanged", first, first, version=1)
+    assert change("POST", "unload", version=2) == told("unload", "changed", first, only_1, version=2)
+
+    def listed(line: Json) -> tuple[Any, ...]:
+        return line["action"], line["outcome"], line["before"]["ids"], line["after"]["ids"]
+
+    put = change("PUT", "removed", ids=["item-1", "item-2", "item-1"])
+    assert listed(put) == ("set_removed", "changed", 0, 2)
+    added = change("PUT", "removed/item%2F3", NAMED)
+    assert (listed(added), added["id"]) == (("remove_item", "changed", 2, 3), "item/3")
+    again = change("PUT", "removed/item%2F3")
+    assert listed(again) == ("remove_item", "unchanged", 3, 3)
+    gone = change("DELETE", "removed/item%2F3")
+    assert listed(gone) == ("restore_item", "changed", 3, 2)
+    assert put["after"] == added["before"] == gone["after"]
+    assert put["after"]["etag"] != added["after"]["etag"]
+    assert re.fullmatch("[0-9a-f]{32}", put["after"]["etag"])
+
+
+def test_a_change_that_fails_is_told_with_its_reason(guarded: Running, versions: Path, caplog: pytest.LogCaptureFixture) -> None:
+    damaged = versions / "books" / "1" / "nodes.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    for method, path, body, status, detail in (
+        ("POST", "load", {"version": 1}, 409, "SHA-256"),
+        ("POST", "load", {"version": 9}, 404, "no version 9"),
+        ("POST", "unload", {"version": 2}, 409, "is the default"),
+        ("PUT", "removed", {"ids": []}, 412, "If-Match"),
+    ):
+        before = len(lines(caplog))
+        headers = bearer(ADMIN) | ({"If-Match": '"another"'} if status == 412 else {})
+        assert guarded.client.request(method, f"/models/books/{path}", json=body, headers=headers).status_code == status
+        [line] = lines(caplog)[before:]
+        assert (line["outcome"], line["status"], line["key"], line["level"]) == ("failed", status, ADMIN_ID, "WARNING")
+        assert detail in line["detail"]
+        assert "before" not in line
+
+
+def test_a_change_whose_client_has_gone_is_told_when_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        audit, let_go, failing = Audit(Metrics()), asyncio.Event(), asyncio.Event()
+
+        async def changing() -> int:
+            await let_go.wait()
+            return 7
+
+        async def refused() -> int:
+            await failing.wait()
+            raise Conflict("not now")
+
+        by = Origin("10.0.0.7:4711", "r", "alice")
+        for change, event in ((changing(), let_go), (refused(), failing)):
+            request = asyncio.create_task(audit.change("load", "books", by, change, lambda found: Change(found - 1, found), version=2))
+            await asyncio.sleep(0)
+            request.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await request
+            written = len(lines(caplog))
+            event.set()
+            while len(lines(caplog)) == written:
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert [line["outcome"] for line in lines(caplog)] == ["changed", "failed"]
+
+
+# -- what stands in a line ------------------------------------------------------------------------------------------------
+
+WORDS = st.text(max_size=3 * LONGEST) | st.sampled_from(["a\nlevel=INFO", 'x" outcome="let in', "\x1b[2J\x9b2J", "\u2028\u202e\x85", "\\n"])
+
+
+@given(path=st.binary(max_size=3 * LONGEST), method=WORDS, client=WORDS, model=WORDS, item=WORDS, detail=WORDS)
+def test_no_value_ends_a_line_or_looks_like_another_field(
+    path: bytes, method: str, client: str, model: str, item: str, detail: str
+) -> None:
+    async def refuse() -> None:
+        raise Conflict(detail)
+
+    async def scenario() -> None:
+        audit = Audit(Metrics())
+        audit.denied(scope(method=method, raw_path=path, client=(client, 1)), "r", DENIED)
+        with pytest.raises(Conflict):
+            await audit.change("remove_item", model, Origin("10.0.0.7:1", "r"), refuse(), lambda _: Change(0, 0), id=item)
+
+    records: list[logging.LogRecord] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    handler = Keep()
+    logger = logging.getLogger("service.audit")
+    logger.addHandler(handler)
+    try:
+        asyncio.run(scenario())
+    finally:
+        logger.removeHandler(handler)
+    assert len(records) == 2
+    for record in records:
+        text = logging.Formatter(TEXT).format(record)
+        assert text.isprintable()
+        assert text.isascii()
+        values = re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|\d+)(?: |$)', text)  # a reader that knows JSON's quotes
+        assert {name: json.loads(value) for name, value in values} == record.__dict__["fields"]
+        document = JsonFormatter().format(record)
+        assert document.isprintable()
+        assert len(document) < 8 * LONGEST
+        assert "message" not in orjson.loads(document)
+
+
+def test_keys_are_in_no_line(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    wrong = "wrong-key-00000000"
+    for key in (ADMIN, NAMED, RETRIEVE, wrong):
+        guarded.client.post("/models/books/load", json={"version": 1}, headers=bearer(key))
+        guarded.client.request("PUT", "/models/books/removed/item-1", headers=bearer(key))
+    assert len(lines(caplog)) == 8
+    told = caplog.text + str(lines(caplog)) + guarded.client.get("/metrics").text
+    assert [key for key in (ADMIN, NAMED, RETRIEVE, wrong) if key in told] == []
+
+
+def test_the_audit_log_is_written_whatever_else_is_logged() -> None:
+    said = """
+import asyncio, logging
+from service import logs
+from service.watch.audit import Audit, Change, Origin
+from service.watch.monitoring import Metrics
+logs.configure("ERROR", "json")
+logging.getLogger("service.registry").warning("not this")
+async def change():
+    return 1
+asyncio.run(Audit(Metrics()).change("load", "books", Origin("a", "b"), change(), lambda found: Change(0, found)))
+"""
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, cwd=ROOT, check=True)
+    [line] = done.stderr.splitlines()
+    assert (json.loads(line)["logger"], json.loads(line)["after"]) == ("service.audit", 1)
+
+
+# -- names of keys --------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_may_have_a_name_which_is_no_part_of_it() -> None:
+    keys = Keys([SecretStr(RETRIEVE)], [SecretStr(f"alice:{NAMED}"), SecretStr(ADMIN)])
+    assert keys.check("admin", f"Bearer {NAMED}".encode()) == "alice"
+    assert keys.check("admin", f"Bearer {ADMIN}".encode()) == ADMIN_ID
+    assert keys.check("retrieve", f"Bearer {NAMED}".encode()) == "alice"
+    with pytest.raises(Denied):
+        keys.check("admin", f"Bearer alice:{NAMED}".encode())
+    assert Keys([], [SecretStr(ADMIN)]).check("retrieve", None) is None
+
+
+def test_the_name_does_not_make_a_key_long_enough() -> None:
+    Settings(admin_keys=(SecretStr(f"alice:{NAMED}"),))
+    with pytest.raises(ValidationError, match="at least 16 characters"):
+        Settings(admin_keys=(SecretStr("alice-of-the-long-name:short"),))

@@ -1,0 +1,321 @@
+"""What the world does to a service: a real process, real sockets, and every answer compared with what the engine says alone.
+
+Nothing that was accepted may be lost, and no wrong answer may leave.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import shutil
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.service.serving import get, serving
+from espalier.bundle import Bundle
+from espalier.masks.eligibility import node_mask, widened_beam
+from espalier.queries import HistoryKind, encode_histories
+from espalier.search import SearchParams, open_engine
+from loadtest.loops import Answered, closed_loop, open_loop, request_bytes, statuses
+from tests.builders import make_bundle, random_tree
+from tests.service.running import Json
+
+ADMIN = "chaos-admin-key-0"
+SETTINGS = {
+    "ESPALIER_ADMIN_KEYS": ADMIN,
+    "ESPALIER_BODY_TIMEOUT_S": "0.5",
+    "ESPALIER_MAX_QUEUE": "40",
+    "ESPALIER_LOG_LEVEL": "WARNING",
+    "ESPALIER_DEVICE": "cpu",
+}
+SECTIONS = ("a", "b", "c")
+
+
+def make_models(folder: Path) -> None:
+    """`books` in two versions that answer differently over the same 300-odd items."""
+    for version in (1, 2):
+        tree = random_tree(np.random.default_rng(7), height=6, branching=3, ragged=False)
+        columns = {"section": [SECTIONS[i % 3] for i in range(tree.item_count)]}
+        rng = np.random.default_rng(version)
+        make_bundle(folder, rng, tree, name="books", integer=False, version=version, columns=columns, max_beam_size=64, max_m=64)
+
+
+@dataclass
+class Oracle:
+    """What each version answers, from an engine of its own."""
+
+    folder: Path
+    engines: dict[int, Any] = field(default_factory=dict)
+
+    def items(self, version: int, body: Json) -> list[list[tuple[str, float]]]:
+        bundle = Bundle.open(self.folder / "books" / str(version))
+        engine = self.engines.setdefault(version, open_engine(bundle, "cpu"))
+        kind = bundle.manifest.query
+        assert isinstance(kind, HistoryKind)
+        queries, _ = encode_histories(kind, bundle.items, [query["history"] for query in body["queries"]])
+        mask, beam_size = None, body["beam_size"]
+        if "filter" in body:
+            sections = np.array(bundle.items.column("section").to_pylist())
+            mask = node_mask(bundle.tree, np.isin(sections, body["filter"]["section"]))
+            beam_size = min(widened_beam(beam_size, mask.items, len(sections), 4), 64)
+        result = engine.search(queries, SearchParams.uniform(len(queries), beam_size, body["m"], mask=mask))
+        found = zip(result.item_rows_BM, result.scores_BM, result.count_B.tolist(), strict=True)
+        return [list(zip(bundle.items.ids_of(rows[:count]), scores[:count].tolist(), strict=True)) for rows, scores, count in found]
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    folder = tmp_path_factory.mktemp("oracle")
+    make_models(folder)
+    return Oracle(folder)
+
+
+@pytest.fixture(scope="module")
+def port(oracle: Oracle) -> Iterator[int]:
+    """A service whose models folder is left alone."""
+    with serving(["service"], SETTINGS | {"ESPALIER_MODELS": str(oracle.folder)}) as port:
+        yield port
+
+
+@pytest.fixture
+def models(tmp_path: Path, oracle: Oracle) -> Path:
+    """A models folder to do harm to."""
+    shutil.copytree(oracle.folder / "books", tmp_path / "books")
+    return tmp_path
+
+
+@pytest.fixture
+def endangered(models: Path) -> Iterator[int]:
+    """A service of that folder, which takes no stall of the machine for overload."""
+    with serving(["service"], SETTINGS | {"ESPALIER_MODELS": str(models), "ESPALIER_MAX_QUEUE_MS": "60000"}) as port:
+        yield port
+
+
+def bodies(count: int = 40) -> list[Json]:
+    rng = np.random.default_rng(1)
+    made: list[Json] = []
+    for i in range(count):
+        histories = [[f"item-{j}" for j in rng.integers(0, 300, rng.integers(0, 5))] for _ in range(rng.integers(1, 4))]
+        body: Json = {"queries": [{"history": history} for history in histories], "m": 1 + i % 20, "beam_size": 40 + i % 20}
+        made.append(body | ({"filter": {"section": [SECTIONS[i % 3]]}} if i % 2 else {}))
+    return made
+
+
+class Checked:
+    """Requests whose answers are known."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle, self.bodies = oracle, bodies()
+        self.requests = [request_bytes("/retrieve", body, {"X-Request-Id": str(i)}) for i, body in enumerate(self.bodies)]
+        self.known: dict[tuple[int, str], list[list[tuple[str, float]]]] = {}
+
+    def wrong(self, answered: list[Answered]) -> list[Json]:
+        """The 200 answers that are not what an engine alone says to any of the bodies."""
+        if not self.known:
+            self.known = {
+                (version, json.dumps(items)): items
+                for version in (1, 2)
+                for body in self.bodies
+                for items in [self.oracle.items(version, body)]
+            }
+        bad = []
+        for answer in answered:
+            if answer.status == 200:
+                document = json.loads(answer.body)
+                items = [[(item["id"], item["score"]) for item in result["items"]] for result in document["results"]]
+                if not any(version == document["version"] and same(items, known) for (version, _), known in self.known.items()):
+                    bad.append(document)
+        return bad
+
+
+def same(items: list[list[tuple[str, float]]], known: list[list[tuple[str, float]]]) -> bool:
+    return [[one for one, _ in result] for result in items] == [[one for one, _ in result] for result in known] and all(
+        score == pytest.approx(expected, abs=1e-5)
+        for result, other in zip(items, known, strict=True)
+        for (_, score), (_, expected) in zip(result, other, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def checked(oracle: Oracle) -> Checked:
+    return Checked(oracle)
+
+
+def metric(port: int, line: str) -> float:
+    text = get(port, "/metrics")[1].decode()
+    return sum(float(found.rsplit(" ", 1)[1]) for found in text.splitlines() if found.startswith(line))
+
+
+def settle(port: int) -> None:
+    """Wait until nothing waits for the engine."""
+    give_up = time.monotonic() + 10
+    while metric(port, "espalier_queue_depth") and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert metric(port, "espalier_queue_depth") == 0
+
+
+def admin(port: int, method: str, path: str, body: Json) -> tuple[int, Json]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path, json.dumps(body), {"Authorization": f"Bearer {ADMIN}", "Content-Type": "application/json"})
+    answer = connection.getresponse()
+    found = answer.status, json.loads(answer.read())
+    connection.close()
+    return found
+
+
+def test_every_answer_under_load_is_the_engines(port: int, checked: Checked) -> None:
+    answered = closed_loop(("127.0.0.1", port), checked.requests, 8, 1.5)
+    assert set(statuses(answered)) == {"200"}
+    assert len(answered) > 50
+    assert checked.wrong(answered) == []
+
+
+def test_clients_that_hang_up_anywhere_leave_nothing_behind(port: int, checked: Checked) -> None:
+    rng = random.Random(3)
+    for i in range(150):
+        request = checked.requests[i % len(checked.requests)]
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(request[: rng.choice([0, 3, 40, len(request) // 2, len(request) - 1, len(request)])])
+            if rng.random() < 0.3:  # a reset, not a farewell
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    settle(port)
+    answered = closed_loop(("127.0.0.1", port), checked.requests, 4, 0.5)
+    assert set(statuses(answered)) == {"200"}
+    assert checked.wrong(answered) == []
+    assert metric(port, 'espalier_requests_total{model="books",status="5') == 0
+
+
+def test_slow_bodies_end_and_hold_nobody_up(port: int, checked: Checked) -> None:
+    slow = []
+    for _ in range(20):
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.sendall(checked.requests[0][:-5])
+        slow.append(connection)
+    answered = closed_loop(("127.0.0.1", port), checked.requests, 4, 0.4)
+    assert set(statuses(answered)) == {"200"}
+    for connection in slow:
+        connection.settimeout(10)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408")
+        connection.close()
+
+
+STRANGE: list[bytes] = [
+    b"",
+    b"null",
+    b"[" * 100_000,
+    b'{"queries":' * 10_000,
+    b'{"queries": [{"history": ' + b"[" * 5000 + b"]" * 5000 + b"}]}",
+    b'{"queries": [{"history": []}], "m": 1e400}',
+    b'{"queries": [{"history": []}], "m": 99999999999999999999999999999999}',
+    b'{"queries": [{"history": []}], "m": -0}',
+    b'{"queries": [{"history": []}], "m": NaN}',
+    b'{"queries": [{"history": []}], "min_score": Infinity}',
+    b'{"queries": [{"history": []}], "timeout_ms": 1e-300}',
+    b'{"queries": [{"history": []}], "filter": {"section": [' + b"[" * 1000 + b"]" * 1000 + b"]}}",
+    b'{"queries": [{"history": []}], "filter": {"section": {"min": NaN}}}',
+    b'{"queries": [{"history": ["\\ud800"]}]}',
+    b'{"queries": [' + b",".join([b'{"history": []}'] * 5000) + b"]}",
+    b'\xff\xfe{"queries": []}',
+    b'{"queries": [{"history": []}], "version": 9007199254740993}',
+    b'{"queries": [{"vector": [1.0]}]}',
+]
+
+
+def test_strange_bodies_are_refused_and_nothing_breaks(port: int, checked: Checked) -> None:
+    for body in STRANGE:
+        head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        answered = closed_loop(("127.0.0.1", port), [head + body], 1, 0.01)
+        assert [answer.status for answer in answered][:1] in ([422], [404], [504]), body[:60]
+    assert checked.wrong(closed_loop(("127.0.0.1", port), checked.requests, 2, 0.3)) == []
+
+
+def test_repeated_ids_and_keys_mean_what_they_say(port: int) -> None:
+    once = b'{"queries": [{"history": ["item-1"], "exclude": ["item-2"]}], "m": 5}'
+    twice = b'{"m": 9, "queries": [{"history": ["item-1"], "exclude": ["item-2", "item-2", "item-2"]}], "m": 5}'
+    found = []
+    for body in (once, twice):
+        head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        found.append(json.loads(closed_loop(("127.0.0.1", port), [head + body], 1, 0.01)[0].body)["results"])
+    assert found[0] == found[1]
+    assert len(found[0][0]["items"]) == 5
+
+
+def test_bytes_that_are_no_http(port: int, checked: Checked) -> None:
+    rng = random.Random(5)
+    for size in (1, 10, 1000, 100_000):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.settimeout(5)
+            try:
+                connection.sendall(rng.randbytes(size))
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1000)
+            except OSError:
+                continue  # the server was quicker to leave
+    assert checked.wrong(closed_loop(("127.0.0.1", port), checked.requests, 2, 0.3)) == []
+
+
+def test_overload_is_answered_by_refusals_and_right_answers(port: int, checked: Checked) -> None:
+    answered = open_loop(("127.0.0.1", port), checked.requests, 6000, 2.0, connections=300)
+    found = Counter(answer.status for answer in answered)
+    assert set(found) <= {200, 429, 503, 504}, found
+    assert found[200] > 100
+    assert checked.wrong(answered) == []
+    settle(port)
+    assert set(statuses(closed_loop(("127.0.0.1", port), checked.requests, 2, 0.3))) == {"200"}
+
+
+@pytest.mark.parametrize("deed", ["delete", "rename", "replace"])
+def test_a_bundle_that_is_taken_away_goes_on_serving(endangered: int, models: Path, checked: Checked, deed: str) -> None:
+    served = models / "books" / "2"
+    if deed == "delete":
+        shutil.rmtree(served)
+    else:
+        served.rename(models / "books" / ".gone")
+    if deed == "replace":
+        shutil.copytree(models / "books" / "1", served)  # another bundle under its name
+    answered = closed_loop(("127.0.0.1", endangered), checked.requests, 4, 1.0)
+    assert set(statuses(answered)) == {"200"}
+    assert checked.wrong(answered) == []
+    assert {json.loads(answer.body)["version"] for answer in answered} == {2}
+    assert get(endangered, "/readyz")[0] == 200
+
+
+def test_reloads_under_load_lose_nothing_and_answer_right(endangered: int, checked: Checked) -> None:
+    outcomes: list[int] = []
+
+    def reload() -> None:
+        for i in range(10):
+            for action, version in (("default", 1 + i % 2), ("unload", 2 - i % 2)):
+                outcomes.append(admin(endangered, "POST", f"/models/books/{action}", {"version": version})[0])
+
+    reloader = threading.Thread(target=reload)
+    reloader.start()
+    answered: list[Answered] = []
+    while reloader.is_alive():
+        answered += closed_loop(("127.0.0.1", endangered), checked.requests, 6, 0.3)
+    assert outcomes == [200] * 20
+    assert set(statuses(answered)) == {"200"}
+    assert checked.wrong(answered) == []
+    assert {json.loads(answer.body)["version"] for answer in answered} == {1, 2}
+
+
+def test_removals_under_load_apply_from_the_answer_on(endangered: int, checked: Checked) -> None:
+    request = request_bytes("/retrieve", {"queries": [{"history": []}], "m": 5, "beam_size": 64})
+    for _ in range(5):
+        top = json.loads(closed_loop(("127.0.0.1", endangered), [request], 1, 0.01)[0].body)["results"][0]["items"][0]["id"]
+        status, removal = admin(endangered, "PUT", "/models/books/removed", {"ids": [top]})
+        assert (status, removal["removed"], removal["unknown"]) == (200, 1, [])
+        answered = closed_loop(("127.0.0.1", endangered), [request], 4, 0.1)
+        assert set(statuses(answered)) == {"200"}
+        assert not any(top in answer.body.decode() for answer in answered)
+    assert admin(endangered, "PUT", "/models/books/removed", {"ids": []})[0] == 200

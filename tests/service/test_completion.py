@@ -1,0 +1,157 @@
+"""Completion takes few threads, few wait for it, and none waits or runs past its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from espalier.items import ItemTable
+from service.errors import DeadlinePassed, QueueFull
+from service.retrieval import completion
+from service.retrieval.completion import MAX_SCANS, MAX_WAITING, Completer
+from tests.service.running import Json, Running, problem, run
+
+
+@pytest.fixture
+def items() -> ItemTable:
+    return ItemTable.build(pa.table({"id": [f"item-{i}" for i in range(40)], "title": [f"Title {i}" for i in range(40)]}))
+
+
+class Held:
+    """Scans that begin and do not end before `go`; how many ran at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, self.began = threading.Event(), threading.Semaphore(0)
+        self.running = self.most = self.total = 0
+        self._counting, self._scan = threading.Lock(), completion._scan
+        monkeypatch.setattr(completion, "_scan", self._held)
+
+    def _held(self, *arguments: Any) -> Any:
+        with self._counting:
+            self.running, self.total = self.running + 1, self.total + 1
+            self.most = max(self.most, self.running)
+        self.began.release()
+        assert self.go.wait(20)
+        try:
+            return self._scan(*arguments)
+        finally:
+            with self._counting:
+                self.running -= 1
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    found = Held(monkeypatch)
+    yield found
+    found.go.set()
+
+
+async def begun(held: Held, scans: int) -> None:
+    for _ in range(scans):
+        assert await asyncio.to_thread(held.began.acquire, timeout=20)
+
+
+def test_few_scans_run_and_few_wait(items: ItemTable, held: Held) -> None:
+    async def scenario() -> None:
+        completer = Completer(20.0)
+        accepted = [asyncio.create_task(completer.complete(items, "item-1", 100)) for _ in range(MAX_SCANS + MAX_WAITING)]
+        await begun(held, MAX_SCANS)
+        for _ in range(3):
+            with pytest.raises(QueueFull) as raised:
+                await completer.complete(items, "item-1", 100)
+            assert raised.value.headers == (("Retry-After", "1"),)
+        held.go.set()
+        for found in await asyncio.gather(*accepted):
+            assert [one["id"] for one in found] == ["item-1", *(f"item-1{i}" for i in range(10))]
+        assert (held.most, held.total) == (MAX_SCANS, MAX_SCANS + MAX_WAITING)
+        assert len(await completer.complete(items, "title 2", 3)) == 3  # there is room again
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_too_long_is_told_so_and_makes_room(items: ItemTable, held: Held) -> None:
+    async def scenario() -> None:
+        completer = Completer(0.02)
+        running = [asyncio.create_task(completer.complete(items, "", 1)) for _ in range(MAX_SCANS)]
+        await begun(held, MAX_SCANS)
+        for _ in range(2 * MAX_WAITING):
+            with pytest.raises(DeadlinePassed):
+                await completer.complete(items, "", 1)
+        held.go.set()
+        await asyncio.gather(*running)
+        assert held.total == MAX_SCANS
+
+    asyncio.run(scenario())
+
+
+def test_a_scan_whose_client_has_gone_counts_until_it_ends(items: ItemTable, held: Held) -> None:
+    async def scenario() -> None:
+        completer = Completer(20.0)
+        gone = [asyncio.create_task(completer.complete(items, "", 1)) for _ in range(MAX_SCANS)]
+        await begun(held, MAX_SCANS)
+        for task in gone:
+            task.cancel()
+        await asyncio.wait(gone)
+        waiting = asyncio.create_task(completer.complete(items, "", 1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert held.total == MAX_SCANS
+        held.go.set()
+        assert len(await waiting) == 1
+        assert held.most == MAX_SCANS
+
+    asyncio.run(scenario())
+
+
+def test_a_scan_ends_at_its_deadline(items: ItemTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion, "SCANNED_ROWS", 10)
+    looked: list[float] = []
+
+    def clock() -> float:
+        looked.append(len(looked))
+        return looked[-1]  # a second passes between two looks
+
+    with pytest.raises(DeadlinePassed):
+        asyncio.run(Completer(2.0, clock).complete(items, "nothing", 1))
+    assert len(looked) == 3  # the request, and two of four slices
+    assert asyncio.run(Completer(2.0, clock).complete(items, "item-1", 2)) == [
+        {"id": "item-1", "title": "Title 1"},
+        {"id": "item-10", "title": "Title 10"},
+    ]
+
+
+def test_completions_beyond_the_limit_are_answered_429_and_do_not_hold_up_others(models: Any, held: Held) -> None:
+    async def scenario(running: Running) -> None:
+        http = running.client.http
+        flood = [asyncio.create_task(http.get("/models/books/items?prefix=x")) for _ in range(MAX_SCANS + MAX_WAITING)]
+        await begun(held, MAX_SCANS)
+        refused = await http.get("/models/books/items?prefix=x")
+        assert refused.status_code == problem(refused)["status"] == 429
+        assert refused.headers["retry-after"] == "1"
+        body: Json = {"model": "books", "queries": [{"history": []}]}
+        assert (await http.post("/retrieve", json=body)).status_code == 200
+        assert (await http.get("/livez")).status_code == 200
+        held.go.set()
+        assert {(await task).status_code for task in flood} == {200}
+
+    with run(models, timeout_ms=20_000) as running:
+        running.client.runner.run(scenario(running))
+
+
+def test_a_completion_has_the_deadline_of_requests(models: Any, held: Held) -> None:
+    async def scenario(running: Running) -> None:
+        http = running.client.http
+        flood = [asyncio.create_task(http.get("/models/books/items?prefix=x")) for _ in range(MAX_SCANS + 1)]
+        await begun(held, MAX_SCANS)
+        done, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result().status_code for task in done] == [504]
+        held.go.set()
+        await asyncio.gather(*flood)
+
+    with run(models, timeout_ms=20) as running:
+        running.client.runner.run(scenario(running))

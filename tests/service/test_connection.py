@@ -1,0 +1,524 @@
+"""Connections under hostile hands: heads, bodies, pipelines and clients that are too large, too slow, too many or make no sense."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.http.chunked import MAX_LINE, SMALL_BYTES, SMALL_CHUNKS, ChunkedBody, MalformedChunk
+from service.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, RESERVE, SKIPPED_BYTES
+from service.processes.server import most_connections
+from tests.service.listening import Listening, direct, get, listening, post, retrieval, wait_until
+
+
+@pytest.fixture(scope="module")
+def service(models: Path) -> Iterator[Listening]:
+    with listening(models) as running:
+        yield running
+
+
+# -- heads --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * MAX_HEAD_BYTES,
+        b"GET / HTTP/1.1\r\nX: " + b"a" * MAX_HEAD_BYTES,
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MAX_HEAD_BYTES // 6),
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MAX_HEADERS + 1) + b"\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"a" * MAX_HEAD_BYTES + b"\r\n\r\n",
+    ],
+    ids=["endless url", "endless header", "endless headers", "many headers", "whole and too long"],
+)
+def test_a_head_that_is_too_large_is_431(service: Listening, head: bytes) -> None:
+    before = service.refused("head_too_large")
+    with service.connected() as wire:
+        wire.send(head)
+        reply = wire.reply()
+        assert reply.problem["status"] == 431
+        assert reply.headers["connection"] == "close"
+        assert wire.ended()
+    assert service.refused("head_too_large") == before + 1
+
+
+def test_a_head_may_be_as_large_as_the_limit(service: Listening) -> None:
+    headers = [f"A{i}: b" for i in range(MAX_HEADERS - 2)]
+    left = MAX_HEAD_BYTES - len(get("/livez", *headers, "X: "))
+    assert service.ask(get("/livez", *headers, "X: " + "a" * left)).status == 200
+
+
+def test_an_endless_head_is_not_read_any_further_than_its_limit(service: Listening) -> None:
+    with service.connected() as wire:
+        wire.send(b"GET / HTTP/1.1\r\nX: ")
+        sent = 0
+        try:
+            while sent < 256 << 20:  # ends when the service closes its side for good
+                wire.send(b"a" * (1 << 20))
+                sent += 1 << 20
+        except OSError:
+            pass
+        held = [len(connection._ahead) for connection in list(service.server._connections.open)]
+    assert max(held, default=0) <= MAX_HEAD_BYTES
+
+
+@given(st.integers(1, 60), st.booleans())
+def test_a_request_may_arrive_in_any_pieces(service: Listening, size: int, bare: bool) -> None:
+    request = retrieval() + get("/livez")
+    request = request.replace(b"\r\n", b"\n", 3) if bare else request  # a recipient may take a bare LF for a line's end
+    with service.connected() as wire:
+        for begin in range(0, len(request), size):
+            wire.send(request[begin : begin + size])
+        first = wire.reply()
+        if first.status == 400 and bare:
+            return
+        assert first.status == 200
+        assert len(first.document["results"]) == 1
+        assert wire.reply().document == {"alive": True}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: \x00\r\n\r\n",
+        b"POST /retrieve HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST /retrieve HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        b"POST /retrieve HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST /retrieve HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /retrieve HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
+        b"POST /retrieve HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nz\r\n",
+        b"POST /retrieve HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"e" * 2 * MAX_LINE,
+        b"GET /a HTTP/0.9\r\nGET /b\n" * 100 + b"\r\n",
+    ],
+)
+def test_what_is_no_http_is_answered_400_and_ends_the_connection(service: Listening, request_: bytes) -> None:
+    before = service.refused("malformed")
+    with service.connected() as wire:
+        wire.send(request_)
+        reply = wire.reply()
+        assert reply.problem["status"] == 400
+        assert wire.ended()
+    assert service.refused("malformed") == before + 1
+
+
+@pytest.mark.parametrize(
+    "head", [b"Upgrade: websocket\r\nConnection: Upgrade\r\n", b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\n"]
+)
+def test_an_upgrade_is_ignored(service: Listening, head: bytes) -> None:
+    with service.connected() as wire:
+        for _ in range(2):
+            wire.send(b"GET /livez HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
+            assert wire.reply().document == {"alive": True}
+
+
+# -- bodies -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=5), st.booleans(), st.data())
+def test_a_chunked_body_ends_where_it_ends(chunks: list[bytes], trailers: bool, data: st.DataObject) -> None:
+    body = b"".join(b"%x;e=1\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+    body += b"0\r\n" + (b"A: b\r\nC: d\r\n" if trailers else b"") + b"\r\n"
+    stream = body + b"GET / HTTP/1.1\r\n\r\n"
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    follow, taken = ChunkedBody(), 0
+    for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        piece = stream[begin:end]
+        if not follow.done:
+            taken += follow.take(piece)
+    assert follow.done
+    assert taken == len(body)
+
+
+NO_SIZES = [b"x\r\n", b"\r\n", b"1" * 17 + b"\r\n", b"1" + b" " * 2 * MAX_LINE, b"0\r\n" + b"a: b\r\n" * MAX_LINE]
+
+
+@pytest.mark.parametrize("body", [*NO_SIZES, b"1\r\na\r\n" * 2 * SMALL_CHUNKS])
+def test_chunks_that_make_no_sense_or_trouble(body: bytes) -> None:
+    with pytest.raises(MalformedChunk):
+        ChunkedBody().take(body)
+
+
+def test_many_chunks_are_no_trouble_unless_they_are_small() -> None:
+    body = (b"%x\r\n" % SMALL_BYTES + b"a" * SMALL_BYTES + b"\r\n") * 4 * SMALL_CHUNKS
+    assert ChunkedBody().take(body) == len(body)
+
+
+def test_chunked_requests_follow_one_another(service: Listening) -> None:
+    head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    content = json.dumps({"model": "books", "queries": [{"history": []}], "m": 3}).encode()
+    chunked = b"".join(b"%x\r\n%s\r\n" % (len(content[i : i + 7]), content[i : i + 7]) for i in range(0, len(content), 7)) + b"0\r\n\r\n"
+    with service.connected() as wire:
+        wire.send((head + chunked) * 3 + get("/livez"))
+        assert [len(wire.reply().document["results"][0]["items"]) for _ in range(3)] == [3, 3, 3]
+        assert wire.reply().document == {"alive": True}
+
+
+def test_a_body_over_the_limit_is_answered_although_its_client_sends_on(service: Listening) -> None:
+    """Such a client gets its 413, and not a reset connection, because the service reads on for a while."""
+    size = 32 << 20
+    with service.connected() as wire:
+        head, _, _ = post("/retrieve", b"").partition(b"Content-Length")
+        wire.send(head + b"Content-Length: %d\r\n\r\n" % size)
+        for _ in range(size >> 16):
+            wire.send(b" " * (1 << 16))
+        reply = wire.reply()
+        assert reply.problem["status"] == 413
+        assert reply.headers["connection"] == "close"
+        assert wire.ended()
+
+
+def test_what_is_left_of_a_small_body_is_skipped_and_the_connection_kept(service: Listening) -> None:
+    request = post("/nowhere", b"x" * SKIPPED_BYTES)
+    with service.connected() as wire:
+        wire.send(request[:200])
+        assert wire.reply().status == 404
+        wire.send(request[200:] + get("/livez"))
+        assert wire.reply().document == {"alive": True}
+
+
+def test_what_is_left_of_a_large_body_ends_the_connection(service: Listening) -> None:
+    request = post("/nowhere", b"x" * (SKIPPED_BYTES + 300))
+    with service.connected() as wire:
+        wire.send(request[:200])
+        assert wire.reply().status == 404
+        assert wire.ended()
+
+
+def test_bodies_share_a_memory(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.http.direct.BODIES_BYTES", 1)
+    monkeypatch.setattr("service.http.direct.FREE_BYTES", 1000)
+    request = post("/retrieve", json.dumps({"model": "books", "queries": [{"history": [], "exclude": ["x" * 99_000]}]}).encode())
+    with listening(models, max_body_bytes=120_000) as running, running.connected() as slow:
+        budget = direct(running, "/retrieve").bodies
+        slow.send(request[:-1])
+        wait_until(lambda: budget.left < 60_000)
+        assert running.ask(request).problem["status"] == 503
+        assert running.ask(retrieval()).status == 200
+        slow.send(request[-1:])
+        assert slow.reply().status == 200
+        assert budget.left == budget.units
+
+
+# -- pipelines ----------------------------------------------------------------------------------------------------------
+
+
+def test_pipelined_requests_are_answered_in_order(service: Listening) -> None:
+    with service.connected() as wire:
+        wire.send(b"".join(retrieval(m=1 + i % 5) + get(f"/models/none{i}") for i in range(50)))
+        for i in range(50):
+            assert len(wire.reply().document["results"][0]["items"]) == 1 + i % 5
+            assert f"none{i}" in wire.reply().problem["detail"]
+
+
+def test_what_is_sent_ahead_stays_in_the_socket(models: Path) -> None:
+    with listening(models) as running, running.connected() as wire:
+        engine = running.engines["books"]
+        engine.go.clear()
+        wire.send(retrieval())
+        assert engine.started.wait(10)
+        wire.raw.setblocking(False)
+        requests, sent = get("/livez") * 20_000, 0
+        try:
+            while sent < 64 << 20:
+                sent += wire.raw.send(requests)
+        except BlockingIOError:
+            pass
+        assert sent < 64 << 20  # the kernel's buffers are full
+        (connection,) = running.server._connections.open
+        wait_until(lambda: len(connection._ahead) > 0)
+        assert len(connection._ahead) <= 512 << 10
+        wire.raw.settimeout(20)
+        engine.go.set()
+        assert wire.reply().status == 200
+        assert wire.reply().document == {"alive": True}
+
+
+def test_nonsense_behind_a_request_costs_that_connection_alone(service: Listening) -> None:
+    with service.connected() as wire:
+        wire.send(get("/livez") + b"nonsense\r\n\r\n")
+        assert wire.reply().status == 200
+        assert wire.reply().problem["status"] == 400
+        assert wire.ended()
+    assert service.ask(get("/livez")).status == 200
+
+
+UPGRADES = [
+    "Upgrade: h2c\r\nConnection: Upgrade",
+    "upgrade: websocket\r\nConnection: keep-alive, Upgrade",
+    "uPgRaDe: h2c\r\nConnection: upgrade",
+]
+
+
+@pytest.mark.parametrize("headers", UPGRADES)
+def test_a_body_behind_a_wish_to_upgrade_is_that_requests(service: Listening, headers: str) -> None:
+    """Java's client sends such a wish with every request. What is in the body must not become a request of its own."""
+    inner = get("/readyz")
+    with service.connected() as wire:
+        wire.send(post("/nowhere", inner, headers) + get("/livez"))
+        assert wire.reply().status == 404
+        assert wire.reply().document == {"alive": True}
+    with service.connected() as wire:
+        wire.send(retrieval().replace(b"Host: test", b"Host: test\r\n" + headers.encode()) + get("/livez"))
+        assert len(wire.reply().document["results"]) == 1
+        assert wire.reply().document == {"alive": True}
+
+
+def test_what_follows_connect_is_no_request(service: Listening) -> None:
+    inner = get("/readyz")
+    with service.connected() as wire:
+        wire.send(b"CONNECT /livez HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(inner) + inner)
+        assert wire.reply().problem["status"] == 400
+        with pytest.raises((EOFError, ConnectionResetError)):
+            wire.reply()
+
+
+def test_trailers_are_no_headers(service: Listening) -> None:
+    body = json.dumps({"model": "books", "queries": [{"history": []}]}).encode()
+    head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    reply = service.ask(head + b"%x\r\n%s\r\n0\r\nX-Request-Id: fromtrailer\r\n\r\n" % (len(body), body))
+    assert reply.status == 200
+    assert reply.headers["x-request-id"] != "fromtrailer"
+
+
+@pytest.mark.parametrize("path", ["/retrieve%0A", "/retrieve/stream%0A", "/models/books/load%0A", "/docs%0A", "/livez%0A"])
+def test_a_line_feed_makes_another_path(service: Listening, path: str) -> None:
+    assert service.ask(get(path)).status == 404
+    assert service.ask(post(path, b"{}")).status == 404
+
+
+def test_a_wish_for_100_continue_with_a_malformed_body_is_400_alone(service: Listening, caplog: pytest.LogCaptureFixture) -> None:
+    head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+    with service.connected() as wire:
+        wire.send(head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n")
+        assert wire.reply().problem["status"] == 400
+        assert wire.ended()
+    assert "Traceback" not in caplog.text
+
+
+def test_line_ends_between_requests_mean_nothing(models: Path) -> None:
+    with listening(models, head_timeout_s=0.1, keep_alive_s=60) as running, running.connected() as kept:
+        kept.send(get("/livez") + b"\r\n")
+        assert kept.reply().status == 200
+        with running.connected() as silent:
+            assert silent.ended()  # two looks at the times have passed
+        kept.send(b"\r\n" + get("/livez"))
+        assert kept.reply().document == {"alive": True}
+
+
+# -- time ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_head_that_is_not_complete_in_time_is_408(models: Path) -> None:
+    with listening(models, head_timeout_s=0.2) as running:
+        with running.connected() as wire:
+            wire.send(b"GET / HTTP/1.1\r\nA:")
+            assert wire.reply().problem["status"] == 408
+            assert wire.ended()
+        with running.connected() as dripping:
+            stop = threading.Event()
+
+            def drip() -> None:
+                while not stop.wait(0.02):
+                    try:
+                        dripping.send(b"a")
+                    except OSError:
+                        return
+
+            dripping.send(b"GET / HTTP/1.1\r\nA:")
+            thread = threading.Thread(target=drip)
+            thread.start()
+            assert dripping.reply().problem["status"] == 408
+            stop.set()
+            thread.join()
+        assert running.refused("head_too_slow") == 2
+
+
+def test_a_silent_connection_ends(models: Path) -> None:
+    with listening(models, head_timeout_s=0.2, keep_alive_s=0.2) as running:
+        with running.connected() as silent:
+            assert silent.ended()
+        with running.connected() as kept:
+            kept.send(get("/livez"))
+            assert kept.reply().status == 200
+            assert kept.ended()
+        wait_until(lambda: not running.server._connections.open)
+
+
+def test_an_idle_connection_is_kept_for_its_time(models: Path) -> None:
+    with listening(models, head_timeout_s=0.1, keep_alive_s=60) as running, running.connected() as kept:
+        kept.send(get("/livez"))
+        assert kept.reply().status == 200
+        with running.connected() as silent:
+            assert silent.ended()  # two looks at the times have passed
+        kept.send(get("/livez"))
+        assert kept.reply().status == 200
+
+
+def test_a_client_that_takes_nothing_is_cut_off(models: Path) -> None:
+    with listening(models, write_timeout_s=0.2) as running, running.connected(receive_buffer=4096) as wire:
+        wire.raw.setblocking(False)
+        try:
+            while True:
+                wire.raw.send(get("/openapi.json"))
+        except BlockingIOError:
+            pass
+        wait_until(lambda: not running.server._connections.open)
+        assert running.refused("not_read") == 1
+
+
+def test_a_client_that_reads_steadily_gets_its_answer_however_long_it_takes(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is not crowded out, although its request is answered as far as the application knows."""
+    monkeypatch.setattr("service.http.connection.GRACE_S", 0)
+    ids = [f"{i:06}" + "x" * 500 for i in range(6000)]
+    with listening(models, write_timeout_s=1.5, max_connections=1) as running, running.connected(receive_buffer=4096) as slow:
+        entry = running.app.state.service.registry.entry("books")
+        monkeypatch.setattr(entry, "removed", tuple(ids))
+        monkeypatch.setattr(running.app.state.service.keys, "check", lambda *_: None)
+        slow.send(get("/models/books/removed"))
+        began = time.monotonic()
+        received = b""
+        while time.monotonic() < began + 4:
+            received += slow.raw.recv(1 << 14)
+            time.sleep(0.02)
+        with running.connected():
+            while len(received) < 3_000_000:
+                piece = slow.raw.recv(1 << 16)
+                assert piece, f"cut off after {len(received)} bytes"
+                received += piece
+        assert running.refused("not_read") == running.refused("crowded_out") == 0
+
+
+# -- number -------------------------------------------------------------------------------------------------------------
+
+
+def test_above_the_limit_an_idle_connection_makes_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.http.connection.GRACE_S", 0)
+    with listening(models, max_connections=2) as running, running.connected() as first, running.connected() as second:
+        for wire in (first, second, first):
+            wire.send(get("/livez"))
+            assert wire.reply().status == 200
+        assert running.ask(retrieval()).status == 200
+        assert second.ended()  # it was idle for longest
+        first.send(get("/livez"))
+        assert first.reply().status == 200
+
+
+def test_a_connection_that_never_asked_makes_room_before_one_that_did(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.http.connection.GRACE_S", 0)
+    with listening(models, max_connections=2) as running, running.connected() as asks:
+        asks.send(get("/livez"))
+        assert asks.reply().status == 200
+        with running.connected() as silent:
+            wait_until(lambda: len(running.server._connections.silent) == 1)
+            with running.connected() as third:
+                assert silent.ended()
+                third.send(get("/livez"))
+                assert third.reply().status == 200
+        asks.send(get("/livez"))
+        assert asks.reply().status == 200
+
+
+def test_who_has_just_come_does_not_make_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.http.connection.GRACE_S", 600)
+    with listening(models, max_connections=1) as running, running.connected() as first:
+        wait_until(lambda: len(running.server._connections.silent) == 1)
+        assert running.ask(retrieval()).problem["status"] == 503
+        assert running.ask(get("/livez")).status == 200
+        first.send(retrieval())
+        assert first.reply().status == 200
+
+
+def test_above_the_limit_only_probes_are_answered(models: Path) -> None:
+    with listening(models, max_connections=2) as running, running.connected() as first, running.connected() as second:
+        engine = running.engines["books"]
+        engine.go.clear()
+        for wire in (first, second):
+            wire.send(retrieval())
+        wait_until(lambda: not (running.server._connections.idle or running.server._connections.silent))
+        refused = running.ask(retrieval())
+        assert refused.problem["status"] == 503
+        assert refused.headers["connection"] == "close"
+        for path in ("/livez", "/readyz", "/metrics"):
+            reply = running.ask(get(path))
+            assert (reply.status, reply.headers["connection"]) == (200, "close")
+        assert running.refused("too_many") == 1
+        engine.go.set()
+        assert first.reply().status == second.reply().status == 200
+        wait_until(lambda: len(running.server._connections.open) <= 2)
+
+
+def test_a_connection_that_reads_on_after_its_answer_makes_room(models: Path) -> None:
+    with listening(models, max_connections=2) as running, ExitStack() as many:
+        for _ in range(2):
+            wire = many.enter_context(running.connected())
+            wire.send(b"POST /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
+            assert wire.reply().status == 404
+        wait_until(lambda: running.ask(retrieval()).status == 200)
+        assert running.refused("crowded_out") >= 1
+
+
+@pytest.mark.parametrize("grace_s", [0, 600])
+def test_silent_connections_neither_stay_nor_keep_all_others_out(models: Path, monkeypatch: pytest.MonkeyPatch, grace_s: float) -> None:
+    monkeypatch.setattr("service.http.connection.GRACE_S", grace_s)
+    with listening(models, max_connections=1, head_timeout_s=600) as running, running.connected() as busy:
+        connections, engine = running.server._connections, running.engines["books"]
+        engine.go.clear()
+        busy.send(retrieval())
+        wait_until(lambda: bool(connections.open) and not connections.silent)
+        with ExitStack() as many:
+            for _ in range(4 * RESERVE):
+                many.enter_context(socket.create_connection(running.address))
+            if grace_s:
+                wait_until(lambda: running.refused("too_many") >= 3 * RESERVE)
+                assert running.ask(get("/livez")).problem["status"] == 503  # at once
+            else:
+                wait_until(lambda: running.refused("crowded_out") >= 3 * RESERVE)
+                assert running.ask(get("/livez")).status == 200
+            assert len(connections.open) <= 1 + 2 * connections.reserve
+        engine.go.set()
+        assert busy.reply().status == 200
+
+
+@pytest.mark.parametrize("hosts", [[], ["Host: a", "Host: b"]])
+def test_a_request_has_one_host(service: Listening, hosts: list[str]) -> None:
+    request = "\r\n".join(["GET /livez HTTP/1.1", *hosts, "", ""]).encode()
+    assert "Host" in service.ask(request).problem["detail"]
+    assert service.ask(b"GET /livez HTTP/1.0\r\n\r\n").status == 200
+
+
+def test_a_body_of_very_many_parts_is_422(service: Listening) -> None:
+    for part, status in ((b"{},", 422), (b'{"history": []},', 422)):
+        body = b'{"model": "books", "queries": [' + part * 200_000
+        reply = service.ask(post("/retrieve", body[: 1 << 20]))
+        assert reply.problem["status"] == status
+        assert "65536" in reply.problem["detail"]
+
+
+def test_a_long_name_does_not_come_back(service: Listening) -> None:
+    reply = service.ask(retrieval(model="x" * 1_000_000))
+    assert reply.problem["status"] == 422
+    assert len(reply.body) < 2000
+
+
+def test_connections_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    limits = {"soft": 256, "hard": 1024}
+    monkeypatch.setattr("resource.getrlimit", lambda _: (limits["soft"], limits["hard"]))
+    monkeypatch.setattr("resource.setrlimit", lambda _, wanted: limits.update(soft=wanted[0]))
+    assert most_connections(512) == 512
+    assert 512 < limits["soft"] <= 1024
+    assert most_connections(5000) < 1024
+    assert "1024 descriptors" in caplog.text

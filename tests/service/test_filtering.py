@@ -1,0 +1,227 @@
+"""Filters, removals and explanations over HTTP, with a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from espalier.search import open_engine
+from tests.builders import make_bundle, random_tree
+from tests.service.running import Json, Running, ids, problem, run
+
+SECTIONS = ("games", "math", "libs", None)
+KEY = "test-admin-key-0"
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service with one model, `books`, of some 250 items with sections, prices and tags, on onnx-cpu."""
+    folder = tmp_path_factory.mktemp("filtered")
+    rng = np.random.default_rng(5)
+    tree = random_tree(rng, height=5, branching=3, empty_share=0.1)
+    count = tree.item_count
+    columns = {
+        "section": [SECTIONS[i] for i in rng.integers(0, 4, count)],
+        "price": rng.integers(1, 50, count).tolist(),
+        "tags": [[f"tag-{t}" for t in rng.integers(0, 5, rng.integers(0, 3))] for _ in range(count)],
+    }
+    make_bundle(folder, rng, tree, name="books", integer=False, columns=columns, beam_size=8, m=5, max_beam_size=500, max_m=500)
+    with run(folder, lambda bundle: open_engine(bundle, "cpu"), admin_keys=(KEY,)) as running:
+        yield running
+
+
+def rows(running: Running) -> list[Json]:
+    """Every item with its columns."""
+    items = running.app.state.service.registry.choose("books", None).bundle.items
+    found: list[Json] = items.to_table().to_pylist()
+    return found
+
+
+def passes(item: Json, wanted: Json, unwanted: Json) -> bool:
+    def holds(column: str, condition: Any) -> bool:
+        value = item[column]
+        values = value if isinstance(value, list) else [value]
+        if isinstance(condition, dict):
+            return any(v is not None and condition.get("min", v) <= v <= condition.get("max", v) for v in values)
+        return any(v in condition for v in values if v is not None)
+
+    return all(holds(*one) for one in wanted.items()) and not any(holds(*one) for one in unwanted.items())
+
+
+section = st.lists(st.sampled_from(["games", "math", "libs", "nowhere"]), min_size=1, max_size=3)
+price = st.one_of(
+    st.lists(st.integers(0, 50), min_size=1, max_size=20),
+    st.fixed_dictionaries({"min": st.integers(0, 30), "max": st.integers(30, 60)}),
+    st.fixed_dictionaries({"max": st.integers(0, 60)}),
+)
+tags = st.lists(st.sampled_from([f"tag-{t}" for t in range(5)]), min_size=1, max_size=3)
+conditions = st.fixed_dictionaries({}, optional={"section": section, "price": price, "tags": tags})
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(wanted=conditions, unwanted=conditions, m=st.integers(1, 300), seed=st.integers(0, 9))
+def test_exactly_the_eligible_items_come_back_when_the_beam_holds_them(
+    shelf: Running, wanted: Json, unwanted: Json, m: int, seed: int
+) -> None:
+    history = [f"item-{i}" for i in np.random.default_rng(seed).integers(0, 200, 4)]
+    query = {"history": history, "exclude_seen": True, "exclude": ["item-1"]}
+    result = shelf.retrieve(queries=[query], m=m, beam_size=500, filter=wanted, exclude_filter=unwanted)["results"][0]
+    eligible = {item["id"] for item in rows(shelf) if passes(item, wanted, unwanted)} - {*history, "item-1"}
+    assert len(ids(result)) == min(m, len(eligible))
+    assert set(ids(result)) <= eligible
+    assert result["complete"]
+    assert sorted([item["score"] for item in result["items"]], reverse=True) == [item["score"] for item in result["items"]]
+
+
+def test_a_beam_of_m_is_enough_for_m_items(shelf: Running) -> None:
+    for beam_size in (1, 5, 20):
+        result = shelf.retrieve(queries=[{"history": []}], m=beam_size, beam_size=beam_size, filter={"price": {"max": 25}})["results"][0]
+        assert (len(result["items"]), result["complete"]) == (beam_size, True)
+
+
+def test_mixed_filters_in_one_batch_give_what_each_would_get_alone(shelf: Running) -> None:
+    """Concurrent requests with different beams, m and filters share engine calls."""
+    bodies: list[Json] = [
+        {
+            "queries": [{"history": [f"item-{i}"]}],
+            "m": 1 + i,
+            "beam_size": 4 + 3 * i,
+            "filter": {"section": [SECTIONS[i % 3]]} if i % 2 else {},
+        }
+        for i in range(12)
+    ]
+    alone = [shelf.retrieve(**body)["results"][0]["items"] for body in bodies]
+
+    async def together() -> list[Any]:
+        answers = await asyncio.gather(*(shelf.client.http.post("/retrieve", json={"model": "books"} | body) for body in bodies))
+        return [answer.json()["results"][0]["items"] for answer in answers]
+
+    assert shelf.client.runner.run(together()) == alone
+
+
+def test_a_filter_that_leaves_few_items_widens_the_beam(shelf: Running) -> None:
+    count = len(rows(shelf))
+    few = [item["id"] for item in rows(shelf)][:30]
+    body: Json = {"queries": [{"history": ["item-3"]}], "m": 30, "filter": {"id": few}}
+
+    def used(beam_size: int, **rest: Any) -> int:
+        found: int = shelf.retrieve(**body | rest, beam_size=beam_size)["results"][0]["beam_size"]
+        return found
+
+    assert [used(size) for size in (1, 5)] == [round(size * (count / 30) ** 0.5) for size in (1, 5)]
+    assert [used(size) for size in (20, 30, 400)] == [30, 30, 30]  # no more than there are
+    assert used(5, filter={"id": few[:2]}) == 2
+    assert used(5, filter={}) == 5
+    assert used(1, filter={"section": ["nowhere"]}) == 1
+    assert set(ids(shelf.retrieve(**body, beam_size=20)["results"][0])) == set(few)
+
+
+def test_a_filter_that_nothing_passes_is_answered_with_nothing(shelf: Running) -> None:
+    result = shelf.retrieve(queries=[{"history": []}], filter={"section": ["nowhere"]})["results"][0]
+    assert (result["items"], result["complete"]) == ([], True)
+
+
+def test_equal_filters_share_one_mask(shelf: Running) -> None:
+    filters = shelf.app.state.service.registry.choose("books", None).filters
+    shelf.retrieve(queries=[{"history": []}], filter={"section": ["math", "games"], "price": {"max": 7}})
+    same = filters.parse({"price": {"max": 7.0}, "section": ["games", "math", "games"]}, {})
+    assert filters.cached(same) is not None
+    assert filters.cached(filters.parse({"price": [7777]}, {})) is None
+
+
+# -- removals -------------------------------------------------------------------------------------------------------------
+
+
+def remove(running: Running, *removed: str) -> Json:
+    answer = running.client.request("PUT", "/models/books/removed", json={"ids": list(removed)}, headers={"Authorization": f"Bearer {KEY}"})
+    assert answer.status_code == 200, answer.text
+    document: Json = answer.json()
+    return document
+
+
+def test_removed_items_stay_away_until_they_are_put_back(shelf: Running) -> None:
+    body: Json = {"queries": [{"history": ["item-3"]}], "m": 5, "beam_size": 500}
+    before = ids(shelf.retrieve(**body)["results"][0])
+    filtered = ids(shelf.retrieve(**body, filter={"price": {"max": 25}})["results"][0])
+    try:
+        answer = remove(shelf, before[0], filtered[0], "never-seen")
+        assert (answer["removed"], answer["unknown"]) == (len({before[0], filtered[0]}), ["never-seen"])
+        after = ids(shelf.retrieve(**body)["results"][0])
+        assert not {before[0], filtered[0]} & set(after)
+        assert len(after) == 5
+        assert filtered[0] not in ids(shelf.retrieve(**body, filter={"price": {"max": 25}})["results"][0])
+        told = shelf.client.get("/models/books/removed", headers={"Authorization": f"Bearer {KEY}"}).json()
+        assert set(told["ids"]) == {before[0], filtered[0], "never-seen"}
+    finally:
+        remove(shelf)
+    assert ids(shelf.retrieve(**body)["results"][0]) == before
+
+
+# -- explanations ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_explanation_says_where_each_wanted_item_went(shelf: Running) -> None:
+    body: Json = {"queries": [{"history": ["item-3"], "exclude": ["item-9"]}], "m": 4, "beam_size": 6}
+    everything = ids(shelf.retrieve(**body | {"m": 500, "beam_size": 500})["results"][0])
+    top = ids(shelf.retrieve(**body)["results"][0])
+    wide = rows(shelf)
+    cheap = {item["id"] for item in wide if item["price"] <= 25}
+    dear = next(item["id"] for item in wide if item["price"] > 25 and item["id"] != "item-9")
+    try:
+        remove(shelf, "item-11")
+        top = ids(shelf.retrieve(**body, filter={"price": {"max": 25}})["results"][0])
+        lost = next(item for item in reversed(everything) if item in cheap and item not in top and item not in ("item-9", "item-11"))
+        wanted = [top[1], "item-9" if "item-9" in cheap else top[0], dear, "item-11", "unheard-of", lost]
+        result = shelf.retrieve(**body, filter={"price": {"max": 25}}, explain_items=wanted)["results"][0]
+    finally:
+        remove(shelf)
+    assert ids(result) == top
+    found = {entry["id"]: entry for entry in result["explain"]["items"]}
+    assert found[top[1]]["outcome"] == "returned"
+    assert found[top[1]]["place"] == 2
+    assert found["item-11"]["outcome"] == "removed"
+    assert found["unheard-of"] == {"id": "unheard-of", "outcome": "unknown"}
+    assert found[dear]["outcome"] == "filtered"
+    assert found[lost]["outcome"] == "pruned"
+    assert found[lost]["rank"] <= found[lost]["cut"]
+    if "item-9" in cheap:
+        assert found["item-9"]["outcome"] == "excluded"
+    levels = result["explain"]["levels"]
+    assert [level["level"] for level in levels] == list(range(levels[0]["level"], 6))
+    for level in levels:
+        assert level["kept"] <= level["candidates"]
+        assert (level["dropped"] is None) == (level["kept"] == level["candidates"])
+        assert level["kept"] <= (4 if level["level"] == 5 else result["beam_size"])
+        if level["dropped"] is not None:
+            assert level["dropped"] <= level["cut"]
+
+
+def test_a_traced_answer_is_the_answer(shelf: Running) -> None:
+    body: Json = {"queries": [{"history": [f"item-{i}"]} for i in range(5)], "m": 20, "beam_size": 15}
+    plain, traced = shelf.retrieve(**body), shelf.retrieve(**body, explain=True)
+    for one, other in zip(plain["results"], traced["results"], strict=True):
+        assert one["items"] == other["items"]
+        assert "explain" not in one
+        assert other["explain"]["items"] == []
+
+
+def test_min_score_is_told_apart_from_the_search(shelf: Running) -> None:
+    body: Json = {"queries": [{"history": ["item-3"]}], "m": 10, "beam_size": 50}
+    items = shelf.retrieve(**body)["results"][0]["items"]
+    least = items[4]["score"]
+    last = items[-1]["id"]
+    result = shelf.retrieve(**body, min_score=least, explain_items=[last])["results"][0]
+    assert items[-1]["score"] < least
+    assert result["explain"]["items"][0]["outcome"] == "below_min_score"
+
+
+def test_explanations_are_for_few_queries(shelf: Running) -> None:
+    answer = shelf.client.post("/retrieve", json={"model": "books", "queries": [{"history": []}] * 9, "explain": True})
+    assert answer.status_code == 422
+    assert problem(answer)["errors"][0]["field"] == "queries"

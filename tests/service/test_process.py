@@ -1,0 +1,111 @@
+"""What a process takes of its machine, and how much memory there is for it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.watch.monitoring import Metrics
+from service.watch.process import memory_limit, usage
+from tests import ROOT
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it")
+
+
+def test_descriptors_and_memory_are_those_of_this_process() -> None:
+    before = usage()
+    assert before is not None
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(50)]
+    taken = bytearray(os.urandom(1)) * (64 << 20)
+    after = usage()
+    for descriptor in opened:
+        os.close(descriptor)
+    assert after is not None
+    assert after.descriptors == before.descriptors + 50
+    assert after.max_descriptors == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert after.anonymous_bytes - before.anonymous_bytes > len(taken) * 0.9
+    assert after.resident_bytes > after.anonymous_bytes
+    assert after.cpu_s > before.cpu_s
+
+
+EXHAUSTED = """
+import os, resource
+from service.watch.process import usage
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+try:
+    while True:
+        os.open("/dev/null", os.O_RDONLY)
+except OSError:
+    found = usage()
+print(found.descriptors, found.max_descriptors)
+"""
+
+
+def test_a_process_without_a_descriptor_left_says_so() -> None:
+    run = subprocess.run([sys.executable, "-c", EXHAUSTED], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["64", "64"]
+
+
+def machine(folder: Path, groups: str, limits: dict[str, str]) -> tuple[Path, Path]:
+    """/proc and /sys/fs/cgroup of a machine of 8000 kB."""
+    (folder / "proc" / "self").mkdir(parents=True)
+    (folder / "proc" / "meminfo").write_text("MemTotal:        8000 kB\nMemFree:         10 kB\n")
+    (folder / "proc" / "self" / "cgroup").write_text(groups)
+    (folder / "cgroup").mkdir()
+    for file, limit in limits.items():
+        (folder / "cgroup" / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "cgroup" / file).write_text(limit + "\n")
+    return folder / "proc", folder / "cgroup"
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "expected"),
+    [
+        ("0::/\n", {}, 8000 << 10),
+        ("0::/\n", {"memory.max": "max"}, 8000 << 10),
+        ("0::/\n", {"memory.max": "5000000"}, 5_000_000),  # a container sees its own group as the root
+        ("0::/\n", {"memory.max": "99999999999"}, 8000 << 10),
+        ("0::/system.slice/espalier.service\n", {"system.slice/espalier.service/memory.max": "3000000"}, 3_000_000),
+        (
+            "0::/system.slice/espalier.service\n",
+            {"system.slice/espalier.service/memory.max": "max", "system.slice/memory.max": "2000000"},
+            2_000_000,
+        ),
+        ("5:cpu:/x\n4:memory:/docker/abc\n", {"memory/memory.limit_in_bytes": "4000000"}, 4_000_000),  # version 1, in a container
+        ("4:memory:/docker/abc\n", {"memory/docker/abc/memory.limit_in_bytes": "9223372036854771712"}, 8000 << 10),
+    ],
+)
+def test_the_smallest_limit_counts(tmp_path: Path, groups: str, limits: dict[str, str], expected: int) -> None:
+    assert memory_limit(*machine(tmp_path, groups, limits)) == expected
+
+
+def test_where_the_system_does_not_say_nothing_is_said(tmp_path: Path) -> None:
+    assert memory_limit(tmp_path, tmp_path) is None
+    assert usage(tmp_path) is None
+
+
+def test_a_worker_shows_them_under_its_number() -> None:
+    metrics = Metrics()
+    metrics.begin(3, restarted=True)
+    found = dict(
+        line.rsplit(" ", 1) for line in metrics.render().decode().splitlines() if line.startswith(("espalier_worker_", "espalier_memory"))
+    )
+    assert found.keys() == {
+        'espalier_worker_resident_bytes{worker="3"}',
+        'espalier_worker_anonymous_bytes{worker="3"}',
+        'espalier_worker_open_descriptors{worker="3"}',
+        'espalier_worker_max_descriptors{worker="3"}',
+        'espalier_worker_start_time_seconds{worker="3"}',
+        'espalier_worker_cpu_seconds_total{worker="3"}',
+        "espalier_worker_restarts_total",
+        "espalier_memory_limit_bytes",
+    }
+    assert float(found["espalier_worker_restarts_total"]) == 1
+    assert float(found["espalier_memory_limit_bytes"]) > float(found['espalier_worker_resident_bytes{worker="3"}']) > 1 << 20
+    assert 0 < float(found['espalier_worker_cpu_seconds_total{worker="3"}']) <= sum(os.times()[:2]) + 0.1

@@ -1,0 +1,471 @@
+"""Standing exclusions as several editors change them: entity tags, conditions, single items, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from espalier.errors import InvalidInput
+from espalier.items import MAX_ID_BYTES
+from espalier.tree import complete_tree
+from espalier_client import AsyncClient, Conflict, NotAllowed
+from service.errors import PreconditionFailed
+from service.models import registry as registry_module
+from service.models import removals
+from service.models.desired import DesiredState, Removed
+from service.models.removals import Condition, check_list, etag, with_id
+from tests.builders import make_bundle
+from tests.service.running import ITEMS, LIMITS, Json, Running, problem, run
+from tests.service.test_registry import until
+from tests.service.test_workers import KEY as WORKERS_KEY
+from tests.service.test_workers import service
+
+ADMIN = "admin-key-00000001"
+HEADERS = {"Authorization": f"Bearer {ADMIN}"}
+LIST = "/models/books/removed"
+EDITORS, EACH = 4, 5
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(0)
+    return make_bundle(tmp_path_factory.mktemp("bundle"), rng, complete_tree(rng.permutation(ITEMS), 2), name="books", **LIMITS).path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, bundle: Path) -> Path:
+    """A models folder with `books`."""
+    shutil.copytree(bundle, tmp_path / "books" / "1")
+    return tmp_path
+
+
+@pytest.fixture
+def shelf(folder: Path) -> Iterator[Running]:
+    with run(folder, admin_keys=(ADMIN,), max_removed=20) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Iterator[Running]:
+    """For tests that leave the list as it was, empty."""
+    models = tmp_path_factory.mktemp("shared")
+    shutil.copytree(bundle, models / "books" / "1")
+    with run(models, admin_keys=(ADMIN,)) as running:
+        yield running
+
+
+def send(running: Running, method: str, path: str = LIST, body: Json | None = None, **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return running.client.request(method, path, json=body, headers=HEADERS | named)
+
+
+def listed(running: Running) -> list[str]:
+    found: list[str] = send(running, "GET").json()["ids"]
+    return found
+
+
+def item(item_id: str) -> str:
+    return f"{LIST}/{quote(item_id, safe='')}"
+
+
+# -- entity tags ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tag_is_that_of_the_list_and_of_no_other() -> None:
+    lists: list[list[str]] = [[], ["a"], ["ab"], ["a", "b"], ["b", "a"], ["a", "b", ""], ["", "ab"], ["ä"], ["a\x00\x00\x00\x01b"]]
+    assert len({etag(one) for one in lists}) == len(lists)
+    assert etag(["a", "b"]) == etag(("a", "b"))
+
+
+def test_whoever_reads_or_changes_the_list_gets_its_tag(shelf: Running) -> None:
+    tags = []
+    for method, path, body in (
+        ("GET", LIST, None),
+        ("PUT", LIST, {"ids": ["item-1", "item-2"]}),
+        ("GET", LIST, None),
+        ("PUT", item("item-3"), None),
+        ("GET", LIST, None),
+        ("DELETE", item("item-3"), None),
+        ("GET", LIST, None),
+    ):
+        answer = send(shelf, method, path, body)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["etag"] == answer.json()["etag"]
+        tags.append(answer.headers["etag"])
+    assert tags[1] == tags[2] == tags[5] == tags[6]
+    assert tags[3] == tags[4]
+    assert len(set(tags)) == 3
+    head = send(shelf, "HEAD")
+    assert (head.headers["etag"], head.content) == (tags[-1], b"")
+
+
+def test_who_has_the_list_already_is_told_so(shelf: Running) -> None:
+    tag = send(shelf, "PUT", body={"ids": ["item-1"]}).headers["etag"]
+    for value in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        answer = send(shelf, "GET", If_None_Match=value)
+        assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
+    assert send(shelf, "GET", If_None_Match='"other"').json()["ids"] == ["item-1"]
+
+
+def test_of_two_editors_the_second_learns_of_the_first(shelf: Running) -> None:
+    one, other = (send(shelf, "GET") for _ in range(2))
+    first = send(shelf, "PUT", body={"ids": [*one.json()["ids"], "item-1"]}, If_Match=one.headers["etag"])
+    assert first.status_code == 200
+    late = send(shelf, "PUT", body={"ids": [*other.json()["ids"], "item-2"]}, If_Match=other.headers["etag"])
+    assert late.status_code == problem(late)["status"] == 412
+    assert late.headers["etag"] == first.headers["etag"]
+    assert listed(shelf) == ["item-1"]
+    again = send(shelf, "PUT", body={"ids": [*listed(shelf), "item-2"]}, If_Match=late.headers["etag"])
+    assert again.status_code == 200
+    assert listed(shelf) == ["item-1", "item-2"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "passes"),
+    [
+        ({}, True),
+        ({"If_Match": "*"}, True),
+        ({"If_Match": "{tag}"}, True),
+        ({"If_Match": '"other", {tag}'}, True),
+        ({"If_Match": "W/{tag}"}, False),  # a weak tag is not good enough for a change
+        ({"If_Match": '"other"'}, False),
+        ({"If_Match": ""}, False),
+        ({"If_Match": "nonsense"}, False),
+        ({"If_None_Match": '"other"'}, True),
+        ({"If_None_Match": "{tag}"}, False),
+        ({"If_None_Match": "*"}, False),
+        ({"If_Match": "{tag}", "If_None_Match": "{tag}"}, False),
+    ],
+)
+@pytest.mark.parametrize(("method", "path", "body"), [("PUT", LIST, {"ids": []}), ("PUT", item("x"), None), ("DELETE", item("x"), None)])
+def test_every_change_keeps_to_its_conditions(
+    shared: Running, method: str, path: str, body: Json | None, headers: dict[str, str], passes: bool
+) -> None:
+    tag = send(shared, "GET").headers["etag"]
+    given = {name: value.replace("{tag}", tag) for name, value in headers.items()}
+    answer = send(shared, method, path, body, **given)
+    assert answer.status_code == (200 if passes else 412)
+    assert answer.headers["etag"] == send(shared, "GET").headers["etag"]
+    assert listed(shared) == (["x"] if passes and path == item("x") and method == "PUT" else [])
+    send(shared, "PUT", body={"ids": []})
+
+
+# -- single items ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_item_is_removed_and_restored_by_its_id(shelf: Running) -> None:
+    def change(method: str, item_id: str) -> tuple[bool, bool, bool, int]:
+        answer = send(shelf, method, item(item_id))
+        assert answer.status_code == 200, answer.text
+        told = answer.json()
+        assert told["id"] == item_id
+        return told["removed"], told["changed"], told["known"], told["total"]
+
+    found = shelf.retrieve(queries=[{"history": []}], m=2)["results"][0]["items"]
+    best, second = found[0]["id"], found[1]["id"]
+    assert change("PUT", best) == (True, True, True, 1)
+    assert change("PUT", best) == (True, False, True, 1)
+    assert change("PUT", "gone") == (True, True, False, 2)
+    assert shelf.retrieve(queries=[{"history": []}], m=1)["results"][0]["items"][0]["id"] == second
+    generation = DesiredState(shelf.app.state.service.settings.models / "books").read(Removed)
+    assert generation == Removed(generation=2, ids=(best, "gone"))  # what changed nothing has written nothing
+    assert change("DELETE", best) == (False, True, True, 1)
+    assert change("DELETE", best) == (False, False, True, 1)
+    assert listed(shelf) == ["gone"]
+    assert shelf.retrieve(queries=[{"history": []}], m=1)["results"][0]["items"][0]["id"] == best
+
+
+@settings(max_examples=40)
+@given(
+    item_id=st.text(min_size=1, max_size=60)
+    | st.sampled_from(["a/b", "/", "//x", "a%2Fb", "%", "?", "#", "\n", "a\nb\n", ".", "..", "a/../b", "ü €", "\x00"])
+)
+def test_any_id_can_be_removed_and_restored(shared: Running, item_id: str) -> None:
+    async def with_client() -> None:
+        transport = httpx.ASGITransport(shared.app)
+        async with AsyncClient("http://test", api_key=ADMIN, transport=transport) as client:
+            removed = await client.remove_item("books", item_id)
+            assert (removed.id, removed.removed, removed.total) == (item_id, True, 1)
+            both = await client.removed("books")
+            assert (both, both.etag) == ((item_id,), removed.etag)
+            restored = await client.restore_item("books", item_id)
+            assert (restored.id, restored.removed, restored.changed) == (item_id, False, True)
+            assert await client.removed("books") == ()
+
+    shared.client.runner.run(with_client())
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (f"{LIST}/%FF%FE", 422),  # no UTF-8: another id must not be removed in its place
+        (f"{LIST}/{'x' * MAX_ID_BYTES}", 200),
+        (f"{LIST}/{'x' * (MAX_ID_BYTES + 1)}", 422),
+        (f"{LIST}/{quote('ü' * (MAX_ID_BYTES // 2 + 1))}", 422),
+        (f"{LIST}/", 404),
+        ("/models/films/removed/x", 404),
+    ],
+)
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_an_id_that_no_item_can_have_is_refused(shared: Running, method: str, path: str, status: int) -> None:
+    answer = send(shared, method, path)
+    assert answer.status_code == status, answer.text
+    assert status == 200 or problem(answer)["status"] == status
+    if status == 422:
+        assert problem(answer)["errors"][0]["field"] == "id"
+    send(shared, "PUT", body={"ids": []})
+
+
+def test_the_body_of_a_single_removal_is_not_read(shelf: Running) -> None:
+    answer = shelf.client.request("PUT", item("item-1"), content=b"[[[", headers=HEADERS | {"Content-Type": "text/plain"})
+    assert answer.status_code == 200
+    assert listed(shelf) == ["item-1"]
+
+
+# -- limits ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_list_has_room_for_so_many_ids_and_no_more(shelf: Running) -> None:
+    most = shelf.app.state.service.settings.max_removed
+    answer = send(shelf, "PUT", body={"ids": [f"gone-{i}" for i in range(most + 1)]})
+    assert answer.status_code == 422
+    assert "at most 20 (ESPALIER_MAX_REMOVED)" in problem(answer)["detail"]
+    assert send(shelf, "PUT", body={"ids": [f"gone-{i % most}" for i in range(most + 1)]}).status_code == 200
+    for _ in range(2):
+        full = send(shelf, "PUT", item("one-more"))
+        assert full.status_code == 422
+        assert "at most 20 (ESPALIER_MAX_REMOVED)" in problem(full)["detail"]
+    assert send(shelf, "PUT", item("gone-3")).status_code == 200  # it is on the list
+    assert len(listed(shelf)) == most
+    assert send(shelf, "DELETE", item("gone-3")).json()["total"] == most - 1
+    assert send(shelf, "PUT", item("one-more")).json()["total"] == most
+
+
+def test_a_list_that_is_too_long_by_hand_can_be_made_shorter(folder: Path) -> None:
+    DesiredState(folder / "books").write(Removed(generation=1, ids=tuple(f"gone-{i}" for i in range(5))))
+    with run(folder, admin_keys=(ADMIN,), max_removed=3) as running:
+        assert send(running, "DELETE", item("gone-0")).json()["total"] == 4
+        assert send(running, "PUT", item("one-more")).status_code == 422
+        assert listed(running) == [f"gone-{i}" for i in range(1, 5)]
+
+
+@pytest.mark.parametrize(("ids", "field"), [(["a", ""], r"ids\[1\]"), (["x" * (MAX_ID_BYTES + 1)], r"ids\[0\]"), (["a", "b", "c"], "ids")])
+def test_a_whole_list_is_checked_id_by_id(ids: list[str], field: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{field}: got"):
+        check_list(ids, most=2)
+
+
+def test_the_bytes_of_a_list_have_a_limit_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removals, "MAX_LIST_BYTES", 10)
+    assert check_list(["12345", "67890"], 100) == ("12345", "67890")
+    with pytest.raises(InvalidInput, match="at most 10 bytes together"):
+        check_list(["12345", "67890", "1"], 100)
+    with pytest.raises(InvalidInput, match="at most 10 bytes together"):
+        with_id(("12345", "67890"), "1", 100)
+
+
+def test_a_list_of_the_most_bytes_can_be_written_and_read_again(tmp_path: Path) -> None:
+    """JSON needs up to six times the bytes, and a file that is too large would be written and never read."""
+    worst = "\x01" * MAX_ID_BYTES
+    ids = tuple(f"{i:08}{worst[8:]}" for i in range(removals.MAX_LIST_BYTES // MAX_ID_BYTES))
+    assert check_list(ids, len(ids)) == ids
+    state = DesiredState(tmp_path)
+    state.write(Removed(generation=1, ids=ids))
+    found = state.read(Removed)
+    assert found is not None
+    assert found.ids == ids
+
+
+# -- several editors ------------------------------------------------------------------------------------------------------
+
+
+def test_editors_at_the_same_time_lose_nothing(folder: Path) -> None:
+    """Two services over one folder, as two workers are, with several editors each: all of what they add and nothing of what they drop."""
+    DesiredState(folder / "books").write(Removed(generation=1, ids=tuple(f"old-{i}" for i in range(2 * EDITORS * EACH))))
+
+    def edit(service_number: int) -> None:
+        async def editor(number: int) -> None:
+            for i in range(EACH):
+                for method, item_id in (("PUT", f"new-{number}-{i}"), ("DELETE", f"old-{number * EACH + i}")):
+                    answer = await running.client.http.request(method, item(item_id), headers=HEADERS)
+                    assert answer.status_code == 200, answer.text
+                    assert answer.json()["changed"]
+
+        async def editors() -> None:
+            await asyncio.gather(*(editor(service_number * EDITORS + number) for number in range(EDITORS)))
+
+        with run(folder, admin_keys=(ADMIN,)) as running:
+            running.client.runner.run(editors())
+            finished.append(service_number)
+
+    finished: list[int] = []
+    threads = [threading.Thread(target=edit, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(finished) == [0, 1]
+    found = DesiredState(folder / "books").read(Removed)
+    assert found is not None
+    assert sorted(found.ids) == sorted(f"new-{number}-{i}" for number in range(2 * EDITORS) for i in range(EACH))
+
+
+def test_workers_take_changes_from_several_clients(folder: Path) -> None:
+    with service(folder, 2) as running:
+        refused: list[object] = []
+
+        def edit(number: int) -> None:
+            for i in range(3):
+                status, answer = running.request("PUT", item(f"item-{number * 3 + i}"))
+                if status != 200:
+                    refused.append(answer)
+
+        threads = [threading.Thread(target=edit, args=(number,)) for number in range(EDITORS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert refused == []
+        wanted = {f"item-{i}" for i in range(3 * EDITORS)}
+        for _ in range(8):  # whichever worker is asked
+            assert set(running.request("GET", LIST)[1]["ids"]) == wanted
+        assert wanted.isdisjoint(running.served()[1])
+        assert WORKERS_KEY not in "".join(running.log)
+        assert "".join(running.log).count('action="remove_item"') == 3 * EDITORS
+
+
+def test_a_change_waits_for_another_one_to_end(shelf: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, plain = [], DesiredState.locked
+
+    def on_its_third_try(disk: DesiredState) -> AbstractContextManager[None]:
+        tries.append(disk)
+        if len(tries) == 3:
+            release(folder)
+        return plain(disk)
+
+    monkeypatch.setattr(DesiredState, "locked", on_its_third_try)
+    with locked(folder):
+        assert send(shelf, "PUT", item("item-1")).status_code == 200
+    assert len(tries) == 3
+    assert listed(shelf) == ["item-1"]
+
+
+def test_a_change_does_not_wait_for_ever(shelf: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "EDIT_WAIT_S", 0.05)
+    with locked(folder):
+        for method, path, body in (("PUT", item("item-1"), None), ("PUT", LIST, {"ids": ["item-1"]})):
+            answer = send(shelf, method, path, body)
+            assert answer.status_code == problem(answer)["status"] == 409
+            assert answer.headers["retry-after"] == "1"
+    assert listed(shelf) == []
+
+
+HELD: dict[Path, int] = {}
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Somebody else's change is under way, until `release`."""
+    HELD[folder] = os.open(folder / "books" / ".lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(HELD[folder], fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        release(folder)
+
+
+def release(folder: Path) -> None:
+    if folder in HELD:
+        os.close(HELD.pop(folder))
+
+
+# -- what the file says ---------------------------------------------------------------------------------------------------
+
+
+def test_a_malformed_file_is_replaced_as_a_whole_and_not_edited(shelf: Running, folder: Path) -> None:
+    send(shelf, "PUT", body={"ids": ["item-1"]})
+    file = folder / "books" / "removed.json"
+    file.write_text('{"ids": ["item-1", "item-2"')
+    tag = send(shelf, "GET").headers["etag"]
+    for method, path, body, headers in (
+        ("PUT", item("item-3"), None, {}),
+        ("DELETE", item("item-1"), None, {}),
+        ("PUT", LIST, {"ids": ["item-3"]}, {"If_Match": tag}),
+    ):
+        answer = send(shelf, method, path, body, **headers)
+        assert answer.status_code == 409
+        assert "books/removed.json" in problem(answer)["detail"]
+        assert file.read_text() == '{"ids": ["item-1", "item-2"'
+    assert send(shelf, "PUT", body={"ids": ["item-1", "item-3"]}).status_code == 200
+    assert json.loads(file.read_text())["ids"] == ["item-1", "item-3"]
+
+
+def test_without_a_file_what_holds_is_edited(shelf: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that was away for a moment must not bring back what was removed."""
+    send(shelf, "PUT", body={"ids": ["item-1"]})
+    away, plain = [True], DesiredState.read
+
+    def read(disk: DesiredState, kind: type[Removed]) -> Removed | None:
+        return None if kind is Removed and away and away.pop() else plain(disk, kind)
+
+    monkeypatch.setattr(DesiredState, "read", read)
+    assert send(shelf, "PUT", item("item-2")).json()["total"] == 2
+    assert away == []
+    assert json.loads((folder / "books" / "removed.json").read_text())["ids"] == ["item-1", "item-2"]
+
+
+def test_a_condition_is_about_the_list_at_the_time_of_the_change() -> None:
+    condition = Condition(if_match=etag(["a"]))
+    condition.check(["a"])
+    with pytest.raises(PreconditionFailed) as raised:
+        condition.check(["a", "b"])
+    assert raised.value.headers == (("ETag", etag(["a", "b"])),)
+
+
+# -- the client -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_client_edits_lists_without_losing_changes(shelf: Running) -> None:
+    async def scenario() -> None:
+        transport = httpx.ASGITransport(shelf.app)
+        async with AsyncClient("http://test", api_key=ADMIN, transport=transport) as client:
+            before = await client.removed("books")
+            made = await client.set_removed("books", ["item-1", "gone"], if_match=before.etag)
+            assert (made.removed, made.unknown) == (1, ("gone",))
+            with pytest.raises(Conflict) as raised:
+                await client.set_removed("books", ["item-2"], if_match=before.etag)
+            assert raised.value.status == 412
+            assert await client.set_removed("books", ["item-2"], if_match=made.etag)
+            assert await client.removed("books") == ("item-2",)
+        async with AsyncClient("http://test", transport=transport) as stranger:
+            with pytest.raises(NotAllowed):
+                await stranger.remove_item("books", "item-1")
+
+    shelf.client.runner.run(scenario())
+    until(lambda: listed(shelf) == ["item-2"], "the list is as the client left it")
+
+
+@pytest.mark.parametrize("wrong", ["", "abc", 'W/"abc"', '"a" ', '"a\r\nX: y"', '"ü"'])
+def test_the_client_sends_no_tag_that_is_none(shelf: Running, wrong: str) -> None:
+    async def scenario() -> None:
+        async with AsyncClient("http://test", transport=httpx.ASGITransport(shelf.app)) as client:
+            with pytest.raises(ValueError, match="if_match: got"):
+                await client.set_removed("books", [], if_match=wrong)
+            with pytest.raises(ValueError, match="item_id: got ''"):
+                await client.remove_item("books", "")
+
+    shelf.client.runner.run(scenario())

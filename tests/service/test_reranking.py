@@ -1,0 +1,505 @@
+"""The second stage: features of candidates, rankers in bundles, and POST /retrieve with `rerank`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier.bundle import RANKER, Bundle, with_ranker, write_bundle
+from espalier.engines.onnx.engine import OnnxEngine
+from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound
+from espalier.manifest import Manifest, RankerInfo, Ranking
+from espalier.queries import HistoryKind, QueryBatch, VectorKind, encode_vectors, pad_histories
+from espalier.rerank.features import HALF_LIFE, HISTORY, KNOWN, LEAF, RETRIEVAL, RankFeatures, Sent
+from espalier.rerank.ranker import GOLDEN_SCORES, Reranker, golden_scores, verify_ranker
+from espalier.search import SearchParams, SearchResult
+from espalier.tree import complete_tree
+from espalier_client import Client, Query
+from service.models.loading import LoadFailed, load_version
+from service.settings import Settings
+from service.watch.monitoring import Metrics
+from tests.builders import make_bundle, make_linear_bundle, random_tree
+from tests.rankers import add_ranker, weighted_sum
+from tests.service.running import LIMITS, Json, Running, ids, problem, run
+from training.golden import golden_answers
+
+ITEMS = 32
+YEARS = [None if i == 3 else 1990 + i for i in range(ITEMS)]
+
+
+def result_of(rows: list[list[int]], width: int = 0) -> SearchResult:
+    """A result with these item rows, of ranks −1, −2, … and scores 1, 1/2, …"""
+    width = max(width, *map(len, rows))
+    rows_BM, ranks_BM = np.full((len(rows), width), -1, np.int64), np.full((len(rows), width), -np.inf, np.float32)
+    scores_BM = np.zeros((len(rows), width), np.float32)
+    for b, row in enumerate(rows):
+        rows_BM[b, : len(row)], ranks_BM[b, : len(row)] = row, -np.arange(1, len(row) + 1)
+        scores_BM[b, : len(row)] = 1 / np.arange(1, len(row) + 1)
+    return SearchResult(rows_BM, scores_BM, ranks_BM, np.array([len(row) for row in rows]), np.ones(len(rows), np.bool_))
+
+
+def histories(bundle: Bundle, *lists: list[int]) -> QueryBatch:
+    kind = bundle.manifest.query
+    assert isinstance(kind, HistoryKind)
+    return pad_histories(kind, [np.array(rows, np.int64) for rows in lists])
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A model of histories, with golden queries and numeric columns."""
+    folder, rng = tmp_path_factory.mktemp("plain"), np.random.default_rng(5)
+    columns = {
+        "year": YEARS,
+        "free": [i % 2 == 0 for i in range(ITEMS)],
+        "price": pa.array([i / 4 for i in range(ITEMS)], pa.float64()),
+        "brand": ["x"] * ITEMS,
+    }
+    bare = make_bundle(
+        folder / "bare", rng, complete_tree(rng.permutation(ITEMS), 2), integer=False, name="books", columns=columns, **LIMITS
+    )
+    asked = [[], [1, 2], [5, 9, 30, 2], [7]]
+    golden = golden_answers(
+        bare,
+        histories(bare, *asked),
+        pa.array([bare.items.ids_of(np.array(rows, np.int64)) for rows in asked], pa.list_(pa.string())),
+        SearchParams.uniform(len(asked), 8, 10),
+    )
+    return rewritten(bare, folder / "books" / "1", golden)
+
+
+def rewritten(bundle: Bundle, path: Path, golden: pa.Table) -> Bundle:
+    """The same bundle with other golden queries."""
+    from espalier.bundle import GraphContent
+    from espalier.manifest import ManifestDraft
+
+    draft = ManifestDraft(**{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields})
+    content = GraphContent(
+        tree=bundle.tree,
+        node_rows_ND=bundle.node_rows_ND,
+        state_levels=bundle.graph_scorer.state_levels,
+        state_dim=bundle.graph_scorer.state_dim,
+        query_onnx=bundle.graph("query.onnx"),
+        scorer_onnx=bundle.graph("scorer.onnx"),
+        items=bundle.items,
+        golden=golden,
+        heldout=bundle.heldout(),
+    )
+    return write_bundle(path, draft, content)
+
+
+# -- features --------------------------------------------------------------------------------------------------------
+
+
+def features(bundle: Bundle, names: tuple[str, ...], history: list[int], rows: list[int], sent: Sent | None = None) -> Any:
+    result = result_of([rows])
+    queries = histories(bundle, history)
+    columns = RankFeatures(bundle, names).of(queries, 0, result.item_rows_BM[0], result.ranks_BM[0], result.scores_BM[0], sent or Sent())
+    assert columns.dtype == np.float32
+    assert columns.shape == (len(rows), len(names))
+    return dict(zip(names, columns.T.tolist(), strict=True))
+
+
+def test_places_ranks_and_scores(plain: Bundle) -> None:
+    assert features(plain, RETRIEVAL, [], [4, 9]) == {
+        "retrieval.position": [1, 2],
+        "retrieval.rank": [-1, -2],
+        "retrieval.score": [1, 0.5],
+    }
+
+
+def test_cosines_to_the_history(plain: Bundle) -> None:
+    history, rows = [1, 2, 3, 4], [8, 1]
+    leaves = plain.node_rows_ND[plain.tree.leaf_of_item]
+    unit = leaves / np.linalg.norm(leaves, axis=1, keepdims=True)
+    cosines = unit[rows] @ unit[history].T
+    weights = 0.5 ** (np.array([3, 2, 1, 0]) / HALF_LIFE)
+    found = features(plain, (*HISTORY, *LEAF), history, rows)
+    assert found["history.best"] == pytest.approx(cosines.max(1), abs=1e-6)
+    assert found["history.best"][1] == pytest.approx(1)  # item 1 is in the history
+    assert found["history.top3"] == pytest.approx(np.sort(cosines, 1)[:, 1:].mean(1), abs=1e-6)
+    assert found["history.mean"] == pytest.approx(cosines.mean(1), abs=1e-6)
+    assert found["history.recent"] == pytest.approx(cosines @ weights / weights.sum(), abs=1e-6)
+    assert found["history.last"] == pytest.approx(cosines[:, 3], abs=1e-6)
+    assert found["history.length"] == [4, 4]
+    assert np.array_equal(found["history.seen"], [np.nan, 3], equal_nan=True)
+    assert found["leaf.norm"] == pytest.approx(np.linalg.norm(leaves[rows], axis=1))
+
+
+def test_an_item_seen_twice_was_seen_last(plain: Bundle) -> None:
+    assert features(plain, ("history.seen",), [6, 7, 6, 8], [6, 8])["history.seen"] == [1, 0]
+
+
+def test_a_history_of_one_item_has_a_best_three(plain: Bundle) -> None:
+    found = features(plain, ("history.top3", "history.best"), [6], [1, 2])
+    assert found["history.top3"] == found["history.best"]
+
+
+def test_without_a_history_its_features_are_missing(plain: Bundle) -> None:
+    found = features(plain, HISTORY, [], [6, 8])
+    assert found.pop("history.length") == [0, 0]
+    assert all(np.isnan(values).all() for values in found.values())
+
+
+def test_columns_of_the_item_table(plain: Bundle) -> None:
+    found = features(plain, ("attribute.year", "attribute.free", "attribute.price"), [], [2, 3])
+    assert np.array_equal(found["attribute.year"], [1992, np.nan], equal_nan=True)
+    assert (found["attribute.free"], found["attribute.price"]) == ([1, 0], [0.5, 0.75])
+
+
+@pytest.mark.parametrize(("column", "why"), [("brand", "type string"), ("weight", "the items have id, title, year")])
+def test_a_column_that_is_no_number_is_no_feature(plain: Bundle, column: str, why: str) -> None:
+    with pytest.raises(BundleCorrupt, match=why):
+        RankFeatures(plain, (f"attribute.{column}",))
+
+
+def test_what_callers_send(plain: Bundle) -> None:
+    sent = Sent({"hour": 7}, {8: {"clicks": 3, "age": 1}, 30: {"clicks": 9}})
+    found = features(plain, ("query.hour", "item.clicks", "item.age", "query.day"), [], [2, 8], sent)
+    assert found["query.hour"] == [7, 7]
+    assert np.array_equal(found["item.clicks"], [np.nan, 3], equal_nan=True)
+    assert np.array_equal(found["item.age"], [np.nan, 1], equal_nan=True)
+    assert np.isnan(found["query.day"]).all()
+
+
+@pytest.mark.parametrize("names", [("history.worst",), ("leaf",), ("retrieval.position", "retrieval.position"), ("item.",), ("query.a b",)])
+def test_names_are_checked(names: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=r"no feature of a candidate|twice"):
+        RankerInfo(features=names, depth=1, max_depth=2)
+    assert {"leaf.norm", "item.NAME"} <= set(KNOWN)
+
+
+# -- the ranker ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ranked(plain: Bundle) -> Bundle:
+    """Version 2 of it: the later year first, then the later place; the price that a caller sends counts most."""
+    return add_ranker(plain, {"attribute.year": 1.0, "retrieval.position": 0.25, "item.price": -100.0, "query.late": 1.0})
+
+
+def test_the_order_is_the_rankers(ranked: Bundle) -> None:
+    reranked = Reranker(ranked).rerank(histories(ranked, []), result_of([[4, 9, 2, 8]]), 4)
+    assert reranked.place_BM.tolist() == [[1, 3, 0, 2]]
+    assert reranked.score_BM[0].tolist() == [1999.5, 1999.0, 1994.25, 1992.75]
+    assert reranked.of(np.array([[4, 9, 2, 8]])).tolist() == [[9, 8, 4, 2]]
+
+
+def test_what_lies_past_the_depth_stays(ranked: Bundle) -> None:
+    reranked = Reranker(ranked).rerank(histories(ranked, []), result_of([[4, 9, 2, 8]]), 2)
+    assert reranked.place_BM.tolist() == [[1, 0, 2, 3]]
+    assert np.isnan(reranked.score_BM[0]).tolist() == [False, False, True, True]
+
+
+def test_equal_scores_keep_their_order(plain: Bundle) -> None:
+    bundle = add_ranker(plain, {"attribute.free": 1.0}, version=11)
+    reranked = Reranker(bundle).rerank(histories(bundle, []), result_of([[1, 2, 3, 4, 6, 5]]), 6)
+    assert reranked.of(np.array([[1, 2, 3, 4, 6, 5]])).tolist() == [[2, 4, 6, 1, 3, 5]]
+
+
+@pytest.mark.parametrize("price", [3e38, -3e38])
+def test_a_score_that_is_not_finite_is_none_and_comes_after_those_that_are(plain: Bundle, price: float) -> None:
+    path = plain.path.parent / "31"
+    bundle = Bundle.open(path) if path.exists() else add_ranker(plain, {"item.price": 10.0}, version=31)
+    sent = [Sent(items={4: {"price": price}, 9: {"price": 1.0}, 2: {"price": 2.0}})]
+    reranked = Reranker(bundle).rerank(histories(bundle, []), result_of([[4, 9, 2, 8]]), 4, sent)
+    assert reranked.of(np.array([[4, 9, 2, 8]])).tolist() == [[2, 9, 8, 4]]
+    assert np.array_equal(reranked.score_BM[0], [20, 10, 0, np.nan], equal_nan=True)
+
+
+def test_nothing_found_is_nothing_ranked(ranked: Bundle) -> None:
+    reranked = Reranker(ranked).rerank(histories(ranked, [], [1]), result_of([[], []], width=3), 3)
+    assert reranked.place_BM.tolist() == [[0, 1, 2]] * 2
+    assert np.isnan(reranked.score_BM).all()
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_query_is_ranked_alike_in_any_batch(plain: Bundle, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = {name: float(rng.normal()) for name in (*RETRIEVAL, *HISTORY, *LEAF)}
+    path = plain.path.parent / "200"
+    bundle = Bundle.open(path) if path.exists() else add_ranker(plain, names, version=200)
+    batch = int(rng.integers(1, 6))
+    rows = [rng.permutation(ITEMS)[: rng.integers(0, 12)].tolist() for _ in range(batch)]
+    seen = [rng.integers(0, ITEMS, rng.integers(0, 8)).tolist() for _ in range(batch)]
+    depth, reranker = int(rng.integers(1, 14)), Reranker(bundle)
+    together = reranker.rerank(histories(bundle, *seen), result_of(rows, 12), depth)
+    for b in range(batch):
+        alone = reranker.rerank(histories(bundle, seen[b]), result_of([rows[b]], 12), depth)
+        assert np.array_equal(together.place_BM[b], alone.place_BM[0])
+        assert np.array_equal(together.score_BM[b], alone.score_BM[0], equal_nan=True)
+        assert sorted(together.place_BM[b].tolist()) == list(range(12))
+
+
+# -- bundles ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_new_version_is_the_old_one_with_a_ranker(plain: Bundle, ranked: Bundle) -> None:
+    manifest = ranked.manifest
+    assert (manifest.name, manifest.version) == ("books", 2)
+    assert manifest.ranker is not None
+    assert manifest.ranker.features == ("attribute.year", "retrieval.position", "item.price", "query.late")
+    for name, info in plain.manifest.files.items():
+        if name != "golden.parquet":
+            assert manifest.files[name] == info
+    assert plain.golden().equals(ranked.golden().drop_columns(GOLDEN_SCORES))
+    assert verify_ranker(ranked, Reranker(ranked)) < 1e-5
+    again = add_ranker(ranked, {"retrieval.score": 1.0}, version=12)
+    assert again.manifest.ranker is not None
+    assert again.manifest.ranker.features == ("retrieval.score",)
+    with pytest.raises(BundleExists):
+        add_ranker(ranked, {"retrieval.score": 1.0}, version=12)
+
+
+def test_a_ranker_that_answers_otherwise_is_not_served(plain: Bundle) -> None:
+    names = ("attribute.year", "retrieval.position")
+    golden, other = plain.golden(), weighted_sum(dict(zip(names, (1.0, 0.5), strict=True)))
+    graph = weighted_sum(dict(zip(names, (1.0, 3.5), strict=True)))
+    scores = golden_scores(plain, golden, RankFeatures(plain, names), other)
+    info = RankerInfo(features=names, depth=4, max_depth=8)
+    bundle = with_ranker(plain, plain.path.parent / "13", info, graph, golden.append_column(GOLDEN_SCORES, scores))
+    with pytest.raises(BundleCorrupt, match="golden query 0 otherwise"):
+        verify_ranker(bundle, Reranker(bundle))
+    bare = with_ranker(plain, plain.path.parent / "14", info, graph, golden)
+    with pytest.raises(BundleCorrupt, match="no column 'rerank_scores'"):
+        verify_ranker(bare, Reranker(bare))
+    with pytest.raises(LoadFailed, match="golden query 0 otherwise"):
+        load_version(
+            Settings(models=plain.path.parent.parent, engine="reference"), Metrics(), lambda b, *_: OnnxEngine(b, "cpu"), "books", 13
+        )
+
+
+def test_a_ranker_must_fit_its_manifest(plain: Bundle) -> None:
+    info = RankerInfo(features=("retrieval.score",), depth=4, max_depth=8)
+    golden = plain.golden().append_column(GOLDEN_SCORES, pa.array([[0.0] * 10] * 4, pa.list_(pa.float32())))
+    wide = weighted_sum({"retrieval.score": 1, "retrieval.rank": 1})
+    with pytest.raises(BundleCorrupt, match=r"expected float features \[N, 1\]"):
+        Reranker(with_ranker(plain, plain.path.parent / "15", info, wide, golden))
+    with pytest.raises(BundleCorrupt, match=r"ranker\.onnx: not a valid ONNX model"):
+        Reranker(with_ranker(plain, plain.path.parent / "16", info, b"no graph", golden))
+    with pytest.raises(BundleCorrupt, match="has no ranker"):
+        Reranker(plain)
+
+
+def test_a_manifest_says_what_cannot_be(plain: Bundle, tmp_path: Path) -> None:
+    def manifest(bundle: Bundle, **ranker: Any) -> Manifest:
+        return Manifest.model_validate(bundle.manifest.model_dump() | {"ranker": {"features": ["retrieval.score"]} | ranker})
+
+    assert manifest(plain, depth=4, max_depth=8).ranker is not None
+    for wrong, why in (
+        ({"depth": 9, "max_depth": 8}, "exceeds the limit"),
+        ({"depth": 9, "max_depth": 900}, "at most 40"),
+        ({"depth": 1, "max_depth": 1, "features": []}, "at least 1 item"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            manifest(plain, **wrong)
+    rng = np.random.default_rng(0)
+    linear = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 3), Ranking(own="log_activation", gamma=1))
+    for name, why in (("history.seen", "of features queries"), ("leaf.norm", "no node rows")):
+        with pytest.raises(ValueError, match=why):
+            manifest(linear, depth=1, max_depth=1, features=[name])
+
+
+def test_a_bundle_without_its_ranker_file_does_not_open(plain: Bundle) -> None:
+    bundle = add_ranker(plain, {"retrieval.score": 1.0}, version=17)
+    (bundle.path / RANKER).unlink()
+    with pytest.raises(BundleNotFound, match=RANKER):
+        Bundle.open(bundle.path)
+    manifest = bundle.path / "manifest.json"
+    document = json.loads(manifest.read_text())
+    del document["files"][RANKER]
+    manifest.write_text(json.dumps(document))
+    with pytest.raises(BundleCorrupt, match=f"does not list {RANKER}"):
+        Bundle.open(bundle.path)
+
+
+def test_models_of_vectors_and_of_features_can_have_one(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    vectors = make_bundle(tmp_path, rng, complete_tree(rng.permutation(8), 2), kind="vector", name="vectors")
+    kind = vectors.manifest.query
+    assert isinstance(kind, VectorKind)
+    reranker = Reranker(add_ranker(vectors, {"retrieval.position": 1.0, "leaf.norm": 0.0}))
+    assert reranker.rerank(encode_vectors(kind, [[1.0] * 4]), result_of([[5, 6, 7]]), 3).place_BM.tolist() == [[2, 1, 0]]
+    linear = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 3), Ranking(own="log_activation", gamma=1))
+    assert Reranker(add_ranker(linear, {"retrieval.position": 1.0})).features.names == ("retrieval.position",)
+
+
+# -- the service -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(plain: Bundle, ranked: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Version 2 as `books`, and version 1 as `plain`, over an engine that finds item-0, item-1, …"""
+    models = tmp_path_factory.mktemp("served")
+    assert ranked.manifest.ranker is not None
+    with_ranker(plain, models / "books" / "2", ranked.manifest.ranker, ranked.graph(RANKER), ranked.golden()[:0])
+    rewritten(replace(plain, manifest=plain.manifest.model_copy(update={"name": "plain"})), models / "plain" / "1", plain.golden()[:0])
+    with run(models, max_queries=8) as running:
+        yield running
+
+
+def test_the_answer_in_the_rankers_order(served: Running) -> None:
+    answer = served.retrieve(queries=[{"history": []}], m=3, beam_size=20, rerank=True)
+    items = answer["results"][0]["items"]
+    assert ids(answer["results"][0]) == ["item-7", "item-6", "item-5"]  # of the best 8; item-3 has no year
+    assert [item["rerank_score"] for item in items] == [1999.0, 1997.75, 1996.5]
+    assert [item["score"] for item in items] == pytest.approx([1 / 8, 1 / 7, 1 / 6])
+    assert answer["timing"]["rerank_ms"] > 0
+    assert served.engines["books"].calls[-1][1].m_B.tolist() == [8]
+
+
+def test_without_rerank_nothing_changes(served: Running) -> None:
+    answer = served.retrieve(queries=[{"history": []}], m=2)
+    assert answer["results"][0]["items"] == [{"id": "item-0", "score": 1.0}, {"id": "item-1", "score": 0.5}]
+    assert answer["timing"]["rerank_ms"] == 0
+    assert served.engines["books"].calls[-1][1].m_B.tolist() == [2]
+
+
+def test_depth_is_the_callers(served: Running) -> None:
+    result = served.retrieve(queries=[{"history": []}], m=4, beam_size=20, rerank={"depth": 2})["results"][0]
+    assert ids(result) == ["item-1", "item-0", "item-2", "item-3"]
+    assert [item["rerank_score"] for item in result["items"]][2:] == [None, None]
+
+
+def test_complete_speaks_of_m(served: Running) -> None:
+    queries = [{"history": [], "exclude": [f"item-{i}" for i in range(28)]}]
+    result = served.retrieve(queries=queries, m=4, beam_size=20, rerank=True)["results"][0]
+    assert (ids(result), result["complete"]) == (["item-31", "item-30", "item-29", "item-28"], True)
+    result = served.retrieve(queries=[{"history": []}], m=5, beam_size=5, rerank=True)["results"][0]
+    assert (len(result["items"]), result["complete"]) == (5, True)
+    result = served.retrieve(queries=[{"history": []}], m=6, beam_size=5, rerank=True)["results"][0]
+    assert (len(result["items"]), result["complete"]) == (5, False)
+
+
+def test_min_score_is_retrievals_and_comes_first(served: Running) -> None:
+    result = served.retrieve(queries=[{"history": []}], m=4, beam_size=20, rerank=True, min_score=0.3)["results"][0]
+    assert ids(result) == ["item-2", "item-1", "item-0"]
+
+
+def test_features_that_callers_send(served: Running) -> None:
+    queries = [
+        {"history": [], "item_features": {"item-7": {"price": 1}, "item-6": {"price": 0.5}, "gone": {"price": 2}}},
+        {"history": [], "rank_features": {"late": 5}},
+    ]
+    first, second = served.retrieve(queries=queries, m=8, beam_size=20, rerank=True)["results"]
+    assert ids(first) == ["item-5", "item-4", "item-2", "item-1", "item-0", "item-6", "item-7", "item-3"]
+    assert first["unknown"] == ["gone"]
+    assert second["items"][0]["rerank_score"] == 1999 + 5
+
+
+def test_fields_follow_their_items(served: Running) -> None:
+    result = served.retrieve(queries=[{"history": []}], m=2, beam_size=20, rerank=True, fields=["year"])["results"][0]
+    assert [(item["id"], item["fields"]["year"]) for item in result["items"]] == [("item-7", 1997), ("item-6", 1996)]
+
+
+def test_explain_says_what_moved(served: Running, plain: Bundle, ranked: Bundle) -> None:
+    with run(served.app.state.service.settings.models, lambda bundle: OnnxEngine(bundle, "cpu"), max_explained=16) as real:
+        body: Json = {"queries": [{"history": ["item-1"], "exclude": ["item-9"]}], "m": 3, "beam_size": 20}
+        before = real.retrieve(**body | {"m": 12})["results"][0]
+        wanted = [*ids(before)[:8], ids(before)[11], "item-9"]
+        result = real.retrieve(**body, rerank=True, explain_items=wanted)["results"][0]
+    explained = {item["id"]: item for item in result["explain"]["items"]}
+    for place, item in enumerate(result["items"], 1):
+        told = explained[item["id"]]
+        assert (told["outcome"], told["place"], told["retrieved_place"]) == ("returned", place, ids(before).index(item["id"]) + 1)
+        assert told["rerank_score"] == pytest.approx(item["rerank_score"])
+        assert told["rank_features"]["retrieval.position"] == told["retrieved_place"]
+        assert told["rank_features"]["item.price"] is None
+    behind = [explained[item_id] for item_id in ids(before)[:8] if item_id not in ids(result)]
+    assert [told["outcome"] for told in behind] == ["below_m"] * 5
+    assert sorted(told["place"] for told in behind) == [4, 5, 6, 7, 8]
+    assert (explained[ids(before)[11]]["outcome"], explained["item-9"]["outcome"]) == ("pruned", "excluded")
+    moved = {entry["id"]: (entry["retrieved_place"], entry["place"]) for entry in result["explain"]["moved"]}
+    places = {item_id: (ids(before).index(item_id) + 1, place) for place, item_id in enumerate(ids(result), 1)}
+    assert moved == {item_id: pair for item_id, pair in places.items() if pair[0] != pair[1]}
+
+
+def test_many_queries_leave_the_event_loop(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.retrieval.retrieve.INLINE_VALUES", 4)
+    answer = served.retrieve(queries=[{"history": []}] * 3, m=2, beam_size=20, rerank=True)
+    assert [ids(result) for result in answer["results"]] == [["item-7", "item-6"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "expected"),
+    [
+        ({"model": "plain", "rerank": True}, "rerank", "no ranker"),
+        ({"model": "plain", "rerank": {"depth": 3}}, "rerank", "no ranker"),
+        ({"model": "plain", "queries": [{"history": [], "rank_features": {"late": 1}}]}, "queries[0]", "no ranker"),
+        ({"rerank": {"depth": 17}}, "rerank.depth", "at most 16"),
+        ({"rerank": {"depth": 0}}, "rerank", "greater than or equal to 1"),
+        ({"rerank": 5}, "rerank", "true, false or"),
+        ({"rerank": {"deep": 5}}, "rerank.deep", "only the fields depth"),
+        ({"queries": [{"features": {"indices": [], "values": [], "count": 3}}]}, "queries[0].features.count", "indices, values"),
+        ({"queries": [{"history": [], "rank_features": {"early": 1}}]}, "queries[0].rank_features.early", "one of late"),
+        ({"queries": [{"history": [], "rank_features": {"late": 1e39}}]}, "queries[0].rank_features.late", "32-bit"),
+        ({"queries": [{"history": [], "rank_features": {"late": "1"}}]}, "queries[0].rank_features.late", "number"),
+        ({"queries": [{"history": [], "item_features": {"item-1": {"late": 1}}}]}, "queries[0].item_features.item-1.late", "price"),
+        ({"queries": [{"history": [], "item_features": {str(i): {} for i in range(41)}}]}, "queries[0].item_features", "at most 40"),
+    ],
+)
+def test_wrong_requests_say_what_is_wrong(served: Running, body: Json, field: str, expected: str) -> None:
+    answer = served.client.post("/retrieve", json={"model": "books", "queries": [{"history": []}], "beam_size": 10} | body)
+    assert answer.status_code == 422, answer.text
+    errors = problem(answer)["errors"]
+    assert any(error["field"].startswith(field) and expected in error["expected"] for error in errors), errors
+
+
+def test_the_stage_is_counted_where_it_ran(served: Running) -> None:
+    def counted() -> float:
+        for line in served.client.get("/metrics").text.splitlines():
+            if line.startswith('espalier_stage_seconds_count{model="books",stage="rerank"}'):
+                return float(line.split()[-1])
+        return 0.0
+
+    before = counted()
+    served.retrieve(queries=[{"history": []}])
+    assert counted() == before
+    served.retrieve(queries=[{"history": []}], rerank=True, beam_size=20)
+    assert counted() == before + 1
+
+
+def test_server_timing_names_the_stage_where_it_ran(served: Running) -> None:
+    body: Json = {"model": "books", "queries": [{"history": []}], "beam_size": 20, "rerank": True}
+    header = served.client.post("/retrieve", json=body).headers["server-timing"]
+    assert [part.split(";")[0] for part in header.split(", ")] == ["queue", "encode", "search", "rerank", "serialise", "total"]
+
+
+def test_the_client_asks_for_it(served: Running) -> None:
+    sent: list[Json] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        sent.append(json.loads(request.content))
+        answer = served.client.post("/retrieve", content=request.content, headers={"content-type": "application/json"})
+        return httpx.Response(answer.status_code, json=answer.json())
+
+    query = Query(rank_features={"late": float(np.float32(2))}, item_features={"item-7": {"price": 1}})
+    with Client("http://service", transport=httpx.MockTransport(handle)) as client:
+        answer = client.retrieve([query], model="books", m=2, beam_size=20, rerank=True)
+        shallow = client.retrieve([Query()], model="books", m=2, beam_size=20, rerank=3)
+        client.retrieve([Query()], model="books", m=2, beam_size=20)
+    assert [document.get("rerank") for document in sent] == [True, {"depth": 3}, None]
+    assert [(item.id, item.rerank_score) for item in answer.results[0].items] == [("item-6", 1999.75), ("item-5", 1998.5)]
+    assert [item.id for item in shallow.results[0].items] == ["item-2", "item-1"]
+    assert answer.timing.rerank_ms > 0
+
+
+def test_models_tell_of_their_ranker(served: Running) -> None:
+    told = {model["name"]: model["ranker"] for model in served.client.get("/models").json()["models"]}
+    assert told["plain"] is None
+    assert (told["books"]["depth"], told["books"]["max_depth"], told["books"]["features"][0]) == (8, 16, "attribute.year")
+
+
+def test_streams_rerank_too(served: Running) -> None:
+    line = json.dumps({"model": "books", "queries": [{"history": []}], "m": 1, "beam_size": 20, "rerank": True})
+    answer = served.client.post("/retrieve/stream", content=f"{line}\n{line}\n", headers={"content-type": "application/x-ndjson"})
+    assert [ids(json.loads(part)["results"][0]) for part in answer.text.splitlines()] == [["item-7"]] * 2

@@ -1,0 +1,579 @@
+"""The HTTP interface, over a fake engine; the last test runs a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import shutil
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+from fastapi import FastAPI
+
+from espalier.bundle import Bundle
+from espalier.queries import encode_histories
+from espalier.search import Engine, SearchParams, open_engine
+from service.__main__ import listen, main
+from service.app import create_app
+from service.settings import Settings
+from tests.service.fake_engine import FakeEngine
+from tests.service.running import ITEMS, LIMITS, Json, Running, ids, problem, run, started
+
+
+@pytest.fixture(scope="module")
+def shared(models: Path) -> Iterator[Running]:
+    with run(models, max_history=50, max_queries=8, max_body_bytes=20_000) as running:
+        yield running
+
+
+def test_one_query(shared: Running) -> None:
+    answer = shared.retrieve(queries=[{"history": ["item-3", "item-5"]}], m=3, beam_size=10)
+    assert (answer["model"], answer["version"], answer["engine"]) == ("books", 1, "fake")
+    assert answer["results"] == [
+        {
+            "items": [{"id": "item-0", "score": 1.0}, {"id": "item-1", "score": 0.5}, {"id": "item-2", "score": 0.33333334}],
+            "complete": True,
+            "beam_size": 10,
+            "degraded": False,
+            "unknown": [],
+        }
+    ]
+    timing = answer["timing"]
+    assert set(timing) == {"queue_ms", "encode_ms", "search_ms", "rerank_ms", "serialise_ms", "total_ms", "ms_per_query", "batch"}
+    assert timing["batch"] == 1
+    assert timing["ms_per_query"] == timing["search_ms"] > 0
+    assert timing["total_ms"] >= timing["encode_ms"] + timing["search_ms"] + timing["serialise_ms"]
+    queries, params = shared.engines["books"].calls[-1]
+    assert queries.array.tolist() == [[-1, -1, -1, 3, 5]]
+    assert (params.beam_size_B.tolist(), params.m_B.tolist(), params.exclude_BE) == ([10], [3], None)
+
+
+def test_defaults_are_the_models(shared: Running) -> None:
+    result = shared.retrieve(queries=[{"history": []}])["results"][0]
+    assert (len(result["items"]), result["beam_size"]) == (LIMITS["m"], LIMITS["beam_size"])
+
+
+def test_many_queries_each_with_its_own_exclusions(shared: Running) -> None:
+    queries: list[Json] = [
+        {"history": ["item-0", "item-1"], "exclude_seen": True},
+        {"history": ["item-0"], "exclude": ["item-2", "item-0"]},
+        {"history": ["item-0"], "exclude_seen": False},
+        {"history": ["item-1"], "exclude": ["item-0"], "exclude_seen": True},
+    ]
+    answer = shared.retrieve(queries=queries, m=2)
+    assert [ids(result) for result in answer["results"]] == [
+        ["item-2", "item-3"],
+        ["item-1", "item-3"],
+        ["item-0", "item-1"],
+        ["item-2", "item-3"],
+    ]
+    assert answer["timing"]["batch"] == 4
+    assert answer["timing"]["ms_per_query"] == pytest.approx(answer["timing"]["search_ms"] / 4, abs=1e-4)
+
+
+def test_unknown_ids_are_skipped_and_listed_once(shared: Running) -> None:
+    query = {"history": ["gone", "item-7", "gone", "ünknown"], "exclude": ["item-1", "never", "gone"], "exclude_seen": True}
+    result = shared.retrieve(queries=[query, {"history": ["item-1"]}], m=2)["results"]
+    assert (result[0]["unknown"], result[1]["unknown"]) == (["gone", "ünknown", "never"], [])
+    assert ids(result[0]) == ["item-0", "item-2"]
+    assert shared.engines["books"].calls[-1][0].array[0].tolist() == [-1, -1, -1, -1, 7]
+
+
+@pytest.mark.parametrize("history", [[], ["gone"], [""]])
+def test_a_cold_user_gets_items(shared: Running, history: list[str]) -> None:
+    result = shared.retrieve(queries=[{"history": history}])["results"][0]
+    assert len(result["items"]) == 4
+    assert result["unknown"] == history
+    assert shared.engines["books"].calls[-1][0].array.tolist() == [[-1] * 5]
+
+
+def test_min_score_trims_after_complete_is_decided(shared: Running) -> None:
+    result = shared.retrieve(queries=[{"history": []}, {"history": [], "exclude": ["item-0"]}], m=4, min_score=0.4)["results"]
+    assert [ids(found) for found in result] == [["item-0", "item-1"], ["item-1", "item-2"]]
+    assert [found["complete"] for found in result] == [True, True]
+
+
+def test_fields_come_with_each_item_when_asked_for(shared: Running) -> None:
+    result = shared.retrieve(queries=[{"history": []}, {"history": []}], m=2, fields=["title", "id"])["results"]
+    for found in result:
+        assert [item["fields"] for item in found["items"]] == [{"title": f"Title {i}", "id": f"item-{i}"} for i in range(2)]
+
+
+def test_a_vector_query(shared: Running) -> None:
+    answer = shared.client.post("/retrieve", json={"model": "points", "queries": [{"vector": [1, 2.5, -3, 0]}], "m": 2})
+    assert answer.status_code == 200
+    queries, _ = shared.engines["points"].calls[-1]
+    assert queries.array.tolist() == [[1, 2.5, -3, 0]]
+
+
+COLD: Json = {"history": []}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "queries"),
+        ({"queries": []}, "queries"),
+        ({"queries": {}}, "queries"),
+        ({"queries": [1]}, "queries[0]"),
+        ({"queries": [None]}, "queries[0]"),
+        ({"queries": [{}]}, "queries[0]"),
+        ({"queries": [COLD, {"vector": [0, 0, 0, 0]}]}, "queries[1]"),
+        ({"queries": [{"history": [], "vector": []}]}, "queries[0]"),
+        ({"queries": [{"history": None}]}, "queries[0].history"),
+        ({"queries": [{"history": "item-1"}]}, "queries[0].history"),
+        ({"queries": [COLD, {"history": ["a", "b", "c", 4]}]}, "queries[1].history[3]"),
+        ({"queries": [{"history": [True]}]}, "queries[0].history[0]"),
+        ({"queries": [{"history": ["x"] * 51}]}, "queries[0].history"),
+        ({"queries": [{"history": [], "exclude": ["x"] * 51}]}, "queries[0].exclude"),
+        ({"queries": [{"history": [], "exclude": [None]}]}, "queries[0].exclude[0]"),
+        ({"queries": [{"history": [], "exclude_seen": "yes"}]}, "queries[0].exclude_seen"),
+        ({"queries": [{"history": [], "exclude_seen": 1}]}, "queries[0].exclude_seen"),
+        ({"queries": [{"words": "a book"}]}, "queries[0].words"),
+        ({"queries": [{"text": "a book"}]}, "queries[0]"),
+        ({"queries": [{"features": {"indices": [1], "values": [1.0]}}]}, "queries[0]"),
+        ({"queries": [{"features": {"indices": [1.5], "values": [1.0]}}]}, "queries[0].features.indices[0]"),
+        ({"queries": [COLD] * 9}, "queries"),
+        ({"queries": [COLD], "m": 0}, "m"),
+        ({"queries": [COLD], "m": "5"}, "m"),
+        ({"queries": [COLD], "m": 5.5}, "m"),
+        ({"queries": [COLD], "m": 5.0}, "m"),
+        ({"queries": [COLD], "m": True}, "m"),
+        ({"queries": [COLD], "m": LIMITS["max_m"] + 1}, "m"),
+        ({"queries": [COLD], "m": 10**30}, "m"),
+        ({"queries": [COLD], "beam_size": 0}, "beam_size"),
+        ({"queries": [COLD], "beam_size": LIMITS["max_beam_size"] + 1}, "beam_size"),
+        ({"queries": [COLD], "beam_size": []}, "beam_size"),
+        ({"queries": [COLD], "min_score": 1.1}, "min_score"),
+        ({"queries": [COLD], "min_score": -0.1}, "min_score"),
+        ({"queries": [COLD], "min_score": "0.5"}, "min_score"),
+        ({"queries": [COLD], "min_score": float("nan")}, "min_score"),
+        ({"queries": [COLD], "fields": ["title", "price"]}, "fields[1]"),
+        ({"queries": [COLD], "fields": ["__hash"]}, "fields[0]"),
+        ({"queries": [COLD], "fields": "title"}, "fields"),
+        ({"queries": [COLD], "fields": ["title"] * 3}, "fields"),
+        ({"queries": [{}] * 4097}, "queries"),
+        ({"queries": [COLD], "version": 0}, "version"),
+        ({"queries": [COLD], "model": 3}, "model"),
+        ({"queries": [COLD], "model": None}, "model"),
+        ({"queries": [COLD], "timeout_ms": 0}, "timeout_ms"),
+        ({"queries": [COLD], "timeout_ms": -1}, "timeout_ms"),
+        ({"queries": [COLD], "timeout_ms": 1e9}, "timeout_ms"),
+        ({"queries": [COLD], "timeout_ms": float("inf")}, "timeout_ms"),
+        ({"queries": [COLD], "rerank": True}, "rerank"),
+        ({"queries": [COLD], "explain": 1}, "explain"),
+        ({"queries": [COLD], "explain_items": ["x"] * 9}, "explain_items"),
+        ({"queries": [COLD], "filter": []}, "filter"),
+        ({"queries": [COLD], "filter": {"price": [1]}}, "filter.price"),
+        ({"queries": [COLD], "filter": {"title": "Title 1"}}, "filter.title"),
+        ({"queries": [COLD], "filter": {"title": []}}, "filter.title"),
+        ({"queries": [COLD], "filter": {"title": ["Title 1", 2]}}, "filter.title[1]"),
+        ({"queries": [COLD], "filter": {"title": {"min": 1}}}, "filter.title"),
+        ({"queries": [COLD], "exclude_filter": {"id": [None]}}, "exclude_filter.id[0]"),
+        ({"queries": [COLD], "exclude_filter": {"id": ["x"] * 1001}}, "exclude_filter"),
+        ({"queries": [COLD], "\ud800": 1}, "body"),
+        ({"queries": [{"history": ["\ud800"]}]}, "body"),
+        ({"model": "points", "queries": [COLD]}, "queries[0]"),
+        ({"model": "points", "queries": [{"vector": [1, 2, 3]}]}, "queries[0].vector"),
+        ({"model": "points", "queries": [{"vector": [1, 2, 3, "4"]}]}, "queries[0].vector[3]"),
+        ({"model": "points", "queries": [{"vector": [1, 2, True, 4]}]}, "queries[0].vector[2]"),
+        ({"model": "points", "queries": [{"vector": [1, float("nan"), 3, 4]}]}, "queries[0].vector[1]"),
+        ({"model": "points", "queries": [{"vector": [1, 2, 3, float("-inf")]}]}, "queries[0].vector[3]"),
+        ({"model": "points", "queries": [{"vector": [1, 2, 3, 1e300]}]}, "queries[0].vector"),
+        ({"model": "points", "queries": [{"vector": [1, 2, 3, 4], "exclude_seen": True}]}, "queries[0].exclude_seen"),
+    ],
+)
+def test_a_wrong_value_is_422_and_names_the_field(shared: Running, body: Json, field: str) -> None:
+    content = json.dumps({"model": "books"} | body)
+    answer = shared.client.post("/retrieve", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422, answer.text
+    document = problem(answer)
+    assert document["errors"][0]["field"] == field
+    assert all(set(error) == {"field", "value", "expected"} for error in document["errors"])
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"queries": [{"history": ["\xff"]}]}', b"[" * 5000, b"1" * 5000, b"null"])
+def test_a_body_that_is_no_request_is_422(shared: Running, content: bytes) -> None:
+    answer = shared.client.post("/retrieve", content=content, headers={"Content-Type": "application/json; charset=utf-8"})
+    assert answer.status_code == 422
+    assert problem(answer)["errors"][0]["field"] == "body"
+
+
+def test_several_wrong_values_are_all_listed(shared: Running) -> None:
+    answer = shared.client.post("/retrieve", json={"queries": [COLD], "m": 0, "beam_size": "9", "oops": 1})
+    assert [error["field"] for error in problem(answer)["errors"]] == ["m", "beam_size", "oops"]
+    assert problem(answer)["errors"][1] == {"field": "beam_size", "value": "'9'", "expected": "a valid integer"}
+
+
+def test_without_a_name_several_models_are_listed(shared: Running) -> None:
+    answer = shared.client.post("/retrieve", json={"queries": [COLD]})
+    assert problem(answer)["errors"] == [{"field": "model", "value": "None", "expected": "one of books, points"}]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("GET", "/models/nobody", 404),
+        ("GET", "/models/nobody/items", 404),
+        ("GET", "/retrieve", 405),
+        ("DELETE", "/models", 405),
+    ],
+)
+def test_a_wrong_path_or_method_is_a_problem_document(shared: Running, method: str, path: str, status: int) -> None:
+    answer = shared.client.request(method, path)
+    assert answer.status_code == problem(answer)["status"] == status
+    assert status != 405 or answer.headers["allow"]
+
+
+@pytest.mark.parametrize(("body", "named"), [({"model": "nobody"}, "books, points"), ({"model": "books", "version": 7}, "version 1")])
+def test_a_model_or_version_that_is_not_there_is_404(shared: Running, body: Json, named: str) -> None:
+    answer = shared.client.post("/retrieve", json={"queries": [COLD]} | body)
+    assert answer.status_code == 404
+    assert named in problem(answer)["detail"]
+
+
+def test_a_body_over_the_limit_is_413(shared: Running) -> None:
+    large = orjson.dumps({"model": "books", "queries": [{"history": ["x" * 20_000]}]})
+    headers = {"Content-Type": "application/json"}
+    announced = shared.client.post("/retrieve", content=large, headers=headers)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield large[:10_000]
+        yield large[10_000:]
+
+    streamed = shared.client.post("/retrieve", content=pieces(), headers=headers)
+    for answer in (announced, streamed):
+        assert answer.status_code == problem(answer)["status"] == 413
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}])
+def test_a_body_that_is_not_said_to_be_json_is_415(shared: Running, headers: dict[str, str]) -> None:
+    answer = shared.client.post("/retrieve", content=b'{"queries": []}', headers=headers)
+    assert answer.status_code == problem(answer)["status"] == 415
+
+
+def test_concurrent_requests_share_one_engine_call(models: Path) -> None:
+    async def scenario(running: Running) -> None:
+        engine = running.engines["books"]
+        registry = running.app.state.service.registry
+        batcher = registry.choose("books", None).batcher
+        engine.go.clear()
+
+        def post(number: int, m: int) -> asyncio.Task[httpx.Response]:
+            body = {"model": "books", "queries": [{"history": [f"item-{number}"]}], "m": m, "beam_size": m + number}
+            return asyncio.create_task(running.client.http.post("/retrieve", json=body))
+
+        first = post(0, 1)
+        assert await asyncio.to_thread(engine.started.wait, 10)
+        others = [post(number, number + 1) for number in range(1, 4)]
+        while batcher.depth < 3:
+            await asyncio.sleep(0)
+        engine.go.set()
+        answers = [answer.json() for answer in await asyncio.gather(first, *others)]
+        assert [answer["timing"]["batch"] for answer in answers] == [1, 3, 3, 3]
+        assert [len(answer["results"][0]["items"]) for answer in answers] == [1, 2, 3, 4]
+        assert [answer["results"][0]["beam_size"] for answer in answers] == [1, 3, 5, 7]
+        assert len(engine.calls) == 2
+
+    with run(models) as running:
+        running.client.runner.run(scenario(running))
+
+
+def test_a_client_that_hangs_up_while_it_waits_never_reaches_the_engine(models: Path) -> None:
+    async def scenario(running: Running) -> None:
+        engine = running.engines["books"]
+        batcher = running.app.state.service.registry.choose("books", None).batcher
+        engine.go.clear()
+        stays = asyncio.create_task(post_asgi(running.app, "item-1", asyncio.Event()))
+        assert await asyncio.to_thread(engine.started.wait, 10)
+        hang_up = asyncio.Event()
+        goes = asyncio.create_task(post_asgi(running.app, "item-2", hang_up))
+        while batcher.depth < 1:
+            await asyncio.sleep(0)
+        hang_up.set()
+        assert await goes == 499
+        engine.go.set()
+        assert await stays == 200
+        assert await post_asgi(running.app, "item-3", asyncio.Event()) == 200
+        assert [queries.array[:, -1].tolist() for queries, _ in engine.calls] == [[1], [3]]
+
+    with run(models) as running:
+        running.client.runner.run(scenario(running))
+        assert 'espalier_requests_total{model="books",status="499"} 1.0' in running.client.get("/metrics").text
+
+
+def test_a_client_that_hangs_up_inside_its_body_is_no_failure(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(running: Running) -> None:
+        hung_up = asyncio.Event()
+        hung_up.set()
+        assert await post_asgi(running.app, "item-1", hung_up, complete=False) == 499
+        assert running.engines["books"].calls == []
+
+    with run(models) as running:
+        running.client.runner.run(scenario(running))
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def post_asgi(app: FastAPI, item: str, hang_up: asyncio.Event, complete: bool = True) -> int:
+    """POST /retrieve as a server would, with a connection that ends when `hang_up` is set. Gives the status."""
+    body = [orjson.dumps({"model": "books", "queries": [{"history": [item]}]})]
+    statuses: list[int] = []
+
+    async def receive() -> Json:
+        if body:
+            return {"type": "http.request", "body": body.pop(), "more_body": not complete}
+        await hang_up.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/retrieve", "query_string": b"", "root_path": "", "headers": headers, "state": {}}
+    await app(scope, receive, send)
+    return statuses[0]
+
+
+def test_an_engine_failure_is_500_for_that_call_only_and_shows_no_internals(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with run(models) as running:
+        running.engines["books"].failure = RuntimeError("secret pointer 0xdead")
+        body = {"model": "books", "queries": [COLD]}
+        failed = running.client.post("/retrieve", json=body)
+        assert failed.status_code == problem(failed)["status"] == 500
+        assert "secret" not in failed.text
+        assert "secret pointer" in caplog.text
+        assert running.client.post("/retrieve", json=body).status_code == 200
+
+
+def test_an_unexpected_exception_is_a_500_problem_with_the_request_id(
+    models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise IndexError("index 3 of secret")
+
+    with run(models) as running:
+        monkeypatch.setattr("service.http.routes.describe", fail)
+        answer = running.client.get("/models", headers={"X-Request-Id": "find-me"})
+    assert answer.status_code == problem(answer)["status"] == 500
+    assert "index" not in answer.text
+    assert answer.headers["x-request-id"] == "find-me"
+    assert "request find-me failed" in caplog.text
+
+
+def test_request_ids_are_kept_when_sane_and_made_otherwise(shared: Running) -> None:
+    def given(value: str) -> str:
+        return shared.client.get("/livez", headers={"X-Request-Id": value}).headers["x-request-id"]
+
+    assert given("a1-B.c_9") == "a1-B.c_9"
+    for strange in ("", "x" * 129, "a b", "<script>"):
+        assert given(strange) not in ("", strange)
+    made = [shared.client.get("/nowhere").headers["x-request-id"] for _ in range(2)]
+    assert made[0] != made[1]
+
+
+def test_server_timing_names_the_stages(shared: Running) -> None:
+    header = shared.client.post("/retrieve", json={"model": "books", "queries": [COLD]}).headers["server-timing"]
+    assert [part.split(";")[0] for part in header.split(", ")] == ["queue", "encode", "search", "serialise", "total"]
+
+
+def test_the_service_is_live_before_it_is_ready(models: Path) -> None:
+    let_go = threading.Event()
+
+    def open_late(bundle: Bundle, device: str, engine: str | None, threads: int, precision: str) -> Engine:
+        assert let_go.wait(10)
+        return FakeEngine(bundle.tree.item_count)
+
+    app = create_app(Settings(models=models), open_late)
+    with started(app) as client:
+        try:
+            assert client.get("/livez").status_code == 200
+            before = client.get("/readyz")
+            assert before.status_code == 503
+            assert before.json()["reasons"] == ["books version 1: loading", "points version 1: loading"]
+            refused = client.post("/retrieve", json={"model": "books", "queries": [COLD]})
+            assert refused.status_code == problem(refused)["status"] == 503
+            assert "retry-after" in refused.headers
+        finally:
+            let_go.set()
+        app.state.service.registry.wait_until_loaded()
+        assert client.get("/readyz").json() == {"ready": True, "reasons": []}
+
+
+def test_a_model_that_fails_does_not_stop_the_others(models: Path, tmp_path: Path) -> None:
+    shutil.copytree(models, tmp_path / "models")
+    damaged = tmp_path / "models" / "points" / "1" / "nodes.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    with run(tmp_path / "models") as running:
+        ready = running.client.get("/readyz")
+        assert ready.status_code == 503
+        assert len(ready.json()["reasons"]) == 1
+        assert "SHA-256" in ready.json()["reasons"][0]
+        assert running.client.get("/models/points").json()["state"] == "failed"
+        refused = running.client.post("/retrieve", json={"model": "points", "queries": [{"vector": [1, 2, 3, 4]}]})
+        assert refused.status_code == 503
+        running.retrieve(queries=[COLD])
+
+
+def test_checksums_can_be_left_out(models: Path, tmp_path: Path) -> None:
+    shutil.copytree(models, tmp_path / "models")
+    damaged = tmp_path / "models" / "points" / "1" / "nodes.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    with run(tmp_path / "models", verify=False) as running:
+        assert running.client.get("/readyz").status_code == 200
+
+
+def test_the_highest_version_serves_and_is_warm(models: Path, tmp_path: Path) -> None:
+    for version in (1, 2, 10):
+        copy = shutil.copytree(models / "books" / "1", tmp_path / "books" / str(version))
+        manifest = json.loads((copy / "manifest.json").read_text()) | {"version": version}
+        (copy / "manifest.json").write_text(json.dumps(manifest))
+    with run(tmp_path) as running:
+        described = running.client.get("/models/books").json()
+        assert described["version"] == 10
+        assert [(one["version"], one["state"]) for one in described["versions"]] == [(1, "available"), (2, "available"), (10, "ready")]
+        body: Json = {"queries": [COLD]}  # the only model needs no name
+        assert running.client.post("/retrieve", json=body).json()["version"] == 10
+        assert running.client.post("/retrieve", json=body | {"version": 10}).status_code == 200
+        assert running.client.post("/retrieve", json=body | {"version": 2}).status_code == 404
+        assert running.engines["books"].warm
+
+
+def test_a_draining_service_refuses(models: Path) -> None:
+    with run(models) as running:
+        running.client.runner.run(running.app.state.service.registry.drain(10))
+        answer = running.client.post("/retrieve", json={"model": "books", "queries": [COLD]})
+        assert answer.status_code == problem(answer)["status"] == 503
+        assert running.client.get("/readyz").json()["reasons"] == ["shutting down"]
+        assert running.client.get("/livez").status_code == 200
+
+
+def test_models_say_what_they_take(shared: Running) -> None:
+    listed = shared.client.get("/models").json()["models"]
+    assert [entry["name"] for entry in listed] == ["books", "points"]
+    books = shared.client.get("/models/books").json()
+    assert books == listed[0]
+    assert books["state"] == "ready"
+    assert books["engine"] == "fake"
+    assert books["query"] == {"kind": "history", "length": 5}
+    assert books["search"] == LIMITS | {"min_beam_size": None}
+    assert books["max_queries"] == 8
+    assert books["tree"]["items"] == ITEMS
+    assert books["fields"] == ["id", "title"]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("prefix=ITEM-3", ["item-3", "item-30", "item-31"]),
+        ("prefix=title%202&limit=3", ["item-2", "item-20", "item-21"]),
+        ("prefix=.%2A", []),
+        ("limit=2", ["item-0", "item-1"]),
+        ("", [f"item-{i}" for i in range(10)]),
+    ],
+)
+def test_completion_over_ids_and_titles(shared: Running, query: str, found: Sequence[str]) -> None:
+    answer = shared.client.get(f"/models/books/items?{query}").json()
+    assert [item["id"] for item in answer["items"]] == found
+    assert all(item["title"] == item["id"].replace("item-", "Title ") for item in answer["items"])
+
+
+@pytest.mark.parametrize("limit", ["0", "101", "x"])
+def test_completion_is_bounded(shared: Running, limit: str) -> None:
+    answer = shared.client.get(f"/models/books/items?limit={limit}")
+    assert answer.status_code == 422
+    assert problem(answer)["errors"][0]["field"] == "limit"
+
+
+def test_metrics_have_the_designs_names_and_labels(models: Path) -> None:
+    with run(models) as running:
+        running.retrieve(queries=[COLD, COLD], m=8, beam_size=5)
+        running.client.post("/retrieve", json={"model": "nobody", "queries": [COLD]})
+        answer = running.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    lines = set(answer.text.splitlines())
+    assert lines >= {
+        'espalier_requests_total{model="books",status="200"} 1.0',
+        'espalier_requests_total{model="",status="404"} 1.0',
+        'espalier_request_seconds_count{model="books"} 1.0',
+        *(f'espalier_stage_seconds_count{{model="books",stage="{stage}"}} 1.0' for stage in ("queue", "encode", "search", "serialise")),
+        'espalier_query_seconds_count{beam="4",engine="fake",model="books"} 1.0',
+        'espalier_batch_queries_sum{model="books"} 2.0',
+        'espalier_queue_depth{model="books"} 0.0',
+        'espalier_incomplete_total{model="books"} 2.0',
+        'espalier_model_info{engine="fake",model="books",version="1"} 1.0',
+    }
+    assert any(line.startswith('espalier_query_seconds_bucket{beam="4",engine="fake",le="1.5e-05"') for line in lines)
+
+
+def test_the_documentation_is_served(shared: Running) -> None:
+    page = shared.client.get("/docs").text
+    assert "https://" not in page  # works where no CDN can be reached
+    assets = re.findall(r'(?:href|src)="(/[^"]+)"', page)
+    assert len(assets) == 3
+    assert all(shared.client.get(asset).status_code == 200 for asset in assets)
+
+
+def test_an_empty_models_folder_is_said_and_exits_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ESPALIER_MODELS", str(tmp_path / "nothing"))
+    assert main([]) == 1
+    assert "no model there" in capsys.readouterr().err
+
+
+def test_a_taken_port_is_said_and_exits_with_1(models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("ESPALIER_MODELS", str(models))
+    with listen("127.0.0.1", 0) as taken:
+        assert main(["--port", str(taken.getsockname()[1])]) == 1
+    assert "cannot listen on 127.0.0.1" in capsys.readouterr().err
+
+
+def test_accepted_connections_send_without_delay() -> None:
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_service_link_of_kubernetes_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPALIER_PORT", "tcp://10.96.0.7:8000")
+    assert Settings().port == 8000
+    monkeypatch.setenv("ESPALIER_PORT", "9000")
+    assert Settings().port == 9000
+
+
+def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("ESPALIER_THREADS", "many")
+    assert main([]) == 1
+    assert "ESPALIER_THREADS: got 'many'" in capsys.readouterr().err
+
+
+def test_a_real_engine_answers_over_http_as_it_does_directly(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    histories = [["item-3", "item-5"], [], ["item-9"]]
+    with run(models, lambda bundle: open_engine(bundle, "cpu")) as running:
+        loaded = running.app.state.service.registry.choose("books", None)
+        answer = running.retrieve(queries=[{"history": history, "exclude_seen": True} for history in histories], m=6, beam_size=8)
+        bundle = loaded.bundle
+        queries, rows = encode_histories(bundle.manifest.query, bundle.items, histories)
+        exclude_BE = np.full((3, 2), -1)
+        for b, seen in enumerate(rows):
+            exclude_BE[b, : len(seen)] = seen
+        direct = loaded.engine.search(queries, SearchParams.uniform(3, 8, 6, exclude_BE))
+    assert answer["engine"] == "onnx-cpu"
+    for b, result in enumerate(answer["results"]):
+        assert ids(result) == bundle.items.ids_of(direct.item_rows_BM[b][: direct.count_B[b]])
+        assert [item["score"] for item in result["items"]] == pytest.approx(direct.scores_BM[b][: direct.count_B[b]].tolist())
+        assert not set(ids(result)) & set(histories[b])
+        assert result["complete"]

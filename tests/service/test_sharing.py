@@ -1,0 +1,117 @@
+"""What takes a while is made once for all who want it at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from service.http.sharing import Shared
+from service.watch.monitoring import Metrics
+from tests.service.running import Running, run
+
+
+class Making:
+    """Makes the number of its calls, once it may."""
+
+    def __init__(self) -> None:
+        self.calls, self.go, self.began = 0, threading.Event(), threading.Semaphore(0)
+        self.failure: Exception | None = None
+
+    def __call__(self) -> int:
+        self.calls += 1
+        self.began.release()
+        assert self.go.wait(20)
+        if self.failure is not None:
+            raise self.failure
+        return self.calls
+
+
+def test_those_who_ask_at_the_same_time_get_the_same() -> None:
+    async def scenario() -> None:
+        making = Making()
+        shared = Shared(making)
+        first = [asyncio.create_task(shared.get()) for _ in range(20)]
+        assert await asyncio.to_thread(making.began.acquire, timeout=20)
+        first.append(asyncio.create_task(shared.get()))
+        first[0].cancel()  # who hangs up ends it for nobody else
+        making.go.set()
+        assert await asyncio.gather(*first[1:]) == [1] * 20
+        assert await shared.get() == 2
+
+    asyncio.run(scenario())
+
+
+def test_what_is_kept_is_made_once() -> None:
+    async def scenario() -> None:
+        making = Making()
+        making.go.set()
+        shared = Shared(making, keep=True)
+        assert [await shared.get() for _ in range(3)] == [1, 1, 1]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_failure_is_everybodys_and_is_not_kept(keep: bool) -> None:
+    async def scenario() -> None:
+        making = Making()
+        making.failure = RuntimeError("no")
+        shared = Shared(making, keep)
+        waiting = [asyncio.create_task(shared.get()) for _ in range(3)]
+        making.go.set()
+        failed = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [str(error) for error in failed] == ["no"] * 3
+        making.failure = None
+        assert await shared.get() == 2
+
+    asyncio.run(scenario())
+
+
+def test_scrapes_at_the_same_time_share_one_rendering(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    making, render = Making(), Metrics.render
+
+    def rendered(metrics: Metrics) -> bytes:
+        making()
+        return render(metrics)
+
+    monkeypatch.setattr(Metrics, "render", rendered)
+
+    async def scenario(running: Running) -> None:
+        scrapes = [asyncio.create_task(running.client.http.get("/metrics")) for _ in range(20)]
+        assert await asyncio.to_thread(making.began.acquire, timeout=20)
+        assert (await running.client.http.get("/livez")).status_code == 200
+        making.go.set()
+        answers = await asyncio.gather(*scrapes)
+        assert {answer.status_code for answer in answers} == {200}
+        assert len({answer.content for answer in answers}) == 1
+        assert making.calls == 1
+        assert "espalier_workers 1.0" in (await running.client.http.get("/metrics")).text
+        assert making.calls == 2
+
+    with run(models) as running:
+        running.client.runner.run(scenario(running))
+
+
+def test_the_description_of_the_interface_is_made_once(models: Path) -> None:
+    with run(models) as running:
+        app, described = running.app, 0
+        plain = app.openapi
+
+        def counted() -> dict[str, object]:
+            nonlocal described
+            described += 1
+            return plain()
+
+        app.openapi = counted  # type: ignore[method-assign]
+
+        async def scenario() -> None:
+            answers = await asyncio.gather(*(running.client.http.get("/openapi.json") for _ in range(20)))
+            assert {answer.content for answer in answers} == {answers[0].content}
+            assert answers[0].headers["content-type"] == "application/json"
+
+        running.client.runner.run(scenario())
+        running.client.get("/openapi.json")
+        assert described == 1

@@ -1,0 +1,119 @@
+"""Popularity and Item-CF, against hand-computed cases and dense arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from espalier.errors import InvalidConfig, InvalidData
+from tests.training.logs import log_of
+from training.baselines import item_cf as module
+from training.baselines.item_cf import fit_item_cf, tune_neighbours
+from training.baselines.popularity import fit_popularity
+from training.data.splits import EvaluationPair
+from training.data.user_item_matrix import history_matrix, user_item_matrix
+
+LISTS = [[0, 1, 1], [1, 2], [1, 2, 3], [3]]
+"""Users of item: 0 → {0}, 1 → {0 1 2}, 2 → {1 2}, 3 → {2 3}."""
+
+
+def test_the_matrix_is_binary_and_holds_the_given_users_in_their_order() -> None:
+    matrix = user_item_matrix(log_of([[0, 1, 1], [2], [3, 0]]), np.array([2, 0]))
+    assert matrix.toarray().tolist() == [[1, 0, 0, 1], [1, 1, 0, 0]]
+    assert history_matrix([np.array([2, -1, 2]), np.array([], np.int64)], 3).toarray().tolist() == [[0, 0, 1], [0, 0, 0]]
+
+
+def test_popularity_counts_users_not_events_and_breaks_ties_by_row() -> None:
+    assert fit_popularity(log_of([[2, 2, 2, 1], [3, 1], [3]], items=5), np.arange(3)).best_I.tolist() == [1, 3, 2, 0, 4]
+
+
+def test_popularity_knows_training_users_only() -> None:
+    assert fit_popularity(log_of(LISTS), np.array([3])).best_I.tolist() == [3, 0, 1, 2]
+
+
+def test_popularity_leaves_out_what_was_seen_and_pads() -> None:
+    popularity = fit_popularity(log_of(LISTS), np.arange(4))
+    histories = [np.array([1, 1, 3]), np.array([], np.int64)]
+    assert popularity.rank(histories, 3, exclude_seen=True).tolist() == [[2, 0, -1], [1, 2, 3]]
+    assert popularity.rank(histories, 5, exclude_seen=False).tolist() == [[1, 2, 3, 0, -1]] * 2
+
+
+def test_item_cf_similarity_is_the_cosine_of_user_sets() -> None:
+    neighbours = fit_item_cf(log_of(LISTS), np.arange(4), 10).neighbours_II.toarray()
+    half, r3, r6 = 0.5, 1 / np.sqrt(3), 1 / np.sqrt(6)
+    assert_allclose(neighbours, [[0, r3, 0, 0], [r3, 0, 2 * r6, r6], [0, 2 * r6, 0, half], [0, r6, half, 0]])
+
+
+def test_item_cf_keeps_the_best_neighbours_and_the_lower_row_of_equals() -> None:
+    log = log_of([[0, 1, 2, 3], [0, 3]])
+    kept = fit_item_cf(log, np.arange(2), 2).neighbours_II
+    assert [kept.indices[kept.indptr[i] : kept.indptr[i + 1]].tolist() for i in range(4)] == [[3, 1], [2, 0], [1, 0], [0, 1]]
+    assert_array_equal(fit_item_cf(log, np.arange(2), 3).limited(2).neighbours_II.toarray(), kept.toarray())
+
+
+def test_item_cf_ranks_by_summed_similarity() -> None:
+    item_cf = fit_item_cf(log_of(LISTS), np.arange(4), 10)
+    # From {1, 3}: item 2 gets 2/√6 + 1/2, item 0 gets 1/√3, item 1 gets 1/√6 (through 3), item 3 the same (through 1).
+    histories = [np.array([1, 3, 3, -1]), np.array([], np.int64)]
+    assert item_cf.rank(histories, 5, exclude_seen=False).tolist() == [[2, 0, 1, 3, -1], [-1] * 5]
+    assert item_cf.rank(histories, 1, exclude_seen=True).tolist() == [[2], [-1]]
+    assert item_cf.rank(histories, 3, exclude_seen=True).tolist() == [[2, 0, -1], [-1] * 3]
+
+
+def test_item_cf_knows_training_users_only() -> None:
+    assert fit_item_cf(log_of(LISTS), np.array([1, 3]), 10).neighbours_II.nnz == 2
+
+
+@given(seed=st.integers(0, 2**32 - 1), neighbours=st.integers(1, 12), block=st.integers(1, 15), exclude_seen=st.booleans())
+def test_item_cf_equals_dense_arithmetic_in_blocks_of_any_size(seed: int, neighbours: int, block: int, exclude_seen: bool) -> None:
+    rng = np.random.default_rng(seed)
+    lists = [rng.permutation(12)[: rng.integers(1, 6)].tolist() for _ in range(10)]
+    histories = [rng.permutation(12)[: rng.integers(0, 4)] for _ in range(5)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK", block)
+        ranked = fit_item_cf(log_of(lists, items=12), np.arange(10), neighbours).rank(histories, 6, exclude_seen)
+
+    touched = np.zeros((10, 12))
+    for user, items in enumerate(lists):
+        touched[user, items] = 1
+    norm = np.sqrt(touched.sum(axis=0))
+    similarity = np.divide(touched.T @ touched, np.outer(norm, norm), out=np.zeros((12, 12)), where=np.outer(norm, norm) > 0)
+    np.fill_diagonal(similarity, 0)
+    for row in similarity:
+        row[np.lexsort((np.arange(12), -row.round(12)))[neighbours:]] = 0
+    for b, history in enumerate(histories):
+        score = similarity[history].sum(axis=0)
+        if exclude_seen:
+            score[history] = 0
+        found = ranked[b][ranked[b] >= 0]
+        assert len(found) == min(6, np.count_nonzero(score))
+        assert_allclose(score[found], np.sort(score)[::-1][: len(found)])
+
+
+def test_tuning_takes_the_best_recall_and_the_smaller_of_equals() -> None:
+    # Item 0's neighbours are 1 (two users) and 2 (one user): only with two neighbours does 2 come back.
+    log = log_of([[0, 1], [0, 1], [0, 2]])
+    pairs = [EvaluationPair(9, np.array([0]), np.array([2]))]
+    tuned, recall = tune_neighbours(log, np.arange(3), pairs, m=2, exclude_seen=True, grid=(5, 2, 1))
+    assert recall == {1: 0.0, 2: 1.0, 5: 1.0}
+    assert np.diff(tuned.neighbours_II.indptr).max() == 2
+
+
+def test_bad_arguments_are_refused_by_name() -> None:
+    log, users = log_of(LISTS), np.arange(4)
+    pair = EvaluationPair(0, np.array([0]), np.array([1]))
+    for refused, field in (
+        (lambda: fit_item_cf(log, users, 0), "neighbours"),
+        (lambda: fit_item_cf(log, users, 1).limited(0), "neighbours"),
+        (lambda: fit_item_cf(log, users, 1).rank([], 0, exclude_seen=False), "m"),
+        (lambda: fit_popularity(log, users).rank([], 0, exclude_seen=False), "m"),
+        (lambda: tune_neighbours(log, users, [pair], m=1, exclude_seen=False, grid=()), "grid"),
+    ):
+        with pytest.raises(InvalidConfig) as error:
+            refused()
+        assert error.value.field == field
+    with pytest.raises(InvalidData):
+        tune_neighbours(log, users, [], m=1, exclude_seen=False)

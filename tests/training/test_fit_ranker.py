@@ -1,0 +1,376 @@
+"""`fit-ranker` and `evaluate --rerank`: a ranker learns from what its model retrieves, and becomes part of a new version."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import polars as pl
+import pytest
+
+from espalier.bundle import Bundle
+from espalier.engines.reference import ReferenceEngine
+from espalier.errors import InvalidConfig, InvalidData
+from espalier.metrics import ndcg_at_m
+from espalier.queries import HistoryKind, pad_histories
+from espalier.rerank.features import HISTORY, LEAF, RETRIEVAL, RankFeatures, Sent
+from espalier.rerank.ranker import Reranker, verify_ranker
+from espalier.search import open_engine
+from espalier.tree import complete_tree
+from tests.builders import make_bundle
+from tests.service.running import run
+from training.__main__ import main
+from training.evaluate import Rerank, measure
+from training.inspect import inspect
+from training.rankers.asked import Asked, Parts, from_judgements, from_log
+from training.rankers.candidates import retrieve
+from training.rankers.config import RankerConfig, ranker_config
+from training.rankers.second_stage import StageConfig, add_ranker, default_features
+
+ITEMS = 64
+QUICK = RankerConfig(function="linear", learning_rate=0.5, max_epochs=6)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A model of random weights, whose items have a number that it knows nothing of."""
+    rng = np.random.default_rng(3)
+    columns = {"worth": rng.permutation(ITEMS).astype(float), "maker": ["x"] * ITEMS}
+    folder = tmp_path_factory.mktemp("models")
+    return make_bundle(folder, rng, complete_tree(rng.permutation(ITEMS), 4), integer=False, columns=columns, max_m=32, beam_size=64)
+
+
+def asked_of(bundle: Bundle, count: int, seed: int, seen: bool = False) -> Asked:
+    """Queries to which the items of much worth are relevant, with grades."""
+    rng, kind = np.random.default_rng(seed), bundle.manifest.query
+    assert isinstance(kind, HistoryKind)
+    histories = [rng.integers(0, ITEMS, 4) for _ in range(count)]
+    worth = np.array(bundle.items.values("worth", np.arange(ITEMS)))
+    items = [np.flatnonzero((worth > 40) & (rng.random(ITEMS) < 0.8)) for _ in range(count)]
+    return Asked(
+        pad_histories(kind, histories), items, [1 + (worth[rows] > 55).astype(np.float32) for rows in items], histories if seen else None
+    )
+
+
+def parts_of(bundle: Bundle) -> Parts:
+    return Parts(asked_of(bundle, 60, 1), asked_of(bundle, 10, 2), asked_of(bundle, 30, 3))
+
+
+# -- candidates ------------------------------------------------------------------------------------------------------
+
+
+def test_candidates_are_what_the_model_retrieves_with_their_grades(bundle: Bundle) -> None:
+    asked = asked_of(bundle, 70, 4)
+    engine, features = ReferenceEngine(bundle), RankFeatures(bundle, ("attribute.worth", "retrieval.position"))
+    found = retrieve(bundle, engine, features, asked, 12, 64)
+    assert len(found.ranking) == 70
+    assert found.rows_BM.shape == (70, 12)
+    for b in range(70):
+        own = found.ranking.rows_of(b)
+        grade_of = dict(zip(asked.items[b].tolist(), asked.grades[b].tolist(), strict=True))
+        assert found.ranking.grades_R[own].tolist() == [grade_of.get(row, 0) for row in found.rows_BM[b].tolist()]
+        assert found.ranking.features_RF[own, 0].tolist() == bundle.items.values("worth", found.rows_BM[b])
+        assert found.ranking.features_RF[own, 1].tolist() == list(range(1, 13))
+    assert found.quality(None, 10)["ndcg"] == pytest.approx(float(ndcg_at_m(found.rows_BM, found.relevant, 10).mean()))
+    perfect = found.quality(found.ranking.grades_R, 12)
+    assert perfect["recall"] == pytest.approx(found.quality(None, 12)["recall"])
+    assert perfect["ndcg"] > found.quality(None, 12)["ndcg"]
+
+
+def test_what_was_seen_is_no_candidate(bundle: Bundle) -> None:
+    asked = asked_of(bundle, 20, 5, seen=True)
+    found = retrieve(bundle, ReferenceEngine(bundle), RankFeatures(bundle, ("history.seen",)), asked, 32, 64)
+    assert asked.seen is not None
+    for rows, seen in zip(found.rows_BM, asked.seen, strict=True):
+        assert not np.isin(rows, seen).any()
+    assert np.isnan(found.ranking.features_RF).all()
+
+
+def test_queries_that_retrieve_nothing_drop_out(bundle: Bundle) -> None:
+    asked = asked_of(bundle, 3, 6)
+    asked = replace(asked, seen=[np.arange(ITEMS), np.empty(0, np.int64), np.empty(0, np.int64)])
+    found = retrieve(bundle, ReferenceEngine(bundle), RankFeatures(bundle, RETRIEVAL), asked, 8, 64)
+    assert len(found.ranking) == len(found.relevant) == 2
+    with pytest.raises(InvalidData, match="at least one that retrieves something"):
+        retrieve(bundle, ReferenceEngine(bundle), RankFeatures(bundle, RETRIEVAL), asked.take(np.array([0])), 8, 64)
+
+
+# -- rankers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_ranker_learns_what_the_model_does_not_know(bundle: Bundle, tmp_path: Path) -> None:
+    parts = parts_of(bundle)
+    assert default_features(bundle, parts) == (*RETRIEVAL, *LEAF, *HISTORY, "attribute.worth")
+    added = add_ranker(
+        bundle, open_engine(bundle, "cpu"), parts, StageConfig(32, (), 1000, QUICK), tmp_path / "better" / "3", {"who": "us"}
+    )
+    ranker = added.manifest.ranker
+    assert ranker is not None
+    assert (added.manifest.name, added.manifest.version, ranker.depth, ranker.max_depth) == ("better", 3, 32, 32)
+    assert ranker.training["config"]["loss"] == "elimination"
+    assert ranker.training["who"] == "us"
+    test = ranker.training["metrics"]["test"]
+    assert test["reranked"]["ndcg"] > test["retrieved"]["ndcg"] + 0.2
+    engine = open_engine(added, "cpu")
+    (plain,) = measure(added, engine, parts.test.queries, parts.test.items, [64], [10])
+    (ranked,) = measure(added, engine, parts.test.queries, parts.test.items, [64], [10], rerank=Rerank(Reranker(added), 32))
+    for row, expected in ((plain, test["retrieved"]), (ranked, test["reranked"])):
+        assert (row["ndcg"], row["recall"]) == pytest.approx((expected["ndcg"], expected["recall"]), abs=1e-3)
+    assert verify_ranker(added, Reranker(added)) == 0  # it has no golden queries
+    assert "ranker: of the best 32, at most 32, by retrieval.position, " in inspect(added)
+    assert "ranker" not in inspect(bundle)
+    assert added.manifest.files["scorer.onnx"] == bundle.manifest.files["scorer.onnx"]
+
+
+def test_features_can_be_chosen(bundle: Bundle, tmp_path: Path) -> None:
+    config = StageConfig(16, ("attribute.worth",), 20, replace(QUICK, max_epochs=1))
+    added = add_ranker(bundle, open_engine(bundle, "cpu"), parts_of(bundle), config, tmp_path / "m" / "1", {})
+    assert added.manifest.ranker is not None
+    assert added.manifest.ranker.features == ("attribute.worth",)
+    assert added.manifest.ranker.training["queries"] == 20
+    for names, why in (
+        (("attribute.maker",), "some of retrieval.position"),
+        (("query.hour",), "some of"),
+        (("history.worst",), "no feature of a candidate"),
+    ):
+        with pytest.raises(InvalidConfig, match=why):
+            add_ranker(bundle, open_engine(bundle, "cpu"), parts_of(bundle), replace(config, features=names), tmp_path / "m" / "2", {})
+    with pytest.raises(InvalidConfig, match="1 to 32"):
+        add_ranker(bundle, open_engine(bundle, "cpu"), parts_of(bundle), replace(config, depth=33), tmp_path / "m" / "2", {})
+
+
+def test_options_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "ranker.toml"
+    file.write_text("hidden = 7\ndropout = 0.25\n")
+    config = ranker_config(file, {"loss": "plackett-luce", "seed": 4})
+    assert (config.hidden, config.dropout, config.loss, config.seed) == (7, 0.25, "plackett-luce", 4)
+    for text, why in (
+        ("hiden = 7", "one of function"),
+        ('loss = "elimination"', "one of"),
+        ("hidden = 0", "at least 1"),
+        ("hidden = [", "TOML"),
+    ):
+        file.write_text(text)
+        with pytest.raises(InvalidConfig, match=why):
+            ranker_config(file, {"loss": "plackett-luce"})
+
+
+# -- commands --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> Callable[..., tuple[int, str]]:
+    """Runs `python -m training …`; its exit status, and what it said."""
+    caplog.set_level(logging.INFO)
+
+    def call(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["training", *map(str, arguments)])
+        caplog.clear()
+        try:
+            main()
+            status = 0
+        except SystemExit as end:
+            status = int(end.code or 0)
+        said = capsys.readouterr()
+        return status, said.out + said.err + caplog.text
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def judged(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Judgements that depend on the hour, which comes with the query, and on a discount, which comes with its items."""
+    rng, rows = np.random.default_rng(8), []
+    for query in range(120):
+        history = [f"item-{i}" for i in rng.integers(0, ITEMS, 3)]
+        hour, discount = float(rng.integers(0, 24)), rng.random(ITEMS)
+        for item in range(ITEMS):
+            if item % 5:
+                rows.append(
+                    (query, history, f"item-{item}", float(discount[item] > 0.7), hour, float(discount[item]) if item % 7 else None)
+                )
+        rows.append((query, history, "gone", 1.0, hour, 0.5))
+    file = tmp_path_factory.mktemp("judged") / "judged.parquet"
+    pl.DataFrame(rows, schema=["query_id", "history", "item", "grade", "query.hour", "item.discount"], orient="row").write_parquet(file)
+    return file
+
+
+def test_judgements_are_read(bundle: Bundle, judged: Path) -> None:
+    parts = from_judgements(bundle, judged, 1)
+    assert [len(part) for part in (parts.train, parts.valid, parts.test)] == [96, 12, 12]
+    assert default_features(bundle, parts)[-2:] == ("query.hour", "item.discount")
+    sent = parts.train.sent_with(0)
+    assert set(sent.query) == {"hour"}
+    assert all(sent.items[row]["discount"] > 0.7 for row in parts.train.items[0].tolist() if row in sent.items)
+    assert not any("discount" in numbers for row, numbers in sent.items.items() if row % 7 == 0)
+
+
+def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+    options = tmp_path / "ranker.toml"
+    options.write_text("max_epochs = 8\nlearning_rate = 0.5\n")
+    out = tmp_path / "models" / "shop" / "1"
+    status, said = command(
+        "fit-ranker",
+        "--model",
+        bundle.path,
+        "--out",
+        out,
+        "--judgements",
+        judged,
+        "--depth",
+        32,
+        "--function",
+        "linear",
+        "--config",
+        options,
+    )
+    assert status == 0, said
+    assert f"wrote {out}" in said
+    with run(tmp_path / "models", lambda opened: open_engine(opened, "cpu")) as running:
+        query = {"history": ["item-1"], "item_features": {"item-3": {"discount": 1.0}, "item-4": {"discount": 0.0}}}
+        body = {"model": "shop", "queries": [query], "m": 32, "rerank": True}
+        answer = running.client.post("/retrieve", json=body)
+        places = [item["id"] for item in answer.json()["results"][0]["items"]]
+        assert isinstance(answer, httpx.Response)
+    before = {name: places.index(name) for name in ("item-3", "item-4") if name in places}
+    assert before.get("item-3", -1) < before.get("item-4", 99)
+
+    file = tmp_path / "rows.json"
+    status, said = command("evaluate", "--model", out, "--beam", 64, "--m", "5,10", "--rerank", "--json", file)
+    assert status == 0, said
+    assert "best 32 re-ranked" in said
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["m"], row["rerank_depth"]) for row in rows] == [(5, 32), (10, 32)]
+    assert all(row["rerank_ms_per_query"] > 0 and 0 <= row["ndcg"] <= 1 for row in rows)
+    status, _ = command("evaluate", "--model", out, "--beam", 64, "--m", "5,10", "--json", file)
+    assert all("rerank_depth" not in row and "ndcg" in row for row in json.loads(file.read_text())["rows"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["evaluate", "--rerank"], "--rerank: got True, expected a model with a ranker"),
+        (["evaluate", "--depth", 3], "--depth: got 3, expected --rerank with it"),
+        (["fit-ranker", "--out", "models/x/0"], "a version number of at least 1"),
+        (
+            ["fit-ranker", "--out", "OUT", "--judgements", "JUDGED", "--users", "validation"],
+            "--users: got 'validation', expected no such option",
+        ),
+        (["fit-ranker", "--out", "OUT", "--judgements", "nowhere.parquet"], "a readable Parquet file"),
+        (["fit-ranker", "--out", "OUT", "--judgements", "JUDGED", "--depth", 400], "--depth: got 400, expected 1 to 32"),
+        (["fit-ranker", "--out", "OUT"], "expected a model that was trained here"),
+    ],
+)
+def test_wrong_options_are_named(
+    bundle: Bundle, judged: Path, tmp_path: Path, command: Callable[..., tuple[int, str]], arguments: list[Any], expected: str
+) -> None:
+    places = {"OUT": tmp_path / "m" / "1", "JUDGED": judged}
+    status, said = command(*(places.get(argument, argument) for argument in arguments), "--model", bundle.path)
+    assert status == 1
+    assert expected in said
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (pl.col("grade").cast(pl.String), "a column of numbers"),
+        (pl.lit(-1.0).alias("grade"), "row 1, grade: got -1.0, expected a number of at least 0"),
+        (pl.lit("item-1").alias("item"), "each item once for a query"),
+        (pl.lit("0").alias("query_id"), "at least 10"),
+        (pl.col("item").alias("query.name"), "query.name"),
+    ],
+)
+def test_wrong_judgements_are_named(bundle: Bundle, judged: Path, tmp_path: Path, change: pl.Expr, expected: str) -> None:
+    frame = pl.read_parquet(judged).with_columns(change)
+    if expected == "at least 10":
+        frame = frame.unique("item", keep="first", maintain_order=True)
+    frame.write_parquet(tmp_path / "wrong.parquet")
+    with pytest.raises(InvalidData, match=expected):
+        from_judgements(bundle, tmp_path / "wrong.parquet", 1)
+    pl.read_parquet(judged).drop("grade").write_parquet(tmp_path / "lacking.parquet")
+    with pytest.raises(InvalidData, match="a column 'grade'"):
+        from_judgements(bundle, tmp_path / "lacking.parquet", 1)
+
+
+def test_from_a_log_of_histories(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+    rng = np.random.default_rng(4)
+    lines = ["user,item"]
+    for user in range(120):
+        items = rng.permutation(12)[:10]
+        lines += [f"u{user},i{item * 4 + user % 4}" for item in (*items, *items[:3])]  # three are bought twice
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join(lines) + "\n")
+    config = tmp_path / "model.toml"
+    config.write_text(
+        f'name = "any"\n[data]\nlog = "{log}"\n[instances]\nwindows = [8]\n[scorer]\nkind = "product"\nnode_dim = 8\n'
+        "[optimiser]\nsteps = 20\nbatch = 30\n[search]\nbeam_size = 48\nm = 10\nmax_beam_size = 64\nmax_m = 48\n"
+    )
+    model = tmp_path / "models" / "songs" / "1"
+    status, said = command("fit", "--config", config, "--out", model)
+    assert status == 0, said
+    out = model.parent / "2"
+    quick = tmp_path / "quick.toml"
+    quick.write_text("max_epochs = 2\n")
+    common = ("fit-ranker", "--model", model, "--config", quick, "--depth", 30)
+    status, said = command(*common, "--out", out, "--users", "validation")
+    assert status == 0, said
+    ranked = Bundle.open(out)
+    assert ranked.manifest.ranker is not None
+    assert ranked.manifest.ranker.training["users"] == "validation"
+    assert len(ranked.golden()) > 0
+    assert verify_ranker(ranked, Reranker(ranked)) < 1e-3
+    parts = from_log(ranked, None, "validation", False)
+    whole = from_log(ranked, None, "training", True)
+    assert (len(parts.train) + len(parts.valid), len(parts.test)) == (12, 12)
+    assert (len(whole.train), len(whole.valid), len(whole.test)) == (96, 12, 12)
+    for part in (whole.train, whole.test):
+        assert part.seen is not None
+        assert not any(np.isin(items, seen).any() for items, seen in zip(part.items, part.seen, strict=True))
+    log.write_text("\n".join(lines[:-10]) + "\n")
+    status, said = command(*common, "--out", model.parent / "3")
+    assert status == 1
+    assert "the one that the model was trained on" in said
+
+
+def test_from_a_log_of_texts(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+    things = [f"{colour} {thing}" for colour in ("red", "green", "blue") for thing in ("cup", "plate", "spoon", "fork", "knife", "pan")]
+    pl.DataFrame({"id": [name.replace(" ", "-") for name in things], "size": [float(i) for i in range(len(things))]}).write_parquet(
+        tmp_path / "items.parquet"
+    )
+    rows = [(f"{word}{name}", name.replace(" ", "-")) for name in things for word in ("", "buy ", "cheap ", "best ")]
+    pl.DataFrame(rows, schema=["query", "item"], orient="row").write_csv(tmp_path / "log.csv")
+    config = tmp_path / "texts.toml"
+    config.write_text(
+        f'algorithm = "xr-linear"\nname = "any"\nthreads = 1\n[data]\nformat = "log"\ntrain = "{tmp_path}/log.csv"\n'
+        f'items = "{tmp_path}/items.parquet"\n[tree]\nbranching = 3\nmax_leaf = 4\n[search]\nmax_m = 18\n'
+    )
+    model = tmp_path / "models" / "things" / "1"
+    status, said = command("fit", "--config", config, "--out", model)
+    assert status == 0, said
+    quick = tmp_path / "quick.toml"
+    quick.write_text("max_epochs = 2\n")
+    out = model.parent / "2"
+    status, said = command("fit-ranker", "--model", model, "--out", out, "--config", quick, "--depth", 12)
+    assert status == 0, said
+    ranker = Bundle.open(out).manifest.ranker
+    assert ranker is not None
+    assert ranker.features == (*RETRIEVAL, "attribute.size")
+    for option, value in (("--users", ["validation"]), ("--exclude-seen", [])):
+        status, said = command("fit-ranker", "--model", model, "--out", model.parent / "3", option, *value)
+        assert status == 1
+        assert option in said
+
+
+def test_what_is_sent_and_not_known_is_no_feature(bundle: Bundle) -> None:
+    parts = parts_of(bundle)
+    told = replace(parts.train, sent=[Sent({"hour": 1.0})] * len(parts.train))
+    assert default_features(bundle, replace(parts, train=told))[-1] == "query.hour"

@@ -1,0 +1,358 @@
+"""New items in a model of linear scorers: where they go, what they weigh, that all else stays, and how they are served."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from espalier.bundle import Bundle
+from espalier.checks.golden import verify_golden
+from espalier.engines.linear.chunk_search import L3_HINGE, ChunkSearch, Wanted
+from espalier.errors import BundleExists, InvalidConfig, InvalidData
+from espalier.items import ItemTable
+from espalier.masks.eligibility import node_mask
+from espalier.queries import QueryBatch, TextKind, encode_texts
+from espalier.search import SearchParams, SearchResult, open_engine
+from espalier.tree import EMPTY_LEAF, complete_tree
+from tests.builders import make_bundle, make_linear_bundle, random_chunks, random_tree, sparse_rows
+from tests.service.running import run
+from training.__main__ import evaluate, fit, inspect
+from training.__main__ import place as place_command
+from training.linear.placing import Placing, grown, nearest_clusters, nearest_items, new_weights, place
+
+COLOURS = ["red", "green", "blue", "yellow", "black", "white"]
+THINGS = ["teapot", "kettle", "lamp", "chair", "table", "spoon", "ladder", "bucket"]
+NEW = ["purple-teapot", "red-clock", "blue-clock", "golden-spoon", "purple-lamp"]
+
+
+def dense_of(rows: Any) -> Any:
+    dense = np.zeros((len(rows), rows.width))
+    dense[np.repeat(np.arange(len(rows)), np.diff(rows.indptr)), rows.indices] = rows.values
+    return dense
+
+
+def item_frame(ids: list[str]) -> pl.DataFrame:
+    rows = [(item, item.replace("-", " ").title(), item.split("-")[0], ["goods", item.split("-")[1]], len(item)) for item in ids]
+    return pl.DataFrame(rows, schema=["id", "title", "colour", "tags", "price"], orient="row")
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shop of coloured things, a model of it (version 1), and the same with new things (version 2)."""
+    folder = tmp_path_factory.mktemp("shop")
+    ids = [f"{colour}-{thing}" for colour in COLOURS for thing in THINGS]
+    item_frame(ids).write_parquet(folder / "items.parquet")
+    item_frame(NEW).write_parquet(folder / "new.parquet")
+    patterns = ("{}", "{} for my kitchen", "buy a {}", "cheap {}s")
+    log = [(pattern.format(item.replace("-", " ")), item) for item in ids for pattern in patterns]
+    pl.DataFrame(log, schema=["query", "item"], orient="row").write_csv(folder / "log.csv")
+    (folder / "shop.toml").write_text(
+        f"""
+        algorithm = "xr-linear"
+        name = "any"
+        threads = 1
+        [data]
+        format = "log"
+        train = "{folder}/log.csv"
+        items = "{folder}/items.parquet"
+        own_texts = [["title", "tags"]]
+        [tree]
+        branching = 4
+        max_leaf = 8
+        """
+    )
+    fit(config=folder / "shop.toml", out=folder / "models" / "shop" / "1", data=None, test=None, device="cpu", resume=False)
+    place_command(
+        model=folder / "models" / "shop" / "1", items=folder / "new.parquet", out=folder / "models" / "shop" / "2", text="title,tags"
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundles(shop: Path) -> tuple[Bundle, Bundle]:
+    return Bundle.open(shop / "models" / "shop" / "1"), Bundle.open(shop / "models" / "shop" / "2")
+
+
+def ask(bundle: Bundle, texts: list[str], params: SearchParams, engine: str | None = None) -> SearchResult:
+    kind = bundle.manifest.query
+    assert isinstance(kind, TextKind)
+    return open_engine(bundle, "cpu", engine).search(encode_texts(kind, bundle.vectoriser, texts), params)
+
+
+# -- the new version --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["sparse-cpu", "reference"])
+def test_placed_items_are_found_by_their_own_text(bundles: tuple[Bundle, Bundle], engine: str) -> None:
+    after = bundles[1]
+    titles = item_frame(NEW)["title"].to_list()
+    found = ask(after, titles, SearchParams.uniform(len(NEW), 10, 5), engine)
+    for item, rows in zip(NEW, found.item_rows_BM, strict=True):
+        assert item in after.items.ids_of(rows)
+
+
+def test_answers_among_old_items_stay(bundles: tuple[Bundle, Bundle]) -> None:
+    before, after = bundles
+    texts = before.heldout().column("text").to_pylist() + item_frame(NEW)["title"].to_list()
+    old = np.arange(len(before.items))
+    mask = node_mask(after.tree, np.isin(np.arange(len(after.items)), old))
+    params = SearchParams.uniform(len(texts), 4, 20)
+    was = ask(before, texts, params)
+    is_now = ask(after, texts, SearchParams(params.beam_size_B, params.m_B, mask_B=(mask,) * len(texts)))
+    assert_array_equal(is_now.item_rows_BM, was.item_rows_BM)
+    assert_allclose(is_now.scores_BM, was.scores_BM, rtol=1e-5)
+
+
+def test_the_new_version_says_what_it_is_and_is_whole(bundles: tuple[Bundle, Bundle], shop: Path) -> None:
+    before, after = bundles
+    assert (after.manifest.name, after.manifest.version) == ("shop", 2)
+    assert after.manifest.tree.items == len(before.items) + len(NEW) == after.manifest.data["items"]
+    (told,) = after.manifest.data["placed"]
+    assert told | {"sha256": ""} == {"items": len(NEW), "sha256": "", "text": ["title", "tags"], "into": "shop/1"}
+    assert after.manifest.data["sha256"] == before.manifest.data["sha256"]
+    assert after.manifest.training == before.manifest.training
+    assert after.items.to_table().slice(0, len(before.items)).equals(before.items.to_table())
+    assert after.items.values("price", after.items.rows_of(["red-clock"])) == [len("red-clock")]
+    assert after.heldout().select(["text", "relevant"]).equals(before.heldout().select(["text", "relevant"]))
+    recall = np.mean(after.heldout().column("recall@10").to_pylist())
+    assert after.manifest.metrics["test"]["raw"][0]["recall"] == pytest.approx(recall)
+    assert recall > np.mean(before.heldout().column("recall@10").to_pylist()) - 0.1
+    assert after.golden().column("text").equals(before.golden().column("text"))
+    for engine in ("sparse-cpu", "reference"):
+        assert verify_golden(after, open_engine(after, "cpu", engine)) == 1
+    assert sorted(path.name for path in (shop / "models" / "shop").iterdir()) == ["1", "2"]
+
+
+def test_a_placed_item_is_served_filtered_by_and_explained(shop: Path) -> None:
+    with run(shop / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
+        body = {"queries": [{"text": "a purple lamp"}], "m": 3, "fields": ["title", "colour"], "explain_items": ["purple-lamp"]}
+        result = running.client.post("/retrieve", json=body).json()["results"][0]
+        assert "purple-lamp" in [item["id"] for item in result["items"]]
+        assert result["explain"]["items"][0]["outcome"] == "returned"
+        only = running.client.post("/retrieve", json=body | {"filter": {"colour": ["purple"]}}).json()["results"][0]
+        assert [item["id"] for item in only["items"]] == ["purple-lamp", "purple-teapot"]
+        assert only["items"][0]["fields"] == {"title": "Purple Lamp", "colour": "purple"}
+
+
+def test_the_offline_commands_take_it(shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = [("purple teapot", "purple-teapot"), ("lamp, purple", "purple-lamp"), ("red lamp", "red-lamp")]
+    pl.DataFrame(log, schema=["query", "item"], orient="row").write_csv(tmp_path / "log.csv")
+    evaluate(model=shop / "models" / "shop" / "2", data=tmp_path / "log.csv", beam="10", m="5", engine=None, device="cpu",
+             precision="float32", exclude_seen=False, batch=1, json_file=tmp_path / "rows.json", plot=None)  # fmt: skip
+    report = json.loads((tmp_path / "rows.json").read_text())
+    assert (report["queries"], report["rows"][0]["recall"]) == (3, 1)
+    inspect(shop / "models" / "shop" / "2")
+    assert "placed without training: 5 items" in capsys.readouterr().out
+
+
+def test_more_items_go_into_a_version_with_placed_ones(shop: Path, tmp_path: Path) -> None:
+    item_frame(["pink-chair", "pink-table"]).write_parquet(tmp_path / "more.parquet")
+    third = place(shop / "models" / "shop" / "2", tmp_path / "more.parquet", ("title",), tmp_path / "other" / "7")
+    assert (third.manifest.name, third.manifest.version) == ("other", 7)
+    assert [told["into"] for told in third.manifest.data["placed"]] == ["shop/1", "shop/2"]
+    assert third.items.ids_of(np.arange(len(third.items)))[-7:] == [*NEW, "pink-chair", "pink-table"]
+    found = ask(third, ["pink chair"], SearchParams.uniform(1, 10, 5)).item_rows_BM[0]
+    assert "pink-chair" in third.items.ids_of(found)
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32 - 1), height=st.integers(1, 3), empty=st.sampled_from([0.0, 0.3]))
+def test_grown_scorers_score_every_leaf_as_they_should(seed: int, height: int, empty: float) -> None:
+    rng = np.random.default_rng(seed)
+    tree, width, count = random_tree(rng, height, 4, empty_share=empty), int(rng.integers(1, 12)), int(rng.integers(1, 9))
+    chunks = random_chunks(rng, tree, width)
+    dense = rng.integers(-2, 3, (count, width)) * (rng.random((count, width)) < rng.choice([0.0, 0.3, 1.0]))
+    span = tree.level(height - 1)
+    cluster_n, bias_n = rng.integers(span.start, span.stop, count), rng.integers(-2, 3, count).astype(np.float32)
+    larger, scorers = grown(tree, chunks, cluster_n, sparse_rows(dense), bias_n)
+    scorers.check(larger)
+    assert larger.item_count == tree.item_count + count
+    assert (larger.leaf_item == EMPTY_LEAF).sum() == (tree.leaf_item == EMPTY_LEAF).sum()
+    features = np.arange(width, dtype=np.int32)
+    for item in range(tree.item_count):
+        was, is_now = tree.leaf_of_item[item], larger.leaf_of_item[item]
+        assert larger.parent[is_now] == tree.parent[was]
+        assert scorers.bias[is_now] == chunks.bias[was]
+        assert_array_equal(scorers.weights_of(larger, is_now, features), chunks.weights_of(tree, was, features))
+    for node in range(1, tree.leaf_offset):
+        assert scorers.bias[node] == chunks.bias[node]
+        assert_array_equal(scorers.weights_of(larger, node, features), chunks.weights_of(tree, node, features))
+    for i in range(count):
+        leaf = larger.leaf_of_item[tree.item_count + i]
+        assert larger.parent[leaf] == cluster_n[i]
+        assert scorers.bias[leaf] == bias_n[i]
+        assert_array_equal(scorers.weights_of(larger, leaf, features), dense[i])
+
+
+def test_items_go_where_the_model_looks_for_their_text() -> None:
+    rng = np.random.default_rng(1)
+    tree, width = random_tree(rng, 3, 5), 12
+    chunks = random_chunks(rng, tree, width, integer=False)
+    own = sparse_rows((rng.random((20, width)) < 0.4) * rng.random((20, width))).normalised()
+    every = Wanted.uniform(20, tree.level_size(2), 1)
+    best = ChunkSearch(tree, chunks, L3_HINGE, last=2).search(own, every).leaves_BM[:, 0]
+    assert_array_equal(nearest_clusters(tree, chunks, L3_HINGE, own, Placing(room=1000)), best)
+    flat = complete_tree(np.arange(4), 4)
+    assert_array_equal(nearest_clusters(flat, random_chunks(rng, flat, width), L3_HINGE, own), [0] * 12 + [-1] * 8)
+
+
+def test_a_full_cluster_keeps_the_best_and_sends_the_others_on() -> None:
+    rng = np.random.default_rng(2)
+    tree, width = complete_tree(np.arange(16), 4), 8
+    chunks = random_chunks(rng, tree, width, integer=False)
+    same = sparse_rows(np.tile(np.eye(1, width), (7, 1)) * np.linspace(1, 2, 7)[:, None])
+    free = nearest_clusters(tree, chunks, L3_HINGE, same, Placing(room=1000))
+    assert len(np.unique(free)) == 1
+    placed = nearest_clusters(tree, chunks, L3_HINGE, same, Placing(room=2))
+    assert (np.bincount(placed)[1:5] <= 4).all()
+    assert (placed == free[0]).sum() == 4
+    many = sparse_rows(np.tile(np.eye(1, width), (17, 1)))
+    assert (nearest_clusters(tree, chunks, L3_HINGE, many, Placing(room=2)) < 0).sum() == 1
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 6))
+def test_nearest_items_are_those_of_the_largest_cosine(seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    old, new = ((rng.random((n, 9)) < 0.4) * rng.random((n, 9)) for n in (int(rng.integers(1, 30)), 7))
+    near = nearest_items(sparse_rows(new).normalised(), sparse_rows(old).normalised(), count).toarray()
+    cosine = dense_of(sparse_rows(new).normalised()) @ dense_of(sparse_rows(old).normalised()).T
+    best = -np.sort(-cosine, axis=1)[:, :count]
+    assert_allclose(-np.sort(-near, axis=1)[:, :count], best / count, atol=1e-6)
+    assert_allclose(near[near > 0], cosine[near > 0] / count, atol=1e-6)
+
+
+def test_weights_are_the_text_and_the_neighbours() -> None:
+    rng = np.random.default_rng(3)
+    tree, width = random_tree(rng, 2, 5, empty_share=0.2), 10
+    chunks = random_chunks(rng, tree, width, integer=False)
+    old, new = (sparse_rows((rng.random((n, width)) < 0.5) * rng.random((n, width))).normalised() for n in (tree.item_count, 6))
+    features = np.arange(width, dtype=np.int32)
+    weights_I = np.array([chunks.weights_of(tree, leaf, features) for leaf in tree.leaf_of_item.tolist()])
+    length = np.median(np.linalg.norm(weights_I, axis=1))
+    for share in (0.5, 0.0):
+        near = nearest_items(new, old, 3)
+        rows, bias = new_weights(tree, chunks, new, near, Placing(share=share))
+        expected = length * dense_of(new) + share * (near.toarray() @ weights_I)
+        expected[np.abs(expected) < np.abs(weights_I[weights_I != 0]).min()] = 0
+        assert_allclose(dense_of(rows), expected, atol=1e-5)
+        assert bias == pytest.approx(np.quantile(chunks.bias[tree.leaf_of_item], 0.25))
+    alone, _ = new_weights(tree, chunks, new, None)
+    assert_allclose(dense_of(alone), dense_of(rows), atol=1e-6)
+
+
+# -- features ---------------------------------------------------------------------------------------------------------------
+
+
+def feature_items(ids: list[str], features: list[Any]) -> pl.DataFrame:
+    return pl.DataFrame({"id": ids, "title": [f"Title {item}" for item in ids], "features": features})
+
+
+def test_a_model_of_features_takes_items_with_features(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 5), L3_HINGE, integer=False)
+    features = [{"indices": [3, 1], "values": [3.0, 4.0]}, {"indices": [7], "values": [2.0]}]
+    feature_items(["a", "b"], features).write_parquet(tmp_path / "new.parquet")
+    after = place(bundle.path, tmp_path / "new.parquet", (), tmp_path / "linear" / "2")
+    assert after.items.fields == ("id", "title")
+    leaf = int(after.tree.leaf_of_item[after.items.rows_of(["a"])[0]])
+    weights = after.chunks.weights_of(after.tree, leaf, np.arange(20, dtype=np.int32))
+    assert_array_equal(np.flatnonzero(weights), [1, 3])
+    assert weights[1] / weights[3] == pytest.approx(4 / 3)
+    queries = QueryBatch(after.manifest.query, sparse_rows(np.eye(20)[[7]]))
+    rows = open_engine(after, "cpu").search(queries, SearchParams.uniform(1, 25, len(after.items))).item_rows_BM[0]
+    assert after.items.rows_of(["b"])[0] in rows
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"indices": [20], "values": [1.0]}, r"item 'a', features.indices: got '20', expected feature numbers from 0 to 19"),
+        ({"indices": [1, 1], "values": [1.0, 1.0]}, r"item 'a', features.indices: got '1', expected each feature number once"),
+        ({"indices": [], "values": []}, r"item 'a', features: got None, expected something that the model has features for"),
+        (None, r"item 'a', features: got None, expected a struct of the lists indices and values"),
+    ],
+)
+def test_wrong_features_are_named_with_their_item(tmp_path: Path, features: Any, message: str) -> None:
+    rng = np.random.default_rng(5)
+    bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 5), L3_HINGE)
+    feature_items(["b", "a"], [{"indices": [0], "values": [1.0]}, features]).write_parquet(tmp_path / "new.parquet")
+    with pytest.raises(InvalidData, match=message):
+        place(bundle.path, tmp_path / "new.parquet", (), tmp_path / "linear" / "2")
+    with pytest.raises(InvalidConfig, match=r"--text: got \['title'\], expected none: the model takes features"):
+        place(bundle.path, tmp_path / "new.parquet", ("title",), tmp_path / "linear" / "2")
+
+
+# -- what is wrong ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda frame: frame.with_columns(id=pl.lit("red-lamp")).head(1), "new.parquet, id: got 'red-lamp', expected an id that the model"),
+        (lambda frame: frame.with_columns(id=pl.lit("x")), "items.id: got 'x', expected each id once"),
+        (lambda frame: frame.with_columns(id=pl.lit(None, pl.String)), "items.id: got None, expected a non-empty string"),
+        (lambda frame: frame.drop("title"), r"new.parquet, columns: got .* expected a column 'title'"),
+        (lambda frame: frame.with_columns(weight=1), "new.parquet, columns: got 'weight', expected columns of the model's item table: id"),
+        (lambda frame: frame.with_columns(pl.col("price").cast(pl.String)), "new.parquet, price: got 'large_string', expected int64, as"),
+        (lambda frame: frame.with_columns(price=1.5), "new.parquet, price: .* expected values of int64, as in the model"),
+        (lambda frame: frame.with_columns(tags=pl.lit("a")), "new.parquet, tags: got 'large_string', expected .*list"),
+        (
+            lambda frame: frame.with_columns(title=pl.lit("Ω"), tags=pl.lit(None, pl.List(pl.String))),
+            "new.parquet, item 'purple-teapot', title, tags: got 'Ω', expected something that the model has features for",
+        ),
+    ],
+)
+def test_a_wrong_table_says_what_is_wrong(shop: Path, tmp_path: Path, change: Callable[[pl.DataFrame], pl.DataFrame], message: str) -> None:
+    change(item_frame(NEW)).write_parquet(tmp_path / "new.parquet")
+    with pytest.raises(InvalidData, match=message):
+        place(shop / "models" / "shop" / "1", tmp_path / "new.parquet", ("title", "tags"), tmp_path / "shop" / "2")
+    assert not (tmp_path / "shop").exists()
+
+
+def test_types_of_one_family_are_taken(shop: Path, tmp_path: Path) -> None:
+    frame = item_frame(NEW).with_columns(pl.col("price").cast(pl.Int16), pl.col("colour").cast(pl.Categorical))
+    frame.with_columns(title=pl.col("title") + " thing").write_parquet(tmp_path / "new.parquet")
+    after = place(shop / "models" / "shop" / "1", tmp_path / "new.parquet", ("title",), tmp_path / "shop" / "2")
+    assert after.items.values("colour", after.items.rows_of(["golden-spoon"])) == ["golden"]
+    assert after.items.column("price").type == ItemTable.open(shop / "models" / "shop" / "1" / "items.arrow").column("price").type
+
+
+def test_wrong_options_are_named(shop: Path, tmp_path: Path) -> None:
+    model, new = shop / "models" / "shop" / "1", shop / "new.parquet"
+    for columns, message in (
+        ((), r"--text: got \[\], expected columns of the item table that are its items' text"),
+        (("name",), "--text: got 'name', expected a column of the model's item table: id, title, colour, tags, price"),
+    ):
+        with pytest.raises(InvalidConfig, match=message):
+            place(model, new, columns, tmp_path / "shop" / "2")
+    with pytest.raises(InvalidData, match=r"nowhere.parquet: .* expected a readable Parquet file"):
+        place(model, tmp_path / "nowhere.parquet", ("title",), tmp_path / "shop" / "2")
+    with pytest.raises(BundleExists):
+        place_command(model=model, items=new, out=shop / "models" / "shop" / "2", text="title")
+    with pytest.raises(InvalidConfig, match=r"--out: got .* expected models/NAME/VERSION"):
+        place_command(model=model, items=new, out=tmp_path / "shop" / "new", text="title")
+    rng = np.random.default_rng(0)
+    graphs = make_bundle(tmp_path, rng, complete_tree(np.arange(4), 2))
+    with pytest.raises(InvalidConfig, match=r"--model: got .*tiny/1', expected a model of linear scorers, not of graphs"):
+        place(graphs.path, new, ("title",), tmp_path / "tiny" / "2")
+
+
+def test_too_many_of_a_kind_are_refused(shop: Path, tmp_path: Path) -> None:
+    frame = item_frame([f"pink-{k}lamp" for k in range(400)])
+    frame.with_columns(title=pl.lit("Pink lamp")).write_parquet(tmp_path / "new.parquet")
+    with pytest.raises(InvalidData, match=r"got '400 items', expected at most 1\d\d of this kind, since the clusters .* train the model"):
+        place(shop / "models" / "shop" / "1", tmp_path / "new.parquet", ("title",), tmp_path / "shop" / "2")
+    assert not (tmp_path / "shop").exists()

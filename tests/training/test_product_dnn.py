@@ -1,0 +1,403 @@
+"""The product-DNN against hand-computed losses and a planted structure, and nearest neighbours against a full scan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.quality import why_not_ann
+from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
+from espalier.metrics import precision_recall_f
+from tests.training.logs import log_of
+from training.baselines import ann
+from training.baselines.ann import AnnIndex, Kind, equally_long, faiss_is_installed
+from training.baselines.popularity import fit_popularity
+from training.baselines.product_dnn import (
+    ProductDnn,
+    ProductDnnConfig,
+    Proposal,
+    build_network,
+    fit_product_dnn,
+    full_softmax_loss,
+    load_product_dnn,
+    sampled_softmax_loss,
+)
+from training.config import InstanceConfig
+from training.data.interactions import Interactions
+from training.data.splits import EvaluationPair, Split, halves
+from training.data.user_item_matrix import events_of_items
+
+Float32 = NDArray[np.float32]
+CPU = torch.device("cpu")
+ITEMS, GROUPS = 120, 12
+SMALL = ProductDnnConfig(
+    loss="full",
+    dropout=0.0,
+    average=1,
+    instances=InstanceConfig(windows=(3, 2), targets=4, cold_share=0.1),
+    input_dim=12,
+    hidden=(16,),
+    dim=8,
+    negatives=60,
+    batch=64,
+    learning_rate=2e-2,
+    max_steps=120,
+    round_steps=40,
+    recall_at=10,
+)
+
+
+def planted_log() -> tuple[Interactions, Split]:
+    """Every user takes 8 of the 10 items of one group; an item's group is its row modulo GROUPS, and low rows are more popular."""
+    rng = np.random.default_rng(5)
+    groups = rng.choice(GROUPS, 300, p=np.arange(GROUPS, 0, -1) / (GROUPS * (GROUPS + 1) / 2))
+    lists = [(rng.permutation(ITEMS // GROUPS)[:8] * GROUPS + group).tolist() for group in groups]
+    return log_of(lists, items=ITEMS), Split(train=np.arange(200), validation=np.arange(200, 250), test=np.arange(250, 300))
+
+
+def test_the_kept_weights_are_averages_over_steps() -> None:
+    """They lag behind those of the last step, which have gone further from the start."""
+    interactions, split = planted_log()
+    short = replace(SMALL, max_steps=40)
+    start_IE = build_network(interactions, split.train, short, 1).input_IE.detach().numpy()
+    gone = [
+        float(np.linalg.norm(fit_product_dnn(interactions, split, replace(short, average=average), seed=1).input_IE - start_IE))
+        for average in (1, 100)
+    ]
+    assert 0 < gone[1] < 0.98 * gone[0]
+
+
+# -- losses ---------------------------------------------------------------------------------------------------------------
+
+
+def scores(values: list[list[float]]) -> tuple[Tensor, Tensor, Tensor]:
+    """User vectors, item vectors and biases whose scores are `values`, half of the last item's score coming from its bias."""
+    user_BD = torch.tensor(values)
+    item_ID, bias_I = torch.eye(user_BD.shape[1]), torch.zeros(user_BD.shape[1])
+    bias_I[-1] = 0.5
+    user_BD[:, -1] -= 0.5
+    return user_BD, item_ID, bias_I
+
+
+def test_the_full_loss_is_the_cross_entropy_against_the_uniform_distribution_of_the_targets() -> None:
+    one, two = [1.0, 2.0, 0.5, 3.0], [0.0, 0.0, -1.0, 1.0]
+    loss = full_softmax_loss(*scores([one, two]), torch.tensor([[3, 1], [0, -1]]))
+    expected = [math.log(sum(map(math.exp, one))) - (3.0 + 2.0) / 2, math.log(sum(map(math.exp, two))) - 0.0]
+    assert float(loss) == pytest.approx(np.mean(expected), rel=1e-6)
+
+
+def test_a_negative_counts_by_how_often_it_was_drawn_and_how_rarely_it_is() -> None:
+    # q = (1/2, 1/4, 1/8, 1/8); of 4 draws, item 0 came up twice and item 3 twice. Expected were 2 and 1/2 times.
+    log_weight_S = torch.tensor([2 / 2, 2 / 0.5]).log()
+    loss = sampled_softmax_loss(*scores([[1.0, 2.0, 0.5, 3.0]]), torch.tensor([[1]]), torch.tensor([0, 3]), log_weight_S)
+    assert float(loss) == pytest.approx(math.log(math.exp(2) + 1 * math.exp(1) + 4 * math.exp(3)) - 2.0, rel=1e-6)
+
+
+def test_an_instances_own_targets_are_no_negatives_of_it_and_enter_the_sum_once() -> None:
+    one, two = [1.0, 2.0, 0.5, 3.0], [0.0, 0.0, -1.0, 1.0]
+    log_weight_S = torch.tensor([0.3, 0.7])
+    loss = sampled_softmax_loss(*scores([one, two]), torch.tensor([[3, 1, 3], [2, -1, -1]]), torch.tensor([0, 3]), log_weight_S)
+    first = math.log(math.exp(2) + math.exp(3) + math.exp(1 + 0.3)) - (3 + 2 + 3) / 3
+    second = math.log(math.exp(-1) + math.exp(0.3) + math.exp(1 + 0.7)) + 1
+    assert float(loss) == pytest.approx((first + second) / 2, rel=1e-6)
+
+
+def test_draws_come_from_the_proposal_and_say_their_weight() -> None:
+    proposal = Proposal(np.array([4.0, 2.0, 1.0, 1.0]), CPU)
+    negative_S, log_weight_S = proposal.draw(40_000, torch.Generator().manual_seed(3))
+    assert negative_S.tolist() == [0, 1, 2, 3]
+    assert_allclose(log_weight_S.exp().numpy(), 1, atol=0.05)  # drawn ÷ expected
+
+
+@pytest.mark.parametrize("popular", [False, True])
+def test_the_sampled_sum_is_an_unbiased_estimate_of_the_full_one(popular: bool) -> None:
+    rng = np.random.default_rng(11)
+    user_BD, item_ID, bias_I = (torch.from_numpy(rng.normal(0, 0.5, shape)) for shape in ((6, 4), (50, 4), (50,)))
+    target_BP = torch.from_numpy(rng.integers(-1, 50, (6, 3)))
+    target_BP[:, 0] = torch.arange(6)
+    proposal = Proposal(rng.random(50) + 0.1 if popular else np.ones(50), CPU)
+    generator = torch.Generator().manual_seed(2)
+
+    def mean_ratio(times: int, repeats: int) -> float:
+        """The mean over draws of exp(sampled loss − full loss), both of the first instance: of Ẑ / Z."""
+        full = full_softmax_loss(user_BD[:1], item_ID, bias_I, target_BP[:1])
+        drawn = [
+            sampled_softmax_loss(user_BD[:1], item_ID, bias_I, target_BP[:1], *proposal.draw(times, generator)) for _ in range(repeats)
+        ]
+        return float((torch.stack(drawn) - full).exp().mean())
+
+    assert mean_ratio(20, 1000) == pytest.approx(1, abs=0.05)  # unbiased, although the draws are few
+    assert mean_ratio(200_000, 1) == pytest.approx(1, abs=0.02)  # and close with many
+
+
+# -- the model ------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), windows=st.lists(st.integers(1, 3), min_size=1, max_size=3), hidden=st.lists(st.integers(1, 9)))
+def test_the_model_that_ranks_computes_what_was_trained(seed: int, windows: list[int], hidden: list[int]) -> None:
+    log, split = planted_log()
+    config = replace(SMALL, instances=InstanceConfig(windows=tuple(windows)), hidden=tuple(hidden), init="random")
+    network = build_network(log, split.train, config, seed)
+    rng = np.random.default_rng(seed)
+    histories = [rng.integers(-1, ITEMS, rng.integers(0, 9)) for _ in range(4)]
+    length = sum(windows)
+    known = [history[history >= 0][-length:] for history in histories]
+    history_BT = np.stack([np.concatenate([np.full(length - len(rows), -1), rows]) for rows in known]).astype(np.int64)
+    expected = torch.addmm(network.bias_I, network(torch.from_numpy(history_BT), torch.Generator()), network.item_ID.T)
+    model = network.frozen()
+    assert_allclose(model.user_vectors(histories) @ model.item_vectors.T, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def two_towers(item_vectors: list[list[float]]) -> ProductDnn:
+    """A model whose user vector is the input vector of the last history item (and 0 without one)."""
+    table_IE = np.array(item_vectors, np.float32)
+    layer = (np.eye(table_IE.shape[1], dtype=np.float32), np.zeros(table_IE.shape[1], np.float32))
+    return ProductDnn((1,), table_IE, (layer,), np.concatenate([table_IE, np.zeros((len(table_IE), 1), np.float32)], axis=1))
+
+
+def test_ranks_by_inner_product_with_ties_by_row_and_leaves_out_what_was_seen() -> None:
+    model = two_towers([[1, 0], [2, 0], [0, 1], [2, 0]])
+    histories = [np.array([2, 0]), np.array([], np.int64), np.array([-1, 3])]
+    assert model.rank(histories, 3, exclude_seen=False).tolist() == [[1, 3, 0], [0, 1, 2], [1, 3, 0]]
+    assert model.rank(histories, 5, exclude_seen=True).tolist() == [[1, 3, -1, -1, -1], [0, 1, 2, 3, -1], [1, 0, 2, -1, -1]]
+
+
+def test_biases_start_at_the_log_of_the_training_users_popularity() -> None:
+    log = log_of([[0, 0, 1], [1, 2], [2, 2]], items=4)
+    assert events_of_items(log, np.array([0, 1])).tolist() == [2, 2, 1, 0]
+    bias_I = build_network(log, np.array([0, 1]), replace(SMALL, init="random"), 1).frozen().item_vectors[:, -1]
+    assert_allclose(bias_I - bias_I[3], np.log([3, 3, 2, 1]), rtol=1e-6)
+    assert not build_network(log, np.array([0, 1]), replace(SMALL, init="random", bias=False), 1).frozen().item_vectors[:, -1].any()
+
+
+# -- training -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["full", "sampled"])
+def test_learns_a_planted_structure_that_popularity_cannot_see(loss: Literal["full", "sampled"]) -> None:
+    log, split = planted_log()
+    model = fit_product_dnn(log, split, replace(SMALL, loss=loss, init="random", init_std=0.3, dropout=0.1), seed=1)
+    pairs = halves(log, split.test, seed=1)
+    histories, relevant = [pair.history for pair in pairs], [pair.relevant for pair in pairs]
+    by_popularity, learned = (
+        precision_recall_f(rank(histories, 6, True), relevant, 6)[1].mean() for rank in (fit_popularity(log, split.train).rank, model.rank)
+    )
+    assert learned > 0.8 > 0.4 > by_popularity
+
+
+def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: Path) -> None:
+    log, split = planted_log()
+    config = replace(SMALL, loss="sampled", dropout=0.2, max_steps=12, round_steps=5)
+    one, same, other = (fit_product_dnn(log, split, config, seed=seed) for seed in (1, 1, 2))
+    assert [step for step, _ in one.curve] == [5, 10, 12]
+    assert one.curve == same.curve
+    assert_array_equal(one.item_vectors, same.item_vectors)
+    assert np.abs(one.item_vectors - other.item_vectors).max() > 1e-3
+    one.save(tmp_path / "model.safetensors")
+    read = load_product_dnn(tmp_path / "model.safetensors")
+    assert (read.windows, read.curve) == (one.windows, one.curve)
+    histories = [pair.history for pair in halves(log, split.test, seed=1)]
+    assert_array_equal(read.rank(histories, 7, exclude_seen=True), one.rank(histories, 7, exclude_seen=True))
+
+
+def test_the_weights_of_the_best_round_are_kept_and_training_ends_after_the_patience() -> None:
+    log, split = planted_log()
+    # At so large a step the model is soon worse than it was.
+    config = replace(SMALL, learning_rate=1.0, max_steps=400, round_steps=2, patience=2, init="random")
+    model = fit_product_dnn(log, split, config, seed=3)
+    steps, recalls = zip(*model.curve, strict=True)
+    best = recalls.index(max(recalls))
+    assert len(recalls) == best + 3
+    assert steps[-1] < 400
+    pairs = halves(log, split.validation, seed=3)
+    found_BM = model.rank([pair.history for pair in pairs], 10, exclude_seen=True)
+    assert precision_recall_f(found_BM, [pair.relevant for pair in pairs], 10)[1].mean() == pytest.approx(max(recalls))
+
+
+def test_bfloat16_changes_products_and_little_else() -> None:
+    log, split = planted_log()
+    config = replace(SMALL, max_steps=4, round_steps=4)
+    wide, narrow = (fit_product_dnn(log, split, replace(config, bfloat16=bfloat16), seed=1).item_vectors for bfloat16 in (False, True))
+    assert narrow.dtype == np.float32
+    assert 0 < np.abs(wide - narrow).mean() < 0.01
+
+
+def test_test_and_validation_users_are_not_learned_from() -> None:
+    log, split = planted_log()
+    lists = [log.of(user).tolist() for user in range(log.user_count)]
+    for user in (*split.test, *split.validation):
+        lists[user] = [(item + 1) % ITEMS for item in lists[user]]
+    changed = log_of(lists, items=ITEMS)
+    config = replace(SMALL, max_steps=4, round_steps=4)
+    one, two = (fit_product_dnn(interactions, split, config, seed=1) for interactions in (log, changed))
+    assert_array_equal(one.item_vectors, two.item_vectors)
+
+
+def test_a_loss_that_is_not_finite_ends_training() -> None:
+    log, split = planted_log()
+    with pytest.raises(FloatingPointError, match="lower learning_rate"):
+        fit_product_dnn(log, split, replace(SMALL, learning_rate=1e30), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, 0) for key in ("input_dim", "dim", "negatives", "batch", "max_steps", "round_steps", "patience", "recall_at")),
+        *(("init_std", value) for value in (0.0, math.inf)),
+        ("learning_rate", -1.0),
+        ("hidden", (8, 0)),
+        ("dropout", 1.0),
+        ("init", "zeros"),
+        ("loss", "hinge"),
+        ("proposal", "alias"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_by_name(key: str, value: Any) -> None:
+    with pytest.raises(InvalidConfig) as error:
+        replace(SMALL, **{key: value})
+    assert error.value.field == key
+
+
+def test_queries_and_splits_that_make_no_sense_are_refused_by_name() -> None:
+    model, (log, split) = two_towers([[1.0, 0.0]]), planted_log()
+    cases: list[tuple[str, Callable[[], object]]] = [
+        ("m", lambda: model.rank([np.array([0])], 0, exclude_seen=False)),
+        ("histories", lambda: model.user_vectors([np.array([1])])),
+        ("split.validation", lambda: fit_product_dnn(log, replace(split, validation=np.zeros(0, np.int64)), SMALL, seed=1)),
+    ]
+    for field, refused in cases:
+        with pytest.raises((InvalidConfig, InvalidData)) as error:
+            refused()
+        assert error.value.field == field
+
+
+# -- nearest neighbours ---------------------------------------------------------------------------------------------------
+
+needs_faiss = pytest.mark.skipif(not faiss_is_installed(), reason="faiss is not installed (the extra `ann`)")
+
+
+def random_vectors(seed: int, items: int, width: int) -> tuple[Float32, Float32]:
+    """Item vectors of very different lengths, with which the nearest is not the one of the largest product; and user vectors."""
+    rng = np.random.default_rng(seed)
+    item_ID = rng.normal(size=(items, width)) * rng.lognormal(0, 0.7, (items, 1))
+    return item_ID.astype(np.float32), rng.normal(size=(8, width)).astype(np.float32)
+
+
+def exact(item_ID: Float32, user_BD: Float32, m: int) -> NDArray[np.int64]:
+    return np.argsort(-(user_BD @ item_ID.T), axis=1)[:, :m]
+
+
+@needs_faiss
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), items=st.integers(1, 600), m=st.integers(1, 30))
+def test_at_full_effort_ivf_finds_the_exact_neighbours(seed: int, items: int, m: int) -> None:
+    """Not so hnsw, whose graph need not connect all items."""
+    item_ID, user_BD = random_vectors(seed, items, 6)
+    index = AnnIndex("ivf", item_ID)
+    found_BM = index.search(user_BD, m, index.full_effort)
+    best_BM, score_BI = exact(item_ID, user_BD, m), user_BD @ item_ID.T
+    assert all(len(set(row)) == best_BM.shape[1] for row in found_BM[:, :items].tolist())
+    # Distances round otherwise than products, so that near ties may change places.
+    assert_allclose(np.take_along_axis(score_BI, found_BM[:, :items], 1), np.take_along_axis(score_BI, best_BM, 1), atol=1e-3)
+    assert (found_BM[:, items:] == -1).all()
+
+
+@needs_faiss
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_more_effort_finds_more_and_the_knob_can_be_turned_back(kind: Kind) -> None:
+    item_ID, user_BD = random_vectors(4, 3000, 16)
+    index = AnnIndex(kind, item_ID)
+    best_BM = exact(item_ID, user_BD, 10)
+    little_BM, much_BM, again_BM = (index.search(user_BD, 10, effort) for effort in (1, index.full_effort, 1))
+    assert np.isin(little_BM, best_BM).mean() < 0.9
+    assert_array_equal(much_BM, best_BM)
+    assert_array_equal(again_BM, little_BM)
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_nearest_of_equally_long_vectors_has_the_largest_product(seed: int) -> None:
+    item_ID, user_BD = random_vectors(seed, 50, 5)
+    lengthened = equally_long(item_ID)
+    assert_allclose(np.linalg.norm(lengthened, axis=1), np.linalg.norm(item_ID, axis=1).max(), rtol=1e-5)
+    distance_BI = np.linalg.norm(np.pad(user_BD, ((0, 0), (0, 1)))[:, None] - lengthened, axis=2)
+    assert_array_equal(distance_BI.argmin(axis=1), exact(item_ID, user_BD, 1)[:, 0])
+
+
+def test_without_faiss_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ann, "faiss_is_installed", bool)
+    with pytest.raises(DeviceUnavailable, match=r"pip install -e '\.\[ann\]'"):
+        AnnIndex("ivf", np.ones((2, 2), np.float32))
+
+
+@needs_faiss
+def test_indices_refuse_what_they_cannot_take_by_name() -> None:
+    vectors = np.ones((3, 2), np.float32)
+    unknown: Any = "annoy"
+    doubles: Any = np.ones((3, 2))
+    cases: list[tuple[str, Callable[[], object]]] = [
+        ("kind", lambda: AnnIndex(unknown, vectors)),
+        ("item_vectors", lambda: AnnIndex("ivf", doubles)),
+        ("item_vectors", lambda: AnnIndex("ivf", vectors[:0])),
+        ("m", lambda: AnnIndex("ivf", vectors).search(vectors, 0, 1)),
+        ("effort", lambda: AnnIndex("hnsw", vectors).search(vectors, 1, 0)),
+    ]
+    for field, refused in cases:
+        with pytest.raises((InvalidConfig, InvalidData)) as error:
+            refused()
+        assert error.value.field == field
+
+
+# -- the benchmark --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_faiss", [pytest.param(True, marks=needs_faiss), False])
+@pytest.mark.parametrize("exclude_seen", [False, True])
+def test_every_search_of_the_benchmark_at_full_effort_finds_what_the_model_ranks(
+    with_faiss: bool, exclude_seen: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(why_not_ann, "faiss_is_installed", lambda: with_faiss)
+    log, split = planted_log()
+    model = build_network(log, split.train, replace(SMALL, init="random"), 1).frozen()
+    systems = why_not_ann.product_dnn_systems(model, {"hnsw": [ITEMS, ITEMS + 1], "ivf": [ITEMS // 39, ITEMS]}, exclude_seen)
+    names = ["product-dnn exact", "product-dnn HNSW", "product-dnn IVF"]
+    assert [system.name for system in systems] == (names if with_faiss else names[:1])
+    assert ("faiss is not installed" in capsys.readouterr().err) is not with_faiss
+    history = np.array([5, 17, 5])
+    for system in systems:
+        assert_array_equal(system.find(history), model.rank([history], why_not_ann.M, exclude_seen))
+
+
+def test_the_benchmark_reports_the_mean_recall_of_each_system_at_each_m() -> None:
+    pairs = [EvaluationPair(0, np.array([0]), np.array([1, 60])), EvaluationPair(1, np.array([1]), np.array([2]))]
+    some = why_not_ann.System("some", 7, lambda history: history[None] + np.arange(1, 101))  # the next 100 rows
+    none = why_not_ann.System("none", None, lambda history: np.zeros((1, 0), np.int64))
+    rows = why_not_ann.measure([some, none], pairs, timed=1, rounds=1)
+    assert [(row["system"], row["knob"], row["m"], row["recall"]) for row in rows] == [
+        *(("some", 7, m, recall) for m, recall in ((10, 0.75), (50, 0.75), (200, 1.0))),
+        *(("none", None, m, 0.0) for m in (10, 50, 200)),
+    ]
+    assert all(row["ms_per_query"] >= 0 for row in rows)
+
+
+def test_the_benchmark_trains_once_for_each_configuration_and_log(tmp_path: Path) -> None:
+    log, split = planted_log()
+    short = replace(SMALL, max_steps=2, round_steps=2)
+    one, again = (why_not_ann.trained_product_dnn(log, split, short, 1, tmp_path) for _ in range(2))
+    assert_array_equal(one.item_vectors, again.item_vectors)
+    assert len(list(tmp_path.iterdir())) == 1
+    why_not_ann.trained_product_dnn(log, split, replace(short, dropout=0.1), 1, tmp_path)
+    why_not_ann.trained_product_dnn(replace(log, fingerprint="another"), split, short, 1, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3

@@ -1,0 +1,177 @@
+"""The first trees: balance, branching, seeds, and that similar items share subtrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from espalier.errors import InvalidConfig, InvalidData
+from espalier.tree import EMPTY_LEAF, Tree
+from tests.training.logs import log_of
+from training.trees.balanced import balanced_tree
+from training.trees.category import category_tree
+from training.trees.embeddings import item_embeddings, spread_unseen
+from training.trees.kmeans import kmeans_tree
+from training.trees.random import random_tree
+
+
+def vectors(items: int, width: int = 4, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((items, width)).astype(np.float32)
+
+
+BUILDERS: dict[str, Callable[[int, int, int], Tree]] = {
+    "balanced": lambda items, branching, seed: balanced_tree(np.arange(items), branching),
+    "random": lambda items, branching, seed: random_tree(items, branching, seed=seed),
+    "category": lambda items, branching, seed: category_tree(np.arange(items, dtype=np.int32) % 7 - 1, branching, seed=seed),
+    "kmeans": lambda items, branching, seed: kmeans_tree(vectors(items), branching, seed=seed),
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@given(items=st.integers(1, 300), branching=st.integers(2, 32), seed=st.integers(0, 99))
+def test_every_tree_is_balanced_as_low_as_possible_and_without_empty_leaves(name: str, items: int, branching: int, seed: int) -> None:
+    tree = BUILDERS[name](items, branching, seed)
+    assert_array_equal(np.sort(tree.leaf_item), np.arange(items))
+    assert EMPTY_LEAF not in tree.leaf_item
+    assert branching**tree.height >= items
+    assert tree.height == 1 or branching ** (tree.height - 1) < items
+    for h in range(tree.height):
+        nodes = tree.level(h)
+        assert len(nodes) == branching**h
+        below = tree.items_below[nodes.start : nodes.stop]
+        assert below.max() - below.min() <= 1
+    assert max(tree.max_children) <= branching
+
+
+def test_leaves_follow_the_order_that_was_given() -> None:
+    assert balanced_tree(np.array([3, 0, 4, 1, 2]), 2).leaf_item.tolist() == [3, 0, 4, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["random", "category", "kmeans"])
+def test_the_seed_decides_the_tree(name: str) -> None:
+    first, again, other = (BUILDERS[name](200, 3, seed).leaf_item for seed in (1, 1, 2))
+    assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("branching", [-1, 0, 1])
+def test_a_branching_below_two_is_refused(branching: int) -> None:
+    for build in BUILDERS.values():
+        with pytest.raises(InvalidConfig) as error:
+            build(5, branching, 0)
+        assert error.value.field == "branching"
+
+
+@given(st.lists(st.integers(-1, 5), min_size=1, max_size=80), st.integers(0, 99))
+def test_the_items_of_a_category_are_contiguous(categories: list[int], seed: int) -> None:
+    category = np.array(categories, np.int32)
+    leaves = category[category_tree(category, 2, seed=seed).leaf_item]
+    assert np.count_nonzero(np.diff(leaves)) == len(set(categories)) - 1
+
+
+def test_categories_and_the_items_inside_come_in_random_order() -> None:
+    category = np.repeat(np.arange(6, dtype=np.int32), 20)
+    leaf_item = category_tree(category, 2, seed=0).leaf_item
+    assert category[leaf_item[::20]].tolist() != list(range(6))
+    assert leaf_item[:20].tolist() != sorted(leaf_item[:20].tolist())
+
+
+def test_a_category_below_none_is_refused() -> None:
+    with pytest.raises(InvalidData):
+        category_tree(np.array([0, -2], np.int32), 2, seed=0)
+
+
+@pytest.mark.parametrize("branching", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_kmeans_gives_each_planted_cluster_a_subtree(branching: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cluster = rng.permutation(np.repeat(np.arange(branching), 30))
+    points = 10 * np.eye(branching, 16)[cluster] + rng.standard_normal((len(cluster), 16)) * 0.1
+    tree = kmeans_tree(points.astype(np.float32), branching, seed=seed)
+    leaves = cluster[tree.leaf_item].reshape(branching, 30)
+    assert (leaves == leaves[:, :1]).all()
+
+
+def test_kmeans_looks_at_directions_only() -> None:
+    points = vectors(64)
+    scale = np.random.default_rng(1).uniform(0.25, 4, (64, 1)).astype(np.float32)
+    siblings = [
+        {frozenset(tree.leaf_item[2 * k : 2 * k + 2].tolist()) for k in range(32)}
+        for tree in (kmeans_tree(points, 2, seed=0), kmeans_tree(points * scale, 2, seed=0))
+    ]
+    assert len(siblings[0] & siblings[1]) > 24
+
+
+def test_kmeans_copes_with_zero_and_equal_rows() -> None:
+    points = np.zeros((33, 4), np.float32)
+    points[:8] = 1
+    assert_array_equal(np.sort(kmeans_tree(points, 2, seed=0).leaf_item), np.arange(33))
+
+
+@pytest.mark.parametrize("points", [np.zeros((0, 3)), np.zeros((3, 0)), np.zeros(3), np.array([[np.nan]]), np.array([[np.inf]])])
+def test_kmeans_refuses_what_are_not_vectors(points: np.ndarray) -> None:
+    with pytest.raises(InvalidData) as error:
+        kmeans_tree(points.astype(np.float32), 2, seed=0)
+    assert error.value.field == "embeddings_ID"
+
+
+def two_worlds() -> list[list[int]]:
+    """Twenty users who touch even items and twenty who touch odd ones, of 0 … 19."""
+    rng = np.random.default_rng(0)
+    return [(2 * rng.permutation(10)[:6] + side).tolist() for side in (0, 1) for _ in range(20)]
+
+
+def test_embeddings_put_items_together_that_users_touch_together() -> None:
+    embeddings = item_embeddings(log_of(two_worlds()), np.arange(40), 4, seed=0)
+    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+    cosine = unit @ unit.T
+    assert embeddings.dtype == np.float32
+    assert cosine[::2, ::2].mean() > cosine[::2, 1::2].mean() + 0.3
+    leaves = kmeans_tree(embeddings, 2, seed=0).leaf_item % 2
+    assert (leaves[:10] == leaves[0]).all()
+
+
+def test_embeddings_know_the_given_users_only() -> None:
+    log = log_of([*two_worlds(), [20, 0]], items=22)
+    embeddings = item_embeddings(log, np.arange(40), 4, seed=0)
+    assert_array_equal(np.flatnonzero(~embeddings.any(axis=1)), [20, 21])
+    assert_allclose(embeddings, item_embeddings(log, np.arange(40), 4, seed=0), atol=1e-6)
+    assert item_embeddings(log, np.arange(41), 4, seed=0)[20].any()
+
+
+@pytest.mark.parametrize("width", [0, 20])
+def test_an_embedding_width_that_the_matrix_does_not_have_is_refused(width: int) -> None:
+    with pytest.raises(InvalidConfig) as error:
+        item_embeddings(log_of(two_worlds()), np.arange(40), width, seed=0)
+    assert error.value.field == "width"
+
+
+def test_unseen_items_borrow_from_their_category_and_else_from_anyone() -> None:
+    embeddings = np.array([[1, 0], [2, 0], [0, 3], [0, 0], [0, 0], [0, 0], [0, 0]], np.float32)
+    category = np.array([0, 0, 1, 1, 0, 7, -1], np.int32)
+    for seed in range(10):
+        filled = spread_unseen(embeddings, category, seed=seed)
+        assert_array_equal(filled[:3], embeddings[:3])
+        assert filled[3].tolist() == [0, 3]
+        assert filled[4].tolist() in ([1, 0], [2, 0])
+        assert filled.any(axis=1).all()
+    assert not embeddings[3:].any()
+
+
+def test_unseen_items_without_categories_are_spread_over_the_tree() -> None:
+    embeddings = vectors(512)
+    embeddings[256:] = 0
+    leaves = kmeans_tree(spread_unseen(embeddings, seed=0), 2, seed=0).leaf_item
+    unseen_per_subtree = (leaves >= 256).reshape(8, 64).sum(axis=1)
+    assert unseen_per_subtree.min() > 12
+    clumped = (kmeans_tree(embeddings, 2, seed=0).leaf_item >= 256).reshape(8, 64).sum(axis=1)
+    assert clumped.max() > unseen_per_subtree.max()
+
+
+def test_nothing_is_borrowed_where_nothing_is_known() -> None:
+    assert not spread_unseen(np.zeros((3, 2), np.float32), seed=0).any()
