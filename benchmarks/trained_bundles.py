@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import torch
 
-from benchmarks.small_bundles import make_bundle
 from espalier.bundle import Bundle
+from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from training.config import ScorerConfig
 from training.deep.scorers.model import export_graphs, new_scorer

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
-from tests.builders import make_bundle
 from tests.service.running import ITEMS, LIMITS
 
 # Triton's kernels run in its interpreter, on the CPU, so that they are tested on any machine; triton reads this when it is imported.

@@ -30,10 +30,10 @@ from benchmarks.gpu.lines import Row, reason
 from benchmarks.gpu.search_speed import M, agreement, filled_cell
 from benchmarks.gpu.sparse_speed import AGREED, queries_of
 from benchmarks.gpu.sparse_speed import model_of as linear_model_of
-from benchmarks.small_bundles import Rng, make_bundle, make_linear_bundle, random_masks, random_queries, random_tree
 from benchmarks.trained_bundles import trained_kind
 from espalier.bundle import Bundle
 from espalier.checks.engines import differences, wrong_alone, wrong_beams
+from espalier.checks.random_bundles import Rng, make_bundle, make_linear_bundle, random_masks, random_queries, random_tree
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.onnx import engine as onnx_graph
 from espalier.engines.reference import ReferenceEngine
@@ -50,7 +50,7 @@ from training.deep.scorers.encoders import PAPER_WINDOWS
 Device = Literal["cuda", "cpu"]
 Open = Callable[[Bundle], Engine]
 STEP = 2.0**-5
-"""Real weights are multiples of it, see `small_bundles.stepped`."""
+"""Real weights are multiples of it, see `random_bundles.stepped`."""
 GRAPH_FORMS: dict[str, Literal["history", "vector"]] = {"mlp": "history", "product": "vector"}
 """The hand-made scorers, by the kind of query that each takes."""
 EXPORTED: tuple[tuple[str, tuple[int, ...]], ...] = (

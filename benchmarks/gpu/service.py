@@ -23,7 +23,7 @@ import torch
 from benchmarks.gpu.graph_models import FORMS, scorer_of
 from benchmarks.gpu.lines import Row
 from benchmarks.service.serving import serving
-from benchmarks.small_bundles import make_bundle, make_linear_bundle, random_tree
+from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.engines.linear.chunk_search import L3_HINGE
 from espalier.engines.triton.graph_engine import device_bytes
 from espalier.tree import complete_tree

@@ -21,6 +21,7 @@ import espalier.bundle as bundle_module
 import espalier.items as items_module
 from espalier.bundle import GRAPH_PARTS, Bundle, GraphContent, find_versions, is_model_name, with_ranker, write_bundle
 from espalier.checks.golden import verify_golden
+from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.engines.onnx.compose import Plan, compose
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.onnx.graphs import load_graph
@@ -40,7 +41,6 @@ from espalier.manifest import ManifestDraft, RankerInfo, Ranking
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from espalier.tree import complete_tree, tree_from_children
-from tests.builders import make_bundle, make_linear_bundle, random_tree
 
 
 @pytest.fixture(scope="module")

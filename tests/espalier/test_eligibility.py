@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
+from espalier.checks.random_bundles import random_masks, random_tree
 from espalier.errors import InvalidQuery
 from espalier.masks.eligibility import NO_NODE, every_item, excluded_nodes, node_mask, widened_beam
 from espalier.search import NO_ITEM
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
-from tests.builders import random_masks, random_tree
 
 trees = st.builds(
     lambda seed, branching_height, ragged, empty_share: random_tree(

@@ -19,6 +19,7 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from espalier import items as items_module
+from espalier.checks.random_bundles import random_tree
 from espalier.errors import InvalidQuery
 from espalier.items import ItemTable
 from espalier.masks import filters as filters_module
@@ -26,7 +27,6 @@ from espalier.masks.eligibility import node_mask
 from espalier.masks.filters import ENTRY_BYTES, Filter, ItemFilters
 from espalier.search import NodeMask
 from espalier.tree import Tree
-from tests.builders import random_tree
 
 COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "section": (pa.string(), st.sampled_from(["games", "math", "", "ünï", "𐀀", "\uffff"])),

@@ -24,8 +24,8 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 from onnx import helper
 
-from benchmarks.small_bundles import graph_model, linear_graphs
 from espalier.bundle import Bundle, LinearContent, write_bundle
+from espalier.checks.random_bundles import graph_model, linear_graphs, make_bundle, make_linear_bundle, random_tree, sparse_rows
 from espalier.chunks import LARGEST_RANK, Chunks
 from espalier.engines.linear.chunk_search import ChunkSearch, Wanted, _keep_best
 from espalier.engines.linear.engine import SparseCpuEngine
@@ -38,7 +38,6 @@ from espalier.search import Engine, SearchParams, SearchResult, open_engine
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree, tree_from_children
 from tests import ROOT
-from tests.builders import make_bundle, make_linear_bundle, random_tree, sparse_rows
 from tests.espalier.test_bundle import content_of, draft_of
 from tests.espalier.test_signature import SMALL_GRID, assert_same
 from tests.service.running import problem, run

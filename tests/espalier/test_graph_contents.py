@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from espalier.bundle import RANKER, Bundle, with_ranker, write_bundle
+from espalier.checks.random_bundles import make_bundle, random_queries
 from espalier.engines.onnx import graph_contents
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.onnx.graph_contents import messages, parsed_model
@@ -27,7 +28,6 @@ from espalier.manifest import RankerInfo
 from espalier.rerank.ranker import GOLDEN_SCORES, Reranker
 from espalier.search import SearchParams
 from espalier.tree import complete_tree
-from tests.builders import make_bundle, random_queries
 from tests.espalier.test_bundle import content_of, draft_of
 from tests.rankers import weighted_sum
 

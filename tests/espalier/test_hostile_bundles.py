@@ -17,13 +17,13 @@ from safetensors.numpy import save_file
 
 from espalier import bundle as bundle_module
 from espalier.bundle import CHUNKS, Bundle, with_ranker
+from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.chunks import ARRAYS, Chunks
 from espalier.errors import BundleCorrupt, InvalidTree
 from espalier.items import HASH_COLUMN, ROW_COLUMN, ItemTable
 from espalier.manifest import RankerInfo, Ranking
 from espalier.rerank.ranker import GOLDEN_SCORES
 from espalier.tree import Tree, complete_tree, tree_from_children
-from tests.builders import make_bundle, make_linear_bundle, random_tree
 from tests.rankers import weighted_sum
 
 WRAPPING = 2**63 - 1

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.checks.engines import differences, replayed, wrong_alone, wrong_beams
+from espalier.checks.random_bundles import make_bundle, random_masks, random_queries, random_tree
 from espalier.engines.onnx.compose import Plan, compose
 from espalier.engines.onnx.engine import WIDE, Grid, OnnxEngine
 from espalier.engines.onnx.runtime import ort
@@ -29,7 +30,6 @@ from espalier.engines.reference import ReferenceEngine, Step
 from espalier.errors import InvalidQuery
 from espalier.queries import QueryBatch
 from espalier.search import Engine, NodeMask, SearchParams, SearchResult
-from tests.builders import make_bundle, random_masks, random_queries, random_tree
 
 SMALL_GRID = Grid(batches=(2, 4), wanted=(8, 64), excluded=64)
 

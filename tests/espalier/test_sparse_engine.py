@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from espalier.bundle import CHUNKS, Bundle, LinearContent, write_bundle
+from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_masks, random_queries, random_tree
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, DeviceUnavailable, InvalidQuery
 from espalier.manifest import Activation, ManifestDraft, Ranking
 from espalier.queries import FeaturesKind, QueryBatch, blank_queries, encode_features
 from espalier.search import SearchParams, open_engine
-from tests.builders import make_bundle, make_linear_bundle, random_masks, random_queries, random_tree
 from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, eligible_rows
 
 shapes = st.fixed_dictionaries(

@@ -22,6 +22,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
+from espalier.checks.random_bundles import make_linear_bundle, random_chunks, random_masks, random_queries, random_tree, sparse_rows
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.triton import chunk_tiles
@@ -32,7 +33,6 @@ from espalier.queries import FeaturesKind, QueryBatch, blank_queries
 from espalier.search import Precision, SearchParams, open_engine
 from espalier.tree import tree_from_children
 from tests import ROOT
-from tests.builders import make_linear_bundle, random_chunks, random_masks, random_queries, random_tree, sparse_rows
 from tests.espalier.compile_kernels import Recorder
 from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same
 from training.golden import golden_answers

@@ -29,12 +29,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.trained_bundles import trained_kind
 from espalier import open_engine
 from espalier.bundle import Bundle, write_bundle
+from espalier.checks.random_bundles import make_bundle, random_masks, random_queries, random_tree
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
 from espalier.queries import QueryBatch, VectorKind
 from espalier.search import ENGINES, NodeMask, Precision, SearchParams, gpu_usable
 from espalier.tree import complete_tree
 from tests import ROOT
-from tests.builders import make_bundle, random_masks, random_queries, random_tree
 from tests.espalier.compile_kernels import Recorder
 from tests.espalier.test_bundle import content_of, draft_of
 from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, draw, shapes

@@ -11,8 +11,8 @@ import pytest
 from benchmarks.service.attacked import Attacked, attacked
 from benchmarks.service.attacks import Limits, Target
 from benchmarks.service.attacks.connections import DESCRIPTORS
+from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
-from tests.builders import make_bundle
 
 ITEMS = 4096
 LIMITS = Limits(

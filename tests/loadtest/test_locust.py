@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from espalier.checks.random_bundles import make_bundle
 from espalier.errors import EspalierError, InvalidConfig
 from espalier.tree import complete_tree
 from loadtest.plan import SHAPES, SPIKE, complaints, conditions, mix, plan_of, shaped, users, versions, wrong_in
 from loadtest.target import Json
 from tests import ROOT
-from tests.builders import make_bundle
 from tests.service.test_registry import add_version
 from tests.service.test_workers import KEY, service
 

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.checks.heldout import read_heldout
+from espalier.checks.random_bundles import make_bundle, random_tree
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.errors import EspalierError
 from espalier.manifest import ManifestDraft
@@ -41,7 +42,6 @@ from loadtest.proposal import MAX_FAILED_SHARE, Point, propose
 from loadtest.queries import Query, read_queries
 from loadtest.sweep import main
 from loadtest.target import Json, ServiceRefused, Target, parse_url
-from tests.builders import make_bundle, random_tree
 from tests.service.test_workers import service
 from training.evaluate import evaluate, held_out_pairs
 

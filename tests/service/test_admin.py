@@ -17,11 +17,11 @@ import orjson
 import pytest
 from pydantic import SecretStr
 
+from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from service.__main__ import main
 from service.settings import Settings
 from service.watch.logs import JsonFormatter
-from tests.builders import make_bundle
 from tests.service.running import ITEMS, LIMITS, Json, Running, problem, run
 
 RETRIEVE, ADMIN = "retrieve-key-0001", "admin-key-00000001"

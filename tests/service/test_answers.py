@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from service.http import memory
 from service.http.budget import Budget
 from service.http.direct import _Lines
 from service.retrieval.retrieve import BLOCK_ROWS, _blocks
-from tests.builders import make_bundle
 from tests.service.listening import direct, listening, post, retrieval, wait_until
 from tests.service.running import problem, run
 

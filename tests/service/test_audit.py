@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
+from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from service.errors import Conflict, Denied, Unauthorized
 from service.http.security import Keys
@@ -28,7 +29,6 @@ from service.watch.audit import BURST, LONGEST, PER_S, Audit, Change, Origin
 from service.watch.logs import TEXT, JsonFormatter
 from service.watch.monitoring import AUTH_FAILURES, Metrics
 from tests import ROOT
-from tests.builders import make_bundle
 from tests.service.running import ITEMS, LIMITS, Json, Running, run
 
 RETRIEVE, ADMIN, NAMED = "retrieve-key-0001", "admin-key-00000001", "admin-key-of-alice"

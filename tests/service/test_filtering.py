@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from espalier.checks.random_bundles import make_bundle, random_tree
 from espalier.search import open_engine
-from tests.builders import make_bundle, random_tree
 from tests.service.running import Json, Running, ids, problem, run
 
 SECTIONS = ("games", "math", "libs", None)

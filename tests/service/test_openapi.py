@@ -26,12 +26,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from espalier.checks.random_bundles import make_bundle
 from espalier.search import open_engine
 from espalier.tree import complete_tree
 from service.app import create_app
 from service.settings import Settings
 from tests import ROOT
-from tests.builders import make_bundle
 from tests.service.running import Client, Json, Running, run
 
 GOLDEN = ROOT / "docs" / "openapi.json"

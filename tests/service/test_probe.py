@@ -21,6 +21,7 @@ import pytest
 from benchmarks.service.probe_damage import DAMAGES, content_of, damaged, draft_of
 from espalier.bundle import Bundle, write_bundle
 from espalier.checks.heldout import read_heldout
+from espalier.checks.random_bundles import make_bundle
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams, SearchResult, open_engine
@@ -33,7 +34,6 @@ from service.models.workers import Workers
 from service.settings import Settings
 from service.watch import gpu_memory
 from service.watch.monitoring import Metrics
-from tests.builders import make_bundle
 from tests.service.running import Json, Running, run
 from training.deep.export import golden_table
 from training.evaluate import recall_columns

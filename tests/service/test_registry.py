@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from espalier.bundle import Bundle
+from espalier.checks.random_bundles import make_bundle
 from espalier.errors import BundleNotFound, InvalidData, InvalidQuery
 from espalier.queries import blank_queries
 from espalier.search import Engine, SearchParams
@@ -33,7 +34,6 @@ from service.models.observed import Observed
 from service.models.registry import Entry, Registry
 from service.settings import Settings
 from service.watch.monitoring import Metrics
-from tests.builders import make_bundle
 from tests.service.fake_engine import FakeEngine
 
 ITEMS = 32

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from espalier.checks.random_bundles import make_bundle
 from espalier.errors import InvalidInput
 from espalier.items import MAX_ID_BYTES
 from espalier.tree import complete_tree
@@ -28,7 +29,6 @@ from service.models import registry as registry_module
 from service.models import removals
 from service.models.desired import DesiredState, Removed
 from service.models.removals import Condition, check_list, etag, with_id
-from tests.builders import make_bundle
 from tests.service.running import ITEMS, LIMITS, Json, Running, problem, run
 from tests.service.test_registry import until
 from tests.service.test_workers import KEY as WORKERS_KEY

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.bundle import RANKER, Bundle, with_ranker, write_bundle
+from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound
 from espalier.manifest import Manifest, RankerInfo, Ranking
@@ -28,7 +29,6 @@ from espalier_client import Client, Query
 from service.models.loading import LoadFailed, load_version
 from service.settings import Settings
 from service.watch.monitoring import Metrics
-from tests.builders import make_bundle, make_linear_bundle, random_tree
 from tests.rankers import add_ranker, weighted_sum
 from tests.service.running import LIMITS, Json, Running, ids, problem, run
 from training.golden import golden_answers

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from service.__main__ import listen, main
 from service.models.workers import Progress, Workers, living
@@ -29,7 +30,6 @@ from service.processes.supervisor import Supervisor
 from service.settings import Settings
 from service.watch.monitoring import Metrics, ModelMetrics, forget_process
 from tests import ROOT
-from tests.builders import make_bundle
 from tests.service.test_counts import fill, small_disk
 from tests.service.test_registry import add_version, until
 

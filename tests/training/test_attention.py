@@ -20,13 +20,13 @@ from torch import Tensor
 
 from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
+from espalier.checks.random_bundles import random_masks, random_queries, random_tree
 from espalier.engines.onnx.engine import Grid, OnnxEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind
 from espalier.search import SearchParams
-from tests.builders import random_masks, random_queries, random_tree
 from tests.espalier.test_signature import replay
 from training.config import ScorerConfig, check_config
 from training.deep.export import check_parity, export

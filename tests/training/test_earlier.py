@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from espalier.bundle import GRAPH_PARTS, WEIGHTS, Bundle
+from espalier.checks.random_bundles import random_tree
 from espalier.errors import BundleCorrupt, InvalidConfig
-from tests.builders import random_tree
 from training.__main__ import main
 from training.config import TrainingConfig, check_config
 from training.data.splits import halves, without_seen

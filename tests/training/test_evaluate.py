@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 import espalier.search
 from espalier.bundle import Bundle
+from espalier.checks.random_bundles import make_bundle, random_queries
 from espalier.queries import QueryBatch
 from espalier.search import NO_ITEM, SearchParams, SearchResult
 from espalier.tree import complete_tree
-from tests.builders import make_bundle, random_queries
 from training.__main__ import evaluate as evaluate_command
 from training.evaluate import FEWEST_QUERIES, falls, measure
 

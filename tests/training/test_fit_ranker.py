@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 
 from espalier.bundle import Bundle
+from espalier.checks.random_bundles import make_bundle
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.metrics import ndcg_at_m
@@ -24,7 +25,6 @@ from espalier.rerank.features import HISTORY, LEAF, RETRIEVAL, RankFeatures, Sen
 from espalier.rerank.ranker import Reranker, verify_ranker
 from espalier.search import open_engine
 from espalier.tree import complete_tree
-from tests.builders import make_bundle
 from tests.service.running import run
 from training.__main__ import main
 from training.evaluate import Rerank, measure

@@ -17,9 +17,9 @@ from scipy.optimize import linear_sum_assignment
 from scipy.special import logsumexp
 from torch import Tensor
 
+from espalier.checks.random_bundles import random_tree
 from espalier.errors import InvalidData
 from espalier.tree import Tree
-from tests.builders import random_tree
 from tests.training.logs import log_of
 from training.config import ScorerConfig
 from training.data.log_files import Order

@@ -19,6 +19,7 @@ from sklearn.svm import LinearSVC
 
 from benchmarks.papers.xrlinear_peer import growth_mb
 from benchmarks.papers.xrlinear_peers import quality
+from espalier.checks.random_bundles import random_chunks, random_tree, sparse_rows
 from espalier.chunks import ARRAYS, Chunks
 from espalier.engines.linear import chunk_search
 from espalier.engines.linear.chunk_search import ChunkSearch, Wanted
@@ -26,7 +27,6 @@ from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQu
 from espalier.manifest import Activation, Ranking
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree, complete_tree
-from tests.builders import random_chunks, random_tree, sparse_rows
 from training.data.xmc import LabelledPoints, read_xmc
 from training.linear import fit
 from training.linear.config import LinearOptions

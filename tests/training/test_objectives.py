@@ -28,6 +28,7 @@ import training.deep.objectives.otm as otm_module
 import training.deep.objectives.tdm as tdm_module
 from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
+from espalier.checks.random_bundles import Rng, random_tree
 from espalier.engines.reference import ReferenceEngine
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
@@ -35,7 +36,6 @@ from espalier.metrics import regret_at_m
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
-from tests.builders import Rng, random_tree
 from training.config import ObjectiveConfig, check_config
 from training.deep.beam import gumbel, keep_best, search
 from training.deep.fit import LOSSES

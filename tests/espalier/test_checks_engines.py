@@ -1,4 +1,4 @@
-"""The comparisons of `benchmarks.engine_checks` find what is wrong with a search, each thing by itself."""
+"""The comparisons of `espalier.checks.engines` find what is wrong with a search, each thing by itself."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.small_bundles import stepped
 from espalier.bundle import Bundle
 from espalier.checks.engines import differences, wrong_alone, wrong_beams
+from espalier.checks.random_bundles import make_bundle, random_queries, random_tree, stepped
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.queries import QueryBatch
 from espalier.search import LevelTrace, SearchParams, SearchResult
-from tests.builders import make_bundle, random_queries, random_tree
 
 
 class Changed:
