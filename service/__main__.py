@@ -18,7 +18,7 @@ from service.processes.server import Server
 from service.processes.supervisor import Supervisor
 from service.settings import Settings
 from service.watch import logs
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 from service.watch.tracing import TracingUnavailable
 
 log = logging.getLogger("service")

@@ -10,18 +10,18 @@ from starlette.types import ASGIApp
 from espalier.search import open_engine
 from service import errors
 from service.http import documentation
+from service.http.api_keys import Keys
+from service.http.dependencies import Service
 from service.http.direct import Retrieve, Stream
 from service.http.middleware import RETRIEVE, STREAM, Edge
-from service.http.parts import Service
 from service.http.routes import add_routes, match_whole_paths
-from service.http.security import Keys
-from service.http.sharing import Shared
+from service.http.single_flight import SingleFlight
 from service.lifecycle import lifespan
 from service.models.registry import OpenEngine, Registry
 from service.retrieval.completion import Completer
 from service.settings import Settings
 from service.watch.audit import Audit
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 from service.watch.tracing import Tracer
 
 DESCRIPTION = """Candidate retrieval from trained trees: `POST /retrieve` answers with the top m items of each query and the
@@ -49,7 +49,7 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_engine) -> Fas
     registry, audit = Registry(settings, metrics, open_engine), Audit(metrics)
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
     completer = Completer(settings.timeout_ms / 1e3)
-    app.state.service = Service(settings, metrics, registry, keys, audit, completer, Shared(metrics.render), tracer)
+    app.state.service = Service(settings, metrics, registry, keys, audit, completer, SingleFlight(metrics.render), tracer)
     single, stream = Retrieve(settings, registry, keys, metrics), Stream(settings, registry, keys, metrics)
     app.state.budgets = (single.bodies, single.answers, stream.bodies, stream.answers)
     direct: dict[str, ASGIApp] = {RETRIEVE: single, STREAM: stream}

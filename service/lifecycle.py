@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 from fastapi import FastAPI
 
-from service.http import memory
+from service.http import memory_release
 from service.models.probe import Probe
 
 
@@ -24,7 +24,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     service.registry.start_loading()
     await service.registry.take_over()
     per_s = service.settings.probe_per_s
-    beside = [asyncio.create_task(memory.give_back(app.state.budgets))]
+    beside = [asyncio.create_task(memory_release.give_back(app.state.budgets))]
     if per_s:
         beside.append(asyncio.create_task(Probe(service.registry, service.metrics, per_s).run()))
     yield

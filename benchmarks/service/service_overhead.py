@@ -34,8 +34,8 @@ from loadtest.hardware import hardware
 from loadtest.loops import closed_loop, percentiles_ms, request_bytes
 from service.__main__ import listen
 from service.app import create_app
-from service.http.schemas import RetrieveRequest
 from service.processes.server import Server
+from service.retrieval.schemas import RetrieveRequest
 from service.settings import Settings
 
 ITEMS, HISTORY, M = 1024, 20, 50

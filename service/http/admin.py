@@ -13,7 +13,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
 from espalier.errors import InvalidInput
-from service.http.parts import Name, as_json, describe, seen_of, service_of
+from service.http.dependencies import Name, as_json, describe, info_of, service_of
 from service.http.schemas import LoadRequest, RemovedRequest, VersionRequest
 from service.models.registry import Edited, Served
 from service.models.removals import Condition, Ids, check_id, check_list, etag, matches, summary, with_id, without_id
@@ -155,8 +155,8 @@ def _check_item(request: Request, item_id: str) -> None:
 async def _audited(
     request: Request, action: str, name: str, change: Coroutine[Any, Any, T], described: Callable[[T], Change], **what: Any
 ) -> T:
-    seen = seen_of(request)
-    by = origin(request.scope, seen.request_id.decode(), seen.key)
+    info = info_of(request)
+    by = origin(request.scope, info.request_id.decode(), info.key)
     return await service_of(request).audit.change(action, name, by, change, described, **what)
 
 

@@ -5,7 +5,7 @@ client sends ahead stays in the socket. A client that takes nothing is cut off. 
 a moment, because closing it at once would reset it and lose the answer (RFC 9112, section 9.6).
 
 The parser is fed the bytes of one message and no more, so that the parts of this file know where they are: where a head ends is looked
-for here, the length of a body is what the head said, and chunks are counted (chunked.py). A parser that sees it otherwise is an error,
+for here, the length of a body is what the head said, and chunks are counted (chunked_body.py). A parser that sees it otherwise is an error,
 and the connection ends.
 
 Knows bytes, sockets and times. Does not know routes, but for PROBES.
@@ -29,7 +29,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.errors import answer, problem
-from service.http.chunked import ChunkedBody, MalformedChunk
+from service.http.chunked_body import ChunkedBody, MalformedChunk
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Connections:
     head_timeout_s   from the opening of a connection, or the first byte of a request, to the end of the head
     keep_alive_s     that a connection may be idle between two requests
     write_timeout_s  that a client may take nothing of an answer
-    refused          told one of monitoring.REFUSALS for every connection that is refused or cut off
+    refused          told one of metrics.REFUSALS for every connection that is refused or cut off
     """
 
     most: int

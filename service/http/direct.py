@@ -30,16 +30,16 @@ from service.errors import (
     internal_problem,
     parse,
 )
-from service.http.bodies import check_type, read_body, read_lines
-from service.http.budget import Budget, Held
+from service.http.api_keys import Keys
 from service.http.connection import CONNECTION
-from service.http.middleware import JSON_TYPES, Seen, log_failure
-from service.http.schemas import RetrieveRequest
-from service.http.security import Keys
+from service.http.memory_budget import Budget, Held
+from service.http.middleware import JSON_TYPES, RequestInfo, log_failure
+from service.http.request_bodies import check_type, read_body, read_lines
 from service.models.registry import LoadedModel, Registry
 from service.retrieval.retrieve import Retrieved, check, retrieve, values_of
+from service.retrieval.schemas import RetrieveRequest
 from service.settings import Settings
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -73,19 +73,19 @@ class Retrieve:
         self.answers = Budget(ANSWERS * settings.max_answer_values, FREE_VALUES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        seen: Seen = scope[Seen.KEY]
-        self.keys.check("retrieve", seen.authorization)
-        check_type(seen.content_type, JSON_TYPES)
-        self._check_room(seen)
+        info: RequestInfo = scope[RequestInfo.KEY]
+        self.keys.check("retrieve", info.authorization)
+        check_type(info.content_type, JSON_TYPES)
+        self._check_room(info)
         with self.bodies.holding() as read, self.answers.holding() as room:  # what is made of a body is larger than the body
             whole = CONNECTION in scope and scope[CONNECTION].complete
             request = await parsed(await read_body(receive, None if whole else self.settings.body_timeout_s, read))
             async with _WhileConnected(receive):
-                model = chosen(request, self.settings, self.registry, seen)
+                model = chosen(request, self.settings, self.registry, info)
                 if not room.take(values_of(request, model, self.settings)):
                     self.metrics.shed(model.name)
                     raise QueueFull("Too many large answers are under way.", 1)
-                retrieved = await answer(request, model, self.settings, self.metrics, seen, seen.began)
+                retrieved = await answer(request, model, self.settings, self.metrics, info, info.began)
             timing = ", ".join([f"{stage};dur={ms}" for stage, ms in retrieved.stages_ms.items()])
             headers = [
                 (b"content-type", b"application/json"),
@@ -97,7 +97,7 @@ class Retrieve:
         if not taken:
             raise ClientGone("The client does not take its answer.")
 
-    def _check_room(self, seen: Seen) -> None:
+    def _check_room(self, info: RequestInfo) -> None:
         """Raise QueueFull before the body is even parsed, where it can only mean one version, and that one is overloaded."""
         only = self.registry.only()
         if only is None or not only.batcher.overloaded:
@@ -105,7 +105,7 @@ class Retrieve:
         try:
             only.batcher.check_room(1)
         except QueueFull:
-            seen.model = only.name
+            info.model = only.name
             self.metrics.shed(only.name)
             raise
 
@@ -124,12 +124,12 @@ class Stream:
         self.answers = Budget(ANSWERS * settings.max_answer_values, FREE_VALUES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        seen: Seen = scope[Seen.KEY]
-        self.keys.check("retrieve", seen.authorization)
-        check_type(seen.content_type, LINES_TYPES)
+        info: RequestInfo = scope[RequestInfo.KEY]
+        self.keys.check("retrieve", info.authorization)
+        check_type(info.content_type, LINES_TYPES)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
         with self.bodies.holding() as arriving, self.bodies.holding() as read, self.answers.holding() as room:
-            lines = _Lines(self, seen, scope, arriving, read, room)
+            lines = _Lines(self, info, scope, arriving, read, room)
             reader = asyncio.create_task(lines.read(receive))
             writer = asyncio.create_task(lines.write(send))
             try:
@@ -139,13 +139,13 @@ class Stream:
                 failure = _failure(writer) or _failure(reader)  # the reader only ends by an exception
             del reader, writer, lines  # their exceptions hold this frame
         if isinstance(failure, ClientDisconnect):
-            log.debug("request %s: the client hung up inside its stream", seen.request_id.decode())
+            log.debug("request %s: the client hung up inside its stream", info.request_id.decode())
         elif failure is not None:
             raise failure
 
-    def chosen(self, request: RetrieveRequest, seen: Seen) -> tuple[LoadedModel, int]:
+    def chosen(self, request: RetrieveRequest, info: RequestInfo) -> tuple[LoadedModel, int]:
         """The model of a line, and the values of its answer. Raises what `chosen` and `values_of` do."""
-        model = chosen(request, self.settings, self.registry, seen)
+        model = chosen(request, self.settings, self.registry, info)
         return model, values_of(request, model, self.settings)
 
 
@@ -157,8 +157,8 @@ class _Lines:
     tasks     the answers, until they are written or given up
     """
 
-    def __init__(self, stream: Stream, seen: Seen, scope: Scope, arriving: Held, read: Held, room: Held) -> None:
-        self._stream, self._seen, self._scope = stream, seen, scope
+    def __init__(self, stream: Stream, info: RequestInfo, scope: Scope, arriving: Held, read: Held, room: Held) -> None:
+        self._stream, self._seen, self._scope = stream, info, scope
         self._arriving, self._read, self._room = arriving, read, room
         self._waiting: asyncio.Queue[tuple[asyncio.Future[bytes], int, int] | None] = asyncio.Queue(stream.settings.stream_window)
         self.tasks: set[asyncio.Future[bytes]] = set()
@@ -190,7 +190,7 @@ class _Lines:
 
     async def _begin(self, line: bytes | ServiceError) -> None:
         """Begin to answer a line, once there is room for it and its answer."""
-        told, size, values = Seen(time.perf_counter(), self._seen.request_id), 0, 0
+        told, size, values = RequestInfo(time.perf_counter(), self._seen.request_id), 0, 0
         if isinstance(line, ServiceError):
             task = self._refused(line, told)
         else:
@@ -218,7 +218,7 @@ class _Lines:
     def _gone(self) -> bool:
         return CONNECTION in self._scope and self._scope[CONNECTION].gone
 
-    async def _answer(self, request: RetrieveRequest, model: LoadedModel, told: Seen) -> bytes:
+    async def _answer(self, request: RetrieveRequest, model: LoadedModel, told: RequestInfo) -> bytes:
         """The answer to one line, or its problem document."""
         status = 200
         try:
@@ -234,7 +234,7 @@ class _Lines:
         finally:
             self._stream.metrics.request(told.model, status, None, told.own_deadline)
 
-    def _refused(self, error: Exception, told: Seen) -> asyncio.Future[bytes]:
+    def _refused(self, error: Exception, told: RequestInfo) -> asyncio.Future[bytes]:
         """The problem document of a line that never was a request."""
         document = _problem(error, told)
         self._stream.metrics.request(told.model, document["status"], None)
@@ -243,7 +243,7 @@ class _Lines:
         return refused
 
 
-def _problem(error: Exception, told: Seen) -> dict[str, Any]:
+def _problem(error: Exception, told: RequestInfo) -> dict[str, Any]:
     described = describe(error)
     if described is None:
         log_failure(told)
@@ -297,18 +297,24 @@ async def parsed(content: bytes) -> RetrieveRequest:
     return await asyncio.get_running_loop().run_in_executor(_parser, parse, RetrieveRequest, content)
 
 
-def chosen(request: RetrieveRequest, settings: Settings, registry: Registry, seen: Seen) -> LoadedModel:
-    """The model that a request means, by which it is then checked; noted in `seen` for the log and the metrics."""
+def chosen(request: RetrieveRequest, settings: Settings, registry: Registry, info: RequestInfo) -> LoadedModel:
+    """The model that a request means, by which it is then checked; noted in `info` for the log and the metrics."""
     model = registry.choose(request.model, request.version)
-    seen.model, seen.version, seen.queries = model.name, model.version, len(request.queries)
+    info.model, info.version, info.queries = model.name, model.version, len(request.queries)
     check(request, model, settings)
     return model
 
 
 async def answer(
-    request: RetrieveRequest, model: LoadedModel, settings: Settings, metrics: Metrics, seen: Seen, began: float, patient: bool = False
+    request: RetrieveRequest,
+    model: LoadedModel,
+    settings: Settings,
+    metrics: Metrics,
+    info: RequestInfo,
+    began: float,
+    patient: bool = False,
 ) -> Retrieved:
-    """Answer a request that has been checked, and note in `seen` what the log and the metrics want to know."""
+    """Answer a request that has been checked, and note in `info` what the log and the metrics want to know."""
     timeout_ms = settings.timeout_ms if request.timeout_ms is None else request.timeout_ms
     try:
         if not patient:
@@ -318,9 +324,9 @@ async def answer(
         metrics.shed(model.name)
         raise
     except DeadlinePassed:
-        seen.own_deadline = timeout_ms < settings.timeout_ms
+        info.own_deadline = timeout_ms < settings.timeout_ms
         raise
-    seen.m, seen.beam_size, seen.stages_ms = retrieved.m, retrieved.beam_size, retrieved.stages_ms
+    info.m, info.beam_size, info.stages_ms = retrieved.m, retrieved.beam_size, retrieved.stages_ms
     return retrieved
 
 

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from service.http.security import Keys
-from service.http.sharing import Shared
+from service.http.api_keys import Keys
+from service.http.single_flight import SingleFlight
 
 TITLE = "Espalier"
 OPENAPI, DOCS, STATIC = "/openapi.json", "/docs", "/static-offline-docs"
@@ -25,7 +25,7 @@ OPENAPI, DOCS, STATIC = "/openapi.json", "/docs", "/static-offline-docs"
 
 def add_pages(app: FastAPI) -> None:
     """Put the pages on the application, with the scripts of /docs, which so needs no CDN."""
-    openapi = Shared(lambda: orjson.dumps(app.openapi()), keep=True)
+    openapi = SingleFlight(lambda: orjson.dumps(app.openapi()), keep=True)
     docs = get_swagger_ui_html(
         openapi_url=OPENAPI,
         title=TITLE,

@@ -20,11 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from espalier.errors import InvalidInput
 from service import errors
 from service.errors import BodyTooLarge, ClientGone, Denied
-from service.http.bodies import check_type, read_body
-from service.http.budget import Budget
-from service.http.security import Keys
+from service.http.api_keys import Keys
+from service.http.memory_budget import Budget
+from service.http.request_bodies import check_type, read_body
 from service.watch.audit import Audit
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 from service.watch.tracing import Tracer, trace_id
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,10 @@ _WITH_BODY = re.compile(r"/models/[^/]+/(?:load|unload|default|removed)")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
-class Seen:
+class RequestInfo:
     """What is known of a request: its headers that matter, and what the routes leave here for the log, the metrics and the trace."""
 
-    KEY: ClassVar = "espalier.seen"
+    KEY: ClassVar = "espalier.request_info"
     __slots__ = (
         "announced",
         "authorization",
@@ -123,12 +123,12 @@ class Edge:
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         path, status, received = scope["path"], 0, 0
-        seen = scope[Seen.KEY] = Seen(time.perf_counter(), headers=scope["headers"])
+        info = scope[RequestInfo.KEY] = RequestInfo(time.perf_counter(), headers=scope["headers"])
 
         async def receive_limited() -> Message:
             nonlocal received
-            if seen.announced > self.max_body_bytes:
-                raise BodyTooLarge(f"The body has {seen.announced} bytes, at most {self.max_body_bytes} are taken.")
+            if info.announced > self.max_body_bytes:
+                raise BodyTooLarge(f"The body has {info.announced} bytes, at most {self.max_body_bytes} are taken.")
             message = await receive()
             received += len(message.get("body", b""))
             if received > self.max_body_bytes:
@@ -139,7 +139,7 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", seen.request_id)]
+                message["headers"] = [*message["headers"], (b"x-request-id", info.request_id)]
             await send(message)
 
         direct = self.direct.get(path) if scope["method"] == "POST" else None
@@ -147,29 +147,29 @@ class Edge:
             if direct is not None:
                 await direct(scope, receive if path == STREAM else receive_limited, send_marked)
             else:
-                await self.app(scope, await self._checked(scope, seen, receive_limited), send_marked)
+                await self.app(scope, await self._checked(scope, info, receive_limited), send_marked)
         except Exception as error:
             if isinstance(error, Denied):
-                self.audit.denied(scope, seen.request_id.decode(), error)
+                self.audit.denied(scope, info.request_id.decode(), error)
             if status and isinstance(error, ClientGone):  # it does not take its answer; the connection has been cut off
                 status = error.status
                 return
             described = errors.describe(error)
             if described is None:
-                log_failure(seen)
+                log_failure(info)
             if status:  # the answer has begun; the server can only cut it off
                 raise
             await errors.answer(send_marked, *(described or (errors.internal_problem(), {})))
         finally:
             if direct is not None and status:
-                self._account(path, seen, status)
+                self._account(path, info, status)
 
-    async def _checked(self, scope: Scope, seen: Seen, receive: Receive) -> Receive:
+    async def _checked(self, scope: Scope, info: RequestInfo, receive: Receive) -> Receive:
         """The body of an admin request, before the framework sees it: only with a key, in time, of the right size, type and form."""
         if scope["method"] not in ("POST", "PUT") or not _WITH_BODY.fullmatch(scope["path"]):
             return receive
-        self.keys.check("admin", seen.authorization)
-        check_type(seen.content_type, JSON_TYPES)
+        self.keys.check("admin", info.authorization)
+        check_type(info.content_type, JSON_TYPES)
         with self.bodies.holding() as room:
             body = await read_body(receive, self.body_timeout_s, room)
         try:
@@ -183,31 +183,31 @@ class Edge:
 
         return replay
 
-    def _account(self, path: str, seen: Seen, status: int) -> None:
+    def _account(self, path: str, info: RequestInfo, status: int) -> None:
         """Metrics, log and trace of an answered request."""
-        seconds = time.perf_counter() - seen.began
+        seconds = time.perf_counter() - info.began
         if path == RETRIEVE:  # a stream counts its lines
-            self.metrics.request(seen.model, status, seconds, seen.own_deadline)
+            self.metrics.request(info.model, status, seconds, info.own_deadline)
         if self.log_requests == "all" or (self.log_requests == "failed" and status >= 500):
             told = {
-                "request_id": seen.request_id.decode(),
-                "trace_id": trace_id(seen.traceparent),
+                "request_id": info.request_id.decode(),
+                "trace_id": trace_id(info.traceparent),
                 "path": path,
                 "status": status,
-                "model": seen.model or None,
-                "version": seen.version,
-                "queries": seen.queries,
-                "m": seen.m,
-                "beam_size": seen.beam_size,
+                "model": info.model or None,
+                "version": info.version,
+                "queries": info.queries,
+                "m": info.m,
+                "beam_size": info.beam_size,
                 "ms": round(seconds * 1e3, 3),
-                **{f"{stage}_ms": ms for stage, ms in seen.stages_ms.items()},
+                **{f"{stage}_ms": ms for stage, ms in info.stages_ms.items()},
             }
             said = " ".join(f"{name}={value}" for name, value in told.items() if value is not None)
             requests_log.info("%s", said, extra={"fields": told})
         if self.tracer is not None:
-            self.tracer.record(f"POST {path}", seen.traceparent, seconds, status, seen.model, seen.stages_ms)
+            self.tracer.record(f"POST {path}", info.traceparent, seconds, status, info.model, info.stages_ms)
 
 
-def log_failure(seen: Seen) -> None:
+def log_failure(info: RequestInfo) -> None:
     """Log the exception that is being handled, with the request's id."""
-    log.exception("request %s failed", seen.request_id.decode(), extra={"fields": {"request_id": seen.request_id.decode()}})
+    log.exception("request %s failed", info.request_id.decode(), extra={"fields": {"request_id": info.request_id.decode()}})

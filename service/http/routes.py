@@ -13,9 +13,10 @@ from starlette.routing import Mount, Route
 
 from service.errors import Denied
 from service.http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
+from service.http.api_keys import Role
+from service.http.dependencies import Name, as_json, describe, info_of, service_of
 from service.http.direct import LINES_TYPES
 from service.http.middleware import RETRIEVE, STREAM
-from service.http.parts import Name, as_json, describe, seen_of, service_of
 from service.http.schemas import (
     Completions,
     Model,
@@ -25,11 +26,9 @@ from service.http.schemas import (
     Removed,
     RemovedId,
     RemovedIds,
-    RetrieveRequest,
-    RetrieveResponse,
 )
-from service.http.security import Role
-from service.watch.monitoring import CONTENT_TYPE
+from service.retrieval.schemas import RetrieveRequest, RetrieveResponse
+from service.watch.metrics import CONTENT_TYPE
 
 Bearer = Annotated[
     HTTPAuthorizationCredentials | None,
@@ -44,11 +43,11 @@ def add_routes(app: FastAPI) -> None:
 
     def needs(role: Role) -> Sequence[Any]:
         async def check(request: Request, _: Bearer) -> None:
-            service, seen = service_of(request), seen_of(request)
+            service, info = service_of(request), info_of(request)
             try:
-                seen.key = service.keys.check(role, seen.authorization)
+                info.key = service.keys.check(role, info.authorization)
             except Denied as error:
-                service.audit.denied(request.scope, seen.request_id.decode(), error)
+                service.audit.denied(request.scope, info.request_id.decode(), error)
                 raise
 
         return [Depends(check)]

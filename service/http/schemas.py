@@ -1,218 +1,14 @@
-"""The JSON of the HTTP interface: requests are validated by these classes, answers are documented by them.
-
-A number is a number here: "5" is no integer, true is no integer, NaN and infinity are no numbers; an unknown field is an error.
-What depends on the model (the query kind, limits, fields) is checked in retrieve.py.
-"""
+"""The JSON of all routes but POST /retrieve: admin requests are validated by these classes, answers are documented by them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
-from pydantic.config import JsonDict
+from pydantic import BaseModel, Field
 
 from espalier.manifest import RankerInfo, SearchDefaults, TreeInfo
 from espalier.queries import QueryKind
-
-Ids = Annotated[list[str], FailFast()]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-
-MAX_QUERIES = 4096
-"""More queries than this are refused before they are looked at, whatever the settings say."""
-EXAMPLE: JsonDict = {
-    "model": "debian-depends",
-    "queries": [{"history": ["libc6", "libgtk-3-0"], "exclude_seen": True}],
-    "m": 5,
-    "fields": ["title", "section"],
-}
-
-
-class _In(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Features(_In):
-    """A sparse vector: feature numbers, each once, and a value for each."""
-
-    indices: Annotated[list[int], FailFast()]
-    values: Annotated[list[Number], FailFast()]
-
-
-class Query(_In):
-    """One query: `history`, `vector`, `features` or `text`, as the model's query kind says."""
-
-    history: Ids = Field(default_factory=list, description="Item ids, oldest first. Unknown ids are skipped; empty is a cold user.")
-    vector: Annotated[list[Number], FailFast()] = Field(default_factory=list, description="A dense vector of the model's width.")
-    features: Features | None = Field(None, description="A sparse vector: numbers of the model's features with their values.")
-    text: str = Field("", description="Words to search for. Those that the model does not know are skipped.")
-    exclude: Ids = Field(default_factory=list, description="Item ids that must not come back.")
-    exclude_seen: bool = Field(False, description="Whether the items of `history` must not come back.")
-    rank_features: dict[str, Number] = Field(
-        default_factory=dict, description="Numbers that the model's ranker takes with a query, by name; one that is left out is missing."
-    )
-    item_features: dict[str, dict[str, Number]] = Field(
-        default_factory=dict, description="Item id → numbers that the model's ranker takes for an item, by name."
-    )
-
-
-class Rerank(_In):
-    """How to re-rank."""
-
-    depth: int | None = Field(
-        None, ge=1, description="The best so many candidates get a new order; the default is the model's. May exceed m, and should."
-    )
-
-
-def _rerank(value: object) -> object:
-    if isinstance(value, bool):
-        return Rerank(depth=None) if value else None
-    if value is not None and not isinstance(value, dict | Rerank):
-        raise ValueError('true, false or {"depth": …}')
-    return value
-
-
-_CONDITIONS: JsonDict = {
-    "additionalProperties": {
-        "anyOf": [
-            {"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]}},
-            {
-                "type": "object",
-                "properties": {"min": {"type": "number"}, "max": {"type": "number"}},
-                "additionalProperties": False,
-                "minProperties": 1,
-            },
-        ]
-    },
-    "examples": [{"section": ["games", "math"]}, {"price": {"min": 5, "max": 20}}],
-}
-"""The conditions of a filter. Their types depend on the model's columns, so espalier.masks.filters checks them."""
-
-
-class RetrieveRequest(_In):
-    """Only `queries` is required; the rest has defaults per model. A value over a limit is an error, never clamped."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
-
-    model: str | None = Field(None, max_length=255, description="Name of the model; may be left out where only one is served.")
-    version: int | None = Field(None, ge=1, description="Version of the model; without it the default answers.")
-    queries: Annotated[list[Query], FailFast()] = Field(
-        min_length=1, max_length=MAX_QUERIES, description="The queries, all of the model's one kind."
-    )
-    m: int | None = Field(None, ge=1, description="Items wanted per query; may exceed the beam size.")
-    beam_size: int | None = Field(None, ge=1, description="Nodes kept per inner level: more finds more and takes longer.")
-    filter: dict[str, Any] = Field(
-        default_factory=dict,
-        json_schema_extra=_CONDITIONS,
-        description="Column → list of values or range: an item is eligible where every column has one of its values.",
-    )
-    exclude_filter: dict[str, Any] = Field(
-        default_factory=dict,
-        json_schema_extra=_CONDITIONS,
-        description="Column → list of values or range: an item is not eligible where any column has one of its values.",
-    )
-    min_score: Number | None = Field(None, ge=0, le=1, description="Items of a lower score are left out; `complete` does not count them.")
-    timeout_ms: Number | None = Field(
-        None, gt=0, description="Deadline, from the head of the request on; what is later is answered 504 and never searched."
-    )
-    fields: Ids = Field(default_factory=list, description="Columns of the item table to return with each item.")
-    rerank: Annotated[Rerank | None, BeforeValidator(_rerank, json_schema_input_type=bool | Rerank)] = Field(
-        None, description="Whether the model's ranker orders the best candidates anew: true, false, or how many of them."
-    )
-    explain: bool = Field(False, description="Whether to say what each level kept. Slower: the search is traced.")
-    explain_items: Ids = Field(default_factory=list, description="Ids of items of which to say where they fell out; implies `explain`.")
-
-
-class Item(BaseModel):
-    """One retrieved item; `fields` and `rerank_score` only where the request asked for them."""
-
-    id: str
-    score: float = Field(ge=0, le=1, description="Of retrieval.")
-    rerank_score: float | None = Field(None, description="Of the ranker, on a scale of its own; null past the depth.")
-    fields: dict[str, Any] | None = None
-
-
-class ExplainedLevel(BaseModel):
-    """What one level of the search did. Ranks are what nodes are ordered by, see ARCHITECTURE.md; they are no scores."""
-
-    level: int
-    candidates: int = Field(description="Nodes that were scored.")
-    kept: int = Field(description="Nodes that were kept; on the last level the items that came back.")
-    cut: float | None = Field(description="Rank of the worst node that was kept.")
-    dropped: float | None = Field(description="Rank of the best node that was not; null where none was dropped.")
-
-
-class ExplainedFeature(BaseModel):
-    """What one feature of the query did for an item: its weights on the path to it times its value, all levels added up."""
-
-    feature: str = Field(description="The feature's n-gram where queries are texts, else its number.")
-    contribution: float
-
-
-class ExplainedItem(BaseModel):
-    """Where a wanted item fell out of the search, or in which place it came back."""
-
-    id: str
-    outcome: Literal["returned", "below_min_score", "below_m", "pruned", "excluded", "filtered", "removed", "unknown"] = Field(
-        description="`below_m`: it was a candidate, and the ranker put it behind the m that came back."
-    )
-    level: int | None = Field(None, description="Level on which it, or its ancestor, was dropped.")
-    rank: float | None = Field(None, description="Its ancestor's rank there; its own where it came back.")
-    cut: float | None = Field(None, description="Rank of the worst node that was kept there.")
-    place: int | None = Field(None, description="Place in the answer, or behind it, from 1.")
-    retrieved_place: int | None = Field(None, description="Its place before the re-ranking.")
-    rerank_score: float | None = Field(None, description="The ranker's score.")
-    rank_features: dict[str, float | None] | None = Field(None, description="What the ranker was told of it; null where it is missing.")
-    features: list[ExplainedFeature] | None = Field(
-        None, description="Models of features or texts: what spoke most for and against it, the strongest first."
-    )
-
-
-class Moved(BaseModel):
-    """An item of the answer whose place the ranker changed."""
-
-    id: str
-    retrieved_place: int
-    place: int
-
-
-class Explanation(BaseModel):
-    levels: list[ExplainedLevel] = Field(description="From the first level that had to be pruned to the leaves.")
-    items: list[ExplainedItem] = Field(description="In the order of `explain_items`.")
-    moved: list[Moved] | None = Field(None, description="What the ranker moved, in the order of the answer.")
-
-
-class Result(BaseModel):
-    """The answer to one query."""
-
-    items: list[Item] = Field(description="Best first.")
-    complete: bool = Field(description="False iff fewer than min(m, eligible items) were found: the beam was too small.")
-    beam_size: int = Field(description="The beam that was searched with.")
-    degraded: bool = Field(description="Whether that is smaller than asked for, because the deadline was near.")
-    unknown: list[str] = Field(description="Ids of the query that the catalogue does not have.")
-    explain: Explanation | None = None
-
-
-class Timing(BaseModel):
-    """Where the milliseconds went. ms_per_query = search_ms ÷ batch."""
-
-    queue_ms: float = Field(description="Waiting for the engine.")
-    encode_ms: float = Field(description="Turning the request into arrays.")
-    search_ms: float = Field(description="In the engine, query graph included.")
-    rerank_ms: float = Field(description="In the ranker; 0 where none was asked for.")
-    serialise_ms: float = Field(description="Turning item rows into this document.")
-    total_ms: float
-    ms_per_query: float = Field(description="Engine wall time ÷ queries in the same engine call.")
-    batch: int = Field(description="Queries in the engine call, other requests' included; summed where a request took several calls.")
-
-
-class RetrieveResponse(BaseModel):
-    """The answers, in the order of the queries."""
-
-    model: str
-    version: int
-    engine: str
-    results: list[Result]
-    timing: Timing
+from service.retrieval.schemas import Ids, StrictBody
 
 
 class Version(BaseModel):
@@ -247,7 +43,7 @@ class Models(BaseModel):
     models: list[Model]
 
 
-class VersionRequest(_In):
+class VersionRequest(StrictBody):
     version: int = Field(ge=1, description="A version in the models folder.")
 
 
@@ -255,7 +51,7 @@ class LoadRequest(VersionRequest):
     default: bool = Field(True, description="Whether requests without a version go to it once it is ready.")
 
 
-class RemovedRequest(_In):
+class RemovedRequest(StrictBody):
     ids: Ids = Field(description="All standing exclusions of the model, in place of the former ones.")
 
 

@@ -1,4 +1,4 @@
-"""Makes what serves what is desired, by following the files of desired.py.
+"""Makes what serves what is desired, by following the files of desired_state.py.
 
 Two threads. One looks at the files four times a second; what is quick (removals, another default, files that were changed in place,
 versions that nobody holds any more) it does at once. The other loads, one version after the other. Knows when to change what serves;
@@ -19,14 +19,14 @@ from functools import partial
 from queue import SimpleQueue
 
 from espalier.bundle import find_versions
-from service.models.desired import DesiredState, Removed, Serving
-from service.models.entry import Entry
+from service.models.desired_state import DesiredState, Removed, Serving
+from service.models.followed_file import FollowedFile
 from service.models.loading import LoadFailed, OpenEngine, beside_requests, stand_back, told
-from service.models.observed import Observed
+from service.models.registry_entry import Entry
 from service.models.swapping import Swapper, known_bad
-from service.models.workers import Workers
+from service.models.worker_progress import Workers
 from service.settings import Settings
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ class Follower:
     def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine, workers: Workers) -> None:
         self._settings, self._metrics, self._workers = settings, metrics, workers
         self._swapper = Swapper(settings, metrics, open_engine, self.wake)
-        self._removed: dict[str, Observed[Removed]] = {}
-        self._serving: dict[str, Observed[Serving]] = {}
+        self._removed: dict[str, FollowedFile[Removed]] = {}
+        self._serving: dict[str, FollowedFile[Serving]] = {}
         self.entries = {name: self._entry(name, versions) for name, versions in find_versions(settings.models).items()}
         self._growing = threading.Lock()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -93,8 +93,8 @@ class Follower:
     def _entry(self, name: str, versions: tuple[int, ...]) -> Entry:
         self._metrics.know(name)
         disk = DesiredState(self._settings.models / name)
-        self._removed[name] = Observed(disk, Removed, partial(self._recall, name))
-        self._serving[name] = Observed(disk, Serving)
+        self._removed[name] = FollowedFile(disk, Removed, partial(self._recall, name))
+        self._serving[name] = FollowedFile(disk, Serving)
         return Entry(name, disk, versions)
 
     # -- the thread that looks ------------------------------------------------------------------------------------------

@@ -26,10 +26,10 @@ from espalier.masks.filters import ItemFilters
 from espalier.rerank.ranker import Reranker, verify_ranker
 from espalier.search import GPU_ENGINES, Device, Engine, Precision
 from service.batching.batcher import Batcher, Limits
-from service.models.desired import Signature, signature
+from service.models.desired_state import Signature, signature
 from service.settings import Settings
 from service.watch.gpu_memory import gpu_memory
-from service.watch.monitoring import Metrics, ModelMetrics
+from service.watch.metrics import Metrics, ModelMetrics
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from espalier.search import SearchParams, SearchResult, scores_of_ranks
 from service.errors import DeadlinePassed, NotReady
 from service.models.loading import LoadedModel
 from service.models.registry import Registry
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Which models and versions serve, which one a request means, and how that is changed from outside.
 
-A change is written to the models folder (desired.py), followed by every worker (follower.py), and answered when all of them have; when
+A change is written to the models folder (desired_state.py) and followed by every worker (follower.py). It is answered when all have; when
 one of them cannot, it is taken back everywhere. Knows models and versions, not HTTP.
 """
 
@@ -17,13 +17,13 @@ from espalier.bundle import find_versions
 from espalier.errors import BundleNotFound, InvalidData, InvalidQuery
 from espalier.search import open_engine
 from service.errors import BeingChanged, Conflict, ModelNotFound, NotReady
-from service.models.desired import Removed, Serving
-from service.models.entry import Entry
+from service.models.desired_state import Removed, Serving
 from service.models.follower import Follower
 from service.models.loading import LoadedModel, OpenEngine
-from service.models.workers import Progress, Workers
+from service.models.registry_entry import Entry
+from service.models.worker_progress import WorkerProgress, Workers
 from service.settings import Settings, metrics_folder
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 
 __all__ = ["Entry", "LoadedModel", "OpenEngine", "Registry"]
 log = logging.getLogger(__name__)
@@ -303,7 +303,7 @@ class Registry:
         else:
             await asyncio.to_thread(entry.disk.write, before.model_copy(update={"generation": after.generation + 1}))
 
-    async def _followed(self, entry: Entry, done: Callable[[Progress], bool], loads: bool) -> list[str]:
+    async def _followed(self, entry: Entry, done: Callable[[WorkerProgress], bool], loads: bool) -> list[str]:
         """Wait until every living worker is done. What kept them from it, one line per worker.
 
         loads  whether a version that a worker cannot load counts: it keeps nobody from removing items
@@ -357,5 +357,5 @@ def _desired(entry: Entry, serving: Serving | None) -> tuple[set[int], int]:
     return ({*serving.versions}, serving.default) if serving is not None else ({*entry.ready}, entry.version)
 
 
-def _generation(progress: Progress, state: Serving | Removed) -> int:
+def _generation(progress: WorkerProgress, state: Serving | Removed) -> int:
     return progress.serving if isinstance(state, Serving) else progress.removed

@@ -13,8 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from service.models.desired import Serving
-from service.models.entry import Entry, Retired
+from service.models.desired_state import Serving
 from service.models.loading import (
     LoadedModel,
     LoadFailed,
@@ -25,8 +24,9 @@ from service.models.loading import (
     load_version,
     stand_back,
 )
+from service.models.registry_entry import Entry, Retired
 from service.settings import Settings
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from fastapi import FastAPI
 from service.http.connection import RESERVE, Connections
 from service.models.registry import Registry
 from service.settings import Settings
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from service.app import create_app
-from service.models.workers import forget
+from service.models.worker_progress import forget
 from service.processes.server import Server
 from service.settings import Settings, metrics_folder
 from service.watch import logs
-from service.watch.monitoring import count_in, forget_process
+from service.watch.metrics import count_in, forget_process
 
 log = logging.getLogger(__name__)
 

@@ -35,9 +35,9 @@ from espalier.rerank.features import Sent
 from espalier.search import NO_ITEM, NodeMask, SearchParams, SearchResult
 from service.batching.batcher import Answer
 from service.errors import DeadlinePassed
-from service.http.schemas import Query, RetrieveRequest
 from service.models.registry import LoadedModel
 from service.retrieval.explain import Wanted, explain
+from service.retrieval.schemas import Query, RetrieveRequest
 from service.retrieval.second_stage import Ordered, check_rerank, depth_of, ordered, sent_with
 from service.settings import Settings
 

@@ -18,8 +18,8 @@ from espalier.queries import QueryBatch
 from espalier.rerank.features import Sent
 from espalier.rerank.ranker import Reranked
 from espalier.search import SearchResult
-from service.http.schemas import Query, RetrieveRequest
 from service.models.registry import LoadedModel
+from service.retrieval.schemas import Query, RetrieveRequest
 
 LARGEST = float(np.finfo(np.float32).max)
 

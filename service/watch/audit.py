@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from starlette.types import Scope
 
 from service.errors import Denied, describe
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 
 log = logging.getLogger("service.audit")
 

@@ -25,9 +25,9 @@ from espalier.queries import TextBlock
 from service.app import create_app
 from service.errors import ServiceError
 from service.http.routes import _PROBLEMS
-from service.http.schemas import RetrieveRequest
+from service.retrieval.schemas import RetrieveRequest
 from service.settings import Settings
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 from tests import ROOT
 from tests.service.running import every_metric
 from training.config import TrainingConfig, check_config, checked

@@ -29,7 +29,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 from tests import ROOT
 from tests.service.running import every_metric
 from tests.service.test_probe import exported

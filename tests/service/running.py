@@ -16,7 +16,7 @@ from espalier.bundle import Bundle
 from espalier.search import Engine
 from service.app import create_app
 from service.settings import Settings
-from service.watch.monitoring import Metrics, ModelMetrics
+from service.watch.metrics import Metrics, ModelMetrics
 from tests.service.fake_engine import FakeEngine
 
 ITEMS = 32

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
-from service.http import memory
-from service.http.budget import Budget
+from service.http import memory_release
 from service.http.direct import _Lines
+from service.http.memory_budget import Budget
 from service.retrieval.retrieve import BLOCK_ROWS, _blocks
 from tests.service.listening import direct, listening, post, retrieval, wait_until
 from tests.service.running import problem, run
@@ -208,16 +208,16 @@ def test_memory_that_has_grown_is_given_back(monkeypatch: pytest.MonkeyPatch, bu
         budget = Budget(10, 0)
         with budget.holding() as held:
             held.take(1 if busy else 0)
-            task = asyncio.create_task(memory.give_back([budget]))
+            task = asyncio.create_task(memory_release.give_back([budget]))
             while len(sizes) > 1 and not task.done():
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    monkeypatch.setattr(memory, "LOOK_S", 0)
-    monkeypatch.setattr(memory, "GROWN_BYTES", 32 << 20)
-    monkeypatch.setattr(memory, "resident_bytes", resident)
-    monkeypatch.setattr(memory, "collect", lambda: collected.append(looks_mb[len(looks_mb) - len(sizes) - 1]))
+    monkeypatch.setattr(memory_release, "LOOK_S", 0)
+    monkeypatch.setattr(memory_release, "GROWN_BYTES", 32 << 20)
+    monkeypatch.setattr(memory_release, "resident_bytes", resident)
+    monkeypatch.setattr(memory_release, "collect", lambda: collected.append(looks_mb[len(looks_mb) - len(sizes) - 1]))
     asyncio.run(looks())
     assert collected[:7] == [700, 690, *[600] * 5]
     assert collected[7:9] == ([620, 640] if busy else [640])
@@ -235,7 +235,7 @@ def test_a_collection_frees_cycles() -> None:
     del node
     gc.disable()
     try:
-        memory.collect()
+        memory_release.collect()
     finally:
         gc.enable()
     assert watched() is None

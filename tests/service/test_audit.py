@@ -22,12 +22,12 @@ from pydantic import SecretStr, ValidationError
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from service.errors import Conflict, Denied, Unauthorized
-from service.http.security import Keys
+from service.http.api_keys import Keys
 from service.settings import Settings
 from service.watch import audit as audit_module
 from service.watch.audit import BURST, LONGEST, PER_S, Audit, Change, Origin
 from service.watch.logs import TEXT, JsonFormatter
-from service.watch.monitoring import AUTH_FAILURES, Metrics
+from service.watch.metrics import AUTH_FAILURES, Metrics
 from tests import ROOT
 from tests.service.running import ITEMS, LIMITS, Json, Running, run
 
@@ -335,7 +335,7 @@ def test_the_audit_log_is_written_whatever_else_is_logged() -> None:
 import asyncio, logging
 from service import logs
 from service.watch.audit import Audit, Change, Origin
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 logs.configure("ERROR", "json")
 logging.getLogger("service.registry").warning("not this")
 async def change():

@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from service.errors import BodyTooLarge, Busy, NotJson, SlowBody
-from service.http.bodies import check_type, read_body, read_lines
-from service.http.budget import Budget
+from service.http.memory_budget import Budget
+from service.http.request_bodies import check_type, read_body, read_lines
 
 ROOM = Budget(100, 0)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.http.budget import Budget
+from service.http.memory_budget import Budget
 
 
 def test_a_little_is_free_for_everybody() -> None:
@@ -81,7 +81,7 @@ def test_who_gives_up_waiting_holds_nothing() -> None:
 
 
 def test_only_so_many_may_wait_and_nobody_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.budget.LOOK_S", 0.01)
+    monkeypatch.setattr("service.http.memory_budget.LOOK_S", 0.01)
 
     async def scenario() -> None:
         budget, gone = Budget(10, free=0, most_waiting=2), [False]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.http.chunked import MAX_LINE, SMALL_BYTES, SMALL_CHUNKS, ChunkedBody, MalformedChunk
+from service.http.chunked_body import MAX_LINE, SMALL_BYTES, SMALL_CHUNKS, ChunkedBody, MalformedChunk
 from service.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, RESERVE, SKIPPED_BYTES
 from service.processes.server import most_connections
 from tests.service.listening import Listening, direct, get, listening, post, retrieval, wait_until

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
-from service.watch import counts
-from service.watch.counts import FREE, Counts, CountsFile, bury, key_of, read
+from service.watch import counter_files
+from service.watch.counter_files import FREE, Counts, CountsFile, bury, key_of, read
 from tests import ROOT
 from tests.service.test_registry import until
 
@@ -42,7 +42,7 @@ def test_numbers_are_read_by_prometheus_client(tmp_path: Path) -> None:
         wanted[name] = float(rng.normal())
         file.write(name, wanted[name])
     assert numbers(file.path) == wanted
-    assert file.path.stat().st_size > counts.FIRST_BYTES
+    assert file.path.stat().st_size > counter_files.FIRST_BYTES
     assert key(3) == mmap_key("espalier_x", "espalier_x", ["version", "model"], ["1", "m3"], "About x.")
     assert [path.name for path in tmp_path.iterdir()] == ["gauge_livesum_7.db"]
 
@@ -94,9 +94,9 @@ def test_what_ended_processes_counted_is_in_one_file(tmp_path: Path) -> None:
 
 
 def test_while_somebody_reads_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counts, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(counter_files, "PATIENCE_S", 0.01)
     CountsFile(tmp_path / "counter_11.db").write(key_of("y", "y_total", {}, ""), 2.0)
-    with counts.being_read(tmp_path):
+    with counter_files.being_read(tmp_path):
         bury(tmp_path, 11, ("counter",))
         assert [path.name for path in tmp_path.iterdir()] == ["counter_11.db"]
     bury(tmp_path, 11, ("counter",))
@@ -133,7 +133,7 @@ def fill(folder: Path) -> Path:
 WRITER = """
 import sys, time
 from pathlib import Path
-from service.watch.counts import Counts, key_of
+from service.watch.counter_files import Counts, key_of
 
 counts = Counts(Path(sys.argv[1]))
 file, written = counts.file("counter"), 0
@@ -213,14 +213,14 @@ def test_a_folder_that_is_gone_ends_no_process(tmp_path: Path) -> None:
 
 def test_a_number_that_changes_once_there_is_room_is_the_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("service.watch.counts.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("service.watch.counter_files.time.monotonic", lambda: now[0])
     file = CountsFile(tmp_path / "gone" / "counter_7.db")
     file.write(key(1), 2.0)
     file.write(key(2), 5.0)
     (tmp_path / "gone").mkdir()
     file.write(key(1), 3.0)
     assert not file.path.exists()  # it is tried once a second
-    now[0] += counts.RETRY_S
+    now[0] += counter_files.RETRY_S
     file.write(key(1), 4.0)
     assert numbers(file.path) == {key(1): 4.0}
     file.settle()

@@ -30,10 +30,10 @@ from service.batching.batcher import Answer, Batcher
 from service.models import probe
 from service.models.follower import Follower
 from service.models.probe import Probe, Replay
-from service.models.workers import Workers
+from service.models.worker_progress import Workers
 from service.settings import Settings
 from service.watch import gpu_memory
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 from tests.service.running import Json, Running, run
 from training.deep.export import golden_table
 from training.evaluate import recall_columns

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from service.watch.monitoring import Metrics
-from service.watch.process import memory_limit, usage
+from service.watch.metrics import Metrics
+from service.watch.process_usage import memory_limit, usage
 from tests import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it")
@@ -35,7 +35,7 @@ def test_descriptors_and_memory_are_those_of_this_process() -> None:
 
 EXHAUSTED = """
 import os, resource
-from service.watch.process import usage
+from service.watch.process_usage import usage
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 try:

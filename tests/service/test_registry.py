@@ -28,12 +28,12 @@ from espalier.queries import blank_queries
 from espalier.search import Engine, SearchParams
 from espalier.tree import complete_tree
 from service.errors import Conflict, ModelNotFound, NotReady
-from service.models.desired import DesiredState, Removed, Serving
+from service.models.desired_state import DesiredState, Removed, Serving
+from service.models.followed_file import FollowedFile
 from service.models.loading import LoadedModel, compare_contents, compare_files, told
-from service.models.observed import Observed
 from service.models.registry import Entry, Registry
 from service.settings import Settings
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 from tests.service.fake_engine import FakeEngine
 
 ITEMS = 32
@@ -203,10 +203,10 @@ def test_a_malformed_state_is_said(tmp_path: Path, content: str, named: str) -> 
 def test_a_pin_is_lifted_by_a_file_that_stays_away(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is deleted and written anew, as some programs replace files, is none."""
     now = [100.0]
-    monkeypatch.setattr("service.models.observed.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("service.models.followed_file.time.monotonic", lambda: now[0])
     disk = DesiredState(models / "books")
     pins = [Serving(generation=number, versions=(1,), default=1) for number in (1, 2)]
-    watched = Observed(disk, Serving)
+    watched = FollowedFile(disk, Serving)
     disk.write(pins[0])
     assert watched.look()
     disk.delete(Serving)
@@ -514,11 +514,11 @@ def test_a_folder_that_cannot_be_written_to_is_said(models: Path, monkeypatch: p
 
     with run(models) as running:
         add_version(models, 2)
-        monkeypatch.setattr("service.models.desired.os.open", refuse)
+        monkeypatch.setattr("service.models.desired_state.os.open", refuse)
         with pytest.raises(Conflict, match=r"'books'.*cannot be written to \(Read-only file system\)"):
             running.run(running.registry.load("books", 2))
         monkeypatch.undo()
-        monkeypatch.setattr("service.models.desired.tempfile.mkstemp", refuse)
+        monkeypatch.setattr("service.models.desired_state.tempfile.mkstemp", refuse)
         with pytest.raises(Conflict, match="Read-only file system"):
             running.run(running.registry.set_removed("books", ["item-1"]))
         assert running.registry.removed("books") == []

@@ -27,7 +27,7 @@ from espalier_client import AsyncClient, Conflict, NotAllowed
 from service.errors import PreconditionFailed
 from service.models import registry as registry_module
 from service.models import removals
-from service.models.desired import DesiredState, Removed
+from service.models.desired_state import DesiredState, Removed
 from service.models.removals import Condition, check_list, etag, with_id
 from tests.service.running import ITEMS, LIMITS, Json, Running, problem, run
 from tests.service.test_registry import until

@@ -28,7 +28,7 @@ from espalier.tree import complete_tree
 from espalier_client import Client, Query
 from service.models.loading import LoadFailed, load_version
 from service.settings import Settings
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 from tests.rankers import add_ranker, weighted_sum
 from tests.service.running import LIMITS, Json, Running, ids, problem, run
 from training.golden import golden_answers

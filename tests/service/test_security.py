@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from service.errors import Forbidden, Unauthorized
-from service.http.security import Keys, Role
+from service.http.api_keys import Keys, Role
 
 RETRIEVE, ADMIN = "retrieve-0123456789", "admin-0123456789"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from service.http.sharing import Shared
-from service.watch.monitoring import Metrics
+from service.http.single_flight import SingleFlight
+from service.watch.metrics import Metrics
 from tests.service.running import Running, run
 
 
@@ -32,7 +32,7 @@ class Making:
 def test_those_who_ask_at_the_same_time_get_the_same() -> None:
     async def scenario() -> None:
         making = Making()
-        shared = Shared(making)
+        shared = SingleFlight(making)
         first = [asyncio.create_task(shared.get()) for _ in range(20)]
         assert await asyncio.to_thread(making.began.acquire, timeout=20)
         first.append(asyncio.create_task(shared.get()))
@@ -48,7 +48,7 @@ def test_what_is_kept_is_made_once() -> None:
     async def scenario() -> None:
         making = Making()
         making.go.set()
-        shared = Shared(making, keep=True)
+        shared = SingleFlight(making, keep=True)
         assert [await shared.get() for _ in range(3)] == [1, 1, 1]
 
     asyncio.run(scenario())
@@ -59,7 +59,7 @@ def test_a_failure_is_everybodys_and_is_not_kept(keep: bool) -> None:
     async def scenario() -> None:
         making = Making()
         making.failure = RuntimeError("no")
-        shared = Shared(making, keep)
+        shared = SingleFlight(making, keep)
         waiting = [asyncio.create_task(shared.get()) for _ in range(3)]
         making.go.set()
         failed = await asyncio.gather(*waiting, return_exceptions=True)

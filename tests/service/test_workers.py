@@ -25,10 +25,10 @@ import pytest
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from service.__main__ import listen, main
-from service.models.workers import Progress, Workers, living
+from service.models.worker_progress import WorkerProgress, Workers, living
 from service.processes.supervisor import Supervisor
 from service.settings import Settings
-from service.watch.monitoring import Metrics, ModelMetrics, forget_process
+from service.watch.metrics import Metrics, ModelMetrics, forget_process
 from tests import ROOT
 from tests.service.test_counts import fill, small_disk
 from tests.service.test_registry import add_version, until
@@ -453,15 +453,15 @@ def test_progress_is_that_of_the_living(tmp_path: Path, monkeypatch: pytest.Monk
     own = Workers(tmp_path)
     assert not own.others_serve()
     own.join()
-    own.report("books", Progress(serving=3))
+    own.report("books", WorkerProgress(serving=3))
     with other_process(tmp_path, 11, monkeypatch):
-        Workers(tmp_path).report("books", Progress(serving=2, removed=1, failed="no room"))
+        Workers(tmp_path).report("books", WorkerProgress(serving=2, removed=1, failed="no room"))
     with other_process(tmp_path, 12, monkeypatch, lives=False):
-        Workers(tmp_path).report("books", Progress(serving=1))
+        Workers(tmp_path).report("books", WorkerProgress(serving=1))
     with other_process(tmp_path, 13, monkeypatch):
         pass
-    assert own.progress("books") == {os.getpid(): Progress(serving=3), 11: Progress(2, 1, "no room"), 13: Progress()}
-    assert own.progress("films") == {os.getpid(): Progress(), 11: Progress(), 13: Progress()}
+    assert own.progress("books") == {os.getpid(): WorkerProgress(serving=3), 11: WorkerProgress(2, 1, "no room"), 13: WorkerProgress()}
+    assert own.progress("films") == {os.getpid(): WorkerProgress(), 11: WorkerProgress(), 13: WorkerProgress()}
     assert own.others_serve()
     own.leave()
     assert living(tmp_path) == [11, 13]
@@ -470,8 +470,8 @@ def test_progress_is_that_of_the_living(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_process_alone_writes_nothing() -> None:
     alone = Workers()
     alone.join()
-    alone.report("books", Progress(serving=3))
-    assert alone.progress("books") == {os.getpid(): Progress(serving=3)}
+    alone.report("books", WorkerProgress(serving=3))
+    assert alone.progress("books") == {os.getpid(): WorkerProgress(serving=3)}
     assert not alone.others_serve()
     alone.leave()
 
@@ -482,7 +482,7 @@ def test_a_process_alone_writes_nothing() -> None:
 COUNTING = """
 import sys
 from pathlib import Path
-from service.watch.monitoring import Metrics, ModelMetrics, count_in
+from service.watch.metrics import Metrics, ModelMetrics, count_in
 
 version, waiting, requests = map(int, sys.argv[2:])
 count_in(Path(sys.argv[1]))
@@ -532,7 +532,7 @@ def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> 
 UNLOADING = """
 import sys
 from pathlib import Path
-from service.watch.monitoring import Metrics, count_in
+from service.watch.metrics import Metrics, count_in
 
 count_in(Path(sys.argv[1]))
 metrics = Metrics()

@@ -1,6 +1,6 @@
 """The Prometheus metrics: their names, labels and buckets. The only importer of prometheus_client.
 
-Several workers count in files of one folder (counts.py), and whichever worker is asked adds them up. Knows numbers. Does not know
+Several workers count in files of one folder (counter_files.py), and whichever worker is asked adds them up. Knows numbers. Does not know
 requests, engines or models.
 """
 
@@ -26,8 +26,8 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from service.watch import counts
-from service.watch.process import memory_limit, usage
+from service.watch import counter_files
+from service.watch.process_usage import memory_limit, usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = tuple(15e-6 * 1.5**i for i in range(34))
@@ -55,7 +55,7 @@ class _Shared:
     """A number of a metric in a file that other processes read, instead of one in this process."""
 
     _multiprocess = True
-    files: ClassVar[counts.Counts | None] = None
+    files: ClassVar[counter_files.Counts | None] = None
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class _Shared:
         if self.files is None:
             raise RuntimeError("count_in has not said where to count")
         self._file = self.files.file(f"{kind}_{multiprocess_mode}" if multiprocess_mode else kind)
-        self._key = counts.key_of(metric, sample, dict(zip(label_names, label_values, strict=True)), documentation)
+        self._key = counter_files.key_of(metric, sample, dict(zip(label_names, label_values, strict=True)), documentation)
         self._value = 0.0
         self.inc(0.0)
 
@@ -97,7 +97,7 @@ class _Shared:
 
 def count_in(folder: Path) -> None:
     """Count in this folder from now on, together with other processes. To be said before the first metric is made."""
-    _Shared.files = counts.Counts(folder)
+    _Shared.files = counter_files.Counts(folder)
     values.ValueClass = _Shared
 
 
@@ -108,7 +108,7 @@ class _AllWorkers(Collector):
         self._folder = folder
 
     def collect(self) -> Iterator[Metric]:
-        with counts.being_read(self._folder):
+        with counter_files.being_read(self._folder):
             for attempt in range(READS):
                 try:
                     found = [*MultiProcessCollector(None, str(self._folder)).collect()]  # type: ignore[no-untyped-call]
@@ -116,7 +116,7 @@ class _AllWorkers(Collector):
                 except ValueError:
                     if attempt == READS - 1:
                         raise
-        yield from (metric for metric in found if metric.name != counts.FREE)
+        yield from (metric for metric in found if metric.name != counter_files.FREE)
 
 
 class Metrics:
@@ -497,4 +497,4 @@ class ModelMetrics:
 
 def forget_process(pid: int, folder: Path) -> None:
     """Take a worker that has ended out of the gauges. What it counted stays, in the sums of all that have ended."""
-    counts.bury(folder, pid, ("counter", "histogram"))
+    counter_files.bury(folder, pid, ("counter", "histogram"))

@@ -5,7 +5,7 @@
     models/<name>/.lock          held by whoever changes them
 
 Every worker process follows these files; a generation says which state a worker has reached. They are replaced as a whole (written
-beside their place, flushed, renamed), so that a reader never sees half of one. observed.py says what becomes of a state whose file is
+beside their place, flushed, renamed), so that a reader never sees half of one. followed_file.py says what becomes of a state whose file is
 gone. Knows files, not engines.
 """
 

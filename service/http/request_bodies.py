@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from service.errors import BodyTooLarge, Busy, NotJson, SlowBody
-from service.http.budget import Held
+from service.http.memory_budget import Held
 
 
 async def read_body(receive: Receive, timeout_s: float | None, room: Held) -> bytes:

@@ -9,14 +9,14 @@ import orjson
 from fastapi import Path, Request
 from starlette.responses import Response
 
-from service.http.middleware import Seen
-from service.http.security import Keys
-from service.http.sharing import Shared
+from service.http.api_keys import Keys
+from service.http.middleware import RequestInfo
+from service.http.single_flight import SingleFlight
 from service.models.registry import Entry, Registry
 from service.retrieval.completion import Completer
 from service.settings import Settings
 from service.watch.audit import Audit
-from service.watch.monitoring import Metrics
+from service.watch.metrics import Metrics
 from service.watch.tracing import Tracer
 
 Name = Annotated[str, Path(description="Name of a model.")]
@@ -32,7 +32,7 @@ class Service:
     keys: Keys
     audit: Audit
     completer: Completer
-    exposition: Shared[bytes]
+    exposition: SingleFlight[bytes]
     tracer: Tracer | None = None
 
 
@@ -41,9 +41,9 @@ def service_of(request: Request) -> Service:
     return service
 
 
-def seen_of(request: Request) -> Seen:
-    seen: Seen = request.scope[Seen.KEY]
-    return seen
+def info_of(request: Request) -> RequestInfo:
+    info: RequestInfo = request.scope[RequestInfo.KEY]
+    return info
 
 
 def as_json(document: object, status: int = 200) -> Response:

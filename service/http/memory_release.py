@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from service.http.budget import Budget
+from service.http.memory_budget import Budget
 
 LOOK_S = 2.0
 """Between two looks at the memory."""

@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 from espalier.search import Engine
 from service.batching.batcher import Batcher
-from service.models.desired import DesiredState, Serving
+from service.models.desired_state import DesiredState, Serving
 from service.models.loading import Files, LoadedModel
-from service.models.workers import Progress
-from service.watch.monitoring import ModelMetrics
+from service.models.worker_progress import WorkerProgress
+from service.watch.metrics import ModelMetrics
 
 State = Literal["loading", "ready", "failed"]
 VersionState = Literal["loading", "ready", "draining", "failed", "available"]
@@ -78,7 +78,7 @@ class Entry:
     retired: tuple[Retired, ...] = ()
     loading: int | None = None
     tried: bool = False
-    progress: Progress = field(default_factory=Progress)
+    progress: WorkerProgress = field(default_factory=WorkerProgress)
     bad_files: Mapping[int, Files] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Shared(Generic[T]):
+class SingleFlight(Generic[T]):
     """What takes a while to make. Requests that come while it is being made wait for that one making.
 
     make  called in a thread

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from typing import Generic
 
-from service.models.desired import DesiredState, InvalidState, Removed, Signature, State
+from service.models.desired_state import DesiredState, InvalidState, Removed, Signature, State
 
 DELETED_S = 0.5
 """A serving.json is deleted when it has been gone for so long: a folder that is renamed and back, or a file that is deleted and written
 anew, is none."""
 
 
-class Observed(Generic[State]):
+class FollowedFile(Generic[State]):
     """A file of `disk`.
 
     state    what is in force; None: what holds where there is no file

@@ -26,7 +26,7 @@ READS = 50
 
 
 @dataclass(frozen=True)
-class Progress:
+class WorkerProgress:
     """How far a worker is with one model: the generation of each file that it has followed, and what it could not do."""
 
     serving: int = 0
@@ -45,7 +45,7 @@ class Workers:
     """
 
     folder: Path | None = None
-    _progress: dict[str, Progress] = field(default_factory=dict)
+    _progress: dict[str, WorkerProgress] = field(default_factory=dict)
     _lock: int | None = None
     _file: int | None = None
     _written: bool = True
@@ -66,7 +66,7 @@ class Workers:
                 os.close(descriptor)
         self._lock = self._file = None
 
-    def report(self, model: str, progress: Progress) -> None:
+    def report(self, model: str, progress: WorkerProgress) -> None:
         """Say how far this worker is with a model. What cannot be written is written with the next report, or by `write_again`."""
         with self._reporting:
             if self._progress.get(model) == progress:
@@ -125,25 +125,25 @@ class Workers:
     def behind(self) -> set[str]:
         """Models that another living worker serves and this one does not: requests for them are better off with the others."""
         served = {model for found in self._others() for model, progress in found.items() if progress.serves}
-        return {model for model in served if not self._progress.get(model, Progress()).serves}
+        return {model for model in served if not self._progress.get(model, WorkerProgress()).serves}
 
-    def progress(self, model: str) -> dict[int, Progress]:
+    def progress(self, model: str) -> dict[int, WorkerProgress]:
         """How far every living worker is with a model."""
         if self.folder is None:
-            return {os.getpid(): self._progress.get(model, Progress())}
-        return {pid: _read(self.folder, pid).get(model, Progress()) for pid in living(self.folder)}
+            return {os.getpid(): self._progress.get(model, WorkerProgress())}
+        return {pid: _read(self.folder, pid).get(model, WorkerProgress()) for pid in living(self.folder)}
 
-    def _others(self) -> list[dict[str, Progress]]:
+    def _others(self) -> list[dict[str, WorkerProgress]]:
         folder = self.folder
         return [] if folder is None else [_read(folder, pid) for pid in living(folder) if pid != os.getpid()]
 
 
-def _read(folder: Path, pid: int) -> dict[str, Progress]:
+def _read(folder: Path, pid: int) -> dict[str, WorkerProgress]:
     """What a worker has reported, by model; empty where it has just begun."""
     for _ in range(READS):
         try:
             content = (folder / f"{pid}.json").read_bytes().strip()
-            return {name: Progress(**found) for name, found in json.loads(content or b"{}").items()}
+            return {name: WorkerProgress(**found) for name, found in json.loads(content or b"{}").items()}
         except FileNotFoundError:
             return {}
         except ValueError:  # it is being written
