@@ -29,8 +29,9 @@ from training.config import read_config
 from training.data.interactions import read_interactions
 from training.data.splits import halves, split_users, without_seen
 
-README = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/benchmarks.md", "docs/trees.md"))
-"""With the two pages that its commands go on in."""
+README = (ROOT / "README.md").read_text()
+PAGES = README + "\n".join((ROOT / f"docs/{page}.md").read_text() for page in ("benchmarks", "trees", "service", "re-ranking"))
+"""README.md and the pages that go on with its sample."""
 CONFIG = Path("training/configs/debian-depends.toml")
 STEPS = 250
 
@@ -58,7 +59,7 @@ def run(checkout: Path, command: str) -> str:
 @pytest.fixture(scope="module")
 def model(checkout: Path) -> Bundle:
     """`debian-depends`, trained by the command of the README (there with version 3)."""
-    command = next(line for line in README.splitlines() if line.startswith(f"python -m training fit --config {CONFIG}"))
+    command = next(line for line in PAGES.splitlines() if line.startswith(f"python -m training fit --config {CONFIG}"))
     run(checkout, command.replace("debian-depends/3", "debian-depends/1"))
     return Bundle.open(checkout / "models/debian-depends/1")
 
@@ -99,7 +100,7 @@ def test_a_short_training_of_the_sample_beats_popularity_by_far(model: Bundle, t
 
 def test_the_evaluate_and_inspect_commands_of_the_readme_run(checkout: Path, model: Bundle) -> None:
     lines = [
-        line for line in README.splitlines() if re.match(r"python -m training (evaluate|inspect) --model models/debian-depends/1", line)
+        line for line in PAGES.splitlines() if re.match(r"python -m training (evaluate|inspect) --model models/debian-depends/1", line)
     ]
     assert len(lines) == 2
     outputs = [run(checkout, line) for line in lines]
@@ -126,14 +127,13 @@ def test_the_curl_of_the_readme_is_answered_as_the_reference_engine_answers(serv
 
 
 def history_bodies() -> list[str]:
-    found = re.findall(r"/retrieve -H 'Content-Type: application/json' -d '(.*?)'", README, re.DOTALL)
+    found = re.findall(r"/retrieve -H 'Content-Type: application/json' -d '(.*?)'", PAGES, re.DOTALL)
     return [body for body in found if "history" in body]
 
 
 def test_the_filtered_curl_of_the_readme_says_why_an_item_did_not_come(served: httpx.Client) -> None:
-    bodies = history_bodies()
-    assert len(bodies) == 3
-    result = served.post("/retrieve", json=json.loads(bodies[1]) | {"fields": ["section"]}).raise_for_status().json()["results"][0]
+    (body,) = (body for body in history_bodies() if '"python"' in body)
+    result = served.post("/retrieve", json=json.loads(body) | {"fields": ["section"]}).raise_for_status().json()["results"][0]
     assert [item["fields"]["section"] for item in result["items"]] == ["python"] * 5
     assert [item["outcome"] for item in result["explain"]["items"]] == ["filtered"]
 
@@ -141,14 +141,14 @@ def test_the_filtered_curl_of_the_readme_says_why_an_item_did_not_come(served: h
 def test_the_ranker_of_the_readme_is_trained_measured_and_asked(checkout: Path, model: Bundle) -> None:
     """With few queries to learn from."""
     fit, evaluate = (
-        next(line for line in README.splitlines() if line.startswith(f"python -m training {command}") and "debian-depends/2" in line)
+        next(line for line in PAGES.splitlines() if line.startswith(f"python -m training {command}") and "debian-depends/2" in line)
         for command in ("fit-ranker", "evaluate")
     )
     run(checkout, f"{fit} --queries 300")
     assert "best 200 re-ranked" in run(checkout, evaluate)
     with running(checkout / "models", lambda bundle: open_engine(bundle, "cpu")) as service:
-        body = json.loads(history_bodies()[2])
-        result = service.retrieve(**body)["results"][0]
+        body = next(body for body in history_bodies() if '"rerank": true' in body)
+        result = service.retrieve(**json.loads(body))["results"][0]
         assert service.client.get("/models").json()["models"][0]["version"] == 2
     scores = [item["rerank_score"] for item in result["items"]]
     assert len(scores) == 5
