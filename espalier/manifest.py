@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
 
 from espalier.queries import FeaturesKind, HistoryKind, QueryKind, TextKind
-from espalier.rerank.features import HISTORY, check_names, needs_node_rows
+from espalier.rank_features import HISTORY, check_names, needs_node_rows
 
 SCHEMA_VERSION: Literal[1] = 1
 """Raised by one whenever a bundle of the old form can no longer be read as before."""
@@ -111,7 +111,7 @@ class SearchDefaults(_Part):
 class RankerInfo(_Part):
     """ranker.onnx, which orders the best candidates of a search anew.
 
-    features   what it is told of a candidate (espalier.rerank.features), in the order of its input's columns
+    features   what it knows of a candidate (espalier.rank_features), in the order of its input's columns
     depth      candidates that are re-ranked unless a request says how many; max_depth: its limit
     training   how it was trained, and what it was measured to bring
     """

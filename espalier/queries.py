@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from espalier.errors import InvalidQuery
 from espalier.items import ItemTable
+from espalier.text.blocks import TextBlock
 from espalier.text.sparse_rows import SparseRows, concatenated
 
 if TYPE_CHECKING:  # numba takes a while to import, and only models of texts need it
@@ -55,26 +56,6 @@ class FeaturesKind(BaseModel):
     kind: Literal["features"] = "features"
     width: int = Field(ge=1, le=2**31 - 1)
     unit: bool = False
-
-
-class TextBlock(BaseModel):
-    """One kind of n-grams.
-
-    unit          of words, or of characters within a word that has a blank before and after ("char_wb"); one too short gives itself
-    max_features  most n-grams of the vocabulary, those of the highest document frequency; 0 = all
-    min_count     least document frequency
-    max_share     largest document frequency, as a share of the documents
-    unknown       what an n-gram outside the vocabulary is: 0 nothing, 1 a feature that all share, more: one of so many, by its hash
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    unit: Literal["word", "char"]
-    n: int = Field(ge=1, le=8)
-    max_features: int = Field(default=0, ge=0)
-    min_count: int = Field(default=1, ge=1)
-    max_share: float = Field(default=0.98, gt=0, le=1)
-    unknown: int = Field(default=0, ge=0, le=2**31 - 1)
 
 
 class TextKind(BaseModel):

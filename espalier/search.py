@@ -1,28 +1,23 @@
-"""What every engine takes and gives back, and how one is opened.
+"""What every engine takes and gives back: types alone.
 
-Knows the parameters of a search, its result, the Engine protocol and which engine fits a device. Does not know how a search is done.
+Knows the parameters of a search, its result and the Engine protocol. `espalier.engines` opens an engine.
 
 Legend: B queries, E excluded items, M results, K beam, C candidates, N nodes, L levels.
 """
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.bundle import Bundle
-from espalier.engines.cuda import gpu_present
-from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
-from espalier.manifest import LinearScorer, Ranking
+from espalier.errors import InvalidQuery
 from espalier.queries import QueryBatch
 
-log = logging.getLogger(__name__)
-
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["float32", "float16", "bfloat16"]
 NO_ITEM = -1
 """Padding in `item_rows_BM` and `exclude_BE`."""
 
@@ -171,164 +166,3 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free what the engine holds, a little at a time, so that other engines of the process are not held up. No search after it."""
         ...
-
-
-Device = Literal["auto", "cpu", "cuda"]
-Precision = Literal["float32", "float16", "bfloat16"]
-LINEAR_ENGINES = ("sparse-cpu", "sparse-cuda", "reference")
-GRAPH_ENGINES = ("onnx-cpu", "triton", "onnx-cuda", "reference")
-ENGINES = ("onnx-cpu", "triton", "onnx-cuda", "sparse-cpu", "sparse-cuda", "reference")
-GPU_ENGINES = ("triton", "onnx-cuda", "sparse-cuda")
-PRECISE_ENGINES = ("triton", "sparse-cuda")
-"""Those that know other precisions than float32."""
-
-
-def gpu_usable() -> bool:
-    """Whether `auto` would find a GPU that some engine here can use."""
-    if not gpu_present():
-        return False
-    if all(find_spec(library) is not None for library in ("torch", "triton")):
-        from espalier.engines.triton.gpu_engine import gpu_available
-
-        if gpu_available():
-            return True
-    from espalier.engines.onnx.engine import cuda_available
-
-    return cuda_available()
-
-
-def open_engine(
-    bundle: Bundle, device: Device = "auto", engine: str | None = None, threads: int = 1, precision: Precision = "float32"
-) -> Engine:
-    """The best engine for a bundle on a device.
-
-    device     `auto` takes a GPU where there is one; a device that was asked for and is not there is DeviceUnavailable
-    engine     an engine by name, instead of the choice by device: `triton` on a GPU where it knows the bundle's scorer, else `onnx-cuda`;
-               for linear scorers `sparse-cuda` on a GPU, else `sparse-cpu`
-    threads    intra-op threads of one CPU search; one process per core with one thread each scales best
-    precision  of node rows and products in `triton`, of weights in `sparse-cuda`; the other engines compute in float32 and refuse another
-    """
-    if engine not in (None, *ENGINES):
-        raise DeviceUnavailable(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
-    if engine is not None and device != "auto" and (engine in GPU_ENGINES) != (device == "cuda"):
-        raise DeviceUnavailable(f"engine {engine} does not run on device {device}")
-    linear = isinstance(bundle.manifest.scorer, LinearScorer)
-    if engine is not None and engine not in (LINEAR_ENGINES if linear else GRAPH_ENGINES):
-        fitting = ", ".join(LINEAR_ENGINES if linear else GRAPH_ENGINES)
-        kind = bundle.manifest.scorer.kind
-        raise DeviceUnavailable(
-            f"engine {engine} cannot search {bundle.manifest.name}, which has {kind} scorers: expected one of {fitting}"
-        )
-    opened = _opened(bundle, device, engine, threads, precision)
-    if precision != "float32" and opened.name not in PRECISE_ENGINES:
-        opened.close()
-        needed = "sparse-cuda" if linear else "triton"
-        raise DeviceUnavailable(f"precision {precision} needs the engine {needed}; {bundle.manifest.name} would run on {opened.name}")
-    log.info("%s version %d runs on %s", bundle.manifest.name, bundle.manifest.version, opened.name)
-    return opened
-
-
-def _opened(bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision) -> Engine:
-    if engine == "reference":
-        from espalier.engines.reference import ReferenceEngine
-
-        return ReferenceEngine(bundle)
-    if isinstance(bundle.manifest.scorer, LinearScorer):
-        return _opened_linear(bundle, device, engine, threads, precision)
-    name = f"{bundle.manifest.name} version {bundle.manifest.version}"
-    on_gpu = _on_gpu(device, engine)
-    if on_gpu and engine != "onnx-cuda":
-        reason = _missing()
-        if not reason:
-            from espalier.engines.triton.graph_engine import TritonEngine  # here, because only the image for GPUs has torch
-
-            try:
-                return TritonEngine(bundle, precision=precision)
-            except UnsupportedGraph as error:
-                reason = str(error)
-            except DeviceUnavailable as error:
-                if engine == "triton" or device == "cuda":
-                    raise
-                reason = str(error)
-        if engine == "triton":
-            raise DeviceUnavailable(f"triton cannot run {name}: {reason}")
-        log.info("%s cannot run on triton: %s", name, reason)
-    from espalier.engines.onnx import engine as onnx_graph
-
-    if on_gpu and engine is None and device == "auto" and not onnx_graph.cuda_available():
-        log.warning("%s runs on the CPU: there is a GPU, but neither triton nor ONNX Runtime can use it", name)
-        on_gpu = False
-    return onnx_graph.OnnxEngine(bundle, "cuda" if on_gpu else "cpu", threads=threads)
-
-
-def _opened_linear(bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision) -> Engine:
-    if _on_gpu(device, engine):
-        name = f"{bundle.manifest.name} version {bundle.manifest.version}"
-        asked = engine == "sparse-cuda" or device == "cuda"
-        reason = _missing()
-        if not reason:
-            from espalier.engines.triton.linear_engine import SparseCudaEngine  # here, because only the image for GPUs has torch
-
-            try:
-                return SparseCudaEngine(bundle, precision=precision)
-            except (DeviceUnavailable, UnsupportedGraph) as error:
-                if asked:
-                    raise
-                reason = str(error)
-        if asked:
-            raise DeviceUnavailable(f"sparse-cuda cannot run {name}: {reason}")
-        log.warning("%s runs on the CPU: there is a GPU, but sparse-cuda cannot use it: %s", name, reason)
-    from espalier.engines.linear.engine import SparseCpuEngine  # here, because numba takes a while to import
-
-    return SparseCpuEngine(bundle, threads)
-
-
-def _on_gpu(device: Device, engine: str | None) -> bool:
-    """Whether a GPU was asked for, or is there and nothing else was."""
-    return engine in GPU_ENGINES or device == "cuda" or (device == "auto" and engine is None and gpu_present())
-
-
-def _missing() -> str:
-    """What is not installed of what our own engines on a GPU need; empty where all is."""
-    missing = [library for library in ("torch", "triton") if find_spec(library) is None]
-    return f"{' and '.join(missing)} not installed (extra `gpu`)" if missing else ""
-
-
-def finish(
-    ranking: Ranking,
-    m_B: NDArray[np.int64],
-    eligible_B: NDArray[np.int64],
-    item_rows_BM: NDArray[np.int64],
-    ranks_BM: NDArray[np.float32],
-    trace: tuple[LevelTrace, ...] | None,
-    finite_B: NDArray[np.bool_] | None = None,
-) -> SearchResult:
-    """The result of a search from its best leaves: places past a query's m, or of rank −inf, hold no item.
-
-    eligible_B  int64[B]: how many items each query could have got
-    """
-    found_BM = ranks_BM > -np.inf
-    if len(m_B) > 1:  # otherwise its m is the width
-        found_BM &= np.arange(ranks_BM.shape[1]) < m_B[:, None]
-        ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
-    count_B = found_BM.sum(1)
-    return SearchResult(
-        item_rows_BM=np.where(found_BM, item_rows_BM, NO_ITEM),
-        scores_BM=scores_of_ranks(ranking, ranks_BM),
-        ranks_BM=ranks_BM,
-        count_B=count_B,
-        complete_B=count_B >= np.minimum(m_B, eligible_B),
-        trace=trace,
-        finite_B=finite_B,
-    )
-
-
-def scores_of_ranks(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32, same shape, in [0, 1]: a rank's calibration where there is one, else its exponential (`path`) or sigmoid; 0 for −inf."""
-    wide = ranks.astype(np.float64)
-    if ranking.calibration is not None:
-        wide = np.where(np.isneginf(wide), wide, ranking.calibration.slope * wide + ranking.calibration.intercept)
-    elif ranking.own == "log_activation":
-        return np.exp(np.minimum(wide, 0)).astype(np.float32)
-    sigmoid = 1 / (1 + np.exp(-np.clip(wide, -700, 700)))
-    return np.where(np.isneginf(wide), 0, sigmoid).astype(np.float32)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
+from espalier.engines import gpu_usable, runs_on_gpu
 from espalier.errors import BundleNotFound, DeviceUnavailable
-from espalier.search import GPU_ENGINES, gpu_usable
 from service.app import create_app
 from service.models.registry import Registry
 from service.processes.server import Server
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def check_workers(settings: Settings) -> None:
     """Raise DeviceUnavailable where several workers would share a GPU."""
-    on_gpu = settings.device == "cuda" or settings.engine in GPU_ENGINES
+    on_gpu = settings.device == "cuda" or runs_on_gpu(settings.engine)
     if not on_gpu and settings.device == "auto" and settings.engine is None:
         on_gpu = gpu_usable()
     if on_gpu:

@@ -7,7 +7,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 
-from espalier.search import open_engine
+from espalier.engines import open_engine
 from service import errors
 from service.http import documentation
 from service.http.api_keys import Keys

@@ -135,7 +135,7 @@ def fit_ranker(
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where the model searches")] = "auto",
 ) -> None:
     """Train a ranker on what a model retrieves, and add it to a new version of the model."""
-    from espalier.search import open_engine
+    from espalier.engines import open_engine
     from training.rankers.asked import from_judgements, from_log
     from training.rankers.config import ranker_config
     from training.rankers.second_stage import StageConfig, add_ranker
@@ -252,7 +252,7 @@ def evaluate(
     plot: Annotated[Path | None, typer.Option(help="write a recall–latency plot here (PNG or SVG)")] = None,
 ) -> None:
     """Measure a bundle with a serving engine."""
-    from espalier.search import open_engine
+    from espalier.engines import open_engine
     from training import evaluate as measure
 
     if plot is not None and plot.suffix not in (".png", ".svg"):

@@ -40,12 +40,13 @@ from benchmarks.papers.xrlinear_peer import growth_mb
 from espalier.bundle import Bundle, LinearContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.chunks import Chunks
+from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import ChunkSearch, Wanted
 from espalier.errors import EspalierError, InvalidData
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, SearchDefaults
 from espalier.queries import FeaturesKind, QueryBatch
-from espalier.search import SearchParams, open_engine
+from espalier.search import SearchParams
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 from loadtest.hardware import hardware

@@ -28,8 +28,9 @@ from tqdm import tqdm
 from benchmarks.papers.xrlinear_peers import bundle_of
 from espalier.bundle import Bundle
 from espalier.chunks import Chunks
+from espalier.engines import open_engine
 from espalier.queries import QueryBatch
-from espalier.search import SearchParams, open_engine
+from espalier.search import SearchParams
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 from loadtest.hardware import hardware

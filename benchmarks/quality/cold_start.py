@@ -48,10 +48,12 @@ from scipy.sparse import csr_array, vstack
 from benchmarks.text.report import RowFile
 from benchmarks.text.sets import dependencies, judgements
 from espalier.bundle import Bundle
+from espalier.engines import open_engine
 from espalier.errors import EspalierError, InvalidData
 from espalier.metrics import precision_recall_f
-from espalier.queries import TextBlock, TextKind, encode_texts
-from espalier.search import NO_ITEM, SearchParams, open_engine
+from espalier.queries import TextKind, encode_texts
+from espalier.search import NO_ITEM, SearchParams
+from espalier.text.blocks import TextBlock
 from espalier.text.sparse_rows import SparseRows
 from training.linear.config import LinearConfig, LinearOptions, LinearSearch, LogData
 from training.linear.placing import Placing, place

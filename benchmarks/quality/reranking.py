@@ -34,10 +34,11 @@ from numpy.typing import NDArray
 from scipy.stats import ttest_rel
 
 from espalier.bundle import Bundle, with_ranker
+from espalier.engines import open_engine
 from espalier.manifest import RankerInfo
 from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.rerank.ranker import Reranker
-from espalier.search import SearchParams, open_engine
+from espalier.search import SearchParams
 from training.baselines.boosting import BoostingConfig, fit_boosted_trees
 from training.rankers.asked import Asked, from_log
 from training.rankers.candidates import Candidates

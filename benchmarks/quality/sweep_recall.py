@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.service.serving import serving
 from benchmarks.synthetic import planted_bundle
 from espalier.bundle import Bundle
-from espalier.search import open_engine
+from espalier.engines import open_engine
 from loadtest.hardware import hardware
 from loadtest.sweep import main as sweep
 from loadtest.sweep import numbers

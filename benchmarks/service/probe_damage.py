@@ -32,8 +32,8 @@ import yaml
 from benchmarks.service.serving import get, serving
 from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.checks.golden import encode_table
+from espalier.engines import open_engine
 from espalier.manifest import ManifestDraft
-from espalier.search import open_engine
 from espalier.tree import Tree
 from loadtest.hardware import hardware
 from training.deep.export import golden_table

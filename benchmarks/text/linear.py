@@ -21,9 +21,11 @@ from benchmarks.text.report import Find, M, Trained
 from benchmarks.text.sets import Fold, Task, spans
 from espalier.bundle import Bundle
 from espalier.chunks import Chunks
+from espalier.engines import open_engine
 from espalier.errors import InvalidData
-from espalier.queries import TextBlock, TextKind, encode_texts
-from espalier.search import Engine, SearchParams, open_engine
+from espalier.queries import TextKind, encode_texts
+from espalier.search import Engine, SearchParams
+from espalier.text.blocks import TextBlock
 from espalier.tree import Tree
 from training.data.query_logs import LabelledTexts
 from training.linear.config import LinearConfig, LinearOptions, LinearSearch, LinearTree, LogData

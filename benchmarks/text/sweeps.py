@@ -14,7 +14,7 @@ from benchmarks.text.linear import Recipe, disk_mb, engine_find, fit, xr_linear
 from benchmarks.text.report import MS, M, Report, Trained, row_of
 from benchmarks.text.sets import Task
 from espalier.bundle import Bundle
-from espalier.search import open_engine
+from espalier.engines import open_engine
 
 BEAMS = (1, 5, 10, 15, 20, 25, 30, 50, 75, 100, 200, 400)
 THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.45)

@@ -1,1 +1,175 @@
-"""Engines: one module per way of searching a bundle. `espalier.search.open_engine` chooses."""
+"""The engines, in one table, and which of them opens a bundle.
+
+Each engine is imported when it is opened: torch, numba and ONNX Runtime take a while, and an image need not have them all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+
+from espalier.bundle import Bundle
+from espalier.engines.cuda import gpu_present
+from espalier.errors import DeviceUnavailable, UnsupportedGraph
+from espalier.search import Device, Engine, Precision
+
+log = logging.getLogger(__name__)
+
+Opener = Callable[[Bundle, int, Precision], Engine]
+"""Bundle, threads and precision → engine. Raises DeviceUnavailable or UnsupportedGraph."""
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """One engine of the table.
+
+    device      where it runs
+    scorers     the kinds of scorers that it searches (`scorer.kind` of a manifest)
+    precisions  what it can compute in
+    open        opens a bundle
+    libraries   what must be installed for it besides the requirements of espalier
+    chosen      False: only by its name
+    """
+
+    device: Literal["cpu", "cuda"]
+    scorers: tuple[Literal["graphs", "linear"], ...]
+    open: Opener
+    precisions: tuple[Precision, ...] = ("float32",)
+    libraries: tuple[str, ...] = ()
+    chosen: bool = True
+
+    def missing(self) -> str:
+        """Which of its libraries are not installed; empty where all are."""
+        missing = [library for library in self.libraries if find_spec(library) is None]
+        return f"{' and '.join(missing)} not installed (extra `gpu`)" if missing else ""
+
+
+def _triton(bundle: Bundle, threads: int, precision: Precision) -> Engine:
+    from espalier.engines.triton.graph_engine import TritonEngine
+
+    return TritonEngine(bundle, precision=precision)
+
+
+def _sparse_cuda(bundle: Bundle, threads: int, precision: Precision) -> Engine:
+    from espalier.engines.triton.linear_engine import SparseCudaEngine
+
+    return SparseCudaEngine(bundle, precision=precision)
+
+
+def _onnx_cuda(bundle: Bundle, threads: int, precision: Precision) -> Engine:
+    from espalier.engines.onnx import engine
+
+    return engine.OnnxEngine(bundle, "cuda", threads=threads)
+
+
+def _onnx_cpu(bundle: Bundle, threads: int, precision: Precision) -> Engine:
+    from espalier.engines.onnx import engine
+
+    return engine.OnnxEngine(bundle, "cpu", threads=threads)
+
+
+def _sparse_cpu(bundle: Bundle, threads: int, precision: Precision) -> Engine:
+    from espalier.engines.linear.engine import SparseCpuEngine
+
+    return SparseCpuEngine(bundle, threads)
+
+
+def _reference(bundle: Bundle, threads: int, precision: Precision) -> Engine:
+    from espalier.engines.reference import ReferenceEngine
+
+    return ReferenceEngine(bundle)
+
+
+_ALL_PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "bfloat16")
+ENGINES: Mapping[str, EngineEntry] = {
+    "triton": EngineEntry("cuda", ("graphs",), _triton, _ALL_PRECISIONS, ("torch", "triton")),
+    "onnx-cuda": EngineEntry("cuda", ("graphs",), _onnx_cuda),
+    "sparse-cuda": EngineEntry("cuda", ("linear",), _sparse_cuda, _ALL_PRECISIONS, ("torch", "triton")),
+    "onnx-cpu": EngineEntry("cpu", ("graphs",), _onnx_cpu),
+    "sparse-cpu": EngineEntry("cpu", ("linear",), _sparse_cpu),
+    "reference": EngineEntry("cpu", ("graphs", "linear"), _reference, chosen=False),
+}
+"""By name. The first that fits a bundle and a device is chosen."""
+
+
+def runs_on_gpu(engine: str | None) -> bool:
+    """Whether an engine of this name is one for a GPU."""
+    return engine is not None and engine in ENGINES and ENGINES[engine].device == "cuda"
+
+
+def gpu_usable() -> bool:
+    """Whether `auto` would find a GPU that some engine here can use."""
+    if not gpu_present():
+        return False
+    if not ENGINES["triton"].missing():
+        from espalier.engines.triton.gpu_engine import gpu_available
+
+        if gpu_available():
+            return True
+    from espalier.engines.onnx.engine import cuda_available
+
+    return cuda_available()
+
+
+def open_engine(
+    bundle: Bundle, device: Device = "auto", engine: str | None = None, threads: int = 1, precision: Precision = "float32"
+) -> Engine:
+    """The best engine for a bundle on a device.
+
+    device     `auto` takes a GPU where there is one that some engine can use. Raises DeviceUnavailable for `cuda` without one
+    engine     an engine by name, instead of the choice by device. Raises DeviceUnavailable where it cannot search the bundle
+    threads    intra-op threads of one CPU search; one process per core with one thread each scales best
+    precision  of node rows and products, or of weights. Raises DeviceUnavailable where the engine has only others
+    """
+    name = f"{bundle.manifest.name} version {bundle.manifest.version}"
+    refused: dict[str, str] = {}
+    for candidate in _candidates(bundle, device, engine):
+        entry = ENGINES[candidate]
+        if entry.device == "cpu" and refused:
+            reasons = "; ".join(f"{other} cannot use it: {reason}" for other, reason in refused.items())
+            log.warning("%s runs on the CPU: there is a GPU, but %s", name, reasons)
+        reason = entry.missing()
+        if not reason:
+            _check_precision(bundle, candidate, precision)
+            try:
+                opened = entry.open(bundle, threads, precision)
+            except UnsupportedGraph as error:
+                reason = str(error)
+            except DeviceUnavailable as error:
+                if engine is not None or device != "auto":
+                    raise
+                reason = str(error)
+            else:
+                log.info("%s runs on %s", name, opened.name)
+                return opened
+        refused[candidate] = reason
+        log.info("%s cannot run on %s: %s", name, candidate, reason)
+    raise DeviceUnavailable("; ".join(f"{candidate} cannot run {name}: {reason}" for candidate, reason in refused.items()))
+
+
+def _candidates(bundle: Bundle, device: Device, engine: str | None) -> list[str]:
+    """The names of the engines to try, in this order. Raises DeviceUnavailable where a named one does not fit."""
+    scorer = bundle.manifest.scorer.kind
+    if engine is None:
+        devices = {"cpu": ("cpu",), "cuda": ("cuda",), "auto": ("cuda", "cpu") if gpu_present() else ("cpu",)}[device]
+        return [name for name, entry in ENGINES.items() if entry.chosen and scorer in entry.scorers and entry.device in devices]
+    if engine not in ENGINES:
+        raise DeviceUnavailable(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
+    if device not in ("auto", ENGINES[engine].device):
+        raise DeviceUnavailable(f"engine {engine} does not run on device {device}")
+    if scorer not in ENGINES[engine].scorers:
+        fitting = ", ".join(name for name, entry in ENGINES.items() if scorer in entry.scorers)
+        raise DeviceUnavailable(
+            f"engine {engine} cannot search {bundle.manifest.name}, which has {scorer} scorers: expected one of {fitting}"
+        )
+    return [engine]
+
+
+def _check_precision(bundle: Bundle, engine: str, precision: Precision) -> None:
+    if precision not in ENGINES[engine].precisions:
+        scorer = bundle.manifest.scorer.kind
+        able = ", ".join(name for name, entry in ENGINES.items() if scorer in entry.scorers and precision in entry.precisions)
+        raise DeviceUnavailable(f"precision {precision} needs the engine {able}; {bundle.manifest.name} would run on {engine}")

@@ -22,7 +22,8 @@ from espalier.engines.onnx.graphs import read_graph
 from espalier.manifest import Activation, LinearScorer, Ranking
 from espalier.masks.eligibility import every_item, node_mask
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
-from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult, finish
+from espalier.scores import finish
+from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 
 

@@ -1,50 +1,25 @@
-"""What a re-ranker is told of a candidate: a row of named numbers, NaN where one is missing.
+"""What a re-ranker knows of a candidate: a row of numbers, whose names and meaning are in `espalier.rank_features`.
 
-    retrieval.position     place in the retrieved list, from 1
-    retrieval.rank         what the search ordered it by
-    retrieval.score        its score
-    leaf.norm              length of its node row
-    history.length         known items of the history
-    history.seen           places between the item's last occurrence in the history and the history's end; NaN where it is not in it
-    history.best           largest cosine between its node row and those of the history's items
-    history.top3           mean of the three largest
-    history.mean           mean of all
-    history.recent         mean of all, an item counting half as much as one that is HALF_LIFE places newer
-    history.last           that of the newest item
-    attribute.COLUMN       a numeric column of the item table; false is 0, true is 1
-    query.NAME             what the caller sends with the query
-    item.NAME              what the caller sends with the query for an item
-
-Node rows are those of leaves. Knows names and numbers. Does not know what a ranker makes of them.
+Computes the numbers. Does not know what a ranker makes of them.
 
 Legend: N candidates, F features, I items, T history length, D node row.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
+from espalier.bundle import Bundle
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
-
-if TYPE_CHECKING:
-    from espalier.bundle import Bundle
-
-RETRIEVAL = ("retrieval.position", "retrieval.rank", "retrieval.score")
-COSINES = ("history.best", "history.top3", "history.mean", "history.recent", "history.last")
-HISTORY = ("history.length", "history.seen", *COSINES)
-LEAF = ("leaf.norm",)
-NAME = re.compile(r"(retrieval|history|leaf)\.\w+|(attribute|query|item)\.\S{1,64}")
-HALF_LIFE = 8
-"""Places after which an item of the history counts half in `history.recent`."""
+from espalier.rank_features import COSINES, HALF_LIFE, HISTORY, needs_node_rows
 
 
 @dataclass(frozen=True)
@@ -56,23 +31,6 @@ class Sent:
 
 
 NOTHING_SENT = Sent()
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Raise ValueError unless these are different names of features."""
-    for name in names:
-        own = name.split(".", 1)[0] in ("attribute", "query", "item")
-        if not NAME.fullmatch(name) or not (own or name in (*RETRIEVAL, *HISTORY, *LEAF)):
-            raise ValueError(f"{name!r} is no feature of a candidate: expected {', '.join(KNOWN)}")
-        if names.count(name) > 1:
-            raise ValueError(f"{name!r} is there twice")
-
-
-KNOWN = (*RETRIEVAL, *LEAF, *HISTORY, "attribute.COLUMN", "query.NAME", "item.NAME")
-
-
-def needs_node_rows(name: str) -> bool:
-    return name in LEAF or name in COSINES
 
 
 class RankFeatures:

@@ -23,7 +23,8 @@ from espalier.engines.onnx.graphs import read_graph
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
 from espalier.rerank.features import NOTHING_SENT, RankFeatures, Sent
-from espalier.search import SearchResult, scores_of_ranks
+from espalier.scores import scores_of_ranks
+from espalier.search import SearchResult
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
-from espalier.queries import TextBlock
+from espalier.text.blocks import TextBlock
 from espalier.text.ngrams import ALONE, CHARS, SEPARATOR, WORDS, count_ngrams, fill_slots, fill_table, first_letters, gather, weigh
 from espalier.text.sparse_rows import SparseRows, concatenated
 

@@ -20,11 +20,12 @@ from typing import Literal
 
 from espalier.bundle import ALL_PARTS, Bundle
 from espalier.checks.golden import verify_golden
+from espalier.engines import runs_on_gpu
 from espalier.errors import BundleCorrupt, EspalierError
 from espalier.manifest import Manifest
 from espalier.masks.filters import ItemFilters
 from espalier.rerank.ranker import Reranker, verify_ranker
-from espalier.search import GPU_ENGINES, Device, Engine, Precision
+from espalier.search import Device, Engine, Precision
 from service.batching.batcher import Batcher, Limits
 from service.models.desired_state import Signature, signature
 from service.settings import Settings
@@ -96,7 +97,7 @@ def _load(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: s
         raise BundleCorrupt(f"{path}: its manifest says {manifest.name} version {manifest.version}")
     doing.append("opening its engine")
     engine = open_engine(bundle, settings.device, settings.engine, settings.threads, settings.precision)
-    if engine.name in GPU_ENGINES:
+    if runs_on_gpu(engine.name):
         metrics.watch_gpus(gpu_memory)
     filters = ItemFilters(bundle.tree, bundle.items, settings.mask_cache_bytes)
     metrics.model_state(name, version, engine.name, ready=False)
@@ -118,7 +119,7 @@ def _load(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: s
 
 def limits_of(settings: Settings, bundle: Bundle, engine: Engine) -> Limits:
     """What the queue before an engine takes."""
-    gpu = engine.name in GPU_ENGINES
+    gpu = runs_on_gpu(engine.name)
     return Limits(
         max_batch=settings.max_batch or (GPU_BATCH if gpu else CPU_BATCH),
         serial=not gpu,

@@ -25,7 +25,8 @@ from espalier.checks.golden import encode_table
 from espalier.checks.heldout import read_heldout
 from espalier.metrics import precision_recall_f
 from espalier.queries import QueryBatch
-from espalier.search import SearchParams, SearchResult, scores_of_ranks
+from espalier.scores import scores_of_ranks
+from espalier.search import SearchParams, SearchResult
 from service.errors import DeadlinePassed, NotReady
 from service.models.loading import LoadedModel
 from service.models.registry import Registry

@@ -14,8 +14,8 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from espalier.bundle import find_versions
+from espalier.engines import open_engine
 from espalier.errors import BundleNotFound, InvalidData, InvalidQuery
-from espalier.search import open_engine
 from service.errors import BeingChanged, Conflict, ModelNotFound, NotReady
 from service.models.desired_state import Removed, Serving
 from service.models.follower import Follower

@@ -27,6 +27,7 @@ from onnx import helper
 from espalier.bundle import Bundle, LinearContent, write_bundle
 from espalier.checks.random_bundles import graph_model, linear_graphs, make_bundle, make_linear_bundle, random_tree, sparse_rows
 from espalier.chunks import LARGEST_RANK, Chunks
+from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import ChunkSearch, Wanted, _keep_best
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.onnx.engine import OnnxEngine
@@ -34,7 +35,7 @@ from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidQuery
 from espalier.manifest import Activation, Ranking
 from espalier.queries import QueryBatch, VectorKind
-from espalier.search import Engine, SearchParams, SearchResult, open_engine
+from espalier.search import Engine, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree, tree_from_children
 from tests import ROOT

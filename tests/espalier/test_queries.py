@@ -11,16 +11,7 @@ from numpy.testing import assert_array_equal
 
 from espalier.errors import InvalidQuery
 from espalier.items import ItemTable
-from espalier.queries import (
-    PADDING,
-    HistoryKind,
-    QueryBatch,
-    VectorKind,
-    blank_queries,
-    encode_histories,
-    encode_vectors,
-    pad_histories,
-)
+from espalier.queries import PADDING, HistoryKind, QueryBatch, VectorKind, blank_queries, encode_histories, encode_vectors, pad_histories
 
 IDS = ["apple", "pear", "né", "梨"]
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.manifest import Calibration, Ranking
-from espalier.search import scores_of_ranks
+from espalier.scores import scores_of_ranks
 from training.deep.export import calibrate
 
 NODE = Ranking(own="logit", gamma=0)

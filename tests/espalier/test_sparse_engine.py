@@ -13,12 +13,13 @@ from numpy.testing import assert_array_equal
 
 from espalier.bundle import CHUNKS, Bundle, LinearContent, write_bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_masks, random_queries, random_tree
+from espalier.engines import open_engine
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, DeviceUnavailable, InvalidQuery
 from espalier.manifest import Activation, ManifestDraft, Ranking
 from espalier.queries import FeaturesKind, QueryBatch, blank_queries, encode_features
-from espalier.search import SearchParams, open_engine
+from espalier.search import SearchParams
 from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, eligible_rows
 
 shapes = st.fixed_dictionaries(
@@ -126,10 +127,13 @@ def test_each_kind_of_scorer_has_its_engines(tmp_path: Path) -> None:
     graphs = make_bundle(tmp_path, rng, tree)
     assert open_engine(linear).name == open_engine(linear, "cpu").name == "sparse-cpu"
     with pytest.raises(
-        DeviceUnavailable, match="onnx-cpu cannot search linear, which has linear scorers: expected one of sparse-cpu, sparse-cuda"
+        DeviceUnavailable, match="onnx-cpu cannot search linear, which has linear scorers: expected one of sparse-cuda, sparse-cpu"
     ):
         open_engine(linear, engine="onnx-cpu")
-    with pytest.raises(DeviceUnavailable, match="engine sparse-cpu cannot search tiny, which has graphs scorers: expected one of onnx-cpu"):
+    with pytest.raises(
+        DeviceUnavailable,
+        match="engine sparse-cpu cannot search tiny, which has graphs scorers: expected one of triton, onnx",
+    ):
         open_engine(graphs, engine="sparse-cpu")
 
 

@@ -23,6 +23,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import make_linear_bundle, random_chunks, random_masks, random_queries, random_tree, sparse_rows
+from espalier.engines import open_engine
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.triton import chunk_tiles
@@ -30,7 +31,7 @@ from espalier.engines.triton.chunk_tiles import TILE, TileSizes, bucket_of, laid
 from espalier.errors import DeviceUnavailable, InvalidQuery
 from espalier.manifest import Activation, Ranking
 from espalier.queries import FeaturesKind, QueryBatch, blank_queries
-from espalier.search import Precision, SearchParams, open_engine
+from espalier.search import Precision, SearchParams
 from espalier.tree import tree_from_children
 from tests import ROOT
 from tests.espalier.compile_kernels import Recorder
@@ -315,11 +316,11 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_is_an_error(tmp_path: Path, m
     monkeypatch.setattr("espalier.engines.triton.gpu_engine.gpu_available", lambda: False)
     bundle = make_linear_bundle(tmp_path, np.random.default_rng(5), random_tree(np.random.default_rng(5), 2, 4), L3_HINGE)
     for device, engine in (("cuda", None), ("auto", "sparse-cuda")):
-        with pytest.raises(DeviceUnavailable, match="sparse-cuda was asked for, but torch finds no CUDA device"):
+        with pytest.raises(DeviceUnavailable, match="sparse-cuda needs a CUDA device, and torch finds none"):
             open_engine(bundle, device, engine)  # type: ignore[arg-type]  # a tuple's strings
     with pytest.raises(DeviceUnavailable, match="engine sparse-cuda does not run on device cpu"):
         open_engine(bundle, "cpu", "sparse-cuda")
-    monkeypatch.setattr("espalier.search.find_spec", lambda name: None)
+    monkeypatch.setattr("espalier.engines.find_spec", lambda name: None)
     with pytest.raises(DeviceUnavailable, match="sparse-cuda cannot run linear version 1: torch and triton not installed"):
         open_engine(bundle, "cuda")
 
@@ -327,7 +328,7 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_is_an_error(tmp_path: Path, m
 def test_a_gpu_is_taken_where_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     bundle = make_linear_bundle(tmp_path, np.random.default_rng(5), random_tree(np.random.default_rng(5), 2, 4), L3_HINGE)
-    monkeypatch.setattr("espalier.search.gpu_present", lambda: True)
+    monkeypatch.setattr("espalier.engines.gpu_present", lambda: True)
     monkeypatch.setattr(sparse_gpu, "SparseCudaEngine", lambda bundle, precision: SparseCudaEngine(bundle, "cpu", precision, GRID))
     assert open_engine(bundle).name == open_engine(bundle, "cuda").name == open_engine(bundle, engine="sparse-cuda").name == "sparse-cuda"
     assert "linear version 1 runs on sparse-cuda" in caplog.text

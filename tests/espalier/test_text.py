@@ -25,9 +25,9 @@ from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.preprocessing import normalize
 
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
-from espalier.queries import TextBlock
 from espalier.text import ngrams
 from espalier.text import vectoriser as text_module
+from espalier.text.blocks import TextBlock
 from espalier.text.sparse_rows import SparseRows
 from espalier.text.vectoriser import Vectoriser, normalise
 

@@ -30,9 +30,10 @@ from benchmarks.trained_bundles import trained_kind
 from espalier import open_engine
 from espalier.bundle import Bundle, write_bundle
 from espalier.checks.random_bundles import make_bundle, random_masks, random_queries, random_tree
+from espalier.engines import ENGINES, gpu_usable
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
 from espalier.queries import QueryBatch, VectorKind
-from espalier.search import ENGINES, NodeMask, Precision, SearchParams, gpu_usable
+from espalier.search import NodeMask, Precision, SearchParams
 from espalier.tree import complete_tree
 from tests import ROOT
 from tests.espalier.compile_kernels import Recorder
@@ -45,6 +46,7 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 import triton
 import triton.language as tl
 
+from espalier.engines.onnx import engine as onnx_engine
 from espalier.engines.onnx.graphs import read_graph
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.triton import cells as gpu_cells
@@ -397,7 +399,7 @@ def test_constants_in_every_form(given: dict[str, Any], expected: Any) -> None:
 
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_an_error(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path, np.random.default_rng(5), complete_tree(np.arange(8), 2))
-    with pytest.raises(DeviceUnavailable, match="triton was asked for, but torch finds no CUDA device"):
+    with pytest.raises(DeviceUnavailable, match="triton needs a CUDA device, and torch finds none"):
         open_engine(bundle, engine="triton")
     with pytest.raises(DeviceUnavailable, match="engine triton does not run on device cpu"):
         open_engine(bundle, "cpu", "triton")
@@ -406,12 +408,14 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_is_an_error(tmp_path: Path) -
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that seems to have a GPU; what would run on it runs in the interpreter, or as ONNX Runtime's CPU session."""
-    monkeypatch.setattr("espalier.search.gpu_present", lambda: True)
+    monkeypatch.setattr("espalier.engines.gpu_present", lambda: True)
     monkeypatch.setattr(gpu, "TritonEngine", lambda bundle, precision: TritonEngine(bundle, "cpu", precision, GRID))
 
     class Onnx:
         def __init__(self, bundle: Bundle, device: str, threads: int) -> None:
             self.name = f"onnx-{device}"
+            if device == "cuda" and not onnx_engine.cuda_available():
+                raise DeviceUnavailable("no CUDA device")
 
         def close(self) -> None:
             pass
@@ -428,8 +432,8 @@ def test_the_best_engine_of_a_gpu_is_taken_and_named(
     unknown = trained_kind(tmp_path, "attention", (16,), np.random.default_rng(5), name="unknown")
     assert open_engine(known).name == "triton"
     assert open_engine(known, "cpu").name == "onnx-cpu"
-    assert open_engine(known, "cuda", "onnx-cuda").name == "onnx-cuda"
     monkeypatch.setattr("espalier.engines.onnx.engine.cuda_available", lambda: True)
+    assert open_engine(known, "cuda", "onnx-cuda").name == "onnx-cuda"
     assert open_engine(unknown).name == "onnx-cuda"
     assert "unknown version 1 cannot run on triton" in caplog.text
     assert "unknown version 1 runs on onnx-cuda" in caplog.text
@@ -437,7 +441,8 @@ def test_the_best_engine_of_a_gpu_is_taken_and_named(
         open_engine(unknown, engine="triton")
     monkeypatch.setattr("espalier.engines.onnx.engine.cuda_available", lambda: False)
     assert open_engine(unknown).name == "onnx-cpu"
-    assert "there is a GPU, but neither" in caplog.text
+    assert "unknown version 1 runs on the CPU: there is a GPU, but triton cannot use it: " in caplog.text
+    assert "; onnx-cuda cannot use it: no CUDA device" in caplog.text
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -461,9 +466,9 @@ def test_a_gpu_that_triton_cannot_use_is_left_to_the_next_engine(
 
 
 def test_whether_a_gpu_would_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("espalier.search.gpu_present", lambda: False)
+    monkeypatch.setattr("espalier.engines.gpu_present", lambda: False)
     assert not gpu_usable()
-    monkeypatch.setattr("espalier.search.gpu_present", lambda: True)
+    monkeypatch.setattr("espalier.engines.gpu_present", lambda: True)
     for torch_sees, onnx_sees in ((True, False), (False, True), (False, False)):
         monkeypatch.setattr(gpu_engine, "gpu_available", lambda seen=torch_sees: seen)
         monkeypatch.setattr("espalier.engines.onnx.engine.cuda_available", lambda seen=onnx_sees: seen)

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 from starlette.routing import Route
 
-from espalier.queries import TextBlock
+from espalier.text.blocks import TextBlock
 from service.app import create_app
 from service.errors import ServiceError
 from service.http.routes import _PROBLEMS

@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 
 from espalier.bundle import Bundle
+from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, encode_histories
-from espalier.search import SearchParams, open_engine
+from espalier.search import SearchParams
 from tests import ROOT
 from tests.service.running import run as running
 from training.baselines.popularity import fit_popularity

@@ -24,9 +24,10 @@ import pytest
 from benchmarks.service.serving import get, serving
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle, random_tree
+from espalier.engines import open_engine
 from espalier.masks.eligibility import node_mask, widened_beam
 from espalier.queries import HistoryKind, encode_histories
-from espalier.search import SearchParams, open_engine
+from espalier.search import SearchParams
 from loadtest.loops import Answered, closed_loop, open_loop, request_bytes, statuses
 from tests.service.running import Json
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from espalier.checks.random_bundles import make_bundle, random_tree
-from espalier.search import open_engine
+from espalier.engines import open_engine
 from tests.service.running import Json, Running, ids, problem, run
 
 SECTIONS = ("games", "math", "libs", None)

@@ -27,7 +27,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from espalier.checks.random_bundles import make_bundle
-from espalier.search import open_engine
+from espalier.engines import open_engine
 from espalier.tree import complete_tree
 from service.app import create_app
 from service.settings import Settings

@@ -22,9 +22,10 @@ from benchmarks.service.probe_damage import DAMAGES, content_of, damaged, draft_
 from espalier.bundle import Bundle, write_bundle
 from espalier.checks.heldout import read_heldout
 from espalier.checks.random_bundles import make_bundle
+from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
-from espalier.search import SearchParams, SearchResult, open_engine
+from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree
 from service.batching.batcher import Answer, Batcher
 from service.models import probe

@@ -21,7 +21,8 @@ from espalier.engines.onnx.engine import OnnxEngine
 from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound
 from espalier.manifest import Manifest, RankerInfo, Ranking
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, encode_vectors, pad_histories
-from espalier.rerank.features import HALF_LIFE, HISTORY, KNOWN, LEAF, RETRIEVAL, RankFeatures, Sent
+from espalier.rank_features import HALF_LIFE, HISTORY, KNOWN, LEAF, RETRIEVAL
+from espalier.rerank.features import RankFeatures, Sent
 from espalier.rerank.ranker import GOLDEN_SCORES, Reranker, golden_scores, verify_ranker
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree

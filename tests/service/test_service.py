@@ -20,8 +20,9 @@ import pytest
 from fastapi import FastAPI
 
 from espalier.bundle import Bundle
+from espalier.engines import open_engine
 from espalier.queries import encode_histories
-from espalier.search import Engine, SearchParams, open_engine
+from espalier.search import Engine, SearchParams
 from service.__main__ import listen, main
 from service.app import create_app
 from service.settings import Settings

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import espalier.search
+import espalier.engines
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle, random_queries
 from espalier.queries import QueryBatch
@@ -110,7 +110,7 @@ def test_the_command_warns_on_standard_error_and_in_its_report(
 ) -> None:
     found_B = shares(60, 0.9, 7)
     engine = Scripted({10: found_B, 20: found_B & (np.arange(60) % 3 > 0)})
-    monkeypatch.setattr(espalier.search, "open_engine", lambda *_, **__: engine)
+    monkeypatch.setattr(espalier.engines, "open_engine", lambda *_, **__: engine)
     queries = random_queries(np.random.default_rng(1), bundle, 60)
     from training import evaluate as evaluate_module
     from training.data.splits import EvaluationPair

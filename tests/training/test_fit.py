@@ -29,12 +29,13 @@ import training.deep.fit as fit_module
 from espalier.bundle import Bundle, find_versions
 from espalier.checks.golden import verify_golden
 from espalier.checks.heldout import read_heldout
+from espalier.engines import open_engine
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, BundleExists, InvalidConfig
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
-from espalier.search import SearchParams, open_engine
+from espalier.search import SearchParams
 from espalier.tree import Tree
 from tests.espalier.test_signature import replay
 from training.__main__ import main

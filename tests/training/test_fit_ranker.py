@@ -17,13 +17,14 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle
+from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.metrics import ndcg_at_m
 from espalier.queries import HistoryKind, pad_histories
-from espalier.rerank.features import HISTORY, LEAF, RETRIEVAL, RankFeatures, Sent
+from espalier.rank_features import HISTORY, LEAF, RETRIEVAL
+from espalier.rerank.features import RankFeatures, Sent
 from espalier.rerank.ranker import Reranker, verify_ranker
-from espalier.search import open_engine
 from espalier.tree import complete_tree
 from tests.service.running import run
 from training.__main__ import main

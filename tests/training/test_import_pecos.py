@@ -26,9 +26,10 @@ from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.heldout import read_heldout
 from espalier.checks.random_bundles import Rng, sparse_rows
+from espalier.engines import open_engine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import FeaturesKind, QueryBatch
-from espalier.search import SearchParams, open_engine
+from espalier.search import SearchParams
 from service.models.probe import Replay
 from training.__main__ import main
 from training.linear.import_pecos import GOLDEN_QUERIES, PROCESSORS, import_pecos

@@ -17,9 +17,10 @@ from numpy.testing import assert_array_equal
 
 from espalier.bundle import TEXT, Bundle
 from espalier.chunks import ARRAYS
+from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt, BundleExists, InvalidConfig, InvalidData
 from espalier.manifest import Activation, Ranking
-from espalier.search import Engine, open_engine
+from espalier.search import Engine
 from loadtest.queries import held_out
 from service.models.probe import Replay
 from tests.service.running import Json, problem, run

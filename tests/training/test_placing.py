@@ -17,12 +17,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_chunks, random_tree, sparse_rows
+from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import L3_HINGE, ChunkSearch, Wanted
 from espalier.errors import BundleExists, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.masks.eligibility import node_mask
 from espalier.queries import QueryBatch, TextKind, encode_texts
-from espalier.search import SearchParams, SearchResult, open_engine
+from espalier.search import SearchParams, SearchResult
 from espalier.tree import EMPTY_LEAF, complete_tree
 from tests.service.running import run
 from training.__main__ import evaluate, fit, inspect

@@ -22,12 +22,13 @@ from torch import Tensor
 
 from espalier.bundle import Bundle, GraphContent, make_folder, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS, verify_golden
+from espalier.engines import open_engine
 from espalier.engines.onnx.runtime import ort
 from espalier.errors import BundleCorrupt
 from espalier.manifest import Calibration, ManifestDraft, Ranking, SearchDefaults
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
-from espalier.search import Engine, SearchParams, open_engine
+from espalier.search import Engine, SearchParams
 from espalier.tree import Tree
 from training.config import TrainingConfig
 from training.data.splits import halves, without_seen

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from espalier.errors import InvalidConfig
 from espalier.manifest import Activation, ModelName, Ranking
-from espalier.queries import TextBlock
+from espalier.text.blocks import TextBlock
 from training.config import SearchLimits
 
 Columns = tuple[str, ...]

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle, LinearContent, make_folder, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS, verify_golden
 from espalier.chunks import Chunks
+from espalier.engines import open_engine
 from espalier.manifest import ManifestDraft, SearchDefaults
 from espalier.queries import QueryBatch
-from espalier.search import SearchParams, open_engine
+from espalier.search import SearchParams
 from espalier.tree import Tree
 from training.evaluate import measure, recall_columns
 from training.golden import golden_answers

@@ -40,11 +40,12 @@ from scipy.sparse import csc_array, load_npz
 from espalier.bundle import Bundle, LinearContent, make_folder, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS, verify_golden
 from espalier.chunks import MAX_CHILDREN, Chunks
+from espalier.engines import open_engine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.manifest import Activation, ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import FeaturesKind, encode_features
-from espalier.search import SearchParams, open_engine
+from espalier.search import SearchParams
 from espalier.tree import Tree, tree_from_children
 from training.golden import golden_answers
 

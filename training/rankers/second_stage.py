@@ -17,7 +17,8 @@ from espalier.bundle import Bundle, with_ranker
 from espalier.errors import InvalidConfig
 from espalier.manifest import GraphScorer, RankerInfo
 from espalier.queries import HistoryKind
-from espalier.rerank.features import HISTORY, LEAF, RETRIEVAL, RankFeatures, check_names, is_numeric, needs_node_rows
+from espalier.rank_features import HISTORY, LEAF, RETRIEVAL, check_names, needs_node_rows
+from espalier.rerank.features import RankFeatures, is_numeric
 from espalier.rerank.ranker import GOLDEN_SCORES, Reranker, golden_scores, verify_ranker
 from espalier.search import Engine
 from training.rankers.asked import Parts

@@ -15,7 +15,8 @@ from espalier.engines.linear.chunk_search import ChunkSearch, Traced, Wanted
 from espalier.errors import InvalidQuery
 from espalier.masks.eligibility import every_item, excluded_nodes
 from espalier.queries import QueryBatch, blank_queries
-from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult, finish
+from espalier.scores import finish
+from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult
 
 
 class SparseCpuEngine:

@@ -26,7 +26,8 @@ from espalier.engines.onnx.runtime import ort, session_options
 from espalier.errors import DeviceUnavailable
 from espalier.masks.eligibility import NO_NODE, ExcludedNodes, every_item, excluded_nodes
 from espalier.queries import QueryBatch, VectorKind, blank_queries
-from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult, finish
+from espalier.scores import finish
+from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult
 from espalier.tree import Tree
 
 Array = NDArray[Any]
@@ -73,7 +74,7 @@ class OnnxEngine:
     def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"], threads: int = 1, grid: Grid | None = None) -> None:
         if device == "cuda" and not cuda_available():
             raise DeviceUnavailable(
-                "onnx-cuda was asked for, but ONNX Runtime finds no CUDA device; install the `gpu` extra on a machine with one"
+                "onnx-cuda needs a CUDA device, and ONNX Runtime finds none; install the `gpu` extra on a machine with one"
             )
         self.name = f"onnx-{device}"
         self.bundle = bundle

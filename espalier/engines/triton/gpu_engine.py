@@ -28,7 +28,8 @@ from espalier.engines.triton.cells import Cell, Closed, Common, Grid, Tables, Tu
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
 from espalier.masks.eligibility import every_item, excluded_nodes
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, blank_queries
-from espalier.search import NO_ITEM, LevelTrace, NodeMask, Precision, SearchParams, SearchResult, finish
+from espalier.scores import finish
+from espalier.search import NO_ITEM, LevelTrace, NodeMask, Precision, SearchParams, SearchResult
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 MAX_NODES = 2**31 - 1
@@ -57,9 +58,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
 
     def __init__(self, bundle: Bundle, device: Literal["cuda", "cpu"], grid: Grid | None, tuning: Tuning | None, cuda_graphs: bool) -> None:
         if device == "cuda" and not gpu_available():
-            raise DeviceUnavailable(
-                f"{self.name} was asked for, but torch finds no CUDA device; install the `gpu` extra on a machine with one"
-            )
+            raise DeviceUnavailable(f"{self.name} needs a CUDA device, and torch finds none; install the `gpu` extra on a machine with one")
         tree = bundle.tree
         if tree.node_count > MAX_NODES:
             raise UnsupportedGraph(f"the tree has {tree.node_count} nodes, at most {MAX_NODES} are known")

@@ -1,0 +1,52 @@
+"""From the ranks of the best leaves to a search's result and its scores.
+
+Legend: B queries, M results.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.manifest import Ranking
+from espalier.search import NO_ITEM, LevelTrace, SearchResult
+
+
+def finish(
+    ranking: Ranking,
+    m_B: NDArray[np.int64],
+    eligible_B: NDArray[np.int64],
+    item_rows_BM: NDArray[np.int64],
+    ranks_BM: NDArray[np.float32],
+    trace: tuple[LevelTrace, ...] | None,
+    finite_B: NDArray[np.bool_] | None = None,
+) -> SearchResult:
+    """The result of a search from its best leaves: places past a query's m, or of rank −inf, hold no item.
+
+    eligible_B  int64[B]: how many items each query could have got
+    """
+    found_BM = ranks_BM > -np.inf
+    if len(m_B) > 1:  # otherwise its m is the width
+        found_BM &= np.arange(ranks_BM.shape[1]) < m_B[:, None]
+        ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
+    count_B = found_BM.sum(1)
+    return SearchResult(
+        item_rows_BM=np.where(found_BM, item_rows_BM, NO_ITEM),
+        scores_BM=scores_of_ranks(ranking, ranks_BM),
+        ranks_BM=ranks_BM,
+        count_B=count_B,
+        complete_B=count_B >= np.minimum(m_B, eligible_B),
+        trace=trace,
+        finite_B=finite_B,
+    )
+
+
+def scores_of_ranks(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32, same shape, in [0, 1]: a rank's calibration where there is one, else its exponential (`path`) or sigmoid; 0 for −inf."""
+    wide = ranks.astype(np.float64)
+    if ranking.calibration is not None:
+        wide = np.where(np.isneginf(wide), wide, ranking.calibration.slope * wide + ranking.calibration.intercept)
+    elif ranking.own == "log_activation":
+        return np.exp(np.minimum(wide, 0)).astype(np.float32)
+    sigmoid = 1 / (1 + np.exp(-np.clip(wide, -700, 700)))
+    return np.where(np.isneginf(wide), 0, sigmoid).astype(np.float32)
