@@ -251,20 +251,32 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
     return Bundle.open(path, verify=False)
 
 
-def with_ranker(bundle: Bundle, path: Path, info: RankerInfo, ranker_onnx: bytes, golden: pa.Table) -> Bundle:
-    """Write another version of a bundle, which has a ranker: in place of its own, if it has one. Atomic, as `write_bundle`.
+def with_parts(bundle: Bundle, path: Path, fields: Mapping[str, Any], parts: Mapping[str, bytes | pa.Table]) -> Bundle:
+    """Write a bundle with other manifest fields and some files replaced or added. Atomic, as `write_bundle`.
 
-    golden  the golden queries with what the ranker makes of them
+    fields  of the manifest; name, version and creation time follow from `path` and now
+    parts   file name → its bytes, or the table of a Parquet file
     """
     manifest = bundle.manifest
     with _new_version(path) as folder:
-        for name in {*parts_of(manifest), WEIGHTS} & manifest.files.keys() - {"golden.parquet", RANKER}:
+        for name in {*parts_of(manifest), WEIGHTS} & manifest.files.keys() - parts.keys():
             shutil.copyfile(bundle.path / name, folder / name)
-        (folder / RANKER).write_bytes(ranker_onnx)
-        pq.write_table(golden, folder / "golden.parquet")
-        named = {"name": path.absolute().parent.name, "version": int(path.name), "created": datetime.now(UTC), "ranker": info}
-        _write_manifest(folder, manifest.model_dump() | named)
+        for name, part in parts.items():
+            if isinstance(part, bytes):
+                (folder / name).write_bytes(part)
+            else:
+                pq.write_table(part, folder / name)
+        named = {"name": path.absolute().parent.name, "version": int(path.name), "created": datetime.now(UTC)}
+        _write_manifest(folder, manifest.model_dump() | named | dict(fields))
     return Bundle.open(path, verify=False)
+
+
+def with_ranker(bundle: Bundle, path: Path, info: RankerInfo, ranker_onnx: bytes, golden: pa.Table) -> Bundle:
+    """Write another version of a bundle, which has a ranker: in place of its own, if it has one. Atomic, as `write_bundle`.
+
+    golden  the golden queries with the ranker's scores
+    """
+    return with_parts(bundle, path, {"ranker": info}, {RANKER: ranker_onnx, "golden.parquet": golden})
 
 
 @contextmanager

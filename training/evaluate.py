@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -49,18 +50,21 @@ def held_out_pairs(bundle: Bundle) -> list[EvaluationPair]:
     return [EvaluationPair(i, row[row >= 0], rows) for i, (row, rows) in enumerate(zip(histories, held_out.relevant, strict=True))]
 
 
-def recall_columns(bundle: Bundle, engine: Engine, ms: Sequence[int]) -> dict[str, NDArray[np.float64]]:
-    """Columns for heldout.parquet: recall@m of each held-out query at the default beam, nothing excluded; NaN where nothing is relevant.
+def with_recall(bundle: Bundle, engine: Engine, ms: Sequence[int]) -> pa.Table:
+    """heldout.parquet with a column recall@m of each query at the default beam, nothing excluded; NaN where nothing is relevant.
 
-    The service's recall probe expects them again.
+    Replaces such columns of the bundle. The service's recall probe compares live recall with them.
     """
-    held_out = read_heldout(bundle)
-    columns = {m: np.full(len(bundle.heldout()), np.nan) for m in ms}
+    table, held_out = bundle.heldout(), read_heldout(bundle)
+    table = table.select([name for name in table.column_names if not name.startswith(RECALL_COLUMN.format(""))])
+    columns = {m: np.full(len(table), np.nan) for m in ms}
     if len(held_out.place_B):
         found_BM, _, _ = _search_all(engine, held_out.queries, bundle.manifest.search.beam_size, max(ms), None, batch=64)
         for m, column in columns.items():
             column[held_out.place_B] = precision_recall_f(found_BM, held_out.relevant, m)[1]
-    return {RECALL_COLUMN.format(m): column for m, column in columns.items()}
+    for m, column in columns.items():
+        table = table.append_column(RECALL_COLUMN.format(m), pa.array(column))
+    return table
 
 
 def evaluate(

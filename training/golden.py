@@ -9,16 +9,18 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.engines.reference import ReferenceEngine, Step, best_leaves
-from espalier.queries import QueryBatch
+from espalier.errors import BundleCorrupt
+from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import SearchParams
 
 
-def golden_answers(bundle: Bundle, queries: QueryBatch, asked: pa.Array, params: SearchParams) -> pa.Table:
-    """The golden table of some queries; `asked` are they as a client writes them, one entry a query."""
+def golden_answers(bundle: Bundle, queries: QueryBatch, written: pa.Array, params: SearchParams) -> pa.Table:
+    """The golden table of some queries; `written` holds the queries as clients write them."""
     reference = ReferenceEngine(bundle)
     rows, ranks, margins = [], [], []
     for b in range(len(queries)):
@@ -29,11 +31,21 @@ def golden_answers(bundle: Bundle, queries: QueryBatch, asked: pa.Array, params:
         margins.append(_margin(steps, int(params.m_B[b])))
     values = {"beam_size": params.beam_size_B, "m": params.m_B, "item_rows": rows, "ranks": ranks, "margin": margins}
     columns = {name: pa.array(values[name], kind) for name, kind in GOLDEN_COLUMNS.items()}
-    return pa.table({bundle.manifest.query.kind: asked} | columns)
+    return pa.table({bundle.manifest.query.kind: written} | columns)
+
+
+def golden_of_histories(bundle: Bundle, histories: Sequence[NDArray[np.int64]], beams: Sequence[int], ms: Sequence[int]) -> pa.Table:
+    """The golden table of histories of item rows. Raises BundleCorrupt for a bundle that takes other queries."""
+    kind = bundle.manifest.query
+    if not isinstance(kind, HistoryKind):
+        raise BundleCorrupt(f"{bundle.path}: {kind.kind} queries, expected histories")
+    ids = pa.array([bundle.items.ids_of(history) for history in histories], pa.list_(pa.string()))
+    params = SearchParams(np.asarray(beams, np.int64), np.asarray(ms, np.int64))
+    return golden_answers(bundle, pad_histories(kind, histories), ids, params)
 
 
 def _margin(steps: Sequence[Step], m: int) -> float:
-    """How far apart the last kept and the first dropped candidate are, at the closest of all cuts; inf where nothing was dropped."""
+    """The smallest difference in rank between a kept and a dropped candidate over all cuts; inf where nothing was dropped."""
     smallest = np.inf
     for step in steps[:-1]:
         kept_C = np.isin(step.candidates_C, step.kept_K)

@@ -36,8 +36,8 @@ from espalier.engines import open_engine
 from espalier.manifest import ManifestDraft
 from espalier.tree import Tree
 from loadtest.hardware import hardware
-from training.deep.export import golden_table
-from training.evaluate import recall_columns
+from training.evaluate import with_recall
+from training.golden import golden_of_histories
 
 ROOT = Path(__file__).parents[2]
 KEY = "an-admin-key-for-benchmarks"
@@ -104,18 +104,17 @@ def damaged(bundle: Bundle, models: Path, version: int, damage: str, seed: int =
     histories = [row[row >= 0] for row in encode_table(bundle, golden).array.astype(np.int64)]
     with tempfile.TemporaryDirectory() as folder:
         bare = write_bundle(Path(folder) / draft.name / str(version), draft, content)
-        golden = golden_table(bare, histories, golden.column("beam_size").to_pylist(), golden.column("m").to_pylist())
+        golden = golden_of_histories(bare, histories, golden.column("beam_size").to_pylist(), golden.column("m").to_pylist())
     return write_bundle(models / draft.name / str(version), draft, replace(content, golden=golden))
 
 
-def with_recall(bundle: Bundle, models: Path) -> Bundle:
+def saying_its_recall(bundle: Bundle, models: Path) -> Bundle:
     """Version 1 under `models`: the bundle; if it was exported before held-out queries said their recall, with that added."""
     heldout = bundle.heldout()
     if any(name.startswith("recall@") for name in heldout.column_names):
         shutil.copytree(bundle.path, models / bundle.manifest.name / "1")
         return Bundle.open(models / bundle.manifest.name / "1")
-    for name, recall_B in recall_columns(bundle, open_engine(bundle, "cpu"), [10, 50, 200]).items():
-        heldout = heldout.append_column(name, [recall_B])
+    heldout = with_recall(bundle, open_engine(bundle, "cpu"), [10, 50, 200])
     return write_bundle(models / bundle.manifest.name / "1", draft_of(bundle, 1), replace(content_of(bundle), heldout=heldout))
 
 
@@ -200,7 +199,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        bundle = with_recall(Bundle.open(args.bundle), folder / "models")
+        bundle = saying_its_recall(Bundle.open(args.bundle), folder / "models")
         name = bundle.manifest.name
         for version, damage in enumerate(DAMAGES, 2):
             damaged(bundle, folder / "later", version, damage)

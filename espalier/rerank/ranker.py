@@ -128,12 +128,13 @@ def golden_scores(bundle: Bundle, golden: pa.Table, features: RankFeatures, rank
     return pa.array(scores, pa.list_(pa.float32()))
 
 
-def verify_ranker(bundle: Bundle, reranker: Reranker) -> float:
-    """Re-rank the results of the golden queries and return the largest difference of a score. Raises BundleCorrupt where it is too large.
+def verify_ranker(bundle: Bundle, reranker: Reranker, golden: pa.Table | None = None) -> float:
+    """Re-rank the results of the golden queries (`golden` instead of the bundle's own) and return the largest difference of a score.
 
-    What was retrieved is taken from the golden queries, so that no engine's rounding comes in.
+    Raises BundleCorrupt where it is too large.
+    The candidates are those of the golden queries, so no engine's rounding takes part.
     """
-    golden = bundle.golden()
+    golden = bundle.golden() if golden is None else golden
     if GOLDEN_SCORES not in golden.column_names:
         raise BundleCorrupt(f"{bundle.path / 'golden.parquet'}: no column {GOLDEN_SCORES!r}, which a bundle with a ranker must have")
     result = golden_result(bundle, golden)

@@ -36,8 +36,8 @@ from service.settings import Settings
 from service.watch import gpu_memory
 from service.watch.metrics import Metrics
 from tests.service.running import Json, Running, run
-from training.deep.export import golden_table
-from training.evaluate import recall_columns
+from training.evaluate import with_recall
+from training.golden import golden_of_histories
 
 HELD_OUT, GOLDEN, MS = 24, 6, [2, 5]
 ROUND = HELD_OUT + GOLDEN
@@ -55,7 +55,7 @@ def exported(folder: Path, rng: np.random.Generator, kind: Literal["history", "v
     if kind == "history":
         histories = [rng.integers(0, 64, rng.integers(1, 6)) for _ in range(HELD_OUT)]
         column: Any = pa.array([[f"item-{i}" for i in row] for row in histories], pa.list_(pa.string()))
-        golden = golden_table(bare, histories[:GOLDEN], [8] * GOLDEN, [5] * GOLDEN)
+        golden = golden_of_histories(bare, histories[:GOLDEN], [8] * GOLDEN, [5] * GOLDEN)
     else:
         column = pa.array(rng.normal(size=(HELD_OUT, 4)).astype(np.float32).tolist(), pa.list_(pa.float32()))
         golden = bare.golden()
@@ -66,9 +66,7 @@ def exported(folder: Path, rng: np.random.Generator, kind: Literal["history", "v
     relevant = [[f"item-{i}" for i in {*row[row >= 0][::2].tolist(), *rng.integers(0, 64, 3).tolist()}] for row in found_BM]
     content = replace(content_of(bare), golden=golden, heldout=pa.table({kind: column, "relevant": pa.array(relevant)}))
     second = write_bundle(folder / "second" / "books" / "1", draft_of(bare, 1), content)
-    table = second.heldout()
-    for name, recall_B in recall_columns(second, engine, MS).items() if said else ():
-        table = table.append_column(name, pa.array(recall_B))
+    table = with_recall(second, engine, MS) if said else second.heldout()
     return write_bundle(folder / "models" / "books" / "1", draft_of(bare, 1), replace(content, heldout=table))
 
 

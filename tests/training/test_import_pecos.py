@@ -32,7 +32,8 @@ from espalier.queries import FeaturesKind, QueryBatch
 from espalier.search import SearchParams
 from service.models.probe import Replay
 from training.__main__ import main
-from training.linear.import_pecos import GOLDEN_QUERIES, PROCESSORS, import_pecos
+from training.linear.import_pecos import PROCESSORS, import_pecos
+from training.publish import GOLDEN_QUERIES
 
 WIDTH = 30
 SIZES = {1: (40,), 2: (6, 50), 3: (3, 12, 90), 4: (2, 7, 30, 120)}

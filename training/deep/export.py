@@ -6,9 +6,7 @@ Legend: B queries, M results, T history, C candidates.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,31 +18,29 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from espalier.bundle import Bundle, GraphContent, make_folder, write_bundle
-from espalier.checks.golden import GOLDEN_COLUMNS, verify_golden
-from espalier.engines import open_engine
+from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.engines.onnx.runtime import ort
 from espalier.errors import BundleCorrupt
+from espalier.items import ItemTable
 from espalier.manifest import Calibration, ManifestDraft, Ranking, SearchDefaults
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
-from espalier.search import Engine, SearchParams
+from espalier.search import Engine
 from espalier.tree import Tree
 from training.config import TrainingConfig
-from training.data.splits import halves, without_seen
+from training.data.splits import EvaluationPair, halves, without_seen
 from training.deep.prepare import Prepared
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.topology import Topology
 from training.deep.validation import ranked_by, search_pairs, validation_pairs
-from training.evaluate import evaluate, recall_columns
-from training.golden import golden_answers
+from training.evaluate import evaluate
+from training.golden import golden_of_histories
+from training.publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
 
 log = logging.getLogger(__name__)
 
 GAMMAS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 VALIDATION_QUERIES = 2000
-HELD_OUT_QUERIES = 1000
-GOLDEN_QUERIES = 32
 PARITY_TOLERANCE = 1e-3
 REPORTED_M = (10, 50, 200)
 
@@ -55,34 +51,37 @@ def export(config: TrainingConfig, prepared: Prepared, tree: Tree, model: NodeSc
     ranking, trials = choose_ranking(config, prepared, Topology(tree, model.node_rows.device), model)
     validation = halves(prepared.interactions, prepared.split.validation, seed=config.seed)[: GOLDEN_QUERIES - 1]
     histories = [np.empty(0, np.int64), *(pair.history for pair in validation)]
-    content = _content(config, prepared, tree, model.cpu(), histories)
-    draft = _draft(config, prepared, ranking, path)
-    make_folder(path.parent)
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
-        bare = write_bundle(Path(folder) / draft.name / str(draft.version), draft, content)
-        engine = open_engine(bare, "cpu")
-        beams = [max(1, config.search.beam_size // (1 + b % 4)) for b in range(len(histories))]
-        golden = golden_table(bare, histories, beams, [config.search.m] * len(histories))
-        metrics: dict[str, Any] = {"validation": trials, "golden_overlap": verify_golden(bare, engine, golden)}
-        metrics["test"] = _test_metrics(config, prepared, bare, engine)
-        heldout = content.heldout
-        for name, recall_B in recall_columns(bare, engine, _reported_ms(config)).items():
-            heldout = heldout.append_column(name, pa.array(recall_B))
-    return write_bundle(path, draft.model_copy(update={"metrics": metrics}), replace(content, golden=golden, heldout=heldout))
-
-
-def _reported_ms(config: TrainingConfig) -> list[int]:
-    return sorted({min(m, config.search.max_m) for m in REPORTED_M})
-
-
-def _test_metrics(config: TrainingConfig, prepared: Prepared, bundle: Bundle, engine: Engine) -> dict[str, Any]:
-    """Rows of `evaluate` for test users, raw and with seen items excluded; a part without a query that has a relevant item is left out."""
     test = halves(prepared.interactions, prepared.split.test, seed=config.seed)
+    heldout = _heldout_table(prepared, test[:HELD_OUT_QUERIES])
+    content = _content(config, tree, model.cpu(), prepared.items, histories, heldout)
+    draft = _draft(config, prepared, ranking, path)
+    ms = reported_ms(REPORTED_M, config.search.max_m)
+    beams = golden_beams(config.search.beam_size, len(histories)).tolist()
+
+    def measure(bare: Bundle, engine: Engine) -> dict[str, Any]:
+        return {"validation": trials, "test": _test_metrics(bare, engine, test, ms)}
+
+    return publish(
+        path,
+        lambda folder: write_bundle(folder, draft, content),
+        lambda bare: golden_of_histories(bare, histories, beams, [config.search.m] * len(histories)),
+        measure,
+        ms,
+    )
+
+
+def _heldout_table(prepared: Prepared, pairs: Sequence[EvaluationPair]) -> pa.Table:
+    ids, strings = prepared.items.ids_of, pa.list_(pa.string())
+    histories = pa.array([ids(pair.history) for pair in pairs], strings)
+    return pa.table({"history": histories, "relevant": pa.array([ids(pair.relevant) for pair in pairs], strings)})
+
+
+def _test_metrics(bundle: Bundle, engine: Engine, test: list[EvaluationPair], ms: Sequence[int]) -> dict[str, Any]:
+    """Rows of `evaluate` for test users, raw and with seen items excluded; without the part that has no query with a relevant item."""
+    beams = [bundle.manifest.search.beam_size]
     parts = {"raw": (test, False), "seen_excluded": (without_seen(test), True)}
     return {
-        key: evaluate(bundle, engine, pairs, [config.search.beam_size], _reported_ms(config), exclude_seen, batch=64)
-        for key, (pairs, exclude_seen) in parts.items()
-        if pairs
+        key: evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch=64) for key, (pairs, exclude_seen) in parts.items() if pairs
     }
 
 
@@ -120,20 +119,15 @@ def calibrate(rows_BM: NDArray[np.int64], ranks_BM: NDArray[np.float32], relevan
     return Calibration(slope=max(float(fit.coef_[0, 0]), 1e-6), intercept=float(fit.intercept_[0]))
 
 
-def golden_table(bundle: Bundle, histories: Sequence[NDArray[np.int64]], beams: Sequence[int], ms: Sequence[int]) -> pa.Table:
-    """Golden queries: what the reference engine answers, with each query's smallest margin at a cut."""
-    kind = bundle.manifest.query
-    if not isinstance(kind, HistoryKind):
-        raise BundleCorrupt(f"{bundle.path}: golden queries are made for history models, got {kind.kind}")
-    ids = pa.array([bundle.items.ids_of(history) for history in histories], pa.list_(pa.string()))
-    params = SearchParams(np.asarray(beams, np.int64), np.asarray(ms, np.int64))
-    return golden_answers(bundle, pad_histories(kind, histories), ids, params)
-
-
 def _content(
-    config: TrainingConfig, prepared: Prepared, tree: Tree, model: NodeScorer, histories: Sequence[NDArray[np.int64]]
+    config: TrainingConfig,
+    tree: Tree,
+    model: NodeScorer,
+    items: ItemTable,
+    histories: Sequence[NDArray[np.int64]],
+    heldout: pa.Table,
 ) -> GraphContent:
-    """The bundle's parts, but for the golden queries, whose table is empty."""
+    """The parts of the bare bundle; `histories` are examples for the export of the graphs."""
     rows_ND = model.node_rows.detach().numpy().astype(config.scorer.dtype)
     if not np.isfinite(rows_ND).all():
         raise FloatingPointError(f"node rows are not finite in {config.scorer.dtype}; lower the learning rate or keep float32")
@@ -143,8 +137,6 @@ def _content(
     example = Topology(tree, torch.device("cpu")).history_nodes(torch.from_numpy(example_BT))
     query_onnx, scorer_onnx = export_graphs(model, "history_nodes", example)
     check_parity(model, query_onnx, scorer_onnx, example)
-    test = halves(prepared.interactions, prepared.split.test, seed=config.seed)[:HELD_OUT_QUERIES]
-    names, strings = prepared.items.ids_of, pa.list_(pa.string())
     return GraphContent(
         tree=tree,
         node_rows_ND=rows_ND,
@@ -152,14 +144,9 @@ def _content(
         state_dim=model.head.state_dim,
         query_onnx=query_onnx,
         scorer_onnx=scorer_onnx,
-        items=prepared.items,
-        golden=pa.table({"history": pa.array([], strings)} | {name: pa.array([], kind) for name, kind in GOLDEN_COLUMNS.items()}),
-        heldout=pa.table(
-            {
-                "history": pa.array([names(pair.history) for pair in test], strings),
-                "relevant": pa.array([names(pair.relevant) for pair in test], strings),
-            }
-        ),
+        items=items,
+        golden=unanswered(heldout, "history"),
+        heldout=heldout,
         weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "node_rows"},
     )
 

@@ -23,10 +23,9 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -37,10 +36,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy.sparse import csc_array, load_npz
 
-from espalier.bundle import Bundle, LinearContent, make_folder, write_bundle
-from espalier.checks.golden import GOLDEN_COLUMNS, verify_golden
+from espalier.bundle import Bundle, LinearContent, write_bundle
 from espalier.chunks import MAX_CHILDREN, Chunks
-from espalier.engines import open_engine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.manifest import Activation, ManifestDraft, Ranking, SearchDefaults
@@ -48,6 +45,7 @@ from espalier.queries import FeaturesKind, encode_features
 from espalier.search import SearchParams
 from espalier.tree import Tree, tree_from_children
 from training.golden import golden_answers
+from training.publish import GOLDEN_QUERIES, publish, unanswered
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +59,8 @@ BEAM_SIZE, M = 10, 20
 LARGEST = 2000
 """Beam size and m that a service may be asked for, unless the model's own are larger or its labels fewer."""
 MAX_LEVELS = 63
-GOLDEN_QUERIES, DRAWS = 32, 4
+DRAWS = 4
+"""Random queries of which the clearest becomes a golden query."""
 GOLDEN_FEATURES = 64
 GOLDEN_LOGIT = 4.0
 FEATURES = pa.struct({"indices": pa.list_(pa.int64()), "values": pa.list_(pa.float32())})
@@ -99,16 +98,8 @@ def import_pecos(folder: Path, out: Path, items: Path | None = None) -> Bundle:
     table = label_table(items, tree.item_count)
     draft = _draft(out, tree, chunks.width, layers, params)
     heldout = pa.table({"features": pa.array([], FEATURES), "relevant": pa.array([], pa.list_(pa.string()))})
-    nothing = {"features": pa.array([], FEATURES)} | {name: pa.array([], kind) for name, kind in GOLDEN_COLUMNS.items()}
-    content = LinearContent(tree, chunks, table, golden=pa.table(nothing), heldout=heldout)
-    make_folder(out.parent)
-    with tempfile.TemporaryDirectory(prefix=".import-", dir=out.parent) as work:
-        bare = write_bundle(Path(work) / draft.name / str(draft.version), draft, content)
-        golden = golden_table(bare)
-        engine = open_engine(bare, "cpu")
-        overlap = verify_golden(bare, engine, golden)
-        engine.close()
-    return write_bundle(out, draft.model_copy(update={"metrics": {"golden_overlap": overlap}}), replace(content, golden=golden))
+    content = LinearContent(tree, chunks, table, golden=unanswered(heldout, "features"), heldout=heldout)
+    return publish(out, lambda folder: write_bundle(folder, draft, content), golden_table, lambda bare, engine: {})
 
 
 # -- PECOS's files --------------------------------------------------------------------------------------------------------

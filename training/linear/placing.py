@@ -33,7 +33,7 @@ from scipy.sparse import csr_array
 
 from espalier.bundle import Bundle, LinearContent
 from espalier.checks.golden import encode_table
-from espalier.checks.heldout import RECALL_COLUMN, read_heldout
+from espalier.checks.heldout import read_heldout
 from espalier.chunks import MAX_CHILDREN, Chunks
 from espalier.engines.linear.chunk_search import ChunkSearch, Wanted
 from espalier.errors import InvalidConfig, InvalidData
@@ -42,7 +42,7 @@ from espalier.manifest import LinearScorer, ManifestDraft, Ranking
 from espalier.search import SearchParams
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
-from training.linear.export import Golden, write_measured
+from training.linear.export import GoldenQueries, publish_linear
 from training.linear.new_items import own_texts, read_new_items
 
 log = logging.getLogger(__name__)
@@ -105,10 +105,10 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
              len(np.unique(cluster_n)), tree.level_size(tree.height - 1), larger.max_children[-1], time.perf_counter() - begin)  # fmt: skip
     golden, heldout = bundle.golden(), read_heldout(bundle)
     params = SearchParams(np.asarray(golden.column("beam_size"), np.int64), np.asarray(golden.column("m"), np.int64))
-    asked = golden.column(bundle.manifest.query.kind).combine_chunks()
-    content = LinearContent(larger, scorers, items, golden, _without_recall(bundle.heldout()), bundle.vectoriser if columns else None)
+    queries = GoldenQueries(encode_table(bundle, golden), golden.column(bundle.manifest.query.kind).combine_chunks(), params)
+    content = LinearContent(larger, scorers, items, golden, bundle.heldout(), bundle.vectoriser if columns else None)
     draft = _draft(bundle, out, file, columns, len(cluster_n))
-    return write_measured(out, draft, content, Golden(encode_table(bundle, golden), asked, params), heldout.queries, heldout.relevant)
+    return publish_linear(out, draft, content, queries, heldout.queries, heldout.relevant)
 
 
 def nearest_clusters(tree: Tree, chunks: Chunks, ranking: Ranking, own: SparseRows, how: Placing = CHOSEN) -> Int64:
@@ -254,11 +254,6 @@ def _leaf_entries(tree: Tree, chunks: Chunks) -> Iterator[tuple[Int64, NDArray[n
         leaf = np.repeat(first, np.diff(entry_P[begin : end + 1])) + chunks.entry_child[entries]
         yield leaf, np.repeat(chunks.row_feature[rows], counts), np.asarray(chunks.entry_weight[entries])
         begin = end
-
-
-def _without_recall(heldout: pa.Table) -> pa.Table:
-    """Held-out queries without what the model found before."""
-    return heldout.select([name for name in heldout.column_names if not name.startswith(RECALL_COLUMN.format(""))])
 
 
 def _matrix(rows: SparseRows) -> Matrix:

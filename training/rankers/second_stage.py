@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from tqdm import tqdm
 
-from espalier.bundle import Bundle, with_ranker
+from espalier.bundle import RANKER, Bundle, with_parts
 from espalier.errors import InvalidConfig
 from espalier.manifest import GraphScorer, RankerInfo
 from espalier.queries import HistoryKind
 from espalier.rank_features import HISTORY, LEAF, RETRIEVAL, check_names, needs_node_rows
 from espalier.rerank.features import RankFeatures, is_numeric
-from espalier.rerank.ranker import GOLDEN_SCORES, Reranker, golden_scores, verify_ranker
 from espalier.search import Engine
+from training.publish import publish
 from training.rankers.asked import Parts
 from training.rankers.candidates import Candidates, retrieve
 from training.rankers.config import RankerConfig
@@ -98,13 +97,7 @@ def add_ranker(bundle: Bundle, engine: Engine, parts: Parts, config: StageConfig
     training = notes | {"config": dataclasses.asdict(config.ranker), "queries": len(train.relevant), "m": REPORTED_M, "metrics": report}
     info = RankerInfo(features=names, depth=config.depth, max_depth=bundle.manifest.search.max_m, training=training)
     graph = ranker_onnx(ranker)
-    golden = bundle.golden()
-    if GOLDEN_SCORES in golden.column_names:
-        golden = golden.drop_columns(GOLDEN_SCORES)
-    scores = golden_scores(bundle, golden, RankFeatures(bundle, names), graph)
-    added = with_ranker(bundle, out, info, graph, golden.append_column(pa.field(GOLDEN_SCORES, scores.type), scores))
-    verify_ranker(added, Reranker(added))
-    return added
+    return publish(out, lambda folder: with_parts(bundle, folder, {"ranker": info}, {RANKER: graph}), Bundle.golden)
 
 
 def collect(bundle: Bundle, engine: Engine, parts: Parts, config: StageConfig) -> tuple[Candidates, Candidates, Candidates]:

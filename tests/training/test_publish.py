@@ -1,0 +1,127 @@
+"""Publishing: what is at its place was verified and measured, and what fails its checks never gets there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from espalier.bundle import RANKER, Bundle, with_parts
+from espalier.checks.random_bundles import make_bundle, random_tree
+from espalier.errors import BundleCorrupt, BundleExists
+from espalier.manifest import RankerInfo
+from espalier.rerank.ranker import GOLDEN_SCORES
+from espalier.search import Engine
+from tests.rankers import weighted_sum
+from training.golden import golden_of_histories
+from training.publish import publish, unanswered
+
+HISTORIES = [np.array([0, 1]), np.array([2])]
+
+
+def answers(bundle: Bundle) -> pa.Table:
+    return golden_of_histories(bundle, HISTORIES, [4, 2], [3, 3])
+
+
+def metrics(bundle: Bundle, engine: Engine) -> dict[str, Any]:
+    return {"engine": engine.name}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Bundle:
+    """A bundle of histories with two held-out queries."""
+    rng = np.random.default_rng(7)
+    bundle = make_bundle(tmp_path / "source", rng, random_tree(rng, 3, 3), integer=False, name="books")
+    strings = pa.list_(pa.string())
+    heldout = pa.table({"history": pa.array([["item-0"], ["item-1"]], strings), "relevant": pa.array([["item-1"], []], strings)})
+    parts = {"heldout.parquet": heldout, "golden.parquet": unanswered(heldout, "history")}
+    return with_parts(bundle, tmp_path / "other" / "books" / "1", {}, parts)
+
+
+def write_bare(source: Bundle, folder: Path) -> Bundle:
+    return with_parts(source, folder, {}, {})
+
+
+def test_a_published_bundle_has_its_golden_answers_its_metrics_and_its_recall(source: Bundle, tmp_path: Path) -> None:
+    path = tmp_path / "models" / "shop" / "3"
+    published = publish(path, lambda folder: write_bare(source, folder), answers, metrics, [2, 5])
+    assert (published.manifest.name, published.manifest.version) == ("shop", 3)
+    assert published.manifest.metrics == {"golden_overlap": 1.0, "engine": "onnx-cpu"}
+    assert published.golden().column("item_rows").to_pylist() == answers(source).column("item_rows").to_pylist()
+    assert published.heldout().column_names == ["history", "relevant", "recall@2", "recall@5"]
+    first, second = published.heldout().column("recall@5").to_pylist()
+    assert 0 <= first <= 1
+    assert np.isnan(second)  # nothing is relevant to it
+    assert Bundle.open(path, verify=True).manifest == published.manifest
+    assert [child.name for child in path.parent.iterdir()] == ["3"]
+
+
+def test_recall_columns_of_an_earlier_model_are_replaced(source: Bundle, tmp_path: Path) -> None:
+    first = publish(tmp_path / "models" / "shop" / "1", lambda folder: write_bare(source, folder), answers, metrics, [2, 5])
+    again = publish(tmp_path / "models" / "shop" / "2", lambda folder: write_bare(first, folder), answers, metrics, [3])
+    assert again.heldout().column_names == ["history", "relevant", "recall@3"]
+
+
+def wrong_answers(bundle: Bundle) -> pa.Table:
+    """The answers, with each item replaced by another that is not among them, and wide margins."""
+    table = answers(bundle)
+    rows = [[(row + 1) % len(bundle.items) for row in found] for found in table.column("item_rows").to_pylist()]
+    table = table.set_column(table.column_names.index("item_rows"), "item_rows", pa.array(rows, pa.list_(pa.int64())))
+    return table.set_column(table.column_names.index("margin"), "margin", pa.array([np.inf] * len(table)))
+
+
+def test_a_bundle_whose_engine_fails_the_golden_queries_is_not_published(source: Bundle, tmp_path: Path) -> None:
+    path = tmp_path / "models" / "shop" / "3"
+    with pytest.raises(BundleCorrupt, match="golden query 0"):
+        publish(path, lambda folder: write_bare(source, folder), wrong_answers, metrics, [2])
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_version_that_exists_is_never_overwritten(source: Bundle, tmp_path: Path) -> None:
+    path = tmp_path / "models" / "shop" / "3"
+    first = publish(path, lambda folder: write_bare(source, folder), answers, metrics, [2])
+    with pytest.raises(BundleExists):
+        publish(path, lambda folder: write_bare(source, folder), answers, metrics, [2])
+    assert Bundle.open(path, verify=True).manifest == first.manifest
+
+
+def test_a_failed_measurement_leaves_nothing_behind(source: Bundle, tmp_path: Path) -> None:
+    def broken(bundle: Bundle, engine: Engine) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "models" / "shop" / "3"
+    with pytest.raises(KeyboardInterrupt):
+        publish(path, lambda folder: write_bare(source, folder), answers, broken, [2])
+    assert list(path.parent.iterdir()) == []
+
+
+def test_without_measurement_the_figures_of_the_bare_bundle_stay(source: Bundle, tmp_path: Path) -> None:
+    first = publish(tmp_path / "models" / "shop" / "1", lambda folder: write_bare(source, folder), answers, metrics, [2])
+    again = publish(tmp_path / "models" / "shop" / "2", lambda folder: write_bare(first, folder), Bundle.golden)
+    assert again.manifest.metrics == first.manifest.metrics
+    assert again.heldout().column_names == first.heldout().column_names
+
+
+def test_a_ranker_is_published_with_its_scores_of_the_golden_items(source: Bundle, tmp_path: Path) -> None:
+    info = RankerInfo(features=("retrieval.rank",), depth=2, max_depth=3)
+    graph = weighted_sum({"retrieval.rank": 1.0})
+    first = publish(tmp_path / "models" / "shop" / "1", lambda folder: write_bare(source, folder), answers, metrics, [2])
+    ranked = publish(
+        tmp_path / "models" / "shop" / "2", lambda folder: with_parts(first, folder, {"ranker": info}, {RANKER: graph}), Bundle.golden
+    )
+    assert ranked.manifest.ranker == info
+    golden = ranked.golden()
+    for scores, ranks in zip(golden.column(GOLDEN_SCORES).to_pylist(), golden.column("ranks").to_pylist(), strict=True):
+        np.testing.assert_allclose(scores, ranks, rtol=1e-6)
+
+
+def test_a_ranker_that_cannot_be_opened_is_not_published(source: Bundle, tmp_path: Path) -> None:
+    info = RankerInfo(features=("retrieval.rank", "retrieval.score"), depth=2, max_depth=3)
+    graph = weighted_sum({"retrieval.rank": 1.0})  # takes one feature, not two
+    path = tmp_path / "models" / "shop" / "2"
+    with pytest.raises(BundleCorrupt, match=r"ranker\.onnx"):
+        publish(path, lambda folder: with_parts(source, folder, {"ranker": info}, {RANKER: graph}), answers)
+    assert list(path.parent.iterdir()) == []
