@@ -12,7 +12,7 @@ ARG BASE_IMAGE=python:3.13-slim-bookworm
 FROM ${BASE_IMAGE} AS requirements
 WORKDIR /requirements
 COPY pyproject.toml constraints.txt docker/requirements.py ./
-RUN python3 requirements.py service otel cpu --without torch > service-cpu.txt \
+RUN python3 requirements.py service otel cpu > service-cpu.txt \
     && python3 requirements.py service otel gpu --without torch > service-gpu.txt \
     && python3 requirements.py training cpu --without torch > trainer.txt \
     && python3 requirements.py load client > loadtest.txt \
@@ -108,6 +108,9 @@ ENV ESPALIER_HOST=0.0.0.0 \
     ESPALIER_MODELS=/models \
     ESPALIER_PORT=8000 \
     OPENBLAS_NUM_THREADS=1
+# The trained sample: container engines fill an empty volume with what the image has there.
+RUN install --directory --owner 10001 --group 10001 /models/debian-depends
+COPY --chown=10001:10001 models/debian-depends/1 /models/debian-depends/1
 VOLUME /models
 EXPOSE 8000
 # Not through urllib.request, which would ask a proxy that the environment names.

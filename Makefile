@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test check bench stack-test hostile-test audit sbom lock pin-images
+.PHONY: help run train install test check bench stack-test hostile-test audit sbom lock pin-images
 
 # HOST is not taken from the environment, where other tools keep other things under this name.
 PYTHON ?=
@@ -19,18 +19,34 @@ endif
 OTHER_EXTRA := $(if $(filter $(EXTRA),cpu),gpu,cpu)
 
 VENV_PYTHON := .venv/bin/python
-INSTALLED := .venv/installed-$(EXTRA)
-MODEL := models/debian-depends/1
+# Three sets of packages, each with the ones before it: `make run` needs no torch, `make train` no linters.
+SERVICE := .venv/installed-$(EXTRA)-service
+TRAINING := .venv/installed-$(EXTRA)-training
+INSTALLED := .venv/installed-$(EXTRA)-dev
+CONFIG := training/configs/debian-depends.toml
+SAMPLE := models/debian-depends
+LATEST = $(shell ls $(SAMPLE) 2>/dev/null | grep -xE '[1-9][0-9]*' | sort -n | tail -n 1)
+NEXT = $(SAMPLE)/$(shell echo $$(( $(or $(LATEST),0) + 1 )))
+COMMA := ,
+SPACE := $(subst ,, )
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 
 PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check install
 # What is installed has a hash in requirements.lock. torch has none, since its index can be chosen.
 HASHED := $(PIP) --require-hashes -c requirements.lock -r
+define INSTALL_TORCH
+@echo 'Installing $(TORCH)$(if $(TORCH_INDEX), from $(TORCH_INDEX))'
+@$(PIP) --no-deps$(if $(TORCH_INDEX), --index-url '$(TORCH_INDEX)') $(TORCH) | $(PROGRESS)
+@$(VENV_PYTHON) docker/requirements.py --of torch > .venv/of-torch.txt
+@$(HASHED) .venv/of-torch.txt | $(PROGRESS)
+endef
 # pip says nothing for minutes, or a line for everything; this keeps the lines that tell how far it is.
 PROGRESS := awk '/Downloading .*[MG]B\)/ { print " " $$0; fflush() } /^Installing collected/ { print "  unpacking"; fflush() }'
 
 help:
-	@echo 'make run         install, train the embedded sample once ($(MODEL)) and serve it'
+	@echo 'make run         install the service and serve the models in models/; the trained sample is one'
+	@echo 'make train       install the trainer and train the next version of the sample'
+	@echo 'make install     install everything, for all commands of README and docs'
 	@echo 'make test        install, then all checks and all tests'
 	@echo 'make check       install, then the checks alone: ruff, mypy, import rules, and those of audit'
 	@echo 'make hostile-test  install, then attack a running service: heads, bodies, readers, connections, disks, signals'
@@ -49,11 +65,18 @@ help:
 	@echo '  EXTRA=$(EXTRA)           cpu or gpu: which ONNX Runtime to install'
 	@echo '  TORCH_INDEX=$(TORCH_INDEX)        wheel index to install torch from; empty: PyPI, whose Linux wheel brings CUDA along'
 
-run: $(MODEL)/manifest.json
-	$(VENV_PYTHON) -m service --host $(HOST) --port $(PORT)
+# It looks for new versions, so that what `make train` writes in another terminal is served at once.
+run: $(SERVICE)
+	ESPALIER_POLL_S=$${ESPALIER_POLL_S-10} $(VENV_PYTHON) -m service --host $(HOST) --port $(PORT)
 
-$(MODEL)/manifest.json: | $(INSTALLED)
-	$(VENV_PYTHON) -m training fit --config training/configs/debian-depends.toml --out $(MODEL) --resume
+# A run that was stopped has left no version, so that the same command goes on with it.
+train: $(TRAINING)
+	$(VENV_PYTHON) -m training fit --config $(CONFIG) --out $(NEXT) --resume
+	@echo 'A service that `make run` has started serves $(NEXT) within ten seconds, another one from its next start.'
+	@echo 'Its recall and latency, and those of the version before:'
+	@echo '  $(VENV_PYTHON) -m training evaluate --model $(NEXT)'$(if $(LATEST),; echo '  $(VENV_PYTHON) -m training evaluate --model $(SAMPLE)/$(LATEST)')
+
+install: $(INSTALLED)
 
 test: check
 	$(VENV_PYTHON) -m pytest
@@ -97,9 +120,15 @@ bench: $(INSTALLED)
 	$(VENV_PYTHON) -m benchmarks.engine_cpu --json benchmarks/results/engine_cpu.json
 	$(VENV_PYTHON) -m benchmarks.service_overhead --json benchmarks/results/service_overhead.json
 
+$(SERVICE): PARTS := service
+$(TRAINING): PARTS := service training
+$(INSTALLED): PARTS := service training dev
+# The engines on a GPU need torch too.
+$(TRAINING) $(INSTALLED) .venv/installed-gpu-service: NEEDS_TORCH := yes
+
 # The two ONNX Runtime packages break each other in one environment, so a change of EXTRA starts from an empty one.
-$(INSTALLED): pyproject.toml constraints.txt requirements.lock
-	@if [ -e .venv/installed-$(OTHER_EXTRA) ] || ! $(VENV_PYTHON) -m pip --version >/dev/null 2>&1; then \
+$(SERVICE) $(TRAINING) $(INSTALLED): pyproject.toml constraints.txt requirements.lock
+	@if compgen -G '.venv/installed-$(OTHER_EXTRA)*' >/dev/null || ! $(VENV_PYTHON) -m pip --version >/dev/null 2>&1; then \
 	  for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
 	    if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
 	  done; \
@@ -111,15 +140,12 @@ $(INSTALLED): pyproject.toml constraints.txt requirements.lock
 	  echo "Making .venv with $$("$$found" --version)"; \
 	  "$$found" -m venv --clear .venv; \
 	fi
-	@echo 'Installing espalier and what it needs into .venv (some minutes on a slow line)'
-	@sed -n '/^pip==/,/[^\\]$$/p' requirements.lock > .venv/pip.txt
-	@$(PIP) --require-hashes -r .venv/pip.txt | $(PROGRESS)
-	@$(VENV_PYTHON) docker/requirements.py $(EXTRA) training service dev --without torch > .venv/requirements.txt
+	@echo 'Installing espalier for $(PARTS) into .venv (some minutes on a slow line)'
+	@sed -nE '/^(pip|setuptools)==/,/[^\\]$$/p' requirements.lock > .venv/installers.txt
+	@$(PIP) --require-hashes -r .venv/installers.txt | $(PROGRESS)
+	@$(VENV_PYTHON) docker/requirements.py $(EXTRA) $(PARTS)$(if $(NEEDS_TORCH), --without torch) > .venv/requirements.txt
 	@$(HASHED) .venv/requirements.txt | $(PROGRESS)
-	@echo 'Installing $(TORCH)$(if $(TORCH_INDEX), from $(TORCH_INDEX))'
-	@$(PIP) --no-deps$(if $(TORCH_INDEX), --index-url '$(TORCH_INDEX)') $(TORCH) | $(PROGRESS)
-	@$(VENV_PYTHON) docker/requirements.py --of torch > .venv/of-torch.txt
-	@$(HASHED) .venv/of-torch.txt | $(PROGRESS)
+	$(if $(NEEDS_TORCH),$(INSTALL_TORCH))
 	@# Without an index, so that whatever should still be missing ends the installation instead of coming without a hash.
-	@$(PIP) --quiet --quiet --no-index --no-build-isolation -e '.[$(EXTRA),training,service,dev]' -c constraints.txt | $(PROGRESS)
-	@touch $@
+	@$(PIP) --quiet --quiet --no-index --no-build-isolation -e '.[$(subst $(SPACE),$(COMMA),$(EXTRA) $(PARTS))]' -c constraints.txt | $(PROGRESS)
+	@touch $(PARTS:%=.venv/installed-$(EXTRA)-%)

@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--height", type=int, default=20, help="the synthetic tree has 2^height items")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--debian", type=Path, default=Path("models/debian-depends/1"), help="the trained bundle (make run trains it)")
+    parser.add_argument("--debian", type=Path, default=Path("models/debian-depends/1"), help="the trained bundle")
     parser.add_argument(
         "--models", type=Path, default=Path(tempfile.gettempdir()) / "espalier-benchmarks", help="where the synthetic model is kept"
     )
@@ -182,7 +182,7 @@ def main() -> None:
         heldout = encode_table(debian, debian.heldout())
         rows += measure(debian, heldout.take(np.arange(0, len(heldout), max(1, len(heldout) // QUERIES))), sections(debian), args.rounds)
     else:
-        print(f"\n{args.debian}: no bundle there, so the trained model is left out; `make run` trains it")
+        print(f"\n{args.debian}: no bundle there, so the trained model is left out")
     summarise(rows)
     report_json = {
         "date": datetime.now(UTC).date().isoformat(),

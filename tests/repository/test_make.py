@@ -47,27 +47,54 @@ def test_help_is_the_default_and_lists_every_target_and_variable() -> None:
     assert (
         sorted(described)
         == sorted(targets)
-        == [*("audit", "bench", "check", "help", "hostile-test", "lock", "pin-images", "run", "sbom", "stack-test", "test")]
+        == [
+            *(
+                "audit",
+                "bench",
+                "check",
+                "help",
+                "hostile-test",
+                "install",
+                "lock",
+                "pin-images",
+                "run",
+                "sbom",
+                "stack-test",
+                "test",
+                "train",
+            )
+        ]
     )
     assert sorted(re.findall(r"^  (\w+)=", run.stdout, re.MULTILINE)) == ["EXTRA", "HOST", "PORT", "PYTHON", "TORCH_INDEX"]
     assert make("help").stdout == run.stdout
 
 
-def test_run_installs_trains_the_sample_and_serves_it(clone: Path) -> None:
+def test_run_installs_the_service_alone_and_serves_every_new_version(clone: Path) -> None:
     lines = would_run("run", "PORT=9000", folder=clone)
-    install = next(i for i, line in enumerate(lines) if "pip" in line and "-e '.[cpu,training,service,dev]' -c constraints.txt" in line)
-    fit = lines.index(f"{PYTHON} -m training fit --config training/configs/debian-depends.toml --out models/debian-depends/1 --resume")
-    serve = lines.index(f"{PYTHON} -m service --host 127.0.0.1 --port 9000")
-    assert install < fit < serve
+    install = next(i for i, line in enumerate(lines) if "-e '.[cpu,service]' -c constraints.txt" in line)
+    serve = lines.index(f"ESPALIER_POLL_S=${{ESPALIER_POLL_S-10}} {PYTHON} -m service --host 127.0.0.1 --port 9000")
+    assert install < serve
+    assert not any("torch" in line or "training" in line for line in lines)
 
 
-def test_run_trains_once(clone: Path) -> None:
-    manifest = clone / "models" / "debian-depends" / "1" / "manifest.json"
-    manifest.parent.mkdir(parents=True)
-    manifest.touch()
-    lines = would_run("run", folder=clone)
-    assert not any("training fit" in line for line in lines)
-    assert f"{PYTHON} -m service --host 127.0.0.1 --port 8000" in lines
+def test_run_on_a_gpu_installs_torch_too(clone: Path) -> None:
+    lines = would_run("run", "EXTRA=gpu", folder=clone)
+    torch = next(i for i, line in enumerate(lines) if "--no-deps torch==" in line)
+    assert torch < next(i for i, line in enumerate(lines) if "-e '.[gpu,service]'" in line)
+
+
+@pytest.mark.parametrize(("versions", "trained", "before"), [([], 1, []), (["1"], 2, [1]), (["2", "10", ".11.work", "01"], 11, [10])])
+def test_train_trains_the_next_version_and_says_how_to_compare_it(
+    clone: Path, versions: list[str], trained: int, before: list[int]
+) -> None:
+    for version in versions:
+        (clone / "models/debian-depends" / version).mkdir(parents=True)
+    lines = would_run("train", folder=clone)
+    install = next(i for i, line in enumerate(lines) if "-e '.[cpu,service,training]' -c constraints.txt" in line)
+    out = f"models/debian-depends/{trained}"
+    assert install < lines.index(f"{PYTHON} -m training fit --config training/configs/debian-depends.toml --out {out} --resume")
+    compared = [int(version) for line in lines for version in re.findall(r"training evaluate --model models/debian-depends/(\d+)", line)]
+    assert compared == [trained, *before]
 
 
 def test_test_is_check_and_then_the_tests(clone: Path) -> None:
@@ -82,13 +109,13 @@ def test_everything_but_torch_is_installed_by_its_hash(clone: Path) -> None:
     pip = f"{PYTHON} -m pip --disable-pip-version-check install "
     lines = [line.partition(" | ")[0] for line in would_run("check", folder=clone) if line.startswith(f"{PYTHON} -m pip ")]
     assert [line.removeprefix(pip) for line in lines] == [
-        "--require-hashes -r .venv/pip.txt",
+        "--require-hashes -r .venv/installers.txt",
         "--require-hashes -c requirements.lock -r .venv/requirements.txt",
         f"--no-deps {torch}",
         "--require-hashes -c requirements.lock -r .venv/of-torch.txt",
-        "--quiet --quiet --no-index --no-build-isolation -e '.[cpu,training,service,dev]' -c constraints.txt",
+        "--quiet --quiet --no-index --no-build-isolation -e '.[cpu,service,training,dev]' -c constraints.txt",
     ]
-    assert f"{PYTHON} docker/requirements.py cpu training service dev --without torch > .venv/requirements.txt" in would_run(
+    assert f"{PYTHON} docker/requirements.py cpu service training dev --without torch > .venv/requirements.txt" in would_run(
         "check", folder=clone
     )
 
@@ -117,7 +144,7 @@ def test_bench_runs_the_quick_benchmarks(clone: Path) -> None:
 
 
 def test_installing_happens_once_and_again_when_what_is_wanted_changes(clone: Path) -> None:
-    installed = clone / ".venv" / "installed-cpu"
+    installed = clone / ".venv" / "installed-cpu-dev"
     installed.parent.mkdir()
     installed.touch()
     assert not any("pip" in line for line in would_run("check", folder=clone))
