@@ -136,8 +136,9 @@ def fit_ranker(
 ) -> None:
     """Train a ranker on what a model retrieves, and add it to a new version of the model."""
     from espalier.engines import open_engine
-    from training.rankers.asked import from_judgements, from_log
     from training.rankers.config import ranker_config
+    from training.rankers.judgements import from_judgements
+    from training.rankers.log_queries import from_log
     from training.rankers.second_stage import StageConfig, add_ranker
 
     _new_version(out)

@@ -40,10 +40,11 @@ from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.rerank.ranker import Reranker
 from espalier.search import SearchParams
 from training.baselines.boosting import BoostingConfig, fit_boosted_trees
-from training.rankers.asked import Asked, from_log
 from training.rankers.candidates import Candidates
 from training.rankers.config import RankerConfig, ranker_config
 from training.rankers.export import ranker_onnx
+from training.rankers.graded_queries import GradedQueries
+from training.rankers.log_queries import from_log
 from training.rankers.second_stage import StageConfig, collect, fit
 
 M = 10
@@ -70,11 +71,11 @@ def quality(part: Candidates, scores_R: NDArray[np.float32] | None) -> tuple[NDA
     return ndcg_at_m(rows_BM[some], relevant, M), precision_recall_f(rows_BM[some], relevant, M)[1]
 
 
-def ms_of_stage(reranker: Reranker, bundle: Bundle, asked: Asked, depth: int, most: int = 300) -> float:
+def ms_of_stage(reranker: Reranker, bundle: Bundle, graded: GradedQueries, depth: int, most: int = 300) -> float:
     """Median milliseconds of re-ranking one query's candidates."""
     engine, times = open_engine(bundle, "cpu"), []
-    for b in range(min(most, len(asked))):
-        query = asked.queries.take(np.array([b]))
+    for b in range(min(most, len(graded))):
+        query = graded.queries.take(np.array([b]))
         result = engine.search(query, SearchParams.uniform(1, bundle.manifest.search.beam_size, depth))
         begin = time.perf_counter()
         reranker.rerank(query, result, depth)

@@ -30,9 +30,11 @@ from tests.service.running import run
 from training.__main__ import main
 from training.evaluate import Rerank, measure
 from training.inspect import inspect
-from training.rankers.asked import Asked, Parts, from_judgements, from_log
 from training.rankers.candidates import retrieve
 from training.rankers.config import RankerConfig, ranker_config
+from training.rankers.graded_queries import GradedQueries, QuerySplit
+from training.rankers.judgements import from_judgements
+from training.rankers.log_queries import from_log
 from training.rankers.second_stage import StageConfig, add_ranker, default_features
 
 ITEMS = 64
@@ -48,34 +50,34 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return make_bundle(folder, rng, complete_tree(rng.permutation(ITEMS), 4), integer=False, columns=columns, max_m=32, beam_size=64)
 
 
-def asked_of(bundle: Bundle, count: int, seed: int, seen: bool = False) -> Asked:
+def graded_queries(bundle: Bundle, count: int, seed: int, seen: bool = False) -> GradedQueries:
     """Queries to which the items of much worth are relevant, with grades."""
     rng, kind = np.random.default_rng(seed), bundle.manifest.query
     assert isinstance(kind, HistoryKind)
     histories = [rng.integers(0, ITEMS, 4) for _ in range(count)]
     worth = np.array(bundle.items.values("worth", np.arange(ITEMS)))
     items = [np.flatnonzero((worth > 40) & (rng.random(ITEMS) < 0.8)) for _ in range(count)]
-    return Asked(
+    return GradedQueries(
         pad_histories(kind, histories), items, [1 + (worth[rows] > 55).astype(np.float32) for rows in items], histories if seen else None
     )
 
 
-def parts_of(bundle: Bundle) -> Parts:
-    return Parts(asked_of(bundle, 60, 1), asked_of(bundle, 10, 2), asked_of(bundle, 30, 3))
+def split_of(bundle: Bundle) -> QuerySplit:
+    return QuerySplit(graded_queries(bundle, 60, 1), graded_queries(bundle, 10, 2), graded_queries(bundle, 30, 3))
 
 
 # -- candidates ------------------------------------------------------------------------------------------------------
 
 
 def test_candidates_are_what_the_model_retrieves_with_their_grades(bundle: Bundle) -> None:
-    asked = asked_of(bundle, 70, 4)
+    graded = graded_queries(bundle, 70, 4)
     engine, features = ReferenceEngine(bundle), RankFeatures(bundle, ("attribute.worth", "retrieval.position"))
-    found = retrieve(bundle, engine, features, asked, 12, 64)
+    found = retrieve(engine, features, graded, 12, 64)
     assert len(found.ranking) == 70
     assert found.rows_BM.shape == (70, 12)
     for b in range(70):
         own = found.ranking.rows_of(b)
-        grade_of = dict(zip(asked.items[b].tolist(), asked.grades[b].tolist(), strict=True))
+        grade_of = dict(zip(graded.items[b].tolist(), graded.grades[b].tolist(), strict=True))
         assert found.ranking.grades_R[own].tolist() == [grade_of.get(row, 0) for row in found.rows_BM[b].tolist()]
         assert found.ranking.features_RF[own, 0].tolist() == bundle.items.values("worth", found.rows_BM[b])
         assert found.ranking.features_RF[own, 1].tolist() == list(range(1, 13))
@@ -86,31 +88,31 @@ def test_candidates_are_what_the_model_retrieves_with_their_grades(bundle: Bundl
 
 
 def test_what_was_seen_is_no_candidate(bundle: Bundle) -> None:
-    asked = asked_of(bundle, 20, 5, seen=True)
-    found = retrieve(bundle, ReferenceEngine(bundle), RankFeatures(bundle, ("history.seen",)), asked, 32, 64)
-    assert asked.seen is not None
-    for rows, seen in zip(found.rows_BM, asked.seen, strict=True):
+    graded = graded_queries(bundle, 20, 5, seen=True)
+    found = retrieve(ReferenceEngine(bundle), RankFeatures(bundle, ("history.seen",)), graded, 32, 64)
+    assert graded.seen is not None
+    for rows, seen in zip(found.rows_BM, graded.seen, strict=True):
         assert not np.isin(rows, seen).any()
     assert np.isnan(found.ranking.features_RF).all()
 
 
 def test_queries_that_retrieve_nothing_drop_out(bundle: Bundle) -> None:
-    asked = asked_of(bundle, 3, 6)
-    asked = replace(asked, seen=[np.arange(ITEMS), np.empty(0, np.int64), np.empty(0, np.int64)])
-    found = retrieve(bundle, ReferenceEngine(bundle), RankFeatures(bundle, RETRIEVAL), asked, 8, 64)
+    graded = graded_queries(bundle, 3, 6)
+    graded = replace(graded, seen=[np.arange(ITEMS), np.empty(0, np.int64), np.empty(0, np.int64)])
+    found = retrieve(ReferenceEngine(bundle), RankFeatures(bundle, RETRIEVAL), graded, 8, 64)
     assert len(found.ranking) == len(found.relevant) == 2
     with pytest.raises(InvalidData, match="at least one that retrieves something"):
-        retrieve(bundle, ReferenceEngine(bundle), RankFeatures(bundle, RETRIEVAL), asked.take(np.array([0])), 8, 64)
+        retrieve(ReferenceEngine(bundle), RankFeatures(bundle, RETRIEVAL), graded.take(np.array([0])), 8, 64)
 
 
 # -- rankers ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_ranker_learns_what_the_model_does_not_know(bundle: Bundle, tmp_path: Path) -> None:
-    parts = parts_of(bundle)
-    assert default_features(bundle, parts) == (*RETRIEVAL, *LEAF, *HISTORY, "attribute.worth")
+    split = split_of(bundle)
+    assert default_features(bundle, split) == (*RETRIEVAL, *LEAF, *HISTORY, "attribute.worth")
     added = add_ranker(
-        bundle, open_engine(bundle, "cpu"), parts, StageConfig(32, (), 1000, QUICK), tmp_path / "better" / "3", {"who": "us"}
+        bundle, open_engine(bundle, "cpu"), split, StageConfig(32, (), 1000, QUICK), tmp_path / "better" / "3", {"who": "us"}
     )
     ranker = added.manifest.ranker
     assert ranker is not None
@@ -120,8 +122,8 @@ def test_a_ranker_learns_what_the_model_does_not_know(bundle: Bundle, tmp_path: 
     test = ranker.training["metrics"]["test"]
     assert test["reranked"]["ndcg"] > test["retrieved"]["ndcg"] + 0.2
     engine = open_engine(added, "cpu")
-    (plain,) = measure(added, engine, parts.test.queries, parts.test.items, [64], [10])
-    (ranked,) = measure(added, engine, parts.test.queries, parts.test.items, [64], [10], rerank=Rerank(Reranker(added), 32))
+    (plain,) = measure(added, engine, split.test.queries, split.test.items, [64], [10])
+    (ranked,) = measure(added, engine, split.test.queries, split.test.items, [64], [10], rerank=Rerank(Reranker(added), 32))
     for row, expected in ((plain, test["retrieved"]), (ranked, test["reranked"])):
         assert (row["ndcg"], row["recall"]) == pytest.approx((expected["ndcg"], expected["recall"]), abs=1e-3)
     assert verify_ranker(added, Reranker(added)) == 0  # it has no golden queries
@@ -132,7 +134,7 @@ def test_a_ranker_learns_what_the_model_does_not_know(bundle: Bundle, tmp_path: 
 
 def test_features_can_be_chosen(bundle: Bundle, tmp_path: Path) -> None:
     config = StageConfig(16, ("attribute.worth",), 20, replace(QUICK, max_epochs=1))
-    added = add_ranker(bundle, open_engine(bundle, "cpu"), parts_of(bundle), config, tmp_path / "m" / "1", {})
+    added = add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), config, tmp_path / "m" / "1", {})
     assert added.manifest.ranker is not None
     assert added.manifest.ranker.features == ("attribute.worth",)
     assert added.manifest.ranker.training["queries"] == 20
@@ -142,9 +144,9 @@ def test_features_can_be_chosen(bundle: Bundle, tmp_path: Path) -> None:
         (("history.worst",), "no feature of a candidate"),
     ):
         with pytest.raises(InvalidConfig, match=why):
-            add_ranker(bundle, open_engine(bundle, "cpu"), parts_of(bundle), replace(config, features=names), tmp_path / "m" / "2", {})
+            add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, features=names), tmp_path / "m" / "2", {})
     with pytest.raises(InvalidConfig, match="1 to 32"):
-        add_ranker(bundle, open_engine(bundle, "cpu"), parts_of(bundle), replace(config, depth=33), tmp_path / "m" / "2", {})
+        add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, depth=33), tmp_path / "m" / "2", {})
 
 
 def test_options_come_from_a_file(tmp_path: Path) -> None:
@@ -206,12 +208,12 @@ def judged(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_judgements_are_read(bundle: Bundle, judged: Path) -> None:
-    parts = from_judgements(bundle, judged, 1)
-    assert [len(part) for part in (parts.train, parts.valid, parts.test)] == [96, 12, 12]
-    assert default_features(bundle, parts)[-2:] == ("query.hour", "item.discount")
-    sent = parts.train.sent_with(0)
+    split = from_judgements(bundle, judged, 1)
+    assert [len(part) for part in (split.train, split.valid, split.test)] == [96, 12, 12]
+    assert default_features(bundle, split)[-2:] == ("query.hour", "item.discount")
+    sent = split.train.features_sent_with(0)
     assert set(sent.query) == {"hour"}
-    assert all(sent.items[row]["discount"] > 0.7 for row in parts.train.items[0].tolist() if row in sent.items)
+    assert all(sent.items[row]["discount"] > 0.7 for row in split.train.items[0].tolist() if row in sent.items)
     assert not any("discount" in numbers for row, numbers in sent.items.items() if row % 7 == 0)
 
 
@@ -329,9 +331,9 @@ def test_from_a_log_of_histories(tmp_path: Path, command: Callable[..., tuple[in
     assert ranked.manifest.ranker.training["users"] == "validation"
     assert len(ranked.golden()) > 0
     assert verify_ranker(ranked, Reranker(ranked)) < 1e-3
-    parts = from_log(ranked, None, "validation", False)
+    split = from_log(ranked, None, "validation", False)
     whole = from_log(ranked, None, "training", True)
-    assert (len(parts.train) + len(parts.valid), len(parts.test)) == (12, 12)
+    assert (len(split.train) + len(split.valid), len(split.test)) == (12, 12)
     assert (len(whole.train), len(whole.valid), len(whole.test)) == (96, 12, 12)
     for part in (whole.train, whole.test):
         assert part.seen is not None
@@ -372,6 +374,6 @@ def test_from_a_log_of_texts(tmp_path: Path, command: Callable[..., tuple[int, s
 
 
 def test_what_is_sent_and_not_known_is_no_feature(bundle: Bundle) -> None:
-    parts = parts_of(bundle)
-    told = replace(parts.train, sent=[Sent({"hour": 1.0})] * len(parts.train))
-    assert default_features(bundle, replace(parts, train=told))[-1] == "query.hour"
+    split = split_of(bundle)
+    with_hour = replace(split.train, caller_features=[Sent({"hour": 1.0})] * len(split.train))
+    assert default_features(bundle, replace(split, train=with_hour))[-1] == "query.hour"

@@ -1,4 +1,4 @@
-"""What a ranker will see: the candidates that a model itself retrieves for queries, with their features and grades.
+"""What a ranker learns from: the candidates that a model itself retrieves for queries, with their features and grades.
 
 Legend: B queries, M candidates, R candidates of all queries, F features.
 """
@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from espalier.bundle import Bundle
 from espalier.errors import InvalidData
 from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.rerank.features import RankFeatures
 from espalier.search import NO_ITEM, Engine, SearchParams
 from training.data.ranking_set import RankingSet
-from training.rankers.asked import Asked
+from training.rankers.graded_queries import GradedQueries
 
 Int64 = NDArray[np.int64]
 BATCH = 64
@@ -62,30 +61,28 @@ class Candidates:
         return rows_BM
 
 
-def retrieve(
-    bundle: Bundle, engine: Engine, features: RankFeatures, asked: Asked, depth: int, beam_size: int, name: str = ""
-) -> Candidates:
+def retrieve(engine: Engine, features: RankFeatures, graded: GradedQueries, depth: int, beam_size: int, name: str = "") -> Candidates:
     """The best `depth` candidates of each query. Raises InvalidData where no query has any."""
     parts, counts, rows, relevant, grades = [], [], [], [], []
-    with tqdm(total=len(asked), desc=f"candidates {name}".rstrip(), unit="query", disable=None, leave=False) as bar:
-        for start in range(0, len(asked), BATCH):
-            places = np.arange(start, min(start + BATCH, len(asked)))
-            queries = asked.queries.take(places)
-            result = engine.search(queries, SearchParams.uniform(len(places), beam_size, depth, _excluded(asked, places)))
+    with tqdm(total=len(graded), desc=f"candidates {name}".rstrip(), unit="query", disable=None, leave=False) as bar:
+        for start in range(0, len(graded), BATCH):
+            places = np.arange(start, min(start + BATCH, len(graded)))
+            queries = graded.queries.take(places)
+            result = engine.search(queries, SearchParams.uniform(len(places), beam_size, depth, _excluded(graded, places)))
             for b, place in enumerate(places.tolist()):
                 count = int(result.count_B[b])
                 if count == 0:
                     continue
                 rows_N = result.item_rows_BM[b, :count]
                 candidates = rows_N, result.ranks_BM[b, :count], result.scores_BM[b, :count]
-                parts.append(features.of(queries, b, *candidates, asked.sent_with(place)))
-                grades.append(_grades(rows_N, asked.items[place], asked.grades[place]))
+                parts.append(features.of(queries, b, *candidates, graded.features_sent_with(place)))
+                grades.append(_grades(rows_N, graded.items[place], graded.grades[place]))
                 counts.append(count)
                 rows.append(np.pad(rows_N, (0, depth - count), constant_values=NO_ITEM))
-                relevant.append(asked.items[place])
+                relevant.append(graded.items[place])
             bar.update(len(places))
     if not parts:
-        raise InvalidData("queries", f"{len(asked)} queries", "at least one that retrieves something")
+        raise InvalidData("queries", f"{len(graded)} queries", "at least one that retrieves something")
     offset = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     ranking = RankingSet(np.concatenate(parts), np.concatenate(grades), offset, features.names)
     return Candidates(ranking, np.stack(rows), relevant)
@@ -101,10 +98,10 @@ def _grades(rows_N: Int64, items: Int64, grades: NDArray[np.float32]) -> NDArray
     return np.where(sorted_items[place] == rows_N, grades[order][place], np.float32(0)).astype(np.float32)
 
 
-def _excluded(asked: Asked, places: Int64) -> Int64 | None:
-    if asked.seen is None:
+def _excluded(graded: GradedQueries, places: Int64) -> Int64 | None:
+    if graded.seen is None:
         return None
-    lists = [asked.seen[b] for b in places.tolist()]
+    lists = [graded.seen[b] for b in places.tolist()]
     exclude_BE = np.full((len(lists), max(1, *map(len, lists))), NO_ITEM, np.int64)
     for row, own in zip(exclude_BE, lists, strict=True):
         row[: len(own)] = own

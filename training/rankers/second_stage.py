@@ -20,16 +20,16 @@ from espalier.rank_features import HISTORY, LEAF, RETRIEVAL, check_names, needs_
 from espalier.rerank.features import RankFeatures, is_numeric
 from espalier.search import Engine
 from training.publish import publish
-from training.rankers.asked import Parts
 from training.rankers.candidates import Candidates, retrieve
 from training.rankers.config import RankerConfig
 from training.rankers.export import ranker_onnx
 from training.rankers.fit import Epoch, Ranker, fit_ranker
+from training.rankers.graded_queries import QuerySplit
 
 log = logging.getLogger(__name__)
 
 REPORTED_M = 10
-LEAST_VALID = 1000
+MIN_VALIDATION_QUERIES = 1000
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class StageConfig:
     """How a ranker is added.
 
     depth     candidates that it learns to order, and that it orders unless a request says otherwise
-    features  what it is told of them; none: all that the bundle and the queries have
-    queries   most queries that it learns from; a tenth as many choose, or LEAST_VALID
+    features  its inputs; empty: all that the bundle and the queries have
+    queries   at most so many training queries; a tenth as many choose the weights, at least MIN_VALIDATION_QUERIES
     ranker    the rank function and its training
     """
 
@@ -48,20 +48,20 @@ class StageConfig:
     ranker: RankerConfig
 
 
-def default_features(bundle: Bundle, parts: Parts) -> tuple[str, ...]:
+def default_features(bundle: Bundle, split: QuerySplit) -> tuple[str, ...]:
     """All features that the bundle and the queries have."""
     manifest = bundle.manifest
     columns = [f"attribute.{name}" for name in bundle.items.fields if is_numeric(bundle.items.column(name).type)]
-    query = {f"query.{name}" for sent in parts.train.sent for name in sent.query}
-    item = {f"item.{name}" for sent in parts.train.sent for numbers in sent.items.values() for name in numbers}
+    query = {f"query.{name}" for sent in split.train.caller_features for name in sent.query}
+    item = {f"item.{name}" for sent in split.train.caller_features for numbers in sent.items.values() for name in numbers}
     history = HISTORY if isinstance(manifest.query, HistoryKind) else ()
     own = [name for name in (*RETRIEVAL, *LEAF, *history) if isinstance(manifest.scorer, GraphScorer) or not needs_node_rows(name)]
     return (*own, *columns, *sorted(query), *sorted(item))
 
 
-def features_of(bundle: Bundle, names: Sequence[str], parts: Parts) -> RankFeatures:
+def features_of(bundle: Bundle, names: Sequence[str], split: QuerySplit) -> RankFeatures:
     """Raises InvalidConfig where the bundle has no such features, or the queries come with others than these."""
-    known = default_features(bundle, parts)
+    known = default_features(bundle, split)
     try:
         check_names(names)
     except ValueError as error:
@@ -72,44 +72,44 @@ def features_of(bundle: Bundle, names: Sequence[str], parts: Parts) -> RankFeatu
     return RankFeatures(bundle, names)
 
 
-def add_ranker(bundle: Bundle, engine: Engine, parts: Parts, config: StageConfig, out: Path, notes: dict[str, Any]) -> Bundle:
+def add_ranker(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageConfig, out: Path, notes: dict[str, Any]) -> Bundle:
     """Train a ranker and write the bundle with it to models/NAME/VERSION, verified, with what it brings on test queries.
 
-    notes  what else the manifest shall say of its training
+    notes  further entries of the manifest's description of the training
     """
     begin = time.perf_counter()
     if not 1 <= config.depth <= bundle.manifest.search.max_m:
         raise InvalidConfig("--depth", config.depth, f"1 to {bundle.manifest.search.max_m}, the model's largest m")
-    train, valid, test = collect(bundle, engine, parts, config)
+    train, valid, test = collect(bundle, engine, split, config)
     log.info(
         "%d training, %d validation and %d test queries, %.0f s",
         *map(len, (train.relevant, valid.relevant, test.relevant)),
         time.perf_counter() - begin,
     )
     ranker = fit(train, valid, config.ranker)
-    report = {
+    metrics = {
         name: {"retrieved": part.quality(None, REPORTED_M), "reranked": part.quality(ranker.scores(part.ranking.features_RF), REPORTED_M)}
         for name, part in (("validation", valid), ("test", test))
     }
-    for name, rows in report.items():
-        log.info("%s, best %d of %d: %s", name, REPORTED_M, config.depth, _told(rows))
+    for name, rows in metrics.items():
+        log.info("%s, best %d of %d: %s", name, REPORTED_M, config.depth, _figures(rows))
     names = train.ranking.feature_names
-    training = notes | {"config": dataclasses.asdict(config.ranker), "queries": len(train.relevant), "m": REPORTED_M, "metrics": report}
+    training = notes | {"config": dataclasses.asdict(config.ranker), "queries": len(train.relevant), "m": REPORTED_M, "metrics": metrics}
     info = RankerInfo(features=names, depth=config.depth, max_depth=bundle.manifest.search.max_m, training=training)
     graph = ranker_onnx(ranker)
     return publish(out, lambda folder: with_parts(bundle, folder, {"ranker": info}, {RANKER: graph}), Bundle.golden)
 
 
-def collect(bundle: Bundle, engine: Engine, parts: Parts, config: StageConfig) -> tuple[Candidates, Candidates, Candidates]:
-    """The candidates to learn from, to choose by and to measure on."""
-    features = features_of(bundle, config.features or default_features(bundle, parts), parts)
+def collect(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageConfig) -> tuple[Candidates, Candidates, Candidates]:
+    """The candidates of the training, validation and test queries."""
+    features = features_of(bundle, config.features or default_features(bundle, split), split)
     beam_size, seed = bundle.manifest.search.beam_size, config.ranker.seed
-    asked = {
-        "to learn from": parts.train.sample(config.queries, seed),
-        "to choose by": parts.valid.sample(max(LEAST_VALID, config.queries // 10), seed),
-        "to measure on": parts.test,
+    parts = {
+        "to learn from": split.train.sample(config.queries, seed),
+        "to choose by": split.valid.sample(max(MIN_VALIDATION_QUERIES, config.queries // 10), seed),
+        "to measure on": split.test,
     }
-    train, valid, test = (retrieve(bundle, engine, features, part, config.depth, beam_size, name) for name, part in asked.items())
+    train, valid, test = (retrieve(engine, features, part, config.depth, beam_size, name) for name, part in parts.items())
     return train, valid, test
 
 
@@ -117,14 +117,14 @@ def fit(train: Candidates, valid: Candidates, config: RankerConfig) -> Ranker:
     """`fit_ranker`, with a progress bar."""
     with tqdm(total=config.max_epochs, desc=f"{config.function}, {config.loss}", unit="epoch", disable=None) as bar:
 
-        def tell(epoch: Epoch) -> None:
+        def report(epoch: Epoch) -> None:
             bar.set_postfix(
                 loss=f"{epoch.loss:.4f}", ndcg="" if epoch.validation is None else f"{epoch.validation:.4f}", rate=epoch.learning_rate
             )
             bar.update()
 
-        return fit_ranker(train.ranking, valid.ranking, config, tell)
+        return fit_ranker(train.ranking, valid.ranking, config, report)
 
 
-def _told(rows: dict[str, dict[str, float]]) -> str:
+def _figures(rows: dict[str, dict[str, float]]) -> str:
     return "; ".join(f"{name} {', '.join(f'{metric} {value:.4f}' for metric, value in figures.items())}" for name, figures in rows.items())

@@ -1,0 +1,103 @@
+"""Queries that a ranker learns from, out of the log that its model was trained on, split as then.
+
+Knows the training configurations in bundles. Does not know what a model retrieves.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.errors import InvalidConfig, InvalidData
+from espalier.queries import HistoryKind, QueryBatch, pad_histories
+from training.data.splits import EvaluationPair
+from training.data.xmc import LabelledPoints
+from training.rankers.graded_queries import GradedQueries, QuerySplit, equally_relevant
+
+Int64 = NDArray[np.int64]
+
+
+def from_log(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool) -> QuerySplit:
+    """The queries of the log that a model was trained on, split as then.
+
+    data   the log, if it is no longer at the configured path
+    users  of history models: whose lists the ranker learns from. `training`, or `validation`, which the model was not trained on: then
+           half of the validation users choose the weights
+
+    Raises InvalidConfig for a bundle that was not trained here, InvalidData for another log than the one it was trained on.
+    """
+    if not bundle.manifest.training:
+        raise InvalidConfig("--model", bundle.manifest.name, "a model that was trained here, or --judgements")
+    if isinstance(bundle.manifest.query, HistoryKind):
+        return _from_histories(bundle, data, users, exclude_seen)
+    if users != "training":
+        raise InvalidConfig("--users", users, f"training: the log of a model of {bundle.manifest.query.kind} queries has no users")
+    if exclude_seen:
+        raise InvalidConfig("--exclude-seen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
+    return _from_points(bundle, data)
+
+
+def _from_histories(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool) -> QuerySplit:
+    from training.config import check_config
+    from training.data.interactions import read_interactions
+    from training.data.splits import halves, split_users, without_seen
+
+    config = check_config(bundle.manifest.training)
+    with tempfile.TemporaryDirectory() as work:
+        interactions = read_interactions(data or config.data.log, config.data.format, Path(work))
+        if interactions.fingerprint != bundle.manifest.data.get("sha256"):
+            raise InvalidData(
+                str(data or config.data.log), "another log", "the one that the model was trained on: it says who is a test user"
+            )
+        split = split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
+        row_of = bundle.items.rows_of(interactions.item_ids.to_pylist())
+
+        def pairs(part: Int64) -> list[EvaluationPair]:
+            found = [EvaluationPair(p.user, row_of[p.history], row_of[p.relevant]) for p in halves(interactions, part, seed=config.seed)]
+            return without_seen(found) if exclude_seen else found
+
+        train, valid, test = pairs(split.train), pairs(split.validation), pairs(split.test)
+    if users == "validation":
+        order = np.random.default_rng(config.seed).permutation(len(valid))
+        train, valid = [valid[i] for i in order[len(order) // 2 :]], [valid[i] for i in order[: len(order) // 2]]
+    return QuerySplit(*(_of_pairs(bundle, part, exclude_seen) for part in (train, valid, test)))
+
+
+def _of_pairs(bundle: Bundle, pairs: Sequence[EvaluationPair], exclude_seen: bool) -> GradedQueries:
+    kind = bundle.manifest.query
+    if not isinstance(kind, HistoryKind):
+        raise InvalidData("queries", kind.kind, "a model of history queries")
+    histories = [pair.history for pair in pairs]
+    items = [np.unique(pair.relevant) for pair in pairs]
+    return equally_relevant(pad_histories(kind, histories), items, histories if exclude_seen else None)
+
+
+def _from_points(bundle: Bundle, data: Path | None) -> QuerySplit:
+    from training.config import checked
+    from training.linear.config import LinearConfig
+    from training.linear.prepare import prepare
+
+    raw = bundle.manifest.training
+    if raw.get("algorithm") != "xr-linear":
+        raise InvalidConfig("--model", bundle.manifest.name, "a model that was trained here, or --judgements")
+    config = checked(LinearConfig, raw | ({"data": raw["data"] | {"train": str(data)}} if data is not None else {}))
+    prepared = prepare(config)
+    if prepared.fingerprint != bundle.manifest.data.get("sha256"):
+        raise InvalidData(str(data or config.data.train), "other data", "those that the model was trained on: they say what is held out")
+
+    def graded(points: LabelledPoints, rows: Int64) -> GradedQueries:
+        rows = rows[np.diff(points.labels_from)[rows] > 0]
+        return equally_relevant(QueryBatch(bundle.manifest.query, points.points.take(rows)), [points.labels_of(b) for b in rows.tolist()])
+
+    order = np.random.default_rng(config.seed).permutation(len(prepared.train))
+    cut = max(1, len(order) // 10)
+    return QuerySplit(
+        graded(prepared.train, np.sort(order[cut:])),
+        graded(prepared.train, np.sort(order[:cut])),
+        graded(prepared.test, np.arange(len(prepared.test))),
+    )
