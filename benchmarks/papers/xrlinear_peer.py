@@ -1,6 +1,6 @@
 """One peer of `benchmarks.xrlinear_peers`, run by a Python of its own: python benchmarks/papers/xrlinear_peer.py PEER FOLDER STEP BEAMS
 
-FOLDER holds train.npz and test.npz (indptr, indices, values, labels_from, labels, shape) and train.txt, the same in the XMC text format.
+FOLDER holds NAME-points.npz and NAME-labels.npz for train and test, as scipy.sparse saves them, and train.txt in the XMC text format.
 Steps, each a process of its own; the last line of what they print is JSON:
 
     train   writes the model to FOLDER/PEER and FOLDER/PEER-BEAM.npy, labels [B, M]: {"train_cpu_s", "model_mb"}
@@ -34,12 +34,8 @@ def cpu_seconds() -> float:
 
 
 def load(folder: Path, name: str) -> tuple[Any, Any]:
-    data = np.load(folder / f"{name}.npz")
-    points, features, labels = data["shape"]
-    x = sp.csr_matrix((data["values"], data["indices"], data["indptr"]), shape=(points, features), dtype=np.float32)
-    ones = np.ones(len(data["labels"]), np.float32)
-    y = sp.csr_matrix((ones, data["labels"], data["labels_from"]), shape=(points, labels), dtype=np.float32)
-    return x, y
+    """float32 matrices of points and of labels."""
+    return sp.load_npz(folder / f"{name}-points.npz"), sp.load_npz(folder / f"{name}-labels.npz")
 
 
 class Pecos:

@@ -19,7 +19,6 @@ an interpreter that has them, as libpecos wants an older NumPy than ours:
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import resource
@@ -35,6 +34,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from scipy.sparse import csr_array, csr_matrix, load_npz, save_npz
 
 from benchmarks.papers.xrlinear_peer import growth_mb
 from espalier.bundle import Bundle, LinearContent, write_bundle
@@ -50,6 +50,7 @@ from espalier.search import SearchParams
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 from loadtest.hardware import hardware
+from training.data.csr import as_rows, normalised
 from training.data.xmc import LabelledPoints, read_xmc
 from training.linear.config import LinearOptions
 from training.linear.fit import fit_linear
@@ -76,7 +77,7 @@ def read_set(folder: Path) -> tuple[LabelledPoints, LabelledPoints]:
         if not files:
             raise InvalidData("--data", str(folder), f"a folder with *{part}.txt or *{part}.txt.gz")
         data = read_xmc(files[0])
-        found.append(LabelledPoints(data.points.normalised(), data.labels_from, data.labels, data.label_count))
+        found.append(LabelledPoints(normalised(data.points), data.labels))
     return found[0], found[1]
 
 
@@ -94,15 +95,15 @@ def quality(found_BM: NDArray[np.int64], test: LabelledPoints, training: Labelle
 
     R@k is the mean over points with labels, the others are over all points, as the repository's own scripts have them.
     """
-    counts = np.diff(test.labels_from)
+    counts = np.diff(test.labels.indptr)
     hits_BM = np.zeros(found_BM.shape, np.bool_)
     for b in range(len(test)):
-        hits_BM[b] = np.isin(found_BM[b], test.labels[test.labels_from[b] : test.labels_from[b + 1]])
-    seen = np.bincount(training.labels, minlength=training.label_count)
+        hits_BM[b] = np.isin(found_BM[b], test.labels_of(b))
+    seen = np.bincount(training.labels.indices, minlength=training.labels.shape[1])
     c = (np.log(len(training)) - 1) * (1.5 + 1) ** 0.55
     worth = 1 + c * np.exp(-0.55 * np.log(seen + 1.5))
     gain_BM = np.where(hits_BM, worth[np.maximum(found_BM, 0)], 0)
-    best = [np.sort(worth[test.labels[a:b]])[::-1] for a, b in itertools.pairwise(test.labels_from)]
+    best = [np.sort(worth[test.labels_of(b)])[::-1] for b in range(len(test))]
     row: dict[str, float] = {}
     for k in (1, 3, 5):
         row[f"p{k}"] = float(hits_BM[:, :k].mean())
@@ -125,7 +126,7 @@ def ours(system: str, folder: Path, step: str, beams: Sequence[int]) -> dict[Any
         return _train(system, folder, beams)
     bundle, test = Bundle.open(folder / system / "peers" / "1"), _loaded(folder, "test")
     engine = open_engine(bundle, "cpu")
-    queries = QueryBatch(bundle.manifest.query, test.points)
+    queries = QueryBatch(bundle.manifest.query, as_rows(test.points))
     singles = [queries.take(np.array([b])) for b in range(min(SINGLE, len(test)))]
     report: dict[Any, Any] = {}
     for beam in beams:
@@ -146,7 +147,7 @@ def ours(system: str, folder: Path, step: str, beams: Sequence[int]) -> dict[Any
 
 def _train(system: str, folder: Path, beams: Sequence[int]) -> dict[str, Any]:
     data, test = _loaded(folder, "train"), _loaded(folder, "test")
-    shape = (BRANCHING, MAX_LEAF) if system == "espalier" else (2, data.label_count)
+    shape = (BRANCHING, MAX_LEAF) if system == "espalier" else (2, data.labels.shape[1])
     seconds = []
     for _ in range(2):
         before = time.process_time()
@@ -157,7 +158,7 @@ def _train(system: str, folder: Path, beams: Sequence[int]) -> dict[str, Any]:
     bundle = bundle_of(folder / system, tree, chunks, LinearOptions())
     report["disk_mb"] = round(sum(file.stat().st_size for file in bundle.path.iterdir()) / 1e6, 1)
     engine = open_engine(bundle, "cpu")
-    queries = QueryBatch(bundle.manifest.query, test.points)
+    queries = QueryBatch(bundle.manifest.query, as_rows(test.points))
     for beam in beams:
         np.save(folder / f"{system}-{beam}.npy", engine.search(queries, SearchParams.uniform(len(queries), beam, M)).item_rows_BM)
     return report
@@ -186,27 +187,23 @@ def bundle_of(folder: Path, tree: Tree, chunks: Chunks, options: LinearOptions) 
 
 
 def _saved(folder: Path, name: str, data: LabelledPoints) -> None:
-    points = data.points
-    np.savez(
-        folder / f"{name}.npz", indptr=points.indptr, indices=points.indices, values=points.values, labels_from=data.labels_from,
-        labels=data.labels, shape=np.array([len(data), points.width, data.label_count]),
-    )  # fmt: skip
+    save_npz(folder / f"{name}-points.npz", csr_matrix(data.points), compressed=False)
+    save_npz(folder / f"{name}-labels.npz", csr_matrix(data.labels), compressed=False)
 
 
 def _loaded(folder: Path, name: str) -> LabelledPoints:
-    data = np.load(folder / f"{name}.npz")
-    _, width, labels = data["shape"].tolist()
-    return LabelledPoints(SparseRows(data["indptr"], data["indices"], data["values"], width), data["labels_from"], data["labels"], labels)
+    points, labels = (csr_array(load_npz(folder / f"{name}-{part}.npz")) for part in ("points", "labels"))
+    return LabelledPoints(points, labels)
 
 
 def _as_text(data: LabelledPoints, path: Path) -> None:
     points = data.points
     with path.open("w") as file:
-        print(len(data), points.width, data.label_count, file=file)
+        print(*points.shape, data.labels.shape[1], file=file)
         for b in range(len(data)):
-            labels = ",".join(map(str, data.labels[data.labels_from[b] : data.labels_from[b + 1]]))
+            labels = ",".join(map(str, data.labels_of(b)))
             own = slice(points.indptr[b], points.indptr[b + 1])
-            pairs = " ".join(f"{f}:{v:.7g}" for f, v in zip(points.indices[own].tolist(), points.values[own].tolist(), strict=True))
+            pairs = " ".join(f"{f}:{v:.7g}" for f, v in zip(points.indices[own].tolist(), points.data[own].tolist(), strict=True))
             print(labels, pairs, file=file)
 
 
@@ -286,7 +283,7 @@ def choose(data: LabelledPoints) -> list[Row]:
     """Options on four fifths of the training points, judged by the rest: means over two such splits."""
     rows = []
     for shape, changed in VARIANTS:
-        found = [_judged(data, split, shape or (2, data.label_count), LinearOptions(**changed)) for split in range(2)]
+        found = [_judged(data, split, shape or (2, data.labels.shape[1]), LinearOptions(**changed)) for split in range(2)]
         means = {name: round(float(np.mean([row[name] for row in found])), 3) for name in found[0]}
         rows.append({"branching": shape and shape[0], "max_leaf": shape and shape[1], "changed": changed} | means)
         print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
@@ -300,11 +297,12 @@ def _judged(data: LabelledPoints, split: int, shape: tuple[int, int], options: L
     tree, chunks = train(training, options, *shape)
     row = {"train_cpu_s": time.process_time() - begin, "model_mb": chunks.nbytes / 1e6}
     search = ChunkSearch(tree, chunks, options.ranking)
-    leaves_BM = search.search(validation.points, Wanted.uniform(len(validation), 10, M)).leaves_BM
+    points = as_rows(validation.points)
+    leaves_BM = search.search(points, Wanted.uniform(len(validation), 10, M)).leaves_BM
     found = np.where(leaves_BM >= 0, tree.leaf_item[leaves_BM - tree.leaf_offset], -1)
     wanted = Wanted.uniform(len(validation), 10, 10)
     begin = time.process_time()
-    search.search(validation.points, wanted)
+    search.search(points, wanted)
     row["ms_in_a_batch"] = 1e3 * (time.process_time() - begin) / len(validation)
     return row | quality(found, validation, training)
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
+from scipy.sparse import csr_array
 from tqdm import tqdm
 
 from benchmarks.papers.xrlinear_peers import bundle_of
@@ -31,9 +32,9 @@ from espalier.chunks import Chunks
 from espalier.engines import open_engine
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
-from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 from loadtest.hardware import hardware
+from training.data.csr import as_rows, normalised
 from training.data.xmc import LabelledPoints
 from training.linear.config import LinearOptions
 from training.linear.fit import fit_linear
@@ -60,12 +61,11 @@ def make(labels: int, queries: int, seed: int) -> LabelledPoints:
     place = np.concatenate([own, shared], 1)[label[:, None], rng.integers(0, OWN + SHARED, (queries, DRAWN))]
     noise = common[np.minimum(rng.zipf(1.3, (queries, COMMON)) - 1, features - 1)]
     indices = np.concatenate([place, noise], 1)
-    matrix = scipy.sparse.csr_array(
-        (np.ones(indices.size, np.float32), indices.ravel(), np.arange(0, indices.size + 1, indices.shape[1])), shape=(queries, features)
-    )
-    matrix.sum_duplicates()
-    rows = SparseRows(matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), matrix.data.astype(np.float32), features)
-    return LabelledPoints(rows.normalised(), np.arange(queries + 1), label.astype(np.int32), labels)
+    points = csr_array((np.ones(indices.size, np.float32), indices.ravel(), np.arange(0, indices.size + 1, indices.shape[1])),
+                       shape=(queries, features))  # fmt: skip
+    points.sum_duplicates()
+    labelled = csr_array((np.ones(queries, np.float32), label.astype(np.int32), np.arange(queries + 1)), shape=(queries, labels))
+    return LabelledPoints(normalised(points), labelled)
 
 
 def train(labels: int, threads: int) -> tuple[Tree, Chunks, dict[str, Any]]:
@@ -93,7 +93,7 @@ def search(bundle: Bundle, test: LabelledPoints) -> list[dict[str, Any]]:
     engine = open_engine(bundle, "cpu")
     engine.warm_up()
     print(f"opened in {time.perf_counter() - begin:.1f} s", flush=True)
-    queries = QueryBatch(bundle.manifest.query, test.points)
+    queries = QueryBatch(bundle.manifest.query, as_rows(test.points))
     rows = []
     for beam in BEAMS:
         found_BM = engine.search(queries, SearchParams.uniform(len(queries), beam, 10)).item_rows_BM
@@ -107,17 +107,14 @@ def search(bundle: Bundle, test: LabelledPoints) -> list[dict[str, Any]]:
         begin = time.perf_counter()
         engine.search(queries, SearchParams.uniform(len(queries), beam, 10))
         rate = len(queries) / (time.perf_counter() - begin)
-        recall = float((found_BM == test.labels[:, None]).any(1).mean())
+        recall = float((found_BM == test.labels.indices[:, None]).any(1).mean())
         rows.append(_row("espalier", beam, recall, times, rate))
     return rows
 
 
 def peer(folder: Path, test: LabelledPoints, tree: Tree, chunks: Chunks, python: str) -> list[dict[str, Any]]:
     """PECOS's search over the same weights."""
-    points = test.points
-    scipy.sparse.save_npz(
-        folder / "test.npz", scipy.sparse.csr_matrix((points.values, points.indices, points.indptr), (len(points), points.width))
-    )
+    scipy.sparse.save_npz(folder / "test.npz", scipy.sparse.csr_matrix(test.points))
     write_pecos(folder / "pecos", tree, chunks)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     beams = ",".join(map(str, BEAMS))
@@ -128,7 +125,7 @@ def peer(folder: Path, test: LabelledPoints, tree: Tree, chunks: Chunks, python:
     rows = []
     for answer in json.loads(done.stdout.splitlines()[-1]):
         labels = tree.leaf_item[np.array(answer["found"])]
-        recall = float((labels == test.labels[:, None]).any(1).mean())
+        recall = float((labels == test.labels.indices[:, None]).any(1).mean())
         rows.append(_row("pecos", answer["beam"], recall, answer["times"], answer["rate"]))
     return rows
 

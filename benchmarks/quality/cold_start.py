@@ -54,7 +54,7 @@ from espalier.metrics import precision_recall_f
 from espalier.queries import TextKind, encode_texts
 from espalier.search import NO_ITEM, SearchParams
 from espalier.text.blocks import TextBlock
-from espalier.text.sparse_rows import SparseRows
+from training.data.csr import as_matrix
 from training.linear.config import LinearConfig, LinearOptions, LinearSearch, LogData
 from training.linear.placing import Placing, place
 from training.linear.prepare import prepare
@@ -211,9 +211,9 @@ class Fold:
         """Exact search by the cosine to centroids, of the same features as the model of the old items."""
         prepared = prepare(LinearConfig.model_validate(model.manifest.training))
         texts = [self.task.texts[row] for row in self.new.tolist()]
-        rows = csr_array(vstack([_matrix(prepared.centroids), _matrix(model.vectoriser.transform(texts))]))
+        rows = csr_array(vstack([prepared.centroids, as_matrix(model.vectoriser.transform(texts))]))
         number = np.concatenate([self.old, self.new])
-        by_feature, asked = rows.T.tocsr(), _matrix(model.vectoriser.transform([text for text, _ in self.test]))
+        by_feature, asked = rows.T.tocsr(), as_matrix(model.vectoriser.transform([text for text, _ in self.test]))
         parts = []
         for begin in range(0, len(self.test), 256):
             cosine = (asked[begin : begin + 256] @ by_feature).toarray()
@@ -224,10 +224,6 @@ class Fold:
     def _items(self, rows: Int64) -> pl.DataFrame:
         texts = [self.task.texts[row] or None for row in rows.tolist()]
         return pl.DataFrame({"id": [str(row) for row in rows.tolist()], "text": texts}, schema={"id": pl.String, "text": pl.String})
-
-
-def _matrix(rows: SparseRows) -> Any:
-    return csr_array((rows.values, rows.indices, rows.indptr), shape=(len(rows), rows.width))
 
 
 # -- measuring ----------------------------------------------------------------------------------------------------------------

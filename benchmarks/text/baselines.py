@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from benchmarks.text.linear import blocks_of
 from benchmarks.text.report import Trained, best
-from benchmarks.text.sets import WORD, Fold, Task, spans
+from benchmarks.text.sets import WORD, Fold, Task, item_rows
 from espalier.errors import InvalidConfig
-from espalier.text.sparse_rows import SparseRows
 from espalier.text.vectoriser import Vectoriser, normalise
+from training.data.csr import Csr, as_matrix
 from training.data.query_logs import LabelledTexts
 from training.data.xmc import LabelledPoints
 from training.linear.label_features import pifa
@@ -36,9 +35,9 @@ def bm25(task: Task, fold: Fold, folder: Path) -> list[Trained]:
     library: Any = importlib.import_module("bm25s")
     begin = time.process_time()
     documents: list[list[str]] = [[] for _ in task.own_texts]
-    for text, (a, b) in zip(fold.train.texts, spans(fold.train), strict=True):
+    for text, rows in zip(fold.train.texts, item_rows(fold.train), strict=True):
         words = WORD.findall(normalise(text))
-        for row in fold.train.labels[a:b].tolist():
+        for row in rows.tolist():
             documents[row] += words
     index = library.BM25(k1=1.5, b=0.75)
     index.index(documents, show_progress=False)
@@ -57,11 +56,7 @@ def bm25(task: Task, fold: Fold, folder: Path) -> list[Trained]:
     return [Trained("k1 1.5, b 0.75", find, arrays / 1e6, seconds)]
 
 
-def as_matrix(rows: SparseRows) -> csr_array[Any, tuple[int, int]]:
-    return csr_array((rows.values, rows.indices, rows.indptr), shape=(len(rows), rows.width))
-
-
-def _mb(vectoriser: Vectoriser, *matrices: csr_array[Any, tuple[int, int]]) -> float:
+def _mb(vectoriser: Vectoriser, *matrices: Csr) -> float:
     arrays = [*vectoriser.arrays().values(), *(array for matrix in matrices for array in (matrix.data, matrix.indices, matrix.indptr))]
     return sum(array.nbytes for array in arrays) / 1e6
 
@@ -70,8 +65,8 @@ def centroid(texts: str, task: Task, fold: Fold, folder: Path) -> list[Trained]:
     """The cosine to the normalised sum of an item's training queries, as an inverted index."""
     begin = time.process_time()
     vectoriser = Vectoriser.fit(fold.train.texts, blocks_of(texts, fold.train))
-    centroids = pifa(points_of(vectoriser, fold.train, len(task.own_texts)))
-    by_feature = as_matrix(centroids).T.tocsr()
+    centroids = pifa(points_of(vectoriser, fold.train))
+    by_feature = centroids.T.tocsr()
     seconds = time.process_time() - begin
 
     def find(text: str) -> Int64:
@@ -86,10 +81,9 @@ def neighbours(texts: str, task: Task, fold: Fold, folder: Path) -> list[Trained
     """The nearest training queries by the cosine vote for their items with it."""
     begin = time.process_time()
     vectoriser = Vectoriser.fit(fold.train.texts, blocks_of(texts, fold.train))
-    points = points_of(vectoriser, fold.train, len(task.own_texts))
-    by_feature = as_matrix(points.points).T.tocsr()
+    points = points_of(vectoriser, fold.train)
+    by_feature = points.points.T.tocsr()
     seconds = time.process_time() - begin
-    labels_from, labels = points.labels_from, points.labels
 
     def find(text: str) -> Int64:
         scores = as_matrix(vectoriser.transform([text])) @ by_feature
@@ -97,13 +91,13 @@ def neighbours(texts: str, task: Task, fold: Fold, folder: Path) -> list[Trained
         near = scores.indices[nearest]
         if not len(near):
             return np.empty(0, np.int64)
-        own = [labels[labels_from[b] : labels_from[b + 1]] for b in near.tolist()]
-        rows, place = np.unique(np.concatenate(own), return_inverse=True)
-        votes = np.bincount(place, np.repeat(scores.data[nearest], [len(rows) for rows in own]))
+        own = points.labels[near]
+        rows, place = np.unique(own.indices, return_inverse=True)
+        votes = np.bincount(place, np.repeat(scores.data[nearest], np.diff(own.indptr)))
         return rows[best(votes)].astype(np.int64)
 
-    return [Trained(texts, find, _mb(vectoriser, by_feature) + (labels.nbytes + labels_from.nbytes) / 1e6, seconds)]
+    return [Trained(texts, find, _mb(vectoriser, by_feature, points.labels), seconds)]
 
 
-def points_of(vectoriser: Vectoriser, texts: LabelledTexts, items: int) -> LabelledPoints:
-    return LabelledPoints(vectoriser.transform(texts.texts), texts.labels_from, texts.labels, items, texts.weights)
+def points_of(vectoriser: Vectoriser, texts: LabelledTexts) -> LabelledPoints:
+    return LabelledPoints(as_matrix(vectoriser.transform(texts.texts)), texts.labels)

@@ -71,7 +71,7 @@ def train_towers(task: Task, fold: Fold, item_bags: Sequence[Int64], cpu_s: floa
     begin = time.process_time()
     model = TwoTowers(len(task.own_texts))
     bags = [bag_of(text) for text in fold.train.texts]
-    first, labels = fold.train.labels_from, fold.train.labels.astype(np.int64)
+    first, labels = fold.train.labels.indptr, fold.train.labels.indices.astype(np.int64)
     counts = np.diff(first)
     pairs = np.repeat(np.arange(len(bags)), counts) * len(task.own_texts) + labels  # ascending
     often = np.bincount(labels, np.repeat(1 / counts, counts), len(task.own_texts)).clip(1e-3) / len(bags)

@@ -18,7 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from benchmarks.text.report import Find, M, Trained
-from benchmarks.text.sets import Fold, Task, spans
+from benchmarks.text.sets import Fold, Task, item_rows
 from espalier.bundle import Bundle
 from espalier.chunks import Chunks
 from espalier.engines import open_engine
@@ -79,7 +79,7 @@ def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
     """Train as `training.linear.run` does, from a log in `folder`."""
     width = len(str(len(task.own_texts)))
     ids = [f"{row:0{width}d}" for row in range(len(task.own_texts))]
-    _log(fold.train.texts, [fold.train.labels[a:b] for a, b in spans(fold.train)], ids).write_parquet(folder / "train.parquet")
+    _log(fold.train.texts, item_rows(fold.train), ids).write_parquet(folder / "train.parquet")
     _log(fold.texts, fold.relevant, ids).write_parquet(folder / "test.parquet")
     pl.DataFrame({"id": ids}).write_parquet(folder / "items.parquet")
     data = LogData(format="log", train=folder / "train.parquet", test=folder / "test.parquet", items=folder / "items.parquet")

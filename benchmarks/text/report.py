@@ -127,7 +127,7 @@ class Report(RowFile):
                 "set": task.name,
                 "items": len(task.own_texts),
                 "training_texts": len(fold.train),
-                "training_pairs": len(fold.train.labels),
+                "training_pairs": fold.train.labels.nnz,
                 "test_queries": sum(len(fold.texts) for fold in task.folds),
                 "test_queries_apart": sum(int(fold.apart.sum()) for fold in task.folds),
             },

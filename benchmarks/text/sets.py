@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -171,6 +170,6 @@ def _runs(text: str) -> set[int]:
     return {hash(tuple(words[k : k + RUN])) for k in range(len(words) - RUN + 1)}
 
 
-def spans(texts: LabelledTexts) -> list[tuple[int, int]]:
-    """Where each text's labels begin and end."""
-    return list(itertools.pairwise(texts.labels_from.tolist()))
+def item_rows(texts: LabelledTexts) -> list[NDArray[np.int32]]:
+    """Each text's item rows."""
+    return np.split(texts.labels.indices, texts.labels.indptr[1:-1])

@@ -27,6 +27,7 @@ from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQu
 from espalier.manifest import Activation, Ranking
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree, complete_tree
+from training.data.csr import Csr, as_matrix, as_rows, normalised
 from training.data.xmc import LabelledPoints, read_xmc
 from training.linear import fit
 from training.linear.config import LinearOptions
@@ -38,7 +39,11 @@ from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
 
 def dense_of(rows: SparseRows) -> NDArray[np.float32]:
-    return csr_array((rows.values, rows.indices, rows.indptr), shape=(len(rows), rows.width)).toarray()
+    return as_matrix(rows).toarray()
+
+
+def unit(dense: Any) -> Csr:
+    return normalised(csr_array(np.asarray(dense, np.float32)))
 
 
 def random_points(rng: np.random.Generator, points: int, features: int, labels: int, density: float = 0.2) -> LabelledPoints:
@@ -50,7 +55,8 @@ def random_points(rng: np.random.Generator, points: int, features: int, labels: 
         dense[b, (7 * some + 3) % features] += 1
     labels_from = np.concatenate([[0], np.cumsum([len(some) for some in own])])
     flat = np.concatenate([*own, np.empty(0, np.int64)]).astype(np.int32)
-    return LabelledPoints(sparse_rows(dense).normalised(), labels_from, flat, labels)
+    ones = np.ones(len(flat), np.float32)
+    return LabelledPoints(unit(dense), csr_array((ones, flat, labels_from), shape=(points, labels)))
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------------
@@ -102,11 +108,10 @@ def test_files_of_the_repository_are_read(tmp_path: Path) -> None:
         file.write(text)
     for name in ("a.txt", "a.txt.gz"):
         data = read_xmc(tmp_path / name)
-        assert_allclose(dense_of(data.points), [[0, 2, 0, 0.5, 0], [0.1, 0, 0, 0, 0], [0.0] * 5, [0.0] * 5], rtol=1e-6)
-        assert_array_equal(data.labels_from, [0, 2, 2, 3, 3])
-        assert_array_equal(data.labels, [0, 2, 1])
+        assert_allclose(data.points.toarray(), [[0, 2, 0, 0.5, 0], [0.1, 0, 0, 0, 0], [0.0] * 5, [0.0] * 5], rtol=1e-6)
+        assert_array_equal(data.labels.toarray(), [[1, 0, 1], [0, 0, 0], [0, 1, 0], [0, 0, 0]])
         part = data.take(np.array([2, 0]))
-        assert_array_equal(part.labels, [1, 0, 2])
+        assert_array_equal(part.labels.toarray(), [[0, 1, 0], [1, 0, 1]])
 
 
 @pytest.mark.parametrize(
@@ -151,11 +156,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_pifa_is_the_normalised_sum_of_a_labels_points() -> None:
     rng = np.random.default_rng(1)
     data = random_points(rng, 40, 12, 6)
-    points, found = dense_of(data.points), dense_of(pifa(data))
+    points, found = data.points.toarray(), pifa(data).toarray()
     for label in range(6):
         total = np.zeros(12)
         for b in range(40):
-            own = data.labels[data.labels_from[b] : data.labels_from[b + 1]]
+            own = data.labels_of(b)
             if label in own:
                 total += points[b] / np.sqrt(len(own))
         assert_allclose(found[label], total / max(float(np.linalg.norm(total)), 1e-12), atol=1e-6)
@@ -165,7 +170,7 @@ def test_a_tree_of_labels_is_balanced_and_keeps_like_labels_together() -> None:
     rng = np.random.default_rng(2)
     centres = rng.normal(size=(8, 20))
     group = rng.permutation(np.repeat(np.arange(8), 25))
-    labels = sparse_rows(centres[group] + 0.05 * rng.normal(size=(200, 20))).normalised()
+    labels = unit(centres[group] + 0.05 * rng.normal(size=(200, 20)))
     tree = hierarchical_kmeans(labels, branching=4, max_leaf=25, seed=0)
     assert tree.max_children == (2, 4, 25)
     assert tree.item_count == 200
@@ -184,7 +189,7 @@ def test_a_tree_of_labels_is_balanced_and_keeps_like_labels_together() -> None:
 )
 def test_trees_of_any_size(count: int, branching: int, max_leaf: int, children: tuple[int, ...]) -> None:
     rng = np.random.default_rng(3)
-    labels = sparse_rows(random_array((count, 8), density=0.4, rng=rng).toarray())
+    labels = csr_array(random_array((count, 8), density=0.4, rng=rng, dtype=np.float32))
     tree = hierarchical_kmeans(labels, branching, max_leaf, seed=0)
     assert tree.max_children == children
     assert_array_equal(np.sort(tree.leaf_item), np.arange(count))
@@ -192,14 +197,14 @@ def test_trees_of_any_size(count: int, branching: int, max_leaf: int, children: 
 
 def test_threads_change_no_tree() -> None:
     rng = np.random.default_rng(3)
-    labels = sparse_rows(random_array((300, 40), density=0.2, rng=rng).toarray()).normalised()
+    labels = unit(random_array((300, 40), density=0.2, rng=rng).toarray())
     one, two = (hierarchical_kmeans(labels, 4, 8, seed=5, threads=threads) for threads in (1, 2))
     assert_array_equal(one.leaf_item, two.leaf_item)
     assert (one.leaf_item != hierarchical_kmeans(labels, 4, 8, seed=6).leaf_item).any()
 
 
 def test_options_of_a_tree_are_checked() -> None:
-    labels = sparse_rows(np.eye(4))
+    labels = csr_array(np.eye(4, dtype=np.float32))
     with pytest.raises(InvalidConfig, match="branching: got 1, expected at least 2"):
         hierarchical_kmeans(labels, 1, 2, 0)
     with pytest.raises(InvalidConfig, match="max_leaf: got 1, expected at least 2"):
@@ -210,21 +215,21 @@ def test_options_of_a_tree_are_checked() -> None:
 
 
 def solved(
-    points: SparseRows, rows: NDArray[np.int64], positives: list[list[int]], children: int, **options: Any
+    points: Csr, rows: NDArray[np.int64], positives: list[list[int]], children: int, **options: Any
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """float32[F, K] and float32[K], the weights and biases that training makes."""
     made = LinearOptions(**({"tolerance": 1e-4, "passes": 3000, "threshold": 0.0, "prior": 0.0} | options))
-    number_of = np.full(points.width, -1, np.int32)
+    number_of = np.full(points.shape[1], -1, np.int32)
     positive_from = np.concatenate([[0], np.cumsum([len(own) for own in positives])])
     positive_child = np.array([child for own in positives for child in own], np.int32)
     costs = np.full(len(positive_child), made.cost, np.float32)
     features, entry_from, child, weight, bias = train_children(
         points, rows, positive_from, positive_child, costs, None, children, made, number_of, 1
     )
-    assert_array_equal(number_of, np.full(points.width, -1))
+    assert_array_equal(number_of, np.full(points.shape[1], -1))
     assert np.all(np.diff(features) > 0)
     assert np.all(np.diff(entry_from) > 0)
-    dense = np.zeros((points.width, children), np.float32)
+    dense = np.zeros((points.shape[1], children), np.float32)
     for row, feature in enumerate(features):
         own = slice(entry_from[row], entry_from[row + 1])
         assert np.all(np.diff(child[own].astype(np.int64)) > 0)
@@ -238,9 +243,9 @@ def test_the_solver_finds_the_optimum(cost: float) -> None:
     rng = np.random.default_rng(4)
     data = random_points(rng, 60, 15, 5)
     rows = np.sort(rng.permutation(60)[:45])
-    positives = [data.labels[data.labels_from[b] : data.labels_from[b + 1]].tolist() for b in rows]
+    positives = [data.labels_of(b).tolist() for b in rows]
     weights, bias = solved(data.points, rows, positives, 5, cost=cost)
-    dense = dense_of(data.points)[rows]
+    dense = data.points.toarray()[rows]
     for child in range(5):
         target = np.array([1 if child in own else -1 for own in positives])
         expected = LinearSVC(C=cost, loss="squared_hinge", tol=1e-8, max_iter=100_000, random_state=0).fit(dense, target)
@@ -255,9 +260,9 @@ def test_the_solver_finds_the_optimum_of_the_logistic_loss(cost: float, bias: fl
     rng = np.random.default_rng(4)
     data = random_points(rng, 60, 15, 5)
     rows = np.sort(rng.permutation(60)[:45])
-    positives = [data.labels[data.labels_from[b] : data.labels_from[b + 1]].tolist() for b in rows]
+    positives = [data.labels_of(b).tolist() for b in rows]
     weights, biases = solved(data.points, rows, positives, 5, loss="logistic", cost=cost, bias=bias, tolerance=1e-6)
-    dense = np.hstack([dense_of(data.points)[rows].astype(np.float64), np.full((45, 1), bias)])
+    dense = np.hstack([data.points.toarray()[rows].astype(np.float64), np.full((45, 1), bias)])
     for child in range(5):
         target = np.array([1 if child in own else -1 for own in positives])
         expected = LogisticRegression(C=cost, fit_intercept=False, tol=1e-10, max_iter=10_000).fit(dense, target).coef_[0]
@@ -286,7 +291,7 @@ def test_a_logistic_step_is_the_root_of_its_equation(margin: float, square: floa
 def test_more_children_than_one_block_are_independent_of_each_other() -> None:
     rng = np.random.default_rng(5)
     data = random_points(rng, 50, 15, 3)
-    positives = [data.labels[a:b].tolist() for a, b in zip(data.labels_from[:-1], data.labels_from[1:], strict=True)]
+    positives = [data.labels_of(b).tolist() for b in range(50)]
     few = solved(data.points, np.arange(50), positives, 3, tolerance=1e-5)[0]
     shifted = [[child + BLOCK + 5 for child in own] for own in positives]
     many = solved(data.points, np.arange(50), shifted, BLOCK + 9, tolerance=1e-5)[0]
@@ -296,14 +301,14 @@ def test_more_children_than_one_block_are_independent_of_each_other() -> None:
 def test_small_weights_are_left_out() -> None:
     rng = np.random.default_rng(6)
     data = random_points(rng, 50, 15, 3)
-    positives = [data.labels[a:b].tolist() for a, b in zip(data.labels_from[:-1], data.labels_from[1:], strict=True)]
+    positives = [data.labels_of(b).tolist() for b in range(50)]
     every, pruned = (solved(data.points, np.arange(50), positives, 3, threshold=least)[0] for least in (0.0, 0.2))
     assert_array_equal(pruned, np.where(np.abs(every) >= 0.2, every, 0))
     assert 0 < np.count_nonzero(pruned) < np.count_nonzero(every)
 
 
 def test_a_node_without_points_has_no_weights() -> None:
-    points = sparse_rows(np.eye(3))
+    points = csr_array(np.eye(3, dtype=np.float32))
     weights, bias = solved(points, np.empty(0, np.int64), [], 2)
     assert not weights.any()
     assert not bias.any()
@@ -327,7 +332,7 @@ def expected_rows(data: LabelledPoints, tree: Tree, p: int) -> NDArray[np.int64]
     for _ in range(tree.height):
         below |= {c for node in below for c in range(tree.first_child[node], tree.first_child[node + 1])}
     labels = {int(tree.leaf_item[node - tree.leaf_offset]) for node in below if node >= tree.leaf_offset}
-    own = [set(data.labels[a:b].tolist()) for a, b in zip(data.labels_from[:-1], data.labels_from[1:], strict=True)]
+    own = [set(data.labels_of(b)) for b in range(len(data))]
     return np.array([b for b, some in enumerate(own) if some & labels], np.int64)
 
 
@@ -339,7 +344,7 @@ def test_each_node_learns_from_the_points_that_come_there(negatives: Any) -> Non
     options = LinearOptions(negatives=negatives, beam_size=1, tolerance=1e-4, passes=2000, threshold=0.0, prior=0)
     chunks = fit_linear(data, tree, options)
     chunks.check(tree)
-    kept = ChunkSearch(tree, chunks, last=1).search(data.points, Wanted.uniform(len(data.points), 1, 1)).leaves_BM[:, 0]
+    kept = ChunkSearch(tree, chunks, last=1).search(as_rows(data.points), Wanted.uniform(len(data), 1, 1)).leaves_BM[:, 0]
     for p in range(tree.leaf_offset):
         rows = expected_rows(data, tree, p)
         if p > 0 and negatives != "teacher":
@@ -361,7 +366,7 @@ def test_each_node_learns_from_the_points_that_come_there(negatives: Any) -> Non
 
 def _with_label(data: LabelledPoints, tree: Tree, leaf: int) -> NDArray[np.int64]:
     label = tree.leaf_item[leaf - tree.leaf_offset]
-    return np.array([b for b in range(len(data)) if label in data.labels[data.labels_from[b] : data.labels_from[b + 1]]], np.int64)
+    return np.array([b for b in range(len(data)) if label in data.labels_of(b)], np.int64)
 
 
 @pytest.mark.parametrize("loss", ["squared-hinge", "logistic"])
@@ -372,13 +377,13 @@ def test_weights_are_drawn_to_the_centroids(loss: Any) -> None:
     tree, centroids = complete_tree(np.arange(4), 2), pifa(data)
     options = LinearOptions(negatives="teacher", tolerance=1e-6, passes=5000, threshold=0.0, prior=0.7, cost=0.3, loss=loss)
     chunks = fit_linear(data, tree, options, centroids=centroids)
-    points, every = dense_of(data.points), np.arange(15, dtype=np.int32)
+    points, every = data.points.toarray(), np.arange(15, dtype=np.int32)
     below = {1: [0, 1], 2: [2, 3], 3: [0], 4: [1], 5: [2], 6: [3]}
     for node, labels in below.items():
         siblings = below[int(tree.parent[node])] if tree.parent[node] else [0, 1, 2, 3]
         known = [b for b in range(80) if set(data.labels_of(b)) & set(siblings)]
         y = np.array([1 if set(data.labels_of(b)) & set(labels) else -1 for b in known])
-        largest = dense_of(centroids)[labels].max(0)
+        largest = centroids.toarray()[labels].max(0)
         weights, bias = chunks.weights_of(tree, node, every), chunks.bias[node]
         margin = y * (points[known] @ weights + bias)
         fall = 2 * np.maximum(0, 1 - margin) if loss == "squared-hinge" else 1 / (1 + np.exp(margin))
@@ -386,9 +391,9 @@ def test_weights_are_drawn_to_the_centroids(loss: Any) -> None:
         assert bias + 0.35 == pytest.approx(0.3 * (fall * y).sum(), abs=2e-3)
     for name in ARRAYS:  # PIFA's are the default
         assert_array_equal(getattr(fit_linear(data, tree, options), name), getattr(chunks, name))
+    none = csr_array(np.zeros((80, 2), np.float32))
     with pytest.raises(InvalidData, match=r"centroids: got '\[4, 15\]', expected \[2, 15\]"):
-        fit_linear(LabelledPoints(data.points, np.zeros(81, np.int64), np.empty(0, np.int32), 2), complete_tree(np.arange(2), 2), options,
-                   centroids=centroids)  # fmt: skip
+        fit_linear(LabelledPoints(data.points, none), complete_tree(np.arange(2), 2), options, centroids=centroids)
 
 
 @pytest.mark.parametrize("empty_share", [0.0, 0.4])
@@ -397,34 +402,34 @@ def test_a_nodes_centroid_is_the_largest_of_its_items_where_features_are_negativ
     rng = np.random.default_rng(4)
     tree = random_tree(rng, 3, 3, empty_share=empty_share)
     dense_IF = np.where(rng.random((tree.item_count, 6)) < 0.6, rng.normal(size=(tree.item_count, 6)) - 1, 0).astype(np.float32)
-    for level, found in enumerate(node_centroids(sparse_rows(dense_IF), tree), start=1):
+    for level, found in enumerate(node_centroids(csr_array(dense_IF), tree), start=1):
         expected = np.zeros((tree.level_size(level), 6))
         path_I = tree.ancestors(tree.leaf_of_item)[:, level] - tree.level(level).start
         for n in np.unique(path_I):
             expected[n] = dense_IF[path_I == n].max(0)
         lengths = np.linalg.norm(expected, axis=1)
         assert_allclose(found.length_N, lengths, rtol=1e-5)
-        assert_allclose(dense_of(found.rows), expected / np.where(lengths > 0, lengths, 1)[:, None], rtol=1e-5, atol=1e-7)
+        assert_allclose(found.rows.toarray(), expected / np.where(lengths > 0, lengths, 1)[:, None], rtol=1e-5, atol=1e-7)
 
 
 def test_items_of_few_queries_stay_at_their_centroids_and_are_found_as_by_them() -> None:
     """One text an item: the tree ranks as the cosine to the centroids does, and nodes of items with more texts are trained."""
     rng = np.random.default_rng(13)
     rows = np.abs(rng.normal(size=(40, 30))) * (rng.random((40, 30)) < 0.4) + np.eye(40, 30) * 0.1
-    points = sparse_rows(rows).normalised()
-    data = LabelledPoints(points, np.arange(41), np.arange(40, dtype=np.int32), 40)
+    points = unit(rows)
+    data = LabelledPoints(points, csr_array(np.eye(40, dtype=np.float32)))
     tree = complete_tree(np.arange(40), 40)
     chunks = fit_linear(data, tree, LinearOptions(threshold=0.0))
     assert_allclose(chunks.bias[1:], -1.5)
     queries = sparse_rows(np.abs(rng.normal(size=(9, 30)))).normalised()
     found = ChunkSearch(tree, chunks).search(queries, Wanted.uniform(9, 1, 10)).leaves_BM - 1
-    assert_array_equal(found, np.argsort(-dense_of(queries) @ dense_of(points).T, axis=1)[:, :10])
+    assert_array_equal(found, np.argsort(-dense_of(queries) @ points.toarray().T, axis=1)[:, :10])
     for few, trained in ((1, True), (1.1, False)):
         assert np.any(fit_linear(data, tree, LinearOptions(few=few)).bias[1:] != -1.5) == trained
 
     below = complete_tree(np.arange(4), 2)  # the first two items have one text, the others three
     counts = [1, 1, 3, 3]
-    some = LabelledPoints(points.take(np.arange(8)), np.arange(9), np.repeat(np.arange(4), counts).astype(np.int32), 4)
+    some = LabelledPoints(points[:8], csr_array(np.repeat(np.eye(4, dtype=np.float32), counts, axis=0)))
     bias = fit_linear(some, below, LinearOptions(few=2)).bias
     assert_allclose(bias[3:5], -1.5)
     assert np.all(bias[[1, 2, 5, 6]] != -1.5)
@@ -447,7 +452,7 @@ def learned_rows(data: LabelledPoints, tree: Tree, options: LinearOptions) -> tu
     """Trained scorers, and the points that each inner node learned from."""
     rows: list[NDArray[np.int64]] = []
 
-    def told(points: SparseRows, own: NDArray[np.int64], *rest: Any) -> Any:
+    def told(points: Csr, own: NDArray[np.int64], *rest: Any) -> Any:
         rows.append(own)
         return train_children(points, own, *rest)
 
@@ -467,7 +472,7 @@ def test_training_ranks_as_serving_will() -> None:
         chunks, trained = learned_rows(data, tree, options)
         assert options.ranking == Ranking(activation="l3-hinge", own="log_activation", gamma=gamma)
         nodes = [*tree.level(1), *tree.level(2)]
-        logits_BN = dense_of(data.points) @ np.array([chunks.weights_of(tree, node, every) for node in nodes]).T + chunks.bias[nodes]
+        logits_BN = data.points.toarray() @ np.array([chunks.weights_of(tree, node, every) for node in nodes]).T + chunks.bias[nodes]
         own_BN = -(np.maximum(1 - logits_BN, 0) ** 3)
         ranks_BN = own_BN[:, 3:] + gamma * np.repeat(own_BN[:, :3], 3, axis=1)
         kept_BK = np.argsort(-ranks_BN, axis=1, kind="stable")[:, :3]
@@ -519,15 +524,13 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.M
 def test_a_positive_costs_as_much_as_its_weight_says(loss: Any) -> None:
     rng = np.random.default_rng(8)
     data = random_points(rng, 60, 15, 4)
-    weights = rng.choice([0.5, 1.0, 4.0], len(data.labels)).astype(np.float32)
-    data = LabelledPoints(data.points, data.labels_from, data.labels, 4, weights)
+    data.labels.data[:] = rng.choice([0.5, 1.0, 4.0], data.labels.nnz)
     options = LinearOptions(negatives="teacher", tolerance=1e-5, passes=5000, threshold=0.0, weighted=True, prior=0, loss=loss)
     tree = complete_tree(np.arange(4), 4)
     chunks = fit_linear(data, tree, options)
-    weight_BI = np.zeros((60, 4))
-    weight_BI[np.repeat(np.arange(60), np.diff(data.labels_from)), data.labels] = weights / weights.mean()
-    known = np.flatnonzero(np.diff(data.labels_from))
-    points = np.hstack([dense_of(data.points)[known], np.ones((len(known), 1))])
+    weight_BI = data.labels.toarray() / data.labels.data.mean()
+    known = np.flatnonzero(np.diff(data.labels.indptr))
+    points = np.hstack([data.points.toarray()[known], np.ones((len(known), 1))])
     for label in range(4):
         cost = np.where(weight_BI[known, label] > 0, weight_BI[known, label], 1)
         if loss == "squared-hinge":
@@ -547,19 +550,17 @@ def test_a_trained_tree_finds_labels_and_a_beam_of_all_finds_no_fewer() -> None:
     search = ChunkSearch(tree, fit_linear(training, tree, LinearOptions()))
     scores = {}
     for beam in (1, 5, 60):
-        leaves = search.search(test.points, Wanted.uniform(len(test.points), beam, 10)).leaves_BM
+        leaves = search.search(as_rows(test.points), Wanted.uniform(len(test), beam, 10)).leaves_BM
         scores[beam] = quality(np.where(leaves >= 0, tree.leaf_item[leaves - tree.leaf_offset], -1), test, training)
     assert scores[5]["p1"] > 60  # a point has a label in three of four cases
     assert scores[60]["r10"] >= scores[1]["r10"]
 
 
 def test_labels_must_be_the_trees() -> None:
-    points = sparse_rows(np.eye(3))
-    tree = complete_tree(np.arange(4), 2)
-    with pytest.raises(InvalidData, match="labels: got 4, expected labels from 0 to 3"):
-        fit_linear(LabelledPoints(points, np.array([0, 1, 1, 1]), np.array([4], np.int32), 4), tree, LinearOptions())
-    with pytest.raises(InvalidData, match="labels_from"):
-        fit_linear(LabelledPoints(points, np.array([0, 1]), np.array([3], np.int32), 4), tree, LinearOptions())
+    points, tree = csr_array(np.eye(3, dtype=np.float32)), complete_tree(np.arange(4), 2)
+    for shape in ((3, 5), (2, 4)):
+        with pytest.raises(InvalidData, match=rf"labels: got '\[{shape[0]}, {shape[1]}\]', expected \[3, 4\]: a row per point"):
+            fit_linear(LabelledPoints(points, csr_array(np.zeros(shape, np.float32))), tree, LinearOptions())
 
 
 # -- the search -----------------------------------------------------------------------------------------------------------
@@ -638,7 +639,7 @@ def test_more_children_than_a_chunk_can_number_are_refused(monkeypatch: pytest.M
     monkeypatch.setattr("training.linear.fit.MAX_CHILDREN", 3)
     with pytest.raises(InvalidData, match="tree: got 'a node of 4 children', expected at most 3"):
         fit_linear(
-            LabelledPoints(sparse_rows(np.eye(3)), np.array([0, 0, 0, 0]), np.empty(0, np.int32), 4),
+            LabelledPoints(csr_array(np.eye(3, dtype=np.float32)), csr_array(np.zeros((3, 4), np.float32))),
             complete_tree(np.arange(4), 4),
             LinearOptions(),
         )
@@ -668,9 +669,8 @@ def test_chunks_that_do_not_fit_their_tree_are_refused() -> None:
 
 
 def test_quality_is_what_the_definitions_say() -> None:
-    labels_from, labels = np.array([0, 2, 3, 3]), np.array([1, 4, 0], np.int32)
-    empty = SparseRows(np.zeros(4, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), 3)
-    test = LabelledPoints(empty, labels_from, labels, 5)
+    labels = csr_array(np.array([[0, 1, 0, 0, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]], np.float32))
+    test = LabelledPoints(csr_array(np.zeros((3, 3), np.float32)), labels)
     found = np.array([[4, 2, 1, 3, -1], [1, 0, -1, -1, -1], [3, 2, 1, 0, -1]])
     row = quality(found, test, test)
     assert row["p1"] == pytest.approx(100 / 3, abs=0.01)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.sparse import csr_array
 
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
@@ -28,6 +29,7 @@ from espalier.tree import EMPTY_LEAF, complete_tree
 from tests.service.running import run
 from training.__main__ import evaluate, fit, inspect
 from training.__main__ import place as place_command
+from training.data.csr import Csr, as_rows, normalised
 from training.linear.placing import Placing, grown, nearest_clusters, nearest_items, new_weights, place
 
 COLOURS = ["red", "green", "blue", "yellow", "black", "white"]
@@ -35,10 +37,8 @@ THINGS = ["teapot", "kettle", "lamp", "chair", "table", "spoon", "ladder", "buck
 NEW = ["purple-teapot", "red-clock", "blue-clock", "golden-spoon", "purple-lamp"]
 
 
-def dense_of(rows: Any) -> Any:
-    dense = np.zeros((len(rows), rows.width))
-    dense[np.repeat(np.arange(len(rows)), np.diff(rows.indptr)), rows.indices] = rows.values
-    return dense
+def unit(dense: Any) -> Csr:
+    return normalised(csr_array(dense.astype(np.float32)))
 
 
 def item_frame(ids: list[str]) -> pl.DataFrame:
@@ -177,7 +177,7 @@ def test_grown_scorers_score_every_leaf_as_they_should(seed: int, height: int, e
     dense = rng.integers(-2, 3, (count, width)) * (rng.random((count, width)) < rng.choice([0.0, 0.3, 1.0]))
     span = tree.level(height - 1)
     cluster_n, bias_n = rng.integers(span.start, span.stop, count), rng.integers(-2, 3, count).astype(np.float32)
-    larger, scorers = grown(tree, chunks, cluster_n, sparse_rows(dense), bias_n)
+    larger, scorers = grown(tree, chunks, cluster_n, csr_array(dense.astype(np.float32)), bias_n)
     scorers.check(larger)
     assert larger.item_count == tree.item_count + count
     assert (larger.leaf_item == EMPTY_LEAF).sum() == (tree.leaf_item == EMPTY_LEAF).sum()
@@ -201,9 +201,9 @@ def test_items_go_where_the_model_looks_for_their_text() -> None:
     rng = np.random.default_rng(1)
     tree, width = random_tree(rng, 3, 5), 12
     chunks = random_chunks(rng, tree, width, integer=False)
-    own = sparse_rows((rng.random((20, width)) < 0.4) * rng.random((20, width))).normalised()
+    own = unit((rng.random((20, width)) < 0.4) * rng.random((20, width)))
     every = Wanted.uniform(20, tree.level_size(2), 1)
-    best = ChunkSearch(tree, chunks, L3_HINGE, last=2).search(own, every).leaves_BM[:, 0]
+    best = ChunkSearch(tree, chunks, L3_HINGE, last=2).search(as_rows(own), every).leaves_BM[:, 0]
     assert_array_equal(nearest_clusters(tree, chunks, L3_HINGE, own, Placing(room=1000)), best)
     flat = complete_tree(np.arange(4), 4)
     assert_array_equal(nearest_clusters(flat, random_chunks(rng, flat, width), L3_HINGE, own), [0] * 12 + [-1] * 8)
@@ -213,13 +213,13 @@ def test_a_full_cluster_keeps_the_best_and_sends_the_others_on() -> None:
     rng = np.random.default_rng(2)
     tree, width = complete_tree(np.arange(16), 4), 8
     chunks = random_chunks(rng, tree, width, integer=False)
-    same = sparse_rows(np.tile(np.eye(1, width), (7, 1)) * np.linspace(1, 2, 7)[:, None])
+    same = csr_array((np.tile(np.eye(1, width), (7, 1)) * np.linspace(1, 2, 7)[:, None]).astype(np.float32))
     free = nearest_clusters(tree, chunks, L3_HINGE, same, Placing(room=1000))
     assert len(np.unique(free)) == 1
     placed = nearest_clusters(tree, chunks, L3_HINGE, same, Placing(room=2))
     assert (np.bincount(placed)[1:5] <= 4).all()
     assert (placed == free[0]).sum() == 4
-    many = sparse_rows(np.tile(np.eye(1, width), (17, 1)))
+    many = csr_array(np.tile(np.eye(1, width, dtype=np.float32), (17, 1)))
     assert (nearest_clusters(tree, chunks, L3_HINGE, many, Placing(room=2)) < 0).sum() == 1
 
 
@@ -228,8 +228,8 @@ def test_a_full_cluster_keeps_the_best_and_sends_the_others_on() -> None:
 def test_nearest_items_are_those_of_the_largest_cosine(seed: int, count: int) -> None:
     rng = np.random.default_rng(seed)
     old, new = ((rng.random((n, 9)) < 0.4) * rng.random((n, 9)) for n in (int(rng.integers(1, 30)), 7))
-    near = nearest_items(sparse_rows(new).normalised(), sparse_rows(old).normalised(), count).toarray()
-    cosine = dense_of(sparse_rows(new).normalised()) @ dense_of(sparse_rows(old).normalised()).T
+    near = nearest_items(unit(new), unit(old), count).toarray()
+    cosine = unit(new).toarray() @ unit(old).toarray().T
     best = -np.sort(-cosine, axis=1)[:, :count]
     assert_allclose(-np.sort(-near, axis=1)[:, :count], best / count, atol=1e-6)
     assert_allclose(near[near > 0], cosine[near > 0] / count, atol=1e-6)
@@ -239,19 +239,19 @@ def test_weights_are_the_text_and_the_neighbours() -> None:
     rng = np.random.default_rng(3)
     tree, width = random_tree(rng, 2, 5, empty_share=0.2), 10
     chunks = random_chunks(rng, tree, width, integer=False)
-    old, new = (sparse_rows((rng.random((n, width)) < 0.5) * rng.random((n, width))).normalised() for n in (tree.item_count, 6))
+    old, new = (unit((rng.random((n, width)) < 0.5) * rng.random((n, width))) for n in (tree.item_count, 6))
     features = np.arange(width, dtype=np.int32)
     weights_I = np.array([chunks.weights_of(tree, leaf, features) for leaf in tree.leaf_of_item.tolist()])
     length = np.median(np.linalg.norm(weights_I, axis=1))
     for share in (0.5, 0.0):
         near = nearest_items(new, old, 3)
         rows, bias = new_weights(tree, chunks, new, near, Placing(share=share))
-        expected = length * dense_of(new) + share * (near.toarray() @ weights_I)
+        expected = length * new.toarray() + share * (near.toarray() @ weights_I)
         expected[np.abs(expected) < np.abs(weights_I[weights_I != 0]).min()] = 0
-        assert_allclose(dense_of(rows), expected, atol=1e-5)
+        assert_allclose(rows.toarray(), expected, atol=1e-5)
         assert bias == pytest.approx(np.quantile(chunks.bias[tree.leaf_of_item], 0.25))
     alone, _ = new_weights(tree, chunks, new, None)
-    assert_allclose(dense_of(alone), dense_of(rows), atol=1e-6)
+    assert_allclose(alone.toarray(), rows.toarray(), atol=1e-6)
 
 
 # -- features ---------------------------------------------------------------------------------------------------------------

@@ -14,31 +14,28 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from espalier.errors import InvalidData
+from training.data.csr import Csr
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledTexts:
     """B different texts with their items.
 
-    labels_from, labels, weights  int64[B + 1], int32, float32: each text's item rows, ascending, and how much each counts
+    labels  float32[B, I]: the weight of each item that a text led to, above 0
     """
 
     texts: list[str]
-    labels_from: NDArray[np.int64]
-    labels: NDArray[np.int32]
-    weights: NDArray[np.float32]
+    labels: Csr
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def take(self, rows: NDArray[np.int64]) -> LabelledTexts:
         """The texts at some positions (int64)."""
-        counts = np.diff(self.labels_from)[rows]
-        begin = np.concatenate([[0], np.cumsum(counts)])
-        entries = np.arange(begin[-1]) - np.repeat(begin[:-1], counts) + np.repeat(self.labels_from[rows], counts)
-        return LabelledTexts([self.texts[b] for b in rows.tolist()], begin, self.labels[entries], self.weights[entries])
+        return LabelledTexts([self.texts[b] for b in rows.tolist()], self.labels[rows])
 
 
 def read_log(file: Path, query: str, item: str, weight: str | None) -> pl.DataFrame:
@@ -103,7 +100,5 @@ def labelled(pairs: pl.DataFrame, row_of: dict[str, int]) -> LabelledTexts:
     known = pairs.with_columns(items.alias("label"))
     texts = known.select(pl.col("query").unique(maintain_order=True)).with_row_index("b")
     merged = known.join(texts, on="query").group_by("b", "label").agg(pl.col("weight").sum()).sort("b", "label")
-    labels_from = np.searchsorted(merged["b"].to_numpy(), np.arange(len(texts) + 1)).astype(np.int64)
-    return LabelledTexts(
-        texts["query"].to_list(), labels_from, merged["label"].to_numpy().astype(np.int32), merged["weight"].to_numpy().astype(np.float32)
-    )
+    weights, pairs_of_rows = merged["weight"].to_numpy().astype(np.float32), (merged["b"].to_numpy(), merged["label"].to_numpy())
+    return LabelledTexts(texts["query"].to_list(), csr_array((weights, pairs_of_rows), shape=(len(texts), len(row_of))))

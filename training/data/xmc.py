@@ -5,7 +5,7 @@
 
 Knows the files, gzipped or not. Does not know what is learned from them.
 
-Legend: B points, F features.
+Legend: B points, F features, L labels.
 """
 
 from __future__ import annotations
@@ -17,41 +17,33 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from espalier.errors import InvalidData, InvalidQuery
-from espalier.text.sparse_rows import SparseRows
+from training.data.csr import Csr, as_rows
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledPoints:
     """B points with their labels.
 
-    points       features
-    labels_from  int64[B + 1]: where each point's labels begin
-    labels       int32, ascending within a point, none twice
-    label_count  labels are 0 … label_count − 1
-    weights      float32, one for each label of a point, above 0; None: all 1
+    points  float32[B, F]: features
+    labels  float32[B, L]: the weight of each label that a point has, above 0
     """
 
-    points: SparseRows
-    labels_from: NDArray[np.int64]
-    labels: NDArray[np.int32]
-    label_count: int
-    weights: NDArray[np.float32] | None = None
+    points: Csr
+    labels: Csr
 
     def __len__(self) -> int:
-        return len(self.points)
+        return self.points.shape[0]
 
     def take(self, rows: NDArray[np.int64]) -> LabelledPoints:
         """The points at some positions (int64)."""
-        weights = np.ones(len(self.labels), np.float32) if self.weights is None else self.weights
-        labels = SparseRows(self.labels_from, self.labels, weights, self.label_count).take(rows)
-        kept = None if self.weights is None else labels.values
-        return LabelledPoints(self.points.take(rows), labels.indptr, labels.indices, self.label_count, kept)
+        return LabelledPoints(self.points[rows], self.labels[rows])
 
     def labels_of(self, b: int) -> NDArray[np.int64]:
         """The labels of a point."""
-        return self.labels[self.labels_from[b] : self.labels_from[b + 1]].astype(np.int64)
+        return self.labels.indices[self.labels.indptr[b] : self.labels.indptr[b + 1]].astype(np.int64)
 
 
 def read_xmc(path: Path) -> LabelledPoints:
@@ -93,13 +85,13 @@ def read_xmc(path: Path) -> LabelledPoints:
     if len(numbers) and not (numbers[0::2].min() >= 0 and numbers[0::2].max() < features):
         bad = int(numbers[0::2].max() if numbers[0::2].max() >= features else numbers[0::2].min())
         raise InvalidData(str(path), bad, f"features from 0 to {features - 1}")
-    order = np.lexsort((numbers[0::2], np.repeat(np.arange(count), np.diff(indptr))))
-    points = SparseRows(indptr, numbers[0::2][order].astype(np.int32), numbers[1::2][order].astype(np.float32), features)
+    points = csr_array((numbers[1::2].astype(np.float32), numbers[0::2].astype(np.int32), indptr), shape=(count, features))
     try:
-        points.check()
+        as_rows(points).check()
     except InvalidQuery as error:
         raise InvalidData(str(path), error.value, "features each once in a point, with finite values") from error
-    return LabelledPoints(points, np.array(labels_from, np.int64), np.array(labels, np.int32), label_count)
+    ones = np.ones(len(labels), np.float32)
+    return LabelledPoints(points, csr_array((ones, np.array(labels, np.int32), labels_from), shape=(count, label_count)))
 
 
 def _numbers(path: Path, parts: list[bytes], entries: int) -> NDArray[np.float64]:

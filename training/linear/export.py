@@ -21,6 +21,7 @@ from espalier.manifest import ManifestDraft, SearchDefaults
 from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams
 from espalier.tree import Tree
+from training.data.csr import as_rows
 from training.evaluate import measure
 from training.golden import golden_answers
 from training.linear.config import LinearConfig
@@ -42,13 +43,13 @@ class GoldenQueries:
 def export(config: LinearConfig, prepared: Prepared, tree: Tree, chunks: Chunks, path: Path) -> Bundle:
     """Write the bundle of trained scorers to models/<name>/<version>/ and return it, verified and measured on the test queries."""
     test = prepared.test
-    known = np.flatnonzero(np.diff(test.labels_from))
+    known = np.flatnonzero(np.diff(test.labels.indptr))
     relevant = [test.labels_of(b) for b in known.tolist()]
     draft = _draft(config, prepared, path)
     held = [prepared.items.ids_of(rows) for rows in relevant[:HELD_OUT_QUERIES]]
     written = prepared.asked.take(pa.array(known))
     heldout = pa.table({draft.query.kind: written.slice(0, len(held)), "relevant": pa.array(held, pa.list_(pa.string()))})
-    queries = QueryBatch(prepared.kind, test.points.take(known))
+    queries = QueryBatch(prepared.kind, as_rows(test.points[known]))
     content = LinearContent(tree, chunks, prepared.items, unanswered(heldout, draft.query.kind), heldout, prepared.vectoriser)
     return publish_linear(path, draft, content, _golden(config, queries, written), queries, relevant)
 

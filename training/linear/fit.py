@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from espalier.chunks import MAX_CHILDREN, Chunks
 from espalier.engines.linear.chunk_search import ChunkSearch, Wanted
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
+from training.data.csr import Csr, as_rows
 from training.data.xmc import LabelledPoints
 from training.linear.config import LinearOptions
 from training.linear.label_features import pifa
-from training.linear.node_centroids import Centroids, node_centroids, rows_of
+from training.linear.node_centroids import Centroids, node_centroids
 from training.linear.solver import train_children
 
 Int64 = NDArray[np.int64]
@@ -44,7 +44,7 @@ def fit_linear(
     seed: int = 0,
     progress: Callable[[int], object] = lambda nodes: None,
     work: Path | None = None,
-    centroids: SparseRows | None = None,
+    centroids: Csr | None = None,
 ) -> Chunks:
     """The scorers of a tree over labels 0 … I − 1.
 
@@ -53,25 +53,21 @@ def fit_linear(
     work      an empty folder, or that of a run with the same arguments that was killed: each level is kept there once it is trained
     Raises InvalidData where labels are not the tree's items, or a node has more children than a chunk can number.
     """
-    points, labels_from, labels = data.points, data.labels_from, data.labels
-    if len(labels_from) != len(points) + 1 or labels_from[0] != 0 or labels_from[-1] != len(labels):
-        raise InvalidData("labels_from", f"{len(labels_from)} entries", f"{len(points) + 1}, from 0 to {len(labels)}")
-    if len(labels) and (labels.min() < 0 or labels.max() >= tree.item_count):
-        raise InvalidData("labels", int(labels.max()), f"labels from 0 to {tree.item_count - 1}")
+    points, labels = data.points, data.labels
+    if labels.shape != (len(data), tree.item_count):
+        raise InvalidData("labels", str(list(labels.shape)), f"[{len(data)}, {tree.item_count}]: a row per point, a column per item")
     if max(tree.max_children) > MAX_CHILDREN:
         raise InvalidData("tree", f"a node of {max(tree.max_children)} children", f"at most {MAX_CHILDREN}")
     if options.prior > 0 and centroids is None:
         centroids = pifa(data)
-    if centroids is not None and (len(centroids), centroids.width) != (tree.item_count, points.width):
-        raise InvalidData("centroids", f"[{len(centroids)}, {centroids.width}]", f"[{tree.item_count}, {points.width}]")
+    if centroids is not None and centroids.shape != (tree.item_count, points.shape[1]):
+        raise InvalidData("centroids", str(list(centroids.shape)), f"[{tree.item_count}, {points.shape[1]}]")
     drawn = centroids is not None and options.prior > 0
     drawn_to = node_centroids(centroids, tree) if centroids is not None and drawn else [None] * tree.height
     trained_P = _trained(data, tree, options.few) if drawn else np.ones(tree.leaf_offset, np.bool_)
     trainer = _Trainer(points, tree, options, trained_P, threads, seed)
-    weights = np.ones(len(labels), np.float32)
-    if options.weighted and data.weights is not None and len(labels):
-        weights = data.weights / data.weights.mean()
-    levels = [_Positives(np.repeat(np.arange(len(points)), np.diff(labels_from)), tree.leaf_of_item[labels], weights).distinct()]
+    weights = labels.data / labels.data.mean() if options.weighted and labels.nnz else np.ones(labels.nnz, np.float32)
+    levels = [_Positives(np.repeat(np.arange(len(data)), np.diff(labels.indptr)), tree.leaf_of_item[labels.indices], weights).distinct()]
     for _ in range(tree.height - 1):
         levels.insert(0, _Positives(levels[0].point, tree.parent[levels[0].node], levels[0].weight).distinct())
     parts: list[_Part] = []
@@ -88,7 +84,7 @@ def fit_linear(
             if file is not None:
                 _keep_level(file, trained)
         parts += trained
-    return _joined(parts, tree, points.width)
+    return _joined(parts, tree, points.shape[1])
 
 
 @dataclass(frozen=True)
@@ -123,9 +119,7 @@ PART_ARRAYS = tuple(field.name for field in fields(_Part))
 
 
 class _Trainer:
-    def __init__(
-        self, points: SparseRows, tree: Tree, options: LinearOptions, trained_P: NDArray[np.bool_], threads: int, seed: int
-    ) -> None:
+    def __init__(self, points: Csr, tree: Tree, options: LinearOptions, trained_P: NDArray[np.bool_], threads: int, seed: int) -> None:
         self._points, self._tree, self._options, self._trained_P = points, tree, options, trained_P
         self._threads, self._seed = threads, seed
         self._own = threading.local()
@@ -160,7 +154,7 @@ class _Trainer:
             children = slice(first, first + int(tree.first_child[p + 1] - tree.first_child[p]))
             if centroids is not None and not self._trained_P[p]:
                 return _as_centroids(centroids, children, self._options)
-            drawn_to = None if centroids is None else rows_of(centroids.rows, children.start, children.stop)
+            drawn_to = None if centroids is None else centroids.rows[children]
             own = slice(cut[k], cut[k + 1])
             positive, child, own_cost = point[own], node[own] - tree.first_child[p], cost[own]
             if kept is None:
@@ -171,7 +165,7 @@ class _Trainer:
                 positive, child, own_cost = positive[among], child[among], own_cost[among]
             else:
                 rows = np.union1d(positive, kept[0][kept_cut[k] : kept_cut[k + 1]])
-            positive_from = np.searchsorted(positive, np.append(rows, len(self._points)))
+            positive_from = np.searchsorted(positive, np.append(rows, self._points.shape[0]))
             return self._train(p, rows, positive_from, child.astype(np.int32), own_cost, drawn_to)
 
         def counted(trained: Iterable[_Part]) -> list[_Part]:
@@ -193,10 +187,10 @@ class _Trainer:
         positive_from: Int64,
         positive_child: NDArray[np.int32],
         positive_cost: NDArray[np.float32],
-        centroids: SparseRows | None,
+        centroids: Csr | None,
     ) -> _Part:
         if not hasattr(self._own, "number_of"):
-            self._own.number_of = np.full(self._points.width, -1, np.int32)
+            self._own.number_of = np.full(self._points.shape[1], -1, np.int32)
         children = int(self._tree.first_child[p + 1] - self._tree.first_child[p])
         return _Part(
             *train_children(
@@ -211,9 +205,9 @@ def _as_centroids(centroids: Centroids, children: slice, options: LinearOptions)
 
     What is small is told before a row is brought to length 1: the rows of large nodes have many features, and all of them small ones.
     """
-    rows = rows_of(centroids.rows, children.start, children.stop)
+    rows = centroids.rows[children]
     child = np.repeat(np.arange(children.stop - children.start), np.diff(rows.indptr))
-    features, weights = rows.indices, np.float32(options.prior) * rows.values
+    features, weights = rows.indices.astype(np.int32, copy=False), np.float32(options.prior) * rows.data
     large = np.abs(weights) * centroids.length_N[children][child] >= options.threshold
     order = np.lexsort((child[large], features[large]))
     features = features[large][order]
@@ -227,11 +221,11 @@ def _as_centroids(centroids: Centroids, children: slice, options: LinearOptions)
     )
 
 
-def _kept_by_beam(points: SparseRows, tree: Tree, parts: list[_Part], options: LinearOptions, level: int) -> tuple[Int64, Int64]:
+def _kept_by_beam(points: Csr, tree: Tree, parts: list[_Part], options: LinearOptions, level: int) -> tuple[Int64, Int64]:
     """The points and nodes of `level` that a beam over the scorers so far keeps."""
-    search = ChunkSearch(tree, _joined(parts, tree, points.width), options.ranking, last=level)
-    beam_B = np.full(len(points), options.beam_size, np.int64)
-    nodes_BM = search.search(points, Wanted(beam_B, np.minimum(beam_B, tree.level_size(level)))).leaves_BM
+    search = ChunkSearch(tree, _joined(parts, tree, points.shape[1]), options.ranking, last=level)
+    beam_B = np.full(points.shape[0], options.beam_size, np.int64)
+    nodes_BM = search.search(as_rows(points), Wanted(beam_B, np.minimum(beam_B, tree.level_size(level)))).leaves_BM
     point, slot = np.nonzero(nodes_BM >= 0)
     return point, nodes_BM[point, slot]
 
@@ -242,7 +236,7 @@ def _trained(data: LabelledPoints, tree: Tree, few: float) -> NDArray[np.bool_]:
     On average over items it would be those that nobody asks for who decide.
     """
     count_N, square_N = np.zeros(tree.node_count), np.zeros(tree.node_count)
-    count_N[tree.leaf_of_item] = np.bincount(data.labels, minlength=tree.item_count)
+    count_N[tree.leaf_of_item] = np.bincount(data.labels.indices, minlength=tree.item_count)
     square_N[tree.leaf_of_item] = count_N[tree.leaf_of_item] ** 2
     for level in range(tree.height, 0, -1):
         nodes = slice(tree.level(level).start, tree.level(level).stop)

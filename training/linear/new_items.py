@@ -20,7 +20,7 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData, InvalidQuery
 from espalier.items import ItemTable
 from espalier.queries import FeaturesKind, TextKind, encode_features
-from espalier.text.sparse_rows import SparseRows
+from training.data.csr import Csr, as_matrix, normalised
 from training.data.query_logs import texts_of
 
 FEATURES = "features"
@@ -32,7 +32,7 @@ class NewItems:
     """table: the items, with the columns of the model's item table and their types; own: rows [n, F] of length 1."""
 
     table: pa.Table
-    own: SparseRows
+    own: Csr
 
 
 def read_new_items(bundle: Bundle, file: Path, columns: Sequence[str]) -> NewItems:
@@ -66,12 +66,12 @@ def read_new_items(bundle: Bundle, file: Path, columns: Sequence[str]) -> NewIte
         what = "features" if isinstance(kind, FeaturesKind) else ", ".join(columns)
         value = None if isinstance(kind, FeaturesKind) else _texts(table, columns)[int(blank[0])]
         raise InvalidData(f"{file}, item {ids[int(blank[0])]!r}, {what}", value, "something that the model has features for")
-    return NewItems(table, own.normalised())
+    return NewItems(table, normalised(own))
 
 
-def own_texts(bundle: Bundle, table: pa.Table, columns: Sequence[str]) -> SparseRows:
+def own_texts(bundle: Bundle, table: pa.Table, columns: Sequence[str]) -> Csr:
     """The features of items' texts: rows [items, F]; empty where an item has none."""
-    return bundle.vectoriser.transform(_texts(table, columns))
+    return as_matrix(bundle.vectoriser.transform(_texts(table, columns)))
 
 
 def _texts(table: pa.Table, columns: Sequence[str]) -> list[str]:
@@ -108,14 +108,14 @@ def _family(kind: pa.DataType) -> str:
     return "number" if pa.types.is_integer(kind) or pa.types.is_floating(kind) else str(kind)
 
 
-def _features(file: Path, given: pa.Table, ids: Sequence[str], kind: FeaturesKind) -> SparseRows:
+def _features(file: Path, given: pa.Table, ids: Sequence[str], kind: FeaturesKind) -> Csr:
     pairs = []
     for item_id, value in zip(ids, given.column(FEATURES).to_pylist(), strict=True):
         if not isinstance(value, dict) or value.keys() != {"indices", "values"} or None in value.values():
             raise InvalidData(f"{file}, item {item_id!r}, {FEATURES}", value, "a struct of the lists indices and values")
         pairs.append((value["indices"], value["values"]))
     try:
-        return encode_features(kind, pairs).features
+        return as_matrix(encode_features(kind, pairs).features)
     except InvalidQuery as error:
         row = int(error.field.split("[")[1].split("]")[0])
         raise InvalidData(f"{file}, item {ids[row]!r}, {error.field.split('.', 1)[1]}", error.value, error.expected) from error

@@ -15,61 +15,51 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
-
-Int64 = NDArray[np.int64]
+from training.data.csr import Csr, normalised
 
 
 @dataclass(frozen=True, eq=False)
 class Centroids:
     """Nodes of one level: float32 rows [N, F] of length 1, and float32[N], by what each row was divided."""
 
-    rows: SparseRows
+    rows: Csr
     length_N: NDArray[np.float32]
 
 
-def node_centroids(centroids: SparseRows, tree: Tree) -> list[Centroids]:
+def node_centroids(centroids: Csr, tree: Tree) -> list[Centroids]:
     """Those of each level from 1 on; `centroids`: the items', rows [I, F] of length 1."""
-    items = csr_array((centroids.values, centroids.indices, centroids.indptr), shape=(len(centroids), centroids.width))
     leaf = tree.leaf_of_item - tree.leaf_offset
-    placed = csr_array((np.ones(len(leaf), np.float32), (leaf, np.arange(len(leaf)))), shape=(tree.leaf_count, len(leaf))) @ items
-    placed.sort_indices()
-    rows = SparseRows(placed.indptr.astype(np.int64), placed.indices.astype(np.int32), placed.data.astype(np.float32), centroids.width)
+    rows = csr_array((np.ones(len(leaf), np.float32), (leaf, np.arange(len(leaf)))), shape=(tree.leaf_count, len(leaf))) @ centroids
     levels = [rows]
     for level in range(tree.height - 1, 0, -1):
         nodes, below = tree.level(level), tree.level(level + 1)
-        rows = _largest(rows, tree.first_child[nodes.start : nodes.stop + 1] - below.start, tree.items_below[below.start : below.stop] > 0)
+        begins = tree.first_child[nodes.start : nodes.stop + 1] - below.start
+        has_items = tree.items_below[below.start : below.stop] > 0
+        rows = _largest(rows, begins, np.add.reduceat(has_items, begins[:-1], dtype=np.int64))
         levels.insert(0, rows)
-    return [Centroids(rows.normalised(), _lengths(rows)) for rows in levels]
+    return [Centroids(normalised(rows), _lengths(rows)) for rows in levels]
 
 
-def _lengths(rows: SparseRows) -> NDArray[np.float32]:
-    node = np.repeat(np.arange(len(rows)), np.diff(rows.indptr))
-    return np.sqrt(np.bincount(node, rows.values.astype(np.float64) ** 2, minlength=len(rows))).astype(np.float32)
+def _lengths(rows: Csr) -> NDArray[np.float32]:
+    node = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
+    return np.sqrt(np.bincount(node, rows.data.astype(np.float64) ** 2, minlength=rows.shape[0])).astype(np.float32)
 
 
-def rows_of(rows: SparseRows, begin: int, end: int) -> SparseRows:
-    """Some rows in a row."""
-    entries = slice(int(rows.indptr[begin]), int(rows.indptr[end]))
-    return SparseRows(rows.indptr[begin : end + 1] - rows.indptr[begin], rows.indices[entries], rows.values[entries], rows.width)
+def _largest(rows: Csr, begins: NDArray[np.int64], count_P: NDArray[np.int64]) -> Csr:
+    """float32[P, F]: the largest value of each feature in rows begins[p] … begins[p + 1] − 1, of which count_P[p] have an item below.
 
-
-def _largest(rows: SparseRows, begins: Int64, counts_N: NDArray[np.bool_]) -> SparseRows:
-    """The largest value of each feature in rows begins[k] … begins[k + 1] − 1, for each k.
-
-    A row that lacks a feature has 0 there, which is more than what is negative. counts_N: the rows that have an item below.
+    A row that lacks a feature has 0 there, which is larger than a negative value.
     """
-    indices, values = [np.empty(0, np.int32)], [np.empty(0, np.float32)]
-    for begin, end in zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True):
-        entries = slice(int(rows.indptr[begin]), int(rows.indptr[end]))
-        features, own = rows.indices[entries], rows.values[entries]
-        order = np.argsort(features, kind="stable")
-        first = np.flatnonzero(np.diff(features[order], prepend=-1))
-        largest = np.maximum.reduceat(own[order], first) if len(first) else own
-        lacking = np.diff(first, append=len(features)) < np.count_nonzero(counts_N[begin:end])
-        kept = ~lacking | (largest > 0)
-        indices.append(features[order][first][kept])
-        values.append(largest[kept])
-    indptr = np.cumsum([len(own) for own in indices])
-    return SparseRows(indptr, np.concatenate(indices), np.concatenate(values), rows.width)
+    parents = len(begins) - 1
+    children = csr_array((rows.data.copy(), rows.indices.copy(), rows.indptr[begins]), shape=(parents, rows.shape[1]))
+    children.sort_indices()  # the entries of all children of a parent, by feature
+    parent = np.repeat(np.arange(parents), np.diff(children.indptr))
+    first = np.flatnonzero((np.diff(parent, prepend=-1) != 0) | (np.diff(children.indices, prepend=-1) != 0))
+    if len(first) == 0:
+        return children
+    largest = np.maximum.reduceat(children.data, first)
+    lacking = np.diff(first, append=len(parent)) < count_P[parent[first]]
+    kept = ~lacking | (largest > 0)
+    first = first[kept]
+    return csr_array((largest[kept], (parent[first], children.indices[first])), shape=children.shape)

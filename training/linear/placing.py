@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
@@ -40,8 +39,8 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.manifest import LinearScorer, ManifestDraft, Ranking
 from espalier.search import SearchParams
-from espalier.text.sparse_rows import SparseRows
 from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
+from training.data.csr import Csr, as_rows
 from training.linear.export import GoldenQueries, publish_linear
 from training.linear.new_items import own_texts, read_new_items
 
@@ -49,10 +48,11 @@ log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
-Matrix = csr_array[Any, tuple[int, int]]
 
 BEAM = 100
 """Clusters that are kept for a new item."""
+COSINES = 64
+"""New items whose cosines to all old ones are held at once."""
 BLOCK = 1 << 22
 """Weights that are handled at once: what bounds the memory beside that of the model."""
 
@@ -111,22 +111,22 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
     return publish_linear(out, draft, content, queries, heldout.queries, heldout.relevant)
 
 
-def nearest_clusters(tree: Tree, chunks: Chunks, ranking: Ranking, own: SparseRows, how: Placing = CHOSEN) -> Int64:
+def nearest_clusters(tree: Tree, chunks: Chunks, ranking: Ranking, own: Csr, how: Placing = CHOSEN) -> Int64:
     """int64[n]: the cluster of each item, see the module; −1 where those that the beam keeps are full.
 
     A full cluster keeps those it fits best, the others go to their next one.
     """
     span = tree.level(tree.height - 1)
-    nodes_nK, ranks_nK = np.zeros((len(own), 1), np.int64), np.zeros((len(own), 1), np.float32)
+    nodes_nK, ranks_nK = np.zeros((own.shape[0], 1), np.int64), np.zeros((own.shape[0], 1), np.float32)
     if tree.height > 1:
         search = ChunkSearch(tree, chunks, ranking, last=tree.height - 1)
         beam = min(BEAM, len(span))
-        found = search.search(own, Wanted.uniform(len(own), beam, beam))
+        found = search.search(as_rows(own), Wanted.uniform(own.shape[0], beam, beam))
         search.close()
         nodes_nK, ranks_nK = found.leaves_BM, found.ranks_BM
     children_P = np.diff(tree.first_child[span.start : span.stop + 1])
     room_P = np.maximum(min(how.room * -(-tree.leaf_count // len(span)), MAX_CHILDREN) - children_P, 0)
-    cluster_n = np.full(len(own), -1, np.int64)
+    cluster_n = np.full(own.shape[0], -1, np.int64)
     for nodes, ranks in zip(nodes_nK.T, ranks_nK.T, strict=True):
         waiting = np.flatnonzero((cluster_n < 0) & (nodes >= 0))
         waiting = waiting[np.lexsort((-ranks[waiting], nodes[waiting]))]
@@ -137,17 +137,23 @@ def nearest_clusters(tree: Tree, chunks: Chunks, ranking: Ranking, own: SparseRo
     return cluster_n
 
 
-def nearest_items(own: SparseRows, old: SparseRows, count: int) -> Matrix:
+def nearest_items(own: Csr, old: Csr, count: int) -> Csr:
     """[n, I]: the cosines to the `count` nearest old items, those above 0, divided by `count`. Ties: the lower item row."""
-    by_feature = _matrix(old).T.tocsr()
-    item_nK, cosine_nK = np.zeros((len(own), count), np.int64), np.zeros((len(own), count), np.float32)
-    arrays = (own.indptr, own.indices, own.values, by_feature.indptr, by_feature.indices, by_feature.data)
-    _largest_products(*arrays, len(old), item_nK, cosine_nK)
+    by_feature = old.T.tocsr()
+    item_nK, cosine_nK = np.zeros((own.shape[0], count), np.int64), np.zeros((own.shape[0], count), np.float32)
+    for begin in range(0, own.shape[0], COSINES):
+        rows = slice(begin, begin + COSINES)
+        cosine_nI = (own[rows] @ by_feature).toarray()
+        for k in range(count):
+            item_nK[rows, k] = cosine_nI.argmax(1)
+            place = np.arange(len(cosine_nI)), item_nK[rows, k]
+            cosine_nK[rows, k] = np.maximum(cosine_nI[place], 0)
+            cosine_nI[place] = 0
     near_n, slot_n = np.nonzero(cosine_nK)
-    return csr_array((cosine_nK[near_n, slot_n] / count, (near_n, item_nK[near_n, slot_n])), shape=(len(own), len(old)))
+    return csr_array((cosine_nK[near_n, slot_n] / count, (near_n, item_nK[near_n, slot_n])), shape=(own.shape[0], old.shape[0]))
 
 
-def new_weights(tree: Tree, chunks: Chunks, own: SparseRows, near: Matrix | None, how: Placing = CHOSEN) -> tuple[SparseRows, float]:
+def new_weights(tree: Tree, chunks: Chunks, own: Csr, near: Csr | None, how: Placing = CHOSEN) -> tuple[Csr, float]:
     """Rows [n, F] and the bias of all of them, see the module. Weights below the smallest that the model kept are left out."""
     needed = np.zeros(tree.item_count, np.bool_)
     if near is not None:
@@ -162,19 +168,17 @@ def new_weights(tree: Tree, chunks: Chunks, own: SparseRows, near: Matrix | None
         wanted = (item != EMPTY_LEAF) & needed[item]
         parts.append((item[wanted], feature[wanted], weight[wanted]))
     held = tree.leaf_item != EMPTY_LEAF
-    weights = _matrix(own) * np.float32(np.median(np.sqrt(squares[held])))
+    weights = own * np.float32(np.median(np.sqrt(squares[held])))
     if near is not None:
         item, feature, weight = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         of_old = csr_array((weight, (item, feature)), shape=(tree.item_count, chunks.width))
         weights = weights + how.share * (near @ of_old)
     weights.data[np.abs(weights.data) < smallest] = 0
     weights.eliminate_zeros()
-    weights.sort_indices()
-    rows = SparseRows(weights.indptr.astype(np.int64), weights.indices.astype(np.int32), weights.data.astype(np.float32), chunks.width)
-    return rows, float(np.quantile(chunks.bias[tree.leaf_offset :][held], how.bias_quantile))
+    return weights, float(np.quantile(chunks.bias[tree.leaf_offset :][held], how.bias_quantile))
 
 
-def grown(tree: Tree, chunks: Chunks, cluster_n: Int64, weights: SparseRows, bias_n: NDArray[np.float32]) -> tuple[Tree, Chunks]:
+def grown(tree: Tree, chunks: Chunks, cluster_n: Int64, weights: Csr, bias_n: NDArray[np.float32]) -> tuple[Tree, Chunks]:
     """The tree and its scorers with a leaf for each of the items I, I + 1, …, behind the other children of its cluster.
 
     cluster_n  int64[n]: the nodes that they go to · weights: rows [n, F] · bias_n: float32[n]
@@ -190,7 +194,8 @@ def grown(tree: Tree, chunks: Chunks, cluster_n: Int64, weights: SparseRows, bia
     larger = tree_from_children([*counts, count_P + coming_P], leaf_item)
 
     # New entries by the row that they go to (its cluster and feature), those of a row by child: their clusters' last children.
-    rows_n = weights.take(order)
+    rows_n = weights[order]
+    rows_n.sort_indices()
     entries_n = np.diff(rows_n.indptr)
     child_n = count_P[place_n] + np.arange(len(order)) - np.searchsorted(place_n, place_n)
     key: Int64 = np.repeat(place_n, entries_n) * chunks.width + rows_n.indices
@@ -213,31 +218,9 @@ def grown(tree: Tree, chunks: Chunks, cluster_n: Int64, weights: SparseRows, bia
         row_feature=np.insert(chunks.row_feature, begin + at[~there], feature.astype(np.int32)),
         row_entry=np.concatenate([[0], np.cumsum(counted)]),
         entry_child=np.insert(chunks.entry_child, end, np.repeat(child_n, entries_n)[by_row].astype(np.uint16)),
-        entry_weight=np.insert(chunks.entry_weight, end, rows_n.values[by_row]),
+        entry_weight=np.insert(chunks.entry_weight, end, rows_n.data[by_row]),
         bias=np.insert(chunks.bias, end_n, bias_n[order]),
     )
-
-
-@njit(cache=True, nogil=True)
-def _largest_products(
-    indptr: Array, indices: Array, values: Array, old_from: Array, old_item: Array, old_value: Array, items: int, item_nK: Array,
-    product_nK: Array,
-) -> None:  # fmt: skip
-    """The largest products above 0 of each row with the items, which come as an inverted index, and whose they are; largest first."""
-    score = np.empty(items, np.float32)
-    for n in range(len(indptr) - 1):
-        score[:] = 0
-        for e in range(indptr[n], indptr[n + 1]):
-            for o in range(old_from[indices[e]], old_from[indices[e] + 1]):
-                score[old_item[o]] += values[e] * old_value[o]
-        best, product = item_nK[n], product_nK[n]
-        for item in range(items):
-            if score[item] > product[-1]:
-                k = len(product) - 1
-                while k > 0 and score[item] > product[k - 1]:
-                    best[k], product[k] = best[k - 1], product[k - 1]
-                    k -= 1
-                best[k], product[k] = item, score[item]
 
 
 def _leaf_entries(tree: Tree, chunks: Chunks) -> Iterator[tuple[Int64, NDArray[np.int32], NDArray[np.float32]]]:
@@ -254,10 +237,6 @@ def _leaf_entries(tree: Tree, chunks: Chunks) -> Iterator[tuple[Int64, NDArray[n
         leaf = np.repeat(first, np.diff(entry_P[begin : end + 1])) + chunks.entry_child[entries]
         yield leaf, np.repeat(chunks.row_feature[rows], counts), np.asarray(chunks.entry_weight[entries])
         begin = end
-
-
-def _matrix(rows: SparseRows) -> Matrix:
-    return csr_array((rows.values, rows.indices, rows.indptr), shape=(len(rows), rows.width))
 
 
 def _draft(bundle: Bundle, out: Path, file: Path, columns: Sequence[str], count: int) -> ManifestDraft:

@@ -10,13 +10,12 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import scipy.sparse
 from numpy.typing import NDArray
+from scipy.sparse import csr_array, hstack, load_npz
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
@@ -25,6 +24,7 @@ from espalier.queries import FeaturesKind, QueryBatch, TextKind
 from espalier.text.sparse_rows import SparseRows
 from espalier.text.vectoriser import Vectoriser
 from training.config import checked
+from training.data.csr import Csr, as_matrix, as_rows, normalised
 from training.data.query_logs import LabelledTexts, labelled, read_log, read_table, texts_of
 from training.data.xmc import LabelledPoints, read_xmc
 from training.deep.prepare import item_table
@@ -46,8 +46,8 @@ class Prepared:
     test: LabelledPoints
     asked: pa.Array
     items: ItemTable
-    labels: SparseRows
-    centroids: SparseRows
+    labels: Csr
+    centroids: Csr
     kind: FeaturesKind | TextKind
     vectoriser: Vectoriser | None
     fingerprint: str
@@ -68,10 +68,7 @@ def read_points(data: XmcData | NpzData, test: bool = False) -> LabelledPoints:
         raise InvalidData(str(files[1]), f"{labels.shape[0]} rows", f"{points.shape[0]}, one per point of {files[0]}")
     if labels.nnz and labels.data.min() <= 0:
         raise InvalidData(str(files[1]), float(labels.data.min()), "weights above 0")
-    rows = SparseRows(points.indptr.astype(np.int64), points.indices.astype(np.int32), points.data.astype(np.float32), points.shape[1])
-    return LabelledPoints(
-        rows, labels.indptr.astype(np.int64), labels.indices.astype(np.int32), labels.shape[1], labels.data.astype(np.float32)
-    )
+    return LabelledPoints(points, labels)
 
 
 def read_texts(data: LogData, file: Path, items: ItemTable) -> LabelledTexts:
@@ -93,19 +90,19 @@ def read_queries(bundle: Bundle, file: Path) -> tuple[QueryBatch, list[NDArray[n
     kind, items = bundle.manifest.query, bundle.items
     if isinstance(config.data, LogData) and isinstance(kind, TextKind):
         texts = read_texts(config.data, file, items)
-        found = _vectorised(bundle.vectoriser, texts, len(items))
+        found = _vectorised(bundle.vectoriser, texts)
     elif isinstance(config.data, XmcData) and isinstance(kind, FeaturesKind):
         found = read_xmc(file)
-        if (found.points.width, found.label_count) != (kind.width, len(items)):
-            expected = f"{kind.width} features and {len(items)} labels"
-            raise InvalidData(str(file), f"{found.points.width} features and {found.label_count} labels", expected)
+        shapes = found.points.shape[1], found.labels.shape[1]
+        if shapes != (kind.width, len(items)):
+            raise InvalidData(str(file), f"{shapes[0]} features and {shapes[1]} labels", f"{kind.width} features and {len(items)} labels")
         found = _unit(found) if kind.unit else found
     else:
         raise InvalidData(
             "--data", str(file), f"data of format xmc or log, not {config.data.format}: without a file the held-out queries are taken"
         )
-    known = np.flatnonzero(np.diff(found.labels_from))
-    return QueryBatch(kind, found.points.take(known)), [found.labels_of(b) for b in known.tolist()]
+    known = np.flatnonzero(np.diff(found.labels.indptr))
+    return QueryBatch(kind, as_rows(found.points[known])), [found.labels_of(b) for b in known.tolist()]
 
 
 def as_asked(points: SparseRows) -> pa.Array:
@@ -120,24 +117,25 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData) -> Prepared:
     if data.test is not None:
         test = read_points(data, test=True)
         for name, found, wanted in (
-            ("features", test.points.width, train.points.width),
-            ("labels", test.label_count, train.label_count),
+            ("features", test.points.shape[1], train.points.shape[1]),
+            ("labels", test.labels.shape[1], train.labels.shape[1]),
         ):
             if found != wanted:
                 raise InvalidData(str(data.test), f"{found} {name}", f"{wanted}, as in {data.train}")
     else:
         held, kept = _split(len(train), data.test_share, config.seed)
         train, test = train.take(kept), train.take(held)
-    ids = pa.array([str(label) for label in range(train.label_count)], pa.large_string())
+    labels = train.labels.shape[1]
+    ids = pa.array([str(label) for label in range(labels)], pa.large_string())
     items = ItemTable.build(pa.table({"id": ids})) if data.items is None else _table(data.items)
-    if len(items) != train.label_count:
-        raise InvalidData(str(data.items), f"{len(items)} items", f"{train.label_count}, one per label, in their order")
-    asked = as_asked(test.points)
+    if len(items) != labels:
+        raise InvalidData(str(data.items), f"{len(items)} items", f"{labels}, one per label, in their order")
+    asked = as_asked(as_rows(test.points))
     if data.unit:
         train, test = _unit(train), _unit(test)
-    kind = FeaturesKind(width=train.points.width, unit=data.unit)
-    labels = pifa(train)
-    return Prepared(train, test, asked, items, labels, labels, kind, None, _fingerprint(config))
+    kind = FeaturesKind(width=train.points.shape[1], unit=data.unit)
+    centroids = pifa(train)
+    return Prepared(train, test, asked, items, centroids, centroids, kind, None, _fingerprint(config))
 
 
 def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
@@ -162,23 +160,23 @@ def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
         training, testing = texts.take(kept), texts.take(held)
     log.info("%d queries to learn from, %d to measure on, %d items", len(training), len(testing), len(items))
     vectoriser = Vectoriser.fit(training.texts, config.blocks)
-    train = _vectorised(vectoriser, training, len(items))
-    centroids = rows = pifa(train)
+    train = _vectorised(vectoriser, training)
+    rows = centroids = pifa(train)
     if config.labels.kind != "pifa":
-        own = vectoriser.transform(texts_of(read_table(_named(data.items), config.labels.columns), config.labels.columns))
-        rows = own if config.labels.kind == "text" else _side_by_side(rows, own)
-        centroids = own if config.labels.kind == "text" else _added(centroids, own)
+        own = as_matrix(vectoriser.transform(texts_of(read_table(_named(data.items), config.labels.columns), config.labels.columns)))
+        both = config.labels.kind == "both"
+        rows, centroids = (normalised(hstack([rows, own], format="csr")), normalised(centroids + own)) if both else (own, own)
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
-    test = _vectorised(vectoriser, testing, len(items))
+    test = _vectorised(vectoriser, testing)
     return Prepared(train, test, pa.array(testing.texts, pa.string()), items, rows, centroids, kind, vectoriser, _fingerprint(config))
 
 
-def _vectorised(vectoriser: Vectoriser, texts: LabelledTexts, items: int) -> LabelledPoints:
-    return LabelledPoints(vectoriser.transform(texts.texts), texts.labels_from, texts.labels, items, texts.weights)
+def _vectorised(vectoriser: Vectoriser, texts: LabelledTexts) -> LabelledPoints:
+    return LabelledPoints(as_matrix(vectoriser.transform(texts.texts)), texts.labels)
 
 
 def _unit(data: LabelledPoints) -> LabelledPoints:
-    return LabelledPoints(data.points.normalised(), data.labels_from, data.labels, data.label_count, data.weights)
+    return LabelledPoints(normalised(data.points), data.labels)
 
 
 def _split(count: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -200,23 +198,6 @@ def _looked_up(pairs: pl.DataFrame, file: Path, columns: tuple[str, ...]) -> pl.
     return found.select(pl.col("text").alias("query"), "item", "weight")
 
 
-def _added(left: SparseRows, right: SparseRows) -> SparseRows:
-    """The sums of rows, of length 1."""
-    one, other = (scipy.sparse.csr_array((rows.values, rows.indices, rows.indptr), shape=(len(rows), rows.width)) for rows in (left, right))
-    sums = scipy.sparse.csr_array(one + other)
-    sums.sort_indices()
-    rows = SparseRows(sums.indptr.astype(np.int64), sums.indices.astype(np.int32), sums.data.astype(np.float32), left.width)
-    return rows.normalised()
-
-
-def _side_by_side(left: SparseRows, right: SparseRows) -> SparseRows:
-    """Rows of length 1 that hold both."""
-    matrices = [scipy.sparse.csr_array((rows.values, rows.indices, rows.indptr), shape=(len(rows), rows.width)) for rows in (left, right)]
-    both = scipy.sparse.hstack(matrices, format="csr")
-    rows = SparseRows(both.indptr.astype(np.int64), both.indices.astype(np.int32), both.data.astype(np.float32), both.shape[1])
-    return rows.normalised()
-
-
 def _table(file: Path) -> ItemTable:
     ids = read_table(file, ["id"])["id"].cast(pl.String).to_arrow()
     return item_table(file, ids)
@@ -227,17 +208,17 @@ def _rows_of(items: ItemTable) -> dict[str, int]:
     return {item_id: row for row, item_id in enumerate(ids)}
 
 
-def _matrix(file: Path) -> Any:
-    """A sparse matrix by rows, its columns ascending and none twice. Raises InvalidData."""
+def _matrix(file: Path) -> Csr:
+    """A sparse float32 matrix by rows, its columns ascending and none twice. Raises InvalidData."""
     try:
-        matrix = scipy.sparse.csr_array(scipy.sparse.load_npz(file))
+        matrix = csr_array(load_npz(file))
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise InvalidData(str(file), str(error), "a sparse matrix written by scipy.sparse.save_npz") from error
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
     if not np.isfinite(matrix.data).all():
         raise InvalidData(str(file), "numbers that are not finite", "finite numbers")
-    return matrix
+    return matrix.astype(np.float32)
 
 
 def _named(file: Path | None) -> Path:

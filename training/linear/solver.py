@@ -19,7 +19,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from espalier.text.sparse_rows import SparseRows
+from training.data.csr import Csr
 from training.linear.config import LinearOptions
 
 Array = NDArray[Any]
@@ -33,12 +33,12 @@ STEPS, NEAR, FAR = 20, 1e-3, 30.0
 
 
 def train_children(
-    points: SparseRows,
+    points: Csr,
     rows: NDArray[np.int64],
     positive_from: NDArray[np.int64],
     positive_child: NDArray[np.int32],
     positive_cost: NDArray[np.float32],
-    centroids: SparseRows | None,
+    centroids: Csr | None,
     children: int,
     options: LinearOptions,
     number_of: NDArray[np.int32],
@@ -61,11 +61,11 @@ def train_children(
     features = np.sort(features[: _features_of(points.indptr, points.indices, rows, drawn, number_of, features)])
     number_of[features] = np.arange(len(features), dtype=np.int32)
     number, value, length = np.empty(begin[-1], np.int32), np.empty(begin[-1], np.float32), np.empty(len(rows), np.float32)
-    _gather(points.indptr, points.indices, points.values, rows, number_of, np.float32(options.bias), number, value, length)
+    _gather(points.indptr, points.indices, points.data, rows, number_of, np.float32(options.bias), number, value, length)
     weights_FK = np.zeros((len(features) + 1, children), np.float32)
     if centroids is not None:
         child = np.repeat(np.arange(children), np.diff(centroids.indptr))
-        weights_FK[number_of[drawn], child] = np.float32(options.prior) * centroids.values
+        weights_FK[number_of[drawn], child] = np.float32(options.prior) * centroids.data
         if options.bias > 0:
             weights_FK[-1] = -options.prior / (2 * options.bias)
     number_of[features] = -1

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
+from training.data.csr import as_rows
 from training.data.splits import EvaluationPair
 from training.data.xmc import LabelledPoints
 from training.rankers.graded_queries import GradedQueries, QuerySplit, equally_relevant
@@ -91,8 +92,10 @@ def _from_points(bundle: Bundle, data: Path | None) -> QuerySplit:
         raise InvalidData(str(data or config.data.train), "other data", "those that the model was trained on: they say what is held out")
 
     def graded(points: LabelledPoints, rows: Int64) -> GradedQueries:
-        rows = rows[np.diff(points.labels_from)[rows] > 0]
-        return equally_relevant(QueryBatch(bundle.manifest.query, points.points.take(rows)), [points.labels_of(b) for b in rows.tolist()])
+        rows = rows[np.diff(points.labels.indptr)[rows] > 0]
+        return equally_relevant(
+            QueryBatch(bundle.manifest.query, as_rows(points.points[rows])), [points.labels_of(b) for b in rows.tolist()]
+        )
 
     order = np.random.default_rng(config.seed).permutation(len(prepared.train))
     cut = max(1, len(order) // 10)

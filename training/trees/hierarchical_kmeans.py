@@ -19,16 +19,16 @@ from numba import njit
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig
-from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree, tree_from_children
+from training.data.csr import Csr
 
 Array = NDArray[Any]
 ROUNDS = 20
 FAST = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
 
 
-def hierarchical_kmeans(labels: SparseRows, branching: int, max_leaf: int, seed: int, threads: int = 1) -> Tree:
-    """The tree over labels 0 … I − 1, given by rows of length 1.
+def hierarchical_kmeans(labels: Csr, branching: int, max_leaf: int, seed: int, threads: int = 1) -> Tree:
+    """The tree over labels 0 … I − 1, given by float32 rows [I, F] of length 1.
 
     branching  most children of a node above the leaf clusters · max_leaf: most labels in a leaf cluster
     threads    change nothing but the time
@@ -37,17 +37,17 @@ def hierarchical_kmeans(labels: SparseRows, branching: int, max_leaf: int, seed:
     for name, value, least in (("branching", branching, 2), ("max_leaf", max_leaf, 2)):
         if value < least:
             raise InvalidConfig(name, value, f"at least {least}")
-    cuts = max(0, math.ceil(math.log2(max(1, len(labels)) / max_leaf)))
-    clusters = [np.arange(len(labels))]
+    cuts = max(0, math.ceil(math.log2(max(1, labels.shape[0]) / max_leaf)))
+    clusters = [np.arange(labels.shape[0])]
     with ThreadPoolExecutor(threads) as pool:
         own = threading.local()
 
         def halved(depth: int, number: int, members: NDArray[np.int64]) -> list[NDArray[np.int64]]:
             if not hasattr(own, "number_of"):
-                own.number_of = np.full(labels.width, -1, np.int32)
+                own.number_of = np.full(labels.shape[1], -1, np.int32)
             # A seed of its own for each cut, so that none depends on the others.
             seed_of_cut = (seed << 24) + (1 << depth) + number
-            left = _halved(labels.indptr, labels.indices, labels.values, members, own.number_of, ROUNDS, seed_of_cut)
+            left = _halved(labels.indptr, labels.indices, labels.data, members, own.number_of, ROUNDS, seed_of_cut)
             return [members[left], members[~left]]
 
         for depth in range(cuts):
