@@ -1,4 +1,6 @@
-"""A saved PECOS model becomes a bundle that finds what PECOS finds. The folders here are written by hand, in the format that PECOS reads.
+"""A saved PECOS model becomes a bundle that finds what PECOS finds.
+
+One model and its predictions are PECOS's own (tests/data/pecos). The other models are random, written in the format that PECOS reads.
 
 Legend: D depth, L clusters of a level, F features, B queries.
 """
@@ -20,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
-from scipy.sparse import csc_array, csr_array, save_npz
+from scipy.sparse import csc_array, csr_array, load_npz, save_npz
 
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
@@ -32,9 +34,11 @@ from espalier.queries import FeaturesKind, QueryBatch
 from espalier.search import SearchParams
 from service.models.probe import Replay
 from training.__main__ import main
+from training.data.csr import as_rows
 from training.linear.import_pecos import PROCESSORS, import_pecos
 from training.publish import GOLDEN_QUERIES
 
+PECOS = Path(__file__).parents[1] / "data" / "pecos"
 WIDTH = 30
 SIZES = {1: (40,), 2: (6, 50), 3: (3, 12, 90), 4: (2, 7, 30, 120)}
 """Clusters and labels of models of each depth."""
@@ -139,6 +143,20 @@ def assert_finds_what_pecos_finds(bundle: Bundle, levels: list[Level], processor
             assert_allclose([dict(wanted)[label] for label in labels], scores, rtol=1e-4)
             ours = found.ranks_BM if processor == "noop" else found.scores_BM
             assert_allclose(ours[b, : len(labels)], scores, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("beam_size", [2, 10])
+def test_a_model_that_pecos_trained_predicts_what_pecos_predicts(tmp_path: Path, beam_size: int) -> None:
+    bundle = import_pecos(PECOS / "model", tmp_path / "models" / "law" / "1")
+    queries, expected = csr_array(load_npz(PECOS / "queries.npz")), csr_array(load_npz(PECOS / f"predictions-beam-{beam_size}.npz"))
+    m = 10
+    params = SearchParams.uniform(queries.shape[0], beam_size, m)
+    found = open_engine(bundle, "cpu").search(QueryBatch(bundle.manifest.query, as_rows(queries)), params)
+    for b in range(queries.shape[0]):
+        own = expected[[b]]
+        order = np.argsort(-own.data, kind="stable")
+        assert bundle.items.ids_of(found.item_rows_BM[b]) == [str(label) for label in own.indices[order]]
+        assert_allclose(found.scores_BM[b], own.data[order], rtol=1e-5)
 
 
 @pytest.mark.parametrize("bias", [1.0, 0.25, -1.0])
