@@ -26,11 +26,11 @@ NO_ITEM = -1
 class NodeMask:
     """What a filter leaves of a tree; `espalier.masks.eligibility.node_mask` makes one. Compared and hashed by identity.
 
-    open_N  bool[N]   True where an eligible item lies below the node, a leaf's own item included
+    eligible_N  bool[N]   True where an eligible item lies below the node, a leaf's own item included
     items   how many items are eligible
     """
 
-    open_N: NDArray[np.bool_]
+    eligible_N: NDArray[np.bool_]
     items: int
 
 
@@ -93,9 +93,9 @@ class SearchParams:
             if len(self.mask_B) != batch:
                 raise InvalidQuery("mask_B", f"{len(self.mask_B)} masks", f"{batch}, one per query, or None")
             for mask in {mask for mask in self.mask_B if mask is not None}:
-                open_N = mask.open_N
-                if open_N.dtype != np.bool_ or open_N.ndim != 1 or nodes not in (None, len(open_N)):
-                    raise InvalidQuery("mask_B", f"{open_N.dtype}{list(open_N.shape)}", f"bool[{'N' if nodes is None else nodes}]")
+                eligible_N = mask.eligible_N
+                if eligible_N.dtype != np.bool_ or eligible_N.ndim != 1 or nodes not in (None, len(eligible_N)):
+                    raise InvalidQuery("mask_B", f"{eligible_N.dtype}{list(eligible_N.shape)}", f"bool[{'N' if nodes is None else nodes}]")
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from espalier.checks.random_bundles import Rng, make_bundle, make_linear_bundle,
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.onnx import engine as onnx_graph
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.triton.cells import Grid
+from espalier.engines.triton.cells import FixedShapes
 from espalier.engines.triton.graph_engine import ROUNDING, TritonEngine
 from espalier.engines.triton.linear_engine import SparseCudaEngine
 from espalier.errors import UnsupportedGraph
@@ -60,7 +60,10 @@ SHAPES = {"cuda": ((2, 8), (3, 4), (32, 2), (2, 3), (8, 3), (4, 4), (2, 1)), "cp
 """Branching and height of the trees."""
 LINEAR_SHAPES = {"cuda": ((2, 7), (32, 2), (40, 2), (3, 4), (100, 1), (8, 3), (2, 1)), "cpu": ((2, 3), (8, 2), (40, 1))}
 BATCHES = {"cuda": (1, 3, 40), "cpu": (1, 2)}
-GRIDS = {"cuda": Grid(batches=(1, 4, 64), wanted=(64, 256), closed=16), "cpu": Grid(batches=(1, 2), wanted=(64,), closed=16)}
+FIXED_SHAPES = {
+    "cuda": FixedShapes(batches=(1, 4, 64), m_sizes=(64, 256), excluded=16),
+    "cpu": FixedShapes(batches=(1, 2), m_sizes=(64,), excluded=16),
+}
 OVERLAP: dict[Precision, float] = {"float32": 1.0, "float16": 0.97, "bfloat16": 0.8}
 """Of the answers that float32 gives with 2^16 items."""
 FLOAT32: Precision = "float32"
@@ -75,7 +78,7 @@ def triton(
     """cases: random trees of each scorer form. large: with 2^16 items too."""
 
     def opened(bundle: Bundle) -> Engine:
-        return TritonEngine(bundle, device, precision, GRIDS[device], cuda_graphs=cuda_graphs)
+        return TritonEngine(bundle, device, precision, FIXED_SHAPES[device], cuda_graphs=cuda_graphs)
 
     forms = dict(GRAPH_FORMS)
     if device == "cpu" and precision == "bfloat16":
@@ -97,7 +100,7 @@ def sparse_cuda(
     """cases: random trees. large: with 32^3 labels too, beside sparse-cpu."""
 
     def opened(bundle: Bundle) -> Engine:
-        return SparseCudaEngine(bundle, device, precision, GRIDS[device], cuda_graphs=cuda_graphs)
+        return SparseCudaEngine(bundle, device, precision, FIXED_SHAPES[device], cuda_graphs=cuda_graphs)
 
     if large:
         yield from compared(precision, device, 3, 32, 300)
@@ -111,10 +114,10 @@ def onnx_cuda(cases: int, device: Device = "cuda", seed: int = 1) -> Iterator[Ro
             "onnx-cuda", "", "float32"
         )
         return
-    grid = onnx_graph.Grid(batches=(2, 4, 64), wanted=(64, 256), excluded=64)
+    shapes = onnx_graph.FixedShapes(batches=(2, 4, 64), m_sizes=(64, 256), excluded=64)
 
     def opened(bundle: Bundle) -> Engine:
-        return onnx_graph.OnnxEngine(bundle, device, grid=grid)
+        return onnx_graph.OnnxEngine(bundle, device, shapes=shapes)
 
     name = f"onnx-{device}"
     yield from exported_cases(name, opened, EXPORTED, "float32")
@@ -258,10 +261,10 @@ def _large(precision: Precision, device: Device) -> Iterator[Row]:
     items = bundle.tree.item_count
     m, wide = min(M, items // 4), items
     queries = QueryBatch(bundle.manifest.query, np.random.default_rng(1).integers(0, items, (batch, sum(PAPER_WINDOWS))))
-    grid = Grid(batches=(batch,), wanted=(256,))
+    shapes = FixedShapes(batches=(batch,), m_sizes=(256,))
     found = {}
     for each in dict.fromkeys((precision, FLOAT32)):
-        with closing(TritonEngine(bundle, device, each, grid)) as engine, torch.no_grad():
+        with closing(TritonEngine(bundle, device, each, shapes)) as engine, torch.no_grad():
             for beam in (min(200, items // 2), wide):
                 found[each, beam] = engine.search(queries, SearchParams.uniform(batch, beam, m)).item_rows_BM
             if each == "float32":
@@ -289,11 +292,11 @@ def compared(precision: Precision, device: Device, levels: int, branching: int, 
     bundle, own_NF = linear_model_of(levels, branching)
     queries = queries_of(bundle, own_NF, count)
     on_cpu = SparseCpuEngine(bundle)
-    grid = Grid(batches=(1, 8, 64, 512), wanted=(64,)) if device == "cuda" else Grid(batches=(count,), wanted=(64,))
+    shapes = FixedShapes(batches=(1, 8, 64, 512), m_sizes=(64,)) if device == "cuda" else FixedShapes(batches=(count,), m_sizes=(64,))
     for beam in (10, 200) if device == "cuda" else (3,):
         params = SearchParams.uniform(count, beam, 10)
         expected = on_cpu.search(queries, params)
-        with closing(SparseCudaEngine(bundle, device, precision, grid)) as engine:
+        with closing(SparseCudaEngine(bundle, device, precision, shapes)) as engine:
             got = engine.search(queries, params)
         share = agreement(got.item_rows_BM, expected.item_rows_BM)
         away = np.nanmax(np.abs(np.where(np.isfinite(expected.ranks_BM), got.ranks_BM, np.nan) - expected.ranks_BM))

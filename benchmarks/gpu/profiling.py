@@ -23,7 +23,7 @@ from benchmarks.gpu.sparse_speed import M as LABELS
 from benchmarks.gpu.sparse_speed import model_of as linear_model_of
 from benchmarks.gpu.sparse_speed import queries_of
 from benchmarks.gpu.timing import captured, ceilings, milliseconds, significant, wait
-from espalier.engines.triton.cells import Cell, Grid
+from espalier.engines.triton.cells import Cell, FixedShapes
 from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.engines.triton.linear_engine import SparseCudaEngine
 from espalier.queries import QueryBatch
@@ -52,7 +52,7 @@ def profile(
     yield {"case": "at best", "ok": None} | best
     for form in forms:
         bundle, rng = model_of(height, form), np.random.default_rng(1)
-        with closing(TritonEngine(bundle, device, "float16", Grid(batches=tuple(sorted(batches)), wanted=(64, 256)))) as engine:
+        with closing(TritonEngine(bundle, device, "float16", FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64, 256)))) as engine:
             for batch, beam in itertools.product(batches, beams):
                 m = min(M, beam, bundle.tree.item_count)
                 queries = QueryBatch(bundle.manifest.query, rng.integers(0, bundle.tree.item_count, (batch, sum(PAPER_WINDOWS))))
@@ -76,7 +76,9 @@ def profile(
                 yield _launches(f"{case}: one by one", partial(cell.launch_search, state_BLS))
                 yield _parts(case, cell, state_BLS)
     linear, own_NF = linear_model_of(levels, branching)
-    with closing(SparseCudaEngine(linear, device, "float16", Grid(batches=tuple(sorted(batches)), wanted=(64,)))) as engine_of_labels:
+    with closing(
+        SparseCudaEngine(linear, device, "float16", FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64,)))
+    ) as engine_of_labels:
         for batch, beam in itertools.product(batches, beams):
             queries, params = queries_of(linear, own_NF, batch), SearchParams.uniform(batch, beam, LABELS)
             engine_of_labels.search(queries, params)
@@ -146,7 +148,7 @@ def summary(spans: Sequence[Span], runs: int) -> dict[str, Any]:
 
 def _parts(case: str, cell: Cell[Any], state: Any) -> Row:
     """Microseconds of each part of a search, the median over RUNS runs, by CUDA events around it."""
-    if cell.common.device.type != "cuda":
+    if cell.context.device.type != "cuda":
         return {"case": f"{case}: parts", "ok": None, "note": "needs CUDA events"}
     times: dict[str, list[float]] = defaultdict(list)
     for _ in range(RUNS):

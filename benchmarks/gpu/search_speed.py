@@ -33,7 +33,7 @@ from benchmarks.gpu.lines import Row, reason
 from benchmarks.gpu.timing import captured, milliseconds, significant, wait
 from espalier.bundle import Bundle
 from espalier.engines.onnx import engine as onnx_graph
-from espalier.engines.triton.cells import Grid, Tuning
+from espalier.engines.triton.cells import FixedShapes, Tuning
 from espalier.engines.triton.graph_engine import GraphCell, TritonEngine
 from espalier.masks.eligibility import node_mask
 from espalier.queries import QueryBatch
@@ -156,7 +156,7 @@ def tune(
 def _engine(
     bundle: Bundle, device: Literal["cuda", "cpu"], precision: Precision, batches: Sequence[int], tuning: Tuning | None = None
 ) -> TritonEngine:
-    return TritonEngine(bundle, device, precision, Grid(batches=tuple(sorted(batches)), wanted=(64, 256, 1024)), tuning)
+    return TritonEngine(bundle, device, precision, FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64, 256, 1024)), tuning)
 
 
 def filled_cell(engine: TritonEngine, batch: int, beam: int, m: int) -> tuple[GraphCell, Tensor]:

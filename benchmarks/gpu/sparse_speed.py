@@ -31,7 +31,7 @@ from espalier.bundle import Bundle
 from espalier.chunks import Chunks
 from espalier.engines.linear.chunk_search import L3_HINGE
 from espalier.engines.linear.engine import SparseCpuEngine
-from espalier.engines.triton.cells import Grid
+from espalier.engines.triton.cells import FixedShapes
 from espalier.engines.triton.linear_engine import SparseCudaEngine
 from espalier.manifest import LinearScorer, SearchDefaults
 from espalier.queries import FeaturesKind, QueryBatch
@@ -156,7 +156,7 @@ def search(
     known: dict[tuple[int, int], NDArray[np.int64]] = {}
     for precision in precisions:
         begin = time.perf_counter()
-        with closing(SparseCudaEngine(bundle, device, precision, Grid(batches=tuple(sorted(batches)), wanted=(64,)))) as engine:
+        with closing(SparseCudaEngine(bundle, device, precision, FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64,)))) as engine:
             tables = {name: getattr(engine.tiles, name).nbytes for name in ("tiles", "first_key", "keys", "places", "weights", "bias")}
             sizes = {"device_mb": round(sum(tables.values()) / 1e6)}
             yield {"case": f"the tables, {precision}", "ok": None} | sizes | {"seconds_to_open": round(time.perf_counter() - begin, 1)}

@@ -32,17 +32,17 @@ ITEMS = 10_000
 MEMORY = 1e9
 
 
-def naive_elimination(scores_BN: Tensor, real_BN: Tensor) -> Tensor:
+def naive_elimination(scores_BN: Tensor, present_BN: Tensor) -> Tensor:
     """Eq. 5 by a mask of N × N."""
     length = scores_BN.shape[1]
     below_NN = torch.ones(length, length, dtype=torch.bool, device=scores_BN.device).tril()
-    log_worth_BNN = torch.where(below_NN & real_BN[:, None, :], -scores_BN[:, None, :], -torch.inf)
-    return torch.where(real_BN, scores_BN + log_worth_BNN.logsumexp(-1), 0).sum(-1)
+    log_worth_BNN = torch.where(below_NN & present_BN[:, None, :], -scores_BN[:, None, :], -torch.inf)
+    return torch.where(present_BN, scores_BN + log_worth_BNN.logsumexp(-1), 0).sum(-1)
 
 
-def _tied(scores_BN: Tensor, real_BN: Tensor) -> Tensor:
+def _tied(scores_BN: Tensor, present_BN: Tensor) -> Tensor:
     place_N = torch.arange(scores_BN.shape[1], device=scores_BN.device)
-    return tied_elimination_loss(scores_BN, (2 - 3 * place_N // scores_BN.shape[1]).expand_as(scores_BN), real_BN)
+    return tied_elimination_loss(scores_BN, (2 - 3 * place_N // scores_BN.shape[1]).expand_as(scores_BN), present_BN)
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -59,7 +59,7 @@ def measure(rounds: int, device: torch.device) -> list[dict[str, Any]]:
     for length in LENGTHS:
         queries = max(1, ITEMS // length)
         scores_BN = torch.randn(queries, length, generator=torch.Generator().manual_seed(length)).to(device)
-        real_BN = torch.ones_like(scores_BN, dtype=torch.bool)
+        present_BN = torch.ones_like(scores_BN, dtype=torch.bool)
         row: dict[str, Any] = {"items": length, "queries": queries}
         matrix = 4.0 * queries * length**2
         own = {name: loss for name, loss in LOSSES.items() if "naive" not in name or matrix <= MEMORY}
@@ -70,7 +70,7 @@ def measure(rounds: int, device: torch.device) -> list[dict[str, Any]]:
             for name, loss in own.items():
                 leaf = scores_BN.clone().requires_grad_()
                 begin = time.perf_counter()
-                loss(leaf, real_BN).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                loss(leaf, present_BN).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 times[name].append(time.perf_counter() - begin)

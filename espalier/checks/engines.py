@@ -96,8 +96,8 @@ def replayed(
 
 def _wrong_candidates(level: LevelTrace, b: int, step: Step, rounding: float) -> list[str]:
     """The candidates of query b and their ranks are the reference's, and its beam is among them with the same ranks."""
-    open_C = level.candidates_BC[b] >= 0
-    candidates_C, ranks_C = level.candidates_BC[b][open_C], level.candidate_ranks_BC[b][open_C]
+    eligible_C = level.candidates_BC[b] >= 0
+    candidates_C, ranks_C = level.candidates_BC[b][eligible_C], level.candidate_ranks_BC[b][eligible_C]
     if not np.array_equal(candidates_C, step.candidates_C):
         return [f"{len(candidates_C)} candidates, the reference has {len(step.candidates_C)} or others"]
     wrong = []
@@ -105,7 +105,7 @@ def _wrong_candidates(level: LevelTrace, b: int, step: Step, rounding: float) ->
     if not close_C.all():
         away = np.abs(ranks_C[~close_C] - step.ranks_C[~close_C]).max()
         wrong.append(f"the ranks of {np.sum(~close_C)} candidates are up to {away:.3g} away, rounding {rounding:g}")
-    if not np.all(level.candidate_ranks_BC[b][~open_C] == -np.inf):
+    if not np.all(level.candidate_ranks_BC[b][~eligible_C] == -np.inf):
         wrong.append("a place without a candidate has a rank")
     kept_K = level.nodes_BK[b] >= 0
     if not np.all(level.ranks_BK[b][~kept_K] == -np.inf):

@@ -79,7 +79,7 @@ class ReferenceEngine:
             leaves, ranks = best_leaves(steps[-1], int(params.m_B[b]))
             rows_BM[b, : len(leaves)] = tree.leaf_item[leaves - tree.leaf_offset]
             ranks_BM[b, : len(leaves)] = ranks
-            eligible_B[b] = self.open_nodes(params, b).items
+            eligible_B[b] = self.eligible_nodes(params, b).items
             finite_B[b] = all(step.finite for step in steps)
         trace = _trace(paths) if params.trace else None
         told_B = finite_B if isinstance(queries.kind, VectorKind) else None
@@ -92,20 +92,20 @@ class ReferenceEngine:
         """
         tree, ranking = self.bundle.tree, self.bundle.manifest.ranking
         state_LS = self.states(queries.take(np.array([b])))[0]
-        open_N = self.open_nodes(params, b).open_N
+        eligible_N = self.eligible_nodes(params, b).eligible_N
         kept_K, rank_K = np.zeros(1, np.int64), np.zeros(1, np.float32)
         start = tree.start_level(int(params.beam_size_B[b]))
         steps = []
         for level in range(1, tree.height + 1):
             candidates_C, parent_C = tree.children(kept_K)
-            open_C = open_N[candidates_C]
-            candidates_C, parent_C = candidates_C[open_C], parent_C[open_C]
+            eligible_C = eligible_N[candidates_C]
+            candidates_C, parent_C = candidates_C[eligible_C], parent_C[eligible_C]
             logits_C = self.logits(state_LS, level, candidates_C)
             ranks_C = ranks_of(ranking, logits_C, rank_K[parent_C])
             finite_C = np.isfinite(logits_C)
             if ranking.gamma > 0 or level >= start:  # else the beam holds the level whole, and nobody asks for its ranks
-                real_C = finite_C & np.isfinite(ranks_C)
-                candidates_C, parent_C, ranks_C = candidates_C[real_C], parent_C[real_C], ranks_C[real_C]
+                present_C = finite_C & np.isfinite(ranks_C)
+                candidates_C, parent_C, ranks_C = candidates_C[present_C], parent_C[present_C], ranks_C[present_C]
             size = int(params.beam_size_B[b] if level < tree.height else params.m_B[b])
             best = np.sort(np.argsort(-ranks_C, kind="stable")[:size])
             kept_K = candidates_C[best]
@@ -116,11 +116,11 @@ class ReferenceEngine:
             rank_K = ranks_C[best]
         return steps
 
-    def open_nodes(self, params: SearchParams, b: int) -> NodeMask:
+    def eligible_nodes(self, params: SearchParams, b: int) -> NodeMask:
         """The nodes with an item below that query b's mask lets pass and that it does not exclude."""
         tree = self.bundle.tree
         mask = None if params.mask_B is None else params.mask_B[b]
-        eligible_I = (every_item(tree) if mask is None else mask).open_N[tree.leaf_of_item]
+        eligible_I = (every_item(tree) if mask is None else mask).eligible_N[tree.leaf_of_item]
         if params.exclude_BE is not None:
             eligible_I[params.exclude_BE[b][params.exclude_BE[b] != NO_ITEM]] = False
         return node_mask(tree, eligible_I)

@@ -31,33 +31,33 @@ def node_mask(tree: Tree, eligible_I: NDArray[np.bool_]) -> NodeMask:
     if eligible_I.shape != (tree.item_count,) or eligible_I.dtype != np.bool_:
         raise InvalidQuery("eligible_I", f"{eligible_I.dtype}{list(eligible_I.shape)}", f"bool[{tree.item_count}], one per item")
     items = int(np.count_nonzero(eligible_I))
-    open_N = np.zeros(tree.node_count, np.bool_)
+    eligible_N = np.zeros(tree.node_count, np.bool_)
     if 4 * items * tree.height < tree.node_count:
         nodes = tree.leaf_of_item[eligible_I]
         for _ in range(tree.height + 1):
-            open_N[nodes] = True
+            eligible_N[nodes] = True
             nodes = tree.parent[nodes]
-        return NodeMask(open_N, items)
-    open_N[tree.leaf_offset :] = np.append(eligible_I, False)[tree.leaf_item]  # EMPTY_LEAF, −1, takes the False at the end
+        return NodeMask(eligible_N, items)
+    eligible_N[tree.leaf_offset :] = np.append(eligible_I, False)[tree.leaf_item]  # EMPTY_LEAF, −1, takes the False at the end
     for h in range(tree.height - 1, -1, -1):
         above, below = tree.level(h), tree.level(h + 1)
-        up, down = open_N[above.start : above.stop], open_N[below.start : below.stop]
+        up, down = eligible_N[above.start : above.stop], eligible_N[below.start : below.stop]
         if tree.is_uniform(h):
             for slot in range(tree.max_children[h]):  # a reduction over a short last axis is ten times slower
                 up |= down[slot :: tree.max_children[h]]
         else:
             np.logical_or.reduceat(down, tree.first_child[above.start : above.stop] - below.start, out=up)
-    return NodeMask(open_N, items)
+    return NodeMask(eligible_N, items)
 
 
 def every_item(tree: Tree) -> NodeMask:
-    """The mask of a query without a filter: it shuts the nodes above empty leaves only."""
+    """The mask of a query without a filter: only nodes above nothing but empty leaves are not eligible."""
     return NodeMask(tree.items_below > 0, tree.item_count)
 
 
 @dataclass(frozen=True)
 class ExcludedNodes:
-    """Nodes that each query must not visit, though its mask leaves them open; NO_NODE as padding.
+    """Nodes that are eligible by a query's mask and no longer are because of the items that it excludes; NO_NODE as padding.
 
     leaves_BX  int64[B, X]   excluded leaves
     inner_BX   int64[B, X]   inner nodes below which every eligible item is excluded (another X)
@@ -88,40 +88,40 @@ def widened_beam(beam_size: int, eligible: int, items: int, most: float) -> int:
 
 
 def excluded_nodes(tree: Tree, exclude_BE: NDArray[np.int64], mask_B: Sequence[NodeMask | None] | None = None) -> ExcludedNodes:
-    """The nodes that lists of item rows (int64[B, E], NO_ITEM as padding, repeats allowed) close under the queries' masks.
+    """The nodes that lists of item rows (int64[B, E], NO_ITEM as padding, repeats allowed) exclude under the queries' masks.
 
-    An inner node is closed when as many of its children are closed as were open. O(E · closed levels).
+    An inner node is excluded when all of its eligible children are. O(E · levels with excluded nodes).
     """
     batch, nodes = len(exclude_BE), tree.node_count
     query, slot = np.nonzero(exclude_BE != NO_ITEM)
     key = np.unique(query * nodes + tree.leaf_of_item[exclude_BE[query, slot]])  # (query, node) pairs as one sorted number
     if mask_B is not None:
-        key = key[_open(tree, mask_B, *np.divmod(key, nodes))]
+        key = key[_eligible(tree, mask_B, *np.divmod(key, nodes))]
     leaves_BX = _pad(batch, nodes, key)
-    closed = [np.empty(0, np.int64)]
+    inner = [np.empty(0, np.int64)]
     while len(key):
         query, node = np.divmod(key, nodes)
         up = query * nodes + tree.parent[node]  # sorted as `key` is, since children are contiguous
         first = np.flatnonzero(np.append(True, up[1:] != up[:-1]))
-        up, shut = up[first], np.diff(np.append(first, len(up)))
+        up, excluded = up[first], np.diff(np.append(first, len(up)))
         query, node = np.divmod(up, nodes)
         children_C, of_C = tree.children(node)
-        were_open = np.bincount(of_C[_open(tree, mask_B, query[of_C], children_C)], minlength=len(up))
-        key = up[(shut == were_open) & (node > 0)]  # the root is never scored
-        closed.append(key)
-    return ExcludedNodes(leaves_BX, _pad(batch, nodes, np.sort(np.concatenate(closed))), np.count_nonzero(leaves_BX != NO_NODE, axis=1))
+        eligible = np.bincount(of_C[_eligible(tree, mask_B, query[of_C], children_C)], minlength=len(up))
+        key = up[(excluded == eligible) & (node > 0)]  # the root is never scored
+        inner.append(key)
+    return ExcludedNodes(leaves_BX, _pad(batch, nodes, np.sort(np.concatenate(inner))), np.count_nonzero(leaves_BX != NO_NODE, axis=1))
 
 
-def _open(tree: Tree, mask_B: Sequence[NodeMask | None] | None, query: NDArray[np.int64], node: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each (query, node) pair is open before exclusions."""
+def _eligible(tree: Tree, mask_B: Sequence[NodeMask | None] | None, query: NDArray[np.int64], node: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each (query, node) pair is eligible before exclusions."""
     masks = list(dict.fromkeys(mask_B or (None,)))
-    is_open: NDArray[np.bool_] = tree.items_below[node] > 0 if masks[0] is None else masks[0].open_N[node]
+    is_eligible: NDArray[np.bool_] = tree.items_below[node] > 0 if masks[0] is None else masks[0].eligible_N[node]
     if len(masks) > 1:
         of_mask = np.array([masks.index(mask) for mask in mask_B or ()])[query]
         for f, mask in enumerate(masks[1:], start=1):
             mine = of_mask == f
-            is_open[mine] = tree.items_below[node[mine]] > 0 if mask is None else mask.open_N[node[mine]]
-    return is_open
+            is_eligible[mine] = tree.items_below[node[mine]] > 0 if mask is None else mask.eligible_N[node[mine]]
+    return is_eligible
 
 
 def _pad(batch: int, nodes: int, key: NDArray[np.int64]) -> NDArray[np.int64]:

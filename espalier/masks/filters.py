@@ -216,7 +216,7 @@ ENTRY_BYTES = 700
 
 
 def _cost(filter: Filter, mask: NodeMask) -> int:
-    return mask.open_N.nbytes + filter.size + ENTRY_BYTES
+    return mask.eligible_N.nbytes + filter.size + ENTRY_BYTES
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,8 @@ def _index(column: pa.ChunkedArray) -> _Index:
     rows_R = np.arange(len(array), dtype=np.min_scalar_type(-len(array)))
     if _is_list(array.type):
         rows_R, array = rows_R[np.asarray(pc.list_parent_indices(array))], pc.list_flatten(array)
-    real_R = pc.invert(pc.is_null(array, nan_is_null=True))
-    rows_R, array = rows_R[np.asarray(real_R)], array.filter(real_R)
+    present_R = pc.invert(pc.is_null(array, nan_is_null=True))
+    rows_R, array = rows_R[np.asarray(present_R)], array.filter(present_R)
     if _kind(array.type) == "number":
         key_R, value_of_key = np.asarray(array), None
     else:

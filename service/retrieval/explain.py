@@ -167,8 +167,8 @@ class _Level:
 
     @staticmethod
     def of(tree: Tree, trace: LevelTrace, result: SearchResult, b: int) -> _Level:
-        real_C = trace.candidates_BC[b] >= 0
-        candidates_C, ranks_C = trace.candidates_BC[b][real_C], trace.candidate_ranks_BC[b][real_C]
+        present_C = trace.candidates_BC[b] >= 0
+        candidates_C, ranks_C = trace.candidates_BC[b][present_C], trace.candidate_ranks_BC[b][present_C]
         kept = trace.nodes_BK[b]
         if trace.level == tree.height:
             kept = tree.leaf_of_item[result.item_rows_BM[b, : result.count_B[b]]]

@@ -18,7 +18,7 @@ from benchmarks.gpu.profiling import Span, marking, profile, summary, traced
 from benchmarks.gpu.search_speed import filled_cell
 from benchmarks.gpu.timing import ceilings
 from benchmarks.gpu.training_speed import training
-from espalier.engines.triton.cells import Grid
+from espalier.engines.triton.cells import FixedShapes
 from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.queries import blank_queries
 from espalier.search import SearchParams
@@ -45,7 +45,7 @@ def test_runs_that_differ_in_their_launches_are_not_compared() -> None:
 
 def test_every_part_of_a_search_is_marked_and_the_cell_is_left_as_it_was() -> None:
     bundle = model_of(4)
-    engine = TritonEngine(bundle, "cpu", "float16", Grid(batches=(1,), wanted=(64,)))
+    engine = TritonEngine(bundle, "cpu", "float16", FixedShapes(batches=(1,), m_sizes=(64,)))
     queries, params = blank_queries(bundle.manifest.query, 1), SearchParams.uniform(1, 2, 2)
     before = engine.search(queries, params)
     cell, state_BLS = filled_cell(engine, 1, 2, 2)

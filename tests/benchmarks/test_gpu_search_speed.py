@@ -17,7 +17,7 @@ from benchmarks.gpu import graph_models, search_speed
 from benchmarks.gpu.graph_models import FORMS, TorchSearch, items_of, model_of, with_rows_in_memory
 from benchmarks.gpu.search_speed import agreement, filled_cell, search, tune, work
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.triton.cells import Grid
+from espalier.engines.triton.cells import FixedShapes
 from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
@@ -37,7 +37,7 @@ def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("form", "beam"), [("mlp", 10), ("product", 10), ("product", 1)])
 def test_the_search_in_torch_finds_what_the_engine_finds(form: str, beam: int) -> None:
     bundle = model_of(7, form)
-    engine = TritonEngine(bundle, "cpu", "float16", Grid(batches=(2,), wanted=(64,)))
+    engine = TritonEngine(bundle, "cpu", "float16", FixedShapes(batches=(2,), m_sizes=(64,)))
     queries = QueryBatch(bundle.manifest.query, np.random.default_rng(1).integers(0, 128, (2, 69)))
     found_BM = engine.search(queries, SearchParams.uniform(2, beam, 10)).item_rows_BM
     _, state_BLS = filled_cell(engine, 2, beam, 10)
@@ -121,10 +121,10 @@ def test_a_case_whose_kernels_fail_leaves_a_row_and_the_next_one_goes_on(monkeyp
 
 def test_work_is_that_of_the_scorer() -> None:
     """Beam 4 of 2^5 items: 8 candidates on each of the levels 3, 4 and 5; with γ the 6 nodes above are scored too."""
-    grid = Grid(batches=(1,), wanted=(64,))
+    shapes = FixedShapes(batches=(1,), m_sizes=(64,))
     paper = 2 * (24 * 128 + 128 * 64 + 64 * 24 + 24)
-    assert work(TritonEngine(model_of(5, "mlp"), "cpu", "float16", grid), "mlp", 4, 2, 2) == (2 * 24 * paper, 2 * 24 * 24 * 2)
-    product = TritonEngine(model_of(5, "product"), "cpu", "float16", grid)
+    assert work(TritonEngine(model_of(5, "mlp"), "cpu", "float16", shapes), "mlp", 4, 2, 2) == (2 * 24 * paper, 2 * 24 * 24 * 2)
+    product = TritonEngine(model_of(5, "product"), "cpu", "float16", shapes)
     assert work(product, "product", 4, 1, 2) == ((24 + 6) * 128 * 2, (24 + 6) * 128 * 2)
 
 

@@ -41,14 +41,14 @@ def items_of_nodes(tree: Tree) -> list[set[int]]:
 def test_a_mask_opens_the_nodes_above_eligible_items(tree: Tree, seed: int, share: float) -> None:
     eligible_I = np.random.default_rng(seed).random(tree.item_count) < share
     mask, eligible = node_mask(tree, eligible_I), set(np.flatnonzero(eligible_I).tolist())
-    assert mask.open_N.tolist() == [bool(items & eligible) for items in items_of_nodes(tree)]
+    assert mask.eligible_N.tolist() == [bool(items & eligible) for items in items_of_nodes(tree)]
     assert mask.items == len(eligible)
 
 
 @given(tree=trees)
 def test_without_a_filter_only_nodes_above_nothing_but_empty_leaves_are_shut(tree: Tree) -> None:
     mask = every_item(tree)
-    assert_array_equal(mask.open_N, node_mask(tree, np.ones(tree.item_count, np.bool_)).open_N)
+    assert_array_equal(mask.eligible_N, node_mask(tree, np.ones(tree.item_count, np.bool_)).eligible_N)
     assert mask.items == tree.item_count
 
 
@@ -66,7 +66,7 @@ def test_the_closed_nodes_are_those_of_the_definition(tree: Tree, seed: int, sha
     found, items = excluded_nodes(tree, exclude_BE, mask_B), items_of_nodes(tree)
     for b in range(batch):
         mask = None if mask_B is None else mask_B[b]
-        eligible = {item for item in items[0] if mask is None or mask.open_N[tree.leaf_of_item[item]]}
+        eligible = {item for item in items[0] if mask is None or mask.eligible_N[tree.leaf_of_item[item]]}
         excluded = eligible & set(exclude_BE[b].tolist())
         closed = [node for node in range(1, tree.node_count) if items[node] & eligible and items[node] & eligible <= excluded]
         assert [node for node in found.leaves_BX[b].tolist() if node != NO_NODE] == [node for node in closed if node >= tree.leaf_offset]

@@ -104,7 +104,7 @@ def tree_over(items: int, seed: int = 0) -> Tree:
 
 
 def assert_same(mask: NodeMask, expected: NodeMask) -> None:
-    assert_array_equal(mask.open_N, expected.open_N)
+    assert_array_equal(mask.eligible_N, expected.eligible_N)
     assert mask.items == expected.items
 
 
@@ -140,7 +140,7 @@ def shop(max_bytes: int = 1 << 20) -> ItemFilters:
 
 def items_of(mask: NodeMask | None) -> list[str]:
     assert mask is not None
-    return [SHOP.column("id")[row].as_py() for row in np.flatnonzero(mask.open_N[tree_over(4).leaf_of_item])]
+    return [SHOP.column("id")[row].as_py() for row in np.flatnonzero(mask.eligible_N[tree_over(4).leaf_of_item])]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_build_that_fails_is_told_and_tried_again(builds: Builds) -> None:
 def test_the_least_recently_used_masks_are_dropped_beyond_the_bound(builds: Builds) -> None:
     names = ["games", "math", "other"]
     small = shop()
-    cost = small.mask(small.parse({"section": names[:1]}, {})).open_N.nbytes + sys.getsizeof("other") + ENTRY_BYTES
+    cost = small.mask(small.parse({"section": names[:1]}, {})).eligible_N.nbytes + sys.getsizeof("other") + ENTRY_BYTES
     filters = shop(max_bytes=2 * cost)
     games, maths, others = (filters.parse({"section": [name]}, {}) for name in names)
     for parsed in (games, maths, games, others):

@@ -40,7 +40,7 @@ from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree, tree_from_children
 from tests import ROOT
 from tests.espalier.test_bundle import content_of, draft_of
-from tests.espalier.test_signature import SMALL_GRID, assert_same
+from tests.espalier.test_signature import SMALL_SHAPES, assert_same
 from tests.service.running import problem, run
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -51,17 +51,17 @@ needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installe
 
 
 def triton(bundle: Bundle) -> Engine:
-    from espalier.engines.triton.cells import Grid, Tuning
+    from espalier.engines.triton.cells import FixedShapes, Tuning
     from espalier.engines.triton.graph_engine import TritonEngine
 
-    return TritonEngine(bundle, "cpu", "float32", Grid(batches=(2, 4), wanted=(8, 64), closed=16), Tuning(tile=16))
+    return TritonEngine(bundle, "cpu", "float32", FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=16), Tuning(tile=16))
 
 
 def sparse_cuda(bundle: Bundle) -> Engine:
-    from espalier.engines.triton.cells import Grid
+    from espalier.engines.triton.cells import FixedShapes
     from espalier.engines.triton.linear_engine import SparseCudaEngine
 
-    return SparseCudaEngine(bundle, "cpu", "float32", Grid(batches=(1, 4), wanted=(8, 64), closed=16))
+    return SparseCudaEngine(bundle, "cpu", "float32", FixedShapes(batches=(1, 4), m_sizes=(8, 64), excluded=16))
 
 
 def onnx_cpu(bundle: Bundle) -> Engine:
@@ -70,7 +70,7 @@ def onnx_cpu(bundle: Bundle) -> Engine:
 
 def onnx_batched(bundle: Bundle) -> Engine:
     """As CUDA runs it: fixed shapes, several queries a call."""
-    return OnnxEngine(bundle, "cpu", grid=SMALL_GRID)
+    return OnnxEngine(bundle, "cpu", shapes=SMALL_SHAPES)
 
 
 Open = Callable[[Bundle], Engine]

@@ -24,14 +24,14 @@ from espalier.bundle import Bundle
 from espalier.checks.engines import differences, replayed, wrong_alone, wrong_beams
 from espalier.checks.random_bundles import make_bundle, random_masks, random_queries, random_tree
 from espalier.engines.onnx.compose import Plan, compose
-from espalier.engines.onnx.engine import WIDE, Grid, OnnxEngine
+from espalier.engines.onnx.engine import WIDE, FixedShapes, OnnxEngine
 from espalier.engines.onnx.runtime import ort
 from espalier.engines.reference import ReferenceEngine, Step
 from espalier.errors import InvalidQuery
 from espalier.queries import QueryBatch
 from espalier.search import Engine, NodeMask, SearchParams, SearchResult
 
-SMALL_GRID = Grid(batches=(2, 4), wanted=(8, 64), excluded=64)
+SMALL_SHAPES = FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=64)
 
 shapes = st.fixed_dictionaries(
     {
@@ -66,7 +66,7 @@ def draw(
 def eligible_rows(bundle: Bundle, params: SearchParams, b: int) -> set[int]:
     """The item rows that query b may get."""
     mask = None if params.mask_B is None else params.mask_B[b]
-    rows = np.arange(bundle.tree.item_count) if mask is None else np.flatnonzero(mask.open_N[bundle.tree.leaf_of_item])
+    rows = np.arange(bundle.tree.item_count) if mask is None else np.flatnonzero(mask.eligible_N[bundle.tree.leaf_of_item])
     return set(rows.tolist()) - (set() if params.exclude_BE is None else set(params.exclude_BE[b].tolist()))
 
 
@@ -74,7 +74,7 @@ def eligible_rows(bundle: Bundle, params: SearchParams, b: int) -> set[int]:
 @given(shape=shapes)
 def test_engines_equal_the_reference_exactly_with_integer_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
-    engine = OnnxEngine(bundle, "cpu", grid=SMALL_GRID if shape["fixed"] else None)
+    engine = OnnxEngine(bundle, "cpu", shapes=SMALL_SHAPES if shape["fixed"] else None)
     assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
 
 
@@ -94,7 +94,7 @@ def test_more_exclusions_than_are_compared_one_by_one(tmp_path: Path, gamma: flo
     params = SearchParams(rng.integers(1, 40, 8), rng.integers(1, 500, 8), exclude_BE, mask_B=masks)
     queries = random_queries(rng, bundle, 8)
     expected = ReferenceEngine(bundle).search(queries, params)
-    got = OnnxEngine(bundle, "cpu", grid=SMALL_GRID if fixed else None).search(queries, params)
+    got = OnnxEngine(bundle, "cpu", shapes=SMALL_SHAPES if fixed else None).search(queries, params)
     assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
     assert_array_equal(got.count_B, expected.count_B)
     assert_array_equal(got.complete_B, expected.complete_B)
@@ -147,7 +147,7 @@ def test_a_beam_of_at_least_m_brings_min_of_m_and_eligible(
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
     batch = len(queries)
     params = replace(params, beam_size_B=np.full(batch, beam), m_B=np.full(batch, max(1, beam // 2)))
-    result = OnnxEngine(bundle, "cpu", grid=SMALL_GRID if shape["fixed"] else None).search(queries, params)
+    result = OnnxEngine(bundle, "cpu", shapes=SMALL_SHAPES if shape["fixed"] else None).search(queries, params)
     for b in range(batch):
         eligible = eligible_rows(bundle, params, b)
         rows = result.item_rows_BM[b][: result.count_B[b]].tolist()

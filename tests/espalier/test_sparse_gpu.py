@@ -43,11 +43,11 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
     pytest.skip("triton is not installed", allow_module_level=True)
 
 from espalier.engines.triton import linear_engine as sparse_gpu
-from espalier.engines.triton.cells import Grid, Tuning
+from espalier.engines.triton.cells import FixedShapes, Tuning
 from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
 from espalier.engines.triton.linear_engine import FEATURES, SparseCudaEngine, device_bytes
 
-GRID = Grid(batches=(1, 3), wanted=(8, 64), closed=16)
+SHAPES = FixedShapes(batches=(1, 3), m_sizes=(8, 64), excluded=16)
 L3_HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=1)
 
 shapes = st.fixed_dictionaries(
@@ -83,8 +83,8 @@ def draw(folder: Path, shape: dict[str, Any], integer: bool) -> tuple[Bundle, Qu
     return bundle, queries, SearchParams(rng.integers(1, 13, batch), rng.integers(1, 30, batch), exclude, mask_B=masks)
 
 
-def engine_of(bundle: Bundle, precision: Precision = "float32", grid: Grid = GRID, **tuning: int) -> SparseCudaEngine:
-    return SparseCudaEngine(bundle, "cpu", precision, grid, Tuning(**tuning))
+def engine_of(bundle: Bundle, precision: Precision = "float32", shapes: FixedShapes = SHAPES, **tuning: int) -> SparseCudaEngine:
+    return SparseCudaEngine(bundle, "cpu", precision, shapes, Tuning(**tuning))
 
 
 @settings(max_examples=15)
@@ -300,7 +300,7 @@ def test_a_bundle_that_does_not_fit_is_refused_with_figures(tmp_path: Path) -> N
     needed = device_bytes(bundle, TileSizes.of(bundle.tree, bundle.chunks), "float32")
     halves = device_bytes(bundle, TileSizes.of(bundle.tree, bundle.chunks), "float16")
     assert needed - halves == 2 * len(bundle.chunks.entry_weight)
-    held = [tensor for part in (engine_of(bundle).tiles, engine_of(bundle)._common.tables) for tensor in vars(part).values()]
+    held = [tensor for part in (engine_of(bundle).tiles, engine_of(bundle)._context.tables) for tensor in vars(part).values()]
     on_device = sum(tensor.nbytes for tensor in held if hasattr(tensor, "nbytes"))
     assert abs(on_device - needed) < 100  # small change
     with pytest.raises(
@@ -329,7 +329,7 @@ def test_a_gpu_is_taken_where_it_can_be(tmp_path: Path, monkeypatch: pytest.Monk
     caplog.set_level("INFO")
     bundle = make_linear_bundle(tmp_path, np.random.default_rng(5), random_tree(np.random.default_rng(5), 2, 4), L3_HINGE)
     monkeypatch.setattr("espalier.engines.gpu_present", lambda: True)
-    monkeypatch.setattr(sparse_gpu, "SparseCudaEngine", lambda bundle, precision: SparseCudaEngine(bundle, "cpu", precision, GRID))
+    monkeypatch.setattr(sparse_gpu, "SparseCudaEngine", lambda bundle, precision: SparseCudaEngine(bundle, "cpu", precision, SHAPES))
     assert open_engine(bundle).name == open_engine(bundle, "cuda").name == open_engine(bundle, engine="sparse-cuda").name == "sparse-cuda"
     assert "linear version 1 runs on sparse-cuda" in caplog.text
     assert open_engine(bundle, precision="float16").rounding > open_engine(bundle).rounding
@@ -365,7 +365,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     for place, (branching, ragged, ranking, precision, beam) in enumerate(cases):
         tree = random_tree(rng, 2, branching, ragged)
         bundle = make_linear_bundle(tmp_path, rng, tree, ranking, False, f"m{place}")
-        engine = SparseCudaEngine(bundle, "cpu", precision, Grid(batches=(1,), wanted=(64,)))
+        engine = SparseCudaEngine(bundle, "cpu", precision, FixedShapes(batches=(1,), m_sizes=(64,)))
         engine.search(random_queries(rng, bundle, 1, False), SearchParams.uniform(1, beam, 4))
     assert {launch["kernel"] for launch in launches} == {"score_chunks_kernel", "score_level_kernel"}
     assert {launch["types"]["weights_W"] for launch in launches} == {"*fp32", "*fp16", "*bf16"}

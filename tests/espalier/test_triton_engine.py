@@ -52,7 +52,7 @@ from espalier.engines.reference import ReferenceEngine
 from espalier.engines.triton import cells as gpu_cells
 from espalier.engines.triton import gpu_engine
 from espalier.engines.triton import graph_engine as gpu
-from espalier.engines.triton.cells import Grid, Tuning
+from espalier.engines.triton.cells import FixedShapes, Tuning
 from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
 from espalier.engines.triton.graph_engine import TritonEngine, device_bytes
 from espalier.engines.triton.kernels.logistic import log_sigmoid
@@ -60,12 +60,12 @@ from espalier.engines.triton.kernels.matmul import matmul
 from espalier.engines.triton.scorer_form import scorer_form
 from espalier.engines.triton.torch_graph import TorchGraph, constant_of, encoder_of
 
-GRID = Grid(batches=(2, 4), wanted=(8, 64), closed=16)
+SHAPES = FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=16)
 BITS = st.sampled_from([1, 2, 4])
 
 
 def engine_of(bundle: Bundle, precision: Precision = "float32", **tuning: int) -> TritonEngine:
-    return TritonEngine(bundle, "cpu", precision, GRID, Tuning(tile=16, **tuning))
+    return TritonEngine(bundle, "cpu", precision, SHAPES, Tuning(tile=16, **tuning))
 
 
 @settings(max_examples=25)
@@ -136,7 +136,7 @@ def test_the_scorers_that_training_exports(tmp_path: Path, kind: str, hidden: tu
     bundle = trained_kind(tmp_path, kind, hidden, rng)
     queries, params = random_queries(rng, bundle, 3), SearchParams(np.array([1, 4, 9]), np.array([3, 20, 7]))
     got, expected = engine_of(bundle).search(queries, params), ReferenceEngine(bundle).search(queries, params)
-    assert_allclose(got.ranks_BM, expected.ranks_BM, rtol=0, atol=TritonEngine(bundle, "cpu", grid=GRID).rounding)
+    assert_allclose(got.ranks_BM, expected.ranks_BM, rtol=0, atol=TritonEngine(bundle, "cpu", shapes=SHAPES).rounding)
     assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
 
 
@@ -409,7 +409,7 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_is_an_error(tmp_path: Path) -
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that seems to have a GPU; what would run on it runs in the interpreter, or as ONNX Runtime's CPU session."""
     monkeypatch.setattr("espalier.engines.gpu_present", lambda: True)
-    monkeypatch.setattr(gpu, "TritonEngine", lambda bundle, precision: TritonEngine(bundle, "cpu", precision, GRID))
+    monkeypatch.setattr(gpu, "TritonEngine", lambda bundle, precision: TritonEngine(bundle, "cpu", precision, SHAPES))
 
     class Onnx:
         def __init__(self, bundle: Bundle, device: str, threads: int) -> None:
@@ -532,12 +532,14 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     for place, (kind, hidden) in enumerate([("product", (32,)), ("mlp", (128, 64, 24))]):
         bundle = trained_kind(tmp_path, kind, hidden, rng, name=f"m{place}")
         for precision in precisions:
-            engine = TritonEngine(bundle, "cpu", precision, Grid(batches=(1,), wanted=(64,)))
+            engine = TritonEngine(bundle, "cpu", precision, FixedShapes(batches=(1,), m_sizes=(64,)))
             engine.search(random_queries(rng, bundle, 1), SearchParams.uniform(1, 5, 9))
     ragged = make_bundle(tmp_path, rng, random_tree(rng, 4, 3, empty_share=0.2), own="log_activation", gamma=1.0)
-    TritonEngine(ragged, "cpu", grid=Grid(batches=(1,), wanted=(64,))).search(random_queries(rng, ragged, 1), SearchParams.uniform(1, 5, 9))
+    TritonEngine(ragged, "cpu", shapes=FixedShapes(batches=(1,), m_sizes=(64,))).search(
+        random_queries(rng, ragged, 1), SearchParams.uniform(1, 5, 9)
+    )
     wide = make_bundle(tmp_path, rng, complete_tree(rng.permutation(32), 32), name="wide")
-    several = TritonEngine(wide, "cpu", grid=Grid(batches=(1,), wanted=(64,)), tuning=Tuning(whole=16, busy_tiles=1, bits=1))
+    several = TritonEngine(wide, "cpu", shapes=FixedShapes(batches=(1,), m_sizes=(64,)), tuning=Tuning(whole=16, busy_tiles=1, bits=1))
     several.search(random_queries(rng, wide, 1), SearchParams.uniform(1, 5, 9))
     launches += [json.loads(json.dumps(launch).replace('"*fp16"', '"*bf16"')) for launch in launches]
     assert {launch["kernel"] for launch in launches} >= {"select_kernel", "matmul_kernel", "rank_level_kernel", "history_nodes_kernel"}

@@ -60,7 +60,7 @@ class FakeEngine:
         count_B, complete_B = np.zeros(batch, np.int64), np.zeros(batch, np.bool_)
         for b in range(batch):
             mask = None if params.mask_B is None else params.mask_B[b]
-            eligible = np.arange(self.items) if mask is None else np.flatnonzero(mask.open_N[self.leaf_of_item])
+            eligible = np.arange(self.items) if mask is None else np.flatnonzero(mask.eligible_N[self.leaf_of_item])
             eligible = eligible if params.exclude_BE is None else np.setdiff1d(eligible, params.exclude_BE[b])
             found = eligible[: min(params.m_B[b], params.beam_size_B[b])]
             rows_BM[b, : len(found)], count_B[b] = found, len(found)

@@ -21,7 +21,7 @@ from torch import Tensor
 from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.checks.random_bundles import random_masks, random_queries, random_tree
-from espalier.engines.onnx.engine import Grid, OnnxEngine
+from espalier.engines.onnx.engine import FixedShapes, OnnxEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
@@ -223,7 +223,7 @@ def test_what_is_served_is_what_the_reference_finds(tmp_path: Path, gamma: float
     reference = ReferenceEngine(bundle)
     for mask_B in (None, masks):
         params = SearchParams(rng.integers(1, 30, 8), rng.integers(1, 40, 8), exclude_BE, True, mask_B)
-        for engine in (OnnxEngine(bundle, "cpu"), OnnxEngine(bundle, "cpu", grid=Grid(batches=(8,), wanted=(64,), excluded=16))):
+        for engine in (OnnxEngine(bundle, "cpu"), OnnxEngine(bundle, "cpu", shapes=FixedShapes(batches=(8,), m_sizes=(64,), excluded=16))):
             trace = engine.search(queries, params).trace
             assert trace is not None
             for b in range(8):

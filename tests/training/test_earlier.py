@@ -286,9 +286,9 @@ def test_a_grown_tree_keeps_its_nodes_and_puts_new_items_where_they_were_sent(se
     kept = np.flatnonzero(source_N >= 0)
     assert_array_equal(grown.parent[kept], tree.parent)
     added = np.bincount(node_n, minlength=tree.node_count)[span.start : span.stop]
-    vacant = np.array([tree.first_child[n + 1] - tree.first_child[n] for n in span])
-    vacant -= np.bincount(tree.parent[leaf_I[old]], minlength=tree.node_count)[span.start : span.stop]
-    assert grown.leaf_count - tree.leaf_count == np.maximum(added - vacant, 0).sum()
+    empty = np.array([tree.first_child[n + 1] - tree.first_child[n] for n in span])
+    empty -= np.bincount(tree.parent[leaf_I[old]], minlength=tree.node_count)[span.start : span.stop]
+    assert grown.leaf_count - tree.leaf_count == np.maximum(added - empty, 0).sum()
 
 
 # -- relearn ------------------------------------------------------------------------------------------------------------------

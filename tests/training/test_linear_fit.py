@@ -105,10 +105,10 @@ def test_a_text_is_answered_and_explained_over_http(shop: Path, engine: str) -> 
     def opened(bundle: Bundle) -> Engine:
         if engine == "sparse-cpu":
             return open_engine(bundle, "cpu")
-        from espalier.engines.triton.cells import Grid
+        from espalier.engines.triton.cells import FixedShapes
         from espalier.engines.triton.linear_engine import SparseCudaEngine
 
-        return SparseCudaEngine(bundle, "cpu", grid=Grid(batches=(1,), wanted=(64,)))
+        return SparseCudaEngine(bundle, "cpu", shapes=FixedShapes(batches=(1,), m_sizes=(64,)))
 
     def ask(**body: Any) -> httpx.Response:
         return running.client.post("/retrieve", json=body)

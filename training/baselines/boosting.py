@@ -158,28 +158,28 @@ class _Choice:
 
     def __init__(self, train: RankingSet, config: BoostingConfig) -> None:
         self.loss = config.loss
-        self.rows_QN, self.real_QN = padded(train.query_offset, np.arange(len(train)))
+        self.rows_QN, self.present_QN = padded(train.query_offset, np.arange(len(train)))
         self.grades_QN = torch.from_numpy(train.grades_R)[self.rows_QN]
-        self.items_Q = self.real_QN.sum(-1)
+        self.items_Q = self.present_QN.sum(-1)
         self.generator = torch.Generator().manual_seed(config.seed)
-        self.fixed_QN = random_order(self.grades_QN, self.real_QN, self.generator)
+        self.fixed_QN = random_order(self.grades_QN, self.present_QN, self.generator)
         self.before = math.inf
         self.stalled = False
 
     def gradient_and_curvature(self, scores_R: NDArray[np.float64], _: lightgbm.Dataset) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """LightGBM's custom objective; notes whether the last tree lowered the loss, by one order that stays the same."""
         scores_QN = torch.from_numpy(scores_R)[self.rows_QN]
-        real_QN = self.real_QN.gather(-1, self.fixed_QN)
+        present_QN = self.present_QN.gather(-1, self.fixed_QN)
         value = elimination_loss if self.loss == "elimination" else plackett_luce_loss
-        loss = float((value(scores_QN.gather(-1, self.fixed_QN), real_QN) / self.items_Q).mean())
+        loss = float((value(scores_QN.gather(-1, self.fixed_QN), present_QN) / self.items_Q).mean())
         self.stalled, self.before = loss >= self.before, loss
-        order_QN = random_order(self.grades_QN, self.real_QN, self.generator)
-        ordered_QN, real_QN = scores_QN.gather(-1, order_QN), self.real_QN.gather(-1, order_QN)
+        order_QN = random_order(self.grades_QN, self.present_QN, self.generator)
+        ordered_QN, present_QN = scores_QN.gather(-1, order_QN), self.present_QN.gather(-1, order_QN)
         if self.loss == "elimination":
-            both = elimination.gradient_and_curvature(ordered_QN, real_QN, real_QN)
+            both = elimination.gradient_and_curvature(ordered_QN, present_QN, present_QN)
         else:
-            both = plackett_luce.gradient_and_curvature(ordered_QN, real_QN)
+            both = plackett_luce.gradient_and_curvature(ordered_QN, present_QN)
         gradient_R, curvature_R = (
-            (part.new_zeros(part.shape).scatter(-1, order_QN, part) / self.items_Q[:, None])[self.real_QN].numpy() for part in both
+            (part.new_zeros(part.shape).scatter(-1, order_QN, part) / self.items_Q[:, None])[self.present_QN].numpy() for part in both
         )
         return gradient_R, curvature_R

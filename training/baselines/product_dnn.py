@@ -144,10 +144,10 @@ class ProductDnn:
         if history_BT.size and history_BT.max() >= len(self.input_IE):
             raise InvalidData("histories", int(history_BT.max()), f"item rows below {len(self.input_IE)}")
         start_W = np.cumsum((0, *self.windows[:-1]))
-        real_BT = history_BT >= 0
+        present_BT = history_BT >= 0
         rows_BTE = self.input_IE[history_BT]
-        rows_BTE[~real_BT] = 0
-        count_BW: NDArray[np.floating] = np.maximum(np.add.reduceat(real_BT, start_W, axis=1, dtype=np.float32), 1)
+        rows_BTE[~present_BT] = 0
+        count_BW: NDArray[np.floating] = np.maximum(np.add.reduceat(present_BT, start_W, axis=1, dtype=np.float32), 1)
         hidden_BF: Float32 = (np.add.reduceat(rows_BTE, start_W, axis=1) / count_BW[:, :, None]).reshape(len(history_BT), -1)
         for place, (weight, bias) in enumerate(self.layers):
             hidden_BF = (np.maximum(hidden_BF, 0) if place else hidden_BF) @ weight + bias
@@ -350,13 +350,13 @@ def sampled_softmax_loss(
                   negatives and enter with their true score, so that Ẑ is an unbiased estimate of the full sum.
     """
     target_BP = target_BP.sort(1).values
-    real_BP = target_BP >= 0
+    present_BP = target_BP >= 0
     row_BP = target_BP.clamp(min=0)
     positive_BP = ((item_ID[row_BP] * user_BD.unsqueeze(1)).sum(-1) + bias_I[row_BP]).float()
-    first_BP = real_BP & torch.cat([torch.ones_like(real_BP[:, :1]), target_BP[:, 1:] != target_BP[:, :-1]], 1)
+    first_BP = present_BP & torch.cat([torch.ones_like(present_BP[:, :1]), target_BP[:, 1:] != target_BP[:, :-1]], 1)
     negative_BS = torch.addmm(bias_I[negative_S], user_BD, item_ID[negative_S].T).float() + log_weight_S
     place_BP = torch.searchsorted(negative_S, row_BP).clamp(max=len(negative_S) - 1)
-    row, column = torch.nonzero(real_BP & (negative_S[place_BP] == row_BP), as_tuple=True)
+    row, column = torch.nonzero(present_BP & (negative_S[place_BP] == row_BP), as_tuple=True)
     own_BS = torch.zeros_like(negative_BS, dtype=torch.bool)
     own_BS[row, place_BP[row, column]] = True
     every_BX = torch.cat([positive_BP.masked_fill(~first_BP, -torch.inf), negative_BS.masked_fill(own_BS, -torch.inf)], 1)
@@ -365,8 +365,8 @@ def sampled_softmax_loss(
 
 def _mean_of_targets(positive_BP: Tensor, target_BP: Tensor) -> Tensor:
     """[B]: the mean score of each instance's targets."""
-    real_BP = target_BP >= 0
-    return torch.where(real_BP, positive_BP, 0).sum(1) / real_BP.sum(1)
+    present_BP = target_BP >= 0
+    return torch.where(present_BP, positive_BP, 0).sum(1) / present_BP.sum(1)
 
 
 class Proposal:

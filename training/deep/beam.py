@@ -3,7 +3,7 @@
 Serving uses the engines; this one shares their rule (rank(n) = own(n) + γ · rank(parent), rank(root) = 0), their tie rule and what they
 make of exclusions, so that γ and a calibration chosen by it are right for them.
 
-Legend: B queries, C candidates, K beam, M results, E excluded items, X closed nodes.
+Legend: B queries, C candidates, K beam, M results, E excluded items, X excluded nodes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def search(
     exclude_BE  int64[B, E] item rows that must not come back (−1 = padding); inner nodes all of whose items they are take no place in a
                 beam, as in the engines.
     """
-    closed_BX = None if exclude_BE is None else closed_nodes(topology, exclude_BE)
+    excluded_BX = None if exclude_BE is None else sorted_excluded_nodes(topology, exclude_BE)
     state_BLS = model.state(query)
     batch = len(state_BLS)
     beam_BK = torch.zeros((batch, 1), dtype=torch.int64, device=topology.device)
@@ -71,10 +71,10 @@ def search(
         logits_BC = model.logits(state_BLS, safe_BC, h).float()
         own_BC = torch.nn.functional.logsigmoid(logits_BC) if own == "log_activation" else logits_BC
         inherited_BC = gamma * rank_BK.repeat_interleave(children_BKb.shape[2], 1) if gamma else 0
-        shut_BC = (nodes_BC == topology.padding) | topology.vacant_N[safe_BC]
-        if closed_BX is not None:
-            shut_BC |= topology.find(closed_BX, nodes_BC)[1]
-        rank_BC = (own_BC + inherited_BC).masked_fill(shut_BC, -torch.inf)
+        ineligible_BC = (nodes_BC == topology.padding) | topology.ineligible_N[safe_BC]
+        if excluded_BX is not None:
+            ineligible_BC |= topology.find(excluded_BX, nodes_BC)[1]
+        rank_BC = (own_BC + inherited_BC).masked_fill(ineligible_BC, -torch.inf)
         if h < topology.tree.height:
             beam_BK, rank_BK = keep_best(topology, nodes_BC, rank_BC, beam_size)
     best_BM = best_places(rank_BC, m)
@@ -83,11 +83,11 @@ def search(
     return torch.where(rank_BM > -torch.inf, topology.leaf_item[leaf_BM], -1), rank_BM
 
 
-def closed_nodes(topology: Topology, exclude_BE: Tensor) -> Tensor:
+def sorted_excluded_nodes(topology: Topology, exclude_BE: Tensor) -> Tensor:
     """int64[B, X]: the leaves of excluded items, and the inner nodes below which nothing else is, ascending, N as padding."""
     excluded = excluded_nodes(topology.tree, exclude_BE.cpu().numpy())
-    closed_BX = torch.from_numpy(np.concatenate([excluded.inner_BX, excluded.leaves_BX], axis=1)).to(topology.device)
-    return torch.where(closed_BX == NO_NODE, topology.padding, closed_BX).sort(1).values
+    excluded_BX = torch.from_numpy(np.concatenate([excluded.inner_BX, excluded.leaves_BX], axis=1)).to(topology.device)
+    return torch.where(excluded_BX == NO_NODE, topology.padding, excluded_BX).sort(1).values
 
 
 def best_places(rank_BC: Tensor, count: int) -> Tensor:

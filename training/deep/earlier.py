@@ -66,9 +66,9 @@ def open_earlier(path: Path, config: TrainingConfig, interactions: Interactions,
     new = np.flatnonzero(row_I < 0)
     node_n = np.zeros(0, np.int64)
     if len(new):
-        vacant = np.ones(bundle.tree.leaf_count, np.bool_)
-        vacant[leaf_I[leaf_I >= 0] - bundle.tree.leaf_offset] = False
-        room_N = _room(bundle.tree, vacant, config.tree.branching)
+        empty = np.ones(bundle.tree.leaf_count, np.bool_)
+        empty[leaf_I[leaf_I >= 0] - bundle.tree.leaf_offset] = False
+        room_N = _room(bundle.tree, empty, config.tree.branching)
         if len(new) > room_N[0]:
             expected = f"kmeans, since the log has {len(new)} items that earlier_model lacks and its tree has room for {room_N[0]}"
             raise InvalidConfig("tree.kind", config.tree.kind, expected)
@@ -144,9 +144,9 @@ def grow(tree: Tree, leaf_I: Int64, new: Int64, node_n: Int64) -> tuple[Tree, In
     item_of_leaf = np.full(tree.leaf_count, EMPTY_LEAF, np.int64)
     old = np.flatnonzero(leaf_I >= 0)
     item_of_leaf[leaf_I[old] - tree.leaf_offset] = old
-    vacant_P = np.add.reduceat(item_of_leaf == EMPTY_LEAF, begin_P, dtype=np.int64)
+    empty_P = np.add.reduceat(item_of_leaf == EMPTY_LEAF, begin_P, dtype=np.int64)
     coming_P = np.bincount(node_n - span.start, minlength=len(span))
-    grown_P = count_P + np.maximum(coming_P - vacant_P, 0)
+    grown_P = count_P + np.maximum(coming_P - empty_P, 0)
     stop_P = np.cumsum(grown_P)
     leaf_item = np.full(int(stop_P[-1]), EMPTY_LEAF, np.int64)
     source = np.full(int(stop_P[-1]), -1, np.int64)
@@ -176,12 +176,12 @@ def _check_alike(config: TrainingConfig, before: TrainingConfig) -> None:
         log.warning("the earlier model was trained with another split: test users of this one may have been its training users")
 
 
-def _room(tree: Tree, vacant: NDArray[np.bool_], branching: int) -> Int64:
+def _room(tree: Tree, empty: NDArray[np.bool_], branching: int) -> Int64:
     """int64[N]: how many new items each node's subtree can take: empty leaves, and those that still can be added."""
     span = tree.level(tree.height - 1)
     count_P = np.diff(tree.first_child[span.start : span.stop + 1])
-    vacant_P = np.add.reduceat(vacant, tree.first_child[span.start : span.stop] - tree.leaf_offset, dtype=np.int64)
-    return sum_below(tree, np.maximum(branching - count_P, 0) + vacant_P, tree.height - 1)
+    empty_P = np.add.reduceat(empty, tree.first_child[span.start : span.stop] - tree.leaf_offset, dtype=np.int64)
+    return sum_below(tree, np.maximum(branching - count_P, 0) + empty_P, tree.height - 1)
 
 
 def _in_earlier_rows(samples: Samples, new: Int64, row_I: Int64) -> Samples:

@@ -24,7 +24,7 @@ class Topology:
             [torch.from_numpy(tree.leaf_of_item).to(device), torch.tensor([-1], device=device)]
         )  # item row −1 → −1
         self.items_below_N = torch.from_numpy(tree.items_below).to(device)
-        self.vacant_N = self.items_below_N == 0
+        self.ineligible_N = self.items_below_N == 0
         self.leaf_item = torch.from_numpy(tree.leaf_item).to(device)
 
     def history_nodes(self, history_BT: Tensor) -> Tensor:

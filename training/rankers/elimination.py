@@ -18,35 +18,35 @@ import torch
 from torch import Tensor
 
 
-def elimination_loss(scores_BN: Tensor, real_BN: Tensor) -> Tensor:
+def elimination_loss(scores_BN: Tensor, present_BN: Tensor) -> Tensor:
     """[B]: −log P of each query's order under choice by elimination (Eq. 5).
 
     scores_BN  f of each item, best item first; float32 or float64, any device
-    real_BN    bool: where there is an item; elsewhere is padding, whose scores may be anything finite
+    present_BN    bool: where there is an item; elsewhere is padding, whose scores may be anything finite
     """
-    return staged_elimination(scores_BN, real_BN, real_BN)
+    return staged_elimination(scores_BN, present_BN, present_BN)
 
 
-def staged_elimination(scores_BN: Tensor, real_BN: Tensor, stage_BN: Tensor) -> Tensor:
+def staged_elimination(scores_BN: Tensor, present_BN: Tensor, stage_BN: Tensor) -> Tensor:
     """[B]: the sum of some of the stages. `stage_BN` (bool) says which; padding is none."""
-    loss_B: Tensor = _Elimination.apply(scores_BN, real_BN, stage_BN & real_BN)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    loss_B: Tensor = _Elimination.apply(scores_BN, present_BN, stage_BN & present_BN)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return loss_B
 
 
-def gradient_and_curvature(scores_BN: Tensor, real_BN: Tensor, stage_BN: Tensor) -> tuple[Tensor, Tensor]:
+def gradient_and_curvature(scores_BN: Tensor, present_BN: Tensor, stage_BN: Tensor) -> tuple[Tensor, Tensor]:
     """∂ℓ/∂f_k, [B, N], and c_k, [B, N], such that Σ_k c_k d_k² is never less than dᵀ(∂²ℓ/∂f²)d; both 0 at padding.
 
     c_k = exp(−f_k) Σ_{i ≥ k} 1/Z_i. A stage's Hessian is diag(p) − p pᵀ with p its softmax, and diag(p) is above it in every direction.
     """
-    log_worth_BN, log_z_BN = _log_sums(scores_BN, real_BN)
-    curvature_BN = _curvature(log_worth_BN, log_z_BN, stage_BN & real_BN)
-    return (stage_BN & real_BN).to(scores_BN.dtype) - curvature_BN, curvature_BN
+    log_worth_BN, log_z_BN = _log_sums(scores_BN, present_BN)
+    curvature_BN = _curvature(log_worth_BN, log_z_BN, stage_BN & present_BN)
+    return (stage_BN & present_BN).to(scores_BN.dtype) - curvature_BN, curvature_BN
 
 
 class _Elimination(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores_BN: Tensor, real_BN: Tensor, stage_BN: Tensor) -> Tensor:
-        log_worth_BN, log_z_BN = _log_sums(scores_BN, real_BN)
+    def forward(ctx: Any, scores_BN: Tensor, present_BN: Tensor, stage_BN: Tensor) -> Tensor:
+        log_worth_BN, log_z_BN = _log_sums(scores_BN, present_BN)
         ctx.save_for_backward(log_worth_BN, log_z_BN, stage_BN)
         return torch.where(stage_BN, scores_BN + log_z_BN, 0).sum(-1)
 
@@ -57,9 +57,9 @@ class _Elimination(torch.autograd.Function):
         return gradients[0].unsqueeze(-1) * gradient_BN, None, None
 
 
-def _log_sums(scores_BN: Tensor, real_BN: Tensor) -> tuple[Tensor, Tensor]:
+def _log_sums(scores_BN: Tensor, present_BN: Tensor) -> tuple[Tensor, Tensor]:
     """log exp(−f_k), −∞ at padding, and log Z_k; padding before the first item has a Z of 0."""
-    log_worth_BN = torch.where(real_BN, -scores_BN, -torch.inf)
+    log_worth_BN = torch.where(present_BN, -scores_BN, -torch.inf)
     return log_worth_BN, log_worth_BN.logcumsumexp(-1)
 
 

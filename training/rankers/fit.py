@@ -105,8 +105,8 @@ def fit_ranker(
         total = inputs_RF.new_zeros((), dtype=torch.float64)
         order = rng.permutation(told)
         for start in range(0, len(order), config.batch_queries):
-            rows_BN, real_BN = padded(train.query_offset, order[start : start + config.batch_queries])
-            loss_B = _batch_losses(config, ranker.function, inputs_RF, grades_R, rows_BN.to(device), real_BN.to(device), generator)
+            rows_BN, present_BN = padded(train.query_offset, order[start : start + config.batch_queries])
+            loss_B = _batch_losses(config, ranker.function, inputs_RF, grades_R, rows_BN.to(device), present_BN.to(device), generator)
             optimizer.zero_grad()
             loss_B.mean().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             optimizer.step()
@@ -152,8 +152,8 @@ def padded(query_offset: NDArray[np.int64], queries: NDArray[np.int64]) -> tuple
     """int64[B, N] rows of some queries, 0 where a query has fewer, and bool[B, N] where there is one."""
     begin_B, size_B = query_offset[queries], query_offset[queries + 1] - query_offset[queries]
     place_N = np.arange(size_B.max())
-    real_BN = place_N < size_B[:, None]
-    return torch.from_numpy(np.where(real_BN, begin_B[:, None] + place_N, 0)), torch.from_numpy(real_BN)
+    present_BN = place_N < size_B[:, None]
+    return torch.from_numpy(np.where(present_BN, begin_B[:, None] + place_N, 0)), torch.from_numpy(present_BN)
 
 
 def _batch_losses(
@@ -162,13 +162,13 @@ def _batch_losses(
     inputs_RF: Tensor,
     grades_R: Tensor,
     rows_BN: Tensor,
-    real_BN: Tensor,
+    present_BN: Tensor,
     generator: torch.Generator,
 ) -> Tensor:
     """[B]: each query's loss divided by its number of items."""
-    own_R = rows_BN[real_BN]
-    scores_BN = inputs_RF.new_zeros(rows_BN.shape).masked_scatter(real_BN, function(inputs_RF[own_R], generator))
-    return query_losses(config, scores_BN, grades_R[rows_BN], real_BN, generator) / real_BN.sum(-1)
+    own_R = rows_BN[present_BN]
+    scores_BN = inputs_RF.new_zeros(rows_BN.shape).masked_scatter(present_BN, function(inputs_RF[own_R], generator))
+    return query_losses(config, scores_BN, grades_R[rows_BN], present_BN, generator) / present_BN.sum(-1)
 
 
 def _with_different_grades(train: RankingSet) -> NDArray[np.int64]:

@@ -14,11 +14,11 @@ from training.rankers.plackett_luce import first_places, plackett_luce_loss
 from training.rankers.ties import log_group_first, random_order, tied_elimination_loss, tied_plackett_luce_loss
 
 
-def query_losses(config: RankerConfig, scores_BN: Tensor, grades_BN: Tensor, real_BN: Tensor, generator: torch.Generator) -> Tensor:
+def query_losses(config: RankerConfig, scores_BN: Tensor, grades_BN: Tensor, present_BN: Tensor, generator: torch.Generator) -> Tensor:
     """[B]: −log P of each query's grades under the configured model.
 
     scores_BN  float32 or float64; grades_BN likewise, higher is better
-    real_BN    bool: where there is an item; elsewhere is padding
+    present_BN    bool: where there is an item; elsewhere is padding
     generator  of the order inside a grade, for `ties = "random"`
 
     With `top_k`, places beyond are a group without an order: nothing has to be added for Plackett–Luce, and by elimination that group
@@ -26,12 +26,12 @@ def query_losses(config: RankerConfig, scores_BN: Tensor, grades_BN: Tensor, rea
     """
     if config.ties == "marginal":
         tied = tied_elimination_loss if config.loss == "elimination" else tied_plackett_luce_loss
-        return tied(scores_BN, grades_BN, real_BN)
-    order_BN = random_order(grades_BN, real_BN, generator)
-    scores_BN, real_BN = scores_BN.gather(-1, order_BN), real_BN.gather(-1, order_BN)
+        return tied(scores_BN, grades_BN, present_BN)
+    order_BN = random_order(grades_BN, present_BN, generator)
+    scores_BN, present_BN = scores_BN.gather(-1, order_BN), present_BN.gather(-1, order_BN)
     if config.loss == "plackett-luce":
-        return plackett_luce_loss(scores_BN, real_BN, config.top_k)
+        return plackett_luce_loss(scores_BN, present_BN, config.top_k)
     if config.top_k is None:
-        return elimination_loss(scores_BN, real_BN)
-    first_BN = first_places(real_BN, config.top_k)
-    return staged_elimination(scores_BN, real_BN, first_BN) - log_group_first(-scores_BN, real_BN & ~first_BN, first_BN)
+        return elimination_loss(scores_BN, present_BN)
+    first_BN = first_places(present_BN, config.top_k)
+    return staged_elimination(scores_BN, present_BN, first_BN) - log_group_first(-scores_BN, present_BN & ~first_BN, first_BN)

@@ -29,27 +29,27 @@ NODES = torch.arange(-20.0, 7.2, STEP)
 """In units of the mode's width. The integrand falls about as exp(t) to the left, and as a Gaussian or faster to the right."""
 
 
-def random_order(grades_BN: Tensor, real_BN: Tensor, generator: torch.Generator) -> Tensor:
+def random_order(grades_BN: Tensor, present_BN: Tensor, generator: torch.Generator) -> Tensor:
     """int64[B, N]: places of the items from the best grade to the worst, equal ones in random order, padding last."""
     shuffled_BN = torch.rand(grades_BN.shape, generator=generator, device=grades_BN.device).argsort(-1)
-    key_BN = torch.where(real_BN, -grades_BN, torch.inf).gather(-1, shuffled_BN)
+    key_BN = torch.where(present_BN, -grades_BN, torch.inf).gather(-1, shuffled_BN)
     return shuffled_BN.gather(-1, key_BN.argsort(dim=-1, stable=True))
 
 
-def tied_elimination_loss(scores_BN: Tensor, grades_BN: Tensor, real_BN: Tensor) -> Tensor:
+def tied_elimination_loss(scores_BN: Tensor, grades_BN: Tensor, present_BN: Tensor) -> Tensor:
     """[B]: −log P that all items of each grade are eliminated before those of higher ones. A pass per distinct grade."""
-    return _chain(-scores_BN, grades_BN, real_BN, torch.gt)
+    return _chain(-scores_BN, grades_BN, present_BN, torch.gt)
 
 
-def tied_plackett_luce_loss(scores_BN: Tensor, grades_BN: Tensor, real_BN: Tensor) -> Tensor:
+def tied_plackett_luce_loss(scores_BN: Tensor, grades_BN: Tensor, present_BN: Tensor) -> Tensor:
     """[B]: −log P that all items of each grade are chosen before those of lower ones. A pass per distinct grade."""
-    return _chain(scores_BN, grades_BN, real_BN, torch.lt)
+    return _chain(scores_BN, grades_BN, present_BN, torch.lt)
 
 
-def _chain(log_worth_BN: Tensor, grades_BN: Tensor, real_BN: Tensor, left: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _chain(log_worth_BN: Tensor, grades_BN: Tensor, present_BN: Tensor, left: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     loss_B = log_worth_BN.sum(-1) * 0  # with a gradient, also where all grades are equal
-    for grade in torch.unique(grades_BN[real_BN]):
-        loss_B = loss_B - log_group_first(log_worth_BN, real_BN & (grades_BN == grade), real_BN & left(grades_BN, grade))
+    for grade in torch.unique(grades_BN[present_BN]):
+        loss_B = loss_B - log_group_first(log_worth_BN, present_BN & (grades_BN == grade), present_BN & left(grades_BN, grade))
     return loss_B
 
 

@@ -156,20 +156,20 @@ class ChunkSearch:
             NONE if wanted.shut_BX is None else wanted.shut_BX,
         )  # fmt: skip
 
-        def run(workspace: _Workspace, which: Array, open_N: Array) -> int:
+        def run(workspace: _Workspace, which: Array, eligible_N: Array) -> int:
             return _search(
-                which, given, self._arrays, workspace.dense, workspace.shut, open_N, self._last, self._gamma, self._power,
+                which, given, self._arrays, workspace.dense, workspace.shut, eligible_N, self._last, self._gamma, self._power,
                 workspace.buffers, leaves_BM, ranks_BM, traced,
             )  # fmt: skip
 
         wrong = -1
         for which, mask in wanted.groups or [(np.arange(len(queries)), None)]:
-            which, open_N = _frozen(which, ALL if mask is None else mask)
+            which, eligible_N = _frozen(which, ALL if mask is None else mask)
             if self._pool is None or len(which) < 2 * PER_THREAD:
-                wrong = max(wrong, run(self._workspaces[0], which, open_N))
+                wrong = max(wrong, run(self._workspaces[0], which, eligible_N))
             else:
                 shares = np.array_split(which, min(len(self._workspaces), len(which) // PER_THREAD))
-                wrong = max(wrong, *self._pool.map(run, self._workspaces, _frozen(*shares), repeat(open_N)))
+                wrong = max(wrong, *self._pool.map(run, self._workspaces, _frozen(*shares), repeat(eligible_N)))
         if wrong >= 0:
             if not np.isfinite(queries.values[wrong]):
                 raise InvalidQuery("features.values", float(queries.values[wrong]), "finite numbers")
@@ -263,7 +263,7 @@ def _fill(scorers: tuple[Array, ...], full_row: Array, full_from: Array, key: Ar
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def _search(
-    which: Array, given: tuple[Array, ...], scorers: tuple[Array, ...], dense: Array, shut: Array, open_N: Array, last: int, gamma: Any,
+    which: Array, given: tuple[Array, ...], scorers: tuple[Array, ...], dense: Array, shut: Array, eligible_N: Array, last: int, gamma: Any,
     power: int, work: tuple[Array, ...], out: Array, out_ranks: Array, trace: tuple[Array, ...],
 ) -> int:  # fmt: skip
     """Some queries one after the other. Returns −1, or the place of an index that is no feature's or of a value that is not finite, where
@@ -285,7 +285,7 @@ def _search(
         for s in range(shut_BX.shape[1]):
             if shut_BX[b, s] >= 0:
                 shut[shut_BX[b, s]] = True
-        choosy = len(open_N) > 0 or shut_BX.shape[1] > 0
+        choosy = len(eligible_N) > 0 or shut_BX.shape[1] > 0
         count: Any = np.int64(1)  # a plain 1 would be a type of its own, for which what it is given to is compiled once more
         kept[0] = 0
         kept_ranks[0] = 0
@@ -361,8 +361,8 @@ def _search(
                     to = total
                     for c in range(children):
                         rank = ranks[total + c]
-                        is_open = (len(open_N) == 0 or open_N[first + c]) and not shut[first + c]
-                        if is_open and abs(rank) <= LARGEST:
+                        is_eligible = (len(eligible_N) == 0 or eligible_N[first + c]) and not shut[first + c]
+                        if is_eligible and abs(rank) <= LARGEST:
                             candidates[to], ranks[to] = first + c, rank
                             to += 1
                     total = to

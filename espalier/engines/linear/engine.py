@@ -63,12 +63,12 @@ class SparseCpuEngine:
 
     def _groups(self, params: SearchParams) -> list[tuple[NDArray[np.int64], NDArray[np.bool_] | None]] | None:
         """The queries of each mask; a tree with empty leaves has one for queries without."""
-        everything = None if self._whole is None else self._whole.open_N
+        everything = None if self._whole is None else self._whole.eligible_N
         if params.mask_B is None:
             return None if everything is None else [(np.arange(len(params.m_B)), everything)]
         masks = dict.fromkeys(params.mask_B)
         queries = [np.flatnonzero([other is mask for other in params.mask_B]) for mask in masks]
-        return [(rows, everything if mask is None else mask.open_N) for rows, mask in zip(queries, masks, strict=True)]
+        return [(rows, everything if mask is None else mask.eligible_N) for rows, mask in zip(queries, masks, strict=True)]
 
 
 def _levels(trace: Traced) -> tuple[LevelTrace, ...]:

@@ -7,7 +7,7 @@ Inputs of the composed graph (those that the tree and the plan need):
     history int64[B, T] or vector float32[B, F]     item rows, −1 = padding
     beam_size int64[B]                               each query's beam, unless the plan is for a single one
     excluded_leaves, excluded_inner int64[B, X]      nodes that a query must not visit, −1 = padding
-    open bool[N], mask_of int64[B]                   nodes with an eligible item below; unless the plan is for a single query, F masks
+    eligible bool[N], mask_of int64[B]                  nodes with an eligible item below; unless the plan is for a single query, F masks
                                                      end to end, bool[F · N], and which of them is each query's
     kept, wanted int64[1]                            largest beam and largest m of the call (constants of a static plan)
     node_rows float32[N, D] · parent int64[N+1] and leaf_of_item int64[I+1] (last entry −1, so that −1 maps to −1)
@@ -47,8 +47,8 @@ class Plan:
 
     beam_low, beam_high   the beam sizes it serves; it starts where beam_low starts
     single                one query a call (B = 1), which saves work; otherwise any number, of different beams
-    careful               a node whose logit or rank is not finite is no candidate: on each level it gets rank −inf, as a closed one, and
-                          so do the nodes below it. Without, such nodes are merely noticed
+    careful               a node whose logit or rank is not finite is no candidate: on each level it gets rank −inf, as one that is not
+                          eligible, and so do the nodes below it. Without, such nodes are merely noticed
     excluded              which nodes queries may exclude
     masked                whether queries bring node masks; without, every node must have an item below
     trace                 whether each level's candidates and beam are outputs
@@ -165,7 +165,7 @@ class _Composer:
             self.const(np.arange(span.start, span.stop)[None]),
             self.op("Concat", self.op("Shape", ranks, start=0, end=1), self.const([1]), axis=0),
         )
-        return nodes, self.closed_out(nodes, ranks, self.start), self.const([len(span)])
+        return nodes, self.without_ineligible(nodes, ranks, self.start), self.const([len(span)])
 
     def keep(self, nodes: str, ranks: str, level: int, width: str) -> tuple[str, str, str]:
         """The beam: each query's best `beam_size` candidates, in ascending node order; slots beyond it have rank −inf."""
@@ -227,7 +227,7 @@ class _Composer:
             ranks = self.op("Add", ranks, self.op("Unsqueeze", inherited, self.const([2]))) if inherited else ranks
             ranks = self.op("Where", missing, self.const(MINUS_INF), ranks) if missing is not None else ranks
             ranks = self.op("Reshape", ranks, flat)
-        return nodes, self.closed_out(nodes, ranks, level + 1), self.times(width, most)
+        return nodes, self.without_ineligible(nodes, ranks, level + 1), self.times(width, most)
 
     def results(self, nodes: str, ranks: str, width: str) -> None:
         """The best m leaves, best first, as item rows."""
@@ -266,13 +266,13 @@ class _Composer:
     def all_logits(self) -> str:
         return self.logits[0] if len(self.logits) == 1 else self.op("Concat", *self.logits, axis=1)
 
-    def closed_out(self, nodes: str, ranks: str, level: int) -> str:
+    def without_ineligible(self, nodes: str, ranks: str, level: int) -> str:
         """Ranks with −inf for nodes without an eligible item below, and in a careful plan for those whose ranks are not finite."""
         if self.plan.careful and self.ranking.own == "logit":  # a sum of logs of activations is finite or −inf: `own` has seen to it
             ranks = self.without_infinities(ranks, ranks)
         if self.plan.masked:
-            is_open = self.op("Gather", *self.masks(nodes))
-            ranks = self.op("Where", is_open, ranks, self.const(MINUS_INF))
+            is_eligible = self.op("Gather", *self.masks(nodes))
+            ranks = self.op("Where", is_eligible, ranks, self.const(MINUS_INF))
         if self.plan.excluded == "leaves and inner" or (self.plan.excluded == "leaves" and level == self.tree.height):
             name = "excluded_leaves" if level == self.tree.height else "excluded_inner"
             excluded = self.op("Unsqueeze", self.input(name, np.int64, ["B", f"{name}_X"]), self.const([1]))
@@ -284,14 +284,14 @@ class _Composer:
     def masks(self, nodes: str) -> tuple[str, str]:
         """The masks and where in them the queries' nodes are."""
         if self.plan.single:
-            return self.table("open", np.bool_, self.tree.node_count), nodes
+            return self.table("eligible", np.bool_, self.tree.node_count), nodes
         if not self.mask_start:
             mask_of = self.op("Unsqueeze", self.input("mask_of", np.int64, ["B"]), self.const([1]))
             self.mask_start = self.op("Mul", mask_of, self.const(self.tree.node_count))
-        return self.input("open", np.bool_, ["F_N"]), self.op("Add", nodes, self.mask_start)
+        return self.input("eligible", np.bool_, ["F_N"]), self.op("Add", nodes, self.mask_start)
 
     def passes_nothing_down(self, level: int) -> bool:
-        """True when all slots of rank −inf on a level are closed nodes: their children are closed in their own right.
+        """True when all slots of rank −inf on a level are nodes that are not eligible: their children are not eligible either.
 
         In a careful plan some have a rank that is not finite, whatever their children have.
         Otherwise some are padding, of ragged levels or of smaller beams in the call: copies of nodes whose children are candidates already.

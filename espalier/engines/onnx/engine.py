@@ -1,7 +1,7 @@
 """`onnx-cpu` and `onnx-cuda`: the whole beam search as one ONNX graph, run by ONNX Runtime.
 
 Beam sizes fall into buckets [2^j, 2^(j+1) − 1]; each bucket has a graph of its own, built by `compose` when first used or at warm-up.
-Node rows and the tree's arrays are put on the device once and shared by all graphs. On CUDA, calls that fit a small grid of batch and
+Node rows and the tree's arrays are put on the device once and shared by all graphs. On CUDA, calls that fit a few sizes of batch and
 beam sizes run as CUDA graphs with fixed buffers; others, and all with filters, run as ordinary sessions.
 
 Legend: B queries, T history, K beam, C candidates, M results, X excluded nodes, N nodes, F masks.
@@ -40,11 +40,11 @@ FREEING_PAUSE_S = 1e-3
 
 
 @dataclass(frozen=True)
-class Grid:
-    """The call sizes that run with fixed shapes: a call is padded up to the next batch, m and excluded width of the grid."""
+class FixedShapes:
+    """The call sizes that run with fixed shapes: a call is padded up to the next batch size, m and width of exclusions."""
 
     batches: tuple[int, ...] = (1, 8, 64, 512)
-    wanted: tuple[int, ...] = (64, 256, 1024)
+    m_sizes: tuple[int, ...] = (64, 256, 1024)
     excluded: int = 128
 
 
@@ -66,12 +66,12 @@ class OnnxEngine:
 
     device   "cpu" or "cuda"
     threads  intra-op threads of one search on the CPU
-    grid     the fixed call sizes; None (the CPU's default) leaves all shapes free
+    shapes     the fixed call sizes; None (the CPU's default) leaves all shapes free
     """
 
     rounding = 1e-3
 
-    def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"], threads: int = 1, grid: Grid | None = None) -> None:
+    def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"], threads: int = 1, shapes: FixedShapes | None = None) -> None:
         if device == "cuda" and not cuda_available():
             raise DeviceUnavailable(
                 "onnx-cuda needs a CUDA device, and ONNX Runtime finds none; install the `gpu` extra on a machine with one"
@@ -80,14 +80,14 @@ class OnnxEngine:
         self.bundle = bundle
         self._device = device
         self._threads = threads
-        self._grid = (grid or Grid()) if device == "cuda" else grid
+        self._shapes = (shapes or FixedShapes()) if device == "cuda" else shapes
         self._graphs = bundle.graph("query.onnx"), bundle.graph("scorer.onnx")
         self._sessions: dict[Plan, ort.InferenceSession] = {}
         self._fixed_runs: dict[tuple[Plan, int], _FixedRun] = {}
         self._lock, self._building = threading.Lock(), threading.Lock()
         tree = bundle.tree
         self._every_item = every_item(tree)
-        self._vacant = not self._every_item.open_N.all()
+        self._has_empty_leaves = not self._every_item.eligible_N.all()
         self._masks: weakref.WeakKeyDictionary[NodeMask, ort.OrtValue] = weakref.WeakKeyDictionary()
         self._shared = {
             "node_rows": self._on_device(np.ascontiguousarray(bundle.node_rows_ND, np.float32)),
@@ -95,7 +95,7 @@ class OnnxEngine:
             "leaf_of_item": self._on_device(np.append(tree.leaf_of_item, -1)),
             "first_child": self._on_device(tree.first_child),
             "leaf_item": self._on_device(tree.leaf_item),
-            "open": self._mask_on_device(self._every_item),
+            "eligible": self._mask_on_device(self._every_item),
         }
 
     @property
@@ -106,17 +106,17 @@ class OnnxEngine:
     def warm_up(self) -> None:
         """Build and run the graphs of every beam bucket up to the model's limit, with and without exclusions and filters.
 
-        With a grid, every cell of it.
+        With fixed shapes, all of them.
         """
         limits = self.bundle.manifest.search
         leaf, root = self.bundle.tree.leaf_offset, 0
-        for batch in self._grid.batches if self._grid else (1,):
+        for batch in self._shapes.batches if self._shapes else (1,):
             queries = blank_queries(self.bundle.manifest.query, batch)
             some = [
                 ExcludedNodes(np.full((batch, 1), leaf), np.full((batch, 1), inner), np.ones(batch, np.int64)) for inner in (NO_NODE, root)
             ]
             for bucket in range(limits.max_beam_size.bit_length()):
-                for m in {min(m, limits.max_m) for m in self._grid.wanted} if self._grid else {limits.m}:
+                for m in {min(m, limits.max_m) for m in self._shapes.m_sizes} if self._shapes else {limits.m}:
                     for mask in (None, self._every_item):
                         for excluded in (None, *some):
                             self._run(queries, SearchParams.uniform(batch, 1 << bucket, m, mask=mask), excluded, bucket)
@@ -129,7 +129,7 @@ class OnnxEngine:
                 time.sleep(FREEING_PAUSE_S)
 
     def prepare(self, params: SearchParams) -> None:
-        params, excluded = self._closed(params, self._excluded(params))
+        params, excluded = self._long_lists_as_masks(params, self._excluded(params))
         for members, bucket in self._groups(params):
             self._session(self._plan(params.take(members), excluded and excluded.take(members), bucket))
 
@@ -141,7 +141,7 @@ class OnnxEngine:
         masks = params.mask_B or (None,) * len(queries)
         eligible_B = np.array([tree.item_count if mask is None else mask.items for mask in masks], np.int64)
         eligible_B -= excluded.count_B if excluded is not None else 0
-        params, excluded = self._closed(params, excluded)
+        params, excluded = self._long_lists_as_masks(params, excluded)
         shape = len(queries), int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
         finite_B = np.ones(len(queries), np.bool_) if isinstance(queries.kind, VectorKind) else None
@@ -162,7 +162,7 @@ class OnnxEngine:
             return None
         return excluded_nodes(self.bundle.tree, params.exclude_BE, params.mask_B)
 
-    def _closed(self, params: SearchParams, excluded: ExcludedNodes | None) -> tuple[SearchParams, ExcludedNodes | None]:
+    def _long_lists_as_masks(self, params: SearchParams, excluded: ExcludedNodes | None) -> tuple[SearchParams, ExcludedNodes | None]:
         """Queries with more than WIDE excluded nodes get a mask without them instead: a list is compared with every candidate."""
         if excluded is None or max(excluded.leaves_BX.shape[1], excluded.inner_BX.shape[1]) <= WIDE:
             return params, excluded
@@ -170,29 +170,29 @@ class OnnxEngine:
         lists = [excluded.leaves_BX.copy(), excluded.inner_BX.copy()]
         wide_B = np.max([np.count_nonzero(nodes_BX != NO_NODE, axis=1) for nodes_BX in lists], axis=0) > WIDE
         for b in np.flatnonzero(wide_B).tolist():
-            open_N = (mask_B[b] or self._every_item).open_N.copy()
+            eligible_N = (mask_B[b] or self._every_item).eligible_N.copy()
             for nodes_BX in lists:
-                open_N[nodes_BX[b][nodes_BX[b] != NO_NODE]] = False
+                eligible_N[nodes_BX[b][nodes_BX[b] != NO_NODE]] = False
                 nodes_BX[b] = NO_NODE
-            mask_B[b] = NodeMask(open_N, int(np.count_nonzero(open_N[self.bundle.tree.leaf_offset :])))
+            mask_B[b] = NodeMask(eligible_N, int(np.count_nonzero(eligible_N[self.bundle.tree.leaf_offset :])))
         leaves_BX, inner_BX = (nodes_BX[:, :WIDE] for nodes_BX in lists)
         return replace(params, mask_B=tuple(mask_B)), ExcludedNodes(leaves_BX, inner_BX, excluded.count_B)
 
     def _groups(self, params: SearchParams) -> list[tuple[NDArray[np.int64], int]]:
         """Which queries (int64 positions) share a session run, and their beam bucket."""
         bucket_B = np.frexp(params.beam_size_B.astype(np.float64))[1] - 1
-        if self._device == "cpu" and self._grid is None:  # a batch saves a CPU nothing, one query a call does
+        if self._device == "cpu" and self._shapes is None:  # a batch saves a CPU nothing, one query a call does
             return [(np.array([b]), int(bucket)) for b, bucket in enumerate(bucket_B)]
         return [(np.flatnonzero(bucket_B == bucket), int(bucket)) for bucket in np.unique(bucket_B)]
 
     def _plan(self, params: SearchParams, excluded: ExcludedNodes | None, bucket: int) -> Plan:
         """What the graph of some queries of one bucket must be able to do."""
-        masked = _filtered(params) or self._vacant
-        closed: Literal["none", "leaves", "leaves and inner"] = "none"
+        masked = _filtered(params) or self._has_empty_leaves
+        kinds: Literal["none", "leaves", "leaves and inner"] = "none"
         if excluded is not None and (excluded.leaves_BX >= 0).any():
-            closed = "leaves and inner" if masked or (excluded.inner_BX >= 0).any() else "leaves"
+            kinds = "leaves and inner" if masked or (excluded.inner_BX >= 0).any() else "leaves"
         single = len(params.m_B) == 1
-        return Plan(1 << bucket, (2 << bucket) - 1, single, careful=not single, excluded=closed, masked=masked, trace=params.trace)
+        return Plan(1 << bucket, (2 << bucket) - 1, single, careful=not single, excluded=kinds, masked=masked, trace=params.trace)
 
     def _run(self, queries: QueryBatch, params: SearchParams, excluded: ExcludedNodes | None, bucket: int) -> dict[str, Array]:
         """The outputs of one session run for queries whose beams are of one bucket: `item_rows`, `ranks`, and those of a trace.
@@ -220,8 +220,8 @@ class OnnxEngine:
         binding = self._bound(session)
         if plan.masked:
             masks = params.mask_B if params.mask_B is not None else (None,) * len(params.m_B)
-            opened, feeds["mask_of"] = self._open(masks)
-            binding.bind_ortvalue_input("open", opened)
+            eligible, feeds["mask_of"] = self._joined_masks(masks)
+            binding.bind_ortvalue_input("eligible", eligible)
         for entry in session.get_inputs():
             if entry.name in feeds:
                 binding.bind_cpu_input(entry.name, feeds[entry.name])
@@ -231,42 +231,42 @@ class OnnxEngine:
         session.run_with_iobinding(binding)
         return dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
 
-    def _open(self, mask_B: Sequence[NodeMask | None]) -> tuple[ort.OrtValue, NDArray[np.int64]]:
+    def _joined_masks(self, mask_B: Sequence[NodeMask | None]) -> tuple[ort.OrtValue, NDArray[np.int64]]:
         """The distinct masks of some queries end to end, bool[F · N], and which of them is each query's, int64[B]."""
         masks = [self._every_item if mask is None else mask for mask in mask_B]
         number = {mask: f for f, mask in enumerate(dict.fromkeys(masks))}
         mask_of_B = np.array([number[mask] for mask in masks])
         if len(number) == 1:
             return self._mask_on_device(masks[0]), mask_of_B
-        return self._on_device(np.concatenate([mask.open_N for mask in number])), mask_of_B
+        return self._on_device(np.concatenate([mask.eligible_N for mask in number])), mask_of_B
 
     def _mask_on_device(self, mask: NodeMask) -> ort.OrtValue:
         """A mask where the graphs can read it: put there once and for as long as the mask lives; on a CPU it is the mask's own memory."""
         with self._lock:
             if mask not in self._masks:
-                self._masks[mask] = self._on_device(mask.open_N)
+                self._masks[mask] = self._on_device(mask.eligible_N)
             return self._masks[mask]
 
     def _fixed(self, batch: int, plan: Plan, wanted: int, excluded: ExcludedNodes | None) -> _FixedRun | None:
         """The run with fixed shapes that a call without filters fits, or None."""
-        grid = self._grid
-        if grid is None or plan.trace or batch > grid.batches[-1] or wanted > grid.wanted[-1]:
+        shapes = self._shapes
+        if shapes is None or plan.trace or batch > shapes.batches[-1] or wanted > shapes.m_sizes[-1]:
             return None
-        if excluded is not None and max(excluded.leaves_BX.shape[1], excluded.inner_BX.shape[1]) > grid.excluded:
+        if excluded is not None and max(excluded.leaves_BX.shape[1], excluded.inner_BX.shape[1]) > shapes.excluded:
             return None
-        size = next(size for size in grid.batches if size >= batch)
+        size = next(size for size in shapes.batches if size >= batch)
         plan = replace(
             plan,
             single=False,
             careful=True,
             excluded="none" if excluded is None else "leaves and inner",
-            wanted=next(size for size in grid.wanted if size >= wanted),
+            wanted=next(size for size in shapes.m_sizes if size >= wanted),
         )
         with self._building:
             run = self._fixed_runs.get((plan, size))
             if run is None:
                 sizes = {"B": size, "F_N": self.bundle.tree.node_count}
-                sizes |= {"excluded_leaves_X": grid.excluded, "excluded_inner_X": grid.excluded}
+                sizes |= {"excluded_leaves_X": shapes.excluded, "excluded_inner_X": shapes.excluded}
                 session = self._new_session(plan, sizes)
                 run = self._fixed_runs[plan, size] = _FixedRun(session, self._bound(session), self._device)
         return run

@@ -1,9 +1,9 @@
 """A cell: one shape of call on a GPU, with buffers that stay where they are and one CUDA graph of the launches over them.
 
-Knows masks, closed nodes, beams, the selection on each level and the order of what was found. What a query is and how a level's candidates
-are scored, its two kinds know: `gpu.py` and `sparse_gpu.py`.
+Knows masks, excluded nodes, beams, the selection on each level and the order of what was found. What a query is and how a level's
+candidates are scored, its two kinds know: those of `graph_engine.py` and `linear_engine.py`.
 
-Legend: B queries, K beam, C candidates, M results, X closed nodes, N nodes.
+Legend: B queries, K beam, C candidates, M results, X excluded nodes, N nodes.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Grid:
+class FixedShapes:
     """The sizes of cells: a call is padded up to the next batch and m, and a longer one is cut.
 
-    closed  nodes of one query that its exclusions may close; with more it gets a mask instead
+    excluded  most excluded nodes of one query that are passed as a list; with more it gets a mask instead
     """
 
     batches: tuple[int, ...] = (1, 8, 64, 512)
-    wanted: tuple[int, ...] = (64, 256, 1024, 4096, 16384, 65536)
-    closed: int = 1024
+    m_sizes: tuple[int, ...] = (64, 256, 1024, 4096, 16384, 65536)
+    excluded: int = 1024
 
 
 class Tables:
@@ -97,21 +97,21 @@ def is_ragged(tree: Tree) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Common:
+class CellContext:
     """What all cells of an engine share. pool: of the memory between launches; None: no CUDA graphs."""
 
     tree: Tree
     gamma: float
     device: torch.device
-    grid: Grid
+    shapes: FixedShapes
     tuning: Tuning
     tables: Tables
     pool: Any
 
 
 @dataclass
-class Closed:
-    """Each query's closed nodes, ascending.
+class ExcludedLists:
+    """Each query's excluded nodes, ascending.
 
     nodes_BX  int64[B, X], large numbers as padding · count_B  int64[B]
     """
@@ -124,11 +124,11 @@ class Closed:
         return nodes
 
     @staticmethod
-    def of(excluded: ExcludedNodes | None, batch: int, nodes: int) -> Closed:
+    def of(excluded: ExcludedNodes | None, batch: int, nodes: int) -> ExcludedLists:
         if excluded is None:
-            return Closed(np.empty((batch, 0), np.int64), np.zeros(batch, np.int64))
+            return ExcludedLists(np.empty((batch, 0), np.int64), np.zeros(batch, np.int64))
         both_BX = np.concatenate([excluded.inner_BX, excluded.leaves_BX], axis=1)
-        return Closed(np.sort(np.where(both_BX == NO_NODE, nodes, both_BX), axis=1), np.count_nonzero(both_BX != NO_NODE, axis=1))
+        return ExcludedLists(np.sort(np.where(both_BX == NO_NODE, nodes, both_BX), axis=1), np.count_nonzero(both_BX != NO_NODE, axis=1))
 
 
 class Beam:
@@ -156,9 +156,9 @@ class Cell(ABC, Generic[State]):
                    at that write it
     """
 
-    def __init__(self, common: Common, batch: int, bucket: int, wanted: int, entries: Entries) -> None:
-        self.common, self.batch, self._wanted = common, batch, wanted
-        tree, device = common.tree, common.device
+    def __init__(self, context: CellContext, batch: int, bucket: int, wanted: int, entries: Entries) -> None:
+        self.context, self.batch, self._wanted = context, batch, wanted
+        tree, device = context.tree, context.device
         beam = (2 << bucket) - 1
         self.start = tree.start_level(1 << bucket)
         self.slots = [tree.level_size(self.start - 1)]
@@ -173,16 +173,16 @@ class Cell(ABC, Generic[State]):
             "masks": ((batch,), torch.int64),
             "beam_size": ((batch,), torch.int32),
             "m": ((batch,), torch.int32),
-            "closed_from": ((batch,), torch.int32),
-            "closed_count": ((batch,), torch.int32),
+            "excluded_from": ((batch,), torch.int32),
+            "excluded_count": ((batch,), torch.int32),
             **entries,
         }
         size = sum(_bytes(*entry) for entry in entries.values())
         self._host_bytes = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
         self._input_bytes = torch.zeros(size, dtype=torch.uint8, device=device)
         self.host, self.inputs = _views(self._host_bytes, entries), _views(self._input_bytes, entries)
-        self._host_closed = torch.zeros(batch * common.grid.closed, dtype=torch.int32, pin_memory=pinned)
-        self.closed = torch.zeros(batch * common.grid.closed, dtype=torch.int32, device=device)
+        self._host_excluded = torch.zeros(batch * context.shapes.excluded, dtype=torch.int32, pin_memory=pinned)
+        self.excluded = torch.zeros(batch * context.shapes.excluded, dtype=torch.int32, device=device)
         above = tree.level(self.start - 1)
         self.above = torch.arange(above.start, above.stop, dtype=torch.int32, device=device)
         self._found = torch.full((batch, wanted), NO_ITEM, dtype=torch.int32, device=device)
@@ -215,28 +215,28 @@ class Cell(ABC, Generic[State]):
         beam_size_B: NDArray[np.int64],
         m_B: NDArray[np.int64],
         addresses_B: NDArray[np.int64],
-        closed: Closed,
+        excluded: ExcludedLists,
         members: NDArray[np.int64],
     ) -> None:
         """Put a call into the buffers. Rows past its queries get a beam of 0, which ends their search where it begins."""
-        count, room = len(queries), self.common.grid.closed
-        count_B = np.where(closed.count_B[members] <= room, closed.count_B[members], 0)  # longer lists are part of a mask
+        count, room = len(queries), self.context.shapes.excluded
+        count_B = np.where(excluded.count_B[members] <= room, excluded.count_B[members], 0)  # longer lists are part of a mask
         for name, array in (
             ("beam_size", beam_size_B),
             ("m", m_B),
             ("masks", addresses_B),
-            ("closed_from", np.cumsum(count_B) - count_B),
-            ("closed_count", count_B),
+            ("excluded_from", np.cumsum(count_B) - count_B),
+            ("excluded_count", count_B),
         ):
             self.host[name].numpy()[:count] = array
-        for name in ("masks", "beam_size", "m", "closed_count"):
+        for name in ("masks", "beam_size", "m", "excluded_count"):
             self.host[name].numpy()[count:] = 0
         self.fill_queries(queries)
         total = int(count_B.sum())
         if total:
-            nodes_BX = closed.nodes_BX[members]
-            self._host_closed.numpy()[:total] = nodes_BX[np.arange(nodes_BX.shape[1]) < count_B[:, None]]
-            self.closed[:total].copy_(self._host_closed[:total], non_blocking=True)
+            nodes_BX = excluded.nodes_BX[members]
+            self._host_excluded.numpy()[:total] = nodes_BX[np.arange(nodes_BX.shape[1]) < count_B[:, None]]
+            self.excluded[:total].copy_(self._host_excluded[:total], non_blocking=True)
 
     def run(self, count: int, trace: bool) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_], list[LevelTrace]]:
         """Item rows and ranks of the first `count` queries, best first, and whether the logits that were looked at are finite.
@@ -248,7 +248,7 @@ class Cell(ABC, Generic[State]):
             self.graph.replay()
         else:
             self._launch(levels if trace else None, count)
-        if self.common.device.type == "cuda":
+        if self.context.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         return self._rows_back.numpy()[:count], self._ranks_back.numpy()[:count], self._finite_back.numpy()[:count] > 0, levels
 
@@ -260,7 +260,7 @@ class Cell(ABC, Generic[State]):
         with _CAPTURE:
             gc.disable()  # the end of another engine's graphs would end the capture
             try:
-                self.graph.capture_begin(pool=self.common.pool, capture_error_mode="thread_local")
+                self.graph.capture_begin(pool=self.context.pool, capture_error_mode="thread_local")
                 try:
                     self._launch(None, 0)
                 finally:
@@ -279,7 +279,7 @@ class Cell(ABC, Generic[State]):
 
     def launch_search(self, state: State, trace: list[LevelTrace] | None = None, count: int = 0) -> None:
         """The levels from the start to the leaves, and the order of what was found."""
-        tree, device = self.common.tree, self.common.device
+        tree, device = self.context.tree, self.context.device
         beams, found = [Beam(self.batch, self.stride, device) for _ in range(2)], Beam(self.batch, self.candidates, device)
         self.begin(state, beams[0])
         for place, level in enumerate(range(self.start, tree.height + 1)):
@@ -293,7 +293,7 @@ class Cell(ABC, Generic[State]):
         self._order(beams[0])
 
     def _select(self, found: Beam, candidates: int, beam: Beam, slots: int, size: Literal["beam_size", "m"]) -> None:
-        tuning = self.common.tuning
+        tuning = self.context.tuning
         width = min(triton.next_power_of_2(candidates), tuning.whole)
         select_kernel[(self.batch,)](
             found.nodes, found.ranks, self.candidates, candidates, self.inputs[size], beam.nodes, beam.ranks, self.stride, slots,
@@ -301,7 +301,7 @@ class Cell(ABC, Generic[State]):
         )  # fmt: skip
 
     def _order(self, beam: Beam) -> None:
-        tables, tree, tile = self.common.tables, self.common.tree, 64
+        tables, tree, tile = self.context.tables, self.context.tree, 64
         wanted = self.slots[-1]
         order_kernel[(triton.cdiv(wanted, tile), self.batch)](
             beam.nodes, beam.ranks, self.stride, tables.leaf_item, tree.leaf_offset, self._found, self._found_ranks, wanted, self._wanted,

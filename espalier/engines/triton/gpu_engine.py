@@ -1,10 +1,10 @@
 """What the engines with the whole search on a GPU share: queries go to the device, result rows come back, and nothing in between.
 
-A call is cut into groups of queries whose beams fall into one bucket [2^j, 2^(j+1) − 1], and each group is padded to a batch size of a
-small grid: such a cell (`gpu_cells.py`) has its buffers and its CUDA graph. Few queries or many, it is the same kernels over the same
+A call is cut into groups of queries whose beams fall into one bucket [2^j, 2^(j+1) − 1], and each group is padded to one of a few
+batch sizes: such a cell (`cells.py`) has its buffers and its CUDA graph. Few queries or many, it is the same kernels over the same
 tiles, so a query's answer does not depend on the batch.
 
-Legend: B queries, M results, X closed nodes, N nodes.
+Legend: B queries, M results, X excluded nodes, N nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.bundle import Bundle
-from espalier.engines.triton.cells import Cell, Closed, Common, Grid, Tables, Tuning
+from espalier.engines.triton.cells import Cell, CellContext, ExcludedLists, FixedShapes, Tables, Tuning
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
 from espalier.masks.eligibility import every_item, excluded_nodes
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, blank_queries
@@ -47,7 +47,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
     """See the module.
 
     device       "cuda", or "cpu" under Triton's interpreter (TRITON_INTERPRET=1), for tests
-    grid, tuning  sizes of cells and kernels
+    shapes, tuning  sizes of cells and kernels
     cuda_graphs  False: every launch goes out by itself, as compute-sanitizer wants it
 
     Raises DeviceUnavailable when there is no GPU, UnsupportedGraph for a tree whose nodes 32 bits cannot number.
@@ -56,7 +56,9 @@ class GpuEngine(ABC, Generic[AnyCell]):
     name: str
     rounding: float
 
-    def __init__(self, bundle: Bundle, device: Literal["cuda", "cpu"], grid: Grid | None, tuning: Tuning | None, cuda_graphs: bool) -> None:
+    def __init__(
+        self, bundle: Bundle, device: Literal["cuda", "cpu"], shapes: FixedShapes | None, tuning: Tuning | None, cuda_graphs: bool
+    ) -> None:
         if device == "cuda" and not gpu_available():
             raise DeviceUnavailable(f"{self.name} needs a CUDA device, and torch finds none; install the `gpu` extra on a machine with one")
         tree = bundle.tree
@@ -64,11 +66,11 @@ class GpuEngine(ABC, Generic[AnyCell]):
             raise UnsupportedGraph(f"the tree has {tree.node_count} nodes, at most {MAX_NODES} are known")
         self.bundle = bundle
         self.device = torch.device(device)
-        self.grid, self.tuning = grid or Grid(), tuning or Tuning()
+        self.shapes, self.tuning = shapes or FixedShapes(), tuning or Tuning()
         self._stream = torch.cuda.Stream() if device == "cuda" else None  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._lock = threading.RLock()
         self._every_item = every_item(tree)
-        self._vacant = not self._every_item.open_N.all()
+        self._has_empty_leaves = not self._every_item.eligible_N.all()
         self._masks: weakref.WeakKeyDictionary[NodeMask, Tensor] = weakref.WeakKeyDictionary()
         self._cells: dict[tuple[int, int, int], AnyCell] = {}
         self._graphs = device == "cuda" and cuda_graphs
@@ -81,12 +83,12 @@ class GpuEngine(ABC, Generic[AnyCell]):
     def release(self) -> None:
         """Let go of the scorers on the device; may be called twice."""
 
-    def common(self) -> Common:
+    def cell_context(self) -> CellContext:
         """What the cells share. To be called once, in the engine's stream."""
         bundle = self.bundle
         tables = Tables(bundle.tree, self.device, isinstance(bundle.manifest.query, HistoryKind))
         pool = torch.cuda.graph_pool_handle() if self._graphs else None
-        return Common(bundle.tree, bundle.manifest.ranking.gamma, self.device, self.grid, self.tuning, tables, pool)
+        return CellContext(bundle.tree, bundle.manifest.ranking.gamma, self.device, self.shapes, self.tuning, tables, pool)
 
     def refuse_without_memory(self, needed: int, of: str) -> None:
         """Raise DeviceUnavailable where a GPU has less than the bytes that are needed free. of: what needs them."""
@@ -102,10 +104,10 @@ class GpuEngine(ABC, Generic[AnyCell]):
     def warm_up(self) -> None:
         """Build and capture the cell of every batch size, beam bucket and m up to the model's limits."""
         limits = self.bundle.manifest.search
-        for batch in self.grid.batches:
+        for batch in self.shapes.batches:
             queries = blank_queries(self.bundle.manifest.query, batch)
             for bucket in range(limits.max_beam_size.bit_length()):
-                for m in sorted({min(m, limits.max_m) for m in (*self.grid.wanted, limits.max_m)}):
+                for m in sorted({min(m, limits.max_m) for m in (*self.shapes.m_sizes, limits.max_m)}):
                     self.search(queries, SearchParams.uniform(batch, min(1 << bucket, limits.max_beam_size), m))
 
     def prepare(self, params: SearchParams) -> None:
@@ -149,8 +151,8 @@ class GpuEngine(ABC, Generic[AnyCell]):
         masks = list(params.mask_B or (None,) * len(queries))
         eligible_B = np.array([tree.item_count if mask is None else mask.items for mask in masks], np.int64)
         eligible_B -= excluded.count_B if excluded is not None else 0
-        closed = Closed.of(excluded, len(queries), tree.node_count)
-        long_B = closed.count_B > self.grid.closed
+        lists = ExcludedLists.of(excluded, len(queries), tree.node_count)
+        long_B = lists.count_B > self.shapes.excluded
         shape = len(queries), int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
         finite_B = np.ones(len(queries), np.bool_)
@@ -160,9 +162,9 @@ class GpuEngine(ABC, Generic[AnyCell]):
                 cell = self.cell(len(members), bucket, int(params.m_B[members].max()))
                 addresses_B, held = self._addresses([masks[b] for b in members.tolist()])
                 for place in np.flatnonzero(long_B[members]).tolist():
-                    held.append(self._without(masks[members[place]], closed.of_query(int(members[place]))))
+                    held.append(self._without(masks[members[place]], lists.of_query(int(members[place]))))
                     addresses_B[place] = held[-1].data_ptr()
-                cell.fill(queries.take(members), params.beam_size_B[members], params.m_B[members], addresses_B, closed, members)
+                cell.fill(queries.take(members), params.beam_size_B[members], params.m_B[members], addresses_B, lists, members)
                 rows, ranks, finite_B[members], trace = cell.run(len(members), params.trace)
                 del held  # until here, so that no mask goes while its address is in use
                 width = min(rows.shape[1], shape[1])
@@ -175,7 +177,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
     def _groups(self, params: SearchParams) -> list[tuple[NDArray[np.int64], int]]:
         """Which queries (int64 positions) share a run, and their beam bucket."""
         bucket_B = np.frexp(params.beam_size_B.astype(np.float64))[1] - 1
-        most = self.grid.batches[-1]
+        most = self.shapes.batches[-1]
         groups = []
         for bucket in np.unique(bucket_B).tolist():
             members = np.flatnonzero(bucket_B == bucket)
@@ -184,8 +186,8 @@ class GpuEngine(ABC, Generic[AnyCell]):
 
     def cell(self, batch: int, bucket: int, wanted: int) -> AnyCell:
         """The cell for at most `batch` queries of beams in [2^bucket, 2^(bucket + 1) − 1] and at most `wanted` results."""
-        size = next(size for size in self.grid.batches if size >= batch)
-        wanted = min(next((m for m in self.grid.wanted if m >= wanted), 1 << (wanted - 1).bit_length()), self.bundle.tree.leaf_count)
+        size = next(size for size in self.shapes.batches if size >= batch)
+        wanted = min(next((m for m in self.shapes.m_sizes if m >= wanted), 1 << (wanted - 1).bit_length()), self.bundle.tree.leaf_count)
         cell = self._cells.get((size, bucket, wanted))
         if cell is None:
             cell = self.new_cell(size, bucket, wanted)
@@ -196,8 +198,8 @@ class GpuEngine(ABC, Generic[AnyCell]):
 
     def _addresses(self, masks: Sequence[NodeMask | None]) -> tuple[NDArray[np.int64], list[Tensor]]:
         """int64[B]: where each query's mask is on the device, 0 without one; and the tensors there."""
-        vacant = self._every_item if self._vacant else None
-        masks = [mask or vacant for mask in masks]
+        unrestricted = self._every_item if self._has_empty_leaves else None
+        masks = [mask or unrestricted for mask in masks]
         held = {mask: None if mask is None else self._mask_on_device(mask) for mask in set(masks)}
         address = {mask: 0 if bits is None else bits.data_ptr() for mask, bits in held.items()}
         return np.array([address[mask] for mask in masks], np.int64), [bits for bits in held.values() if bits is not None]
@@ -206,11 +208,11 @@ class GpuEngine(ABC, Generic[AnyCell]):
         """uint8[⌈N / 8⌉], bit n & 7 of byte n >> 3: put there once and for as long as the mask lives."""
         bits = self._masks.get(mask)
         if bits is None:
-            bits = self._masks[mask] = torch.from_numpy(np.packbits(mask.open_N, bitorder="little")).to(self.device)
+            bits = self._masks[mask] = torch.from_numpy(np.packbits(mask.eligible_N, bitorder="little")).to(self.device)
         return bits
 
     def _without(self, mask: NodeMask | None, nodes: NDArray[np.int64]) -> Tensor:
-        """A mask less some nodes, for a query that closes more of them than a cell has room for."""
+        """A mask less some nodes, for a query that excludes more of them than a cell has room for."""
         byte, place = np.unique(nodes >> 3, return_inverse=True)
         cleared = np.zeros(len(byte), np.uint8)
         np.bitwise_or.at(cleared, place, (1 << (nodes & 7)).astype(np.uint8))

@@ -1,7 +1,7 @@
 """`triton`: bundles with graphs, the whole beam search in Triton kernels.
 
 The query encoder in torch, then on each level one kernel that scores the children of the beam and one that selects the best of them, at
-last one that orders the leaves. Calls, masks and cells are those of `gpu_engine.py` and `gpu_cells.py`.
+last one that orders the leaves. Calls, masks and cells are those of `gpu_engine.py` and `cells.py`.
 
 Legend: B queries, T history, L levels, K beam, C candidates, N nodes, D node row, S state.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from espalier.bundle import Bundle
 from espalier.engines.onnx.graphs import read_graph
-from espalier.engines.triton.cells import Beam, Cell, Grid, Tuning, is_ragged
+from espalier.engines.triton.cells import Beam, Cell, FixedShapes, Tuning, is_ragged
 from espalier.engines.triton.gpu_engine import DTYPES, GpuEngine
 from espalier.engines.triton.kernels.history_nodes import history_nodes_kernel
 from espalier.engines.triton.kernels.score import rank_level_kernel, score_children_kernel, score_levels_kernel
@@ -39,7 +39,7 @@ class TritonEngine(GpuEngine["GraphCell"]):
 
     device     "cuda", or "cpu" under Triton's interpreter (TRITON_INTERPRET=1), for tests
     precision  of node rows and of products of matrices; sums are float32 in any case. Query encoders run in float32
-    grid, tuning  sizes of cells and kernels
+    shapes, tuning  sizes of cells and kernels
     cuda_graphs   False: every launch goes out by itself, as compute-sanitizer wants it
 
     Raises UnsupportedGraph when the bundle's graphs are not known here, DeviceUnavailable when there is no GPU or too little memory on it.
@@ -52,11 +52,11 @@ class TritonEngine(GpuEngine["GraphCell"]):
         bundle: Bundle,
         device: Literal["cuda", "cpu"] = "cuda",
         precision: Precision = "float32",
-        grid: Grid | None = None,
+        shapes: FixedShapes | None = None,
         tuning: Tuning | None = None,
         cuda_graphs: bool = True,
     ) -> None:
-        super().__init__(bundle, device, grid, tuning, cuda_graphs)
+        super().__init__(bundle, device, shapes, tuning, cuda_graphs)
         self.rounding = ROUNDING[precision]
         form = scorer_form(
             read_graph("scorer.onnx", bundle.graph("scorer.onnx")), bundle.graph_scorer.state_dim, bundle.graph_scorer.node_dim
@@ -68,14 +68,14 @@ class TritonEngine(GpuEngine["GraphCell"]):
             self.encoder = _encoder(query, bundle, self.device)
             self.scorer = _Scorer(form, bundle.graph_scorer.node_dim, DTYPES[precision], self.device)
             self.node_rows_ND = self._node_rows(DTYPES[precision])
-            self._common = self.common()
+            self._context = self.cell_context()
         self.tile = self.tuning.tile or (16 if form.layers and precision == "float32" else 32)
 
     def new_cell(self, batch: int, bucket: int, wanted: int) -> GraphCell:
         return GraphCell(self, batch, bucket, wanted)
 
     def release(self) -> None:
-        for name in ("node_rows_ND", "_common", "scorer", "encoder"):
+        for name in ("node_rows_ND", "_context", "scorer", "encoder"):
             vars(self).pop(name, None)
 
     def _node_rows(self, dtype: torch.dtype) -> Tensor:
@@ -129,20 +129,20 @@ class GraphCell(Cell[Tensor]):
         kind = engine.bundle.graph_kind
         self._history = isinstance(kind, HistoryKind)
         width, dtype = (kind.length, torch.int32) if isinstance(kind, HistoryKind) else (kind.width, torch.float32)
-        super().__init__(engine._common, batch, bucket, wanted, {"query": ((batch, width), dtype)})
+        super().__init__(engine._context, batch, bucket, wanted, {"query": ((batch, width), dtype)})
         self._engine = engine
-        gamma = self.common.gamma
+        gamma = self.context.gamma
         self._log_activation = engine.bundle.manifest.ranking.own == "log_activation"
         self._first = 1 if gamma > 0 else self.start
         whole = gamma > 0 and self.start > 1
-        self._top = _WholeLevels(self.common.tree, self.start - 1, engine.tile, engine.device) if whole else None
+        self._top = _WholeLevels(self.context.tree, self.start - 1, engine.tile, engine.device) if whole else None
 
     def fill_queries(self, queries: QueryBatch) -> None:
         self.host["query"].numpy()[: len(queries)] = queries.array
 
     def launch_encoder(self) -> Tensor:
         """float32[B, levels from `first` on or 1, S]: the query states."""
-        engine, batch, tree, tables = self._engine, self.batch, self.common.tree, self.common.tables
+        engine, batch, tree, tables = self._engine, self.batch, self.context.tree, self.context.tables
         feeds = {"node_rows": engine.node_rows_ND, "vector": self.inputs["query"]}
         if self._history:
             length = self.inputs["query"].shape[1]
@@ -172,23 +172,23 @@ class GraphCell(Cell[Tensor]):
         )  # fmt: skip
         levels, width = top.ancestors.shape
         rank_level_kernel[(triton.cdiv(width, 128), self.batch)](
-            own, top.nodes, top.ancestors, levels, width, beam.ranks, self.stride, self.common.gamma, 128
+            own, top.nodes, top.ancestors, levels, width, beam.ranks, self.stride, self.context.gamma, 128
         )
 
     def score(self, level: int, slots: int, beam: Beam, found: Beam, state: Tensor) -> None:
-        engine, tree = self._engine, self.common.tree
+        engine, tree = self._engine, self.context.tree
         scorer, tuning = engine.scorer, engine.tuning
         children = tree.max_children[level - 1]
         tiles = triton.cdiv(slots * children, engine.tile)
         several = tuning.tiles_per_program if tiles * self.batch >= tuning.busy_tiles else 1
         place = 0 if state.shape[1] == 1 else level - self._first
         score_children_kernel[(triton.cdiv(tiles, several), self.batch)](
-            beam.nodes, beam.ranks, slots, self.stride, self.common.tables.first_child,
+            beam.nodes, beam.ranks, slots, self.stride, self.context.tables.first_child,
             tree.level(level - 1).start, tree.level(level).start,
-            self.inputs["masks"], self.closed, self.inputs["closed_from"], self.inputs["closed_count"],
-            engine.grid.closed.bit_length(),
+            self.inputs["masks"], self.excluded, self.inputs["excluded_from"], self.inputs["excluded_count"],
+            engine.shapes.excluded.bit_length(),
             engine.node_rows_ND, state, state.stride(0), place * state.shape[2],
-            scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.common.gamma, self.finite,
+            scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.context.gamma, self.finite,
             found.nodes, found.ranks, self.candidates, slots * children,
             children, tree.is_uniform(level - 1), engine.tile, several,
             scorer.row_width, *scorer.widths, self._log_activation, num_warps=tuning.warps,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from espalier.bundle import Bundle
 from espalier.engines.linear.chunk_search import POWERS
-from espalier.engines.triton.cells import Beam, Cell, Entries, Grid, Tuning, is_ragged
+from espalier.engines.triton.cells import Beam, Cell, Entries, FixedShapes, Tuning, is_ragged
 from espalier.engines.triton.chunk_tiles import TILE, TileSizes, laid_out
 from espalier.engines.triton.gpu_engine import DTYPES, GpuEngine
 from espalier.engines.triton.kernels.score_chunks import score_chunks_kernel, score_level_kernel
@@ -44,7 +44,7 @@ class SparseCudaEngine(GpuEngine["FeatureCell"]):
 
     device     "cuda", or "cpu" under Triton's interpreter (TRITON_INTERPRET=1), for tests
     precision  of the weights; sums are float32 in any case
-    grid, tuning  sizes of cells and kernels
+    shapes, tuning  sizes of cells and kernels
     cuda_graphs   False: every launch goes out by itself, as compute-sanitizer wants it
 
     Raises DeviceUnavailable when there is no GPU or too little memory on it.
@@ -57,11 +57,11 @@ class SparseCudaEngine(GpuEngine["FeatureCell"]):
         bundle: Bundle,
         device: Literal["cuda", "cpu"] = "cuda",
         precision: Precision = "float32",
-        grid: Grid | None = None,
+        shapes: FixedShapes | None = None,
         tuning: Tuning | None = None,
         cuda_graphs: bool = True,
     ) -> None:
-        super().__init__(bundle, device, grid, tuning, cuda_graphs)
+        super().__init__(bundle, device, shapes, tuning, cuda_graphs)
         self.rounding = ROUNDING[precision]
         ranking = bundle.manifest.ranking
         self.power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
@@ -71,13 +71,13 @@ class SparseCudaEngine(GpuEngine["FeatureCell"]):
         with self.running():
             self.tiles = _Tiles(bundle, sizes, DTYPES[precision], self.device)
             self.features = _Features(self.device)
-            self._common = self.common()
+            self._context = self.cell_context()
 
     def new_cell(self, batch: int, bucket: int, wanted: int) -> FeatureCell:
         return FeatureCell(self, batch, bucket, wanted)
 
     def release(self) -> None:
-        for name in ("tiles", "features", "_common"):
+        for name in ("tiles", "features", "_context"):
             vars(self).pop(name, None)
 
     def check(self, queries: QueryBatch) -> None:
@@ -151,7 +151,7 @@ class FeatureCell(Cell[None]):
 
     def __init__(self, engine: SparseCudaEngine, batch: int, bucket: int, wanted: int) -> None:
         entries: Entries = {"features": ((batch,), torch.int64), "values": ((batch,), torch.int64), "count": ((batch,), torch.int32)}
-        super().__init__(engine._common, batch, bucket, wanted, entries)
+        super().__init__(engine._context, batch, bucket, wanted, entries)
         self._features, self._tiles, self._power = engine.features, engine.tiles, engine.power
 
     def fill_queries(self, queries: QueryBatch) -> None:
@@ -164,19 +164,20 @@ class FeatureCell(Cell[None]):
         """Nothing."""
 
     def begin(self, state: None, beam: Beam) -> None:
-        tree, gamma = self.common.tree, self.common.gamma
+        tree, gamma = self.context.tree, self.context.gamma
         beam.nodes[:, : self.slots[0]] = self.above
         if gamma == 0 or self.start == 1:
             beam.ranks.zero_()
             return
-        above = torch.zeros((self.batch, 1), dtype=torch.float32, device=self.common.device)
+        above = torch.zeros((self.batch, 1), dtype=torch.float32, device=self.context.device)
         for level in range(1, self.start):
             ranks = beam.ranks
             if level < self.start - 1:
-                ranks = torch.empty((self.batch, tree.level_size(level)), dtype=torch.float32, device=self.common.device)
+                ranks = torch.empty((self.batch, tree.level_size(level)), dtype=torch.float32, device=self.context.device)
             score_level_kernel[(tree.level_size(level - 1) * self._tiles.per_node[level - 1], self.batch)](
                 above, above.shape[1], *self._places(level), self.inputs["features"], self.inputs["values"], self.inputs["count"],
-                *self._tiles.of_level(level - 1), gamma, ranks, ranks.shape[1], *self._constants(level), num_warps=self.common.tuning.warps,
+                *self._tiles.of_level(level - 1), gamma, ranks, ranks.shape[1], *self._constants(level),
+                num_warps=self.context.tuning.warps,
             )  # fmt: skip
             above = ranks
 
@@ -184,18 +185,18 @@ class FeatureCell(Cell[None]):
         inputs = self.inputs
         score_chunks_kernel[(slots * self._tiles.per_node[level - 1], self.batch)](
             beam.nodes, beam.ranks, self.stride, *self._places(level),
-            inputs["masks"], self.closed, inputs["closed_from"], inputs["closed_count"], self.common.grid.closed.bit_length(),
-            inputs["features"], inputs["values"], inputs["count"], *self._tiles.of_level(level - 1), self.common.gamma,
-            found.nodes, found.ranks, self.candidates, *self._constants(level), num_warps=self.common.tuning.warps,
+            inputs["masks"], self.excluded, inputs["excluded_from"], inputs["excluded_count"], self.context.shapes.excluded.bit_length(),
+            inputs["features"], inputs["values"], inputs["count"], *self._tiles.of_level(level - 1), self.context.gamma,
+            found.nodes, found.ranks, self.candidates, *self._constants(level), num_warps=self.context.tuning.warps,
         )  # fmt: skip
 
     def _places(self, level: int) -> tuple[Tensor, int, int, int, int]:
         """Where a level's nodes are among the nodes and the tiles."""
-        tree, tiles = self.common.tree, self._tiles.per_node[level - 1]
+        tree, tiles = self.context.tree, self._tiles.per_node[level - 1]
         above = level - 1
-        return self.common.tables.first_child, tree.level(above).start, tree.level(level).start, tree.max_children[above], tiles
+        return self.context.tables.first_child, tree.level(above).start, tree.level(level).start, tree.max_children[above], tiles
 
     def _constants(self, level: int) -> tuple[bool, int, int, int]:
         """What the kernels are compiled for."""
-        tile = min(TILE, triton.next_power_of_2(self.common.tree.max_children[level - 1]))
-        return self.common.tree.is_uniform(level - 1), tile, FEATURES, self._power
+        tile = min(TILE, triton.next_power_of_2(self.context.tree.max_children[level - 1]))
+        return self.context.tree.is_uniform(level - 1), tile, FEATURES, self._power

@@ -16,9 +16,9 @@ DENSE = 4
 """Times as many numbers as are drawn; of fewer, so many draws would repeat that a key for each number is cheaper."""
 
 
-def level_loss(logits_BC: Tensor, label_BC: Tensor, real_BC: Tensor) -> Tensor:
+def level_loss(logits_BC: Tensor, label_BC: Tensor, counted_BC: Tensor) -> Tensor:
     """Σ_n BCE(z_n, g(x, n)) over real nodes, with ℓ = z·log(1+e^{−g}) + (1−z)·log(1+e^{g}) (OTM Eq. 2, sign corrected); a scalar."""
-    return binary_cross_entropy_with_logits(logits_BC.float(), label_BC, weight=real_BC.to(label_BC.dtype), reduction="sum")
+    return binary_cross_entropy_with_logits(logits_BC.float(), label_BC, weight=counted_BC.to(label_BC.dtype), reduction="sum")
 
 
 def draw_nodes(topology: Topology, h: int, batch: int, count: int, generator: torch.Generator) -> Tensor:

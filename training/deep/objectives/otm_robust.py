@@ -63,8 +63,8 @@ def otm_robust_loss(
             else:
                 logits = model.logits(state_BLS, nodes_BC, h).float()
             rank_BC = logits + config.gamma * topology.inherited(rank_BK, h)
-            shut_BC = topology.vacant_N[nodes_BC[:1]].expand(batch, -1)
-            level_BC = rank_BC.masked_fill(shut_BC, NEVER)
+            ineligible_BC = topology.ineligible_N[nodes_BC[:1]].expand(batch, -1)
+            level_BC = rank_BC.masked_fill(ineligible_BC, NEVER)
             first = tree.level(h).start
             positive_rank_BP = rank_BC.gather(1, torch.where(is_target_BP, positive_BP - first, 0))
             random_rank_BR = rank_BC.gather(1, random_BR - first)
@@ -77,11 +77,11 @@ def otm_robust_loss(
             logits = model.logits(state_BLS, blocks.clamp(max=topology.padding - 1), h).float()
             widths = [nodes_BC.shape[1], positive_BP.shape[1], random_BR.shape[1]]
             rank_BC, positive_rank_BP, random_rank_BR = (logits + config.gamma * torch.cat(parent_rank, 1)).split_with_sizes(widths, 1)
-            shut_BC = (nodes_BC == topology.padding) | topology.vacant_N[nodes_BC.clamp(max=topology.padding - 1)]
+            ineligible_BC = (nodes_BC == topology.padding) | topology.ineligible_N[nodes_BC.clamp(max=topology.padding - 1)]
             in_beam_BR = topology.find(beam_BK.sort(1).values, topology.parent_N1[random_BR])[1]
             known_BR = in_beam_BR | topology.find(positive_BP, random_BR)[1]
             counted = [  # every node once: a target in its own block
-                rank_BC.masked_fill(shut_BC | topology.find(positive_BP, nodes_BC)[1], NEVER),
+                rank_BC.masked_fill(ineligible_BC | topology.find(positive_BP, nodes_BC)[1], NEVER),
                 positive_rank_BP.masked_fill(~is_target_BP, NEVER),
                 (random_rank_BR - times_drawn_N[random_BR].log()).masked_fill(known_BR, NEVER),
             ]
@@ -93,9 +93,9 @@ def otm_robust_loss(
             beam_BK, rank_BK = nodes_BC, rank_BC
         elif nodes_BC.shape[1] > config.beam_size:
             noise_BC = gumbel(rank_BC, generator) if config.stochastic_beam else 0
-            place_BK = best_places((rank_BC.detach() + noise_BC).masked_fill(shut_BC, -torch.inf), config.beam_size).sort(1).values
+            place_BK = best_places((rank_BC.detach() + noise_BC).masked_fill(ineligible_BC, -torch.inf), config.beam_size).sort(1).values
             beam_BK, rank_BK = nodes_BC.gather(1, place_BK), rank_BC.gather(1, place_BK)
-            beam_BK = torch.where(shut_BC.gather(1, place_BK), topology.padding, beam_BK)
+            beam_BK = torch.where(ineligible_BC.gather(1, place_BK), topology.padding, beam_BK)
         else:
             beam_BK, rank_BK = nodes_BC, rank_BC
     return total / batch

@@ -37,12 +37,12 @@ def tdm_loss(
         drawn_BC = draw_nodes(topology, h, batch, negatives_on(h, height, config), generator)
         _, hit_BC = topology.find(positives[h], drawn_BC)
         if drawn_BC.shape[1] == topology.tree.level_size(h):  # the whole level: its positives are among it
-            nodes_BC, label_BC, real_BC = drawn_BC, hit_BC.float(), torch.ones_like(hit_BC)
+            nodes_BC, label_BC, counted_BC = drawn_BC, hit_BC.float(), torch.ones_like(hit_BC)
         else:
             nodes_BC = torch.cat([positives[h], drawn_BC], 1)
             present_BP = positives[h] != topology.padding
             label_BC = torch.cat([present_BP, torch.zeros_like(hit_BC)], 1).float()
-            real_BC = torch.cat([present_BP, ~hit_BC], 1)
+            counted_BC = torch.cat([present_BP, ~hit_BC], 1)
         logits_BC = model.logits(state_BLS, nodes_BC.clamp(max=topology.padding - 1), h)
-        total = total + level_loss(logits_BC, label_BC, real_BC)
+        total = total + level_loss(logits_BC, label_BC, counted_BC)
     return total / batch

@@ -54,10 +54,10 @@ class BehaviourEncoder(nn.Module):
         self.member_TW: Tensor
 
     def forward(self, history_nodes: Tensor, node_rows: Tensor) -> Tensor:
-        real_BLT = (history_nodes >= 0).to(node_rows.dtype)
-        count_BLT = real_BLT @ (self.member_TW @ self.member_TW.T)  # the real behaviours of each behaviour's window
-        share_BLT = real_BLT / count_BLT.clamp(min=1)
-        rows_BLTD = lookup(history_nodes.clamp(min=0), node_rows) * real_BLT.unsqueeze(3)
+        present_BLT = (history_nodes >= 0).to(node_rows.dtype)
+        count_BLT = present_BLT @ (self.member_TW @ self.member_TW.T)  # the real behaviours of each behaviour's window
+        share_BLT = present_BLT / count_BLT.clamp(min=1)
+        rows_BLTD = lookup(history_nodes.clamp(min=0), node_rows) * present_BLT.unsqueeze(3)
         return torch.cat([rows_BLTD.flatten(2), share_BLT], 2)
 
 

@@ -42,8 +42,8 @@ class WindowEncoder(nn.Module):
     def forward(self, history_nodes: Tensor, node_rows: Tensor) -> Tensor:
         if node_rows.device.type == "cpu" and not torch.compiler.is_exporting():
             return self.of_real(history_nodes, node_rows)  # histories are mostly padding; a GPU would add them up in no fixed order
-        real_B1T = (history_nodes[:, :1] >= 0).to(node_rows.dtype)  # padding is the same on every level
-        weight_B1WT = self.member_WT * real_B1T.unsqueeze(2)
+        present_B1T = (history_nodes[:, :1] >= 0).to(node_rows.dtype)  # padding is the same on every level
+        weight_B1WT = self.member_WT * present_B1T.unsqueeze(2)
         weight_B1WT = weight_B1WT / weight_B1WT.sum(-1, keepdim=True).clamp(min=1)
         rows_BLTD = lookup(history_nodes.clamp(min=0), node_rows)
         return (weight_B1WT @ rows_BLTD).flatten(2)
@@ -51,9 +51,9 @@ class WindowEncoder(nn.Module):
     def of_real(self, history_nodes: Tensor, node_rows: Tensor) -> Tensor:
         """The same without looking padding up."""
         batch, levels, _ = history_nodes.shape
-        real_BT = history_nodes[:, 0] >= 0
-        count_BW = real_BT.to(node_rows.dtype) @ self.member_WT.T
-        query_R, place_R = torch.nonzero(real_BT, as_tuple=True)
+        present_BT = history_nodes[:, 0] >= 0
+        count_BW = present_BT.to(node_rows.dtype) @ self.member_WT.T
+        query_R, place_R = torch.nonzero(present_BT, as_tuple=True)
         window_R = self.member_WT.argmax(0)[place_R]
         rows_RLD = lookup(history_nodes[query_R, :, place_R], node_rows) / count_BW[query_R, window_R, None, None]
         sums = rows_RLD.new_zeros((batch * len(self.member_WT), levels, node_rows.shape[1]))

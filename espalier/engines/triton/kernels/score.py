@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from espalier.engines.triton.kernels.eligible import is_open
+from espalier.engines.triton.kernels.eligible import is_eligible
 from espalier.engines.triton.kernels.logistic import log_sigmoid
 from espalier.engines.triton.kernels.numbers import is_finite
 
@@ -88,13 +88,13 @@ def own_of(
 
 @triton.jit(
     do_not_specialize=[
-        "slots", "kept_stride", "level_start", "next_start", "closed_steps",
+        "slots", "kept_stride", "level_start", "next_start", "excluded_steps",
         "state_stride", "state_offset", "candidate_stride", "candidates",
     ]
 )  # fmt: skip
 def score_children_kernel(
     kept_BK, kept_ranks_BK, slots, kept_stride, first_child_N, level_start, next_start,
-    masks_B, closed, closed_from_B, closed_count_B, closed_steps,
+    masks_B, excluded, excluded_from_B, excluded_count_B, excluded_steps,
     rows_ND, state_BLS, state_stride, state_offset, weights, vectors, D, gamma, finite_B,
     nodes_BC, ranks_BC, candidate_stride, candidates,
     CHILDREN: tl.constexpr, UNIFORM: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
@@ -104,19 +104,19 @@ def score_children_kernel(
 
     kept_BK, kept_ranks_BK   int32, float32: the first `slots` entries of each row are the beam, ascending, −1 after its end
     masks_B                  int64[B]: the addresses of masks, 0 = none
-    closed                   int32: the ascending lists of closed nodes end to end; a query's begins at closed_from_B, int32[B]
-    closed_steps             of a search in the longest list
+    excluded                 int32: the ascending lists of excluded nodes end to end; a query's begins at excluded_from_B, int32[B]
+    excluded_steps             of a search in the longest list
     CHILDREN                 the most children of a node; UNIFORM: of every node, which makes their numbers arithmetic
     finite_B                 float32[B], out: see `own_of`
-    nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or closed, or its rank is not finite
+    nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or not eligible, or its rank is not finite
     """
     b = tl.program_id(1)
     kept_BK += b.to(tl.int64) * kept_stride
     kept_ranks_BK += b.to(tl.int64) * kept_stride
     out = b.to(tl.int64) * candidate_stride
     mask_address = tl.load(masks_B + b)
-    closed_count = tl.load(closed_count_B + b)
-    closed_X = closed + tl.load(closed_from_B + b)
+    excluded_count = tl.load(excluded_count_B + b)
+    excluded_X = excluded + tl.load(excluded_from_B + b)
     state_S = state_BLS + b.to(tl.int64) * state_stride + state_offset
     for tile in range(0, TILES):
         begin = (tl.program_id(0) * TILES + tile) * TILE
@@ -127,7 +127,7 @@ def score_children_kernel(
             alive = tl.load(kept_BK + begin_slot) >= 0
             node = tl.full([TILE], -1, tl.int32)
             rank = tl.full([TILE], MINUS_INF, tl.float32)
-            if alive:  # a beam is closed up to the left: what begins in an empty slot is empty
+            if alive:  # empty slots of a beam come last: a tile that begins in one is empty
                 inside = slot < slots
                 parent = tl.load(kept_BK + slot, mask=inside, other=-1)
                 there = parent >= 0
@@ -136,7 +136,7 @@ def score_children_kernel(
                 else:
                     number = tl.load(first_child_N + parent, mask=there, other=0) + child
                     there = there & (number < tl.load(first_child_N + parent + 1, mask=there, other=0))
-                there = is_open(number, there, mask_address, closed_X, closed_count, closed_steps)
+                there = is_eligible(number, there, mask_address, excluded_X, excluded_count, excluded_steps)
                 own = own_of(number, there, rows_ND, state_S, weights, vectors, D, finite_B + b, D_PAD, S0, S1, S2, S3, LOG_ACTIVATION)
                 inherited = tl.load(kept_ranks_BK + slot, mask=there, other=0.0)
                 total = own + gamma * inherited

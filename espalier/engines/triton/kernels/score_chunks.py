@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from espalier.engines.triton.kernels.eligible import is_open
+from espalier.engines.triton.kernels.eligible import is_eligible
 from espalier.engines.triton.kernels.logistic import log_sigmoid
 from espalier.engines.triton.kernels.numbers import is_finite
 
@@ -102,11 +102,11 @@ def _numbers(parent, child, first_child_N, level_start, next_start, children, UN
 
 
 @triton.jit(
-    do_not_specialize=["kept_stride", "level_start", "next_start", "children", "tiles", "closed_steps", "first_tile", "candidate_stride"]
+    do_not_specialize=["kept_stride", "level_start", "next_start", "children", "tiles", "excluded_steps", "first_tile", "candidate_stride"]
 )
 def score_chunks_kernel(
     kept_BK, kept_ranks_BK, kept_stride, first_child_N, level_start, next_start, children, tiles,
-    masks_B, closed, closed_from_B, closed_count_B, closed_steps,
+    masks_B, excluded, excluded_from_B, excluded_count_B, excluded_steps,
     features_B, values_B, count_B,
     tiles_T4, first_tile, first_key_U, keys_R, places_R2, weights_W, bias_N, gamma,
     nodes_BC, ranks_BC, candidate_stride,
@@ -115,12 +115,12 @@ def score_chunks_kernel(
     """The children of a beam, in node order, with their ranks own + γ · rank of the parent; a tile of one parent's children a program.
 
     kept_BK, kept_ranks_BK   int32, float32: the beam, ascending, −1 after its end
-    masks_B, closed …        as `score_children_kernel` has them
+    masks_B, excluded …        as `score_children_kernel` has them
     features_B, values_B     int64[B]: the addresses of each query's features, int32, and of their values, float32; count_B int32[B]
     children, tiles          the most of a node; UNIFORM: of every node, which makes the children's numbers arithmetic
     tiles_T4 … weights_W     as `ChunkTiles` has them; first_tile: of the level's first parent; TILE: children of a tile
     FEATURES                 of a query that are looked up at a time; POWER: see `_own_of`
-    nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or closed, or its rank is not finite
+    nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or not eligible, or its rank is not finite
     """
     b = tl.program_id(1)
     slot, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -131,8 +131,8 @@ def score_chunks_kernel(
     rank = tl.full([TILE], MINUS_INF, tl.float32)
     if parent >= 0:
         number, there = _numbers(parent, child, first_child_N, level_start, next_start, children, UNIFORM)
-        closed_X = closed + tl.load(closed_from_B + b)
-        there = is_open(number, there, tl.load(masks_B + b), closed_X, tl.load(closed_count_B + b), closed_steps)
+        excluded_X = excluded + tl.load(excluded_from_B + b)
+        there = is_eligible(number, there, tl.load(masks_B + b), excluded_X, tl.load(excluded_count_B + b), excluded_steps)
         tile_4 = tiles_T4 + 4 * (first_tile + (parent - level_start) * tiles + tile).to(tl.int64)
         logit = _logits_of(
             tl.load(bias_N + number, mask=there, other=0.0), features_B + b, values_B + b, tl.load(count_B + b),
