@@ -8,14 +8,15 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 
 from espalier.engines import open_engine
-from service import errors
+from service import problems
 from service.http import documentation
 from service.http.api_keys import Keys
 from service.http.dependencies import Service
-from service.http.direct import Retrieve, Stream
 from service.http.middleware import RETRIEVE, STREAM, Edge
+from service.http.retrieve_route import RetrieveRoute
 from service.http.routes import add_routes, match_whole_paths
 from service.http.single_flight import SingleFlight
+from service.http.stream_route import StreamRoute
 from service.lifecycle import lifespan
 from service.models.registry import OpenEngine, Registry
 from service.retrieval.completion import Completer
@@ -50,11 +51,10 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_engine) -> Fas
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
     completer = Completer(settings.timeout_ms / 1e3)
     app.state.service = Service(settings, metrics, registry, keys, audit, completer, SingleFlight(metrics.render), tracer)
-    single, stream = Retrieve(settings, registry, keys, metrics), Stream(settings, registry, keys, metrics)
+    single, stream = RetrieveRoute(settings, registry, keys, metrics), StreamRoute(settings, registry, keys, metrics)
     app.state.budgets = (single.bodies, single.answers, stream.bodies, stream.answers)
     direct: dict[str, ASGIApp] = {RETRIEVE: single, STREAM: stream}
-    limits = settings.max_body_bytes, settings.body_timeout_s
-    app.add_middleware(Edge, direct, keys, audit, *limits, metrics, settings.log_requests, tracer)
+    app.add_middleware(Edge, direct, keys, audit, metrics, settings, tracer)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -63,7 +63,7 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_engine) -> Fas
             allow_headers=["Authorization", "Content-Type", "If-Match", "If-None-Match", "X-Request-Id"],
             expose_headers=["ETag", "Server-Timing", "X-Request-Id", "Retry-After"],
         )
-    errors.install(app)
+    problems.install(app)
     add_routes(app)
     documentation.add_pages(app)
     app.openapi = lambda: documentation.as_answered(describe(), keys)  # type: ignore[method-assign]  # the framework's documented way

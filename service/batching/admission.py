@@ -1,40 +1,62 @@
 """What a search is expected to take, and whether a queue is too long to join.
 
-Knows seconds and queries. Does not know requests, engines or threads.
+Knows seconds and queries. Does not know requests, engines or threads. Written here, because no library applies CoDel to an expected wait at
+arrival; the packages for rate limits count requests, which differ in cost by three orders of magnitude.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 RISE, FALL = 0.1, 0.5
-"""Weight of the newest call in the running mean of what a query costs, where it cost more than expected and where less: one slow call (the
-first of all, say) is forgotten after a few others, before it has turned anybody away."""
+"""Weight of the newest call in the running mean of a query's cost, where it cost more than expected and where less. One slow call (the
+first of all, say) is forgotten after a few others, before a request is refused for it."""
 STANDING_S = 0.05
-"""How long the wait may be longer than it would be in overload, before it is a standing queue and no burst."""
+"""A wait that is longer than in overload for this time is a standing queue, not a burst."""
 OVERLOAD_S = 1.0
-"""How long overload lasts at least, and how often it is asked whether it is over; clients are told to stay away as long."""
+"""Overload lasts at least this long. It is checked as often whether it is over; Retry-After is as long."""
 FIRST_S = 0.25
-"""How long the load is counted for the first time, since that of a new overload is not known."""
+"""The load of a new overload is first counted over this time."""
 OVER_LOAD = 0.9
-"""The load, as a share of what can be done, below which overload is over."""
+"""The load, as a share of the capacity, below which overload is over."""
 QUEUE_CALLS, MORE_CALLS = 2.0, 4.0
-"""Engine calls that a newcomer waits for at most in overload: QUEUE_CALLS + MORE_CALLS ÷ load. With fewer the engine runs dry between
-random arrivals, and the more often the nearer the load is to 1: there a queue of 6 calls keeps it busy for 93 % of the time and one of 1.5
-calls for 73 %; at a load of 10, 2.4 calls do."""
+"""Engine calls that a new request waits for at most in overload: QUEUE_CALLS + MORE_CALLS ÷ load. With fewer, the engine runs dry between
+random arrivals, most often at a load near 1: there a queue of 6 calls keeps it busy for 93 % of the time and one of 1.5 calls for 73 %. At
+a load of 10, 2.4 calls suffice."""
 STREAM_CALLS = 1.5
-"""The same for streams at any time: they always have more to do, so that the engine never runs dry, and single requests keep their room."""
+"""The same for streams, at any time. They always have more queries, so the engine never runs dry, and single requests keep their room."""
 SHORT_S = 0.003
-"""Waiting that is too short to be refused for."""
+"""No request is refused for a wait as short as this."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one Batcher takes.
+
+    max_batch           most queries in one engine call; a request with more takes several calls
+    serial              whether queries of a call cost one after the other (CPU), see Cost
+    max_queue           most queries that wait
+    burst_s             longest expected wait of an accepted request
+    max_wait_s          how long a free engine waits for more queries than it has
+    smallest_beam_size  down to which a beam may shrink when the deadline is near; None: never
+    """
+
+    max_batch: int = 16
+    serial: bool = True
+    max_queue: int = 1024
+    burst_s: float = 0.1
+    max_wait_s: float = 0.0
+    smallest_beam_size: int | None = None
 
 
 class Cost:
     """Seconds of engine time by beam size, learned from the calls.
 
-    Kept per power of two of the beam size; a power that was not seen yet is taken to cost in proportion to its beam.
+    Kept per power of two of the beam size. A power without calls is assumed to cost in proportion to its beam.
 
-    serial  the queries of a call cost one after the other (a CPU); otherwise a call costs what its most expensive query does (a GPU)
+    serial  a call costs the sum of its queries (CPU); otherwise it costs as much as its most expensive query (GPU)
     """
 
     def __init__(self, serial: bool) -> None:
@@ -42,7 +64,7 @@ class Cost:
         self._seconds: dict[int, float] = {}
 
     def of(self, beam_size: int) -> float:
-        """Seconds of one query, 0 as long as nothing is known."""
+        """Seconds of one query, 0 before the first call."""
         bucket = beam_size.bit_length()
         known = self._seconds.get(bucket)
         if known is not None or not self._seconds:
@@ -53,11 +75,11 @@ class Cost:
     def of_call(self, queries: Sequence[tuple[int, int]]) -> float:
         """Seconds of one call of (beam size, number of queries) groups."""
         if self.serial:
-            return sum(self.of(beam_size) * count for beam_size, count in queries)
-        return max((self.of(beam_size) for beam_size, _ in queries), default=0.0)
+            return sum([self.of(beam_size) * count for beam_size, count in queries])
+        return max([self.of(beam_size) for beam_size, _ in queries], default=0.0)
 
     def learn(self, queries: Sequence[tuple[int, int]], engine_s: float) -> None:
-        """Take in a call that took `engine_s`."""
+        """Update the costs by a call that took `engine_s`."""
         expected = self.of_call(queries)
         if expected <= 0:
             count = sum(count for _, count in queries) if self.serial else 1
@@ -67,7 +89,7 @@ class Cost:
         self._seconds |= {beam_size.bit_length(): factor * self.of(beam_size) for beam_size, _ in queries}
 
     def affordable(self, beam_size: int, smallest: int, seconds: float) -> int:
-        """The largest beam that fits into `seconds`: the one that was asked for, else a halving of it, at least `smallest`."""
+        """The largest beam that fits into `seconds`: the requested one, or halved until it fits, but at least `smallest`."""
         while beam_size > smallest and self.of(beam_size) > seconds:
             beam_size = max(beam_size // 2, smallest)
         return beam_size
@@ -76,19 +98,19 @@ class Cost:
 class Admission:
     """Whether one more request may wait.
 
-    A burst may fill the queue up to `burst_s`. A queue that overflows, or that never gets as short as `most_calls` engine calls within
-    STANDING_S, is no burst: work comes faster than it can be done, and a long queue would only make everybody wait (CoDel, RFC 8289, on the
-    expected wait at arrival). From then on the queue is kept as short as `most_calls` (or SHORT_S, if that is longer).
+    A burst may fill the queue up to `burst_s`. A queue that overflows, or that is never as short as `most_calls` engine calls within
+    STANDING_S, is not a burst: work arrives faster than it is done, and a long queue would only make everybody wait (CoDel, RFC 8289,
+    applied to the expected wait at arrival). From then on the queue is kept as short as `most_calls` (or SHORT_S, if that is longer).
 
-    Overload is over once the load was below OVER_LOAD for OVERLOAD_S. The load is how many arrivals found the engine busy, over how many
-    were accepted: random arrivals see what is the case on average, and the engine was busy with the accepted alone.
-    (Refusals do not tell: so short a queue overflows now and then at two thirds of the capacity, too, and one stall of the machine would be
-    followed by refusals for as long as that load goes on.)
+    Overload is over once the load was below OVER_LOAD for OVERLOAD_S. The load is the number of arrivals that found the engine busy,
+    divided by the number that were accepted: random arrivals see the average state, and only accepted queries keep the engine busy. (The
+    number of refusals is no measure: so short a queue overflows now and then at two thirds of the capacity, too, and one stall of the
+    machine would be followed by refusals for as long as that load goes on.)
 
     max_queue   most queries that wait, whatever they cost
     burst_s     longest expected wait
     overloaded  as of the last arrival
-    most_calls  engine calls that a newcomer waits for at most in overload, by the load of the last OVERLOAD_S
+    most_calls  engine calls that a new request waits for at most in overload, by the load of the last OVERLOAD_S
     """
 
     def __init__(self, max_queue: int, burst_s: float) -> None:
@@ -99,10 +121,10 @@ class Admission:
         self._accepted, self._busy = 0, 0  # queries in it that were accepted, and those that found the engine busy, refused or not
 
     def refuses(self, now: float, waiting: int, queries: int, wait_s: float, call_s: float) -> bool:
-        """Whether a request of `queries` queries must be turned away, when `waiting` queries are before it.
+        """Whether to refuse a request of `queries` queries, when `waiting` queries are before it.
 
         now     seconds of any one clock
-        wait_s  what the queue before it is expected to take · call_s  what an engine call is
+        wait_s  expected seconds of the queue before it · call_s  expected seconds of an engine call
         """
         short = not self._is_longer(waiting, queries, wait_s, self._short_s(call_s, self.most_calls))
         if short:
@@ -120,12 +142,12 @@ class Admission:
         return not short
 
     def accepted(self, queries: int, busy: bool) -> None:
-        """So many queries that would not have waited for room have joined the queue. busy: whether the engine had something to do."""
+        """Count queries that joined the queue without waiting for room. busy: whether the engine had work."""
         self._accepted += queries
         self._busy += queries if busy else 0
 
     def has_room(self, waiting: int, queries: int, wait_s: float, call_s: float) -> bool:
-        """Whether a stream may put so many queries behind those that wait."""
+        """Whether a stream may add `queries` queries to the queue."""
         return not self._is_longer(waiting, queries, wait_s, self._short_s(call_s, STREAM_CALLS))
 
     def _in_overload(self, now: float) -> bool:

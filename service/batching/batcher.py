@@ -1,10 +1,8 @@
 """Queries of concurrent requests in one engine call.
 
-While the engine is busy, requests gather; when it is free, it takes what is there, up to `max_batch` queries. One thread per loaded
-version runs the engine, so that the event loop never waits for it. What expired, or lost its client, is dropped before it gets there.
-Knows query batches and results, not HTTP and not models.
-
-Legend: B queries, E excluded items, M results.
+While the engine is busy, requests wait in a queue. When it is free, it takes up to `max_batch` queries of them. One thread per loaded
+version runs the engine, so that the event loop never waits for it. Expired requests, and those whose clients hung up, never reach the
+engine. Knows query batches and results, not HTTP and not models.
 """
 
 from __future__ import annotations
@@ -16,15 +14,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVarTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.queries import QueryBatch
-from espalier.search import NO_ITEM, Engine, SearchParams, SearchResult
-from service.batching.admission import Admission, Cost, retry_after_s
+from espalier.search import Engine, SearchParams
+from service.batching.admission import Admission, Cost, Limits, retry_after_s
+from service.batching.parts import Answer, Part, cut, join, merge, split
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 
 log = logging.getLogger(__name__)
@@ -32,73 +30,18 @@ log = logging.getLogger(__name__)
 Arguments = TypeVarTuple("Arguments")
 
 SERIAL_CALL_S = 1e-3
-"""On a CPU a call costs the sum of its queries and nobody gets an answer before its end, so that batching only saves hand-overs (tens of
-microseconds each). A call is filled up to this long, and no longer."""
-
-
-SWITCH_S, HURRIED_SWITCH_S = sys.getswitchinterval(), 5e-4
-"""How long one thread may keep the interpreter from another that wants it, usually and in overload. With Python's own 5 ms the engine's
-thread would wait for longer than a search takes while the event loop is busy with refusals; at other times handing over costs more than
-it gains."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one Batcher takes.
-
-    max_batch           most queries in one engine call; a request with more takes several calls
-    serial              whether queries of a call cost one after the other (CPU), see Cost
-    max_queue           most queries that wait
-    burst_s             longest expected wait of an accepted request
-    max_wait_s          how long a free engine waits for more queries than it has
-    smallest_beam_size  down to which a beam may shrink when the deadline is near; None: never
-    """
-
-    max_batch: int = 16
-    serial: bool = True
-    max_queue: int = 1024
-    burst_s: float = 0.1
-    max_wait_s: float = 0.0
-    smallest_beam_size: int | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one request gets.
-
-    result     its queries' rows only; M is the largest m of the request
-    engine_s   wall time of the engine calls that its queries were in
-    batch      queries in those calls, the other requests' included
-    beam_size  the smallest beam that was searched with; less than what was asked for where `degraded`
-    """
-
-    result: SearchResult
-    engine_s: float
-    batch: int
-    beam_size: int
-    degraded: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class _Part:
-    """At most `max_batch` queries of one request. `waiting` is guarded by the batcher's lock."""
-
-    queries: QueryBatch
-    params: SearchParams
-    answer: asyncio.Future[Answer]
-    deadline: float
-    beam_size: int
-    cost_s: float
-    arrived: float
-    waiting: bool = True
-    degraded: bool = False
+"""On a CPU a call costs the sum of its queries, and all answers come at its end, so batching only saves hand-overs between threads (tens of
+microseconds each). A call is filled up to this time."""
+SWITCH_S, OVERLOAD_SWITCH_S = sys.getswitchinterval(), 5e-4
+"""How long one thread may keep the interpreter from another, usually and in overload. With Python's own 5 ms the engine's thread would wait
+for longer than a search takes while the event loop is busy with refusals. At other times switching costs more than it gains."""
 
 
 class Batcher:
     """Feeds one engine from many requests.
 
     name     of the thread
-    on_call  told the number of queries of every engine call, and its seconds
+    on_call  called after every engine call with its number of queries and its seconds
     clock    seconds; deadlines are points of it
     """
 
@@ -115,7 +58,7 @@ class Batcher:
         self._cost = Cost(limits.serial)
         self._admission = Admission(limits.max_queue, limits.burst_s)
         self._lock = threading.Lock()  # guards what follows
-        self._parts: deque[_Part] = deque()
+        self._parts: deque[Part] = deque()
         self._waiting = 0  # queries
         self._waiting_s = 0.0  # what they are expected to take, one after the other
         self._call_s = 0.0  # the same of the call that runs
@@ -135,7 +78,7 @@ class Batcher:
     async def search(self, queries: QueryBatch, params: SearchParams, deadline: float = float("inf"), patient: bool = False) -> Answer:
         """The answer to a request's queries. Cancelling it takes them out of the queue.
 
-        deadline  what the engine has not begun by then never reaches it
+        deadline  queries that the engine has not begun by then never reach it
         patient   wait for room instead of being refused
         Raises NotReady after `drain`, QueueFull, DeadlinePassed, EngineFailed when an engine call that held one of the queries raised.
         """
@@ -147,12 +90,13 @@ class Batcher:
         try:
             if len(parts) == 1:
                 return await parts[0].answer
-            return _join(await asyncio.gather(*(part.answer for part in parts)))
+            return join(await asyncio.gather(*(part.answer for part in parts)))
         finally:
             if expiry is not None:
                 expiry.cancel()
             self._forget(parts)
-            self._make_room()
+            if self._room:
+                self._make_room()
             del parts  # an exception in them holds this frame, and with it whoever called
 
     @property
@@ -178,12 +122,13 @@ class Batcher:
 
     def _accept(
         self, queries: QueryBatch, params: SearchParams, deadline: float, patient: bool, loop: asyncio.AbstractEventLoop
-    ) -> list[_Part]:
+    ) -> list[Part]:
         """Put a request in the queue. Empty when there is no room and the request is patient."""
         now = self._clock()
         if now >= deadline:
             raise DeadlinePassed("The deadline passed before the search began.")
-        cut = _split(queries, params, len(queries) if params.trace else self.limits.max_batch)
+        size = len(queries) if params.trace else self.limits.max_batch
+        pieces = [(queries, params)] if len(queries) <= size else split(queries, params, size)
         with self._lock:
             if self._closed:
                 raise NotReady("The service is shutting down.")
@@ -194,10 +139,10 @@ class Batcher:
                 self._check_room(now, len(queries))
                 self._admission.accepted(len(queries), busy=self._waiting > 0 or self._call_s > 0)
             parts = []
-            for rows, row_params in cut:
+            for rows, row_params in pieces:
                 beam_size = int(row_params.beam_size_B.max(initial=1))
                 cost_s = self._cost.of_call([(beam_size, len(rows))])
-                parts.append(_Part(rows, row_params, loop.create_future(), deadline, beam_size, cost_s, now))
+                parts.append(Part(rows, row_params, loop.create_future(), deadline, beam_size, cost_s))
                 self._waiting += len(rows)
                 self._waiting_s += cost_s
             self._parts.extend(parts)
@@ -211,18 +156,18 @@ class Batcher:
         wait_s, overloaded = self._wait_s(), self._admission.overloaded
         refused = self._admission.refuses(now, self._waiting, queries, wait_s, self._call_s)
         if self._admission.overloaded != overloaded:
-            sys.setswitchinterval(SWITCH_S if overloaded else HURRIED_SWITCH_S)
+            sys.setswitchinterval(SWITCH_S if overloaded else OVERLOAD_SWITCH_S)
         if refused:
             raise QueueFull(f"{self._waiting} queries wait already.", retry_after_s(wait_s))
 
     def _wait_s(self) -> float:
-        """Seconds that a newcomer is expected to wait. Holds the lock."""
+        """Seconds that a new request is expected to wait. Holds the lock."""
         return self._waiting_s + self._call_s if self.limits.serial else self._call_s * (self._waiting / self.limits.max_batch)
 
     async def _accept_in_turn(
         self, queries: QueryBatch, params: SearchParams, deadline: float, loop: asyncio.AbstractEventLoop
-    ) -> list[_Part]:
-        """Put a patient request in the queue once there is room and all that waited before it have found theirs."""
+    ) -> list[Part]:
+        """Put a patient request in the queue once there is room, and all that waited before it have found theirs."""
         room = asyncio.Event()
         self._room.append(room)
         try:
@@ -235,27 +180,25 @@ class Batcher:
             raise DeadlinePassed("The deadline passed before the search began.") from None
         finally:
             self._room.remove(room)
-            self._make_room()  # the next one finds out whether there is more
+            self._make_room()  # for the next one, if there is more
 
-    def _expire(self, parts: Sequence[_Part]) -> None:
+    def _expire(self, parts: Sequence[Part]) -> None:
         for part in parts:
             if not part.answer.done():
                 part.answer.set_exception(DeadlinePassed("The deadline passed before the answer was there."))
 
-    def _forget(self, parts: Sequence[_Part]) -> None:
-        """Take out of the queue what nobody waits for any more."""
-        waiting = [part for part in parts if part.waiting]
-        if waiting:
-            with self._lock:
-                for part in waiting:
+    def _forget(self, parts: Sequence[Part]) -> None:
+        """Take parts out of the queue whose request has ended."""
+        for part in parts:
+            if part.waiting:
+                with self._lock:
                     if part.waiting:  # still, now that the engine's thread is kept out
                         self._leave(part)
                         self._parts.remove(part)
-        for part in parts:
             if not part.answer.done():
                 part.answer.cancel()
 
-    def _deliver(self, parts: Sequence[_Part], answers: Sequence[Answer | Exception]) -> None:
+    def _deliver(self, parts: Sequence[Part], answers: Sequence[Answer | Exception]) -> None:
         for part, answer in zip(parts, answers, strict=True):
             if part.answer.done():
                 continue
@@ -266,7 +209,7 @@ class Batcher:
         self._make_room()
 
     def _make_room(self) -> None:
-        """Wake the first who waits for room, if somebody does."""
+        """Wake the first request that waits for room."""
         if self._room:
             self._room[0].set()
 
@@ -277,14 +220,14 @@ class Batcher:
             pass
 
     def _serve_one(self) -> bool:
-        """One engine call. False when all is done. (A function of its own, so that nothing of a call is held while the next is awaited.)"""
+        """One engine call. False after the last. (A function of its own, so that nothing of a call is held while it waits for the next.)"""
         parts = self._next_call()
         if parts:
             self._call(parts)
         return parts is not None
 
-    def _next_call(self) -> list[_Part] | None:
-        """The queries of the next call, None when all is done. Blocks while there are none."""
+    def _next_call(self) -> list[Part] | None:
+        """The parts of the next call, None after the last. Blocks while there are none."""
         with self._lock:
             parts = self._take()
             room_wanted = bool(parts) and self._room_wanted
@@ -295,24 +238,21 @@ class Batcher:
                     return None
                 self._asleep = True
         if room_wanted:
-            self._tell(parts, self._make_room)
+            self._call_back(parts, self._make_room)
         if not parts:
             self._wake.acquire()
             if self.limits.max_wait_s > 0 and not self._closed and self._waiting < self.limits.max_batch:
                 time.sleep(self.limits.max_wait_s)
         return parts
 
-    def _take(self) -> list[_Part]:
-        """Move parts from the queue into a call, in the order of their arrival; a traced part is alone in its call. Holds the lock."""
-        taken: list[_Part] = []
+    def _take(self) -> list[Part]:
+        """Move parts from the queue into a call, in the order of arrival; a traced part gets a call of its own. Holds the lock."""
+        taken: list[Part] = []
         size, seconds = 0, 0.0
         now = self._clock()
         while self._parts:
             part = self._parts[0]
-            if not part.waiting or part.answer.done():
-                self._leave(self._parts.popleft())
-                continue
-            if now >= part.deadline:  # the event loop will say so
+            if not part.waiting or part.answer.done() or now >= part.deadline:  # the event loop answers it
                 self._leave(self._parts.popleft())
                 continue
             count = len(part.queries)
@@ -326,25 +266,26 @@ class Batcher:
         self._call_s = self._cost.of_call([(part.beam_size, len(part.queries)) for part in taken])
         return taken
 
-    def _leave(self, part: _Part) -> None:
+    def _leave(self, part: Part) -> None:
         """Count a part out of the queue. Holds the lock."""
         if part.waiting:
             part.waiting = False
             self._waiting -= len(part.queries)
             self._waiting_s = self._waiting_s - part.cost_s if self._waiting else 0.0
 
-    def _call(self, parts: list[_Part]) -> None:
+    def _call(self, parts: list[Part]) -> None:
         answers: Sequence[Answer | Exception]
         try:
-            self._degrade(parts)
-            queries, params = _merge(parts)
+            if self.limits.smallest_beam_size is not None:
+                self._degrade(parts, self.limits.smallest_beam_size)
+            queries, params = (parts[0].queries, parts[0].params) if len(parts) == 1 else merge(parts)
             began = self._clock()
             result = self._engine.search(queries, params)
             engine_s = self._clock() - began
             self.on_call(len(queries), engine_s)
-            rows = _cut(result, parts)
+            results = [result] if len(parts) == 1 else cut(result, parts)
             answers = [
-                Answer(found, engine_s, len(queries), part.beam_size, part.degraded) for found, part in zip(rows, parts, strict=True)
+                Answer(found, engine_s, len(queries), part.beam_size, part.degraded) for found, part in zip(results, parts, strict=True)
             ]
             if not params.trace:
                 with self._lock:
@@ -352,20 +293,17 @@ class Batcher:
         except Exception as error:
             log.exception("an engine call of %d requests failed", len(parts))
             answers = [EngineFailed(repr(error)) for _ in parts]
-        self._tell(parts, self._deliver, parts, answers)
+        self._call_back(parts, self._deliver, parts, answers)
 
-    def _tell(self, parts: Sequence[_Part], callback: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
-        """Have the event loop of `parts` call back."""
+    def _call_back(self, parts: Sequence[Part], callback: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
+        """Call `callback` in the event loop of `parts`."""
         try:
             parts[0].answer.get_loop().call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
             log.debug("the event loop has closed; nobody waits for %d answers", len(parts))
 
-    def _degrade(self, parts: list[_Part]) -> None:
-        """Shrink the beams of parts that would otherwise miss their deadline, where that is allowed."""
-        smallest = self.limits.smallest_beam_size
-        if smallest is None:
-            return
+    def _degrade(self, parts: list[Part], smallest: int) -> None:
+        """Shrink the beams of parts that would otherwise miss their deadline, down to `smallest` at most."""
         now = self._clock()
         for part in parts:
             left_s = part.deadline - now
@@ -377,74 +315,3 @@ class Batcher:
             if beam_size < part.beam_size:
                 part.degraded, part.beam_size = True, beam_size
                 part.params = replace(part.params, beam_size_B=np.minimum(part.params.beam_size_B, beam_size))
-
-
-def _split(queries: QueryBatch, params: SearchParams, size: int) -> list[tuple[QueryBatch, SearchParams]]:
-    if len(queries) <= size:
-        return [(queries, params)]
-    cut = [np.arange(b, min(b + size, len(queries))) for b in range(0, len(queries), size)]
-    return [(queries.take(rows), params.take(rows)) for rows in cut]
-
-
-def _merge(parts: Sequence[_Part]) -> tuple[QueryBatch, SearchParams]:
-    """All queries of a call; exclusions are padded to the longest."""
-    if len(parts) == 1:
-        return parts[0].queries, parts[0].params
-    queries = QueryBatch.joined([part.queries for part in parts])
-    beam_size_B = np.concatenate([part.params.beam_size_B for part in parts])
-    m_B = np.concatenate([part.params.m_B for part in parts])
-    width = max(0 if part.params.exclude_BE is None else part.params.exclude_BE.shape[1] for part in parts)
-    exclude_BE: NDArray[np.int64] | None = None
-    if width:
-        exclude_BE = np.full((len(queries), width), NO_ITEM, np.int64)
-        b = 0
-        for part in parts:
-            if part.params.exclude_BE is not None:
-                exclude_BE[b : b + len(part.queries), : part.params.exclude_BE.shape[1]] = part.params.exclude_BE
-            b += len(part.queries)
-    mask_B = None
-    if any(part.params.mask_B is not None for part in parts):
-        mask_B = tuple(mask for part in parts for mask in part.params.mask_B or [None] * len(part.queries))
-    return queries, SearchParams(beam_size_B, m_B, exclude_BE, mask_B=mask_B)
-
-
-def _cut(result: SearchResult, parts: Sequence[_Part]) -> list[SearchResult]:
-    """Each part's rows of a call's result, as wide as its own largest m."""
-    if len(parts) == 1:
-        return [result]
-    cut, b = [], 0
-    for part in parts:
-        end, m = b + len(part.queries), int(part.params.m_B.max())
-        cut.append(
-            SearchResult(
-                result.item_rows_BM[b:end, :m],
-                result.scores_BM[b:end, :m],
-                result.ranks_BM[b:end, :m],
-                result.count_B[b:end],
-                result.complete_B[b:end],
-                finite_B=None if result.finite_B is None else result.finite_B[b:end],
-            )
-        )
-        b = end
-    return cut
-
-
-def _join(answers: Sequence[Answer]) -> Answer:
-    """The parts of one request, which has one m, in order."""
-    results = [answer.result for answer in answers]
-    finite = [result.finite_B for result in results if result.finite_B is not None]
-    joined = SearchResult(
-        np.concatenate([result.item_rows_BM for result in results]),
-        np.concatenate([result.scores_BM for result in results]),
-        np.concatenate([result.ranks_BM for result in results]),
-        np.concatenate([result.count_B for result in results]),
-        np.concatenate([result.complete_B for result in results]),
-        finite_B=np.concatenate(finite) if finite else None,
-    )
-    return Answer(
-        joined,
-        engine_s=sum(answer.engine_s for answer in answers),
-        batch=sum(answer.batch for answer in answers),
-        beam_size=min(answer.beam_size for answer in answers),
-        degraded=any(answer.degraded for answer in answers),
-    )

@@ -28,8 +28,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from service.errors import answer, problem
 from service.http.chunked_body import ChunkedBody, MalformedChunk
+from service.problems import problem, send_problem
 
 log = logging.getLogger(__name__)
 
@@ -488,4 +488,4 @@ class Connection(HttpToolsProtocol):
             await self.config.loaded_app(scope, receive, send)
             return
         self._shared.refused("too_many")
-        await answer(send, problem(503, TOO_MANY), {"Retry-After": "1", "Connection": "close"})
+        await send_problem(send, problem(503, TOO_MANY), {"Retry-After": "1", "Connection": "close"})

@@ -1,6 +1,6 @@
-"""Memory that requests share: so many units for all of them together, and a little for each that nobody has to ask for.
+"""Memory that requests share: a budget for all of them together, and a small free share for each.
 
-Knows units: bytes of bodies, values of answers. Touched by the event loop alone.
+Knows units: bytes of bodies, values of answers. Used by the event loop alone.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-LOOK_S = 1.0
-"""How often one who waits looks whether he still has a reason to."""
+RECHECK_S = 1.0
+"""How often a waiting holder checks whether its client is still there."""
 
 
 class Budget:
@@ -23,21 +23,16 @@ class Budget:
         self.units, self.free, self.left, self.most_waiting = units, free, units, most_waiting
         self.waiting: set[asyncio.Future[None]] = set()
 
-    def holding(self) -> Held:
-        """What one request holds; a context manager that gives all of it back."""
-        return Held(self)
-
-    def tell(self) -> None:
-        """Let all who wait look again."""
-        if self.waiting:
-            waiting, self.waiting = self.waiting, set()
-            for one in waiting:
-                if not one.done():
-                    one.set_result(None)
+    def wake(self) -> None:
+        """Let all waiting holders try again."""
+        waiting, self.waiting = self.waiting, set()
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
 
 
 class Held:
-    """The units of one request, or of one stream."""
+    """The units of one request or stream; a context manager that gives all of them back."""
 
     __slots__ = ("_budget", "_counted", "units")
 
@@ -52,17 +47,19 @@ class Held:
             self.give(self.units)
 
     def take(self, units: int) -> bool:
-        """Hold so many units more. False, and nothing is held, where there are not so many left."""
-        counted = max(self.units + units - self._budget.free, 0)
+        """Hold this many more units. False, and nothing changes, where the budget has not enough left."""
+        units += self.units
+        counted = max(units - self._budget.free, 0)
         if counted - self._counted > self._budget.left:
             return False
-        self._count(self.units + units, counted)
+        self._budget.left -= counted - self._counted
+        self.units, self._counted = units, counted
         return True
 
     async def wait(self, units: int, most: int, gone: Callable[[], bool]) -> bool:
-        """The same, as soon as there are so many, and this holder has no more than `most` with them.
+        """Take `units` as soon as the budget has them and this holder has at most `most` with them.
 
-        False where so many wait already that nobody else may, or where `gone` says so, which is asked every LOOK_S.
+        False where too many holders wait already, or once `gone()` says that the client has left, which is checked every RECHECK_S.
         """
         while (self.units and self.units + units > most) or not self.take(units):
             if len(self._budget.waiting) >= self._budget.most_waiting or gone():
@@ -70,16 +67,17 @@ class Held:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._budget.waiting.add(waiting)
             try:
-                await asyncio.wait((waiting,), timeout=LOOK_S)
+                await asyncio.wait((waiting,), timeout=RECHECK_S)
             finally:
                 self._budget.waiting.discard(waiting)
         return True
 
     def give(self, units: int) -> None:
-        """Give so many back."""
-        self._count(self.units - units, max(self.units - units - self._budget.free, 0))
-        self._budget.tell()
-
-    def _count(self, units: int, counted: int) -> None:
-        self._budget.left -= counted - self._counted
-        self.units, self._counted = units, counted
+        """Give this many units back."""
+        budget = self._budget
+        self.units -= units
+        counted = max(self.units - budget.free, 0)
+        budget.left += self._counted - counted
+        self._counted = counted
+        if budget.waiting:
+            budget.wake()

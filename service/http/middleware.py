@@ -1,7 +1,8 @@
-"""The outermost layer: request id, body limit, metrics and log of the requests, and the answers to what was raised.
+"""The outermost layer: request ids, body limits, metrics, logs and traces of requests, and the answers to errors.
 
 HEAD is answered as GET, whatever the route; the server leaves the body out. Plain ASGI, because a layer that builds request objects would
-cost more than the rest of the service. It calls the two applications of direct.py itself; all other paths go to the framework.
+cost more than the rest of the service. It calls the two applications of retrieve_route.py and stream_route.py itself; all other paths go to
+the framework.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from espalier.errors import InvalidInput
-from service import errors
 from service.errors import BodyTooLarge, ClientGone, Denied
 from service.http.api_keys import Keys
-from service.http.memory_budget import Budget
-from service.http.request_bodies import check_type, read_body
+from service.http.memory_budget import Budget, Held
+from service.http.request_bodies import JSON_TYPES, check_type, read_body
+from service.problems import document_of, internal_problem, send_problem
+from service.settings import Settings
 from service.watch.audit import Audit
 from service.watch.metrics import Metrics
 from service.watch.tracing import Tracer, trace_id
@@ -31,23 +33,26 @@ log = logging.getLogger(__name__)
 requests_log = logging.getLogger("service.requests")
 
 RETRIEVE, STREAM = "/retrieve", "/retrieve/stream"
-JSON_TYPES = ("application/json",)
 _PROCESS, _NUMBERS = secrets.token_hex(6).encode(), itertools.count(1)
-"""Ids of requests that bring none: unlike among processes, and no system call each."""
+"""Parts of the ids of requests that bring none: unique over all processes, without a system call each."""
 _WITH_BODY = re.compile(r"/models/[^/]+/(?:load|unload|default|removed)")
 """Paths of admin requests that have a body."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
 class RequestInfo:
-    """What is known of a request: its headers that matter, and what the routes leave here for the log, the metrics and the trace."""
+    """A request's headers that matter here, and what its route found out for the log, the metrics and the trace.
+
+    content_length  as the header says; 0 without one
+    own_deadline    whether a deadline passed that the client chose, shorter than the service's
+    """
 
     KEY: ClassVar = "espalier.request_info"
     __slots__ = (
-        "announced",
         "authorization",
         "beam_size",
         "began",
+        "content_length",
         "content_type",
         "key",
         "m",
@@ -61,7 +66,7 @@ class RequestInfo:
     )
 
     def __init__(self, began: float, request_id: bytes = b"", headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        self.began, self.request_id, self.content_type, self.announced = began, request_id, b"", 0
+        self.began, self.request_id, self.content_type, self.content_length = began, request_id, b"", 0
         self.authorization: bytes | None = None
         self.key: str | None = None
         self.traceparent: bytes | None = None
@@ -77,7 +82,7 @@ class RequestInfo:
                 case b"content-type":
                     self.content_type = value
                 case b"content-length" if value.isdigit():
-                    self.announced = int(value[:19])
+                    self.content_length = int(value[:19])
                 case b"authorization":
                     self.authorization = value
                 case b"x-request-id" if _REQUEST_ID.fullmatch(value):
@@ -91,12 +96,10 @@ class RequestInfo:
 class Edge:
     """Wraps the application.
 
-    direct          applications of paths that are called with POST, instead of the framework
-    keys            checked here for admin requests, before their body is read
-    audit           where requests that were not let in are told
-    max_body_bytes  a larger body raises BodyTooLarge where it is read; the lines of a stream are limited instead
-    log_requests    which requests of `direct` are logged
-    tracer          where spans of them go
+    direct  applications of paths that are called with POST, instead of the framework
+    keys    checked here for admin requests, before their body is read
+    audit   logs denied requests
+    tracer  takes spans of the requests of `direct`
     """
 
     def __init__(
@@ -105,16 +108,17 @@ class Edge:
         direct: Mapping[str, ASGIApp],
         keys: Keys,
         audit: Audit,
-        max_body_bytes: int,
-        body_timeout_s: float,
         metrics: Metrics,
-        log_requests: Literal["none", "failed", "all"] = "none",
+        settings: Settings,
         tracer: Tracer | None = None,
     ) -> None:
-        self.app, self.direct, self.keys, self.audit, self.metrics = app, direct, keys, audit, metrics
-        self.max_body_bytes, self.body_timeout_s = max_body_bytes, body_timeout_s
-        self.bodies = Budget(max_body_bytes, 0)  # of admin requests: one of the largest size at a time
-        self.log_requests, self.tracer = log_requests, tracer
+        self.app, self.direct, self.keys, self.audit, self.metrics, self.tracer = app, direct, keys, audit, metrics, tracer
+        self.max_body_bytes, self.body_timeout_s, self.log_requests = (
+            settings.max_body_bytes,
+            settings.body_timeout_s,
+            settings.log_requests,
+        )
+        self.bodies = Budget(settings.max_body_bytes, 0)  # of admin requests: one of the largest size at a time
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -127,8 +131,8 @@ class Edge:
 
         async def receive_limited() -> Message:
             nonlocal received
-            if info.announced > self.max_body_bytes:
-                raise BodyTooLarge(f"The body has {info.announced} bytes, at most {self.max_body_bytes} are taken.")
+            if info.content_length > self.max_body_bytes:
+                raise BodyTooLarge(f"The body has {info.content_length} bytes, at most {self.max_body_bytes} are taken.")
             message = await receive()
             received += len(message.get("body", b""))
             if received > self.max_body_bytes:
@@ -149,29 +153,34 @@ class Edge:
             else:
                 await self.app(scope, await self._checked(scope, info, receive_limited), send_marked)
         except Exception as error:
-            if isinstance(error, Denied):
-                self.audit.denied(scope, info.request_id.decode(), error)
             if status and isinstance(error, ClientGone):  # it does not take its answer; the connection has been cut off
                 status = error.status
-                return
-            described = errors.describe(error)
-            if described is None:
-                log_failure(info)
-            if status:  # the answer has begun; the server can only cut it off
-                raise
-            await errors.answer(send_marked, *(described or (errors.internal_problem(), {})))
+            else:
+                document, headers = self._problem(error, scope, info)
+                if status:  # an answer has begun; the server can only cut it off
+                    raise
+                await send_problem(send_marked, document, headers)
         finally:
             if direct is not None and status:
                 self._account(path, info, status)
 
+    def _problem(self, error: Exception, scope: Scope, info: RequestInfo) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        """The problem document of an error and its headers. Denied requests and unexpected exceptions are logged."""
+        if isinstance(error, Denied):
+            self.audit.denied(scope, info.request_id.decode(), error)
+        described = document_of(error)
+        if described is None:
+            log_failure(info)
+        return described or (internal_problem(), {})
+
     async def _checked(self, scope: Scope, info: RequestInfo, receive: Receive) -> Receive:
-        """The body of an admin request, before the framework sees it: only with a key, in time, of the right size, type and form."""
+        """Read the body of an admin request before the framework does: only with a key, in time, of the right size, type and form."""
         if scope["method"] not in ("POST", "PUT") or not _WITH_BODY.fullmatch(scope["path"]):
             return receive
         self.keys.check("admin", info.authorization)
         check_type(info.content_type, JSON_TYPES)
-        with self.bodies.holding() as room:
-            body = await read_body(receive, self.body_timeout_s, room)
+        with Held(self.bodies) as memory:
+            body = await read_body(receive, self.body_timeout_s, memory)
         try:
             orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -184,12 +193,12 @@ class Edge:
         return replay
 
     def _account(self, path: str, info: RequestInfo, status: int) -> None:
-        """Metrics, log and trace of an answered request."""
+        """Count, log and trace an answered request."""
         seconds = time.perf_counter() - info.began
         if path == RETRIEVE:  # a stream counts its lines
             self.metrics.request(info.model, status, seconds, info.own_deadline)
         if self.log_requests == "all" or (self.log_requests == "failed" and status >= 500):
-            told = {
+            fields = {
                 "request_id": info.request_id.decode(),
                 "trace_id": trace_id(info.traceparent),
                 "path": path,
@@ -202,8 +211,8 @@ class Edge:
                 "ms": round(seconds * 1e3, 3),
                 **{f"{stage}_ms": ms for stage, ms in info.stages_ms.items()},
             }
-            said = " ".join(f"{name}={value}" for name, value in told.items() if value is not None)
-            requests_log.info("%s", said, extra={"fields": told})
+            text = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+            requests_log.info("%s", text, extra={"fields": fields})
         if self.tracer is not None:
             self.tracer.record(f"POST {path}", info.traceparent, seconds, status, info.model, info.stages_ms)
 

@@ -15,8 +15,8 @@ from service.errors import Denied
 from service.http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
 from service.http.api_keys import Role
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
-from service.http.direct import LINES_TYPES
 from service.http.middleware import RETRIEVE, STREAM
+from service.http.request_bodies import LINES_TYPES
 from service.http.schemas import (
     Completions,
     Model,
@@ -37,7 +37,7 @@ Bearer = Annotated[
 
 
 def add_routes(app: FastAPI) -> None:
-    """Put every route on the application. The two that direct.py answers are here for their documentation and for other methods."""
+    """Put every route on the application. middleware.py answers POST /retrieve and /retrieve/stream; here they are documented."""
 
     content: dict[str, Any] = {LINES_TYPES[0]: {"schema": {"type": "string"}}}
 

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +27,8 @@ from espalier.manifest import Manifest
 from espalier.masks.filters import ItemFilters
 from espalier.rerank.ranker import Reranker, verify_ranker
 from espalier.search import Device, Engine, Precision
-from service.batching.batcher import Batcher, Limits
+from service.batching.admission import Limits
+from service.batching.batcher import Batcher
 from service.models.desired_state import Signature, signature
 from service.settings import Settings
 from service.watch.gpu_memory import gpu_memory
@@ -67,11 +69,11 @@ class LoadedModel:
     files: Files
     reranker: Reranker | None = None
 
-    @property
+    @cached_property
     def name(self) -> str:
         return self.bundle.manifest.name
 
-    @property
+    @cached_property
     def version(self) -> int:
         return self.bundle.manifest.version
 

@@ -1,9 +1,8 @@
-"""Why an answer is what it is: what each level of a traced search kept, where a wanted item fell out, which features spoke for it.
+"""Why an answer is what it is: what each level of a traced search kept, where a requested item was dropped, which features contributed.
 
-Knows trees, traces and filters. Does not know HTTP. Ranks are given as they are: they order the nodes of one level, and only those of the
-leaves have a score.
+Knows trees, traces and filters. Does not know HTTP. Ranks order the nodes of one level; only those of leaves have a score.
 
-Legend: B queries, K beam, C candidates, W wanted items.
+Legend: B queries, K beam, C candidates, W requested items.
 """
 
 from __future__ import annotations
@@ -17,26 +16,25 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.masks.filters import Filter
-from espalier.queries import QueryBatch, TextKind
-from espalier.rerank.features import Sent
-from espalier.rerank.ranker import Reranker
+from espalier.queries import TextKind
 from espalier.search import LevelTrace, SearchResult
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
-from service.models.registry import LoadedModel
-from service.retrieval.second_stage import Ordered
+from service.models.loading import LoadedModel
+from service.retrieval.request import CheckedRequest, EncodedRequest
+from service.retrieval.second_stage import Candidates
 
-MOST_FEATURES = 10
-"""Features that are told of an item."""
+MAX_FEATURES = 10
+"""Features that are listed of an item."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Items that the caller asks about.
+class RequestedItems:
+    """The items of `explain_items`.
 
     rows_W      int64[W]   item rows, −1 where the catalogue does not have the id
     removed_W   bool[W]    whether the item is a standing exclusion
-    filtered_W  bool[W]    whether the request's filter leaves it out
+    filtered_W  bool[W]    whether the request's filter excludes it
     """
 
     ids: Sequence[str]
@@ -45,70 +43,88 @@ class Wanted:
     filtered_W: NDArray[np.bool_]
 
     @staticmethod
-    def of(ids: Sequence[str], model: LoadedModel, conditions: Filter | None) -> Wanted:
+    def of(ids: Sequence[str], model: LoadedModel, conditions: Filter | None) -> RequestedItems:
         """The same for all queries of a request."""
         rows_W = model.bundle.items.rows_of(ids)
         known_W = np.maximum(rows_W, 0)
         none_W = np.zeros(len(rows_W), np.bool_)
         filtered_W = none_W if conditions is None else ~model.filters.matches(conditions, known_W)
-        return Wanted(ids, rows_W, model.filters.is_removed(known_W), filtered_W)
+        return RequestedItems(ids, rows_W, model.filters.is_removed(known_W), filtered_W)
 
 
 def explain(
-    model: LoadedModel,
-    queries: QueryBatch,
-    result: SearchResult,
-    b: int,
-    wanted: Wanted,
-    excluded: NDArray[np.int64],
-    final: Ordered,
-    sent: Sequence[Sent],
+    checked: CheckedRequest, encoded: EncodedRequest, result: SearchResult, b: int, requested: RequestedItems, final: Candidates
 ) -> dict[str, Any]:
-    """The explanation of query b.
-
-    excluded  item rows that the query excludes
-    final     what of the result went out, and in which order; sent: the features that came with each query, where a ranker followed
-    """
-    tree = model.bundle.tree
-    found = result.item_rows_BM[b, : result.count_B[b]]
-    levels = [_Level.of(tree, trace, result, b) for trace in result.trace or ()]
-    stage = None if final.reranked is None or model.reranker is None else _Stage.of(model.reranker, queries, result, b, final, sent)
+    """The explanation of query b. final: what of the result is returned, and in which order."""
+    query = _Query.of(checked, encoded, result, b, final)
     items = []
-    for item_id, row, removed, filtered in zip(
-        wanted.ids, wanted.rows_W.tolist(), wanted.removed_W.tolist(), wanted.filtered_W.tolist(), strict=True
-    ):
+    for w, (item_id, row) in enumerate(zip(requested.ids, requested.rows_W.tolist(), strict=True)):
         entry: dict[str, Any] = {"id": item_id}
         if row < 0:
             entry["outcome"] = "unknown"
-        elif removed:
+        elif requested.removed_W[w]:
             entry["outcome"] = "removed"
-        elif filtered:
+        elif requested.filtered_W[w]:
             entry["outcome"] = "filtered"
-        elif row in excluded:
+        elif row in encoded.excluded[b]:
             entry["outcome"] = "excluded"
-        elif row in found:
-            retrieved = int(np.flatnonzero(found == row)[0])
-            place = retrieved if stage is None else stage.place_of(retrieved)
-            returned = "returned" if place < final.count_B[b] else "below_m"
-            entry["outcome"] = returned if retrieved < final.eligible_B[b] else "below_min_score"
-            entry |= {"level": tree.height, "rank": float(result.ranks_BM[b, retrieved]), "place": place + 1}
-            entry |= {} if stage is None else stage.told_of(retrieved)
         else:
-            entry |= _fell_out(levels, tree.ancestors(tree.leaf_of_item[row : row + 1])[0])
-        if row >= 0 and isinstance(queries.rows, SparseRows):
-            entry["features"] = _features(model.bundle, queries.rows, b, row)
+            entry |= query.outcome_of(row)
+        if row >= 0 and isinstance(encoded.queries.rows, SparseRows):
+            entry["features"] = _features(checked.model.bundle, encoded.queries.rows, b, row)
         items.append(entry)
-    document: dict[str, Any] = {"levels": [level.summary() for level in levels], "items": items}
-    return document if stage is None else document | {"moved": stage.moved(model.bundle.items.ids_of(final.rows_BM[b, : final.count_B[b]]))}
+    document: dict[str, Any] = {"levels": [level.summary() for level in query.levels], "items": items}
+    if query.reranking is not None:
+        ids = checked.model.bundle.items.ids_of(final.rows_BM[b, : final.count_B[b]])
+        document["moved"] = query.reranking.moved(ids)
+    return document
 
 
 @dataclass(frozen=True)
-class _Stage:
-    """What the ranker did to one query's candidates, by their retrieved places.
+class _Query:
+    """One query of a traced search.
 
-    place_M        the retrieved place of what stands here now
+    found_M          item rows that the search found, best first
+    count, eligible  how many are returned, and how many `min_score` left
+    """
+
+    tree: Tree
+    levels: Sequence[_Level]
+    found_M: NDArray[np.int64]
+    ranks_M: NDArray[np.float32]
+    count: int
+    eligible: int
+    reranking: _Reranking | None
+
+    @staticmethod
+    def of(checked: CheckedRequest, encoded: EncodedRequest, result: SearchResult, b: int, final: Candidates) -> _Query:
+        tree = checked.model.bundle.tree
+        levels = [_Level.of(tree, trace, result, b) for trace in result.trace or ()]
+        found_M = result.item_rows_BM[b, : result.count_B[b]]
+        reranking = _Reranking.of(checked, encoded, result, b, final)
+        return _Query(tree, levels, found_M, result.ranks_BM[b], int(final.count_B[b]), int(final.eligible_B[b]), reranking)
+
+    def outcome_of(self, row: int) -> dict[str, Any]:
+        """Where an eligible item was returned or dropped."""
+        at = np.flatnonzero(self.found_M == row)
+        if len(at) == 0:
+            return _pruned(self.levels, self.tree.ancestors(self.tree.leaf_of_item[row : row + 1])[0])
+        retrieved = int(at[0])
+        place = retrieved if self.reranking is None else self.reranking.place_of(retrieved)
+        outcome = "below_min_score"
+        if retrieved < self.eligible:
+            outcome = "returned" if place < self.count else "below_m"
+        entry = {"outcome": outcome, "level": self.tree.height, "rank": float(self.ranks_M[retrieved]), "place": place + 1}
+        return entry if self.reranking is None else entry | self.reranking.describe(retrieved)
+
+
+@dataclass(frozen=True)
+class _Reranking:
+    """What the ranker did to one query's candidates, by their places after retrieval.
+
+    place_M        the retrieved place of the candidate that is here now
     score_M        the ranker's scores, by the new places; NaN where it gave none
-    features_NF    what it was told of the first N
+    features_NF    the features of the first N
     """
 
     names: Sequence[str]
@@ -117,19 +133,21 @@ class _Stage:
     features_NF: NDArray[np.float32]
 
     @staticmethod
-    def of(reranker: Reranker, queries: QueryBatch, result: SearchResult, b: int, final: Ordered, sent: Sequence[Sent]) -> _Stage:
-        if final.reranked is None:
-            raise ValueError("nothing was re-ranked")
+    def of(checked: CheckedRequest, encoded: EncodedRequest, result: SearchResult, b: int, final: Candidates) -> _Reranking | None:
+        """None where nothing was re-ranked."""
+        reranker = checked.model.reranker
+        if final.reranked is None or reranker is None:
+            return None
         score_M = final.reranked.score_BM[b]
         scored = int(np.count_nonzero(~np.isnan(score_M)))
         candidates = result.item_rows_BM[b, :scored], result.ranks_BM[b, :scored], result.scores_BM[b, :scored]
-        features_NF = reranker.features.of(queries, b, *candidates, sent[b])
-        return _Stage(reranker.features.names, final.reranked.place_BM[b], score_M, features_NF)
+        features_NF = reranker.features.of(encoded.queries, b, *candidates, encoded.caller_features[b])
+        return _Reranking(reranker.features.names, final.reranked.place_BM[b], score_M, features_NF)
 
     def place_of(self, retrieved: int) -> int:
         return int(np.flatnonzero(self.place_M == retrieved)[0])
 
-    def told_of(self, retrieved: int) -> dict[str, Any]:
+    def describe(self, retrieved: int) -> dict[str, Any]:
         entry: dict[str, Any] = {"retrieved_place": retrieved + 1}
         if retrieved < len(self.features_NF):
             entry["rerank_score"] = float(self.score_M[self.place_of(retrieved)])
@@ -137,19 +155,19 @@ class _Stage:
         return entry
 
     def moved(self, ids: Sequence[str]) -> list[dict[str, Any]]:
-        """The items of the answer that stood elsewhere."""
+        """The items of the answer whose place changed."""
         places = enumerate(zip(ids, self.place_M.tolist(), strict=False))
         return [{"id": item_id, "retrieved_place": was + 1, "place": place + 1} for place, (item_id, was) in places if was != place]
 
 
 def _features(bundle: Bundle, rows: SparseRows, b: int, item: int) -> list[dict[str, Any]]:
-    """The features of query b that count most for an item."""
+    """The features of query b that contribute most to an item."""
     own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
     indices, values = rows.indices[own], rows.values[own]
     path = bundle.tree.ancestors(bundle.tree.leaf_of_item[item : item + 1])[0]
     path_weights = [bundle.chunks.weights_of(bundle.tree, int(node), indices) for node in path[1:]]
     contributions = np.sum(path_weights, axis=0) * values
-    order = np.argsort(-np.abs(contributions), kind="stable")[:MOST_FEATURES]
+    order = np.argsort(-np.abs(contributions), kind="stable")[:MAX_FEATURES]
     order = order[contributions[order] != 0]
     text = isinstance(bundle.manifest.query, TextKind)
     names = bundle.vectoriser.features_of(indices[order]) if text else [str(index) for index in indices[order].tolist()]
@@ -183,8 +201,8 @@ class _Level:
         return {"level": self.level, "candidates": len(self.candidates_C), "kept": kept, "cut": self.cut(), "dropped": dropped}
 
 
-def _fell_out(levels: Sequence[_Level], path: NDArray[np.int64]) -> dict[str, Any]:
-    """The level on which an item's path (node numbers by level) was left."""
+def _pruned(levels: Sequence[_Level], path: NDArray[np.int64]) -> dict[str, Any]:
+    """The level on which the search left an item's path (node numbers by level)."""
     for level in levels:
         at = np.flatnonzero(level.candidates_C == path[level.level])
         if len(at) == 0 or not level.kept_C[at[0]]:

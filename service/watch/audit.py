@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from starlette.types import Scope
 
-from service.errors import Denied, describe
+from service.errors import Denied
+from service.problems import document_of
 from service.watch.metrics import Metrics
 
 log = logging.getLogger("service.audit")
@@ -140,7 +141,7 @@ async def _changed(
         changed = await change
         before, after = await asyncio.to_thread(described, changed)
     except Exception as error:
-        document, _ = describe(error) or ({"status": 500, "detail": type(error).__name__}, {})
+        document, _ = document_of(error) or ({"status": 500, "detail": type(error).__name__}, {})
         failed = {"outcome": "failed", "status": document["status"], "detail": _plain(document["detail"])}
         _write(logging.WARNING, {**fields, **failed, **by._asdict()})
         raise

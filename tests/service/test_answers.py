@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from service.http import memory_release
-from service.http.direct import _Lines
-from service.http.memory_budget import Budget
+from service.http.memory_budget import Budget, Held
+from service.http.stream_route import _Lines
 from service.retrieval.retrieve import BLOCK_ROWS, _blocks
 from tests.service.listening import direct, listening, post, retrieval, wait_until
 from tests.service.running import problem, run
@@ -82,7 +82,7 @@ def test_large_answers_that_are_not_taken_keep_others_out_but_no_small_ones(larg
 
 
 def test_an_answer_that_is_taken_too_slowly_is_cut_off_and_its_room_comes_back(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.direct.SLOWEST_BYTES_PER_S", 1 << 30)
+    monkeypatch.setattr("service.http.retrieve_route.SLOWEST_BYTES_PER_S", 1 << 30)
     body = json.dumps(many(30, fields=["title"])).encode()
     with listening(large, write_timeout_s=0.3) as running, running.connected(receive_buffer=4096) as wire:
         budget = direct(running, "/retrieve").answers
@@ -180,7 +180,7 @@ def test_an_unread_stream_leaves_nothing_behind(large: Path, monkeypatch: pytest
         scope = {"type": "http", "method": "POST", "path": "/retrieve/stream", "query_string": b"", "headers": headers, "state": {}}
         await running.app(scope, receive, send)
 
-    monkeypatch.setattr("service.http.direct.SLOWEST_BYTES_PER_S", 1 << 40)
+    monkeypatch.setattr("service.http.retrieve_route.SLOWEST_BYTES_PER_S", 1 << 40)
     with run(large, stream_idle_s=0.05) as running:
         running.client.runner.run(scenario(running))
         gc.collect()
@@ -206,7 +206,7 @@ def test_memory_that_has_grown_is_given_back(monkeypatch: pytest.MonkeyPatch, bu
 
     async def looks() -> None:
         budget = Budget(10, 0)
-        with budget.holding() as held:
+        with Held(budget) as held:
             held.take(1 if busy else 0)
             task = asyncio.create_task(memory_release.give_back([budget]))
             while len(sizes) > 1 and not task.done():

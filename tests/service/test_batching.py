@@ -16,8 +16,9 @@ import pytest
 
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NodeMask, SearchParams, SearchResult
-from service.batching.admission import Admission
-from service.batching.batcher import Answer, Batcher, Limits
+from service.batching.admission import Admission, Limits
+from service.batching.batcher import Batcher
+from service.batching.parts import Answer
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from tests.service.fake_engine import FakeEngine
 

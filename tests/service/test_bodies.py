@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from service.errors import BodyTooLarge, Busy, NotJson, SlowBody
-from service.http.memory_budget import Budget
+from service.http.memory_budget import Budget, Held
 from service.http.request_bodies import check_type, read_body, read_lines
 
 ROOM = Budget(100, 0)
@@ -36,24 +36,24 @@ async def never() -> Message:
 
 def lines(*pieces: bytes, longest: int = 100, whole: bool = True) -> list[bytes | str]:
     async def collect() -> list[bytes | str]:
-        found = read_lines(arriving(*pieces, whole=whole), longest, 10, Budget(1 << 20, 0).holding())
+        found = read_lines(arriving(*pieces, whole=whole), longest, 10, Held(Budget(1 << 20, 0)))
         return [line if isinstance(line, bytes) else "too long" async for line in found]
 
     return asyncio.run(collect())
 
 
 def test_a_body_in_pieces_is_put_together() -> None:
-    assert asyncio.run(read_body(arriving(b"ab", b"", b"cd"), 10, ROOM.holding())) == b"abcd"
+    assert asyncio.run(read_body(arriving(b"ab", b"", b"cd"), 10, Held(ROOM))) == b"abcd"
 
 
 def test_a_body_that_does_not_arrive_in_time() -> None:
     with pytest.raises(SlowBody, match=r"0\.01 s"):
-        asyncio.run(read_body(never, 0.01, ROOM.holding()))
+        asyncio.run(read_body(never, 0.01, Held(ROOM)))
 
 
 def test_a_client_that_hangs_up_before_the_end() -> None:
     with pytest.raises(ClientDisconnect):
-        asyncio.run(read_body(arriving(b"ab", whole=False), 10, ROOM.holding()))
+        asyncio.run(read_body(arriving(b"ab", whole=False), 10, Held(ROOM)))
     with pytest.raises(ClientDisconnect):
         lines(b"ab", whole=False)
 
@@ -75,7 +75,7 @@ def test_a_line_that_is_too_long_costs_one_line(cut: int) -> None:
 
 def test_an_endless_line_takes_no_memory() -> None:
     async def first() -> bytes | BodyTooLarge:
-        found = read_lines(arriving(*[b"z" * 1000] * 50, b"\nok"), 10, 10, ROOM.holding())
+        found = read_lines(arriving(*[b"z" * 1000] * 50, b"\nok"), 10, 10, Held(ROOM))
         return [line async for line in found][-1]
 
     assert asyncio.run(first()) == b"ok"
@@ -83,7 +83,7 @@ def test_an_endless_line_takes_no_memory() -> None:
 
 def test_a_silent_stream_ends() -> None:
     async def collect() -> None:
-        async for _ in read_lines(never, 10, 0.01, ROOM.holding()):
+        async for _ in read_lines(never, 10, 0.01, Held(ROOM)):
             raise AssertionError
 
     with pytest.raises(SlowBody):
@@ -101,7 +101,7 @@ def test_a_line_that_is_not_whole_takes_room() -> None:
     room = Budget(10, free=0)
 
     async def collect() -> list[bytes | BodyTooLarge]:
-        with room.holding() as held:
+        with Held(room) as held:
             found = read_lines(arriving(b"abc\nde", b"f\n", b"0123456", b"7890abc"), 100, 10, held)
             return [line async for line in found]
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.http.memory_budget import Budget
+from service.http.memory_budget import Budget, Held
 
 
 def test_a_little_is_free_for_everybody() -> None:
     budget = Budget(10, free=5)
-    with budget.holding() as large, budget.holding() as small, budget.holding() as other:
+    with Held(budget) as large, Held(budget) as small, Held(budget) as other:
         assert large.take(15)
         assert budget.left == 0
         assert small.take(3)
@@ -29,7 +29,7 @@ def test_a_little_is_free_for_everybody() -> None:
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-8, 12)), max_size=40))
 def test_what_is_given_back_is_there_again(steps: list[tuple[int, int]]) -> None:
     budget = Budget(20, free=4)
-    holders = [budget.holding() for _ in range(3)]
+    holders = [Held(budget) for _ in range(3)]
     for holder, units in steps:
         if units < 0:
             holders[holder].give(min(-units, holders[holder].units))
@@ -45,7 +45,7 @@ def test_what_is_given_back_is_there_again(steps: list[tuple[int, int]]) -> None
 def test_who_waits_is_woken() -> None:
     async def scenario() -> list[str]:
         budget, order = Budget(10, free=0), list[str]()
-        first, second = budget.holding(), budget.holding()
+        first, second = Held(budget), Held(budget)
         assert first.take(8)
 
         async def wait() -> None:
@@ -68,7 +68,7 @@ def test_who_waits_is_woken() -> None:
 def test_who_gives_up_waiting_holds_nothing() -> None:
     async def scenario() -> None:
         budget = Budget(10, free=0)
-        with budget.holding() as first, budget.holding() as second:
+        with Held(budget) as first, Held(budget) as second:
             assert first.take(10)
             waiting = asyncio.create_task(second.wait(5, 100, lambda: False))
             await asyncio.sleep(0)
@@ -81,11 +81,11 @@ def test_who_gives_up_waiting_holds_nothing() -> None:
 
 
 def test_only_so_many_may_wait_and_nobody_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.memory_budget.LOOK_S", 0.01)
+    monkeypatch.setattr("service.http.memory_budget.RECHECK_S", 0.01)
 
     async def scenario() -> None:
         budget, gone = Budget(10, free=0, most_waiting=2), [False]
-        with budget.holding() as first, budget.holding() as second, budget.holding() as third, budget.holding() as fourth:
+        with Held(budget) as first, Held(budget) as second, Held(budget) as third, Held(budget) as fourth:
             assert first.take(10)
             waiting = [asyncio.create_task(held.wait(5, 100, lambda: gone[0])) for held in (second, third)]
             await asyncio.sleep(0)
@@ -101,7 +101,7 @@ def test_only_so_many_may_wait_and_nobody_who_has_gone(monkeypatch: pytest.Monke
 def test_one_holder_waits_for_itself_before_it_takes_more_than_its_share() -> None:
     async def scenario() -> None:
         budget = Budget(100, free=0)
-        with budget.holding() as held:
+        with Held(budget) as held:
             assert await held.wait(7, 5, lambda: False)  # more than its share, but nothing else
             waiting = asyncio.create_task(held.wait(1, 5, lambda: False))
             await asyncio.sleep(0)

@@ -199,8 +199,8 @@ def test_what_is_left_of_a_large_body_ends_the_connection(service: Listening) ->
 
 
 def test_bodies_share_a_memory(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.direct.BODIES_BYTES", 1)
-    monkeypatch.setattr("service.http.direct.FREE_BYTES", 1000)
+    monkeypatch.setattr("service.http.retrieve_route.BODIES_BYTES", 1)
+    monkeypatch.setattr("service.http.retrieve_route.FREE_BYTES", 1000)
     request = post("/retrieve", json.dumps({"model": "books", "queries": [{"history": [], "exclude": ["x" * 99_000]}]}).encode())
     with listening(models, max_body_bytes=120_000) as running, running.connected() as slow:
         budget = direct(running, "/retrieve").bodies

@@ -27,7 +27,8 @@ from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree
-from service.batching.batcher import Answer, Batcher
+from service.batching.batcher import Batcher
+from service.batching.parts import Answer
 from service.models import probe
 from service.models.follower import Follower
 from service.models.probe import Probe, Replay

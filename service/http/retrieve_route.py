@@ -1,0 +1,194 @@
+"""POST /retrieve, as an ASGI application of its own: the framework's layers would cost more than the work itself.
+
+It raises what goes wrong; middleware.py answers that. routes.py documents it. stream_route.py answers each of its lines in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+
+from pydantic import ValidationError
+from starlette.types import Message, Receive, Scope, Send
+
+from espalier.errors import InvalidInput
+from service.errors import ClientGone, DeadlinePassed, InvalidRequest, QueueFull
+from service.http.api_keys import Keys
+from service.http.connection import CONNECTION
+from service.http.memory_budget import Budget, Held
+from service.http.middleware import RequestInfo
+from service.http.request_bodies import JSON_TYPES, check_type, read_body
+from service.models.registry import Registry
+from service.problems import invalid_body
+from service.retrieval.request import CheckedRequest, check
+from service.retrieval.retrieve import Retrieved, retrieve
+from service.retrieval.schemas import RetrieveRequest
+from service.settings import Settings
+from service.watch.metrics import Metrics
+
+INLINE_BYTES = 1 << 16
+"""Bodies up to this size are parsed on the event loop. Larger ones would keep other requests waiting, and go to a thread."""
+WATCH_AFTER_S = 0.002
+"""A request that waits for longer than this is watched for a client that hangs up. Watching costs as much as parsing the body."""
+PIECE_BYTES = 1 << 16
+"""Answers are handed to the connection in pieces of this size, the next one when the last one has been taken."""
+SLOWEST_BYTES_PER_S = 1 << 16
+"""A client that takes an answer more slowly than this, after ESPALIER_WRITE_TIMEOUT_S, is cut off."""
+MAX_NESTED = 1 << 16
+"""Objects and lists in a body. Each takes some hundred bytes and a microsecond, however short its text is."""
+FREE_BYTES, FREE_VALUES = 1 << 16, 4096
+"""Size of a body and of an answer that every request may have, whatever others hold."""
+BODIES_BYTES = 32 << 20
+"""Bytes of all larger bodies that are being read or parsed."""
+ANSWERS = 4
+"""Answers of the largest size that one route may hold at a time, until their clients have taken them."""
+
+_parser = ThreadPoolExecutor(1, thread_name_prefix="parser")
+
+
+class RetrievalRoute:
+    """What both retrieval routes need, and the memory that the requests of one route share."""
+
+    def __init__(self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics) -> None:
+        self.settings, self.registry, self.keys, self.metrics = settings, registry, keys, metrics
+        self.bodies = Budget(max(BODIES_BYTES, settings.max_body_bytes), FREE_BYTES)
+        self.answers = Budget(ANSWERS * settings.max_answer_values, FREE_VALUES)
+
+    def check(self, request: RetrieveRequest, info: RequestInfo) -> CheckedRequest:
+        """Find the model of a request, note it in `info`, and check the request against it. Raises what `choose` and `check` raise."""
+        model = self.registry.choose(request.model, request.version)
+        info.model, info.version, info.queries = model.name, model.version, len(request.queries)
+        return check(request, model, self.settings)
+
+    async def answer(self, checked: CheckedRequest, info: RequestInfo, began: float, patient: bool = False) -> Retrieved:
+        """Answer a checked request, and note in `info` what the log and the metrics need."""
+        settings, model, timeout_ms = self.settings, checked.model, checked.request.timeout_ms
+        if timeout_ms is None:
+            timeout_ms = settings.timeout_ms
+        try:
+            if not patient:
+                model.batcher.check_room(len(checked.request.queries))
+            retrieved = await retrieve(checked, settings, began, began + timeout_ms / 1e3, patient)
+        except QueueFull:
+            self.metrics.shed(model.name)
+            raise
+        except DeadlinePassed:
+            info.own_deadline = timeout_ms < settings.timeout_ms
+            raise
+        info.m, info.beam_size, info.stages_ms = checked.m, retrieved.beam_size, retrieved.stages_ms
+        return retrieved
+
+
+class RetrieveRoute(RetrievalRoute):
+    """POST /retrieve."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        info: RequestInfo = scope[RequestInfo.KEY]
+        self.keys.check("retrieve", info.authorization)
+        check_type(info.content_type, JSON_TYPES)
+        self._check_room(info)
+        with Held(self.bodies) as body_memory, Held(self.answers) as answer_memory:  # a parsed body is larger than the body
+            whole = CONNECTION in scope and scope[CONNECTION].complete
+            request = await parse(await read_body(receive, None if whole else self.settings.body_timeout_s, body_memory))
+            async with _WhileConnected(receive):
+                checked = self.check(request, info)
+                if not answer_memory.take(checked.answer_values):
+                    self.metrics.shed(info.model)
+                    raise QueueFull("Too many large answers are being made or sent.", 1)
+                retrieved = await self.answer(checked, info, info.began)
+            timing = ", ".join([f"{stage};dur={ms}" for stage, ms in retrieved.stages_ms.items()])
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(retrieved.body)),
+                (b"server-timing", timing.encode()),
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            taken = await send_body(send, scope, retrieved.body, self.settings.write_timeout_s)
+        if not taken:
+            raise ClientGone("The client does not take its answer.")
+
+    def _check_room(self, info: RequestInfo) -> None:
+        """Raise QueueFull before the body is even parsed, where only one version serves and it is overloaded."""
+        only = self.registry.only()
+        if only is None or not only.batcher.overloaded:
+            return
+        try:
+            only.batcher.check_room(1)
+        except QueueFull:
+            info.model = only.name
+            self.metrics.shed(only.name)
+            raise
+
+
+async def parse(content: bytes) -> RetrieveRequest:
+    """A body as a request. Raises InvalidRequest.
+
+    Large bodies are parsed one after the other: the parser keeps the interpreter while it works, and its result is larger than the body.
+    """
+    if len(content) <= INLINE_BYTES:
+        return _parse(content)
+    if (nested := content.count(b"{") + content.count(b"[")) > MAX_NESTED:
+        raise InvalidRequest([InvalidInput("body", f"{nested} objects and lists", f"at most {MAX_NESTED}")])
+    return await asyncio.get_running_loop().run_in_executor(_parser, _parse, content)
+
+
+def _parse(content: bytes) -> RetrieveRequest:
+    """Straight from the bytes: that refuses what JSON refuses, names the field of a NaN, and takes a third of parsing first."""
+    try:
+        return RetrieveRequest.model_validate_json(content)
+    except ValidationError as error:
+        raise invalid_body(error, RetrieveRequest) from error
+
+
+async def send_body(send: Send, scope: Scope, body: bytes, timeout_s: float, more: bool = False) -> bool:
+    """Send a body, or with `more` a part of one, as fast as the client takes it.
+
+    False where the client has gone. False, and the connection is cut off, when that takes longer than `timeout_s` and
+    SLOWEST_BYTES_PER_S allow. (It returns a value, because a task that ends with an exception from asyncio.timeout is part of a reference
+    cycle, and so is what it has sent.)
+    """
+    if CONNECTION in scope and scope[CONNECTION].gone:
+        return False
+    if len(body) <= PIECE_BYTES and not more:
+        await send({"type": "http.response.body", "body": body})
+        return True
+    try:
+        async with asyncio.timeout(timeout_s + len(body) / SLOWEST_BYTES_PER_S):
+            for begin in range(0, len(body), PIECE_BYTES):
+                piece, end = body[begin : begin + PIECE_BYTES], begin + PIECE_BYTES >= len(body)
+                await send({"type": "http.response.body", "body": piece, "more_body": more or not end})
+    except TimeoutError:
+        if CONNECTION in scope:
+            scope[CONNECTION].cut_off()
+        return False
+    return True
+
+
+class _WhileConnected:
+    """Cancels its body when the client hangs up, and raises ClientGone instead."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._cancelled = False
+        self._hung_up: asyncio.Future[Message] | None = None
+        self._begin = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._watch)
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._begin.cancel()
+        task, self._task = self._task, None
+        if self._hung_up is not None:
+            self._hung_up.cancel()
+        if self._cancelled and task is not None and task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise ClientGone("The client hung up before the answer.") from error
+
+    def _watch(self) -> None:
+        self._hung_up = asyncio.ensure_future(self._receive())
+        self._hung_up.add_done_callback(self._cancel)
+
+    def _cancel(self, hung_up: asyncio.Future[Message]) -> None:
+        if self._task is not None and not hung_up.cancelled():
+            self._cancelled = self._task.cancel()

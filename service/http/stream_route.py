@@ -1,0 +1,165 @@
+"""POST /retrieve/stream: each line in is a body of POST /retrieve, each line out its answer or its problem document, in the same order.
+
+An ASGI application of its own, because it reads and writes at the same time. routes.py documents it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from service.errors import Busy, ClientGone, QueueFull, ServiceError, SlowBody
+from service.http.connection import CONNECTION
+from service.http.memory_budget import Held
+from service.http.middleware import RequestInfo, log_failure
+from service.http.request_bodies import LINES_TYPES, check_type, read_lines
+from service.http.retrieve_route import RetrievalRoute, parse, send_body
+from service.problems import document_of, internal_problem
+from service.retrieval.request import CheckedRequest
+
+log = logging.getLogger(__name__)
+
+
+class StreamRoute(RetrievalRoute):
+    """POST /retrieve/stream.
+
+    At most `stream_window` lines are read ahead of the answers, and no more than there is memory for their answers. So a client that does
+    not read, or an engine that is behind, slows the sending down. A stream waits for room in the queue; a single request would be refused.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        info: RequestInfo = scope[RequestInfo.KEY]
+        self.keys.check("retrieve", info.authorization)
+        check_type(info.content_type, LINES_TYPES)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
+        with Held(self.bodies) as arriving, Held(self.bodies) as line_memory, Held(self.answers) as answer_memory:
+            lines = _Lines(self, info, scope, arriving, line_memory, answer_memory)
+            reader = asyncio.create_task(lines.read(receive))
+            writer = asyncio.create_task(lines.write(send))
+            try:
+                await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await _cancel(reader, writer, *lines.tasks)
+                failure = _failure(writer) or _failure(reader)  # the reader only ends by an exception
+            del reader, writer, lines  # their exceptions hold this frame
+        if isinstance(failure, ClientDisconnect):
+            log.debug("request %s: the client hung up inside its stream", info.request_id.decode())
+        elif failure is not None:
+            raise failure
+
+
+class _Lines:
+    """The lines of one stream: read, answered, written.
+
+    arriving       counts the bytes of the line that has not arrived whole
+    line_memory    counts the bytes of the lines that have not been answered
+    answer_memory  counts the values of their answers
+    tasks          the answers, until they are written or given up
+    """
+
+    def __init__(self, route: StreamRoute, info: RequestInfo, scope: Scope, arriving: Held, line_memory: Held, answer_memory: Held) -> None:
+        self._route, self._settings, self._info, self._scope = route, route.settings, info, scope
+        self._arriving, self._line_memory, self._answer_memory = arriving, line_memory, answer_memory
+        self._queue: asyncio.Queue[tuple[asyncio.Future[bytes], int, int] | None] = asyncio.Queue(route.settings.stream_window)
+        self.tasks: set[asyncio.Future[bytes]] = set()
+
+    async def read(self, receive: Receive) -> None:
+        """Begin to answer each line as it arrives, then watch for a client that hangs up. Only ends by an exception."""
+        settings = self._settings
+        try:
+            async for line in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, self._arriving):
+                await self._begin(line)
+        except (SlowBody, Busy) as error:
+            await self._begin(error)
+        await self._queue.put(None)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        raise ClientDisconnect
+
+    async def write(self, send: Send) -> None:
+        """Send the answers in the order of the lines, as long as the client takes them."""
+        while (next_one := await self._queue.get()) is not None:
+            task, size, values = next_one
+            line = await task + b"\n"
+            self.tasks.discard(task)
+            self._line_memory.give(size)
+            if not await send_body(send, self._scope, line, self._settings.stream_idle_s, more=True):
+                return
+            self._answer_memory.give(values)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _begin(self, line: bytes | ServiceError) -> None:
+        """Begin to answer a line, once there is memory for it and its answer."""
+        info, size, values = RequestInfo(time.perf_counter(), self._info.request_id), 0, 0
+        if isinstance(line, ServiceError):
+            task = self._refuse(line, info)
+        else:
+            try:
+                size = await self._take(self._line_memory, len(line), self._settings.max_body_bytes)
+                checked = self._route.check(await parse(line), info)
+                values = await self._take(self._answer_memory, checked.answer_values, self._settings.max_answer_values)
+                task = asyncio.create_task(self._answer(checked, info))
+            except ClientDisconnect:
+                raise
+            except Exception as error:
+                task = self._refuse(error, info)
+        self.tasks.add(task)
+        await self._queue.put((task, size, values))
+
+    async def _take(self, held: Held, units: int, most: int) -> int:
+        """Wait until `held` has `units` more, and return them. One stream never holds more than `most`, so that others get their share."""
+        if not await held.wait(units, most, self._gone):
+            if self._gone():
+                raise ClientDisconnect
+            raise QueueFull("Too many streams wait for room.", 1)
+        return units
+
+    def _gone(self) -> bool:
+        return CONNECTION in self._scope and self._scope[CONNECTION].gone
+
+    async def _answer(self, checked: CheckedRequest, info: RequestInfo) -> bytes:
+        """The answer to one line, or its problem document."""
+        status = 200
+        try:
+            return (await self._route.answer(checked, info, time.perf_counter(), patient=True)).body
+        except asyncio.CancelledError:
+            status = ClientGone.status
+            raise
+        except Exception as error:
+            document = _problem(error, info)
+            status = document["status"]
+            return orjson.dumps(document)
+        finally:
+            self._route.metrics.request(info.model, status, None, info.own_deadline)
+
+    def _refuse(self, error: Exception, info: RequestInfo) -> asyncio.Future[bytes]:
+        """The problem document of a line that could not be answered at all."""
+        document = _problem(error, info)
+        self._route.metrics.request(info.model, document["status"], None)
+        refused: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        refused.set_result(orjson.dumps(document))
+        return refused
+
+
+def _problem(error: Exception, info: RequestInfo) -> dict[str, Any]:
+    described = document_of(error)
+    if described is None:
+        log_failure(info)
+    return described[0] if described else internal_problem()
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _failure(task: asyncio.Task[None]) -> BaseException | None:
+    return None if task.cancelled() else task.exception()

@@ -1,0 +1,255 @@
+"""A request before its search: checked against its model and the limits, then turned into arrays.
+
+Knows the request's fields and the model's manifest. Does not know queues or answers.
+
+Legend: B queries, E excluded items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidQuery
+from espalier.masks.eligibility import widened_beam
+from espalier.masks.filters import Filter
+from espalier.queries import (
+    KIND_NAMES,
+    FeaturesKind,
+    HistoryKind,
+    QueryBatch,
+    VectorKind,
+    encode_features,
+    encode_histories,
+    encode_texts,
+    encode_vectors,
+)
+from espalier.rerank.features import Sent
+from espalier.search import NO_ITEM, NodeMask, SearchParams
+from service.models.loading import LoadedModel
+from service.retrieval.schemas import Query, RetrieveRequest
+from service.settings import Settings
+
+LARGEST = float(np.finfo(np.float32).max)
+_NO_ROWS = np.empty(0, np.int64)
+
+
+class CheckedRequest(NamedTuple):
+    """A request that fits its model and its limits.
+
+    m, beam_size   as requested, or the model's defaults
+    depth          candidates to re-rank, 0 for none
+    answer_values  most values that the answer can hold
+    """
+
+    request: RetrieveRequest
+    model: LoadedModel
+    m: int
+    beam_size: int
+    depth: int
+    answer_values: int
+
+    @property
+    def traced(self) -> bool:
+        """Whether the search is to be explained."""
+        return self.request.explain or bool(self.request.explain_items)
+
+
+@dataclass(frozen=True)
+class EncodedRequest:
+    """The arrays of a request.
+
+    params           beam size (widened where a filter leaves few items) and number of candidates (max(m, depth))
+    excluded         item rows that each query excludes, −1 for unknown ids
+    unknown          ids of each query that the catalogue does not have
+    caller_features  ranker features that came with each query; empty where nothing is re-ranked
+    """
+
+    queries: QueryBatch
+    params: SearchParams
+    excluded: list[NDArray[np.int64]]
+    unknown: list[list[str]]
+    caller_features: list[Sent]
+
+
+def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> CheckedRequest:
+    """Check a request before it costs anything, or counts as load. Raises InvalidQuery."""
+    search, fields = model.bundle.manifest.search, model.bundle.items.fields
+    m, beam_size = request.m or search.m, request.beam_size or search.beam_size
+    if request.timeout_ms is not None:
+        _at_most("timeout_ms", request.timeout_ms, settings.max_timeout_ms)
+    _at_most("m", m, search.max_m)
+    _at_most("beam_size", beam_size, search.max_beam_size)
+    _at_most("queries", len(request.queries), settings.max_queries, "queries")
+    if request.explain or request.explain_items:
+        _at_most("queries", len(request.queries), settings.max_explained, "queries with explain")
+        _at_most("explain_items", len(request.explain_items), settings.max_explained, "ids")
+    if request.fields:
+        _at_most("fields", len(request.fields), len(fields), "columns")
+        for i, field in enumerate(request.fields):
+            if field not in fields:
+                raise InvalidQuery(f"fields[{i}]", field, f"one of {', '.join(fields)}")
+    depth = 0 if request.rerank is None else _checked_depth(request.rerank.depth, model)
+    for i, query in enumerate(request.queries):
+        _check_query(i, query, model, settings)
+    return CheckedRequest(request, model, m, beam_size, depth, _answer_values(request, model, max(m, depth), settings))
+
+
+def conditions_of(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> Filter | None:
+    """The request's filter, None where it has none. Raises InvalidQuery."""
+    if not request.filter and not request.exclude_filter:
+        return None
+    for name, conditions in (("filter", request.filter), ("exclude_filter", request.exclude_filter)):
+        count = sum(len(values) if isinstance(values, list) else 1 for values in conditions.values())
+        _at_most(name, count, settings.max_filter_values, "values")
+    return model.filters.parse(request.filter, request.exclude_filter)
+
+
+def input_values(request: RetrieveRequest) -> int:
+    """Ids, numbers and characters in the queries of a request."""
+    return sum(
+        [
+            len(query.history)
+            + len(query.exclude)
+            + len(query.vector)
+            + len(query.text)
+            + len(query.item_features)
+            + (0 if query.features is None else len(query.features.indices))
+            for query in request.queries
+        ]
+    )
+
+
+def encode(checked: CheckedRequest, widen: float, mask: NodeMask | None) -> EncodedRequest:
+    """The arrays of a request.
+
+    widen  how many times the beam may grow where `mask` leaves few items eligible
+    Raises InvalidQuery where a vector has a wrong width, or values are too large for the model's weights.
+    """
+    model, queries, items = checked.model, checked.request.queries, checked.model.bundle.items
+    beam_size = checked.beam_size
+    if mask is not None:
+        beam_size = min(widened_beam(beam_size, mask.items, len(items), widen), model.bundle.manifest.search.max_beam_size)
+    batch, seen = _encode_queries(queries, model)
+    excluded, unknown, caller_features = [], [], []
+    for b, query in enumerate(queries):
+        own = items.rows_of(query.exclude) if query.exclude else _NO_ROWS
+        ids = _unknown(query.history, seen[b]) + _unknown(query.exclude, own)
+        if checked.depth:
+            rows = items.rows_of(list(query.item_features)) if query.item_features else _NO_ROWS
+            caller_features.append(_caller_features(query, rows))
+            ids += _unknown(list(query.item_features), rows)
+        excluded.append(np.concatenate([seen[b], own]) if query.exclude_seen else own)
+        unknown.append(list(dict.fromkeys(ids)))
+    params = SearchParams.uniform(
+        len(queries), beam_size, max(checked.m, checked.depth), _exclusions(excluded), trace=checked.traced, mask=mask
+    )
+    return EncodedRequest(batch, params, excluded, unknown, caller_features)
+
+
+def _encode_queries(queries: Sequence[Query], model: LoadedModel) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
+    """The queries as arrays, and the item rows of their histories (empty for other kinds of queries)."""
+    kind, bundle = model.bundle.manifest.query, model.bundle
+    if isinstance(kind, HistoryKind):
+        return encode_histories(kind, bundle.items, [query.history for query in queries])
+    if isinstance(kind, VectorKind):
+        batch = encode_vectors(kind, [query.vector for query in queries])
+    elif isinstance(kind, FeaturesKind):
+        batch = encode_features(kind, [(query.features.indices, query.features.values) for query in queries if query.features is not None])
+        bundle.chunks.check_sizes(batch.features, bundle.manifest.ranking, bundle.tree.height)
+    else:
+        batch = encode_texts(kind, bundle.vectoriser, [query.text for query in queries])
+    return batch, [_NO_ROWS] * len(queries)
+
+
+def _check_query(i: int, query: Query, model: LoadedModel, settings: Settings) -> None:
+    kind = model.bundle.manifest.query.kind
+    given = query.model_fields_set.intersection(KIND_NAMES) - ({"features"} if query.features is None else set())
+    if given != {kind}:
+        found = " and ".join(sorted(given)) or f"none of {', '.join(KIND_NAMES)}"
+        raise InvalidQuery(f"queries[{i}]", found, f"{kind!r}, the query kind of this model")
+    _at_most(f"queries[{i}].history", len(query.history), settings.max_history, "ids")
+    _at_most(f"queries[{i}].exclude", len(query.exclude), settings.max_history, "ids")
+    _at_most(f"queries[{i}].text", len(query.text), settings.max_text, "characters")
+    if query.features is not None:
+        _at_most(f"queries[{i}].features.indices", len(query.features.indices), settings.max_features, "features")
+    if query.exclude_seen and kind != "history":
+        raise InvalidQuery(f"queries[{i}].exclude_seen", True, f"false, because a query of kind {kind} has no history")
+    if query.rank_features or query.item_features:
+        _check_caller_features(f"queries[{i}]", query, model)
+
+
+def _checked_depth(requested: int | None, model: LoadedModel) -> int:
+    """How many candidates to re-rank."""
+    if model.reranker is None:
+        raise InvalidQuery("rerank", True, "false, because this model has no ranker")
+    if (requested or 0) > model.reranker.info.max_depth:
+        raise InvalidQuery("rerank.depth", requested, f"at most {model.reranker.info.max_depth}")
+    return requested or model.reranker.info.depth
+
+
+def _check_caller_features(field: str, query: Query, model: LoadedModel) -> None:
+    """Raise InvalidQuery unless the ranker knows the features that come with a query."""
+    reranker, most = model.reranker, model.bundle.manifest.search.max_m
+    if reranker is None:
+        raise InvalidQuery(field, "features for a ranker", "none, because this model has no ranker")
+    _check_numbers(f"{field}.rank_features", query.rank_features, reranker.features.sent_with_query)
+    if len(query.item_features) > most:
+        raise InvalidQuery(f"{field}.item_features", len(query.item_features), f"at most {most} items")
+    for item_id, numbers in query.item_features.items():
+        _check_numbers(f"{field}.item_features.{item_id}", numbers, reranker.features.sent_with_items)
+
+
+def _check_numbers(field: str, numbers: Mapping[str, float], known: Sequence[str]) -> None:
+    for name, value in numbers.items():
+        if name not in known:
+            expected = f"one of {', '.join(known)}" if known else "no feature: the ranker takes none here"
+            raise InvalidQuery(f"{field}.{name}", value, expected)
+        if abs(value) > LARGEST:
+            raise InvalidQuery(f"{field}.{name}", value, "a 32-bit number")
+
+
+def _answer_values(request: RetrieveRequest, model: LoadedModel, candidates: int, settings: Settings) -> int:
+    """Most values that the answer can hold. Raises InvalidQuery where that is more than an answer may hold."""
+    m, fields = min(candidates, len(model.bundle.items)), len(request.fields)
+    values = len(request.queries) * m * (2 + fields)
+    if values > settings.max_answer_values:
+        raise InvalidQuery(
+            "m",
+            candidates,
+            f"fewer items, queries or fields: {len(request.queries)} queries × {m} items × {2 + fields} values (id, score and fields) "
+            f"are {values} values, and an answer holds at most {settings.max_answer_values}",
+        )
+    return values
+
+
+def _at_most(field: str, value: float, limit: float, noun: str = "") -> None:
+    if value > limit:
+        raise InvalidQuery(field, value, f"at most {limit:g} {noun}".rstrip())
+
+
+def _caller_features(query: Query, rows: NDArray[np.int64]) -> Sent:
+    """The ranker features that come with a query. rows: item rows of its `item_features`, −1 where the catalogue lacks an id."""
+    numbers = zip(rows.tolist(), query.item_features.values(), strict=True)
+    return Sent(query.rank_features, {row: own for row, own in numbers if row >= 0})
+
+
+def _unknown(ids: list[str], rows: NDArray[np.int64]) -> list[str]:
+    if not len(rows) or rows.min() >= 0:
+        return []
+    return [item_id for item_id, row in zip(ids, rows.tolist(), strict=False) if row < 0]
+
+
+def _exclusions(rows: list[NDArray[np.int64]]) -> NDArray[np.int64] | None:
+    """int64[B, E], or None when nothing is excluded. The row of an unknown id, −1, is NO_ITEM: padding."""
+    width = max(map(len, rows))
+    if width == 0:
+        return None
+    exclude_BE = np.full((len(rows), width), NO_ITEM, np.int64)
+    for row, excluded in zip(exclude_BE, rows, strict=True):
+        row[: len(excluded)] = excluded
+    return exclude_BE
