@@ -42,7 +42,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from benchmarks.gpu import report
+from benchmarks.gpu import gpu_report
 from benchmarks.gpu.lines import BEGIN, COMPLETE, END, Row, append, latest, read
 from benchmarks.gpu.stage import STATUS
 from benchmarks.gpu.stages import CARD, STAGES, Mode, Stage, groups
@@ -193,9 +193,9 @@ def run_all(run: Run, stages: Sequence[Stage], at_once: int) -> list[str]:
 def concluded(run: Run, asked: Sequence[Stage], left: Sequence[str], command: str) -> int:
     """Write the report, say what is wrong and what is left; the exit status."""
     attempts = latest(read(run.lines))
-    as_json, as_text = report.write(run.lines, run.out, command)
-    rows = report.rows_of(attempts)
-    for row in report.wrong(rows):
+    as_json, as_text = gpu_report.write(run.lines, run.out, command)
+    rows = gpu_report.rows_of(attempts)
+    for row in gpu_report.wrong(rows):
         print(f"WRONG  {row['stage']}  {row['case']}  {row.get('note') or row.get('status') or ''}", flush=True)
     print(f"{len(rows)} rows in {as_json.name} and {as_text.name}", flush=True)
     if left:
@@ -204,7 +204,7 @@ def concluded(run: Run, asked: Sequence[Stage], left: Sequence[str], command: st
     if not gpu:
         needing = [stage.name for stage in asked if stage.without_gpu is None]
         print(f"no NVIDIA GPU, not run: {', '.join(needing) or 'nothing'}", file=sys.stderr, flush=True)
-    return WRONG if report.wrong(rows) else MORE if left else 0 if gpu else NO_GPU
+    return WRONG if gpu_report.wrong(rows) else MORE if left else 0 if gpu else NO_GPU
 
 
 def main(arguments: Sequence[str] | None = None, stages: Sequence[Stage] = STAGES) -> int:

@@ -84,13 +84,13 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "service",
-        "benchmarks.gpu.service:serve",
+        "benchmarks.gpu.gpu_service:serve",
         ({"height": 20, "beam": 200, "seconds": 4, "concurrencies": [1, 16, 64, 256], "ready_s": 110}, 170),
         ({"height": 16, "beam": 200, "seconds": 1, "concurrencies": [1, 64], "ready_s": 45}, 60),
     ),
     Stage(
         "training",
-        "benchmarks.gpu.training_speed:training",
+        "benchmarks.gpu.training_steps:training",
         ({"items": 1_000_000, "users": 50_000, "batches": [100, 256], "beam": 200, "rounds": 5, "queries": 2000, "depth": 200}, 140),
         ({"items": 100_000, "users": 5_000, "batches": [100], "beam": 200, "rounds": 2, "queries": 320, "depth": 200}, 30),
     ),

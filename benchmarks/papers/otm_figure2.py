@@ -136,7 +136,7 @@ def plot(studies: Sequence[dict[str, Any]], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     real_logs.add_arguments(parser)
     parser.add_argument("--model", type=Path, nargs="+", help="bundles whose trees are used, one for each set, in the same order")
     parser.add_argument("--json", type=Path, help="file for the numbers")

@@ -272,7 +272,7 @@ def plot(report: dict[str, Any], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="random worlds (default %(default)s)")
     parser.add_argument("--b", type=float, default=-5.0, dest="bias", help="bias of η (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="default %(default)s")

@@ -168,7 +168,7 @@ def choose(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool, de
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--data", type=Path, help="the log, where it is no longer at the configured place")
     parser.add_argument("--users", choices=("training", "validation"), default="training")

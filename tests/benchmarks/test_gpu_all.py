@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
-from benchmarks.gpu import report
+from benchmarks.gpu import gpu_report
 from benchmarks.gpu.gpu_all import MORE, NO_GPU, ROOT, WRONG, main
 from benchmarks.gpu.lines import COLUMNS, append, latest, read
 from benchmarks.gpu.stages import STAGES, Stage, groups
@@ -315,7 +315,7 @@ def test_the_stages_import_nothing_but_what_a_machine_has_or_is_carried() -> Non
     modules = {stage.function.split(":")[0] for stage in STAGES}
     if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
         pytest.skip("triton is not installed")
-    from benchmarks.gpu.service import NEEDED  # it imports triton
+    from benchmarks.gpu.gpu_service import NEEDED  # it imports triton
 
     command = [sys.executable, "-c", IMPORTS, *sorted(modules), "service.__main__", "benchmarks.gpu.gpu_all", *NEEDED]
     imported = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
@@ -354,7 +354,7 @@ def test_the_report_counts_what_is_right_and_says_which_targets_are_reached(tmp_
         searched | {"case": "f", "beam_size": 200, "ms": 0.08, "queries_per_s": 12500},
         searched | {"case": "g", "beam_size": 400, "batch": 512, "ms": 0.4, "queries_per_s": 1280000},
     )
-    as_json, as_text = report.write(lines, tmp_path, "the command")
+    as_json, as_text = gpu_report.write(lines, tmp_path, "the command")
     text = as_text.read_text()
     assert as_json.name == "gpu_all_nvidia-h200_2026-12-01.json"
     assert "torch 2.11, triton –" in text

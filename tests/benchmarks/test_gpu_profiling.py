@@ -17,7 +17,7 @@ from benchmarks.gpu.graph_models import model_of
 from benchmarks.gpu.profiling import Span, marking, profile, summary, traced
 from benchmarks.gpu.search_speed import filled_cell
 from benchmarks.gpu.timing import ceilings
-from benchmarks.gpu.training_speed import training
+from benchmarks.gpu.training_steps import training
 from espalier.engines.triton.cells import FixedShapes
 from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.queries import blank_queries

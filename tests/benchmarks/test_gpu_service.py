@@ -10,8 +10,8 @@ import pytest
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from benchmarks.gpu import service
-from benchmarks.gpu.service import serve
+from benchmarks.gpu import gpu_service
+from benchmarks.gpu.gpu_service import serve
 from loadtest.loops import Answered
 
 
@@ -29,26 +29,26 @@ def test_the_service_is_measured_reloaded_and_asked_for_two_models() -> None:
     ]
     assert [case for case, row in rows.items() if row["ok"] is False] == []
     assert rows["two models by turns"]["engines"] == ["onnx-cpu", "sparse-cpu"]
-    assert rows["closed loop, 1 clients"]["inside"].keys() == set(service.STAGES)
+    assert rows["closed loop, 1 clients"]["inside"].keys() == set(gpu_service.STAGES)
     assert rows["closed loop, 1 clients"]["ms"] > 0
     assert set(rows["reload under load, twice"]["statuses"]) == {"200"}
     assert {rows[case]["note"] for case in ("memory given back", "out of memory")} == {"needs a GPU"}
 
 
 def test_a_reload_that_is_refused_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    admin = service._admin
+    admin = gpu_service._admin
 
     def refused(port: int, action: str, version: int) -> tuple[int, str]:
         return (409, "version 2 failed to load") if action == "default" and version == 2 else admin(port, action, version)
 
-    monkeypatch.setattr(service, "_admin", refused)
+    monkeypatch.setattr(gpu_service, "_admin", refused)
     rows = {row["case"]: row for row in serve(4, 4, 0.2, [1], "cpu")}
     reload = rows["reload under load, twice"]
     assert (reload["ok"], reload["note"]) == (False, "version 2 failed to load")
 
 
 def test_without_the_services_packages_a_row_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "NEEDED", ("orjson", "no_such_package"))
+    monkeypatch.setattr(gpu_service, "NEEDED", ("orjson", "no_such_package"))
     (row,) = serve(4, 4, 0.1, [1], "cpu")
     assert (row["ok"], row["note"]) == (None, "not installed: no_such_package; see benchmarks/gpu/wheels.txt")
 
@@ -63,19 +63,19 @@ def answered(status: int) -> list[Answered]:
 @pytest.mark.parametrize(("kept_mb", "ok"), [(2, True), (180, False)])
 def test_memory_that_a_former_version_keeps_is_wrong(monkeypatch: pytest.MonkeyPatch, kept_mb: int, ok: bool) -> None:
     used = iter([1_000_000_000, 1_200_000_000, 1_200_000_000])
-    monkeypatch.setattr(service, "_used", lambda: next(used))
-    monkeypatch.setattr(service, "_settled", lambda before: before + kept_mb * 1_000_000)
-    monkeypatch.setattr(service, "_admin", lambda port, action, version: (200, "{}"))
-    monkeypatch.setattr(service, "closed_loop", lambda *given: answered(200))
-    reload, memory = service._reload(1, [b""], "cuda")
+    monkeypatch.setattr(gpu_service, "_used", lambda: next(used))
+    monkeypatch.setattr(gpu_service, "_settled", lambda before: before + kept_mb * 1_000_000)
+    monkeypatch.setattr(gpu_service, "_admin", lambda port, action, version: (200, "{}"))
+    monkeypatch.setattr(gpu_service, "closed_loop", lambda *given: answered(200))
+    reload, memory = gpu_service._reload(1, [b""], "cuda")
     assert reload["ok"]
     assert (memory["ok"], memory["kept_mb"], memory["with_both_mb"]) == (ok, kept_mb, 1200)
 
 
 def test_a_request_that_fails_during_a_reload_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_admin", lambda port, action, version: (200, "{}"))
-    monkeypatch.setattr(service, "closed_loop", lambda *given: answered(500))
-    reload, _ = service._reload(1, [b""], "cpu")
+    monkeypatch.setattr(gpu_service, "_admin", lambda port, action, version: (200, "{}"))
+    monkeypatch.setattr(gpu_service, "closed_loop", lambda *given: answered(500))
+    reload, _ = gpu_service._reload(1, [b""], "cpu")
     assert not reload["ok"]
     assert set(reload["statuses"]) == {"500"}
 
@@ -104,8 +104,8 @@ def test_a_version_without_room_is_a_409_and_the_other_one_serves_on(
         return object()
 
     card = SimpleNamespace(empty_cache=lambda: None, mem_get_info=lambda: (1_000_000_000, 2_000_000_000))
-    monkeypatch.setattr(service, "torch", SimpleNamespace(cuda=card, empty=empty, uint8="uint8"))
-    monkeypatch.setattr(service, "_admin", admin)
-    monkeypatch.setattr(service, "_answer", lambda address, request: answered(serves)[0])
-    assert [row["ok"] for row in service._no_memory(1, b"", 100_000_000, "cuda")] == expected
+    monkeypatch.setattr(gpu_service, "torch", SimpleNamespace(cuda=card, empty=empty, uint8="uint8"))
+    monkeypatch.setattr(gpu_service, "_admin", admin)
+    monkeypatch.setattr(gpu_service, "_answer", lambda address, request: answered(serves)[0])
+    assert [row["ok"] for row in gpu_service._no_memory(1, b"", 100_000_000, "cuda")] == expected
     assert taken == [950_000_000, 1_000_000_000 - 100_000_000 - (24 << 20)]
