@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run train install test check bench stack-test hostile-test audit sbom lock pin-images
+.PHONY: help run train install test test-all check bench stack-test hostile-test audit sbom lock pin-images
 
 # HOST is not taken from the environment, where other tools keep other things under this name.
 PYTHON ?=
@@ -29,6 +29,8 @@ LATEST = $(shell ls $(SAMPLE) 2>/dev/null | grep -xE '[1-9][0-9]*' | sort -n | t
 NEXT = $(SAMPLE)/$(shell echo $$(( $(or $(LATEST),0) + 1 )))
 COMMA := ,
 SPACE := $(subst ,, )
+# One process a core, at most four: each imports torch.
+PARALLEL := -n $(shell nproc) --maxprocesses 4 --dist worksteal
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 
 PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check install
@@ -47,7 +49,8 @@ help:
 	@echo 'make run         install the service and serve the models in models/; the trained sample is one'
 	@echo 'make train       install the trainer and train the next version of the sample'
 	@echo 'make install     install everything, for all commands of README and docs'
-	@echo 'make test        install, then all checks and all tests'
+	@echo 'make test        install, then all checks and the fast tests'
+	@echo 'make test-all    install, then the other tests: processes, long trainings, interpreters, attacks, images'
 	@echo 'make check       install, then the checks alone: ruff, mypy, import rules, and those of audit'
 	@echo 'make hostile-test  install, then attack a running service: heads, bodies, readers, connections, disks, signals'
 	@echo 'make stack-test  install, then build the images and bring docker-compose.yml up with them'
@@ -79,7 +82,12 @@ train: $(TRAINING)
 install: $(INSTALLED)
 
 test: check
-	$(VENV_PYTHON) -m pytest
+	$(VENV_PYTHON) -m pytest $(PARALLEL)
+
+# What measures memory, sockets and containers runs alone, after the rest. What cannot run here is skipped and named in the summary.
+test-all: $(INSTALLED)
+	$(VENV_PYTHON) -m pytest $(PARALLEL) -m '(slow or hypothesis) and not stack and not hostile' --hypothesis-profile thorough
+	$(VENV_PYTHON) -m pytest -m 'stack or hostile' -v
 
 check: $(INSTALLED)
 	$(VENV_PYTHON) -m ruff check
@@ -107,13 +115,11 @@ lock: $(INSTALLED)
 pin-images: $(INSTALLED)
 	$(VENV_PYTHON) docker/pin_images.py --write
 
-# What cannot run here, as without a container engine, is skipped and named in the summary.
 stack-test: $(INSTALLED)
-	$(VENV_PYTHON) -m pytest -m stack -rs -v
+	$(VENV_PYTHON) -m pytest -m stack -v
 
-# What cannot be had here, as a disk of its own, is skipped and named in the summary.
 hostile-test: $(INSTALLED)
-	$(VENV_PYTHON) -m pytest -m hostile -rs -v
+	$(VENV_PYTHON) -m pytest -m hostile -v
 
 bench: $(INSTALLED)
 	mkdir -p benchmarks/results

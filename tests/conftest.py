@@ -11,13 +11,21 @@ from hypothesis import settings
 
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
+from tests.pictures import Pictures
 from tests.service.running import ITEMS, LIMITS
 
 # Triton's kernels run in its interpreter, on the CPU, so that they are tested on any machine; triton reads this when it is imported.
 os.environ["TRITON_INTERPRET"] = "1"
 
-settings.register_profile("espalier", deadline=None, derandomize=False, print_blob=True)
-settings.load_profile("espalier")
+settings.register_profile("fast", deadline=None, print_blob=True, max_examples=25)
+settings.register_profile("thorough", settings.get_profile("fast"), max_examples=200)
+settings.load_profile("fast")
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
+    """What the test draws."""
+    return Pictures(monkeypatch)
 
 
 @pytest.fixture(scope="session")

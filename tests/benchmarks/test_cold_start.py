@@ -14,6 +14,8 @@ from benchmarks.quality.cold_start import Pair, Report, Task, depends, psearch, 
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.search import NO_ITEM
 
+pytestmark = pytest.mark.slow
+
 COLOURS = ["red", "green", "blue", "yellow", "black", "white", "purple", "orange"]
 THINGS = ["teapot", "kettle", "lamp", "chair", "spoon", "ladder", "bucket", "mirror"]
 

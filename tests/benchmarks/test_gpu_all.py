@@ -22,6 +22,8 @@ from benchmarks.gpu.gpu_all import MORE, NO_GPU, ROOT, WRONG, main
 from benchmarks.gpu.lines import COLUMNS, append, latest, read
 from benchmarks.gpu.stages import STAGES, Stage, groups
 
+pytestmark = pytest.mark.slow
+
 Arguments = dict[str, Any]
 
 

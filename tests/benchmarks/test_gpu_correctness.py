@@ -25,6 +25,8 @@ from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.engines.triton.linear_engine import SparseCudaEngine
 from espalier.search import SearchParams
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def no_exports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.queries import blank_queries
 from espalier.search import SearchParams
 
+pytestmark = pytest.mark.slow
+
 
 def test_launches_and_the_time_between_them() -> None:
     """Two runs of three launches; in each the second begins 2 µs after the first one's end, and the third while the second works."""

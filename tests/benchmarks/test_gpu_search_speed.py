@@ -22,6 +22,8 @@ from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def one_run(monkeypatch: pytest.MonkeyPatch) -> None:

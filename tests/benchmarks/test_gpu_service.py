@@ -14,6 +14,8 @@ from benchmarks.gpu import gpu_service
 from benchmarks.gpu.gpu_service import serve
 from loadtest.loops import Answered
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_service_is_measured_reloaded_and_asked_for_two_models() -> None:
     rows = {row["case"]: row for row in serve(5, 8, 0.3, [1, 4], "cpu")}

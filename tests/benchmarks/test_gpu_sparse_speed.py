@@ -19,6 +19,8 @@ from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.triton.linear_engine import SparseCudaEngine
 from espalier.search import SearchParams
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_model_is_one_and_its_labels_are_found() -> None:
     bundle, own_NF = model_of(3, 8)

@@ -17,10 +17,13 @@ from benchmarks.papers import nce_losses, nce_tables
 from benchmarks.papers.nce_losses import naive_elimination
 from benchmarks.papers.nce_tables import METHODS, candidates, markdown, measure, paired, plot, read_folds, summary
 from espalier.errors import InvalidData
+from tests.pictures import Pictures
 from tests.training.test_rankers import FAST, synthetic
 from training.baselines.boosting import BoostingConfig
 from training.rankers.config import RankerConfig
 from training.rankers.elimination import elimination_loss
+
+pytestmark = pytest.mark.slow
 
 WITH_CHOICES = {"linear", "highway", "boosting", "lambdamart", "rank-svm"}
 
@@ -90,7 +93,7 @@ def test_both_losses_have_the_same_candidates() -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_rows_are_measured_once_and_summed_up(folder: Path, tmp_path: Path) -> None:
+def test_rows_are_measured_once_and_summed_up(folder: Path, tmp_path: Path, pictures: Pictures) -> None:
     file = tmp_path / "rows.json"
     report = measure("l2r-mq2007-agg", folder, ["linear", "rank-svm"], 1, file)
     assert [(row["function"], row["loss"]) for row in report["rows"][:3]] == list(METHODS[:3])
@@ -110,7 +113,8 @@ def test_rows_are_measured_once_and_summed_up(folder: Path, tmp_path: Path) -> N
     assert "0.509, 0.719, 0.697" in table
     assert "highway, elimination − lambdamart, lambdarank" in table
     plot(more, tmp_path / "p.png")
-    assert (tmp_path / "p.png").stat().st_size > 1000
+    drawn = [y for points in pictures.lines(tmp_path / "p.png").values() for _, y in points]
+    assert sorted(drawn) == sorted(values[key][0] for values in more["summary"]["means"].values() for key in ("err", "ndcg5"))
     with pytest.raises(InvalidData, match="--json"):
         measure("l2r-mq2008-partial", folder, ["linear"], 1, file)
 
@@ -143,7 +147,7 @@ def test_the_paired_test_sees_a_difference_that_is_there_and_none_that_is_not() 
 
 
 def test_the_naive_loss_is_the_same_and_is_skipped_where_its_matrices_are_too_large(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pictures: Pictures
 ) -> None:
     scores = torch.randn(3, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     real = torch.arange(20) < torch.tensor([20, 7, 1])[:, None]
@@ -154,4 +158,7 @@ def test_the_naive_loss_is_the_same_and_is_skipped_where_its_matrices_are_too_la
     rows = nce_losses.measure(1, torch.device("cpu"))
     assert [("elimination, naive" in row, "skipped" in row) for row in rows] == [(True, False), (False, True)]
     nce_losses.plot(rows, tmp_path / "p.png")
-    assert (tmp_path / "p.png").stat().st_size > 1000
+    lines = pictures.lines(tmp_path / "p.png")
+    naive = rows[0]["elimination, naive"]
+    assert lines["elimination, naive"] == [(10, naive["queries_per_s"]), (10, naive["ns_per_item"])]
+    assert [items for items, _ in lines["elimination"]] == [10, 100] * 2

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.papers import otm_figure2
+from tests.pictures import Pictures
 from training.trees.random import random_tree
 
 
@@ -42,7 +43,10 @@ def test_an_even_level_has_a_tenth_in_its_head_and_half_in_its_tail() -> None:
     assert otm_figure2.head_and_tail(np.array([0.7, 0.1, 0.1, 0.1])) == pytest.approx({"head": 0.28, "tail": 0.2})
 
 
-def test_the_more_concentrated_log_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_the_more_concentrated_log_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pictures: Pictures
+) -> None:
     rng = np.random.default_rng(0)
     config = tmp_path / "log.toml"
     config.write_text('name = "log"\n[data]\nlog = "any"\nformat = { format = "lists", separator = " " }\n[tree]\nkind = "random"\n')
@@ -61,4 +65,6 @@ def test_the_more_concentrated_log_comes_first(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "argv", ["otm_figure2", "--from-json", str(report), "--plot", str(tmp_path / "figure.png")])
     otm_figure2.main()
     assert "by the heads: uneven > even; by the tails: uneven > even" in capsys.readouterr().out
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    lines = pictures.lines(tmp_path / "figure.png")
+    for study in studies:
+        assert [share for _, share in lines[f"{study['set']} (random tree)"]] == study["shares"]

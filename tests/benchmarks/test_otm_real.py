@@ -12,7 +12,10 @@ import pytest
 from benchmarks import real_logs
 from benchmarks.papers import otm_real
 from espalier.errors import InvalidConfig
+from tests.pictures import Pictures
 from training.config import ObjectiveConfig, read_config
+
+pytestmark = pytest.mark.slow
 
 CONFIG = read_config(real_logs.CONFIGS / "amazon-games.toml")
 
@@ -52,7 +55,9 @@ def test_a_sets_own_objective_is_not_a_methods() -> None:
         assert otm_real.method_config(own, method) == otm_real.method_config(CONFIG, method)
 
 
-def test_rows_are_written_after_every_method_and_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_written_after_every_method_and_not_made_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pictures: Pictures
+) -> None:
     rng = np.random.default_rng(1)
     lines = [f"u{user},i{item}" for user in range(120) for item in rng.permutation(12)[:8] * 4 + user % 4]
     (tmp_path / "log.csv").write_text("user,item\n" + "\n".join(lines) + "\n")
@@ -73,7 +78,11 @@ def test_rows_are_written_after_every_method_and_not_made_twice(tmp_path: Path, 
     first = run("popularity,tdm")
     rows = run("popularity,tdm,jtm", "--plot", str(plot), "--markdown", str(tmp_path / "table.md"))
     assert rows[: len(first)] == first
-    assert plot.stat().st_size > 0
+    at_200 = [row for row in rows if row["m"] == 200 and not row["exclude_seen"]]
+    raw = {(row["method"], row["beam_size"]): row["recall"] for row in at_200 if row["gamma"] in (0, None)}
+    drawn = pictures.lines(plot)
+    assert drawn["jtm, γ = 0"] == [(beam, raw["jtm", beam]) for beam in (4, 48)]
+    assert {height for _, height in drawn["popularity"]} == {raw["popularity", None]}
     keys = {"method", "seed", "m", "beam_size", "exclude_seen", "precision", "recall", "f"}
     assert all(keys <= row.keys() for row in rows)
     assert {row["method"] for row in rows} == {"popularity", "tdm", "jtm"}

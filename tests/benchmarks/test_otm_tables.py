@@ -27,6 +27,9 @@ from benchmarks.papers.otm_table2 import (
     ranks,
     upward,
 )
+from tests.pictures import Pictures
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_node_is_relevant_where_an_item_below_is() -> None:
@@ -167,11 +170,16 @@ def test_plt_trains_on_children_of_relevant_nodes_alone() -> None:
     ],
 )
 def test_a_stored_report_is_shown_again_without_a_run(
-    table: ModuleType, report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    table: ModuleType,
+    report: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pictures: Pictures,
 ) -> None:
     stored, drawn = tmp_path / "stored.json", tmp_path / "drawn.png"
     stored.write_text(json.dumps(report))
     monkeypatch.setattr(sys, "argv", [table.__name__, "--from-json", str(stored), "--plot", str(drawn)])
     table.main()
     assert "0.1250" in capsys.readouterr().out
-    assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert pictures.lines(drawn) == {"ours": [(0, 0.125)]}

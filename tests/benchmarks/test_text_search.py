@@ -24,8 +24,11 @@ from benchmarks.text.sets import Fold, Task, fold_of, pairs_of, read_set
 from benchmarks.text.sweeps import plot, sweep_beam, sweep_threshold
 from benchmarks.text.text_search import Job, jobs_of, run
 from espalier.errors import InvalidData
+from tests.pictures import Pictures
 from training.baselines.ann import faiss_is_installed
 from training.linear.config import LinearTree
+
+pytestmark = pytest.mark.slow
 
 COLOURS = ["red", "green", "blue", "yellow", "black", "white", "purple", "orange"]
 THINGS = ["teapot", "kettle", "lamp", "chair", "spoon", "ladder", "bucket", "mirror"]
@@ -112,7 +115,9 @@ def test_a_report_of_another_set_is_refused(shop: Task, file: Path) -> None:
         Report(file, Task("other", shop.own_texts, shop.folds))
 
 
-def test_the_threshold_sweep_shrinks_the_model_and_is_drawn(shop: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_threshold_sweep_shrinks_the_model_and_is_drawn(
+    shop: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pictures: Pictures
+) -> None:
     monkeypatch.setattr(text_sweeps, "THRESHOLDS", (0.0, 0.45))
     monkeypatch.setattr(text_sweeps, "resident_mb", lambda *args: 1.0)
     report = Report(tmp_path / "rows.json", shop)
@@ -122,10 +127,11 @@ def test_the_threshold_sweep_shrinks_the_model_and_is_drawn(shop: Task, tmp_path
     assert cut["model_mb"] < whole["model_mb"]
     assert whole["recall10"] > 95
     plot(report, "threshold", tmp_path / "threshold.png")
-    assert (tmp_path / "threshold.png").stat().st_size > 0
+    lines = pictures.lines(tmp_path / "threshold.png")
+    assert lines["recall@10"] == [(row["model_mb"], row["recall10"]) for row in (whole, cut)]
 
 
-def test_the_beam_sweep_finds_more_with_more_nodes(shop: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_beam_sweep_finds_more_with_more_nodes(shop: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pictures: Pictures) -> None:
     monkeypatch.setattr(text_sweeps, "BEAMS", (1, 16))
     of_thing = [np.arange(t, ITEMS, len(THINGS)) for t in range(len(THINGS))]  # twice as many as a leaf cluster has
     all_colours = replace(shop, folds=[fold_of(shop.folds[0].train, THINGS, of_thing)])
@@ -135,7 +141,8 @@ def test_the_beam_sweep_finds_more_with_more_nodes(shop: Task, tmp_path: Path, m
     assert narrow["recall100"] <= 50
     assert wide["recall100"] == 100
     plot(report, "beam", tmp_path / "beam.png")
-    assert (tmp_path / "beam.png").stat().st_size > 0
+    [line] = pictures.lines(tmp_path / "beam.png").values()
+    assert line == [(row["queries_per_s"], row["recall100"]) for row in (narrow, wide)]
 
 
 def test_recall_and_milliseconds_are_over_all_queries_of_all_folds(shop: Task) -> None:

@@ -12,6 +12,8 @@ import torch
 from benchmarks.speed import training_speed
 from training.config import InstanceConfig, ScorerConfig
 
+pytestmark = pytest.mark.slow
+
 
 def test_rows_say_on_which_targets_and_with_which_scorer_each_method_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -12,11 +12,14 @@ import torch
 
 from benchmarks.quality import why_not_ann
 from espalier.bundle import Bundle
+from tests.pictures import Pictures
 from training.baselines.ann import faiss_is_installed
 from training.config import check_config
 from training.deep.export import export
 from training.deep.fit import fit
 from training.deep.prepare import build_tree, prepare
+
+pytestmark = pytest.mark.slow
 
 ITEMS, QUERIES = 48, 5
 
@@ -51,7 +54,12 @@ def bundle(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.mark.skipif(not faiss_is_installed(), reason="faiss is not installed (the extra `ann`)")
 def test_every_system_is_measured_on_the_same_queries(
-    log: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    log: Path,
+    bundle: Bundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pictures: Pictures,
 ) -> None:
     out, plot = tmp_path / "out" / "rows.json", tmp_path / "out" / "plot.png"
     knobs = ["--beam", "4,8,1000", "--ef-search", "10", "--nprobe", "1,1000", "--steps", "4"]
@@ -76,7 +84,10 @@ def test_every_system_is_measured_on_the_same_queries(
     whole = {row["system"] for row in report["rows"] if row["m"] == why_not_ann.M and row["recall"] == 1}
     assert whole == {system for system, _ in points} - {"tree"}  # these return all 48 items for m = 200
     assert "product-dnn IVF" in capsys.readouterr().out
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    lines = pictures.lines(plot)
+    assert sum(len(points) for points in lines.values()) == len(points)
+    at = [(row["ms_per_query"], row["recall"]) for row in report["rows"] if (row["system"], row["m"]) == ("tree", why_not_ann.M)]
+    assert lines["tree"] == at
 
 
 def test_another_log_than_the_models_own_is_refused(log: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

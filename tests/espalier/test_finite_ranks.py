@@ -74,8 +74,8 @@ def onnx_batched(bundle: Bundle) -> Engine:
 
 
 Open = Callable[[Bundle], Engine]
-GRAPH_ENGINES = [onnx_cpu, onnx_batched, pytest.param(triton, marks=needs_triton)]
-LINEAR_ENGINES = [SparseCpuEngine, pytest.param(sparse_cuda, marks=needs_triton)]
+GRAPH_ENGINES = [onnx_cpu, onnx_batched, pytest.param(triton, marks=[needs_triton, pytest.mark.slow])]
+LINEAR_ENGINES = [SparseCpuEngine, pytest.param(sparse_cuda, marks=[needs_triton, pytest.mark.slow])]
 
 
 def any_floats(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -331,6 +331,7 @@ def test_products_that_cancel_to_no_number_are_no_candidates(activation: Activat
     assert sorted(again.leaves_BM[0].tolist()) == [1, 2, 3, 4, 5, 6], "nothing of a search is left for the next"
 
 
+@pytest.mark.slow
 def test_the_compiled_search_stays_within_its_arrays(tmp_path: Path) -> None:
     """The tests of it above once more, in a process in which numba checks every index."""
     environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path / "compiled")}

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
@@ -70,7 +70,6 @@ def eligible_rows(bundle: Bundle, params: SearchParams, b: int) -> set[int]:
     return set(rows.tolist()) - (set() if params.exclude_BE is None else set(params.exclude_BE[b].tolist()))
 
 
-@settings(max_examples=120)
 @given(shape=shapes)
 def test_engines_equal_the_reference_exactly_with_integer_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
@@ -100,7 +99,6 @@ def test_more_exclusions_than_are_compared_one_by_one(tmp_path: Path, gamma: flo
     assert_array_equal(got.complete_B, expected.complete_B)
 
 
-@settings(max_examples=60)
 @given(shape=shapes, own=st.sampled_from(["logit", "log_activation"]))
 def test_kept_beams_are_the_best_with_real_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], own: Literal["logit", "log_activation"]
@@ -132,14 +130,12 @@ def replay(
     return steps
 
 
-@settings(max_examples=30)
 @given(shape=shapes)
 def test_a_query_gets_the_same_answer_in_any_batch(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False)
     assert_alone_as_together(OnnxEngine(bundle, "cpu"), queries, params)
 
 
-@settings(max_examples=60)
 @given(shape=shapes, beam=st.integers(1, 60))
 def test_a_beam_of_at_least_m_brings_min_of_m_and_eligible(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], beam: int

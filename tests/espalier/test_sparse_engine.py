@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
@@ -62,7 +62,6 @@ def draw(folder: Path, shape: dict[str, Any], integer: bool) -> tuple[Bundle, Qu
     return bundle, queries, SearchParams(rng.integers(1, 40, batch), rng.integers(1, 50, batch), exclude, mask_B=masks)
 
 
-@settings(max_examples=100, deadline=None)
 @given(shape=shapes)
 def test_it_equals_the_reference_exactly_with_integer_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
@@ -71,7 +70,6 @@ def test_it_equals_the_reference_exactly_with_integer_weights(tmp_path_factory: 
     engine.close()
 
 
-@settings(max_examples=50, deadline=None)
 @given(shape=shapes)
 def test_kept_beams_are_the_best_with_real_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape | {"batch": min(shape["batch"], 3)}, integer=False)
@@ -81,7 +79,6 @@ def test_kept_beams_are_the_best_with_real_weights(tmp_path_factory: pytest.Temp
     engine.close()
 
 
-@settings(max_examples=50, deadline=None)
 @given(shape=shapes)
 def test_a_beam_of_at_least_m_brings_min_of_m_and_eligible(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)

@@ -47,6 +47,8 @@ from espalier.engines.triton.cells import FixedShapes, Tuning
 from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
 from espalier.engines.triton.linear_engine import FEATURES, SparseCudaEngine, device_bytes
 
+pytestmark = pytest.mark.slow
+
 SHAPES = FixedShapes(batches=(1, 3), m_sizes=(8, 64), excluded=16)
 L3_HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=1)
 
@@ -232,7 +234,6 @@ def test_warm_up_builds_every_cell_that_a_query_may_need(tmp_path: Path) -> None
 # -- tables ---------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     branching_height=st.sampled_from([(2, 4), (32, 1), (33, 2), (100, 1)]),

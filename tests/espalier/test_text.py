@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
@@ -203,7 +203,6 @@ BLOCKS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(TEXTS, BLOCKS, st.lists(st.text(max_size=20), max_size=3))
 def test_rows_are_those_of_the_definition(texts: list[str], blocks: list[TextBlock], others: list[str]) -> None:
     oracle = Oracle(texts, blocks)
@@ -263,7 +262,6 @@ def test_texts_without_a_feature_give_empty_rows() -> None:
     assert vectoriser.transform([]).width == vectoriser.width
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(st.characters(), max_size=30), max_size=5))
 def test_no_text_is_refused(texts: list[str]) -> None:
     vectoriser = Vectoriser.fit(PRODUCTS, USUAL)

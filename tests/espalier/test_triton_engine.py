@@ -60,6 +60,8 @@ from espalier.engines.triton.kernels.matmul import matmul
 from espalier.engines.triton.scorer_form import scorer_form
 from espalier.engines.triton.torch_graph import TorchGraph, constant_of, encoder_of
 
+pytestmark = pytest.mark.slow
+
 SHAPES = FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=16)
 BITS = st.sampled_from([1, 2, 4])
 

@@ -17,7 +17,7 @@ from benchmarks.service.attacks.connections import DESCRIPTORS
 from benchmarks.service.hostile import line, measure
 from tests.hostile.conftest import LIMITS, books
 
-pytestmark = pytest.mark.hostile
+pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 SMALL_MB = 40
 """What an allocator keeps of a burst is a tenth of so small a service; the benchmark judges by a real model."""
 CLOCK = {"livez", "livez unanswered"}

@@ -21,7 +21,7 @@ from benchmarks.service.attacks.wire import LIVEZ, Answer, Wire, post
 from tests.hostile.conftest import LIMITS, books
 from tests.service.test_registry import until
 
-pytestmark = pytest.mark.hostile
+pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 KEY = "a-key-of-the-hostile-tests"
 
 

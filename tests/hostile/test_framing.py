@@ -10,7 +10,7 @@ from benchmarks.service.attacks import Target, framing
 from benchmarks.service.attacks.framing import EITHER, RIGHT, WRONG
 from benchmarks.service.attacks.wire import LIVEZ, Wire, parsed
 
-pytestmark = pytest.mark.hostile
+pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 
 
 @pytest.mark.parametrize("name", WRONG)

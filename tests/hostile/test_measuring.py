@@ -14,7 +14,7 @@ from benchmarks.service.livez import watched
 from tests.hostile.conftest import LIMITS, books
 from tests.service.test_registry import until
 
-pytestmark = pytest.mark.hostile
+pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 
 
 def test_a_service_that_dies_makes_a_row_that_says_so(large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from tests.service.test_chaos import bodies, make_models
 from tests.service.test_registry import until
 from tests.service.test_workers import Service, paused, service
 
-pytestmark = pytest.mark.hostile
+pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 SEEDS = [1, 2]
 ROUNDS, CLIENTS = 6, 6
 REMOVED = ["item-3", "item-50", "item-120"]

@@ -27,6 +27,8 @@ from tests import ROOT
 from tests.service.test_registry import add_version
 from tests.service.test_workers import KEY, service
 
+pytestmark = pytest.mark.slow
+
 SECONDS = "2"
 REFUSED = "refused (429)"
 NAMES = {f"beam {beam}, m {m}" for beam in (4, 16) for m in (3, 40)}

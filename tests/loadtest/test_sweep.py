@@ -42,8 +42,11 @@ from loadtest.proposal import MAX_FAILED_SHARE, Point, propose
 from loadtest.queries import Query, read_queries
 from loadtest.sweep import main
 from loadtest.target import Json, ServiceRefused, Target, parse_url
+from tests.pictures import Pictures
 from tests.service.test_workers import service
 from training.evaluate import evaluate, held_out_pairs
+
+pytestmark = pytest.mark.slow
 
 KEY = "a-key-that-may-retrieve"
 BEAMS, MS = (2, 8, 32), (3, 20)
@@ -142,7 +145,7 @@ def test_recall_of_vectors_is_that_of_a_direct_search(sweep: Callable[..., int],
 
 
 def test_the_files_hold_every_cell_and_loop(
-    sweep: Callable[..., int], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sweep: Callable[..., int], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], pictures: Pictures
 ) -> None:
     assert sweep("--beam", "2,8", "--m", "3,20", "--budget-ms", "0.0001,1e6") == 0
     found = rows(tmp_path)
@@ -167,7 +170,12 @@ def test_the_files_hold_every_cell_and_loop(
     assert f"open loop, m 3, p99 within 1e+06 ms: beam {best['beam_size']}" in printed.out
     assert "open loop, m 20, p99 within 0.0001 ms: no beam; the smallest p99 was" in printed.out
     assert printed.err.count("recall") == 4  # a line for each cell, where no progress bar can be shown
-    assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    lines = pictures.lines(tmp_path / "frontier.png")
+    for m, name in (("3", "closed"), ("20", "open")):
+        cells = [row for row in found if (row["m"], row["loop"]) == (m, name)]
+        points = lines[f"recall@{m}, {'under load' if name == 'open' else 'one client'}"]
+        expected = [(float(row["p99_ms"]), float(row["recall"])) for row in cells]
+        assert np.array(points) == pytest.approx(np.array(expected), abs=0.01)
     assert ElementTree.parse(tmp_path / "frontier.svg").getroot().tag.endswith("svg")
 
 
@@ -179,13 +187,16 @@ def test_few_samples_are_marked(sweep: Callable[..., int], tmp_path: Path) -> No
     assert " \\* |" in line
 
 
-def test_queries_from_a_file_without_relevant_items(sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_queries_from_a_file_without_relevant_items(
+    sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], pictures: Pictures
+) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_text('{"history": ["item-3", "item-4"]}\n\n{"history": []}\n')
     assert sweep("--queries", str(file), "--models", str(tmp_path / "nowhere")) == 0
     assert {row["recall"] for row in rows(tmp_path)} == {""}
     assert "no query has relevant items" in capsys.readouterr().err
-    assert (tmp_path / "frontier.png").is_file()
+    lines = pictures.lines(tmp_path / "frontier.png")
+    assert [height for _, height in lines["m 3, one client"]] == [cell["beam_size"] for cell in document(tmp_path)["cells"]]
 
 
 def test_queries_from_a_file_are_measured_like_the_same_ones_of_the_bundle(sweep: Callable[..., int], folder: Path, tmp_path: Path) -> None:

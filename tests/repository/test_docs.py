@@ -166,6 +166,7 @@ def test_make_commands_name_targets_and_variables_of_the_makefile(document: str,
         assert re.search(rf"^{name} [?:]= ?" if assigned else rf"^{name}:", makefile, re.MULTILINE), f"{document}: {command}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("document", "command"), PYTHON)
 def test_python_commands_name_modules_and_options_that_exist(document: str, command: str) -> None:
     module, *rest = shlex.split(command.replace("[", " ").replace("]", " "), comments=True)[2:]

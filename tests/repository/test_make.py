@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterable
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
+from _pytest.mark.expression import Expression, ExpressionMatcher
 
 from tests import ROOT
 
@@ -44,27 +49,7 @@ def test_help_is_the_default_and_lists_every_target_and_variable() -> None:
     run = make()
     assert run.returncode == 0, run.stderr
     described = re.findall(r"^make ([\w-]+) ", run.stdout, re.MULTILINE)
-    assert (
-        sorted(described)
-        == sorted(targets)
-        == [
-            *(
-                "audit",
-                "bench",
-                "check",
-                "help",
-                "hostile-test",
-                "install",
-                "lock",
-                "pin-images",
-                "run",
-                "sbom",
-                "stack-test",
-                "test",
-                "train",
-            )
-        ]
-    )
+    assert sorted(described) == sorted(targets)
     assert sorted(re.findall(r"^  (\w+)=", run.stdout, re.MULTILINE)) == ["EXTRA", "HOST", "PORT", "PYTHON", "TORCH_INDEX"]
     assert make("help").stdout == run.stdout
 
@@ -101,7 +86,9 @@ def test_test_is_check_and_then_the_tests(clone: Path) -> None:
     checks = [f"{PYTHON} -m ruff check", f"{PYTHON} -m ruff format --check", f"{PYTHON} -m mypy", ".venv/bin/lint-imports"]
     checks += [f"{PYTHON} docker/pin_images.py", f"{PYTHON} docker/audit.py constraints.txt"]
     assert would_run("check", folder=clone)[-6:] == checks
-    assert would_run("test", folder=clone)[-7:] == [*checks, f"{PYTHON} -m pytest"]
+    *before, tests = would_run("test", folder=clone)
+    assert before[-6:] == checks
+    assert tests.startswith(f"{PYTHON} -m pytest ")
 
 
 def test_everything_but_torch_is_installed_by_its_hash(clone: Path) -> None:
@@ -127,12 +114,31 @@ def test_lock_asks_for_the_hashes_of_every_pinned_version(clone: Path) -> None:
     assert "--output-file requirements.lock" in lines[-1]
 
 
-def test_stack_test_runs_the_tests_that_need_a_container_engine_and_names_what_it_skips(clone: Path) -> None:
-    assert would_run("stack-test", folder=clone)[-1] == f"{PYTHON} -m pytest -m stack -rs -v"
+def chosen(*targets: str, folder: Path) -> list[Expression]:
+    """Which marks each pytest of the targets asks for."""
+    commands = [shlex.split(line) for target in targets for line in would_run(target, folder=folder) if "-m pytest" in line]
+    usual = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    words = [shlex.split(usual) + command[command.index("pytest") :] for command in commands]
+    return [Expression.compile([value for name, value in pairwise(each) if name == "-m"][-1]) for each in words]
 
 
-def test_hostile_test_runs_the_attacks_and_names_what_it_skips(clone: Path) -> None:
-    assert would_run("hostile-test", folder=clone)[-1] == f"{PYTHON} -m pytest -m hostile -rs -v"
+def marks_of(test: Iterable[str]) -> ExpressionMatcher:
+    known = set(test)
+    return lambda name, /, **_: name in known
+
+
+def test_every_test_is_run_by_make_test_or_by_make_test_all(clone: Path) -> None:
+    names = ("slow", "hypothesis", "stack", "hostile")
+    for count in range(len(names) + 1):
+        for marks in combinations(names, count):
+            assert any(expression.evaluate(marks_of(marks)) for expression in chosen("test", "test-all", folder=clone)), marks
+
+
+def test_make_test_leaves_out_what_is_slow_and_the_other_targets_run_their_own(clone: Path) -> None:
+    [fast], [stack], [hostile] = (chosen(target, folder=clone) for target in ("test", "stack-test", "hostile-test"))
+    assert [fast.evaluate(marks_of(marks)) for marks in ([], ["hypothesis"], ["slow"])] == [True, True, False]
+    for own, mark in ((stack, "stack"), (hostile, "hostile")):
+        assert [own.evaluate(marks_of(marks)) for marks in (["slow", mark], ["slow"], [])] == [True, False, False]
 
 
 def test_bench_runs_the_quick_benchmarks(clone: Path) -> None:
@@ -210,28 +216,28 @@ def ci(folder: Path, **tools: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([folder / ".ci" / "run"], env={"PATH": str(programs)}, capture_output=True, text=True)
 
 
-def test_ci_runs_the_tests_and_then_the_stack(tmp_path: Path) -> None:
+def test_ci_runs_both_tiers(tmp_path: Path) -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & stat.S_IXUSR
     run = ci(tmp_path, id="echo 1000")
-    assert (run.returncode, run.stdout.splitlines()) == (0, ["make test", "make stack-test"])
+    assert (run.returncode, run.stdout.splitlines()) == (0, ["make test", "make test-all"])
 
 
-@pytest.mark.parametrize("target", ["test", "stack-test"])
+@pytest.mark.parametrize("target", ["test", "test-all"])
 def test_ci_fails_with_any_of_them(tmp_path: Path, target: str) -> None:
     assert ci(tmp_path, id="echo 1000", make=f'test "$1" != {target}').returncode != 0
 
 
-def test_ci_installs_what_the_stack_needs_and_is_missing_where_it_may(tmp_path: Path) -> None:
+def test_ci_installs_what_the_images_need_and_is_missing_where_it_may(tmp_path: Path) -> None:
     run = ci(tmp_path, id="echo 0", **{"apt-get": 'echo "apt-get $*"', "dockerd": "", "ip": ""})
     assert run.returncode == 0, run.stderr
     installed = next(line for line in run.stdout.splitlines() if line.startswith("apt-get install"))
     assert "--no-install-recommends" in installed
     assert installed.split()[-3:] == ["docker-compose", "prometheus", "debootstrap"]
-    assert run.stdout.splitlines()[-2:] == ["make test", "make stack-test"]
+    assert run.stdout.splitlines()[-2:] == ["make test", "make test-all"]
 
 
 def test_ci_tests_what_it_can_where_nothing_can_be_installed(tmp_path: Path) -> None:
     run = ci(tmp_path, id="echo 0", **{"apt-get": "exit 100"})
     assert run.returncode == 0
-    assert "stack-test will say what it skips" in run.stderr
-    assert run.stdout.splitlines() == ["make test", "make stack-test"]
+    assert "make test-all will say what it skips" in run.stderr
+    assert run.stdout.splitlines() == ["make test", "make test-all"]

@@ -30,6 +30,8 @@ from training.config import read_config
 from training.data.interactions import read_interactions
 from training.data.splits import halves, split_users, without_seen
 
+pytestmark = pytest.mark.slow
+
 README = (ROOT / "README.md").read_text()
 PAGES = README + "\n".join((ROOT / f"docs/{page}.md").read_text() for page in ("benchmarks", "trees", "service", "re-ranking"))
 """README.md and the pages that go on with its sample."""

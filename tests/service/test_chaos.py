@@ -31,6 +31,8 @@ from espalier.search import SearchParams
 from loadtest.loops import Answered, closed_loop, open_loop, request_bytes, statuses
 from tests.service.running import Json
 
+pytestmark = pytest.mark.slow
+
 ADMIN = "chaos-admin-key-0"
 SETTINGS = {
     "ESPALIER_ADMIN_KEYS": ADMIN,

@@ -64,7 +64,7 @@ tags = st.lists(st.sampled_from([f"tag-{t}" for t in range(5)]), min_size=1, max
 conditions = st.fixed_dictionaries({}, optional={"section": section, "price": price, "tags": tags})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(wanted=conditions, unwanted=conditions, m=st.integers(1, 300), seed=st.integers(0, 9))
 def test_exactly_the_eligible_items_come_back_when_the_beam_holds_them(
     shelf: Running, wanted: Json, unwanted: Json, m: int, seed: int

@@ -33,6 +33,8 @@ from tests import ROOT
 from tests.service.test_counts import fill, small_disk
 from tests.service.test_registry import add_version, until
 
+pytestmark = pytest.mark.slow
+
 KEY = "an-admin-key-of-a-test"
 ANSWERED = 'espalier_requests_total{model="books",status="200"}'
 BODY = json.dumps({"queries": [{"history": ["item-3"]}], "m": 32, "beam_size": 32}).encode()

@@ -23,7 +23,7 @@ import yaml
 from tests import ROOT
 from tests.stack.containers import Engine, Engines, Unavailable, ask, base_image, compose_command, engines, pip_secrets, run
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(1800)]
 
 TAG = "stack-test"
 SERVICE, TRAINER, LOAD = (f"espalier-{name}:{TAG}" for name in ("service-cpu", "trainer", "loadtest"))

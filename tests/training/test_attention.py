@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
@@ -84,7 +84,6 @@ def literal_logit(model: NodeScorer, history_T: np.ndarray, node: int, windows: 
     return float(dense(network.out, x)[0])
 
 
-@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32 - 1),
     windows=st.lists(st.integers(1, 4), min_size=1, max_size=3),
@@ -296,6 +295,7 @@ def share_of_right_answers(kind: str) -> float:
         return float(((model.logits(model.state(history_BLT), nodes_BC, 0) > 0) == label_BC).float().mean())
 
 
+@pytest.mark.slow
 def test_attention_finds_the_one_behaviour_that_pooling_loses() -> None:
     assert share_of_right_answers("attention") > 0.95
     assert share_of_right_answers("mlp") < 0.8

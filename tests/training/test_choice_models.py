@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -57,7 +57,6 @@ def printed_plackett_luce(f: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("loss", "printed"), [(elimination_loss, printed_elimination), (plackett_luce_loss, printed_plackett_luce)])
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), seed=st.integers(0, 1000))
-@settings(deadline=None)
 def test_values_and_gradients_are_those_of_the_printed_formula_for_queries_of_different_lengths(
     loss: Loss, printed: Callable[[Tensor], Tensor], sizes: list[int], seed: int
 ) -> None:
@@ -77,7 +76,6 @@ def test_gradients_are_those_of_finite_differences(loss: Loss) -> None:
 
 
 @given(n=st.integers(1, 12), seed=st.integers(0, 1000))
-@settings(deadline=None)
 def test_elimination_is_plackett_luce_of_negated_scores_in_reversed_order(n: int, seed: int) -> None:
     f = scores(seed, 1, n)
     torch.testing.assert_close(elimination_loss(f, all_real(f)), plackett_luce_loss(-f.flip(-1), all_real(f)))

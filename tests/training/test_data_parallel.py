@@ -23,6 +23,8 @@ from training.config import read_config
 from training.deep.parallel import drawn_rows, joined, own_rows
 from training.deep.prepare import build_tree, prepare
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 TWO = """

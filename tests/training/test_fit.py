@@ -38,6 +38,7 @@ from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from espalier.tree import Tree
 from tests.espalier.test_signature import replay
+from tests.pictures import Pictures
 from training.__main__ import main
 from training.baselines.popularity import fit_popularity
 from training.config import TrainingConfig, check_config
@@ -563,7 +564,9 @@ def as_toml(raw: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_fit_evaluate_and_inspect_from_the_command_line(log: Path, tmp_path: Path, command: Callable[..., Outcome]) -> None:
+def test_fit_evaluate_and_inspect_from_the_command_line(
+    log: Path, tmp_path: Path, command: Callable[..., Outcome], pictures: Pictures
+) -> None:
     config, out = tmp_path / "planted.toml", tmp_path / "models" / "shop" / "2"
     config.write_text(as_toml(settings(log, "tdm", optimiser={"steps": 40})))
     fitted = command("fit", "--config", config, "--out", out, "--device", "cpu")
@@ -585,7 +588,9 @@ def test_fit_evaluate_and_inspect_from_the_command_line(log: Path, tmp_path: Pat
         assert 0 < row["recall"] <= 1
         assert 0 < row["precision"] <= 1
         assert row["ms_per_query"] > 0
-    assert plot.read_bytes()[:4] == b"\x89PNG"
+    assert pictures.lines(plot) == {
+        f"recall@{m}": [(row["ms_per_query"], row["recall"]) for row in written["rows"] if row["m"] == m] for m in (5, 10)
+    }
 
     again = command("evaluate", "--model", out, "--data", log, "--beam", "16", "--m", "10", "--exclude-seen", "--engine", "reference")
     assert again.status == 0

@@ -98,7 +98,7 @@ def test_lists_without_an_order_say_so(tmp_path: Path) -> None:
     assert read(write(tmp_path, "log", "u a b\n"), format="lists", separator=" ", order="none").order == "none"
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(0, 30), min_size=1, max_size=8)), min_size=1, max_size=20),
     block_bytes=st.integers(1, 40),
@@ -265,7 +265,7 @@ def test_a_user_outside_the_log_is_refused(tmp_path: Path) -> None:
 EVENT = st.tuples(st.integers(0, 5), st.integers(0, 8), st.integers(0, 4), st.integers(0, 2))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     events=st.lists(EVENT, min_size=1, max_size=60),
     unique=st.booleans(),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
@@ -272,7 +272,6 @@ def test_the_solver_finds_the_optimum_of_the_logistic_loss(cost: float, bias: fl
         assert_allclose(found, expected, atol=2e-3)
 
 
-@settings(max_examples=200)
 @given(
     margin=st.floats(-40, 40), square=st.floats(1e-3, 100), cost=st.floats(1e-3, 1e3), share=st.floats(0, 1)
 )  # fmt: skip
@@ -582,7 +581,6 @@ def brute_force(tree: Tree, chunks: Chunks, x: NDArray[np.float32], beam: int, m
     return kept, [float(rank) for rank in ranks]
 
 
-@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     shape=st.sampled_from([(2, 4), (3, 3), (8, 2), (40, 1)]),

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
@@ -228,7 +228,6 @@ def test_find_says_where_a_node_is_and_never_finds_padding(shape: Shape) -> None
 # -- pseudo targets -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150)
 @given(shapes, st.booleans())
 def test_pseudo_targets_equal_the_expansion_of_the_whole_tree(shape: Shape, integer: bool) -> None:
     rng, tree = tree_of(shape)
@@ -297,7 +296,6 @@ def some_model(rng: Rng, tree: Tree, batch: int) -> tuple[NodeScorer, Tensor]:
     return linear_model(rng, tree, batch) if rng.random() < 0.5 else history_model(rng, tree, batch)
 
 
-@settings(max_examples=40)
 @given(shapes, st.integers(1, 12), st.sampled_from([0.0, 0.8]))
 def test_otm_is_the_cross_entropy_of_the_beams_candidates_with_pseudo_targets(shape: Shape, beam_size: int, gamma: float) -> None:
     """Eq. 16; labels and beam are constants, so gradients flow through the candidates' logits only."""
@@ -315,7 +313,6 @@ def test_otm_is_the_cross_entropy_of_the_beams_candidates_with_pseudo_targets(sh
     check_loss(otm_loss, model, tree, query, target_BP, ObjectiveConfig(kind="otm", beam_size=beam_size, gamma=gamma), terms)
 
 
-@settings(max_examples=25)
 @given(shapes, st.integers(1, 5), st.integers(1, 6))
 def test_otm_counts_random_nodes_with_their_pseudo_targets(shape: Shape, beam_size: int, random_nodes: int) -> None:
     rng, tree = tree_of(shape | {"ragged": False})
@@ -345,7 +342,6 @@ def test_otm_counts_random_nodes_with_their_pseudo_targets(shape: Shape, beam_si
         check_loss(otm_loss, model, tree, query, target_BP, config, terms)
 
 
-@settings(max_examples=25)
 @given(shapes, st.integers(1, 40), st.sampled_from([0.3, 1.0]))
 def test_tdm_is_the_cross_entropy_of_ancestors_and_drawn_negatives(shape: Shape, negatives: int, decay: float) -> None:
     rng, tree = tree_of(shape)
@@ -374,7 +370,6 @@ def test_tdm_is_the_cross_entropy_of_ancestors_and_drawn_negatives(shape: Shape,
         check_loss(tdm_loss, model, tree, query, target_BP, config, terms)
 
 
-@settings(max_examples=25)
 @given(shapes)
 def test_plt_is_the_cross_entropy_of_the_children_of_positives(shape: Shape) -> None:
     rng, tree = tree_of(shape)
@@ -392,7 +387,6 @@ def test_plt_is_the_cross_entropy_of_the_children_of_positives(shape: Shape) -> 
     check_loss(plt_loss, model, tree, query, target_BP, ObjectiveConfig(kind="plt"), terms)
 
 
-@settings(max_examples=25)
 @given(shapes)
 def test_hsm_is_plt_with_the_first_target_of_an_instance(shape: Shape) -> None:
     rng, tree = tree_of(shape)
@@ -409,7 +403,6 @@ def test_hsm_is_plt_with_the_first_target_of_an_instance(shape: Shape) -> None:
     check_loss(hsm_loss, model, tree, query, target_BP, ObjectiveConfig(kind="hsm"), terms)
 
 
-@settings(max_examples=25)
 @given(shapes, st.integers(1, 12))
 def test_otm_without_optimal_estimates_labels_the_beams_candidates_with_any_target_below(shape: Shape, beam_size: int) -> None:
     rng, tree = tree_of(shape)
@@ -426,7 +419,6 @@ def test_otm_without_optimal_estimates_labels_the_beams_candidates_with_any_targ
     check_loss(otm_loss, model, tree, query, target_BP, ObjectiveConfig(kind="otm-no-optest", beam_size=beam_size), terms)
 
 
-@settings(max_examples=25)
 @given(shapes, st.integers(1, 6))
 def test_otm_without_beam_search_labels_random_nodes_with_pseudo_targets(shape: Shape, beam_size: int) -> None:
     rng, tree = tree_of(shape)
@@ -446,7 +438,6 @@ def test_otm_without_beam_search_labels_random_nodes_with_pseudo_targets(shape: 
     check_loss(otm_no_bs_loss, model, tree, query, target_BP, config, terms)
 
 
-@settings(max_examples=100)
 @given(shapes, st.integers(1, 12), st.sampled_from([0.0, 0.7]), st.integers(1, 6), st.integers(0, 4))
 def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
     shape: Shape, beam_size: int, gamma: float, random_nodes: int, whole: int
@@ -638,7 +629,6 @@ def regrets(tree: Tree, eta_BI: NDArray[Any], scores_BN: NDArray[Any], k: int) -
     return regret_at_m(eta_BI, rows_BM.numpy(), k)
 
 
-@settings(max_examples=40)
 @given(shapes)
 def test_the_best_target_below_as_the_score_of_a_node_has_no_regret(shape: Shape) -> None:
     """Proposition 1 (Eq. 9), for every k = m."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.sparse import csr_array
@@ -168,7 +168,6 @@ def test_more_items_go_into_a_version_with_placed_ones(shop: Path, tmp_path: Pat
 # -- parts ------------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), height=st.integers(1, 3), empty=st.sampled_from([0.0, 0.3]))
 def test_grown_scorers_score_every_leaf_as_they_should(seed: int, height: int, empty: float) -> None:
     rng = np.random.default_rng(seed)
@@ -223,7 +222,6 @@ def test_a_full_cluster_keeps_the_best_and_sends_the_others_on() -> None:
     assert (nearest_clusters(tree, chunks, L3_HINGE, many, Placing(room=2)) < 0).sum() == 1
 
 
-@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 6))
 def test_nearest_items_are_those_of_the_largest_cosine(seed: int, count: int) -> None:
     rng = np.random.default_rng(seed)

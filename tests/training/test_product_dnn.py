@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
@@ -145,7 +145,6 @@ def test_the_sampled_sum_is_an_unbiased_estimate_of_the_full_one(popular: bool) 
 # -- the model ------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), windows=st.lists(st.integers(1, 3), min_size=1, max_size=3), hidden=st.lists(st.integers(1, 9)))
 def test_the_model_that_ranks_computes_what_was_trained(seed: int, windows: list[int], hidden: list[int]) -> None:
     log, split = planted_log()
@@ -301,7 +300,6 @@ def exact(item_ID: Float32, user_BD: Float32, m: int) -> NDArray[np.int64]:
 
 
 @needs_faiss
-@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), items=st.integers(1, 600), m=st.integers(1, 30))
 def test_at_full_effort_ivf_finds_the_exact_neighbours(seed: int, items: int, m: int) -> None:
     """Not so hnsw, whose graph need not connect all items."""

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -164,7 +164,6 @@ def test_constant_and_wholly_missing_features_are_0_for_any_value(scaling: Scali
 
 
 @given(seed=st.integers(0, 200), exponent=st.floats(0.2, 5))
-@settings(deadline=None, max_examples=30)
 def test_quantile_scaling_rises_and_hardly_depends_on_units(seed: int, exponent: float) -> None:
     rng = np.random.default_rng(seed)
     raw = rng.random((500, 1)).astype(np.float32) + 0.01
