@@ -91,7 +91,7 @@ class Follower:
             return self.entries[name]
 
     def _entry(self, name: str, versions: tuple[int, ...]) -> Entry:
-        self._metrics.know(name)
+        self._metrics.add_model(name)
         disk = DesiredState(self._settings.models / name)
         self._removed[name] = FollowedFile(disk, Removed, partial(self._recall, name))
         self._serving[name] = FollowedFile(disk, Serving)
@@ -121,8 +121,8 @@ class Follower:
                 log.warning("the models folder %s", f"cannot be read: {unreadable}" if unreadable else "can be read again")
                 self._unreadable = unreadable
             self._workers.write_again()
-            self._metrics.look_at_queues()
-            self._metrics.look_at_process()
+            self._metrics.measure_queues()
+            self._metrics.measure_process()
 
     def _look(self, entry: Entry) -> None:
         if self._observe(entry):

@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
         stop = await super().on_tick(counter)
         if counter % 10 == 0:
             self._connections.check(asyncio.get_running_loop().time())
-            self._metrics.connections.set(len(self._connections.open))
+            self._metrics.connections(len(self._connections.open))
         if self._leave_at is None:
             return stop
         if CLOSE not in self.server_state.default_headers:

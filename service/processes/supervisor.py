@@ -26,7 +26,7 @@ from service.models.worker_progress import forget
 from service.processes.server import Server
 from service.settings import Settings, metrics_folder
 from service.watch import logs
-from service.watch.metrics import count_in, forget_process
+from service.watch.multiprocess import count_in, forget_process
 
 log = logging.getLogger(__name__)
 

@@ -97,7 +97,7 @@ def run(models: Path, open_model: Callable[[Bundle], Engine] | None = None, **se
 def every_metric() -> str:
     """An exposition with a sample of everything that the service can expose."""
     metrics = Metrics()
-    metrics.know("books")
+    metrics.add_model("books")
     metrics.request("books", 200, 1e-3)
     metrics.reload("books", "loaded")
     metrics.model_state("books", 1, "onnx-cpu", ready=True)

@@ -28,7 +28,8 @@ from service.__main__ import listen, main
 from service.models.worker_progress import WorkerProgress, Workers, living
 from service.processes.supervisor import Supervisor
 from service.settings import Settings
-from service.watch.metrics import Metrics, ModelMetrics, forget_process
+from service.watch.metrics import Metrics, ModelMetrics
+from service.watch.multiprocess import forget_process
 from tests import ROOT
 from tests.service.test_counts import fill, small_disk
 from tests.service.test_registry import add_version, until
@@ -484,7 +485,8 @@ def test_a_process_alone_writes_nothing() -> None:
 COUNTING = """
 import sys
 from pathlib import Path
-from service.watch.metrics import Metrics, ModelMetrics, count_in
+from service.watch.metrics import Metrics, ModelMetrics
+from service.watch.multiprocess import count_in
 
 version, waiting, requests = map(int, sys.argv[2:])
 count_in(Path(sys.argv[1]))
@@ -534,7 +536,8 @@ def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> 
 UNLOADING = """
 import sys
 from pathlib import Path
-from service.watch.metrics import Metrics, count_in
+from service.watch.metrics import Metrics
+from service.watch.multiprocess import count_in
 
 count_in(Path(sys.argv[1]))
 metrics = Metrics()

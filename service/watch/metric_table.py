@@ -1,0 +1,108 @@
+"""Every metric: its name, meaning, labels, and buckets or mode. metrics.py sets them; docs/service.md describes them.
+
+A gauge's mode is prometheus_client's: how the values of several worker processes become one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+SECONDS = tuple(15e-6 * 1.5**i for i in range(34))
+"""Geometric buckets from 15 µs to 9.7 s."""
+QUERIES = tuple(2.0**i for i in range(11))
+
+
+class CounterRow(NamedTuple):
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+class GaugeRow(NamedTuple):
+    help: str
+    mode: Literal["livesum", "livemin", "livemax"]
+    labels: tuple[str, ...] = ()
+
+
+class HistogramRow(NamedTuple):
+    help: str
+    buckets: tuple[float, ...]
+    labels: tuple[str, ...] = ("model",)
+
+
+COUNTERS = {
+    "espalier_requests_total": CounterRow("Answered POST /retrieve requests; model is empty where none was found.", ("model", "status")),
+    "espalier_queries_total": CounterRow("Queries of answered requests; the probe's are not among them.", ("model",)),
+    "espalier_engine_seconds_total": CounterRow("Seconds in which an engine was searching, over all workers.", ("model",)),
+    "espalier_incomplete_total": CounterRow("Queries that got fewer than min(m, eligible items).", ("model",)),
+    "espalier_shed_total": CounterRow("Requests that were refused because too many queries waited.", ("model",)),
+    "espalier_degraded_total": CounterRow("Queries that were searched with a smaller beam, to keep their deadline.", ("model",)),
+    "espalier_auth_failures_total": CounterRow(
+        "Requests that were denied, by the role that their route needs and the reason.", ("role", "reason")
+    ),
+    "espalier_reload_total": CounterRow(
+        "Versions loaded, failed to load or unloaded, per worker; and changes rolled back.", ("model", "outcome")
+    ),
+    "espalier_probe_queries_total": CounterRow("Queries that the probe replayed.", ("model", "version", "outcome")),
+    "espalier_refused_connections_total": CounterRow("Connections that were refused or cut off, by reason.", ("reason",)),
+    "espalier_worker_cpu_seconds_total": CounterRow("Processor time that a worker, and those before it, took.", ("worker",)),
+    "espalier_worker_restarts_total": CounterRow("Workers that took the place of one that had ended."),
+}
+
+GAUGES = {
+    "espalier_workers": GaugeRow("Processes that serve.", "livesum"),
+    "espalier_queue_depth": GaugeRow("Queries that wait for the engine.", "livesum", ("model",)),
+    "espalier_desired_state_wrong": GaugeRow(
+        "1 while a model's serving.json or removed.json is malformed, unreadable or gone, so that what was last read is in force.",
+        "livemax",
+        ("model",),
+    ),
+    "espalier_model_info": GaugeRow("1 where the version serves, 0 where it does not.", "livemax", ("model", "version", "engine")),
+    "espalier_model_default_version": GaugeRow(
+        "The version that answers where a request names none; 0 while none is ready.", "livemin", ("model",)
+    ),
+    "espalier_probe_recall": GaugeRow(
+        "Recall@m of held-out queries, by the answers of the probe's last round; NaN once the version is unloaded.",
+        "livemin",
+        ("model", "version", "m"),
+    ),
+    "espalier_probe_expected_recall": GaugeRow(
+        "Recall@m of the same held-out queries when the model was exported.", "livemax", ("model", "version", "m")
+    ),
+    "espalier_probe_drift": GaugeRow(
+        "Mean absolute difference between the scores of golden queries now and when the model was exported.",
+        "livemax",
+        ("model", "version"),
+    ),
+    "espalier_gpu_memory_bytes": GaugeRow("Memory in use on a GPU.", "livemax", ("device",)),
+    "espalier_gpu_memory_limit_bytes": GaugeRow("Memory that a GPU has.", "livemax", ("device",)),
+    "espalier_connections": GaugeRow("Open connections.", "livesum"),
+    "espalier_worker_resident_bytes": GaugeRow(
+        "Memory of a worker in RAM; memory that it shares with others, as the files of models, is counted in each.", "livemax", ("worker",)
+    ),
+    "espalier_worker_anonymous_bytes": GaugeRow(
+        "Memory of a worker that is not a file's, so that the system cannot drop it.", "livemax", ("worker",)
+    ),
+    "espalier_memory_limit_bytes": GaugeRow(
+        "Memory that all workers together may take: of the container or its control groups, or what the machine has.", "livemin"
+    ),
+    "espalier_worker_open_descriptors": GaugeRow("Descriptors that a worker has open: connections and files.", "livemax", ("worker",)),
+    "espalier_worker_max_descriptors": GaugeRow("Descriptors that a worker may have open.", "livemax", ("worker",)),
+    "espalier_worker_start_time_seconds": GaugeRow("When a worker began, in seconds since 1970.", "livemax", ("worker",)),
+}
+
+HISTOGRAMS = {
+    "espalier_request_seconds": HistogramRow(
+        "From the head of a POST /retrieve to the end of its answer; lines of streams, which wait for each other, are not among them.",
+        SECONDS,
+    ),
+    "espalier_stage_seconds": HistogramRow("Stages of answered requests.", SECONDS, ("model", "stage")),
+    "espalier_query_seconds": HistogramRow(
+        "Engine wall time ÷ queries in the engine call, once per request; beam is the power of two at or below the beam size.",
+        SECONDS,
+        ("model", "engine", "beam"),
+    ),
+    "espalier_batch_queries": HistogramRow("Queries in one engine call.", QUERIES),
+}
+
+VERSION_METRICS = [name for table in (COUNTERS, GAUGES) for name, row in table.items() if "version" in row.labels]
+"""Metrics of single versions, which are dropped when a version is unloaded."""

@@ -1,0 +1,105 @@
+"""prometheus_client's multiprocess mode, with its numbers in the files of counter_files.py.
+
+prometheus_client's own files are not used: they are mapped before their space is taken, so a full disk ends the process with SIGBUS; and
+they keep the series of unloaded versions for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from prometheus_client import Metric, values
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from service.watch import counter_files
+
+READS = 3
+"""Attempts to read the files of all workers, one of which may be writing a key."""
+
+
+class _SharedValue:
+    """A number of a metric in a file that other processes read, instead of one in this process."""
+
+    _multiprocess = True
+    files: ClassVar[counter_files.Counts | None] = None
+
+    def __init__(
+        self,
+        kind: str,
+        metric: str,
+        sample: str,
+        label_names: Sequence[str],
+        label_values: Sequence[str],
+        documentation: str,
+        multiprocess_mode: str = "",
+        **_: Any,
+    ) -> None:
+        if self.files is None:
+            raise RuntimeError("count_in: not called, expected before the first metric is made")
+        self._file = self.files.file(f"{kind}_{multiprocess_mode}" if multiprocess_mode else kind)
+        self._key = counter_files.key_of(metric, sample, dict(zip(label_names, label_values, strict=True)), documentation)
+        self._value = 0.0
+        self.inc(0.0)
+
+    def inc(self, amount: float) -> None:
+        with self._file.lock:
+            self._value += amount
+            self._file.write(self._key, self._value)
+
+    def set(self, value: float, timestamp: float | None = None) -> None:
+        with self._file.lock:
+            self._value = value
+            self._file.write(self._key, value)
+
+    def get(self) -> float:
+        return self._value
+
+    def set_exemplar(self, exemplar: object) -> None:
+        """Exemplars are not kept: nothing could read them."""
+
+    def get_exemplar(self) -> None:
+        return None
+
+
+def count_in(folder: Path) -> None:
+    """Count in this folder from now on, together with other processes. To be called before the first metric is made."""
+    _SharedValue.files = counter_files.Counts(folder)
+    values.ValueClass = _SharedValue
+
+
+def settle() -> None:
+    """Write the numbers that had to wait for space, where this process counts in a folder."""
+    if _SharedValue.files is not None:
+        _SharedValue.files.settle()
+
+
+def forget(labels: Mapping[str, str]) -> None:
+    """Drop all numbers that have these labels, where this process counts in a folder."""
+    if _SharedValue.files is not None:
+        _SharedValue.files.forget(labels)
+
+
+def forget_process(pid: int, folder: Path) -> None:
+    """Take a worker that has ended out of the gauges. Its counters stay, in the sums of all that have ended."""
+    counter_files.bury(folder, pid, ("counter", "histogram"))
+
+
+class AllWorkers(Collector):
+    """What the workers of a folder have counted together."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterator[Metric]:
+        with counter_files.being_read(self._folder):
+            for attempt in range(READS):
+                try:
+                    found = [*MultiProcessCollector(None, str(self._folder)).collect()]  # type: ignore[no-untyped-call]
+                    break
+                except ValueError:
+                    if attempt == READS - 1:
+                        raise
+        yield from (metric for metric in found if metric.name != counter_files.FREE)
