@@ -7,8 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from benchmarks.gpu import gpu_report
 from benchmarks.gpu.gpu_all import MORE, NO_GPU, ROOT, WRONG, main
 from benchmarks.gpu.lines import COLUMNS, append, latest, read
 from benchmarks.gpu.stages import STAGES, Stage, groups
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -44,13 +43,6 @@ def rows_of(out: Path, stage_: str) -> list[tuple[str, bool | None]]:
 
 def status_of(out: Path, stage_: str) -> str | None:
     return latest(read(out / "gpu_all.jsonl"))[stage_].status
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:
@@ -227,13 +219,13 @@ def test_a_signal_leaves_the_lines_and_no_process(tmp_path: Path, number: signal
     out, started = tmp_path / "out", tmp_path / "started"
     run = subprocess.Popen([sys.executable, "-c", COMMAND, str(out), str(started)], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
-        wait_for(lambda: any(row["case"] == "before" for row in read(out / "gpu_all.jsonl")), "the stage began")
+        until(lambda: any(row["case"] == "before" for row in read(out / "gpu_all.jsonl")), "the stage began", within_s=60)
         run.send_signal(number)
         assert run.wait(60) == (MORE if number == signal.SIGTERM else -signal.SIGKILL)
     finally:
         run.kill()
         run.wait()
-    wait_for(lambda: not any(alive(int(pid)) for pid in started.read_text().split()), "the stage and its child ended")
+    until(lambda: not any(alive(int(pid)) for pid in started.read_text().split()), "the stage and its child ended", within_s=60)
     assert rows_of(out, "hang") == [("before", True)]
     assert status_of(out, "hang") is None
     assert bool(list(out.glob("gpu_all_*.md"))) == (number == signal.SIGTERM)

@@ -19,7 +19,7 @@ from benchmarks.service.attacked import Attacked, attacked
 from benchmarks.service.attacks import Target
 from benchmarks.service.attacks.wire import LIVEZ, Answer, Wire, post
 from tests.hostile.conftest import LIMITS, books
-from tests.service.test_registry import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 KEY = "a-key-of-the-hostile-tests"

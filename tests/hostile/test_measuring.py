@@ -12,7 +12,7 @@ from benchmarks.service.attacks import Attack, Seen, Target
 from benchmarks.service.hostile import measure
 from benchmarks.service.livez import watched
 from tests.hostile.conftest import LIMITS, books
-from tests.service.test_registry import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.service.processes import Service, paused, service
 from tests.service.running import Json
 from tests.service.test_chaos import bodies, make_models
-from tests.service.test_registry import until
-from tests.service.test_workers import Service, paused, service
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 SEEDS = [1, 2]

@@ -24,8 +24,8 @@ from espalier.tree import complete_tree
 from loadtest.plan import SHAPES, SPIKE, complaints, conditions, mix, plan_of, shaped, users, versions, wrong_in
 from loadtest.target import Json
 from tests import ROOT
-from tests.service.test_registry import add_version
-from tests.service.test_workers import KEY, service
+from tests.service.models.registry import add_version
+from tests.service.processes import KEY, service
 
 pytestmark = pytest.mark.slow
 

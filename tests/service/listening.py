@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from service.processes.server import Server
 from service.settings import Settings
 from tests.service.fake_engine import FakeEngine
 from tests.service.running import Json
+from tests.waiting import until
 
 PATIENCE_S = 20.0
 
@@ -131,22 +131,13 @@ def listening(models: Path, engine: Callable[[Bundle], Engine] | None = None, **
         thread = threading.Thread(target=server.serve_on, args=(bound,), name="service")
         thread.start()
         try:
-            wait_until(lambda: server.started and app.state.service.registry.wait_until_loaded(0))
+            until(lambda: server.started and app.state.service.registry.wait_until_loaded(0))
             yield Listening(bound.getsockname(), server, app, engines)
         finally:
             for fake in engines.values():
                 fake.go.set()
             server.leave()
             thread.join(PATIENCE_S)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    """Wait for a condition. Raises TimeoutError when it does not come."""
-    until = time.monotonic() + PATIENCE_S
-    while not true():
-        if time.monotonic() > until:
-            raise TimeoutError("the condition did not come")
-        time.sleep(0.005)
 
 
 def get(path: str, *headers: str) -> bytes:

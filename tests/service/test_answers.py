@@ -20,8 +20,9 @@ from service.http import memory_release
 from service.http.memory_budget import Budget, Held
 from service.http.stream_route import _Lines
 from service.retrieval.retrieve import BLOCK_ROWS, _blocks
-from tests.service.listening import direct, listening, post, retrieval, wait_until
+from tests.service.listening import direct, listening, post, retrieval
 from tests.service.running import problem, run
+from tests.waiting import until
 
 MANY = 2048
 
@@ -68,17 +69,17 @@ def test_large_answers_that_are_not_taken_keep_others_out_but_no_small_ones(larg
         wires = [one.__enter__() for one in unread]
         for wire in wires:
             wire.send(post("/retrieve", body))
-        wait_until(lambda: budget.left < 24 * MANY)
+        until(lambda: budget.left < 24 * MANY)
         refused = running.ask(post("/retrieve", body))
         assert refused.problem["status"] == 429
         assert refused.headers["retry-after"] == "1"
         assert running.ask(retrieval()).status == 200
         assert len(wires[0].reply().document["results"]) == 8
-        wait_until(lambda: budget.left >= 24 * MANY)
+        until(lambda: budget.left >= 24 * MANY)
         assert running.ask(post("/retrieve", body)).status == 200
         for one in unread:
             one.__exit__(None, None, None)
-        wait_until(lambda: budget.left == budget.units)
+        until(lambda: budget.left == budget.units)
 
 
 def test_an_answer_that_is_taken_too_slowly_is_cut_off_and_its_room_comes_back(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +92,7 @@ def test_an_answer_that_is_taken_too_slowly_is_cut_off_and_its_room_comes_back(l
         while budget.left < budget.units:  # it takes a little all the time
             wire.raw.recv(256)
             time.sleep(0.01)
-        wait_until(lambda: running.refused("not_read") == 1)
+        until(lambda: running.refused("not_read") == 1)
         text = running.app.state.service.metrics.render().decode()
     assert 'espalier_requests_total{model="books",status="499"} 1.0' in text
 
@@ -150,7 +151,7 @@ def test_a_stream_that_is_not_read_holds_one_answer_of_the_largest_size(large: P
         budget = direct(running, "/retrieve/stream").answers
         wire.send(stream(200))
         engine = running.engines["books"]
-        wait_until(lambda: budget.left <= budget.units - 3 * MANY and len(engine.calls) > 1)
+        until(lambda: budget.left <= budget.units - 3 * MANY and len(engine.calls) > 1)
         assert budget.units - budget.left <= 6 * MANY
         with running.connected() as other:  # another one goes on
             other.send(stream(1))

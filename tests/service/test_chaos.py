@@ -11,7 +11,6 @@ import random
 import shutil
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from espalier.queries import HistoryKind, encode_histories
 from espalier.search import SearchParams
 from loadtest.loops import Answered, closed_loop, open_loop, request_bytes, statuses
 from tests.service.running import Json
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -161,10 +161,7 @@ def metric(port: int, line: str) -> float:
 
 def settle(port: int) -> None:
     """Wait until nothing waits for the engine."""
-    give_up = time.monotonic() + 10
-    while metric(port, "espalier_queue_depth") and time.monotonic() < give_up:
-        time.sleep(0.01)
-    assert metric(port, "espalier_queue_depth") == 0
+    until(lambda: metric(port, "espalier_queue_depth") == 0, "nothing waits for the engine", within_s=10)
 
 
 def admin(port: int, method: str, path: str, body: Json) -> tuple[int, Json]:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from service.http.chunked_body import MAX_LINE, SMALL_BYTES, SMALL_CHUNKS, ChunkedBody, MalformedChunk
 from service.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, RESERVE, SKIPPED_BYTES
 from service.processes.server import most_connections
-from tests.service.listening import Listening, direct, get, listening, post, retrieval, wait_until
+from tests.service.listening import Listening, direct, get, listening, post, retrieval
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +206,7 @@ def test_bodies_share_a_memory(models: Path, monkeypatch: pytest.MonkeyPatch) ->
     with listening(models, max_body_bytes=120_000) as running, running.connected() as slow:
         budget = direct(running, "/retrieve").bodies
         slow.send(request[:-1])
-        wait_until(lambda: budget.left < 60_000)
+        until(lambda: budget.left < 60_000)
         assert running.ask(request).problem["status"] == 503
         assert running.ask(retrieval()).status == 200
         slow.send(request[-1:])
@@ -239,7 +240,7 @@ def test_what_is_sent_ahead_stays_in_the_socket(models: Path) -> None:
             pass
         assert sent < 64 << 20  # the kernel's buffers are full
         (connection,) = running.server._connections.open
-        wait_until(lambda: len(connection._ahead) > 0)
+        until(lambda: len(connection._ahead) > 0)
         assert len(connection._ahead) <= 512 << 10
         wire.raw.settimeout(20)
         engine.go.set()
@@ -355,7 +356,7 @@ def test_a_silent_connection_ends(models: Path) -> None:
             kept.send(get("/livez"))
             assert kept.reply().status == 200
             assert kept.ended()
-        wait_until(lambda: not running.server._connections.open)
+        until(lambda: not running.server._connections.open)
 
 
 def test_an_idle_connection_is_kept_for_its_time(models: Path) -> None:
@@ -376,7 +377,7 @@ def test_a_client_that_takes_nothing_is_cut_off(models: Path) -> None:
                 wire.raw.send(get("/openapi.json"))
         except BlockingIOError:
             pass
-        wait_until(lambda: not running.server._connections.open)
+        until(lambda: not running.server._connections.open)
         assert running.refused("not_read") == 1
 
 
@@ -423,7 +424,7 @@ def test_a_connection_that_never_asked_makes_room_before_one_that_did(models: Pa
         asks.send(get("/livez"))
         assert asks.reply().status == 200
         with running.connected() as silent:
-            wait_until(lambda: len(running.server._connections.silent) == 1)
+            until(lambda: len(running.server._connections.silent) == 1)
             with running.connected() as third:
                 assert silent.ended()
                 third.send(get("/livez"))
@@ -435,7 +436,7 @@ def test_a_connection_that_never_asked_makes_room_before_one_that_did(models: Pa
 def test_who_has_just_come_does_not_make_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.http.connection.GRACE_S", 600)
     with listening(models, max_connections=1) as running, running.connected() as first:
-        wait_until(lambda: len(running.server._connections.silent) == 1)
+        until(lambda: len(running.server._connections.silent) == 1)
         assert running.ask(retrieval()).problem["status"] == 503
         assert running.ask(get("/livez")).status == 200
         first.send(retrieval())
@@ -448,7 +449,7 @@ def test_above_the_limit_only_probes_are_answered(models: Path) -> None:
         engine.go.clear()
         for wire in (first, second):
             wire.send(retrieval())
-        wait_until(lambda: not (running.server._connections.idle or running.server._connections.silent))
+        until(lambda: not (running.server._connections.idle or running.server._connections.silent))
         refused = running.ask(retrieval())
         assert refused.problem["status"] == 503
         assert refused.headers["connection"] == "close"
@@ -458,7 +459,7 @@ def test_above_the_limit_only_probes_are_answered(models: Path) -> None:
         assert running.refused("too_many") == 1
         engine.go.set()
         assert first.reply().status == second.reply().status == 200
-        wait_until(lambda: len(running.server._connections.open) <= 2)
+        until(lambda: len(running.server._connections.open) <= 2)
 
 
 def test_a_connection_that_reads_on_after_its_answer_makes_room(models: Path) -> None:
@@ -467,7 +468,7 @@ def test_a_connection_that_reads_on_after_its_answer_makes_room(models: Path) ->
             wire = many.enter_context(running.connected())
             wire.send(b"POST /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
             assert wire.reply().status == 404
-        wait_until(lambda: running.ask(retrieval()).status == 200)
+        until(lambda: running.ask(retrieval()).status == 200)
         assert running.refused("crowded_out") >= 1
 
 
@@ -478,15 +479,15 @@ def test_silent_connections_neither_stay_nor_keep_all_others_out(models: Path, m
         connections, engine = running.server._connections, running.engines["books"]
         engine.go.clear()
         busy.send(retrieval())
-        wait_until(lambda: bool(connections.open) and not connections.silent)
+        until(lambda: bool(connections.open) and not connections.silent)
         with ExitStack() as many:
             for _ in range(4 * RESERVE):
                 many.enter_context(socket.create_connection(running.address))
             if grace_s:
-                wait_until(lambda: running.refused("too_many") >= 3 * RESERVE)
+                until(lambda: running.refused("too_many") >= 3 * RESERVE)
                 assert running.ask(get("/livez")).problem["status"] == 503  # at once
             else:
-                wait_until(lambda: running.refused("crowded_out") >= 3 * RESERVE)
+                until(lambda: running.refused("crowded_out") >= 3 * RESERVE)
                 assert running.ask(get("/livez")).status == 200
             assert len(connections.open) <= 1 + 2 * connections.reserve
         engine.go.set()

@@ -19,7 +19,7 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from service.watch import counter_files
 from service.watch.counter_files import FREE, Counts, CountsFile, bury, key_of, read
 from tests import ROOT
-from tests.service.test_registry import until
+from tests.waiting import until
 
 
 def key(number: int, version: str = "1") -> str:

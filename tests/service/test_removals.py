@@ -29,10 +29,10 @@ from service.models import registry as registry_module
 from service.models import removals
 from service.models.desired_state import DesiredState, Removed
 from service.models.removals import Condition, check_list, etag, with_id
+from tests.service.processes import KEY as WORKERS_KEY
+from tests.service.processes import service
 from tests.service.running import ITEMS, LIMITS, Json, Running, problem, run
-from tests.service.test_registry import until
-from tests.service.test_workers import KEY as WORKERS_KEY
-from tests.service.test_workers import service
+from tests.waiting import until
 
 ADMIN = "admin-key-00000001"
 HEADERS = {"Authorization": f"Bearer {ADMIN}"}

@@ -13,8 +13,8 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
+from tests.service.processes import service
 from tests.service.running import Running, problem, run
-from tests.service.test_workers import service
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
 STATIC = "/static-offline-docs/swagger-ui.css"

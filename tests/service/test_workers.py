@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import http.client
 import json
 import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,20 +17,14 @@ import pytest
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from service.__main__ import listen, main
-from service.models.worker_progress import WorkerProgress, Workers, living
 from service.processes.supervisor import Supervisor
 from service.settings import Settings
-from service.watch.metrics import Metrics, ModelMetrics
-from service.watch.multiprocess import forget_process
-from tests import ROOT
+from tests.service.models.registry import add_version
+from tests.service.processes import ANSWERED, BODY, exit_code, paused, process_state, service
 from tests.service.test_counts import fill, small_disk
-from tests.service.test_registry import add_version, until
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
-
-KEY = "an-admin-key-of-a-test"
-ANSWERED = 'espalier_requests_total{model="books",status="200"}'
-BODY = json.dumps({"queries": [{"history": ["item-3"]}], "m": 32, "beam_size": 32}).encode()
 
 
 @pytest.fixture
@@ -47,91 +33,6 @@ def models(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     make_bundle(tmp_path / "models", rng, complete_tree(rng.permutation(32), 2), name="books")
     return tmp_path / "models"
-
-
-@dataclass
-class Service:
-    """`python -m service` in a process of its own; `log` grows while it runs."""
-
-    process: subprocess.Popen[str]
-    port: int
-    log: list[str]
-
-    def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and JSON of a request on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            content = answer.read()
-            return answer.status, json.loads(content) if "json" in str(answer.headers["content-type"]) else content.decode()
-        finally:
-            connection.close()
-
-    def served(self, requests: int = 40) -> tuple[set[int], set[str]]:
-        """Versions and item ids in the answers to many requests, eight at a time."""
-        answers: list[tuple[int, Any]] = []
-        counted = self.metric(ANSWERED)
-
-        def ask() -> None:
-            for _ in range(requests // 8):
-                answers.append(self.request("POST", "/retrieve", json.loads(BODY)))
-
-        threads = [threading.Thread(target=ask) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert [status for status, _ in answers] == [200] * requests
-        until(lambda: self.metric(ANSWERED) == counted + requests, "the answers have been counted, which is after they were sent")
-        items = {item["id"] for _, answer in answers for item in answer["results"][0]["items"]}
-        return {answer["version"] for _, answer in answers}, items
-
-    def metric(self, line: str) -> float:
-        """One sample of /metrics, as `name{labels}`; 0 where it is not there."""
-        _, text = self.request("GET", "/metrics")
-        found = [row for row in text.splitlines() if row.startswith(line + " ")]
-        return float(found[0].rpartition(" ")[2]) if found else 0.0
-
-    def workers(self) -> list[int]:
-        pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-
-
-@contextmanager
-def service(models: Path, workers: int, **settings: str) -> Iterator[Service]:
-    """A service that is ready. Its run folder is beside the models."""
-    environment = os.environ | {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_ADMIN_KEYS": KEY}
-    environment |= {"TMPDIR": str(models.parent)} | settings
-    command = [sys.executable, "-m", "service", "--port", "0", "--workers", str(workers)]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-    log: list[str] = []
-    assert process.stderr is not None
-    stream = process.stderr
-    reader = threading.Thread(target=lambda: log.extend(stream), daemon=True)
-    reader.start()
-    try:
-        until(lambda: any("listening on" in line for line in log) or process.poll() is not None, "the service listens")
-        found = re.search(r"listening on http://127.0.0.1:(\d+)", "".join(log))
-        assert found, "".join(log)
-        running = Service(process, int(found[1]), log)
-        until(lambda: "".join(log).count("is ready on") >= workers, "every worker is ready")
-        yield running
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        reader.join(20)
-        stream.close()
-
-
-def exit_code(running: Service) -> int:
-    try:
-        return running.process.wait(20)
-    except subprocess.TimeoutExpired:
-        pytest.fail("still running:\n" + "".join(running.log))
 
 
 # -- several workers ------------------------------------------------------------------------------------------------------
@@ -172,18 +73,6 @@ def test_whichever_worker_is_asked_tells_what_all_have_counted(models: Path) -> 
             with paused(pid):  # the other one answers
                 assert running.metric('espalier_reload_total{model="books",outcome="loaded"}') == 2
                 assert running.metric(ANSWERED) == 40
-
-
-@contextmanager
-def paused(pid: int) -> Iterator[None]:
-    """The process does nothing meanwhile."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        until(lambda: _state(pid) == "T", "it has stopped")
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-        until(lambda: _state(pid) != "T", "it goes on")
 
 
 def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path) -> None:
@@ -299,14 +188,9 @@ def test_workers_do_not_outlive_their_parent(models: Path) -> None:
 
 def _runs(pid: int) -> bool:
     try:
-        return _state(pid) != "Z"
+        return process_state(pid) != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def _state(pid: int) -> str:
-    """One letter: T is stopped, Z has ended."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_workers_that_cannot_begin_are_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -421,196 +305,3 @@ def test_a_second_signal_stops_at_once(models: Path, workers: int) -> None:
         running.process.send_signal(signal.SIGTERM)
         assert exit_code(running) == (-signal.SIGTERM if workers == 1 else 1)
         begun.socket.close()
-
-
-# -- what workers share ---------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def other_process(folder: Path, pid: int, monkeypatch: pytest.MonkeyPatch, lives: bool = True) -> Iterator[None]:
-    """What happens inside is done by another worker, as far as its files tell."""
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: pid)
-        lock = (folder / f"{pid}.lock").open("w")
-        if lives:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            patch.setattr("tests.service.test_workers._HELD", [*_HELD, lock])
-        yield
-    if lives:
-        _HELD.append(lock)
-    else:
-        lock.close()
-
-
-_HELD: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def _let_go() -> Iterator[None]:
-    yield
-    while _HELD:
-        _HELD.pop().close()
-
-
-def test_progress_is_that_of_the_living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Workers(tmp_path)
-    assert not own.others_serve()
-    own.join()
-    own.report("books", WorkerProgress(serving=3))
-    with other_process(tmp_path, 11, monkeypatch):
-        Workers(tmp_path).report("books", WorkerProgress(serving=2, removed=1, failed="no room"))
-    with other_process(tmp_path, 12, monkeypatch, lives=False):
-        Workers(tmp_path).report("books", WorkerProgress(serving=1))
-    with other_process(tmp_path, 13, monkeypatch):
-        pass
-    assert own.progress("books") == {os.getpid(): WorkerProgress(serving=3), 11: WorkerProgress(2, 1, "no room"), 13: WorkerProgress()}
-    assert own.progress("films") == {os.getpid(): WorkerProgress(), 11: WorkerProgress(), 13: WorkerProgress()}
-    assert own.others_serve()
-    own.leave()
-    assert living(tmp_path) == [11, 13]
-
-
-def test_a_process_alone_writes_nothing() -> None:
-    alone = Workers()
-    alone.join()
-    alone.report("books", WorkerProgress(serving=3))
-    assert alone.progress("books") == {os.getpid(): WorkerProgress(serving=3)}
-    assert not alone.others_serve()
-    alone.leave()
-
-
-# -- what is counted ------------------------------------------------------------------------------------------------------
-
-
-COUNTING = """
-import sys
-from pathlib import Path
-from service.watch.metrics import Metrics, ModelMetrics
-from service.watch.multiprocess import count_in
-
-version, waiting, requests = map(int, sys.argv[2:])
-count_in(Path(sys.argv[1]))
-metrics = Metrics()
-metrics.model_state("books", 1, "onnx-cpu", ready=version == 1)
-metrics.model_state("books", version, "onnx-cpu", ready=True)
-ModelMetrics(metrics, "books", "onnx-cpu", lambda: waiting).call(waiting, 0.5)
-for _ in range(requests):
-    metrics.request("books", 200, 1e-3)
-print(flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def counting(folder: Path, version: int, waiting: int, requests: int) -> Iterator[int]:
-    """A process that has counted as a worker would. Gives its id; at the end it is killed."""
-    command = [sys.executable, "-c", COUNTING, *map(str, (folder, version, waiting, requests))]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process.pid
-        process.kill()
-
-
-def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> None:
-    reader = Metrics()  # of a process that does not count in the folder
-    reader.share(tmp_path)
-    reader.request("books", 200, 1.0)
-    with counting(tmp_path, 2, 5, 30):
-        with counting(tmp_path, 1, 2, 10) as pid:
-            both = {
-                'espalier_requests_total{model="books",status="200"} 40.0',
-                'espalier_request_seconds_count{model="books"} 40.0',
-                'espalier_batch_queries_bucket{le="2.0",model="books"} 1.0',
-                'espalier_batch_queries_bucket{le="8.0",model="books"} 2.0',
-                'espalier_batch_queries_sum{model="books"} 7.0',
-                'espalier_shed_total{model="books"} 0.0',
-            }
-            one = 'espalier_model_info{engine="onnx-cpu",model="books",version="1"}'
-            two = 'espalier_model_info{engine="onnx-cpu",model="books",version="2"} 1.0'
-            assert lines(reader) >= {*both, two, f"{one} 1.0", 'espalier_queue_depth{model="books"} 7.0'}
-        forget_process(pid, tmp_path)
-        assert lines(reader) >= {*both, two, f"{one} 0.0", 'espalier_queue_depth{model="books"} 5.0'}
-
-
-UNLOADING = """
-import sys
-from pathlib import Path
-from service.watch.metrics import Metrics
-from service.watch.multiprocess import count_in
-
-count_in(Path(sys.argv[1]))
-metrics = Metrics()
-for version in range(1, 51):
-    metrics.model_state("books", version, "onnx-cpu", ready=True)
-    metrics.probed("books", version, {10: 0.5, 50: 0.6}, {10: 0.5, 50: 0.6}, 0.0)
-    metrics.probe_query("books", version, "answered")
-    metrics.forget_version("books", version - 1)
-print(flush=True)
-sys.stdin.read()
-"""
-
-
-def test_workers_forget_versions_that_do_not_serve(tmp_path: Path) -> None:
-    reader = Metrics()
-    reader.share(tmp_path)
-    with subprocess.Popen(
-        [sys.executable, "-c", UNLOADING, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        told = {line for line in lines(reader) if "version=" in line}
-        process.kill()
-    assert told == {
-        'espalier_model_info{engine="onnx-cpu",model="books",version="50"} 1.0',
-        'espalier_probe_recall{m="10",model="books",version="50"} 0.5',
-        'espalier_probe_recall{m="50",model="books",version="50"} 0.6',
-        'espalier_probe_expected_recall{m="10",model="books",version="50"} 0.5',
-        'espalier_probe_expected_recall{m="50",model="books",version="50"} 0.6',
-        'espalier_probe_drift{model="books",version="50"} 0.0',
-        'espalier_probe_queries_total{model="books",outcome="answered",version="50"} 1.0',
-    }
-    assert "espalier_free" not in "".join(lines(reader))
-
-
-def lines(metrics: Metrics) -> set[str]:
-    return set(metrics.render().decode().splitlines())
-
-
-def test_what_is_scraped_is_what_was_counted() -> None:
-    metrics = Metrics()
-    waiting = [3]
-    model = ModelMetrics(metrics, "books", "onnx-cpu", lambda: waiting[0])
-    for seconds in (15e-6, 1e-3, 20.0):
-        metrics.request("books", 200, seconds)
-    metrics.request("", 404, 1e-5)
-    model.retrieved((1e-5, 2e-5, 3e-5, 4e-5), 1e-3, 100, incomplete=2, degraded=1)
-    model.retrieved((1e-5, 2e-5, 3e-5, 4e-5), 1e-3, 127, incomplete=0)
-    model.call(7, 0.5)
-    metrics.shed("books")
-    lines = metrics.render().decode().splitlines()
-    assert set(lines) >= {
-        'espalier_requests_total{model="books",status="200"} 3.0',
-        'espalier_requests_total{model="",status="404"} 1.0',
-        'espalier_request_seconds_bucket{le="1.5e-05",model="books"} 1.0',
-        'espalier_request_seconds_bucket{le="+Inf",model="books"} 3.0',
-        'espalier_request_seconds_count{model="books"} 3.0',
-        'espalier_request_seconds_sum{model="books"} 20.001015',
-        'espalier_query_seconds_count{beam="64",engine="onnx-cpu",model="books"} 2.0',
-        'espalier_batch_queries_bucket{le="8.0",model="books"} 1.0',
-        'espalier_batch_queries_bucket{le="4.0",model="books"} 0.0',
-        'espalier_incomplete_total{model="books"} 2.0',
-        'espalier_degraded_total{model="books"} 1.0',
-        'espalier_shed_total{model="books"} 1.0',
-        'espalier_queue_depth{model="books"} 3.0',
-    }
-    model.close()
-    assert 'espalier_queue_depth{model="books"} 0.0' in metrics.render().decode()
-
-
-def test_two_versions_of_a_model_wait_in_one_gauge() -> None:
-    metrics = Metrics()
-    models = [ModelMetrics(metrics, "books", "onnx-cpu", partial(int, depth)) for depth in (2, 5)]
-    assert 'espalier_queue_depth{model="books"} 7.0' in metrics.render().decode()
-    models[0].close()
-    assert 'espalier_queue_depth{model="books"} 5.0' in metrics.render().decode()

@@ -1,0 +1,259 @@
+"""Open and closed loops over a stub of a service, and what is counted of their answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier.metrics import precision_recall_f
+from loadtest import cell as cell_module
+from loadtest import loops, report
+from loadtest.cell import Load, measure, recall_at_m, without_items
+from loadtest.loops import Answered, arrivals, closed_loop, each_once, open_loop, request_bytes, statuses
+from loadtest.proposal import propose
+from loadtest.queries import Query
+from loadtest.target import Json, ServiceRefused, Target
+
+ANSWER: Json = {"engine": "stub", "results": [{"items": [{"id": "a", "score": 1.0}], "complete": True, "degraded": False, "unknown": []}]}
+ANSWER |= {"timing": {"ms_per_query": 0.5}}
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads, request_queue_size = True, 128
+
+
+@contextmanager
+def stub(answer: Callable[[int, Json], int | None]) -> Iterator[Target]:
+    """A server whose answer to the n-th request, given its body, has this status; None closes the connection instead."""
+    counted, lock = Counter[str](), threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with lock:
+                number = counted["requests"]
+                counted["requests"] += 1
+            status = answer(number, body)
+            if status is None:
+                self.close_connection = True
+                return
+            content = orjson.dumps(ANSWER if status == 200 else {"title": "no", "status": status})
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Nothing."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield Target("127.0.0.1", server.server_address[1])
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+REQUEST = request_bytes("/retrieve", {"queries": [{"history": []}]})
+
+
+def test_an_open_loop_does_not_wait_for_answers() -> None:
+    """Nothing is answered before everything has been asked, so that a loop that waited would ask one thing alone."""
+    per_s, seconds, seed = 400.0, 0.1, 3
+    due = arrivals(per_s, seconds, seed)
+    everything = threading.Barrier(len(due))
+
+    def answer(number: int, body: Json) -> int:
+        everything.wait(30)
+        return 200
+
+    with stub(answer) as target:
+        answered = open_loop(target.address, [REQUEST], per_s, seconds, seed)
+    assert statuses(answered) == {"200": len(due)}
+    began = sorted(answer.began for answer in answered)
+    assert [at - began[0] for at in began] == pytest.approx([at - due[0] for at in due], abs=1e-9)
+    assert all(0 <= answer.late_s <= answer.seconds for answer in answered)
+
+
+@given(st.floats(0.1, 1e4), st.floats(0.01, 20), st.integers(0, 2**32))
+def test_arrivals_come_at_their_rate(per_s: float, seconds: float, seed: int) -> None:
+    due = arrivals(per_s, seconds, seed)
+    assert len(due) == max(1, round(per_s * seconds))
+    assert due == sorted(due)
+    assert due == arrivals(per_s, seconds, seed)
+    assert due[-1] * per_s / len(due) == pytest.approx(1, abs=10 / math.sqrt(len(due)))
+
+
+def test_every_request_is_sent_once_and_answers_find_their_requests() -> None:
+    seen: list[str] = []
+
+    def answer(number: int, body: Json) -> int | None:
+        seen.append(body["id"])
+        return None if body["id"] == "7" else 200 if int(body["id"]) % 2 else 503
+
+    requests = [request_bytes("/retrieve", {"id": str(i)}) for i in range(40)]
+    with stub(answer) as target:
+        answered = each_once(target.address, requests, 4)
+    assert sorted(seen, key=int) == [str(i) for i in range(40)]
+    assert {answer.number: answer.status for answer in answered} == {i: 0 if i == 7 else 200 if i % 2 else 503 for i in range(40)}
+
+
+def test_lost_connections_are_made_anew() -> None:
+    with stub(lambda number, body: None if number % 3 == 0 else 200) as target:
+        answered = each_once(target.address, [REQUEST] * 30, 2)
+    assert statuses(answered) == {"0": 10, "200": 20}
+
+
+def test_a_service_that_goes_away_ends_a_loop() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(ServiceRefused, match=f"127.0.0.1:{port}: no connection"):
+        closed_loop(("127.0.0.1", port), [REQUEST], 1, 0.1)
+
+
+def load(target: Target) -> Load:
+    queries = [Query("history", ("a",), ("a", "b")), Query("history", ("b",), ("c",))]
+    return Load(target, "books", 1, queries, seconds=0.05, rate_per_s=400.0)
+
+
+def test_failures_are_counted_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fourth request is refused; a query that was refused is asked again for its recall."""
+    monkeypatch.setattr(cell_module, "PAUSE_S", 0)
+    with stub(lambda number, body: 429 if number % 4 == 1 else 200) as target:
+        cell = measure(load(target), 8, 3)
+    assert cell["recall"] == 0.25
+    document: Json = {"cells": [cell]}
+    told = "\n".join(report.warnings(document))
+    for loop in ("closed", "open"):
+        measured = cell["loops"][loop]
+        assert measured["failed"] == measured["statuses"].get("429", 0)
+        assert measured["samples"] == measured["statuses"]["200"]
+    opened = cell["loops"]["open"]
+    assert (opened["samples"], opened["failed"]) == (15, 5)
+    assert "beam 8, m 3, open loop: 5 requests (25.00%) failed, statuses 429: 5; its percentiles are of the answered alone" in told
+    assert propose(report.points_of(document), 1e9)[0].best is None
+
+
+def test_figures_are_medians_of_the_rounds_and_counts_are_sums() -> None:
+    with stub(lambda number, body: 200) as target:
+        cell = measure(replace(load(target), rounds=3), 8, 3)
+    for loop in cell["loops"].values():
+        assert loop["p99_ms"] == sorted(loop["rounds_p99_ms"])[1]
+        assert loop["statuses"] == {"200": loop["samples"]}
+    assert cell["loops"]["open"]["samples"] == 3 * 20
+    assert cell["loops"]["open"]["offered_per_s"] == 400
+
+
+def test_recall_is_left_out_where_a_query_is_never_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell_module, "PAUSE_S", 0)
+    with stub(lambda number, body: 503 if body["queries"][0]["history"] == ["b"] else 200) as target:
+        cell = measure(load(target), 8, 3)
+    assert cell["recall"] is None
+    assert cell["recall_unanswered"] == 1
+    assert any("no recall, 1 of its queries were not answered" in warning for warning in report.warnings({"cells": [cell]}))
+
+
+def test_a_query_that_the_service_refuses_ends_the_cell_and_is_named() -> None:
+    with (
+        stub(lambda number, body: 422 if body["queries"][0]["history"] == ["b"] else 200) as target,
+        pytest.raises(ServiceRefused, match="query 2 of 2: 422"),
+    ):
+        measure(load(target), 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "refuses_from", "expected"), [(1, 1000, 16), (16, 1000, 16), (100, 1000, 128), (10_000, 1000, 512), (64, 64, 32), (64, 16, 4)]
+)
+def test_the_capacity_is_that_of_as_many_clients_as_it_takes(
+    lanes: int, refuses_from: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that answers so many requests at a time, 10 ms each, and refuses some where it has more clients than it likes."""
+
+    def closed(address: Any, requests: Any, clients: int, seconds: float, keep: Any) -> list[Answered]:
+        count = int(min(clients, lanes) * seconds * 100)
+        body = orjson.dumps(ANSWER)
+        return [Answered(i, seconds * i / count, 0.0, 0.01, 429 if clients >= refuses_from and i == 0 else 200, body) for i in range(count)]
+
+    monkeypatch.setattr(cell_module, "closed_loop", closed)
+    monkeypatch.setattr(cell_module, "PAUSE_S", 0)
+    found, loop = cell_module._capacity(replace(load(Target("127.0.0.1", 1)), seconds=4.0), [REQUEST])
+    assert found == expected
+    assert loop["requests_per_s"] == pytest.approx(100 * min(found, lanes), rel=0.02)
+
+
+def test_what_is_due_and_never_sent_counts_as_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "GRACE_S", 0.1)
+    stop = threading.Event()
+
+    def answer(number: int, body: Json) -> int:
+        stop.wait(10)
+        return 200
+
+    with stub(answer) as target:
+        answered = open_loop(target.address, [REQUEST], 500, 0.1, connections=2)
+        stop.set()
+    assert len(answered) == 50
+    assert {answer.status for answer in answered} == {0}
+    assert sorted(answer.number for answer in answered) == list(range(50))
+
+
+def test_an_answer_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "STALL_S", 0.1)
+    stop = threading.Event()
+
+    def answer(number: int, body: Json) -> int:
+        if number == 0:
+            stop.wait(10)
+        return 200
+
+    with stub(answer) as target:
+        answered = each_once(target.address, [REQUEST] * 3, 1)
+        stop.set()
+    assert sorted(answer.status for answer in answered) == [0, 200, 200]
+
+
+def test_what_the_service_refuses_for_good_ends_the_cell() -> None:
+    with stub(lambda number, body: 422) as target, pytest.raises(ServiceRefused, match="/retrieve: 422, no"):
+        measure(load(target), 8, 3)
+
+
+@given(st.lists(st.text()), st.lists(st.text()), st.booleans())
+def test_what_is_kept_of_an_answer_is_all_but_its_items(items: list[str], unknown: list[str], complete: bool) -> None:
+    result = {"items": [{"id": item} for item in items], "complete": complete, "degraded": False, "unknown": unknown}
+    answer = {"model": "m", "results": [result], "timing": {"ms_per_query": 1.5}}
+    kept = orjson.loads(without_items(orjson.dumps(answer)))
+    assert kept["timing"] == answer["timing"]
+    assert kept["results"] == [{name: value for name, value in result.items() if name != "items"}]
+
+
+@given(st.data(), st.integers(1, 8))
+def test_recall_of_ids_is_recall_of_rows(data: st.DataObject, m: int) -> None:
+    queries = data.draw(st.integers(1, 5))
+    found = [data.draw(st.lists(st.integers(0, 12), unique=True, max_size=m)) for _ in range(queries)]
+    relevant = [data.draw(st.lists(st.integers(0, 12), min_size=1, max_size=9)) for _ in range(queries)]
+    rows_BM = np.array([[*rows, *[-1] * (m - len(rows))] for rows in found], np.int64)
+    expected = precision_recall_f(rows_BM, [np.array(rows) for rows in relevant], m)[1].mean()
+
+    def ids(lists: list[list[int]]) -> list[list[str]]:
+        return [[f"id {row}" for row in rows] for rows in lists]
+
+    assert recall_at_m(ids(found), ids(relevant), m) == expected

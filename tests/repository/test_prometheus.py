@@ -1,0 +1,138 @@
+"""A Prometheus that scrapes a live service answers every query of the dashboard, and no alert fires."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+import pytest
+
+from tests.repository.test_watching import ALERTS, NOT_AT_ONCE, NOT_ON_A_CPU, PROMETHEUS, QUERIES, RECORDED, Json, program
+from tests.service.processes import Service, service
+from tests.service.test_probe import exported
+from tests.waiting import until
+
+pytestmark = pytest.mark.slow
+
+
+class Scraper:
+    """A Prometheus of its own, and what it answers."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+        try:
+            connection.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
+            answer = json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+        assert answer["status"] == "success", f"{parameters}: {answer}"
+        return answer["data"]
+
+    def samples(self, expression: str) -> list[Json]:
+        """The series of an expression that have a value now; NaN is none."""
+        expression = expression.replace("$__rate_interval", "1m").replace("$model", ".*")
+        return [series for series in self.ask("query", query=expression)["result"] if series["value"][1] != "NaN"]
+
+    def rules(self) -> list[Json]:
+        return [rule for group in self.ask("rules")["groups"] for rule in group["rules"]]
+
+    def ready(self) -> bool:
+        try:
+            self.ask("status/buildinfo")
+        except (OSError, http.client.HTTPException, json.JSONDecodeError):
+            return False
+        return True
+
+
+@contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[Scraper]:
+    """Prometheus with our configuration and rules; only the places are others, and it looks more often."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = (PROMETHEUS / "prometheus.yml").read_text()
+    for here, there in (
+        ("service:8000", target),
+        ("localhost:9090", f"127.0.0.1:{port}"),
+        ("/etc/prometheus/rules", str(PROMETHEUS / "rules")),
+        ("scrape_interval: 5s", "scrape_interval: 1s"),
+        ("scrape_timeout: 4s", "scrape_timeout: 1s"),
+        ("evaluation_interval: 5s", "evaluation_interval: 1s"),
+    ):
+        assert here in config
+        config = config.replace(here, there)
+    (folder / "prometheus.yml").write_text(config)
+    command = [program("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    with (folder / "prometheus.log").open("w") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+    try:
+        scraper = Scraper(port)
+        until(scraper.ready, lambda: (folder / "prometheus.log").read_text())
+        yield scraper
+    finally:
+        process.kill()
+        process.wait()
+
+
+def traffic(running: Service) -> None:
+    """Requests of two beam sizes, of several queries, wrong ones, and so many incomplete ones that an alert is pending."""
+    query = {"history": ["item-3"], "exclude_seen": True}
+    for body, status in (
+        ({"queries": [query], "m": 4, "beam_size": 16}, 200),
+        ({"queries": [query] * 3, "m": 4, "beam_size": 32}, 200),
+        ({"queries": [query], "m": 31, "beam_size": 1}, 200),
+        ({"model": "films", "queries": [query]}, 404),
+        ({"queries": [query], "m": 10_000}, 422),
+        ({"queries": []}, 422),
+    ):
+        assert running.request("POST", "/retrieve", body)[0] == status
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scraper, Service]]:
+    """A Prometheus and the service of two workers, with the probe on, that it scrapes."""
+    program("prometheus")
+    folder = tmp_path_factory.mktemp("watched")
+    exported(folder, np.random.default_rng(0))
+    with (
+        service(folder / "models", 2, ESPALIER_PROBE_PER_S="20") as running,
+        prometheus(folder, f"127.0.0.1:{running.port}") as scraper,
+    ):
+        yield scraper, running
+
+
+def test_every_query_of_the_dashboard_has_an_answer(watched: tuple[Scraper, Service]) -> None:
+    scraper, running = watched
+    waiting = {(title, target["expr"]) for title, target in QUERIES if title not in NOT_ON_A_CPU}
+    waiting |= {("recorded", rule["record"]) for rule in RECORDED if rule["record"] not in NOT_AT_ONCE}
+
+    def all_answered() -> bool:
+        traffic(running)
+        waiting.difference_update([(title, expression) for title, expression in waiting if scraper.samples(expression)])
+        return not waiting
+
+    until(all_answered, lambda: sorted(waiting), within_s=40)
+    for title, target in QUERIES:
+        if title in NOT_ON_A_CPU:
+            assert scraper.samples(target["expr"]) == [], title  # else it is no exception
+    assert set(scraper.ask("label/model/values", **{"match[]": "espalier_model_default_version"})) == {"books"}
+
+
+def test_every_rule_is_evaluated_without_an_error_and_nothing_fires(watched: tuple[Scraper, Service]) -> None:
+    scraper, _ = watched
+    until(lambda: all(rule["health"] == "ok" for rule in scraper.rules()), lambda: [r for r in scraper.rules() if r["health"] != "ok"])
+    rules = scraper.rules()
+    assert {rule["name"] for rule in rules} == set(ALERTS) | {rule["record"] for rule in RECORDED}
+    assert [rule["name"] for rule in rules if rule.get("state") == "firing"] == []
+    assert {target["health"] for target in scraper.ask("targets")["activeTargets"] if target["labels"]["job"] == "espalier"} == {"up"}

@@ -1,0 +1,221 @@
+"""The models folder changes by itself: edited, polled, damaged, replaced."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.errors import Conflict, NotReady
+from service.models.desired_state import DesiredState, Serving
+from service.models.loading import LoadedModel, compare_contents, compare_files, told
+from tests.service.models.registry import add_version, damage, run, search
+from tests.waiting import until
+
+
+def test_files_that_are_edited_by_hand_are_followed(models: Path) -> None:
+    add_version(models, 2)
+    with run(models) as running:
+        state = DesiredState(models / "books")
+        (models / "books" / "serving.json").write_text('{"generation": 1, "versions": [1], "default": 1}')
+        until(lambda: running.served() == 1, "the pinned version serves")
+        (models / "books" / "serving.json").write_text('{"generation": 2, "versions": [2')
+        until(lambda: running.books.reason is not None, "the malformed file is said")
+        assert "books/serving.json" in str(running.books.reason)
+        assert running.served() == 1
+        with pytest.raises(Conflict, match="repair or delete"):
+            running.run(running.registry.load("books", 2))
+        state.write(Serving(generation=3, versions=(1, 2), default=2))
+        until(lambda: running.served() == 2, "the repaired file is followed")
+        assert running.books.reason is None
+        (models / "books" / "serving.json").unlink()
+        until(lambda: 1 not in running.books.ready, "without a file one version serves alone")
+        assert running.served() == 2
+
+
+def test_a_new_version_is_served_when_the_folder_is_polled(models: Path) -> None:
+    with run(models, poll_s=0.01) as running:
+        assert running.served() == 1
+        add_version(models, 2)
+        until(lambda: running.served() == 2, "the new version serves")
+        until(lambda: running.states() == {1: "available", 2: "ready"}, "the former one is dropped")
+        add_version(models, 3, damaged=True)
+        until(lambda: 3 in running.books.reasons, "the damaged version was tried")
+        tried = running.opened.count(2)
+        assert running.served() == 2
+        add_version(models, 1, name="films")
+        until(lambda: "films" in running.registry.entries and running.registry.entry("films").loaded, "the new model serves")
+        assert running.count("failed") == 1  # once, not at every look
+        damage(models / "books" / "3")
+        until(lambda: running.served() == 3, "the repaired version serves")
+        assert tried == 1
+
+
+def test_a_pinned_model_is_not_polled(models: Path) -> None:
+    with run(models, poll_s=0.01) as running:
+        running.run(running.registry.set_default("books", 1))
+        add_version(models, 2)
+        until(lambda: running.books.versions == (1, 2), "the new version was seen")
+        add_version(models, 1, name="films")
+        until(lambda: "films" in running.registry.entries and running.registry.entry("films").loaded, "another look was taken")
+        assert running.opened == [1, 1]
+        assert running.served() == 1
+
+
+def test_without_polling_a_new_version_is_only_listed(models: Path) -> None:
+    with run(models) as running:
+        add_version(models, 2)
+        until(lambda: running.states() == {1: "ready", 2: "available"}, "the new version is listed")
+        assert running.served() == 1
+
+
+def test_a_bundle_that_is_changed_in_place_stops(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    add_version(models, 2)
+    with run(models) as running:
+        running.run(running.registry.load("books", 1, default=True))
+        damage(models / "books" / "1")
+        until(lambda: running.books.loaded is None, "the changed version stops")
+        until(lambda: running.states() == {1: "failed", 2: "ready"}, "the versions are so")
+        [reason] = running.registry.not_ready()
+        assert "changed in place" in reason
+        with pytest.raises(NotReady):
+            running.served()
+        assert running.served(2) == 2
+        running.run(running.registry.set_default("books", 2))
+        assert running.registry.not_ready() == []
+    assert "changed in place" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["items.arrow", "nodes.safetensors", "manifest.json"])
+def test_a_bundle_that_is_touched_serves_on(models: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with run(models) as running:
+        before = running.registry.choose("books", None)
+        for times in (1, 2):
+            time_ns = time.time_ns() - times
+            os.utime(models / "books" / "1" / name, ns=(time_ns, time_ns))
+            until(lambda wanted=times: caplog.text.count("hold what they held") == wanted, "it was compared")  # type: ignore[misc]
+            assert running.registry.choose("books", None) is before
+        for _ in range(3):
+            running.registry._follower.wake()
+            assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+        assert (running.books.reason, running.count("failed"), running.opened) == (None, 0, [1])
+        damage(models / "books" / "1")
+        until(lambda: running.books.loaded is None, "it is watched as before")
+
+
+def test_a_bundle_serves_while_its_contents_are_compared(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, let_go = threading.Event(), threading.Event()
+
+    def slow(stream: Any, name: str) -> Any:
+        reading.set()
+        assert let_go.wait(10)
+        return digest(stream, name)
+
+    digest = hashlib.file_digest
+    add_version(models, 2)
+    DesiredState(models / "books").write(Serving(generation=1, versions=(1,), default=1))
+    with run(models) as running:
+        monkeypatch.setattr("service.models.loading.hashlib.file_digest", slow)
+        damage(models / "books" / "1")
+        until(reading.is_set, "it is being compared")
+        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+        monkeypatch.setattr("service.models.loading.hashlib.file_digest", digest)
+        running.run(running.registry.load("books", 2))  # nor does a version that is to be loaded wait
+        assert not let_go.is_set()
+        let_go.set()
+        until(lambda: 1 not in running.books.ready, "what is not as it was stops")
+        assert "changed in place" in running.books.reasons[1]
+
+
+def test_what_is_written_to_while_it_is_compared_says_nothing(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that was compared already may be another one now."""
+    file = models / "books" / "1" / "items.arrow"
+
+    def while_it_is_written(stream: Any, name: str) -> Any:
+        os.utime(file)
+        return digest(stream, name)
+
+    digest = hashlib.file_digest
+    with run(models) as running:
+        running.registry._follower.stop()
+        running.registry._follower._threads[0].join()
+        loaded = running.registry.choose("books", None)
+        os.utime(file, (1, 1))
+        with monkeypatch.context() as patch:
+            patch.setattr("service.models.loading.hashlib.file_digest", while_it_is_written)
+            assert compare_contents(loaded) is None
+        assert compare_contents(loaded) is True
+        assert compare_files(loaded.files) == "same"
+        damage(models / "books" / "1")
+        assert compare_contents(loaded) is False
+        assert compare_files(loaded.files) == "written"
+
+
+def test_a_bundle_of_another_size_is_not_compared(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(loaded: LoadedModel) -> bool:
+        raise AssertionError("its size says enough")
+
+    monkeypatch.setattr("service.models.swapping.compare_contents", never)
+    with run(models) as running:
+        with (models / "books" / "1" / "golden.parquet").open("ab") as stream:
+            stream.write(b"more")
+        until(lambda: running.books.loaded is None, "it stops")
+
+
+def test_comparing_what_is_touched_again_and_again_takes_a_tenth_of_the_time(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, compared = [1000.0], [0]
+
+    def two_minutes(loaded: LoadedModel) -> None:  # and somebody writes meanwhile
+        compared[0] += 1
+        now[0] += 120
+
+    monkeypatch.setattr("service.models.swapping.monotonic", lambda: now[0])
+    monkeypatch.setattr("service.models.swapping.compare_contents", two_minutes)
+    with run(models) as running:
+        swapper, loaded = running.registry._follower._swapper, running.registry.choose("books", None)
+        running.registry._follower.stop()
+        running.registry._follower._threads[0].join()
+        os.utime(models / "books" / "1" / "items.arrow", (1, 1))
+        for at, wanted in ((1000.0, 1), (1120.0, 1), (1120.0 + 9 * 120 - 1, 1), (1120.0 + 9 * 120, 2)):
+            now[0] = at
+            assert not swapper.check_files(running.books, loaded)
+            swapper._comparing.join()
+            assert compared[0] == wanted
+
+
+def test_without_a_state_the_version_before_serves_when_one_is_changed_in_place(models: Path) -> None:
+    add_version(models, 2)
+    with run(models) as running:
+        damage(models / "books" / "2")
+        until(lambda: running.books.loaded is not None and running.served() == 1, "version 1 serves")
+        until(lambda: running.states() == {1: "ready", 2: "failed"}, "the versions are so")
+
+
+@pytest.mark.parametrize("how", ["deleted", "renamed", "replaced"])
+def test_a_bundle_that_is_deleted_renamed_or_replaced_serves_on(models: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    with run(models) as running:
+        path = models / "books" / "1"
+        if how == "deleted":
+            shutil.rmtree(path)
+        else:
+            path.rename(models / "aside")
+            if how == "replaced":
+                shutil.copytree(models / "aside", path)
+        until(lambda: "deleted or replaced" in caplog.text, "it is said")
+        for _ in range(3):
+            running.registry._follower.wake()
+            assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+        assert running.registry.not_ready() == []
+        assert caplog.text.count("deleted or replaced") == 1
+
+
+def test_reasons_name_paths_below_the_models_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    assert told(f"{folder}/books/1/items.arrow: missing", folder) == "books/1/items.arrow: missing"
+    assert told("models/books/1: missing, see submodels/x", Path("models")) == "books/1: missing, see submodels/x"

@@ -1,0 +1,258 @@
+"""Removed items stay removed, whatever happens to versions and to their list."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.bundle import Bundle
+from espalier.search import Engine
+from service.errors import Conflict
+from service.models.desired_state import DesiredState, Removed, Serving
+from service.models.registry import Entry
+from tests.service.fake_engine import FakeEngine
+from tests.service.models.registry import ITEMS, add_version, run, search
+from tests.waiting import until
+
+
+def test_removals_hold_for_every_version_and_need_no_reload(models: Path) -> None:
+    with run(models) as running:
+        registry = running.registry
+        assert registry.removed("books") == []
+        assert running.run(registry.set_removed("books", ["item-1", "gone", "item-1", "item-0"])) == ["gone"]
+        assert registry.removed("books") == ["item-1", "gone", "item-0"]
+        assert running.run(search(registry.choose("books", None))) == [2, 3, 4]
+        add_version(models, 2)
+        running.run(registry.load("books", 2))
+        assert running.run(search(registry.choose("books", 2))) == [2, 3, 4]
+        assert running.run(registry.set_removed("books", ["item-2"])) == []
+        for version in (1, 2):
+            assert running.run(search(registry.choose("books", version))) == [0, 1, 3]
+        running.run(registry.set_removed("books", []))
+        assert running.run(search(registry.choose("books", None))) == [0, 1, 2]
+        assert registry.choose("books", None).filters.standing is None
+        assert running.opened == [1, 2]
+        assert DesiredState(models / "books").read(Removed) == Removed(generation=3, ids=())
+
+
+def test_removals_apply_while_a_version_is_loading(models: Path) -> None:
+    opening, let_go = threading.Event(), threading.Event()
+
+    def open_late(bundle: Bundle) -> Engine:
+        if bundle.manifest.version == 2:
+            opening.set()
+            assert let_go.wait(10)
+        return FakeEngine(ITEMS, bundle.tree.leaf_of_item)
+
+    with run(models, open_late) as running:
+        add_version(models, 2)
+        DesiredState(models / "books").write(Serving(generation=1, versions=(1, 2), default=2))
+        until(opening.is_set, "version 2 is being opened")
+        assert running.run(running.registry.set_removed("books", ["item-0"])) == []
+        assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
+        let_go.set()
+        until(lambda: running.served() == 2, "version 2 serves")
+        assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
+
+
+class Taken:
+    """The files of desired state as they may get lost, and come back."""
+
+    def __init__(self, models: Path, how: str) -> None:
+        self.models, self.books, self.removed, self.how = models, models / "books", models / "books" / "removed.json", how
+        self.aside = models.parent / "aside"
+
+    def take(self) -> None:
+        match self.how:
+            case "the models folder is renamed":
+                self.models.rename(self.aside)
+            case "the model's folder is renamed":
+                self.books.rename(self.aside)
+            case "the model's folder is unmounted":
+                self.books.rename(self.aside)
+                self.books.mkdir()
+            case "the file is deleted":
+                self.removed.rename(self.aside)
+            case "the file cannot be looked at":
+                self.removed.rename(self.aside)
+                self.removed.symlink_to(self.removed)  # OSError, for any user
+            case "the file cannot be read":
+                self.removed.rename(self.aside)
+                self.removed.mkdir()  # the same
+            case "the file is malformed":
+                self.removed.rename(self.aside)
+                self.removed.write_text("{")
+
+    def bring_back(self) -> None:
+        match self.how:
+            case "the models folder is renamed":
+                self.aside.rename(self.models)
+            case "the model's folder is renamed":
+                self.aside.rename(self.books)
+            case "the model's folder is unmounted":
+                self.books.rmdir()
+                self.aside.rename(self.books)
+            case "the file cannot be read":
+                self.removed.rmdir()
+                self.aside.rename(self.removed)
+            case _:
+                self.aside.rename(self.removed)
+
+
+LOSSES = [
+    "the models folder is renamed",
+    "the model's folder is renamed",
+    "the model's folder is unmounted",
+    "the file is deleted",
+    "the file cannot be looked at",
+    "the file cannot be read",
+    "the file is malformed",
+]
+
+
+@pytest.mark.parametrize("how", LOSSES)
+def test_removed_items_stay_removed_when_their_list_is_lost(models: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    taken = Taken(models, how)
+    with run(models) as running:
+        running.run(running.registry.set_removed("books", ["item-0", "item-1"]))
+        taken.take()
+        until(lambda: "books/removed.json" in str(running.books.reason), "it is said")
+        for _ in range(3):
+            running.registry._follower.wake()
+            assert running.run(search(running.registry.choose("books", None))) == [2, 3, 4]
+        assert running.registry.removed("books") == ["item-0", "item-1"]
+        assert running.registry.not_ready() == []  # it answers right, and there may be nowhere else to go
+        assert 'espalier_desired_state_wrong{model="books"} 1.0' in running.metrics.render().decode()
+        assert len([record for record in caplog.records if "books stays as it is: books/removed.json" in record.message]) == 1
+        taken.bring_back()
+        until(lambda: running.books.reason is None, "it is over")
+        assert running.run(search(running.registry.choose("books", None))) == [2, 3, 4]
+        assert 'espalier_desired_state_wrong{model="books"} 0.0' in running.metrics.render().decode()
+        running.run(running.registry.set_removed("books", []))
+        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+
+
+def test_a_lost_list_is_ended_by_a_new_one(models: Path) -> None:
+    with run(models) as running:
+        running.run(running.registry.set_removed("books", ["item-0"]))
+        (models / "books" / "removed.json").unlink()
+        until(lambda: running.books.reason is not None, "it is said")
+        running.run(running.registry.set_removed("books", []))
+        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+        until(lambda: running.books.reason is None, "all is well")
+        (models / "books" / "removed.json").unlink()  # an empty one can get lost
+        running.run(running.registry.set_removed("books", ["item-1"]))
+        assert running.run(search(running.registry.choose("books", None))) == [0, 2, 3]
+        until(lambda: running.books.reason is None, "all is well")
+
+
+def test_a_list_that_cannot_be_read_at_the_start_lets_nothing_serve(models: Path) -> None:
+    DesiredState(models / "books").write(Removed(generation=1, ids=("item-0",)))
+    taken = Taken(models, "the file cannot be read")
+    taken.take()
+    with run(models) as running:
+        [reason] = running.registry.not_ready()
+        assert "books/removed.json" in reason
+        taken.bring_back()  # with the modification time that it had
+        until(lambda: not running.registry.not_ready(), "ready")
+        assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
+
+
+def test_a_file_that_becomes_readable_is_read_though_it_was_not_written(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after chmod, which changes neither its time nor its size."""
+    denied = [True]
+    read_bytes = Path.read_bytes
+
+    def deny(path: Path) -> bytes:
+        if denied[0] and path.name == "removed.json":
+            raise PermissionError(13, "Permission denied")
+        return read_bytes(path)
+
+    DesiredState(models / "books").write(Removed(generation=1, ids=("item-0",)))
+    monkeypatch.setattr(Path, "read_bytes", deny)
+    with run(models) as running:
+        [reason] = running.registry.not_ready()
+        assert "books/removed.json: got 'Permission denied'" in reason
+        denied[0] = False
+        until(lambda: not running.registry.not_ready(), "ready")
+        assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
+
+
+def test_a_models_folder_that_cannot_be_listed_is_said_once(
+    models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = [0]
+
+    def broken(folder: Path) -> Any:
+        looks[0] += 1
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("service.models.follower.SCAN_S", 0.0)
+    with run(models) as running:
+        monkeypatch.setattr("service.models.follower.find_versions", broken)
+        until(lambda: looks[0] >= 3, "it is looked at again")
+        assert caplog.text.count("the models folder cannot be read: Input/output error") == 1
+        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+
+
+def test_a_pin_holds_while_the_folder_is_away(models: Path) -> None:
+    add_version(models, 2)
+    with run(models, poll_s=0.01) as running:
+        running.run(running.registry.set_default("books", 1))
+        taken = Taken(models, "the model's folder is unmounted")
+        taken.take()
+        until(lambda: "books/serving.json" in str(running.books.reason), "it is said")
+        assert running.served() == 1
+        assert running.books.serving is not None
+        taken.bring_back()
+        until(lambda: running.books.reason is None, "it is over")
+        assert running.served() == 1
+        assert running.books.serving is not None
+        (models / "books" / "serving.json").unlink()
+        until(lambda: running.served() == 2, "a pin that is deleted is lifted")
+
+
+@pytest.mark.parametrize(("before", "found"), [((), [0, 1, 2]), (("item-1",), [0, 2, 3])])
+def test_a_removal_that_is_taken_back_leaves_what_was_removed_before(
+    models: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...], found: list[int]
+) -> None:
+    applying, let_go = threading.Event(), threading.Event()
+
+    def late(entry: Entry, ids: tuple[str, ...]) -> None:
+        applying.set()
+        assert let_go.wait(10)
+        remove(entry, ids)
+
+    async def scenario() -> None:
+        changing = asyncio.create_task(running.registry.set_removed("books", ["item-0"]))
+        assert await asyncio.to_thread(applying.wait, 10)
+        while running.count("rolled_back") == 0:
+            await asyncio.sleep(0.01)
+        let_go.set()
+        with pytest.raises(Conflict, match=r"did not follow within 0.5 s"):
+            await changing
+
+    if before:  # else there is no file
+        DesiredState(models / "books").write(Removed(generation=9, ids=before))
+    with run(models, load_timeout_s=0.5) as running:
+        swapper = running.registry._follower._swapper
+        remove = swapper.remove
+        monkeypatch.setattr(swapper, "remove", late)
+        running.run(scenario())
+        until(lambda: running.registry.removed("books") == [*before], "it is taken back")
+        assert running.run(search(running.registry.choose("books", None))) == found
+        until(lambda: running.books.reason is None, "all is well")
+
+
+def test_items_can_be_removed_while_a_pinned_version_fails(models: Path) -> None:
+    add_version(models, 2, damaged=True)
+    DesiredState(models / "books").write(Serving(generation=1, versions=(1, 2), default=2))
+    with run(models) as running:
+        running.run(running.registry.set_removed("books", ["item-0"]))
+        assert running.run(search(running.registry.choose("books", 1))) == [1, 2, 3]

@@ -1,0 +1,207 @@
+"""What workers tell one another and count together, over files, without a service."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.models.worker_progress import WorkerProgress, Workers, living
+from service.watch.metrics import Metrics, ModelMetrics
+from service.watch.multiprocess import forget_process
+from tests import ROOT
+
+
+@contextmanager
+def other_process(folder: Path, pid: int, monkeypatch: pytest.MonkeyPatch, lives: bool = True) -> Iterator[None]:
+    """What happens inside is done by another worker, as far as its files tell."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: pid)
+        lock = (folder / f"{pid}.lock").open("w")
+        if lives:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            patch.setattr("tests.service.test_worker_progress._HELD", [*_HELD, lock])
+        yield
+    if lives:
+        _HELD.append(lock)
+    else:
+        lock.close()
+
+
+_HELD: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _let_go() -> Iterator[None]:
+    yield
+    while _HELD:
+        _HELD.pop().close()
+
+
+def test_progress_is_that_of_the_living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Workers(tmp_path)
+    assert not own.others_serve()
+    own.join()
+    own.report("books", WorkerProgress(serving=3))
+    with other_process(tmp_path, 11, monkeypatch):
+        Workers(tmp_path).report("books", WorkerProgress(serving=2, removed=1, failed="no room"))
+    with other_process(tmp_path, 12, monkeypatch, lives=False):
+        Workers(tmp_path).report("books", WorkerProgress(serving=1))
+    with other_process(tmp_path, 13, monkeypatch):
+        pass
+    assert own.progress("books") == {os.getpid(): WorkerProgress(serving=3), 11: WorkerProgress(2, 1, "no room"), 13: WorkerProgress()}
+    assert own.progress("films") == {os.getpid(): WorkerProgress(), 11: WorkerProgress(), 13: WorkerProgress()}
+    assert own.others_serve()
+    own.leave()
+    assert living(tmp_path) == [11, 13]
+
+
+def test_a_process_alone_writes_nothing() -> None:
+    alone = Workers()
+    alone.join()
+    alone.report("books", WorkerProgress(serving=3))
+    assert alone.progress("books") == {os.getpid(): WorkerProgress(serving=3)}
+    assert not alone.others_serve()
+    alone.leave()
+
+
+COUNTING = """
+import sys
+from pathlib import Path
+from service.watch.metrics import Metrics, ModelMetrics
+from service.watch.multiprocess import count_in
+
+version, waiting, requests = map(int, sys.argv[2:])
+count_in(Path(sys.argv[1]))
+metrics = Metrics()
+metrics.model_state("books", 1, "onnx-cpu", ready=version == 1)
+metrics.model_state("books", version, "onnx-cpu", ready=True)
+ModelMetrics(metrics, "books", "onnx-cpu", lambda: waiting).call(waiting, 0.5)
+for _ in range(requests):
+    metrics.request("books", 200, 1e-3)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def counting(folder: Path, version: int, waiting: int, requests: int) -> Iterator[int]:
+    """A process that has counted as a worker would. Gives its id; at the end it is killed."""
+    command = [sys.executable, "-c", COUNTING, *map(str, (folder, version, waiting, requests))]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> None:
+    reader = Metrics()  # of a process that does not count in the folder
+    reader.share(tmp_path)
+    reader.request("books", 200, 1.0)
+    with counting(tmp_path, 2, 5, 30):
+        with counting(tmp_path, 1, 2, 10) as pid:
+            both = {
+                'espalier_requests_total{model="books",status="200"} 40.0',
+                'espalier_request_seconds_count{model="books"} 40.0',
+                'espalier_batch_queries_bucket{le="2.0",model="books"} 1.0',
+                'espalier_batch_queries_bucket{le="8.0",model="books"} 2.0',
+                'espalier_batch_queries_sum{model="books"} 7.0',
+                'espalier_shed_total{model="books"} 0.0',
+            }
+            one = 'espalier_model_info{engine="onnx-cpu",model="books",version="1"}'
+            two = 'espalier_model_info{engine="onnx-cpu",model="books",version="2"} 1.0'
+            assert lines(reader) >= {*both, two, f"{one} 1.0", 'espalier_queue_depth{model="books"} 7.0'}
+        forget_process(pid, tmp_path)
+        assert lines(reader) >= {*both, two, f"{one} 0.0", 'espalier_queue_depth{model="books"} 5.0'}
+
+
+UNLOADING = """
+import sys
+from pathlib import Path
+from service.watch.metrics import Metrics
+from service.watch.multiprocess import count_in
+
+count_in(Path(sys.argv[1]))
+metrics = Metrics()
+for version in range(1, 51):
+    metrics.model_state("books", version, "onnx-cpu", ready=True)
+    metrics.probed("books", version, {10: 0.5, 50: 0.6}, {10: 0.5, 50: 0.6}, 0.0)
+    metrics.probe_query("books", version, "answered")
+    metrics.forget_version("books", version - 1)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_workers_forget_versions_that_do_not_serve(tmp_path: Path) -> None:
+    reader = Metrics()
+    reader.share(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", UNLOADING, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        told = {line for line in lines(reader) if "version=" in line}
+        process.kill()
+    assert told == {
+        'espalier_model_info{engine="onnx-cpu",model="books",version="50"} 1.0',
+        'espalier_probe_recall{m="10",model="books",version="50"} 0.5',
+        'espalier_probe_recall{m="50",model="books",version="50"} 0.6',
+        'espalier_probe_expected_recall{m="10",model="books",version="50"} 0.5',
+        'espalier_probe_expected_recall{m="50",model="books",version="50"} 0.6',
+        'espalier_probe_drift{model="books",version="50"} 0.0',
+        'espalier_probe_queries_total{model="books",outcome="answered",version="50"} 1.0',
+    }
+    assert "espalier_free" not in "".join(lines(reader))
+
+
+def lines(metrics: Metrics) -> set[str]:
+    return set(metrics.render().decode().splitlines())
+
+
+def test_what_is_scraped_is_what_was_counted() -> None:
+    metrics = Metrics()
+    waiting = [3]
+    model = ModelMetrics(metrics, "books", "onnx-cpu", lambda: waiting[0])
+    for seconds in (15e-6, 1e-3, 20.0):
+        metrics.request("books", 200, seconds)
+    metrics.request("", 404, 1e-5)
+    model.retrieved((1e-5, 2e-5, 3e-5, 4e-5), 1e-3, 100, incomplete=2, degraded=1)
+    model.retrieved((1e-5, 2e-5, 3e-5, 4e-5), 1e-3, 127, incomplete=0)
+    model.call(7, 0.5)
+    metrics.shed("books")
+    lines = metrics.render().decode().splitlines()
+    assert set(lines) >= {
+        'espalier_requests_total{model="books",status="200"} 3.0',
+        'espalier_requests_total{model="",status="404"} 1.0',
+        'espalier_request_seconds_bucket{le="1.5e-05",model="books"} 1.0',
+        'espalier_request_seconds_bucket{le="+Inf",model="books"} 3.0',
+        'espalier_request_seconds_count{model="books"} 3.0',
+        'espalier_request_seconds_sum{model="books"} 20.001015',
+        'espalier_query_seconds_count{beam="64",engine="onnx-cpu",model="books"} 2.0',
+        'espalier_batch_queries_bucket{le="8.0",model="books"} 1.0',
+        'espalier_batch_queries_bucket{le="4.0",model="books"} 0.0',
+        'espalier_incomplete_total{model="books"} 2.0',
+        'espalier_degraded_total{model="books"} 1.0',
+        'espalier_shed_total{model="books"} 1.0',
+        'espalier_queue_depth{model="books"} 3.0',
+    }
+    model.close()
+    assert 'espalier_queue_depth{model="books"} 0.0' in metrics.render().decode()
+
+
+def test_two_versions_of_a_model_wait_in_one_gauge() -> None:
+    metrics = Metrics()
+    models = [ModelMetrics(metrics, "books", "onnx-cpu", partial(int, depth)) for depth in (2, 5)]
+    assert 'espalier_queue_depth{model="books"} 7.0' in metrics.render().decode()
+    models[0].close()
+    assert 'espalier_queue_depth{model="books"} 5.0' in metrics.render().decode()
