@@ -41,7 +41,7 @@ from espalier.bundle import Bundle, LinearContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.chunks import Chunks
 from espalier.engines import open_engine
-from espalier.engines.linear.chunk_search import ChunkSearch, Wanted
+from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import EspalierError, InvalidData
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, SearchDefaults
@@ -298,9 +298,9 @@ def _judged(data: LabelledPoints, split: int, shape: tuple[int, int], options: L
     row = {"train_cpu_s": time.process_time() - begin, "model_mb": chunks.nbytes / 1e6}
     search = ChunkSearch(tree, chunks, options.ranking)
     points = as_rows(validation.points)
-    leaves_BM = search.search(points, Wanted.uniform(len(validation), 10, M)).leaves_BM
+    leaves_BM = search.search(points, BeamParams.uniform(len(validation), 10, M)).leaves_BM
     found = np.where(leaves_BM >= 0, tree.leaf_item[leaves_BM - tree.leaf_offset], -1)
-    wanted = Wanted.uniform(len(validation), 10, 10)
+    wanted = BeamParams.uniform(len(validation), 10, 10)
     begin = time.process_time()
     search.search(points, wanted)
     row["ms_in_a_batch"] = 1e3 * (time.process_time() - begin) / len(validation)

@@ -28,7 +28,8 @@ from espalier.bundle import Bundle, LinearContent, write_bundle
 from espalier.checks.random_bundles import graph_model, linear_graphs, make_bundle, make_linear_bundle, random_tree, sparse_rows
 from espalier.chunks import LARGEST_RANK, Chunks
 from espalier.engines import open_engine
-from espalier.engines.linear.chunk_search import ChunkSearch, Wanted, _keep_best
+from espalier.engines.linear.best_nodes import keep_best
+from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.reference import ReferenceEngine
@@ -304,7 +305,7 @@ def test_the_selection_never_writes_more_than_is_wanted(wanted: int) -> None:
     rng = np.random.default_rng(1)
     for ranks in (np.full(20, np.nan), np.where(rng.random(20) < 0.5, np.nan, rng.normal(size=20)), np.append(np.nan, rng.normal(size=19))):
         kept, kept_ranks = np.full(40, -7), np.full(40, -7, np.float32)
-        count = _keep_best(np.arange(20), ranks.astype(np.float32), 20, wanted, kept, kept_ranks, np.empty(40, np.float32))
+        count = keep_best(np.arange(20), ranks.astype(np.float32), 20, wanted, kept, kept_ranks, np.empty(40, np.float32))
         assert count <= wanted
         assert np.all(kept[wanted:] == -7)
         assert np.all(kept_ranks[wanted:] == -7)
@@ -323,11 +324,11 @@ def test_products_that_cancel_to_no_number_are_no_candidates(activation: Activat
     )  # fmt: skip
     search = ChunkSearch(tree, chunks, ranking)
     queries = SparseRows(np.array([0, 2]), np.array([0, 1], np.int32), np.full(2, 3e38, np.float32), 2)
-    found = search.search(queries, Wanted.uniform(1, 2, 2))
+    found = search.search(queries, BeamParams.uniform(1, 2, 2))
     assert set(found.leaves_BM[0].tolist()) <= {2, 4, 6}  # nodes: leaf c is node c + 1
     assert np.isfinite(found.ranks_BM).all()
     assert (found.leaves_BM[0] >= 0).all()
-    again = search.search(replace(queries, values=np.ones(2, np.float32)), Wanted.uniform(1, 2, 6))
+    again = search.search(replace(queries, values=np.ones(2, np.float32)), BeamParams.uniform(1, 2, 6))
     assert sorted(again.leaves_BM[0].tolist()) == [1, 2, 3, 4, 5, 6], "nothing of a search is left for the next"
 
 

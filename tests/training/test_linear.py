@@ -21,8 +21,8 @@ from benchmarks.papers.xrlinear_peer import growth_mb
 from benchmarks.papers.xrlinear_peers import quality
 from espalier.checks.random_bundles import random_chunks, random_tree, sparse_rows
 from espalier.chunks import ARRAYS, Chunks
-from espalier.engines.linear import chunk_search
-from espalier.engines.linear.chunk_search import ChunkSearch, Wanted
+from espalier.engines.linear import feature_tables
+from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
 from espalier.manifest import Activation, Ranking
 from espalier.text.sparse_rows import SparseRows
@@ -343,7 +343,7 @@ def test_each_node_learns_from_the_points_that_come_there(negatives: Any) -> Non
     options = LinearOptions(negatives=negatives, beam_size=1, tolerance=1e-4, passes=2000, threshold=0.0, prior=0)
     chunks = fit_linear(data, tree, options)
     chunks.check(tree)
-    kept = ChunkSearch(tree, chunks, last=1).search(as_rows(data.points), Wanted.uniform(len(data), 1, 1)).leaves_BM[:, 0]
+    kept = ChunkSearch(tree, chunks, last=1).search(as_rows(data.points), BeamParams.uniform(len(data), 1, 1)).leaves_BM[:, 0]
     for p in range(tree.leaf_offset):
         rows = expected_rows(data, tree, p)
         if p > 0 and negatives != "teacher":
@@ -421,7 +421,7 @@ def test_items_of_few_queries_stay_at_their_centroids_and_are_found_as_by_them()
     chunks = fit_linear(data, tree, LinearOptions(threshold=0.0))
     assert_allclose(chunks.bias[1:], -1.5)
     queries = sparse_rows(np.abs(rng.normal(size=(9, 30)))).normalised()
-    found = ChunkSearch(tree, chunks).search(queries, Wanted.uniform(9, 1, 10)).leaves_BM - 1
+    found = ChunkSearch(tree, chunks).search(queries, BeamParams.uniform(9, 1, 10)).leaves_BM - 1
     assert_array_equal(found, np.argsort(-dense_of(queries) @ points.toarray().T, axis=1)[:, :10])
     for few, trained in ((1, True), (1.1, False)):
         assert np.any(fit_linear(data, tree, LinearOptions(few=few)).bias[1:] != -1.5) == trained
@@ -549,7 +549,7 @@ def test_a_trained_tree_finds_labels_and_a_beam_of_all_finds_no_fewer() -> None:
     search = ChunkSearch(tree, fit_linear(training, tree, LinearOptions()))
     scores = {}
     for beam in (1, 5, 60):
-        leaves = search.search(as_rows(test.points), Wanted.uniform(len(test), beam, 10)).leaves_BM
+        leaves = search.search(as_rows(test.points), BeamParams.uniform(len(test), beam, 10)).leaves_BM
         scores[beam] = quality(np.where(leaves >= 0, tree.leaf_item[leaves - tree.leaf_offset], -1), test, training)
     assert scores[5]["p1"] > 60  # a point has a label in three of four cases
     assert scores[60]["r10"] >= scores[1]["r10"]
@@ -600,10 +600,10 @@ def test_the_search_equals_brute_force(seed: int, shape: tuple[int, int], intege
     beam, m = int(rng.integers(1, 12)), int(rng.integers(1, 60))
     with pytest.MonkeyPatch.context() as patch:
         if tables == "hashed":
-            patch.setattr(chunk_search, "SMALL_TABLES", 0)
-            patch.setattr(chunk_search, "SPARSE_TABLE", 0)
+            patch.setattr(feature_tables, "DIRECT_BYTES", 0)
+            patch.setattr(feature_tables, "DIRECT_SLOTS", 0)
         search = ChunkSearch(tree, chunks, Ranking(activation=activation, own="log_activation", gamma=1))
-    found = search.search(sparse_rows(dense), Wanted.uniform(len(dense), beam, m))
+    found = search.search(sparse_rows(dense), BeamParams.uniform(len(dense), beam, m))
     for b in range(5):
         nodes, ranks = brute_force(tree, chunks, dense[b], beam, m, activation)
         here = found.leaves_BM[b] >= 0
@@ -611,7 +611,7 @@ def test_the_search_equals_brute_force(seed: int, shape: tuple[int, int], intege
         assert_allclose(found.ranks_BM[b][here], ranks, rtol=1e-4, atol=1e-4)
         if integer:
             assert_array_equal(found.leaves_BM[b][here], nodes)
-        alone = search.search(sparse_rows(dense[b : b + 1]), Wanted.uniform(1, beam, m))
+        alone = search.search(sparse_rows(dense[b : b + 1]), BeamParams.uniform(1, beam, m))
         assert_array_equal(alone.leaves_BM[0], found.leaves_BM[b])
         assert_array_equal(alone.ranks_BM[0], found.ranks_BM[b])
 
@@ -623,14 +623,14 @@ def test_queries_that_would_be_written_outside_are_refused() -> None:
     good = sparse_rows(np.eye(30)[:2])
     for beam, m in ((0, 1), (1, 0)):
         with pytest.raises(InvalidQuery, match="got 0, expected at least 1"):
-            search.search(good, Wanted.uniform(len(good), beam, m))
+            search.search(good, BeamParams.uniform(len(good), beam, m))
     with pytest.raises(InvalidQuery, match="features: got 'rows of 31 features', expected rows of 30"):
-        search.search(sparse_rows(np.eye(31)[:2]), Wanted.uniform(2, 1, 1))
+        search.search(sparse_rows(np.eye(31)[:2]), BeamParams.uniform(2, 1, 1))
     for bad in (-1, 30):
         rows = SparseRows(np.array([0, 1, 2]), np.array([3, bad], np.int32), np.ones(2, np.float32), 30)
         with pytest.raises(InvalidQuery, match=f"features.indices: got {bad}, expected feature numbers from 0 to 29"):
-            search.search(rows, Wanted.uniform(len(rows), 1, 1))
-    assert len(search.search(good.take(np.empty(0, np.int64)), Wanted.uniform(0, 1, 1)).leaves_BM) == 0
+            search.search(rows, BeamParams.uniform(len(rows), 1, 1))
+    assert len(search.search(good.take(np.empty(0, np.int64)), BeamParams.uniform(0, 1, 1)).leaves_BM) == 0
 
 
 def test_more_children_than_a_chunk_can_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_chunks, random_tree, sparse_rows
 from espalier.engines import open_engine
-from espalier.engines.linear.chunk_search import L3_HINGE, ChunkSearch, Wanted
+from espalier.engines.linear.chunk_search import L3_HINGE, BeamParams, ChunkSearch
 from espalier.errors import BundleExists, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.masks.eligibility import node_mask
@@ -201,7 +201,7 @@ def test_items_go_where_the_model_looks_for_their_text() -> None:
     tree, width = random_tree(rng, 3, 5), 12
     chunks = random_chunks(rng, tree, width, integer=False)
     own = unit((rng.random((20, width)) < 0.4) * rng.random((20, width)))
-    every = Wanted.uniform(20, tree.level_size(2), 1)
+    every = BeamParams.uniform(20, tree.level_size(2), 1)
     best = ChunkSearch(tree, chunks, L3_HINGE, last=2).search(as_rows(own), every).leaves_BM[:, 0]
     assert_array_equal(nearest_clusters(tree, chunks, L3_HINGE, own, Placing(room=1000)), best)
     flat = complete_tree(np.arange(4), 4)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.chunks import MAX_CHILDREN, Chunks
-from espalier.engines.linear.chunk_search import ChunkSearch, Wanted
+from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.tree import Tree
 from training.data.csr import Csr, as_rows
@@ -225,7 +225,7 @@ def _kept_by_beam(points: Csr, tree: Tree, parts: list[_Part], options: LinearOp
     """The points and nodes of `level` that a beam over the scorers so far keeps."""
     search = ChunkSearch(tree, _joined(parts, tree, points.shape[1]), options.ranking, last=level)
     beam_B = np.full(points.shape[0], options.beam_size, np.int64)
-    nodes_BM = search.search(as_rows(points), Wanted(beam_B, np.minimum(beam_B, tree.level_size(level)))).leaves_BM
+    nodes_BM = search.search(as_rows(points), BeamParams(beam_B, np.minimum(beam_B, tree.level_size(level)))).leaves_BM
     point, slot = np.nonzero(nodes_BM >= 0)
     return point, nodes_BM[point, slot]
 

@@ -34,7 +34,7 @@ from espalier.bundle import Bundle, LinearContent
 from espalier.checks.golden import encode_table
 from espalier.checks.heldout import read_heldout
 from espalier.chunks import MAX_CHILDREN, Chunks
-from espalier.engines.linear.chunk_search import ChunkSearch, Wanted
+from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.manifest import LinearScorer, ManifestDraft, Ranking
@@ -121,7 +121,7 @@ def nearest_clusters(tree: Tree, chunks: Chunks, ranking: Ranking, own: Csr, how
     if tree.height > 1:
         search = ChunkSearch(tree, chunks, ranking, last=tree.height - 1)
         beam = min(BEAM, len(span))
-        found = search.search(as_rows(own), Wanted.uniform(own.shape[0], beam, beam))
+        found = search.search(as_rows(own), BeamParams.uniform(own.shape[0], beam, beam))
         search.close()
         nodes_nK, ranks_nK = found.leaves_BM, found.ranks_BM
     children_P = np.diff(tree.first_child[span.start : span.stop + 1])

@@ -2,7 +2,7 @@
 
 Knows masks, exclusions and threads. How a level is scored and pruned is chunk_search's.
 
-Legend: B queries, X shut nodes, N nodes, M results, H levels below the root.
+Legend: B queries, X excluded nodes, N nodes, M results, H levels below the root.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.linear.chunk_search import ChunkSearch, Traced, Wanted
+from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Trace
 from espalier.errors import InvalidQuery
 from espalier.masks.eligibility import every_item, excluded_nodes
 from espalier.queries import QueryBatch, blank_queries
@@ -55,8 +55,10 @@ class SparseCpuEngine:
             eligible_B[:] = [tree.item_count if mask is None else mask.items for mask in params.mask_B]
         if excluded is not None:
             eligible_B -= excluded.count_B
-        shut_BX = None if excluded is None else np.concatenate([excluded.leaves_BX, excluded.inner_BX], axis=1)
-        found = self._search.search(queries.features, Wanted(params.beam_size_B, params.m_B, self._groups(params), shut_BX), params.trace)
+        excluded_BX = None if excluded is None else np.concatenate([excluded.leaves_BX, excluded.inner_BX], axis=1)
+        found = self._search.search(
+            queries.features, BeamParams(params.beam_size_B, params.m_B, self._groups(params), excluded_BX), params.trace
+        )
         rows_BM = np.where(found.leaves_BM >= 0, tree.leaf_item[np.maximum(found.leaves_BM - tree.leaf_offset, 0)], NO_ITEM)
         trace = None if found.trace is None else _levels(found.trace)
         return finish(self._ranking, params.m_B, eligible_B, rows_BM, found.ranks_BM, trace)
@@ -71,7 +73,7 @@ class SparseCpuEngine:
         return [(rows, everything if mask is None else mask.eligible_N) for rows, mask in zip(queries, masks, strict=True)]
 
 
-def _levels(trace: Traced) -> tuple[LevelTrace, ...]:
+def _levels(trace: Trace) -> tuple[LevelTrace, ...]:
     """Every level: with γ > 0 all are scored."""
     return tuple(
         LevelTrace(h + 1, trace.kept_BHK[:, h], trace.kept_ranks_BHK[:, h], trace.candidates_BHC[:, h], trace.ranks_BHC[:, h])
