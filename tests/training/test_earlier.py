@@ -29,7 +29,8 @@ from training.config import TrainingConfig, check_config
 from training.data.splits import halves, without_seen
 from training.deep.earlier import EarlierModel, as_earlier, grow, likelihood_of, load_scorer, relearn_config
 from training.deep.fit import build_model, fit
-from training.deep.jtm import Matching, draw_samples, learn_tree
+from training.deep.jtm import Matching, learn_tree
+from training.deep.jtm_samples import draw_samples
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology

@@ -42,11 +42,12 @@ from tests.pictures import Pictures
 from training.__main__ import main
 from training.baselines.popularity import fit_popularity
 from training.config import TrainingConfig, check_config
+from training.data.item_tables import item_table
 from training.data.splits import halves, without_seen
 from training.deep.export import check_parity, export
 from training.deep.fit import fit
 from training.deep.instances import Instances, InstanceSource
-from training.deep.prepare import Prepared, build_tree, item_table, prepare
+from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.topology import Topology
 from training.deep.validation import search_pairs

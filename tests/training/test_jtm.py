@@ -24,7 +24,9 @@ from tests.training.logs import log_of
 from training.config import ScorerConfig
 from training.data.log_files import Order
 from training.deep import jtm
-from training.deep.jtm import Likelihood, Matching, Samples, assign, draw_samples, learn_tree, leaves_below
+from training.deep.assignment import assign
+from training.deep.jtm import Likelihood, Matching, learn_tree, leaves_below
+from training.deep.jtm_samples import Samples, draw_samples
 from training.deep.scorers.model import NodeScorer, new_scorer
 from training.deep.topology import Topology
 from training.trees.balanced import balanced_tree

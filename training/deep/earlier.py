@@ -2,7 +2,7 @@
 
 Knows how a bundle becomes something to train on. Items are matched by id: an item that the log no longer has leaves an empty leaf, and a
 new one goes to a leaf that is empty or can still be added beside others, where the scorer would look for it (the first levels of JTM's
-matching, `trees/jtm.py`). All other items, and all nodes with their rows, stay where they are.
+matching, `jtm.py`). All other items, and all nodes with their rows, stay where they are.
 
 Legend: I items of the log, N nodes, D node row, P nodes of the level above the leaves.
 """
@@ -23,7 +23,8 @@ from espalier.items import ItemTable
 from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
 from training.config import PATH_PRODUCTS, TrainingConfig, check_config
 from training.data.interactions import Interactions
-from training.deep.jtm import Likelihood, Matching, Samples, draw_samples, sum_below
+from training.deep.jtm import Likelihood, Matching, sum_below
+from training.deep.jtm_samples import Samples, draw_samples
 from training.deep.scorers.model import NodeScorer, new_scorer
 
 log = logging.getLogger(__name__)

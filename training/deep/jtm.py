@@ -2,18 +2,15 @@
 
     L_c^{s,e}(π) = Σ_{(u,c) ∈ A_c} Σ_{j=s}^{e} log p̂(b_j(π(c)) | u),    p̂ = σ(rank),  rank(n) = logit(n) + γ · rank(parent(n))
 
-A_c are the training samples with target c, b_j the ancestor on level j. With γ = 0 that is the paper's; γ > 0 is for scorers that were
-trained on such ranks. What log p̂ is depends on what a scorer was trained for (`Likelihood`): for `plt`, whose activations are given the
-parent, it is the sum of log-sigmoids along the path; for `otm-robust`, a softmax over each level, the rank itself, since the softmax's
-normaliser is the same wherever on a level the target is. Its ranks have no zero, so that of such sums only differences mean something.
+A_c are the training samples with target c, b_j the ancestor on level j. γ = 0 is the paper's formula; γ > 0 is for scorers that were
+trained on such ranks. log p̂ depends on the objective that a scorer was trained with (`Likelihood`): for `plt`, whose activations are
+conditional on the parent, it is the sum of log-sigmoids along the path; for `otm-robust`, a softmax over each level, it is the rank
+itself, since the softmax's normaliser is the same for every target on a level. Such sums lack the normaliser: only their differences have
+a meaning.
 
-The tree's nodes, and with them the scorer, stay as they are; only the items are assigned anew, from the root down, d levels (the gap) at a
-time: each node's items to its descendants d levels below, which hold as many items as they have leaves. Histories are seen through the old
-tree.
-
-An assignment is greedy with rebalancing (`assign`). Where the paper's supplement keeps the heaviest items of an over-full node, the ones
-stay that would lose the most elsewhere: weights are sums of negative numbers, so the most frequent targets would be sent away first. Items
-that are no sample's target weigh nothing anywhere; they fill what the others leave, at home where there is room.
+The tree's nodes, and so the scorer, stay as they are. Only the items are assigned anew (`assignment.py`), from the root down, d levels (the
+gap) at a time: each node's items to its descendants d levels below, which hold as many items as they have leaves. Ancestors of history
+items are those in the old tree.
 
 Legend: S samples, B samples of a scorer call, I items, T history, N nodes, L levels, P parents (nodes of the level worked from), C columns:
 descendants of a parent on the level worked to.
@@ -32,13 +29,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from tqdm import tqdm
 
-from espalier.errors import InvalidData
 from espalier.tree import EMPTY_LEAF, Tree
-from training.data.interactions import Interactions
+from training.deep.assignment import assign
+from training.deep.jtm_samples import Samples
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 
-Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 Likelihood = Literal["sigmoid", "path", "softmax"]
@@ -50,80 +46,18 @@ MAX_DESCENDANTS = 256
 ROWS = 1 << 15
 """Nodes that the scorer judges in one call; more only costs memory."""
 
-KEYS = 1 << 20
-"""Random keys that are held at a time, one for each event of a list without an order."""
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Training samples, in ascending order of their targets.
-
-    history_ST  int32[S, T]: item rows, newest last, −1 = padding
-    target_S    int64[S]: what is placed; numbers from 0, item rows where whole catalogues are
-    """
-
-    history_ST: Int32
-    target_S: Int64
-
 
 @dataclass(frozen=True)
 class Learned:
-    """A learned tree; `before` and `after` are Σ_c L_c of the old and of the new one, histories seen through the old.
+    """A learned tree and how many items moved; `before` and `after` are Σ_c L_c of the old and the new tree, for histories in the old one.
 
-    Of a softmax both lack the same normalisers: only their difference means something.
+    For a softmax both lack the same normalisers: only their difference has a meaning.
     """
 
     tree: Tree
     moved: int
     before: float
     after: float
-
-
-def draw_samples(
-    interactions: Interactions, users: Int64, length: int, most: int, *, seed: int, wanted_I: NDArray[np.bool_] | None = None
-) -> Samples:
-    """Every event of `users` (pass training users) with what came before it, or `most` random ones; a first event has no history.
-
-    Where lists have no order, every event of a list of at least two, with some of the list's other events.
-
-    wanted_I  bool[I]: the items whose events are drawn from, all unless given
-
-    Raises InvalidData when there is no such event of any item; of wanted ones there may be none.
-    """
-    rng = np.random.default_rng([seed, 2])
-    begin_U, length_U = interactions.offset_U1[users], np.diff(interactions.offset_U1)[users]
-    first = 0 if interactions.order == "none" else 1
-    stop_U: Int64 = np.cumsum(np.where(length_U >= 2, length_U - first, 0))
-    total = int(stop_U[-1]) if len(stop_U) else 0
-    if total == 0:
-        raise InvalidData("log", f"{len(users)} training users", "at least one with two events or more")
-
-    def located(number_S: Int64) -> tuple[Int64, Int64]:
-        """User (a place in `users`) and event of samples, which are numbered user by user."""
-        user_S = np.searchsorted(stop_U, number_S, side="right")
-        return user_S, begin_U[user_S] + length_U[user_S] - (stop_U[user_S] - number_S)
-
-    wanted: Int64 | None = None
-    if wanted_I is not None:
-        parts = (np.arange(start, min(start + KEYS, total)) for start in range(0, total, KEYS))
-        wanted = np.concatenate([part[wanted_I[interactions.item_of_event_E[located(part)[1]]]] for part in parts])
-        total = len(wanted)
-    drawn_S = np.arange(total) if total <= most else rng.choice(total, most, replace=False, shuffle=False)
-    user_S, event_S = located(drawn_S if wanted is None else wanted[drawn_S])
-    target_S = np.asarray(interactions.item_of_event_E[event_S], np.int64)
-    order = np.lexsort((event_S, target_S))
-    begin_S, length_S, event_S = begin_U[user_S[order]], length_U[user_S[order]], event_S[order]
-    history_ST = np.full((len(order), length), -1, np.int32)
-    size = ROWS if interactions.order != "none" else max(1, min(ROWS, KEYS // int(length_S.max(initial=1))))
-    for start in range(0, len(order), size):
-        part = slice(start, start + size)
-        if interactions.order == "none":
-            event_BT = _others(rng, begin_S[part], length_S[part], event_S[part], length)
-        else:
-            event_BT = event_S[part, None] + np.arange(-length, 0)
-            event_BT[event_BT < begin_S[part, None]] = -1
-        history_ST[part] = np.where(event_BT >= 0, interactions.item_of_event_E[np.maximum(event_BT, 0)], -1)
-    return Samples(history_ST, target_S[order])
 
 
 def learn_tree(
@@ -164,7 +98,7 @@ def sum_below(tree: Tree, value_n: Int64, level: int) -> Int64:
 
 
 class Matching:
-    """What a scorer thinks of placing items in a tree: sums of log p̂ over samples."""
+    """Assigns items to the nodes of a tree by a scorer's sums of log p̂ over samples."""
 
     def __init__(self, model: NodeScorer, tree: Tree, samples: Samples, gamma: float, likelihood: Likelihood) -> None:
         self.model, self.tree, self.samples, self.likelihood = model.eval(), tree, samples, likelihood
@@ -281,85 +215,3 @@ class Matching:
                 history_BT = torch.from_numpy(samples.history_ST[part].astype(np.int64)).to(self.topology.device)
                 yield part, self.model.state(self.topology.history_nodes(history_BT)[:, lowest : highest + 1])
                 bar.update(part.stop - part.start)
-
-
-def assign(weight_IC: Float32, parent_I: Int64, room_PC: Int64, home_I: Int64, seen_I: NDArray[np.bool_]) -> Int64:
-    """int64[I]: a column for every item, at most room_PC items in each, with a large sum of weights (JTM's greedy with rebalancing).
-
-    weight_IC  float32[I, C]
-    parent_I   int64[I]: the row of room_PC that an item's columns belong to; no parent has more items than room
-    room_PC    int64[P, C]: 0 where a parent has fewer columns
-    home_I     int64[I]: the column that an item comes from, −1 = none of them; it is kept at a tie
-    seen_I     whether an item has weights at all
-
-    Each item takes its best column. Then, as long as a column holds too many, each parent's fullest such column keeps those that would
-    lose the most by leaving and sends the others to their best column among those that have not done so yet. Unseen items come last.
-    """
-    slot_I = np.full(len(parent_I), -1, np.int64)
-    seen = np.flatnonzero(seen_I)
-    slot_I[seen] = _assign_seen(weight_IC[seen], parent_I[seen], room_PC, home_I[seen])
-    _fill(slot_I, parent_I, room_PC, home_I)
-    return slot_I
-
-
-def _assign_seen(weight_IC: Float32, parent_I: Int64, room_PC: Int64, home_I: Int64) -> Int64:
-    parents, columns = room_PC.shape
-    weight_IC = np.where(room_PC[parent_I] > 0, weight_IC, -np.inf).astype(np.float32)
-    everyone = np.arange(len(parent_I))
-    slot_I = weight_IC.argmax(1) if len(everyone) else np.zeros(0, np.int64)
-    at_tie_I = (home_I >= 0) & (weight_IC[everyone, home_I] == weight_IC[everyone, slot_I])
-    slot_I = np.where(at_tie_I, home_I, slot_I)
-    done_PC = room_PC == 0
-    while True:
-        count_PC = np.bincount(parent_I * columns + slot_I, minlength=parents * columns).reshape(parents, columns)
-        excess_PC = np.where(done_PC, 0, count_PC - room_PC)
-        worst_P = excess_PC.argmax(1)
-        over_P = excess_PC[np.arange(parents), worst_P] > 0
-        if not over_P.any():
-            return slot_I
-        done_PC[over_P, worst_P[over_P]] = True
-        inside = np.flatnonzero(over_P[parent_I] & (slot_I == worst_P[parent_I]))
-        parent_G = parent_I[inside]
-        elsewhere_GC = np.where(done_PC[parent_G], -np.inf, weight_IC[inside])
-        other_G = elsewhere_GC.argmax(1)
-        loss_G = weight_IC[inside, slot_I[inside]] - elsewhere_GC[np.arange(len(inside)), other_G]
-        stranger_G = home_I[inside] != slot_I[inside]
-        order = np.lexsort((stranger_G, -loss_G, parent_G))
-        leaving = order[_rank_within(parent_G[order]) >= room_PC[parent_G, slot_I[inside]][order]]
-        slot_I[inside[leaving]] = other_G[leaving]
-
-
-def _fill(slot_I: Int64, parent_I: Int64, room_PC: Int64, home_I: Int64) -> None:
-    """Give the items without a column (−1) one that has room: their home if they can, else any."""
-    parents, columns = room_PC.shape
-    placed = slot_I >= 0
-    free_PC = room_PC.ravel() - np.bincount((parent_I * columns + slot_I)[placed], minlength=parents * columns)
-    waiting = np.flatnonzero(~placed & (home_I >= 0))
-    home = parent_I[waiting] * columns + home_I[waiting]
-    order = np.argsort(home, kind="stable")
-    stay = order[_rank_within(home[order]) < free_PC[home[order]]]
-    slot_I[waiting[stay]] = home_I[waiting[stay]]
-    free_PC -= np.bincount(home[stay], minlength=parents * columns)
-    waiting = np.flatnonzero(slot_I < 0)
-    waiting = waiting[np.argsort(parent_I[waiting], kind="stable")]
-    seat = np.repeat(np.arange(parents * columns), free_PC)
-    first_P = np.searchsorted(seat, np.arange(parents) * columns)
-    taken = seat[first_P[parent_I[waiting]] + _rank_within(parent_I[waiting])]
-    slot_I[waiting] = taken - parent_I[waiting] * columns
-
-
-def _rank_within(group_G: Int64) -> Int64:
-    """int64[G]: 0, 1, 2, … inside each run of equal numbers."""
-    starts = np.flatnonzero(np.diff(group_G, prepend=-1) != 0)
-    return np.arange(len(group_G)) - np.repeat(starts, np.diff(starts, append=len(group_G)))
-
-
-def _others(rng: np.random.Generator, begin_B: Int64, length_B: Int64, event_B: Int64, length: int) -> Int64:
-    """int64[B, T]: some of the other events of each list, −1 in front: of n at least one and at most n − 1, and no more than T."""
-    place_E = np.arange(length_B.max())
-    key_BE = rng.random((len(begin_B), len(place_E)))
-    key_BE[(place_E >= length_B[:, None]) | (place_E == (event_B - begin_B)[:, None])] = 2
-    wanted_B = 1 + (rng.random(len(begin_B)) * (length_B - 1)).astype(np.int64)
-    drawn_BX = np.argsort(key_BE, axis=1)[:, :length]
-    drawn_BX = np.where(np.arange(drawn_BX.shape[1]) < wanted_B[:, None], begin_B[:, None] + drawn_BX, -1)
-    return np.pad(drawn_BX[:, ::-1], ((0, 0), (length - drawn_BX.shape[1], 0)), constant_values=-1)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
@@ -19,9 +17,11 @@ from espalier.items import ItemTable
 from espalier.tree import Tree
 from training.config import EARLIER_TREES, TrainingConfig
 from training.data.interactions import Interactions, read_interactions
+from training.data.item_tables import item_table
 from training.data.splits import Split, split_users
 from training.deep.earlier import EarlierModel, open_earlier
-from training.deep.jtm import draw_samples, learn_tree
+from training.deep.jtm import learn_tree
+from training.deep.jtm_samples import draw_samples
 from training.trees.category import category_tree
 from training.trees.embeddings import item_embeddings as embeddings_of
 from training.trees.embeddings import spread_unseen
@@ -55,29 +55,6 @@ def prepare(config: TrainingConfig, data: Path | None, work: Path) -> Prepared:
     if config.earlier_model is not None and config.tree.kind in EARLIER_TREES:
         earlier = open_earlier(config.earlier_model, config, interactions, split.train, items)
     return Prepared(interactions, split, items, earlier)
-
-
-def item_table(file: Path | None, ids: pa.Array) -> ItemTable:
-    """The table of these items: its columns from a Parquet file with a column `id`, null where the file lacks an item."""
-    if file is None:
-        return ItemTable.build(pa.table({"id": ids}))
-    if not file.is_file():
-        raise InvalidConfig("data.items", str(file), "a Parquet file that exists")
-    try:
-        table = pq.read_table(file)
-    except (pa.ArrowException, OSError) as error:
-        raise InvalidConfig("data.items", str(file), f"a Parquet file ({error})") from error
-    if "id" not in table.column_names:
-        raise InvalidConfig("data.items", table.column_names, "a column named 'id'")
-    known = table.column("id").cast(pa.large_string()).to_pylist()
-    place = {item_id: row for row, item_id in enumerate(known)}
-    if len(place) != len(known):
-        repeated = next(item_id for row, item_id in enumerate(known) if place[item_id] != row)
-        raise InvalidConfig("data.items", repeated, "each id once")
-    rows = pa.array([place.get(item_id) for item_id in ids.to_pylist()], pa.int64())
-    if rows.null_count == len(rows):
-        raise InvalidConfig("data.items", known[:3], f"ids of the log's items, such as {ids[0].as_py()!r}")
-    return ItemTable.build(table.take(rows).set_column(table.column_names.index("id"), "id", ids))
 
 
 def build_tree(config: TrainingConfig, prepared: Prepared, device: torch.device = CPU) -> Tree:

@@ -25,9 +25,9 @@ from espalier.text.sparse_rows import SparseRows
 from espalier.text.vectoriser import Vectoriser
 from training.config import checked
 from training.data.csr import Csr, as_matrix, as_rows, normalised
+from training.data.item_tables import item_table
 from training.data.query_logs import LabelledTexts, labelled, read_log, read_table, texts_of
 from training.data.xmc import LabelledPoints, read_xmc
-from training.deep.prepare import item_table
 from training.linear.config import LinearConfig, LogData, NpzData, XmcData
 from training.linear.label_features import pifa
 
