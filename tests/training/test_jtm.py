@@ -23,7 +23,7 @@ from espalier.tree import Tree
 from tests.training.logs import log_of
 from training.config import ScorerConfig
 from training.data.log_files import Order
-from training.deep import jtm
+from training.deep import jtm_samples
 from training.deep.assignment import assign
 from training.deep.jtm import Likelihood, Matching, learn_tree, leaves_below
 from training.deep.jtm_samples import Samples, draw_samples
@@ -342,7 +342,7 @@ def test_samples_of_wanted_items_are_all_of_their_events_however_few_are_asked_f
     interactions = log_of([[1, *range(2, 22), 0, *range(22, 40)] for _ in range(30)], order=order)
     wanted_I = np.arange(40) == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jtm, "KEYS", 64)  # several parts
+        patch.setattr(jtm_samples, "KEYS", 64)  # several parts
         assert draw_samples(interactions, np.arange(25), 3, 100, seed=1, wanted_I=wanted_I).target_S.tolist() == [0] * 25
     drawn = draw_samples(interactions, np.arange(25), 3, 20, seed=1, wanted_I=wanted_I)
     assert drawn.target_S.tolist() == [0] * 20
