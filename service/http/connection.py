@@ -1,14 +1,14 @@
 """One HTTP/1.1 connection: uvicorn's protocol over httptools, within limits that hold before any application runs.
 
-A head has a largest size, a largest number of headers and a time in which it must be complete. One request is parsed at a time: what a
-client sends ahead stays in the socket. A client that takes nothing is cut off. A connection whose request was answered early reads on for
-a moment, because closing it at once would reset it and lose the answer (RFC 9112, section 9.6).
+uvicorn and h11 do not limit the size and time of a head, the time of a body, or how long a client may leave an answer unread; that is why
+this subclass exists. A head has a largest size, a largest number of headers and a time in which it must be complete. One request is parsed
+at a time: further requests stay in the socket. A client that takes nothing of its answer is cut off. A connection whose request was
+answered early reads on for a moment, because closing it at once would reset it and lose the answer (RFC 9112, section 9.6).
 
-The parser is fed the bytes of one message and no more, so that the parts of this file know where they are: where a head ends is looked
-for here, the length of a body is what the head said, and chunks are counted (chunked_body.py). A parser that sees it otherwise is an error,
-and the connection ends.
+The parser is fed the bytes of one message and no more. This class finds the end of the head itself, takes the length of the body from the
+head and counts chunks (chunked_body.py). Where the parser disagrees, the request is malformed and the connection ends.
 
-Knows bytes, sockets and times. Does not know routes, but for PROBES.
+Knows bytes, sockets and times. Does not know routes, except PROBES.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import httptools
@@ -29,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.http.chunked_body import ChunkedBody, MalformedChunk
+from service.http.connections import Connections
 from service.problems import problem, send_problem
 
 log = logging.getLogger(__name__)
@@ -37,17 +36,13 @@ MAX_HEAD_BYTES = 64 << 10
 """Request line and headers together."""
 MAX_HEADERS = 100
 PROBES = frozenset({"/livez", "/readyz", "/metrics"})
-"""What may still be asked over the reserve of connections, so that a full service is not taken for a dead one."""
-RESERVE = 32
-"""Connections above the limit, for PROBES alone, where the limit is at least four times as high."""
+"""Routes that may be asked over the reserve of connections, so that a full service does not look dead."""
 LINGER_S = 5.0
 """How long a connection reads on after an early answer."""
-GRACE_S = 0.25
-"""How long a connection may be silent or idle before it makes room for another one."""
 TURN_BYTES = 64 << 10
-"""What is parsed of one connection before the others have their turn."""
+"""Bytes of one connection that are parsed before the others have their turn."""
 PROGRESS_BYTES = 16 << 10
-"""What a client has to take of an answer for it to count as progress."""
+"""A client that takes this much of its answer makes progress."""
 SKIPPED_BYTES = 64 << 10
 """An unread rest of a body up to this size is skipped, and the connection is kept."""
 TOO_MANY = "Too many connections."
@@ -58,76 +53,8 @@ _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _UPGRADE = re.compile(rb"(?i)\nupgrade(?=[ \t]*:)")
 
 
-@dataclass
-class Connections:
-    """What the connections of one process share.
-
-    most             connections at a time; RESERVE more may ask for PROBES
-    head_timeout_s   from the opening of a connection, or the first byte of a request, to the end of the head
-    keep_alive_s     that a connection may be idle between two requests
-    write_timeout_s  that a client may take nothing of an answer
-    refused          told one of metrics.REFUSALS for every connection that is refused or cut off
-    """
-
-    most: int
-    head_timeout_s: float
-    keep_alive_s: float
-    write_timeout_s: float
-    refused: Callable[[str], None] = lambda reason: None
-    open: set[Connection] = field(default_factory=set)
-    silent: dict[Connection, None] = field(default_factory=dict)
-    """Those that have not sent a whole head yet, oldest first."""
-    idle: dict[Connection, None] = field(default_factory=dict)
-    """Those that wait for another request, for longest first."""
-
-    @property
-    def reserve(self) -> int:
-        """Connections above the limit, for PROBES alone."""
-        return min(RESERVE, max(self.most // 4, 1))
-
-    def make(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
-    ) -> Connection:
-        """A connection, as uvicorn asks for one."""
-        return Connection(self, config, server_state, app_state, _loop)
-
-    def check(self, now: float) -> None:
-        """Cut off what is over its time; to be called about once a second. `now` is the event loop's time."""
-        for connection in list(self.open):
-            connection.check(now)
-
-    def admit(self, connection: Connection, now: float) -> bool:
-        """Count a connection in. False where there are too many, so that it may ask for PROBES alone.
-
-        Those that have waited for longer than GRACE_S make room: the ones that never asked anything first, oldest first.
-        """
-        while len(self.open) >= self.most and (crowded_out := self._longest_waiting(now)) is not None:
-            self.forget(crowded_out)
-            self.refused("crowded_out")
-            crowded_out.abort()
-        full = len(self.open) >= self.most
-        self.open.add(connection)
-        self.silent[connection] = None
-        return not full
-
-    def forget(self, connection: Connection) -> None:
-        """Count a connection out."""
-        self.open.discard(connection)
-        self.silent.pop(connection, None)
-        self.idle.pop(connection, None)
-
-    def _longest_waiting(self, now: float) -> Connection | None:
-        for waiting in (self.silent, self.idle):
-            for connection in waiting:
-                if now - connection.since < GRACE_S:
-                    break
-                if not connection.unsent:  # else it is sending, and cut off where its client does not take it
-                    return connection
-        return None
-
-
-class _Flow(FlowControl):
-    """uvicorn's, which the application may not resume while bytes of a later request wait."""
+class _FlowControl(FlowControl):
+    """uvicorn's, which the application cannot resume while bytes of a later request wait."""
 
     held = False
 
@@ -136,8 +63,8 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class _Out:
-    """The transport as the application's answers see it: they may end the connection only when its request has been read."""
+class _AnswerTransport:
+    """The transport as uvicorn sees it while it answers: closing it ends the connection only when the request has been read."""
 
     __slots__ = ("_connection", "_transport", "is_closing", "write")
 
@@ -152,7 +79,7 @@ class _Out:
 class Connection(HttpToolsProtocol):
     """See the file's docstring.
 
-    since  when it began to be silent or idle
+    since  when it became silent or idle
     """
 
     def __init__(
@@ -165,30 +92,30 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._shared = shared
-        self._ahead = bytearray()  # received and not parsed
-        self._looked = 0  # bytes of it in which no head ends
+        self._ahead = bytearray()  # bytes received and not parsed
+        self._searched = 0  # bytes of it in which no head ends
         self._body: int | ChunkedBody | None = None  # what is left of a body; None: the next bytes are a head's
         self._complete = True  # whether the current request has been parsed whole
         self._begun = False  # whether a message began in the piece that is being parsed
         self._refusal: tuple[int, str, str] | None = None  # why the parser is stopped from inside
-        self._over = False  # above the limit: for PROBES alone
-        self._lingers = False
-        self._stalled: float | None = None  # since when the client takes nothing
+        self._probes_only = False  # above the limit of connections
+        self._lingering = False
+        self._stalled: float | None = None  # since when the client has taken nothing
         self._closing: float | None = None  # since when the connection is to end
-        self._unsent = 0  # of the last progress
-        self.since = self.loop.time()  # of being idle
-        self._begun_at: float | None = None  # the first byte of a head, or of a rest to skip, that is not complete
+        self._unsent = 0  # bytes, at the last progress
+        self.since = self.loop.time()
+        self._begun_at: float | None = None  # first byte of an incomplete head, or of the rest of a body to skip
 
     # -- the transport's side -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
         shared = self._shared
         super().connection_made(transport)
-        self.flow = self._flow = _Flow(transport)
-        self._out = cast(asyncio.Transport, _Out(self, transport))
+        self.flow = self._flow = _FlowControl(transport)
+        self._answer_transport = cast(asyncio.Transport, _AnswerTransport(self, transport))
         if shared.admit(self, self.since):
             return
-        self._over, self.app = True, self._answer_probes
+        self._probes_only, self.app = True, self._answer_probes
         if len(shared.open) > shared.most + shared.reserve:
             self._refuse(503, "too_many", TOO_MANY)
         if len(shared.open) > shared.most + 2 * shared.reserve:
@@ -209,7 +136,7 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        if self._lingers:
+        if self._lingering:
             return
         between = not self._ahead and self._body is None and self.idle
         if between:  # mostly a whole request, which needs no buffer
@@ -230,7 +157,7 @@ class Connection(HttpToolsProtocol):
     @property
     def idle(self) -> bool:
         """Whether no request is under way."""
-        return self._lingers or self.cycle is None or self.cycle.response_complete
+        return self._lingering or self.cycle is None or self.cycle.response_complete
 
     @property
     def complete(self) -> bool:
@@ -248,7 +175,7 @@ class Connection(HttpToolsProtocol):
         return self.transport.is_closing()
 
     def check(self, now: float) -> None:
-        """Give up what has waited for too long."""
+        """End the connection if it is over a time limit."""
         shared, unsent = self._shared, self.unsent
         if self._closing is None and self.transport.is_closing():  # the client has closed its side
             self._closing = now
@@ -258,7 +185,7 @@ class Connection(HttpToolsProtocol):
             self._closing = now if self._closing is not None and unsent else self._closing
         self._unsent = max(self._unsent, unsent)
         if self._closing is not None:
-            if now - self._closing > (LINGER_S if self._lingers and not unsent else shared.write_timeout_s):
+            if now - self._closing > (LINGER_S if self._lingering and not unsent else shared.write_timeout_s):
                 self.abort()
         elif self._stalled is not None:
             if now - self._stalled > shared.write_timeout_s:
@@ -275,7 +202,7 @@ class Connection(HttpToolsProtocol):
         self.abort()
 
     def abort(self) -> None:
-        """End the connection, and forget what it has not taken."""
+        """End the connection at once; unsent bytes are lost."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -284,52 +211,54 @@ class Connection(HttpToolsProtocol):
     # -- bytes to messages ----------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Parse what has been received, up to the end of one request."""
-        ahead, parsed = self._ahead, 0
-        while ahead and not self._lingers:
+        """Parse the received bytes, up to the end of one request."""
+        parsed = 0
+        while self._ahead and not self._lingering:
             if parsed >= TURN_BYTES:
                 self._hold()
-                self.loop.call_soon(self._go_on)
+                self.loop.call_soon(self._continue)
                 return
-            if self._body is None:
-                if not self.idle or self.transport.is_closing():
-                    break  # one request at a time
-                if not self._looked and not ahead.strip(b"\r\n"):  # line ends between requests mean nothing
-                    ahead.clear()
-                    break
-                if self._begun_at is None:
-                    self._begun_at = self.loop.time()
-                found = _END_OF_HEAD.search(ahead, max(self._looked - 3, 0))
-                size = len(ahead) if found is None else found.end()
-                if size > MAX_HEAD_BYTES:
-                    self._refuse(431, "head_too_large", f"The head of the request has more than {MAX_HEAD_BYTES} bytes.")
-                    return
-                if found is None:
-                    self._looked = size
-                    break
-                self._looked = 0
-                head = bytes(ahead[:size])
-                del ahead[:size]
-                parsed += size
-                if not self._parse_head(head):
-                    return
-                continue
-            if isinstance(self._body, int):
-                size = min(self._body, len(ahead), TURN_BYTES)
-                self._body -= size
-            else:
-                try:
-                    size = self._body.take(ahead[:TURN_BYTES])
-                except MalformedChunk as error:
-                    self._malformed(str(error))
-                    return
-            piece = bytes(ahead[:size])
-            del ahead[:size]
+            head = self._body is None
+            size = self._head_size() if head else self._body_size()
+            if size is None:
+                break
+            piece = bytes(self._ahead[:size])
+            del self._ahead[:size]
             parsed += size
-            if not self._parse(piece):
+            if not (self._parse_head(piece) if head else self._parse(piece)):
                 return
-        if ahead and self._body is None and not self.idle:
+        if self._ahead and self._body is None and not self.idle:
             self._hold()
+
+    def _head_size(self) -> int | None:
+        """Bytes of the next head. None where it has not arrived whole, is too large, or has to wait for the end of a request."""
+        ahead = self._ahead
+        if not self.idle or self.transport.is_closing():
+            return None  # one request at a time
+        if not self._searched and not ahead.strip(b"\r\n"):  # line ends between requests mean nothing
+            ahead.clear()
+            return None
+        if self._begun_at is None:
+            self._begun_at = self.loop.time()
+        found = _END_OF_HEAD.search(ahead, max(self._searched - 3, 0))
+        size = len(ahead) if found is None else found.end()
+        if size > MAX_HEAD_BYTES:
+            self._refuse(431, "head_too_large", f"The head of the request has more than {MAX_HEAD_BYTES} bytes.")
+            return None
+        self._searched = size if found is None else 0
+        return None if found is None else size
+
+    def _body_size(self) -> int | None:
+        """Received bytes that belong to the current body, at most TURN_BYTES. None where a chunk is malformed."""
+        if isinstance(self._body, ChunkedBody):
+            try:
+                return self._body.take(self._ahead[:TURN_BYTES])
+            except MalformedChunk as error:
+                self._malformed(str(error))
+                return None
+        size = min(self._body or 0, len(self._ahead), TURN_BYTES)
+        self._body = (self._body or 0) - size
+        return size
 
     def _hold(self) -> None:
         """Read nothing until `_release`."""
@@ -342,8 +271,8 @@ class Connection(HttpToolsProtocol):
         if not self.transport.is_closing():
             self._flow.resume_reading()
 
-    def _go_on(self) -> None:
-        """Parse what an earlier turn has left."""
+    def _continue(self) -> None:
+        """Parse what an earlier turn left."""
         if not self.transport.is_closing():
             self._release()
             self._advance()
@@ -351,7 +280,7 @@ class Connection(HttpToolsProtocol):
     def _parse_head(self, head: bytes) -> bool:
         """Feed the parser a whole head. False when the connection ends.
 
-        There is nothing that this server could become, so a wish to upgrade is hidden from the parser: it would take the body for another
+        This server speaks no other protocol, so the header Upgrade is hidden from the parser, which would take the body for another
         protocol's (RFC 9110, section 7.8: a server may ignore it).
         """
         return self._parse(_UPGRADE.sub(b"\nx-upgrade", head) if b"pgrade" in head or b"PGRADE" in head else head)
@@ -361,7 +290,7 @@ class Connection(HttpToolsProtocol):
         self._begun = False
         try:
             self.parser.feed_data(piece)
-        except httptools.HttpParserUpgrade:  # CONNECT, or a wish that was not hidden: the parser knows no body then
+        except httptools.HttpParserUpgrade:  # CONNECT, or an upgrade that was not hidden: the parser knows no body then
             self._malformed("This server neither upgrades nor is a proxy.")
             return False
         except httptools.HttpParserError:
@@ -403,12 +332,12 @@ class Connection(HttpToolsProtocol):
             self._refusal = 400, "malformed", f"Expected one Host header, got {hosts}."
             raise ValueError("not one host")
         super().on_headers_complete()
-        self.headers = []  # what comes behind a body is no header
+        self.headers = []  # trailers are not headers
         self._body, self._begun_at = body, None
         self._shared.silent.pop(self, None)
         self._shared.idle.pop(self, None)
-        self.cycle.transport = self._out
-        if self._over:
+        self.cycle.transport = self._answer_transport
+        if self._probes_only:
             self.cycle.keep_alive = False
         self.scope[CONNECTION] = self  # type: ignore[literal-required]  # uvicorn's type knows its own keys alone
 
@@ -420,7 +349,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
-        if self.transport.is_closing() or self._lingers:
+        if self.transport.is_closing() or self._lingering:
             return
         self.since = self.loop.time()
         self._shared.idle[self] = None
@@ -446,10 +375,10 @@ class Connection(HttpToolsProtocol):
 
     def _linger(self) -> None:
         """Send the end of this side, and read on until the client has closed its own, or LINGER_S have passed."""
-        if self._lingers or self.transport.is_closing():
+        if self._lingering or self.transport.is_closing():
             return
-        self._lingers, self._closing = True, self.loop.time()
-        if self in self._shared.open:  # it makes room for others, as an idle one does
+        self._lingering, self._closing = True, self.loop.time()
+        if self in self._shared.open:  # it makes room for others, as idle connections do
             self.since = self._closing
             self._shared.silent.pop(self, None)
             self._shared.idle[self] = None
@@ -457,7 +386,7 @@ class Connection(HttpToolsProtocol):
         self._release()
         try:
             self.transport.write_eof()
-        except OSError:  # it has gone
+        except OSError:  # the client has gone
             self.abort()
 
     def _malformed(self, detail: str) -> None:
@@ -466,13 +395,13 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, status: int, reason: str, detail: str) -> None:
         """Answer with a problem document, unless an answer is under way, and end the connection."""
         self._shared.refused(reason)
-        if self._lingers or self.transport.is_closing():
+        if self._lingering or self.transport.is_closing():
             return
         if self.idle:
             unanswered = self._body is None
         else:
             unanswered = not self.cycle.response_started
-            self.cycle.disconnected = True  # nobody waits for what the application may answer
+            self.cycle.disconnected = True  # nobody waits for the application's answer
             self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
         if unanswered:

@@ -13,13 +13,15 @@ import resource
 import signal
 import socket
 import time
+from functools import partial
 from types import FrameType
 from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
 
-from service.http.connection import RESERVE, Connections
+from service.http.connection import Connection
+from service.http.connections import RESERVE, Connections
 from service.models.registry import Registry
 from service.settings import Settings
 from service.watch.metrics import Metrics
@@ -47,7 +49,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast(type[asyncio.Protocol], self._connections.make),
+                http=cast(type[asyncio.Protocol], partial(Connection, self._connections)),
                 ws="none",
                 server_header=False,
                 log_config=None,

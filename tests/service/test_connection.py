@@ -9,13 +9,15 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from service.http.chunked_body import MAX_LINE, SMALL_BYTES, SMALL_CHUNKS, ChunkedBody, MalformedChunk
-from service.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, RESERVE, SKIPPED_BYTES
+from service.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, SKIPPED_BYTES, Connection
+from service.http.connections import RESERVE
 from service.processes.server import most_connections
 from tests.service.listening import Listening, direct, get, listening, post, retrieval
 from tests.waiting import until
@@ -68,7 +70,7 @@ def test_an_endless_head_is_not_read_any_further_than_its_limit(service: Listeni
                 sent += 1 << 20
         except OSError:
             pass
-        held = [len(connection._ahead) for connection in list(service.server._connections.open)]
+        held = [len(cast(Connection, connection)._ahead) for connection in list(service.server._connections.open)]
     assert max(held, default=0) <= MAX_HEAD_BYTES
 
 
@@ -239,7 +241,7 @@ def test_what_is_sent_ahead_stays_in_the_socket(models: Path) -> None:
         except BlockingIOError:
             pass
         assert sent < 64 << 20  # the kernel's buffers are full
-        (connection,) = running.server._connections.open
+        connection = cast(Connection, next(iter(running.server._connections.open)))
         until(lambda: len(connection._ahead) > 0)
         assert len(connection._ahead) <= 512 << 10
         wire.raw.settimeout(20)
@@ -383,7 +385,7 @@ def test_a_client_that_takes_nothing_is_cut_off(models: Path) -> None:
 
 def test_a_client_that_reads_steadily_gets_its_answer_however_long_it_takes(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is not crowded out, although its request is answered as far as the application knows."""
-    monkeypatch.setattr("service.http.connection.GRACE_S", 0)
+    monkeypatch.setattr("service.http.connections.GRACE_S", 0)
     ids = [f"{i:06}" + "x" * 500 for i in range(6000)]
     with listening(models, write_timeout_s=1.5, max_connections=1) as running, running.connected(receive_buffer=4096) as slow:
         entry = running.app.state.service.registry.entry("books")
@@ -407,7 +409,7 @@ def test_a_client_that_reads_steadily_gets_its_answer_however_long_it_takes(mode
 
 
 def test_above_the_limit_an_idle_connection_makes_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.connection.GRACE_S", 0)
+    monkeypatch.setattr("service.http.connections.GRACE_S", 0)
     with listening(models, max_connections=2) as running, running.connected() as first, running.connected() as second:
         for wire in (first, second, first):
             wire.send(get("/livez"))
@@ -419,7 +421,7 @@ def test_above_the_limit_an_idle_connection_makes_room(models: Path, monkeypatch
 
 
 def test_a_connection_that_never_asked_makes_room_before_one_that_did(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.connection.GRACE_S", 0)
+    monkeypatch.setattr("service.http.connections.GRACE_S", 0)
     with listening(models, max_connections=2) as running, running.connected() as asks:
         asks.send(get("/livez"))
         assert asks.reply().status == 200
@@ -434,7 +436,7 @@ def test_a_connection_that_never_asked_makes_room_before_one_that_did(models: Pa
 
 
 def test_who_has_just_come_does_not_make_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.connection.GRACE_S", 600)
+    monkeypatch.setattr("service.http.connections.GRACE_S", 600)
     with listening(models, max_connections=1) as running, running.connected() as first:
         until(lambda: len(running.server._connections.silent) == 1)
         assert running.ask(retrieval()).problem["status"] == 503
@@ -474,7 +476,7 @@ def test_a_connection_that_reads_on_after_its_answer_makes_room(models: Path) ->
 
 @pytest.mark.parametrize("grace_s", [0, 600])
 def test_silent_connections_neither_stay_nor_keep_all_others_out(models: Path, monkeypatch: pytest.MonkeyPatch, grace_s: float) -> None:
-    monkeypatch.setattr("service.http.connection.GRACE_S", grace_s)
+    monkeypatch.setattr("service.http.connections.GRACE_S", grace_s)
     with listening(models, max_connections=1, head_timeout_s=600) as running, running.connected() as busy:
         connections, engine = running.server._connections, running.engines["books"]
         engine.go.clear()
