@@ -230,6 +230,12 @@ def test_links_and_paths_lead_somewhere(document: str) -> None:
     assert written <= files
 
 
+def test_the_index_lists_every_decision_once() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = re.findall(r"^- \[\d+\]\(([^)]+)\)", (folder / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in folder.glob("[0-9]*.md"))
+
+
 def leads_somewhere(document: str, link: str) -> bool:
     """Whether a relative link's file exists and has the heading that the link's anchor names."""
     path, _, anchor = link.partition("#")
