@@ -22,9 +22,10 @@ from tqdm import tqdm
 from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
-from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
+from espalier.manifest import InnerProductForm, ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, VectorKind
 from espalier.tree import Tree, complete_tree
+from training.deep.export import scorer_form
 from training.deep.scorers.encoders import PAPER_WINDOWS, VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs
@@ -69,6 +70,7 @@ def _write(
         state_dim=HIDDEN[0],
         query_onnx=query,
         scorer_onnx=scorer,
+        form=scorer_form(model, scorer),
         items=ItemTable.build(pa.table({"id": [str(i) for i in range(tree.item_count)]})),
         golden=pa.table({"history": pa.array([], strings)} | {column: pa.array([], kind) for column, kind in GOLDEN_COLUMNS.items()}),
         heldout=pa.table({"history": pa.array(histories, strings), "relevant": pa.array(relevant, strings)}),
@@ -171,6 +173,7 @@ def diffusion_bundle(folder: Path, height: int, seed: int = 0) -> Bundle:
         state_dim=VECTOR_DIM + 1,
         query_onnx=query,
         scorer_onnx=scorer,
+        form=InnerProductForm(),
         items=ItemTable.build(pa.table(columns)),
         golden=pa.table({"vector": example.slice(0, 0)} | {column: pa.array([], kind) for column, kind in GOLDEN_COLUMNS.items()}),
         heldout=pa.table({"vector": example, "relevant": pa.array([["0"]])}),

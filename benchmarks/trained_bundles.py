@@ -12,6 +12,7 @@ from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from training.config import ScorerConfig
+from training.deep.export import scorer_form
 from training.deep.scorers.model import export_graphs, new_scorer
 
 
@@ -32,6 +33,8 @@ def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.rand
         gamma=0.5,
         integer=False,
         graphs=graphs,
+        form=scorer_form(model, graphs[1]),
+        weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "node_rows"},
         state_dim=state,
         width=24,
         length=5,

@@ -53,7 +53,19 @@ from espalier.chunks import ARRAYS as CHUNK_ARRAYS
 from espalier.chunks import Chunks
 from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound, InvalidTree, UnsupportedSchema
 from espalier.items import ItemTable
-from espalier.manifest import SCHEMA_VERSION, FileInfo, GraphScorer, LinearScorer, Manifest, ManifestDraft, ModelName, RankerInfo, TreeInfo
+from espalier.manifest import (
+    READ_VERSIONS,
+    SCHEMA_VERSION,
+    FileInfo,
+    GraphScorer,
+    LinearScorer,
+    Manifest,
+    ManifestDraft,
+    ModelName,
+    RankerInfo,
+    ScorerForm,
+    TreeInfo,
+)
 from espalier.queries import HistoryKind, TextKind, VectorKind
 from espalier.tree import Tree
 
@@ -84,6 +96,7 @@ class GraphContent:
     golden        table with the query column (named as the query kind), `beam_size`, `m`, `item_rows`, `ranks`, `margin`
     heldout       table with the query column and `relevant` (item ids)
     weights       float32 arrays of the network, without the node rows; empty: no such file
+    form          what scorer_onnx computes; None: not declared
     """
 
     tree: Tree
@@ -96,6 +109,7 @@ class GraphContent:
     golden: pa.Table
     heldout: pa.Table
     weights: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    form: ScorerForm | None = None
 
 
 @dataclass(frozen=True)
@@ -266,7 +280,12 @@ def with_parts(bundle: Bundle, path: Path, fields: Mapping[str, Any], parts: Map
                 (folder / name).write_bytes(part)
             else:
                 pq.write_table(part, folder / name)
-        named = {"name": path.absolute().parent.name, "version": int(path.name), "created": datetime.now(UTC)}
+        named = {
+            "schema_version": SCHEMA_VERSION,
+            "name": path.absolute().parent.name,
+            "version": int(path.name),
+            "created": datetime.now(UTC),
+        }
         _write_manifest(folder, manifest.model_dump() | named | dict(fields))
     return Bundle.open(path, verify=False)
 
@@ -364,8 +383,8 @@ def _read_manifest(path: Path) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise BundleCorrupt(f"{file}: not JSON ({error})") from error
     schema = raw.get("schema_version") if isinstance(raw, dict) else None
-    if schema != SCHEMA_VERSION:
-        raise UnsupportedSchema(f"{file}: schema version {schema!r}, this software reads {SCHEMA_VERSION}")
+    if type(schema) is not int or schema not in READ_VERSIONS:
+        raise UnsupportedSchema(f"{file}: schema version {schema!r}, this software reads {' and '.join(map(str, READ_VERSIONS))}")
     try:
         return Manifest.model_validate(raw)
     except ValidationError as error:
@@ -388,6 +407,7 @@ def _write_graphs(folder: Path, graphs: GraphContent) -> GraphScorer:
         node_dim=rows.shape[1],
         state_levels=graphs.state_levels,
         state_dim=graphs.state_dim,
+        form=graphs.form,
     )
 
 

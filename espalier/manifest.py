@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 from espalier.queries import FeaturesKind, HistoryKind, QueryKind, TextKind
 from espalier.rank_features import HISTORY, check_names, needs_node_rows
 
-SCHEMA_VERSION: Literal[1] = 1
-"""Raised by one whenever a bundle of the old form can no longer be read as before."""
+SCHEMA_VERSION: Literal[2] = 2
+"""What is written. Version 2 adds `scorer.form` and `command`."""
+READ_VERSIONS = (1, 2)
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 
@@ -39,14 +40,49 @@ class TreeInfo(_Part):
     max_children: tuple[int, ...]
 
 
+class InnerProductForm(_Part):
+    """logit = ⟨query state, node row⟩."""
+
+    kind: Literal["inner-product"] = "inner-product"
+
+
+class DenseLayer(_Part):
+    """x → x · weight + bias, then max(x, 0) + slope · min(x, 0). Arrays are named as initialisers of scorer.onnx.
+
+    weight      float32[in, out], or [out, in] where `transposed`
+    bias        one number, or one for each output; None: 0
+    slope       one number, or one for each output, by name or as the number itself (0 is ReLU); None: no activation
+    """
+
+    weight: str
+    transposed: bool = False
+    bias: str | None = None
+    slope: str | float | None = None
+
+
+class MlpForm(_Part):
+    """logit = out(… layer₂(layer₁(node row, query state)) …); the state is added to the first layer's sums, before its activation."""
+
+    kind: Literal["mlp"] = "mlp"
+    layers: tuple[DenseLayer, ...] = Field(min_length=1)
+    out: DenseLayer
+
+
+ScorerForm = Annotated[InnerProductForm | MlpForm, Field(discriminator="kind")]
+
+
 class GraphScorer(_Part):
-    """ONNX graphs over node rows [nodes, node_dim] of `dtype`, query states [state_levels, state_dim]; state_levels is levels or 1."""
+    """ONNX graphs over node rows [nodes, node_dim] of `dtype`, query states [state_levels, state_dim]; state_levels is levels or 1.
+
+    form  what scorer.onnx computes, for engines with kernels of their own; they verify it. None: not declared
+    """
 
     kind: Literal["graphs"] = "graphs"
     dtype: Literal["float32", "float16"]
     node_dim: int = Field(ge=1)
     state_levels: int = Field(ge=1)
     state_dim: int = Field(ge=1)
+    form: ScorerForm | None = None
 
 
 class LinearScorer(_Part):
@@ -135,7 +171,10 @@ class FileInfo(_Part):
 
 
 class ManifestDraft(_Part):
-    """What training says; tree sizes and file checksums are added when the bundle is written."""
+    """What training says; tree sizes and file checksums are added when the bundle is written.
+
+    command  the training command, as it was called
+    """
 
     name: ModelName
     version: int = Field(ge=1)
@@ -147,16 +186,24 @@ class ManifestDraft(_Part):
     training: dict[str, Any] = Field(default_factory=dict)
     data: dict[str, Any] = Field(default_factory=dict)
     metrics: dict[str, Any] = Field(default_factory=dict)
+    command: str | None = None
 
 
 class Manifest(ManifestDraft):
     """The whole manifest."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[1, 2]
     tree: TreeInfo
     scorer: Scorer
     ranker: RankerInfo | None = None
     files: dict[PartName, FileInfo]
+
+    @model_validator(mode="after")
+    def _version_has_parts(self) -> Manifest:
+        form = self.scorer.form if isinstance(self.scorer, GraphScorer) else None
+        if self.schema_version == 1 and (self.command, form) != (None, None):
+            raise ValueError("schema version 1 has neither a command nor a scorer's form")
+        return self
 
     @model_validator(mode="after")
     def _kinds_fit(self) -> Manifest:

@@ -17,7 +17,7 @@ from espalier.bundle import Bundle, GraphContent, LinearContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.chunks import Chunks
 from espalier.items import ItemTable
-from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
+from espalier.manifest import DenseLayer, InnerProductForm, ManifestDraft, MlpForm, Ranking, ScorerForm, SearchDefaults
 from espalier.masks.eligibility import node_mask
 from espalier.queries import FeaturesKind, HistoryKind, QueryBatch, TextKind, VectorKind, pad_histories
 from espalier.search import NodeMask
@@ -103,6 +103,10 @@ def history_graphs(
     return query, graph_model(nodes, ["query_state", "node_rows"], "logits", constants, width)
 
 
+HISTORY_FORM = MlpForm(layers=(DenseLayer(weight="u", slope="slope"),), out=DenseLayer(weight="v"))
+"""What the scorer of `history_graphs` computes."""
+
+
 def make_bundle(
     folder: Path,
     rng: Rng,
@@ -119,12 +123,14 @@ def make_bundle(
     columns: Mapping[str, Any] | None = None,
     graphs: tuple[bytes, bytes] | None = None,
     state_dim: int | None = None,
+    form: ScorerForm | None = None,
+    weights: Mapping[str, NDArray[np.float32]] | None = None,
     step: float | None = None,
     **search: int,
 ) -> Bundle:
     """A bundle with random node rows over items `item-0` …, with `columns` beside their titles, written under `folder`.
 
-    graphs  query.onnx and scorer.onnx in place of hand-made ones, with states of `state_dim`
+    graphs  query.onnx and scorer.onnx in place of hand-made ones, with states of `state_dim`, a scorer of `form` and its `weights`
     step    real node rows and weights are `stepped`
     """
     slope = np.full((1, 1, 6), 0.25, np.float32) if slope is None else slope
@@ -148,6 +154,8 @@ def make_bundle(
         tree=tree,
         node_rows_ND=rows,
         state_levels=tree.height + 1 if kind == "history" else 1,
+        weights=weights or {},
+        form=form if graphs else HISTORY_FORM if kind == "history" else InnerProductForm(),
         state_dim=state_dim or (6 if kind == "history" else width),
         query_onnx=query,
         scorer_onnx=scorer,

@@ -74,6 +74,7 @@ def content_of(bundle: Bundle, **changed: Any) -> GraphContent:
         "items": bundle.items,
         "golden": bundle.golden(),
         "heldout": bundle.heldout(),
+        "form": scorer.form,
     }
     return GraphContent(**(parts | changed))
 
@@ -291,12 +292,30 @@ def test_a_manifest_that_is_no_json_is_refused(copy: Path, text: bytes) -> None:
         Bundle.open(copy)
 
 
-@pytest.mark.parametrize("schema", [0, 2, "1", None, [1]])
+@pytest.mark.parametrize("schema", [0, 3, "1", None, [1], True, 1.0])
 def test_another_generation_of_the_format_is_refused(copy: Path, schema: object) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps(manifest | {"schema_version": schema}))
-    with pytest.raises(UnsupportedSchema, match="this software reads 1"):
+    with pytest.raises(UnsupportedSchema, match="this software reads 1 and 2"):
         Bundle.open(copy)
+
+
+def test_a_bundle_of_schema_version_1_opens_and_has_none_of_the_parts_of_version_2(copy: Path) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    assert manifest["schema_version"] == 2
+    del manifest["command"], manifest["scorer"]["form"]
+    manifest["schema_version"] = 1
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    opened = Bundle.open(copy)
+    assert (opened.manifest.command, opened.graph_scorer.form) == (None, None)
+    for part in ({"command": "fit"}, {"scorer": manifest["scorer"] | {"form": {"kind": "inner-product"}}}):
+        (copy / "manifest.json").write_text(json.dumps(manifest | part))
+        with pytest.raises(BundleCorrupt, match="schema version 1 has neither a command nor a scorer's form"):
+            Bundle.open(copy)
+    for part in ({"memory": {}}, {"scorer": manifest["scorer"] | {"form": {"kind": "mixture"}}}):
+        (copy / "manifest.json").write_text(json.dumps(manifest | part | {"schema_version": 2}))
+        with pytest.raises(BundleCorrupt, match=r"manifest\.json: (memory|scorer\.graphs\.form)"):
+            Bundle.open(copy)
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "null", "{}"])

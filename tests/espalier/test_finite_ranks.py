@@ -34,7 +34,7 @@ from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidQuery
-from espalier.manifest import Activation, Ranking
+from espalier.manifest import Activation, InnerProductForm, Ranking
 from espalier.queries import QueryBatch, VectorKind
 from espalier.search import Engine, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
@@ -274,7 +274,9 @@ def unit_vectors(folder: Path) -> Bundle:
     query = graph_model(nodes, ["vector"], "query_state", {"one": np.array([1])}, 4)
     rng = np.random.default_rng(3)
     tree = complete_tree(rng.permutation(16), 2)
-    return make_bundle(folder, rng, tree, "vector", integer=False, graphs=(query, linear_graphs(4)[1]), name="units")
+    return make_bundle(
+        folder, rng, tree, "vector", integer=False, graphs=(query, linear_graphs(4)[1]), form=InnerProductForm(), name="units"
+    )
 
 
 @pytest.mark.parametrize("opened", [ReferenceEngine, *GRAPH_ENGINES])

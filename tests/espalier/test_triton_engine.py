@@ -32,6 +32,7 @@ from espalier.bundle import Bundle, write_bundle
 from espalier.checks.random_bundles import make_bundle, random_masks, random_queries, random_tree
 from espalier.engines import ENGINES, gpu_usable
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
+from espalier.manifest import DenseLayer, InnerProductForm, MlpForm, ScorerForm
 from espalier.queries import QueryBatch, VectorKind
 from espalier.search import NodeMask, Precision, SearchParams
 from espalier.tree import complete_tree
@@ -57,7 +58,7 @@ from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
 from espalier.engines.triton.graph_engine import TritonEngine, device_bytes
 from espalier.engines.triton.kernels.logistic import log_sigmoid
 from espalier.engines.triton.kernels.matmul import matmul
-from espalier.engines.triton.scorer_form import scorer_form
+from espalier.engines.triton.scorer_form import scorer_weights, verified_weights
 from espalier.engines.triton.torch_graph import TorchGraph, constant_of, encoder_of
 
 pytestmark = pytest.mark.slow
@@ -225,6 +226,9 @@ PRODUCT = [
 ]
 
 
+PRODUCT_OF_ROWS = [helper.make_node("Identity", ["node_rows"], ["rows"]), *PRODUCT]
+
+
 def test_what_a_graph_seems_to_say_is_compared_with_what_it_computes() -> None:
     """Slopes by candidate, in a layer as wide as there are candidates, look like slopes by channel."""
     nodes = [
@@ -237,32 +241,62 @@ def test_what_a_graph_seems_to_say_is_compared_with_what_it_computes() -> None:
     ]
     weights: dict[str, Any] = {"w": np.eye(4, 5), "v": np.ones((5, 1)), "slope": np.linspace(0, 1, 5)}
     weights = {name: array.astype(np.float32) for name, array in weights.items()} | {"one": np.array([1]), "two": np.array([2])}
-    assert scorer_form(scorer_graph(*nodes, width=5, **weights), 5, 4).layers[0].slope.tolist() == [0, 0.25, 0.5, 0.75, 1]
+    form = MlpForm(layers=(DenseLayer(weight="w", slope="slope"),), out=DenseLayer(weight="v"))
+    assert verified_weights(scorer_graph(*nodes, width=5, **weights), form, 5, 4).layers[0].slope.tolist() == [0, 0.25, 0.5, 0.75, 1]
     weights["slope"] = weights["slope"][:, None]
-    with pytest.raises(UnsupportedGraph, match=r"computes something else than"):
-        scorer_form(scorer_graph(*nodes, width=5, **weights), 5, 4)
+    with pytest.raises(UnsupportedGraph, match=r"computes something else than the mlp"):
+        verified_weights(scorer_graph(*nodes, width=5, **weights), form, 5, 4)
     weights["v"] = weights["v"][:4]
     with pytest.raises(UnsupportedGraph, match=r"cannot be run"):
-        scorer_form(scorer_graph(*nodes, width=5, **weights), 5, 4)
+        verified_weights(scorer_graph(*nodes, width=5, **weights), form, 5, 4)
+
+
+def mlp(*layers: DenseLayer, out: str = "out") -> MlpForm:
+    return MlpForm(layers=layers, out=DenseLayer(weight=out))
 
 
 @pytest.mark.parametrize(
-    ("nodes", "reason"),
+    ("nodes", "form", "reason"),
     [
-        ([helper.make_node("Sigmoid", ["node_rows"], ["rows"]), *PRODUCT], "has a Sigmoid where neither"),
-        ([helper.make_node("MatMul", ["node_rows", "w"], ["rows"]), *PRODUCT], "has a MatMul where neither"),
-        ([helper.make_node("ReduceSum", ["query_state", "one"], ["logits"])], "has a ReduceSum where neither"),
+        ([helper.make_node("Sigmoid", ["node_rows"], ["rows"]), *PRODUCT], InnerProductForm(), "something else than the inner-product"),
+        ([helper.make_node("MatMul", ["node_rows", "w"], ["rows"]), *PRODUCT], mlp(DenseLayer(weight="w", slope=0)), "else than the mlp"),
+        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="u", slope=0)), "names 'u', which is no initialiser"),
+        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="w")), "each hidden layer has an activation"),
+        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="one", slope=0)), r"one is float32\[1\], expected a matrix"),
+        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="w", slope=0, bias="two_biases")), "two_biases has 2 numbers, expected 1 or 4"),
+        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="w", slope=0), out="w"), "the output layer has 4 outputs, expected 1"),
+        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="wide", slope=0)), "shapes that do not fit"),
     ],
 )
-def test_other_scorers_are_named(nodes: list[onnx.NodeProto], reason: str) -> None:
+def test_a_wrong_declaration_of_a_scorer_is_refused(nodes: list[onnx.NodeProto], form: ScorerForm, reason: str) -> None:
+    floats = {"w": np.eye(4), "wide": np.eye(5), "out": np.ones((4, 1)), "two_biases": np.zeros(2)}
+    constants: dict[str, Any] = {name: array.astype(np.float32) for name, array in floats.items()}
     with pytest.raises(UnsupportedGraph, match=reason):
-        scorer_form(scorer_graph(*nodes, one=np.array([1]), two=np.array([2]), w=np.eye(4, dtype=np.float32)), 4, 4)
+        verified_weights(scorer_graph(*nodes, one=np.array([1]), two=np.array([2]), **constants), form, 4, 4)
+
+
+@pytest.mark.parametrize("kind", ["product", "mlp"])
+def test_a_bundle_from_before_forms_were_declared_runs_by_what_its_training_says(tmp_path: Path, kind: str) -> None:
+    bundle = trained_kind(tmp_path, kind, (32, 16), np.random.default_rng(5))
+    declared = scorer_weights(bundle)
+    manifest = json.loads((bundle.path / "manifest.json").read_text())
+    del manifest["scorer"]["form"], manifest["command"]
+    manifest |= {"schema_version": 1, "training": {"scorer": {"kind": kind}}}
+    (bundle.path / "manifest.json").write_text(json.dumps(manifest))
+    derived = scorer_weights(Bundle.open(bundle.path))
+    assert_array_equal(derived.out, declared.out)
+    for mine, other in zip(derived.layers, declared.layers, strict=True):
+        assert_array_equal(mine.weight, other.weight)
+        assert_array_equal(mine.slope, other.slope)
+    (bundle.path / "manifest.json").write_text(json.dumps(manifest | {"training": {}}))
+    with pytest.raises(UnsupportedGraph, match=r"declares no form of scorer\.onnx"):
+        scorer_weights(Bundle.open(bundle.path))
 
 
 def test_attention_is_left_to_another_engine_and_says_so(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     bundle = trained_kind(tmp_path, "attention", (16,), rng)
-    with pytest.raises(UnsupportedGraph, match=r"^(scorer|query)\.onnx has "):
+    with pytest.raises(UnsupportedGraph, match=r"declares no form of scorer\.onnx"):
         TritonEngine(bundle, "cpu")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
@@ -22,14 +23,16 @@ from espalier.bundle import Bundle, GraphContent, write_bundle
 from espalier.engines.onnx.runtime import ort
 from espalier.errors import BundleCorrupt
 from espalier.items import ItemTable
-from espalier.manifest import Calibration, ManifestDraft, Ranking, SearchDefaults
+from espalier.manifest import Calibration, InnerProductForm, ManifestDraft, Ranking, ScorerForm, SearchDefaults
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
+from espalier.scorer_form import mlp_form
 from espalier.search import Engine
 from espalier.tree import Tree
 from training.config import TrainingConfig
 from training.data.splits import EvaluationPair, halves, without_seen
 from training.deep.prepare import Prepared
+from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.topology import Topology
 from training.deep.validation import ranked_by, search_pairs, validation_pairs
@@ -148,7 +151,20 @@ def _content(
         golden=unanswered(heldout, "history"),
         heldout=heldout,
         weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "node_rows"},
+        form=scorer_form(model, scorer_onnx),
     )
+
+
+def scorer_form(model: NodeScorer, scorer_onnx: bytes) -> ScorerForm | None:
+    """What the exported scorer computes, for the manifest; None for attention, which only ONNX Runtime runs."""
+    if isinstance(model.head, ProductHead):
+        return InnerProductForm()
+    if not isinstance(model.head, MlpHead):
+        return None
+    form = mlp_form(onnx.load_from_string(scorer_onnx), {name: tensor.numpy() for name, tensor in model.head.state_dict().items()})
+    if form is None:
+        raise BundleCorrupt("scorer.onnx does not hold the weights of the network that it was exported from")
+    return form
 
 
 def check_parity(model: NodeScorer, query_onnx: bytes, scorer_onnx: bytes, example: Tensor) -> float:

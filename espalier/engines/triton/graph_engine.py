@@ -23,7 +23,7 @@ from espalier.engines.triton.cells import Beam, Cell, FixedShapes, Tuning, is_ra
 from espalier.engines.triton.gpu_engine import DTYPES, GpuEngine
 from espalier.engines.triton.kernels.history_nodes import history_nodes_kernel
 from espalier.engines.triton.kernels.score import rank_level_kernel, score_children_kernel, score_levels_kernel
-from espalier.engines.triton.scorer_form import ScorerForm, scorer_form
+from espalier.engines.triton.scorer_form import ScorerWeights, scorer_weights
 from espalier.engines.triton.torch_graph import TorchGraph, encoder_of
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import Precision
@@ -58,18 +58,16 @@ class TritonEngine(GpuEngine["GraphCell"]):
     ) -> None:
         super().__init__(bundle, device, shapes, tuning, cuda_graphs)
         self.rounding = ROUNDING[precision]
-        form = scorer_form(
-            read_graph("scorer.onnx", bundle.graph("scorer.onnx")), bundle.graph_scorer.state_dim, bundle.graph_scorer.node_dim
-        )
+        weights = scorer_weights(bundle)
         query = read_graph("query.onnx", bundle.graph("query.onnx"))
         rows = f"{bundle.tree.node_count:,} node rows of {bundle.graph_scorer.node_dim} {precision} numbers"
         self.refuse_without_memory(device_bytes(bundle, precision), rows)
         with self.running():
             self.encoder = _encoder(query, bundle, self.device)
-            self.scorer = _Scorer(form, bundle.graph_scorer.node_dim, DTYPES[precision], self.device)
+            self.scorer = _Scorer(weights, bundle.graph_scorer.node_dim, DTYPES[precision], self.device)
             self.node_rows_ND = self._node_rows(DTYPES[precision])
             self._context = self.cell_context()
-        self.tile = self.tuning.tile or (16 if form.layers and precision == "float32" else 32)
+        self.tile = self.tuning.tile or (16 if weights.layers and precision == "float32" else 32)
 
     def new_cell(self, batch: int, bucket: int, wanted: int) -> GraphCell:
         return GraphCell(self, batch, bucket, wanted)
@@ -98,19 +96,19 @@ def device_bytes(bundle: Bundle, precision: Precision) -> int:
 class _Scorer:
     """A scorer's weights as the kernels want them: layers padded to powers of two of at least 16, end to end."""
 
-    def __init__(self, form: ScorerForm, node_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.widths = [_padded(len(layer.bias)) for layer in form.layers] + [0] * (4 - len(form.layers))
-        self.row_width = triton.next_power_of_2(node_dim) if not form.layers else _padded(node_dim)
+    def __init__(self, weights: ScorerWeights, node_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.widths = [_padded(len(layer.bias)) for layer in weights.layers] + [0] * (4 - len(weights.layers))
+        self.row_width = triton.next_power_of_2(node_dim) if not weights.layers else _padded(node_dim)
         self.state_width = self.widths[0]
         matrices, vectors, before = [], [], self.row_width
-        for layer, width in zip(form.layers, self.widths, strict=False):
+        for layer, width in zip(weights.layers, self.widths, strict=False):
             matrix = np.zeros((before, width), np.float32)
             matrix[: layer.weight.shape[0], : layer.weight.shape[1]] = layer.weight
             matrices.append(matrix.ravel())
             vectors += [_fill(layer.bias, width), _fill(layer.slope, width)]
             before = width
-        if form.layers:
-            vectors += [_fill(form.out, before), np.array([form.offset], np.float32)]
+        if weights.layers:
+            vectors += [_fill(weights.out, before), np.array([weights.offset], np.float32)]
         flat = np.concatenate(matrices) if matrices else np.zeros(1, np.float32)
         self.weights = torch.from_numpy(flat).to(device).to(dtype)
         self.vectors = torch.from_numpy(np.concatenate(vectors) if vectors else np.zeros(1, np.float32)).to(device)

@@ -1,34 +1,35 @@
-"""What a bundle's scorer.onnx computes, as weights: an inner product, or an MLP that the query state enters in its first layer.
+"""The weights of a bundle's scorer.onnx: an inner product, or an MLP that the query state enters in its first layer.
 
-Knows one ONNX graph. A graph is followed operator by operator from `node_rows` to `logits`; what was read out of it is then compared with
-the graph itself on random inputs, so that a graph that is misread is refused and never served.
+The manifest declares which of the two it is and which arrays of the graph are its weights. The declaration is compared with the graph on
+random inputs, so that a wrong one is refused and never served.
 
 Legend: B queries, C candidates, D node row, S state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from espalier.engines.triton.torch_graph import constant_of
+from espalier.bundle import WEIGHTS, Bundle
+from espalier.engines.onnx.graphs import read_graph
 from espalier.errors import UnsupportedGraph
+from espalier.manifest import DenseLayer, InnerProductForm, ScorerForm
+from espalier.scorer_form import mlp_form
 
 Floats = NDArray[np.float32]
 MAX_HIDDEN = 4
 """Hidden layers of an MLP that the kernels take."""
 MAX_MATRIX = 256 * 128
 """Weights of one layer, padded, that a program can hold: more of them do not fit the shared memory of a processor."""
-RESHAPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Expand"})
-"""Operators that leave each node's numbers as they are; that they do is seen in the comparison."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class ScorerForm:
+class ScorerWeights:
     """logit = ⟨state, row⟩ where there are no layers; else out(… layer₂(φ(row · weight₁ + bias₁ + state)) …).
 
     layers       hidden layers; the state is added before the first one's activation
@@ -63,122 +64,83 @@ class ScorerForm:
         return np.asarray(x @ self.out + self.offset, np.float32)
 
 
-@dataclass(frozen=True)
-class _Chain:
-    """A value on the way: the layers so far, the last of them still growing."""
-
-    weights: tuple[Floats, ...] = ()
-    biases: tuple[Floats | None, ...] = ()
-    slopes: tuple[Floats | None, ...] = ()
-    has_state: bool = False
-    product: bool = False
-
-
-@dataclass(frozen=True)
-class _State:
-    """The query state, perhaps with more axes."""
+def scorer_weights(bundle: Bundle) -> ScorerWeights:
+    """The weights of a bundle's scorer. Raises UnsupportedGraph, with the reason, where no form is declared or it is not the graph's."""
+    model = read_graph("scorer.onnx", bundle.graph("scorer.onnx"))
+    scorer = bundle.graph_scorer
+    form = scorer.form or _form_of_version_1(bundle, model)
+    if form is None:
+        raise UnsupportedGraph("the manifest declares no form of scorer.onnx (scorer.form)")
+    return verified_weights(model, form, scorer.state_dim, scorer.node_dim)
 
 
-def scorer_form(model: onnx.ModelProto, state_dim: int, node_dim: int) -> ScorerForm:
-    """What a checked scorer graph computes. Raises UnsupportedGraph, with the reason, when it is neither of the two forms."""
-    form = _read(model)
+def _form_of_version_1(bundle: Bundle, model: onnx.ModelProto) -> ScorerForm | None:
+    """The form of a bundle from before forms were declared, by what its manifest says of its training."""
+    recorded = bundle.manifest.training.get("scorer")
+    kind = recorded.get("kind") if isinstance(recorded, dict) else None
+    if kind == "product":
+        return InnerProductForm()
+    if kind == "mlp" and WEIGHTS in bundle.manifest.files:
+        return mlp_form(model, {name.removeprefix("head."): array for name, array in bundle.weights().items()})
+    return None
+
+
+def verified_weights(model: onnx.ModelProto, form: ScorerForm, state_dim: int, node_dim: int) -> ScorerWeights:
+    """The arrays that a form names in a checked scorer graph. Raises UnsupportedGraph where they do not compute what the graph does."""
+    weights = _named(model, form)
+    if len(weights.layers) > MAX_HIDDEN:
+        raise UnsupportedGraph(f"scorer.onnx has {len(weights.layers)} hidden layers, at most {MAX_HIDDEN} are known")
+    widths = [node_dim, *(len(layer.bias) for layer in weights.layers)]
+    for before, after in pairwise(max(16, 1 << (width - 1).bit_length()) for width in widths):
+        if before * after > MAX_MATRIX:
+            raise UnsupportedGraph(f"scorer.onnx has a layer of {before} × {after} weights, at most {MAX_MATRIX} are known")
     rng = np.random.default_rng(0)
     state_BS = rng.standard_normal((2, state_dim), np.float32)
     rows_BCD = rng.standard_normal((2, 5, node_dim), np.float32)
     try:
         expected = np.asarray(next(iter(ReferenceEvaluator(model).run(None, {"query_state": state_BS, "node_rows": rows_BCD}))))
-        got = form.logits(state_BS, rows_BCD)
     except Exception as error:  # the evaluator raises many kinds, none of them ours
         raise UnsupportedGraph(f"scorer.onnx cannot be run ({error})") from error
+    try:
+        got = weights.logits(state_BS, rows_BCD)
+    except ValueError as error:
+        raise UnsupportedGraph(f"the declared form of scorer.onnx has shapes that do not fit ({error})") from error
     if expected.shape != got.shape or not np.allclose(got, expected, rtol=1e-4, atol=1e-4 * max(1.0, float(np.abs(expected).max()))):
-        raise UnsupportedGraph("scorer.onnx computes something else than the operators it is made of seem to say")
-    if len(form.layers) > MAX_HIDDEN:
-        raise UnsupportedGraph(f"scorer.onnx has {len(form.layers)} hidden layers, at most {MAX_HIDDEN} are known")
-    widths = [node_dim, *(len(layer.bias) for layer in form.layers)]
-    for before, after in pairwise(max(16, 1 << (width - 1).bit_length()) for width in widths):
-        if before * after > MAX_MATRIX:
-            raise UnsupportedGraph(f"scorer.onnx has a layer of {before} × {after} weights, at most {MAX_MATRIX} are known")
-    return form
+        raise UnsupportedGraph(f"scorer.onnx computes something else than the {form.kind} that the manifest declares")
+    return weights
 
 
-def _read(model: onnx.ModelProto) -> ScorerForm:
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    values: dict[str, Any] = {"node_rows": _Chain(), "query_state": _State()}
-    for node in model.graph.node:
-        attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-        if node.op_type == "Constant":
-            constants[node.output[0]] = constant_of(attributes)
-            continue
-        inputs = [values.get(name, constants.get(name)) for name in node.input]
-        if not any(isinstance(value, _Chain | _State) for value in inputs) or node.op_type == "Shape":
-            continue  # shape arithmetic, which nothing but a reshape uses
-        values[node.output[0]] = _step(node.op_type, inputs, attributes)
-    end = values.get(model.graph.output[0].name)
-    if not isinstance(end, _Chain):
-        raise UnsupportedGraph("scorer.onnx has logits that do not come from node rows")
-    if end.product:
-        return ScorerForm()
-    if not end.has_state or len(end.weights) < 2 or end.weights[-1].shape[1] != 1 or end.slopes[-1] is not None:
-        raise UnsupportedGraph("scorer.onnx is no MLP with one output that the query state enters")
-    layers = tuple(
-        Layer(weight, _or(bias, 0.0, weight), _or(slope, 1.0, weight))
-        for weight, bias, slope in zip(end.weights[:-1], end.biases, end.slopes, strict=False)
-    )
-    return ScorerForm(layers, end.weights[-1][:, 0], float(_or(end.biases[-1], 0.0, end.weights[-1])[0]))
+def _named(model: onnx.ModelProto, form: ScorerForm) -> ScorerWeights:
+    """The arrays that a form names, as the kernels take them."""
+    if isinstance(form, InnerProductForm):
+        return ScorerWeights()
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    if any(layer.slope is None for layer in form.layers) or form.out.slope is not None:
+        raise UnsupportedGraph("scorer.form: each hidden layer has an activation, and the output layer has none")
+    layers = tuple(_layer(arrays, layer) for layer in form.layers)
+    out = _layer(arrays, form.out)
+    if out.weight.shape[1] != 1:
+        raise UnsupportedGraph(f"scorer.form: the output layer has {out.weight.shape[1]} outputs, expected 1")
+    return ScorerWeights(layers, out.weight[:, 0], float(out.bias[0]))
 
 
-def _step(operator: str, inputs: Sequence[Any], attributes: dict[str, Any]) -> _Chain | _State:
-    chain = next((value for value in inputs if isinstance(value, _Chain)), None)
-    state = next((value for value in inputs if isinstance(value, _State)), None)
-    constant = next((value for value in inputs[1:] if isinstance(value, np.ndarray)), None)
-    if operator in RESHAPING and (chain is None) != (state is None):
-        return chain or _State()
-    if chain is not None and state is not None:
-        if operator == "MatMul" and not chain.weights:
-            return _Chain(product=True)
-        if operator == "Add" and len(chain.weights) == 1 and not chain.has_state and chain.slopes[-1] is None:
-            return replace(chain, has_state=True)
-    elif chain is not None and not chain.product:
-        if operator == "MatMul" and inputs[0] is chain and constant is not None and constant.ndim == 2:
-            return _grown(chain, constant)
-        if operator == "Gemm" and inputs[0] is chain and constant is not None and not attributes.get("transA", 0):
-            weight = constant.T if attributes.get("transB", 0) else constant
-            grown = _grown(chain, weight * np.float32(attributes.get("alpha", 1.0)))
-            return grown if len(inputs) < 3 else _biased(grown, inputs[2] * np.float32(attributes.get("beta", 1.0)))
-        if operator == "Add" and chain.weights and chain.slopes[-1] is None:
-            other = inputs[1] if inputs[0] is chain else inputs[0]
-            if isinstance(other, np.ndarray):
-                return _biased(chain, other)
-        if operator in ("Relu", "LeakyRelu", "PRelu") and chain.weights and chain.slopes[-1] is None:
-            slope = constant if operator == "PRelu" else np.float32(0 if operator == "Relu" else attributes.get("alpha", 0.01))
-            if slope is not None:
-                return replace(chain, slopes=(*chain.slopes[:-1], _wide(slope, chain.weights[-1])))
-    raise UnsupportedGraph(f"scorer.onnx has a {operator} where neither an inner product nor an MLP has one")
+def _layer(arrays: Mapping[str, NDArray[Any]], layer: DenseLayer) -> Layer:
+    weight = _array(arrays, layer.weight)
+    if weight.ndim != 2:
+        raise UnsupportedGraph(f"scorer.form: {layer.weight} is {weight.dtype}{list(weight.shape)}, expected a matrix")
+    weight = weight.T if layer.transposed else weight
+    return Layer(weight, _vector(arrays, layer.bias, 0.0, weight.shape[1]), _vector(arrays, layer.slope, 1.0, weight.shape[1]))
 
 
-def _grown(chain: _Chain, weight: Any) -> _Chain:
-    if chain.weights and chain.slopes[-1] is None:
-        raise UnsupportedGraph("scorer.onnx has two products of matrices without an activation between them")
-    if len(chain.weights) == 1 and not chain.has_state:
-        raise UnsupportedGraph("scorer.onnx has an MLP that the query state does not enter in its first layer")
-    return replace(
-        chain, weights=(*chain.weights, np.asarray(weight, np.float32)), biases=(*chain.biases, None), slopes=(*chain.slopes, None)
-    )
+def _vector(arrays: Mapping[str, NDArray[Any]], given: str | float | None, otherwise: float, width: int) -> Floats:
+    """float32[width]: a named array or a number, one for each output of a layer."""
+    values = _array(arrays, given).reshape(-1) if isinstance(given, str) else np.array([otherwise if given is None else given], np.float32)
+    if values.size not in (1, width):
+        raise UnsupportedGraph(f"scorer.form: {given} has {values.size} numbers, expected 1 or {width}")
+    return np.ascontiguousarray(np.broadcast_to(values, width))
 
 
-def _biased(chain: _Chain, bias: Any) -> _Chain:
-    wide = _wide(bias, chain.weights[-1])
-    before = chain.biases[-1]
-    return replace(chain, biases=(*chain.biases[:-1], wide if before is None else before + wide))
-
-
-def _wide(values: Any, weight: Floats) -> Floats:
-    """One number per output of a layer."""
-    flat = np.asarray(values, np.float32).reshape(-1)
-    if flat.size not in (1, weight.shape[1]):
-        raise UnsupportedGraph(f"scorer.onnx has a bias or a slope of {flat.size} numbers in a layer of {weight.shape[1]}")
-    return np.ascontiguousarray(np.broadcast_to(flat, weight.shape[1]))
-
-
-def _or(values: Floats | None, otherwise: float, weight: Floats) -> Floats:
-    return np.full(weight.shape[1], otherwise, np.float32) if values is None else values
+def _array(arrays: Mapping[str, NDArray[Any]], name: str) -> Floats:
+    if name not in arrays:
+        raise UnsupportedGraph(f"scorer.form names {name!r}, which is no initialiser of scorer.onnx")
+    return np.asarray(arrays[name], np.float32)
