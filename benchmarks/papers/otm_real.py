@@ -29,19 +29,17 @@ import re
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks import real_logs
+from benchmarks.papers.otm_real_report import MS, Row, continued, markdown, measured, plot_curves, print_rows, recall_change, save
 from espalier.errors import EspalierError, InvalidConfig
-from espalier.metrics import precision_recall_f
 from espalier.tree import Tree
 from loadtest.hardware import hardware
 from training.baselines.item_cf import tune_neighbours
@@ -98,10 +96,7 @@ PRODUCT_DNN: dict[str, dict[str, Any]] = {
     "product-dnn-random-rows": {"loss": "sampled", "init": "random"},
 }
 METHODS = ("popularity", "item-cf", *PRODUCT_DNN, *TREES)
-MS = (10, 50, 200)
 ALL_LEAVES = 1 << 62
-
-Row = dict[str, Any]
 
 
 @dataclass
@@ -183,10 +178,10 @@ def tree_rows(run: Run, method: str, beams: Sequence[int], bundles: Path | None)
                 with torch.autocast("cpu", torch.bfloat16, enabled=use_bfloat16(config, CPU)):
                     found_BM, _ = search_pairs(searched, topology, model, pairs, gamma, own, beam, max(MS))
                 about = {"gamma": gamma, "beam_size": beam, "exclude_seen": exclude_seen} | training
-                new, recall_B = _measured(found_BM, pairs, about)
+                new, recall_B = measured(found_BM, pairs, about)
                 if not exclude_seen:
                     if best_B is not None:
-                        new[-1] |= _change(recall_B - best_B)
+                        new[-1] |= recall_change(recall_B - best_B)
                     if best_B is None or recall_B.mean() > best_B.mean():
                         best_B = recall_B
                 rows += new
@@ -225,92 +220,8 @@ def baseline_rows(run: Run, method: str) -> list[Row]:
             rank = tune_neighbours(interactions, split.train, tune_on, m=max(MS), exclude_seen=exclude_seen)[0].rank
         found_BM = rank([pair.history for pair in pairs], max(MS), exclude_seen)
         about = {"gamma": None, "beam_size": None, "exclude_seen": exclude_seen, "train_seconds": round(time.perf_counter() - begin, 1)}
-        rows += _measured(found_BM, pairs, about)[0]
+        rows += measured(found_BM, pairs, about)[0]
     return rows
-
-
-def _measured(found_BM: NDArray[np.int64], pairs: Sequence[EvaluationPair], about: Row) -> tuple[list[Row], NDArray[np.float64]]:
-    """A row for every m, and the users' recall at the largest."""
-    rows = []
-    for m in MS:
-        precision_B, recall_B, f_B = precision_recall_f(found_BM, [pair.relevant for pair in pairs], m)
-        values = {"precision": float(precision_B.mean()), "recall": float(recall_B.mean()), "f": float(f_B.mean())}
-        rows.append({"m": m} | about | values | {"recall_se": _standard_error(recall_B)})
-    return rows, np.asarray(recall_B, np.float64)
-
-
-def _change(difference_B: NDArray[np.float64]) -> Row:
-    """Against the best of the smaller beams, user by user."""
-    return {"recall_change": float(difference_B.mean()), "recall_change_se": _standard_error(difference_B)}
-
-
-def _standard_error(values_B: NDArray[Any]) -> float:
-    return float(values_B.std(ddof=1) / len(values_B) ** 0.5) if len(values_B) > 1 else 0.0
-
-
-def print_rows(rows: Sequence[Row]) -> None:
-    for row in rows:
-        if row["m"] == MS[0]:
-            keys = ("method", "seed", "gamma", "beam_size", "exclude_seen")
-            same = [other for other in rows if all(other[key] == row[key] for key in keys)]
-            figures = "  ".join(f"R@{other['m']} {100 * other['recall']:6.2f}" for other in same)
-            at = "" if row["beam_size"] is None else f"γ {row['gamma']:g} beam {row['beam_size']}"
-            print(
-                f"{row['method']:20s} {row['seed']}  {at:18s} {'seen excluded' if row['exclude_seen'] else 'raw':13s} {figures}", flush=True
-            )
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """A table of all rows in %: precision / recall / F, means over seeds, with the sample standard deviation of recall over seeds."""
-    lines = [
-        "| method | γ | beam | seen items | seeds |" + "".join(f" P / R / F @{m} |" for m in MS) + " change |",
-        "|---" * (6 + len(MS)) + "|",
-    ]
-    key = ("method", "gamma", "beam_size", "exclude_seen")
-    for place in dict.fromkeys(tuple(row[name] for name in key) for row in rows):
-        method, gamma, beam, exclude_seen = place
-        cells = []
-        for m in MS:
-            of_m = [row for row in rows if row["m"] == m and tuple(row[name] for name in key) == place]
-            precision, recall, f = (100 * np.array([row[name] for row in of_m]) for name in ("precision", "recall", "f"))
-            spread = f" ± {recall.std(ddof=1):.2f}" if len(recall) > 1 else ""
-            cells.append(f"{precision.mean():.2f} / {recall.mean():.2f}{spread} / {f.mean():.2f}")
-        change = ""
-        if "recall_change" in of_m[0]:
-            error = 100 * sum(row["recall_change_se"] ** 2 for row in of_m) ** 0.5 / len(of_m)
-            change = f"{100 * np.mean([row['recall_change'] for row in of_m]):+.2f} ± {error:.2f}"
-        shown = ["" if value is None else f"{value:g}" for value in (gamma, beam)]
-        lines.append("| " + " | ".join([method, *shown, "excluded" if exclude_seen else "raw", str(len(of_m)), *cells, change]) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def plot_curves(rows: Sequence[Row], title: str, file: Path) -> None:
-    """Recall@200 (raw) over the serving beam, one line a method and γ, means over seeds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
-    chosen = [row for row in rows if row["m"] == max(MS) and not row["exclude_seen"]]
-    for method in dict.fromkeys(row["method"] for row in chosen):
-        for gamma in dict.fromkeys(row["gamma"] for row in chosen if row["method"] == method):
-            of_line = [row for row in chosen if row["method"] == method and row["gamma"] == gamma]
-            beams = sorted({row["beam_size"] for row in of_line if row["beam_size"] is not None})
-            recall = {beam: np.mean([row["recall"] for row in of_line if row["beam_size"] == beam]) for beam in beams}
-            if beams:
-                axes.plot(beams, [recall[beam] for beam in beams], marker="o", label=f"{method}, γ = {gamma:g}")
-            else:
-                recall_at = float(np.mean([row["recall"] for row in of_line]))
-                axes.axhline(recall_at, linestyle=":", color=f"C{len(axes.lines) % 10}", label=method)
-    axes.set(xlabel="serving beam", ylabel="recall@200", title=title, xscale="log")
-    shown = sorted({row["beam_size"] for row in chosen if row["beam_size"] is not None})
-    axes.set_xticks(shown, [str(beam) for beam in shown])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize=8)
-    figure.savefig(file, dpi=150)
-    pyplot.close(figure)
 
 
 def _beams(text: str) -> list[int]:
@@ -320,14 +231,7 @@ def _beams(text: str) -> list[int]:
         raise InvalidConfig("--beams", text, "whole numbers and `all`, comma-separated") from error
 
 
-def main() -> None:
-    try:
-        benchmark()
-    except (EspalierError, FloatingPointError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
-
-
-def benchmark() -> None:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     real_logs.add_arguments(parser)
     parser.add_argument("--methods", default="otm-robust,tdm,item-cf", help=f"some of {', '.join(METHODS)}")
@@ -341,18 +245,38 @@ def benchmark() -> None:
     parser.add_argument(
         "--markdown", type=Path, help="a table, means over seeds; `change` is that of recall@200 against the best smaller beam"
     )
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def checked_methods(text: str, config: TrainingConfig) -> list[str]:
+    """The methods of `--methods`. Raises InvalidConfig on an unknown one, or on a change that gives no valid configuration."""
+    methods = re.split(r",(?![^\[]*\])", text)  # commas inside [ ] belong to a value
+    for method in methods:
+        if method not in METHODS and not is_tree(method):
+            raise InvalidConfig("--methods", method, f"some of {', '.join(METHODS)}")
+        if is_tree(method) and method_config(config, method).tree.rounds > 1:
+            raise InvalidConfig("--methods", method, "tree.rounds of 1")
+    return methods
+
+
+def is_tree(method: str) -> bool:
+    return method.split("+")[0] in TREES
+
+
+def seed_rows(config: TrainingConfig, log: Path, methods: Sequence[str], beams: Sequence[int], bundles: Path | None) -> Iterator[list[Row]]:
+    """The rows of each method for the configuration's seed."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(config, prepare(config, log, Path(folder)), Path(folder))
+        for method in methods:
+            found = tree_rows(run, method, beams, bundles) if is_tree(method) else baseline_rows(run, method)
+            yield [{"method": method, "seed": config.seed} | row for row in found]
+
+
+def benchmark(args: argparse.Namespace) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("training").setLevel(logging.INFO)
-    methods = re.split(r",(?![^\[]*\])", args.methods)  # commas inside [ ] belong to a value
-    for method in methods:
-        if method not in METHODS and method.split("+")[0] not in TREES:
-            raise InvalidConfig("--methods", method, f"some of {', '.join(METHODS)}")
-    beams = _beams(args.beams)
-    real = real_logs.load(args)
-    for method in methods:
-        if method.split("+")[0] in TREES and method_config(real.config, method).tree.rounds > 1:  # also refuses a wrong change at once
-            raise InvalidConfig("--methods", method, "tree.rounds of 1")
+    beams, real = _beams(args.beams), real_logs.load(args)
+    methods = checked_methods(args.methods, real.config)
     for file in (args.json, args.plot, args.markdown):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -367,37 +291,31 @@ def benchmark() -> None:
         "config": real.config.model_dump(mode="json"),
         "rows": [],
     }
-    if args.json and args.json.exists():
-        earlier = json.loads(args.json.read_text())
-        for key in ("set", "steps", "beams", "config"):
-            if earlier.get(key) != report[key]:
-                expected = f"rows of the same run; its {key} is {earlier.get(key)!r}, not {report[key]!r}"
-                raise InvalidConfig("--json", str(args.json), expected)
-        report["rows"] = earlier["rows"]
-    done = list(report["rows"])
+    if args.json:
+        report = continued(report, args.json)
+    done = {(row["method"], row["seed"]) for row in report["rows"]}
     for seed in range(1, args.seeds + 1):
-        missing = [method for method in methods if not any(row["method"] == method and row["seed"] == seed for row in done)]
-        if not missing:
-            continue
         config = real.config.model_copy(update={"seed": seed, "name": real.name})
         if args.steps:
             config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"steps": args.steps})})
-        with tempfile.TemporaryDirectory() as folder:
-            run = Run(config, prepare(config, real.log, Path(folder)), Path(folder))
-            for method in missing:
-                is_tree = method.split("+")[0] in TREES
-                found = tree_rows(run, method, beams, args.export) if is_tree else baseline_rows(run, method)
-                rows = [{"method": method, "seed": seed} | row for row in found]
-                print_rows(rows)
-                report["rows"] += rows
-                if args.json:
-                    partial = args.json.with_suffix(".part")
-                    partial.write_text(json.dumps(report, indent=1) + "\n")
-                    partial.replace(args.json)
+        missing = [method for method in methods if (method, seed) not in done]
+        for rows in seed_rows(config, real.log, missing, beams, args.export) if missing else ():
+            print_rows(rows)
+            report["rows"] += rows
+            if args.json:
+                save(report, args.json)
     if args.plot:
         plot_curves(report["rows"], real.name, args.plot)
     if args.markdown:
         args.markdown.write_text(markdown(report["rows"]))
+
+
+def main() -> None:
+    args = parsed()
+    try:
+        benchmark(args)
+    except (EspalierError, FloatingPointError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ def test_modules_import_each_other_by_their_long_names() -> None:
         assert not {name for name in imported if name.split(".")[0] == "tests"}, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", commands())
 def test_a_command_says_what_it_measures(name: str) -> None:
     run = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", "--help"], cwd=ROOT, capture_output=True, text=True)
