@@ -194,7 +194,7 @@ One row per package, sorted by id.
 | id | string | package name |
 | title | string | one-line summary |
 | section | string | archive section, for instance `games` |
-| debtags | list of strings | facets such as `use::gameplaying`; empty where nobody tagged the package |
+| debtags | list of strings | facets such as `use::gameplaying`; empty if the package has no tags |
 
 The source joins summary and long text with a space, so the title is recovered by a rule: each place between two words in the first 80
 characters is scored by cues (the next word opens a text, is capitalised, is part of the package's name or has a verb after it; a
@@ -209,11 +209,11 @@ nothing: read the log with `order="none"`.
 
 | column | type | |
 |---|---|---|
-| package | string | who depends |
-| dependency | string | on what: Depends, Recommends and Pre-Depends, the first of alternatives |
+| package | string | the package that depends |
+| dependency | string | the package that it depends on (Depends, Recommends, Pre-Depends; the first of alternatives) |
 
 Every dependency is a package of the index. Other names (virtual packages such as `r-api-4.0` or `perlapi-5.36.0`, interface hashes, names
-outside the index) are left out: they mark versions and interfaces, have neither title nor section, and nobody looks for them.
+outside the index) are left out: they mark versions and interfaces and have neither title nor section.
 No other filter is applied here; `min_item_events` and `min_user_events` of the log reader do that.
 """
 
