@@ -18,7 +18,8 @@ from service.http.routes import add_routes, match_whole_paths
 from service.http.single_flight import SingleFlight
 from service.http.stream_route import StreamRoute
 from service.lifecycle import lifespan
-from service.models.registry import OpenEngine, Registry
+from service.models.loading import OpenEngine
+from service.models.registry import Registry
 from service.retrieval.completion import Completer
 from service.settings import Settings
 from service.watch.audit import Audit

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from espalier.errors import InvalidInput
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
 from service.http.schemas import LoadRequest, RemovedRequest, VersionRequest
-from service.models.registry import Edited, Served
+from service.models.changes import RemovedChange, ServedVersions
 from service.models.removals import Condition, Ids, check_id, check_list, etag, matches, summary, with_id, without_id
 from service.watch.audit import Change, origin
 
@@ -54,7 +54,7 @@ async def load(request: Request, name: Name, body: LoadRequest) -> Response:
     A version that fails to load changes nothing.
     """
     service = service_of(request)
-    change = service.registry.load(name, body.version, body.default)
+    change = service.registry.changes.load(name, body.version, body.default)
     await _audited(request, "load", name, change, _versions, version=body.version)
     return as_json(describe(service.registry.entry(name), service.settings))
 
@@ -62,14 +62,14 @@ async def load(request: Request, name: Name, body: LoadRequest) -> Response:
 async def unload(request: Request, name: Name, body: VersionRequest) -> Response:
     """Drop a version that is not the default, once the requests that it has accepted are answered."""
     service = service_of(request)
-    await _audited(request, "unload", name, service.registry.unload(name, body.version), _versions, version=body.version)
+    await _audited(request, "unload", name, service.registry.changes.unload(name, body.version), _versions, version=body.version)
     return as_json(describe(service.registry.entry(name), service.settings))
 
 
 async def set_default(request: Request, name: Name, body: VersionRequest) -> Response:
     """Send requests without a version to this one, which is loaded first where it is not: pin a version, or roll back."""
     service = service_of(request)
-    await _audited(request, "default", name, service.registry.set_default(name, body.version), _versions, version=body.version)
+    await _audited(request, "default", name, service.registry.changes.set_default(name, body.version), _versions, version=body.version)
     return as_json(describe(service.registry.entry(name), service.settings))
 
 
@@ -88,7 +88,7 @@ async def set_removed(
         condition.check(before)
         return listed
 
-    change = service.registry.edit_removed(name, replace, whole=not condition.given)
+    change = service.registry.changes.edit_removed(name, replace, replace=not condition.given)
     await _audited(request, "set_removed", name, change, _lists)
     unknown = await service.registry.unknown(name, listed)
     return await _tagged({"removed": len(listed) - len(unknown), "unknown": unknown}, listed)
@@ -131,7 +131,7 @@ async def _edit_item(
         condition.check(before)
         return edit(before)
 
-    edited = await _audited(request, action, name, registry.edit_removed(name, edit_item), _lists, id=item_id)
+    edited = await _audited(request, action, name, registry.changes.edit_removed(name, edit_item), _lists, id=item_id)
     unknown = await registry.unknown(name, (item_id,))
     answer = {
         "id": item_id,
@@ -160,12 +160,12 @@ async def _audited(
     return await service_of(request).audit.change(action, name, by, change, described, **what)
 
 
-def _versions(change: tuple[Served, Served]) -> Change:
+def _versions(change: tuple[ServedVersions, ServedVersions]) -> Change:
     before, after = change
     return Change(before._asdict(), after._asdict())
 
 
-def _lists(change: Edited) -> Change:
+def _lists(change: RemovedChange) -> Change:
     return Change(summary(change.before), summary(change.after))
 
 

@@ -12,7 +12,8 @@ from starlette.responses import Response
 from service.http.api_keys import Keys
 from service.http.middleware import RequestInfo
 from service.http.single_flight import SingleFlight
-from service.models.registry import Entry, Registry
+from service.models.registry import Registry
+from service.models.registry_entry import Entry
 from service.retrieval.completion import Completer
 from service.settings import Settings
 from service.watch.audit import Audit

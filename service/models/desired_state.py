@@ -2,7 +2,7 @@
 
     models/<name>/serving.json   {"generation": 4, "versions": [2, 3], "default": 3}; absent: the highest version alone
     models/<name>/removed.json   {"generation": 2, "ids": ["b12"]}; absent from the start: nothing is removed
-    models/<name>/.lock          held by whoever changes them
+    models/<name>/.lock, .removed.lock   held by whoever changes serving.json, removed.json
 
 Every worker process follows these files; a generation says which state a worker has reached. They are replaced as a whole (written
 beside their place, flushed, renamed), so that a reader never sees half of one. followed_file.py says what becomes of a state whose file is
@@ -68,6 +68,7 @@ class InvalidState(InvalidData):
 
 State = TypeVar("State", Serving, Removed)
 _FILES: dict[type[_State], str] = {Serving: "serving.json", Removed: "removed.json"}
+_LOCKS: dict[type[_State], str] = {Serving: ".lock", Removed: ".removed.lock"}
 
 
 class DesiredState:
@@ -141,10 +142,10 @@ class DesiredState:
             self._flush()
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Nobody else changes the state meanwhile. Raises BeingChanged when somebody does, Conflict where the folder cannot be written."""
+    def locked(self, kind: type[Serving] | type[Removed]) -> Iterator[None]:
+        """Nobody else changes this file meanwhile. Raises BeingChanged when somebody does, Conflict where the folder cannot be written."""
         with self._writable():
-            descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(self.folder / _LOCKS[kind], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

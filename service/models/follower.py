@@ -19,6 +19,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from espalier.bundle import find_versions
+from service.errors import ModelNotFound
 from service.models.desired_state import DesiredState, Removed, Serving
 from service.models.followed_file import FollowedFile
 from service.models.loading import LoadFailed, OpenEngine, beside_requests, stand_back, told
@@ -80,6 +81,13 @@ class Follower:
     def wait_until_loaded(self, timeout_s: float | None = None) -> bool:
         """Block until everything that should serve was tried once. False when that took longer."""
         return self._tried.wait(timeout_s)
+
+    def entry(self, name: str) -> Entry:
+        """A model by name. Raises ModelNotFound."""
+        try:
+            return self.entries[name]
+        except KeyError:
+            raise ModelNotFound(f"There is no model {name!r}. Models: {', '.join(self.entries)}.") from None
 
     def add(self, name: str, versions: tuple[int, ...], late: bool = True) -> Entry:
         """A model that was not there when this process started; not late where other workers serve it already."""

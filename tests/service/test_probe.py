@@ -262,7 +262,7 @@ def test_an_answer_that_comes_after_its_version_has_gone_leaves_no_series(
     async def late() -> None:
         task = asking.ask(("books", 2))
         await asyncio.to_thread(searching.wait, 10)
-        await registry.unload("books", 2)
+        await registry.changes.unload("books", 2)
         asking.forget(asking.ready())
         assert not task.done()
         let_go.set()

@@ -25,7 +25,7 @@ from espalier.items import MAX_ID_BYTES
 from espalier.tree import complete_tree
 from espalier_client import AsyncClient, Conflict, NotAllowed
 from service.errors import PreconditionFailed
-from service.models import registry as registry_module
+from service.models import changes as changes_module
 from service.models import removals
 from service.models.desired_state import DesiredState, Removed
 from service.models.removals import Condition, check_list, etag, with_id
@@ -350,11 +350,11 @@ def test_workers_take_changes_from_several_clients(folder: Path) -> None:
 def test_a_change_waits_for_another_one_to_end(shelf: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries, plain = [], DesiredState.locked
 
-    def on_its_third_try(disk: DesiredState) -> AbstractContextManager[None]:
+    def on_its_third_try(disk: DesiredState, kind: type[Removed]) -> AbstractContextManager[None]:
         tries.append(disk)
         if len(tries) == 3:
             release(folder)
-        return plain(disk)
+        return plain(disk, kind)
 
     monkeypatch.setattr(DesiredState, "locked", on_its_third_try)
     with locked(folder):
@@ -364,7 +364,7 @@ def test_a_change_waits_for_another_one_to_end(shelf: Running, folder: Path, mon
 
 
 def test_a_change_does_not_wait_for_ever(shelf: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_module, "EDIT_WAIT_S", 0.05)
+    monkeypatch.setattr(changes_module, "REMOVALS_WAIT_S", 0.05)
     with locked(folder):
         for method, path, body in (("PUT", item("item-1"), None), ("PUT", LIST, {"ids": ["item-1"]})):
             answer = send(shelf, method, path, body)
@@ -379,7 +379,7 @@ HELD: dict[Path, int] = {}
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Somebody else's change is under way, until `release`."""
-    HELD[folder] = os.open(folder / "books" / ".lock", os.O_RDWR | os.O_CREAT)
+    HELD[folder] = os.open(folder / "books" / ".removed.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(HELD[folder], fcntl.LOCK_EX)
     try:
         yield

@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,8 @@ from espalier.bundle import Bundle
 from espalier.queries import blank_queries
 from espalier.search import Engine, SearchParams
 from service.models.loading import LoadedModel
-from service.models.registry import Entry, Registry
+from service.models.registry import Registry
+from service.models.registry_entry import Entry
 from service.settings import Settings
 from service.watch.metrics import Metrics
 from tests.service.fake_engine import FakeEngine
@@ -46,6 +47,13 @@ def damage(bundle: Path) -> None:
         byte = stream.read(1)
         stream.seek(-1, 2)
         stream.write(bytes([byte[0] ^ 1]))
+
+
+async def set_removed(registry: Registry, name: str, ids: Sequence[str]) -> list[str]:
+    """Replace a model's standing exclusions. Returns the ids that its catalogue does not have."""
+    listed = tuple(dict.fromkeys(ids))
+    await registry.changes.edit_removed(name, lambda _: listed, replace=True)
+    return await registry.unknown(name, listed)
 
 
 @dataclass
@@ -110,7 +118,7 @@ def held_back(version: int) -> tuple[Callable[[Bundle], Engine], threading.Event
         if bundle.manifest.version == version:
             opening.set()
             assert let_go.wait(10)
-        return FakeEngine(ITEMS)
+        return FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item)
 
     return open_late, opening, let_go
 

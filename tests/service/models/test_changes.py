@@ -15,7 +15,7 @@ from espalier.search import Engine
 from service.errors import Conflict, ModelNotFound, NotReady
 from service.models.desired_state import DesiredState, Serving
 from tests.service.fake_engine import FakeEngine
-from tests.service.models.registry import ITEMS, add_version, damage, held_back, run
+from tests.service.models.registry import ITEMS, add_version, damage, held_back, run, set_removed
 from tests.waiting import until
 
 
@@ -23,18 +23,18 @@ def test_load_default_unload(models: Path) -> None:
     with run(models) as running:
         registry = running.registry
         add_version(models, 2)
-        running.run(registry.load("books", 2))
+        running.run(registry.changes.load("books", 2))
         assert (running.served(), running.served(2)) == (1, 2)
         assert json.loads((models / "books" / "serving.json").read_text()) == {"generation": 1, "versions": [1, 2], "default": 1}
-        running.run(registry.load("books", 2))  # nothing to do
-        running.run(registry.set_default("books", 2))
+        running.run(registry.changes.load("books", 2))  # nothing to do
+        running.run(registry.changes.set_default("books", 2))
         assert (running.served(), running.served(1)) == (2, 1)
-        running.run(registry.set_default("books", 1))  # back at once: nothing is loaded
+        running.run(registry.changes.set_default("books", 1))  # back at once: nothing is loaded
         assert running.served() == 1
         assert running.opened == [1, 2]
         with pytest.raises(Conflict, match="is the default"):
-            running.run(registry.unload("books", 1))
-        running.run(registry.unload("books", 2))
+            running.run(registry.changes.unload("books", 1))
+        running.run(registry.changes.unload("books", 2))
         with pytest.raises(ModelNotFound):
             running.served(2)
         until(lambda: running.states() == {1: "ready", 2: "available"}, "version 2 is taken apart")
@@ -47,25 +47,25 @@ def test_load_default_unload(models: Path) -> None:
 
 def test_the_default_can_be_pinned_as_it_is(models: Path) -> None:
     with run(models) as running:
-        running.run(running.registry.load("books", 1))
+        running.run(running.registry.changes.load("books", 1))
         assert not (models / "books" / "serving.json").exists()
-        running.run(running.registry.set_default("books", 1))
+        running.run(running.registry.changes.set_default("books", 1))
         assert DesiredState(models / "books").read(Serving) == Serving(generation=1, versions=(1,), default=1)
         with pytest.raises(Conflict, match="is the default"):
-            running.run(running.registry.unload("books", 1))
+            running.run(running.registry.changes.unload("books", 1))
 
 
 def test_what_is_not_there_is_said(models: Path) -> None:
     with run(models) as running:
         registry = running.registry
-        for change in (registry.load("books", 9), registry.set_default("books", 9), registry.unload("books", 9)):
+        for change in (registry.changes.load("books", 9), registry.changes.set_default("books", 9), registry.changes.unload("books", 9)):
             with pytest.raises(ModelNotFound, match="9"):
                 running.run(change)
-        for change in (registry.load("films", 1), registry.unload("films", 1)):
+        for change in (registry.changes.load("films", 1), registry.changes.unload("films", 1)):
             with pytest.raises(ModelNotFound, match="no model 'films'"):
                 running.run(change)
         with pytest.raises(ModelNotFound):
-            running.run(registry.set_removed("films", []))
+            running.run(set_removed(registry, "films", []))
         with pytest.raises(ModelNotFound):
             registry.removed("../books")
 
@@ -75,13 +75,13 @@ def test_a_failed_load_disturbs_nothing_and_is_taken_back(models: Path) -> None:
         before = running.registry.choose("books", None)
         add_version(models, 2, damaged=True)
         with pytest.raises(Conflict, match=r"Nothing was changed.*books/2/nodes.safetensors: its SHA-256"):
-            running.run(running.registry.load("books", 2, default=True))
+            running.run(running.registry.changes.load("books", 2, default=True))
         assert running.registry.choose("books", None) is before
         assert not (models / "books" / "serving.json").exists()
         until(lambda: running.states() == {1: "ready", 2: "failed"}, "the versions are so")
         assert running.count("rolled_back") == 1
         damage(models / "books" / "2")  # the same bit again: repaired
-        running.run(running.registry.load("books", 2, default=True))
+        running.run(running.registry.changes.load("books", 2, default=True))
         assert running.served() == 2
         assert running.books.reason is None
 
@@ -91,22 +91,22 @@ def test_a_change_that_is_taken_back_brings_no_other_version(models: Path) -> No
         add_version(models, 2)
         add_version(models, 3, damaged=True)
         with pytest.raises(Conflict):
-            running.run(running.registry.load("books", 3))
+            running.run(running.registry.changes.load("books", 3))
         assert running.served() == 1
-        running.run(running.registry.set_default("books", 1))
+        running.run(running.registry.changes.set_default("books", 1))
         add_version(models, 4, damaged=True)
         with pytest.raises(Conflict):
-            running.run(running.registry.set_default("books", 4))
+            running.run(running.registry.changes.set_default("books", 4))
         assert DesiredState(models / "books").read(Serving) == Serving(generation=3, versions=(1,), default=1)
         until(lambda: running.states() == {1: "ready", 2: "available", 3: "failed", 4: "failed"}, "the versions are so")
 
 
 def test_one_change_waits_for_no_other(models: Path) -> None:
     async def scenario() -> None:
-        loading = asyncio.create_task(running.registry.load("books", 2))
+        loading = asyncio.create_task(running.registry.changes.load("books", 2))
         await asyncio.to_thread(opening.wait, 10)
         with pytest.raises(Conflict, match="under way"):
-            await running.registry.set_default("books", 1)
+            await running.registry.changes.set_default("books", 1)
         assert running.states()[2] == "loading"
         assert running.registry.not_ready() == []
         let_go.set()
@@ -121,7 +121,7 @@ def test_one_change_waits_for_no_other(models: Path) -> None:
 
 def test_a_change_goes_on_when_its_client_hangs_up(models: Path) -> None:
     async def scenario() -> None:
-        loading = asyncio.create_task(running.registry.load("books", 2, default=True))
+        loading = asyncio.create_task(running.registry.changes.load("books", 2, default=True))
         await asyncio.to_thread(opening.wait, 10)
         loading.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -145,7 +145,7 @@ def test_a_load_that_takes_too_long_is_taken_back(models: Path) -> None:
         return FakeEngine(ITEMS)
 
     async def scenario() -> None:
-        loading = asyncio.create_task(running.registry.load("books", 2))
+        loading = asyncio.create_task(running.registry.changes.load("books", 2))
         while running.count("rolled_back") == 0:
             await asyncio.sleep(0.01)
         let_go.set()
@@ -163,7 +163,7 @@ def test_a_change_that_a_shutdown_interrupts_is_taken_back(models: Path) -> None
     open_late, opening, let_go = held_back(2)
 
     async def scenario() -> None:
-        loading = asyncio.create_task(running.registry.load("books", 2))
+        loading = asyncio.create_task(running.registry.changes.load("books", 2))
         assert await asyncio.to_thread(opening.wait, 10)
         draining = asyncio.create_task(running.registry.drain(10))
         with pytest.raises(NotReady):
@@ -186,22 +186,22 @@ def test_a_folder_that_cannot_be_written_to_is_said(models: Path, monkeypatch: p
         add_version(models, 2)
         monkeypatch.setattr("service.models.desired_state.os.open", refuse)
         with pytest.raises(Conflict, match=r"'books'.*cannot be written to \(Read-only file system\)"):
-            running.run(running.registry.load("books", 2))
+            running.run(running.registry.changes.load("books", 2))
         monkeypatch.undo()
         monkeypatch.setattr("service.models.desired_state.tempfile.mkstemp", refuse)
         with pytest.raises(Conflict, match="Read-only file system"):
-            running.run(running.registry.set_removed("books", ["item-1"]))
+            running.run(set_removed(running.registry, "books", ["item-1"]))
         assert running.registry.removed("books") == []
 
 
 def test_a_model_that_is_new_is_loaded_when_told(models: Path) -> None:
     with run(models) as running:
         add_version(models, 1, name="films")
-        running.run(running.registry.load("films", 1))
+        running.run(running.registry.changes.load("films", 1))
         assert running.registry.choose("films", None).name == "films"
         add_version(models, 1, name="songs", damaged=True)
         with pytest.raises(Conflict, match="songs/1"):
-            running.run(running.registry.load("songs", 1))
+            running.run(running.registry.changes.load("songs", 1))
         assert running.registry.entry("songs").state == "failed"
         assert running.registry.not_ready() == []
 
@@ -216,16 +216,16 @@ def test_another_default_does_not_wait_for_what_is_being_loaded(models: Path) ->
         return FakeEngine(ITEMS)
 
     async def scenario() -> None:
-        loading = asyncio.create_task(running.registry.load("films", 1))
+        loading = asyncio.create_task(running.registry.changes.load("films", 1))
         await asyncio.to_thread(opening.wait, 10)
-        await running.registry.set_default("books", 1)
+        await running.registry.changes.set_default("books", 1)
         assert running.served() == 1
         let_go.set()
         await loading
 
     add_version(models, 2)
     with run(models, open_late) as running:
-        running.run(running.registry.load("books", 1))
+        running.run(running.registry.changes.load("books", 1))
         add_version(models, 1, name="films")
         running.run(scenario())
 
@@ -239,6 +239,6 @@ def test_a_loader_whose_priority_cannot_be_lowered_loads_all_the_same(
     monkeypatch.setattr("service.models.loading.os.setpriority", refuse)
     with run(models) as running:  # which waits until what should serve was tried
         add_version(models, 2)
-        running.run(running.registry.load("books", 2, default=True))
+        running.run(running.registry.changes.load("books", 2, default=True))
         assert running.served() == 2
     assert "cannot lower its priority (Operation not permitted)" in caplog.text

@@ -78,8 +78,9 @@ def test_a_pin_is_lifted_by_a_file_that_stays_away(models: Path, monkeypatch: py
     assert watched.wrong is None
 
 
-def test_one_change_at_a_time(tmp_path: Path) -> None:
-    with DesiredState(tmp_path).locked(), pytest.raises(Conflict, match="under way"), DesiredState(tmp_path).locked():
+@pytest.mark.parametrize("kind", [Serving, Removed])
+def test_one_change_of_a_file_at_a_time(tmp_path: Path, kind: type[Serving] | type[Removed]) -> None:
+    with DesiredState(tmp_path).locked(kind), pytest.raises(Conflict, match="under way"), DesiredState(tmp_path).locked(kind):
         pass
-    with DesiredState(tmp_path).locked():
+    with DesiredState(tmp_path).locked(Serving), DesiredState(tmp_path).locked(Removed):
         pass

@@ -30,7 +30,7 @@ def test_files_that_are_edited_by_hand_are_followed(models: Path) -> None:
         assert "books/serving.json" in str(running.books.reason)
         assert running.served() == 1
         with pytest.raises(Conflict, match="repair or delete"):
-            running.run(running.registry.load("books", 2))
+            running.run(running.registry.changes.load("books", 2))
         state.write(Serving(generation=3, versions=(1, 2), default=2))
         until(lambda: running.served() == 2, "the repaired file is followed")
         assert running.books.reason is None
@@ -59,7 +59,7 @@ def test_a_new_version_is_served_when_the_folder_is_polled(models: Path) -> None
 
 def test_a_pinned_model_is_not_polled(models: Path) -> None:
     with run(models, poll_s=0.01) as running:
-        running.run(running.registry.set_default("books", 1))
+        running.run(running.registry.changes.set_default("books", 1))
         add_version(models, 2)
         until(lambda: running.books.versions == (1, 2), "the new version was seen")
         add_version(models, 1, name="films")
@@ -78,7 +78,7 @@ def test_without_polling_a_new_version_is_only_listed(models: Path) -> None:
 def test_a_bundle_that_is_changed_in_place_stops(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     add_version(models, 2)
     with run(models) as running:
-        running.run(running.registry.load("books", 1, default=True))
+        running.run(running.registry.changes.load("books", 1, default=True))
         damage(models / "books" / "1")
         until(lambda: running.books.loaded is None, "the changed version stops")
         until(lambda: running.states() == {1: "failed", 2: "ready"}, "the versions are so")
@@ -87,7 +87,7 @@ def test_a_bundle_that_is_changed_in_place_stops(models: Path, caplog: pytest.Lo
         with pytest.raises(NotReady):
             running.served()
         assert running.served(2) == 2
-        running.run(running.registry.set_default("books", 2))
+        running.run(running.registry.changes.set_default("books", 2))
         assert running.registry.not_ready() == []
     assert "changed in place" in caplog.text
 
@@ -126,7 +126,7 @@ def test_a_bundle_serves_while_its_contents_are_compared(models: Path, monkeypat
         until(reading.is_set, "it is being compared")
         assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
         monkeypatch.setattr("service.models.loading.hashlib.file_digest", digest)
-        running.run(running.registry.load("books", 2))  # nor does a version that is to be loaded wait
+        running.run(running.registry.changes.load("books", 2))  # nor does a version that is to be loaded wait
         assert not let_go.is_set()
         let_go.set()
         until(lambda: 1 not in running.books.ready, "what is not as it was stops")

@@ -14,9 +14,9 @@ from espalier.bundle import Bundle
 from espalier.search import Engine
 from service.errors import Conflict
 from service.models.desired_state import DesiredState, Removed, Serving
-from service.models.registry import Entry
+from service.models.registry_entry import Entry
 from tests.service.fake_engine import FakeEngine
-from tests.service.models.registry import ITEMS, add_version, run, search
+from tests.service.models.registry import ITEMS, add_version, held_back, run, search, set_removed
 from tests.waiting import until
 
 
@@ -24,16 +24,16 @@ def test_removals_hold_for_every_version_and_need_no_reload(models: Path) -> Non
     with run(models) as running:
         registry = running.registry
         assert registry.removed("books") == []
-        assert running.run(registry.set_removed("books", ["item-1", "gone", "item-1", "item-0"])) == ["gone"]
+        assert running.run(set_removed(registry, "books", ["item-1", "gone", "item-1", "item-0"])) == ["gone"]
         assert registry.removed("books") == ["item-1", "gone", "item-0"]
         assert running.run(search(registry.choose("books", None))) == [2, 3, 4]
         add_version(models, 2)
-        running.run(registry.load("books", 2))
+        running.run(registry.changes.load("books", 2))
         assert running.run(search(registry.choose("books", 2))) == [2, 3, 4]
-        assert running.run(registry.set_removed("books", ["item-2"])) == []
+        assert running.run(set_removed(registry, "books", ["item-2"])) == []
         for version in (1, 2):
             assert running.run(search(registry.choose("books", version))) == [0, 1, 3]
-        running.run(registry.set_removed("books", []))
+        running.run(set_removed(registry, "books", []))
         assert running.run(search(registry.choose("books", None))) == [0, 1, 2]
         assert registry.choose("books", None).filters.standing is None
         assert running.opened == [1, 2]
@@ -53,7 +53,7 @@ def test_removals_apply_while_a_version_is_loading(models: Path) -> None:
         add_version(models, 2)
         DesiredState(models / "books").write(Serving(generation=1, versions=(1, 2), default=2))
         until(opening.is_set, "version 2 is being opened")
-        assert running.run(running.registry.set_removed("books", ["item-0"])) == []
+        assert running.run(set_removed(running.registry, "books", ["item-0"])) == []
         assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
         let_go.set()
         until(lambda: running.served() == 2, "version 2 serves")
@@ -120,7 +120,7 @@ def test_removed_items_stay_removed_when_their_list_is_lost(models: Path, how: s
     caplog.set_level(logging.INFO)
     taken = Taken(models, how)
     with run(models) as running:
-        running.run(running.registry.set_removed("books", ["item-0", "item-1"]))
+        running.run(set_removed(running.registry, "books", ["item-0", "item-1"]))
         taken.take()
         until(lambda: "books/removed.json" in str(running.books.reason), "it is said")
         for _ in range(3):
@@ -134,20 +134,20 @@ def test_removed_items_stay_removed_when_their_list_is_lost(models: Path, how: s
         until(lambda: running.books.reason is None, "it is over")
         assert running.run(search(running.registry.choose("books", None))) == [2, 3, 4]
         assert 'espalier_desired_state_wrong{model="books"} 0.0' in running.metrics.render().decode()
-        running.run(running.registry.set_removed("books", []))
+        running.run(set_removed(running.registry, "books", []))
         assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
 
 
 def test_a_lost_list_is_ended_by_a_new_one(models: Path) -> None:
     with run(models) as running:
-        running.run(running.registry.set_removed("books", ["item-0"]))
+        running.run(set_removed(running.registry, "books", ["item-0"]))
         (models / "books" / "removed.json").unlink()
         until(lambda: running.books.reason is not None, "it is said")
-        running.run(running.registry.set_removed("books", []))
+        running.run(set_removed(running.registry, "books", []))
         assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
         until(lambda: running.books.reason is None, "all is well")
         (models / "books" / "removed.json").unlink()  # an empty one can get lost
-        running.run(running.registry.set_removed("books", ["item-1"]))
+        running.run(set_removed(running.registry, "books", ["item-1"]))
         assert running.run(search(running.registry.choose("books", None))) == [0, 2, 3]
         until(lambda: running.books.reason is None, "all is well")
 
@@ -204,7 +204,7 @@ def test_a_models_folder_that_cannot_be_listed_is_said_once(
 def test_a_pin_holds_while_the_folder_is_away(models: Path) -> None:
     add_version(models, 2)
     with run(models, poll_s=0.01) as running:
-        running.run(running.registry.set_default("books", 1))
+        running.run(running.registry.changes.set_default("books", 1))
         taken = Taken(models, "the model's folder is unmounted")
         taken.take()
         until(lambda: "books/serving.json" in str(running.books.reason), "it is said")
@@ -230,7 +230,7 @@ def test_a_removal_that_is_taken_back_leaves_what_was_removed_before(
         remove(entry, ids)
 
     async def scenario() -> None:
-        changing = asyncio.create_task(running.registry.set_removed("books", ["item-0"]))
+        changing = asyncio.create_task(set_removed(running.registry, "books", ["item-0"]))
         assert await asyncio.to_thread(applying.wait, 10)
         while running.count("rolled_back") == 0:
             await asyncio.sleep(0.01)
@@ -254,5 +254,23 @@ def test_items_can_be_removed_while_a_pinned_version_fails(models: Path) -> None
     add_version(models, 2, damaged=True)
     DesiredState(models / "books").write(Serving(generation=1, versions=(1, 2), default=2))
     with run(models) as running:
-        running.run(running.registry.set_removed("books", ["item-0"]))
+        running.run(set_removed(running.registry, "books", ["item-0"]))
         assert running.run(search(running.registry.choose("books", 1))) == [1, 2, 3]
+
+
+def test_items_can_be_removed_while_a_version_is_loading(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        loading = asyncio.create_task(running.registry.changes.load("books", 2, default=True))
+        assert await asyncio.to_thread(opening.wait, 10)
+        assert await set_removed(running.registry, "books", ["item-0"]) == []
+        assert running.states()[2] == "loading"
+        assert await search(running.registry.choose("books", 1)) == [1, 2, 3]
+        let_go.set()
+        await loading
+        assert await search(running.registry.choose("books", 2)) == [1, 2, 3]
+
+    monkeypatch.setattr("service.models.changes.REMOVALS_WAIT_S", 0.0)
+    open_late, opening, let_go = held_back(2)
+    with run(models, open_late) as running:
+        add_version(models, 2)
+        running.run(scenario())

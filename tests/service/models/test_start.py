@@ -85,7 +85,7 @@ def test_a_pinned_version_that_fails_stays_failed_and_the_others_serve(models: P
         assert running.served(1) == 1
         with pytest.raises(NotReady):
             running.served()
-        running.run(running.registry.set_default("books", 1))  # the way out
+        running.run(running.registry.changes.set_default("books", 1))  # the way out
         assert running.served() == 1
         assert running.registry.not_ready() == []
 
@@ -124,7 +124,7 @@ def test_out_of_memory_is_a_clear_refusal_and_frees_what_was_opened(models: Path
     with run(models, open_fat) as running:
         add_version(models, 2)
         with pytest.raises(Conflict, match=r"out of memory while warming up its engine.*Unload another version first"):
-            running.run(running.registry.load("books", 2))
+            running.run(running.registry.changes.load("books", 2))
         assert running.served() == 1
         assert running.states()[2] == "failed"
         assert 'version="2"' not in running.metrics.render().decode()

@@ -30,8 +30,8 @@ def test_no_request_fails_over_twenty_swaps(models: Path) -> None:
         try:
             for swap in range(20):
                 new, old = 2 - swap % 2, 1 + swap % 2
-                await running.registry.load("books", new, default=True)
-                await running.registry.unload("books", old)
+                await running.registry.changes.load("books", new, default=True)
+                await running.registry.changes.unload("books", old)
                 before = sum(answered.values())
                 while sum(answered.values()) < before + 32:
                     await asyncio.sleep(0)
@@ -42,7 +42,7 @@ def test_no_request_fails_over_twenty_swaps(models: Path) -> None:
 
     add_version(models, 2)
     with run(models, lambda bundle: FakeEngine(ITEMS)) as running:
-        running.run(running.registry.set_default("books", 1))
+        running.run(running.registry.changes.set_default("books", 1))
         running.run(swaps())
         assert sum(answered.values()) >= 640
         assert set(answered) == {1, 2}
@@ -53,10 +53,10 @@ def test_a_version_is_taken_apart_once_nobody_holds_it(models: Path) -> None:
     add_version(models, 2)
     with run(models) as running:
         assert running.served() == 2
-        running.run(running.registry.set_default("books", 1))
+        running.run(running.registry.changes.set_default("books", 1))
         held = running.registry.choose("books", 2)
         engine = weakref.ref(running.engines.pop(2))
-        running.run(running.registry.unload("books", 2))
+        running.run(running.registry.changes.unload("books", 2))
         until(lambda: running.states() == {1: "ready", 2: "draining"}, "the versions are so")
         assert running.run(search(held)) == [0, 1, 2]
         gc.disable()  # it must need no collection

@@ -1,0 +1,242 @@
+"""Changes of what is served, by an admin: versions, the default one, and standing exclusions.
+
+A change is written to the models folder (desired_state.py) and followed by every worker (follower.py). It is answered when all have
+followed; when one of them cannot, the former state is written again. Knows models and versions, not HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from espalier.bundle import find_versions
+from espalier.errors import InvalidData
+from service.errors import BeingChanged, Conflict, ModelNotFound, NotReady
+from service.models.desired_state import Removed, Serving
+from service.models.follower import Follower
+from service.models.registry_entry import Entry
+from service.models.worker_progress import WorkerProgress, Workers
+from service.settings import Settings
+from service.watch.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CHECK_S = 0.02
+"""Between two looks at the progress of the workers."""
+REMOVALS_WAIT_S = 5.0
+"""How long a change of removals waits for other changes of removals. A change of versions does not wait: loading can take minutes."""
+
+
+class ServedVersions(NamedTuple):
+    """What a model serves: its versions, ascending, and the one that answers where a request names none."""
+
+    versions: tuple[int, ...]
+    default: int
+
+
+class RemovedChange(NamedTuple):
+    """The removed ids before a change and after it."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+class Changes:
+    """Changes entries of `follower` on all workers."""
+
+    def __init__(self, settings: Settings, metrics: Metrics, follower: Follower, workers: Workers) -> None:
+        self._settings, self._metrics, self._follower, self._workers = settings, metrics, follower, workers
+        self._stopped = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def stop(self) -> None:
+        """End the changes that wait for workers: they raise NotReady, and are taken back."""
+        self._stopped = True
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def load(self, name: str, version: int, default: bool = False) -> tuple[ServedVersions, ServedVersions]:
+        """Load a version on every worker, beside those that serve; make it the default if asked. Returns what was served, and what is now.
+
+        Raises ModelNotFound when it is not on disk, Conflict when a worker cannot load it: then nothing has changed.
+        """
+        entry = await asyncio.to_thread(self._on_disk, name, version)
+        return await self._shielded(self._load(entry, version, default))
+
+    async def set_default(self, name: str, version: int) -> tuple[ServedVersions, ServedVersions]:
+        """Make a version the one that answers where a request names none, on all workers; it is loaded first. Raises as `load` does."""
+        return await self.load(name, version, default=True)
+
+    async def unload(self, name: str, version: int) -> tuple[ServedVersions, ServedVersions]:
+        """Drop a version on every worker. Requests that have it are finished. Raises ModelNotFound, Conflict for the default version."""
+        return await self._shielded(self._unload(self._follower.entry(name), version))
+
+    async def edit_removed(
+        self, name: str, edit: Callable[[tuple[str, ...]], tuple[str, ...] | None], replace: bool = False
+    ) -> RemovedChange:
+        """Change the removed ids of a model, on all workers. Nobody else changes them meanwhile, in whatever process.
+
+        edit     called in a thread with the current list; returns the new one, None to leave it. What it raises ends the change
+        replace  whether `edit` ignores the current list, so that a malformed file can be replaced
+        Raises ModelNotFound, BeingChanged when other changes do not end in time, Conflict.
+        """
+        return await self._shielded(self._edit_removed(self._follower.entry(name), edit, replace))
+
+    # -- versions -------------------------------------------------------------------------------------------------------
+
+    def _on_disk(self, name: str, version: int) -> Entry:
+        """The model of a version that can be loaded, or is."""
+        versions = find_versions(self._settings.models).get(name, ())
+        entry = self._follower.add(name, versions) if versions else self._follower.entry(name)
+        if version not in versions and version not in entry.ready:
+            there = ", ".join(map(str, versions)) or "none"
+            raise ModelNotFound(f"There is no version {version} of {name!r} in the models folder; there: {there}.")
+        entry.versions = versions or entry.versions
+        return entry
+
+    async def _load(self, entry: Entry, version: int, default: bool) -> tuple[ServedVersions, ServedVersions]:
+        with entry.disk.locked(Serving):
+            now = await self._serving(entry)
+            before = _served(entry, now)
+            versions, answers = before
+            if version not in versions or version not in entry.ready:
+                answers = answers if answers in entry.ready else version
+                now = await self._serve(entry, now, {version}, set(), answers)
+            if default and (now is None or answers != version):
+                now = await self._serve(entry, now, {version}, set(), version)
+            log.info("%s: version %d is loaded%s", entry.name, version, " and the default" if default else "")
+            return before, _served(entry, now)
+
+    async def _unload(self, entry: Entry, version: int) -> tuple[ServedVersions, ServedVersions]:
+        with entry.disk.locked(Serving):
+            now = await self._serving(entry)
+            before = _served(entry, now)
+            if version not in before.versions:
+                raise ModelNotFound(f"Version {version} of {entry.name!r} is not loaded.")
+            if version == before.default:
+                raise Conflict(f"Version {version} is the default of {entry.name!r}; make another version the default first.")
+            now = await self._serve(entry, now, set(), {version}, before.default)
+            log.info("%s: version %d is dropped", entry.name, version)
+            return before, _served(entry, now)
+
+    async def _serving(self, entry: Entry) -> Serving | None:
+        """What serving.json says; None without one."""
+        if not entry.tried and not entry.late:
+            raise NotReady(f"{entry.name!r} is still being loaded; see /readyz.")
+        try:
+            return await asyncio.to_thread(entry.disk.read, Serving)
+        except InvalidData as error:
+            raise Conflict(f"{error}; repair or delete the file") from error
+
+    async def _serve(self, entry: Entry, now: Serving | None, add: set[int], drop: set[int], default: int) -> Serving:
+        """Change what should serve, on all workers. Versions that failed to load are given up: they would fail the change."""
+        versions = ({version for version in _served(entry, now).versions if version in entry.ready} | add | {default}) - drop
+        generation = max(entry.progress.serving, now.generation if now else 0) + 1
+        after = Serving(generation=generation, versions=tuple(sorted(versions)), default=default)
+        await self._change(entry, now, after)
+        return after
+
+    # -- removals -------------------------------------------------------------------------------------------------------
+
+    async def _edit_removed(self, entry: Entry, edit: Callable[[tuple[str, ...]], tuple[str, ...] | None], replace: bool) -> RemovedChange:
+        async with _removals_locked(entry):
+            try:
+                before = await asyncio.to_thread(entry.disk.read, Removed)
+            except InvalidData as error:
+                if not replace:
+                    raise Conflict(f"{error}; replace the whole list (PUT without If-Match), or repair the file") from error
+                before = None  # the file is replaced
+            ids = entry.removed if before is None else before.ids  # without a file, the list that was read last is in force
+            after = await asyncio.to_thread(edit, ids)
+            if after is None:
+                return RemovedChange(ids, ids)
+            generation = max(entry.progress.removed, before.generation if before else 0) + 1
+            if before is None:  # what is in force, to be written should the change be taken back
+                before = Removed(generation=generation, ids=ids)
+            await self._change(entry, before, Removed(generation=generation, ids=after))
+            return RemovedChange(ids, after)
+
+    # -- both -----------------------------------------------------------------------------------------------------------
+
+    async def _change(self, entry: Entry, before: Serving | Removed | None, after: Serving | Removed) -> None:
+        """Write a state and wait until all workers have followed; take it back when one cannot."""
+        await asyncio.to_thread(entry.disk.write, after)
+        try:
+            problems = await self._followed(
+                entry, lambda progress: _generation(progress, after) >= after.generation, isinstance(after, Serving)
+            )
+        except NotReady:  # nobody will see whether it could be followed
+            await self._take_back(entry, before, after)
+            raise
+        if not problems:
+            return
+        log.error("%s: a change is taken back: %s", entry.name, "; ".join(problems))
+        await self._take_back(entry, before, after)
+        await self._followed(entry, lambda progress: _generation(progress, after) != after.generation, False)
+        raise Conflict(f"Nothing was changed, because not every worker could follow: {'; '.join(problems)}")
+
+    async def _take_back(self, entry: Entry, before: Serving | Removed | None, after: Serving | Removed) -> None:
+        """Write the former state, as a newer one. Removals always have a former state: without a file they would stay in force."""
+        self._metrics.reload(entry.name, "rolled_back")
+        if before is None:
+            await asyncio.to_thread(entry.disk.delete, type(after))
+        else:
+            await asyncio.to_thread(entry.disk.write, before.model_copy(update={"generation": after.generation + 1}))
+
+    async def _followed(self, entry: Entry, done: Callable[[WorkerProgress], bool], loads: bool) -> list[str]:
+        """Wait until every living worker is done. Returns the problems, one line per worker.
+
+        loads  whether a version that a worker could not load is a problem. It does not keep the worker from removing items
+        """
+        self._follower.wake()
+        until = time.monotonic() + self._settings.load_timeout_s
+        while True:
+            progress = await asyncio.to_thread(self._workers.progress, entry.name)
+            behind = [pid for pid, found in progress.items() if not done(found)]
+            failed = [f"worker {pid}: {found.failed}" for pid, found in progress.items() if loads and found.failed and pid not in behind]
+            if not behind:
+                return failed
+            if time.monotonic() >= until:
+                limit = f"{self._settings.load_timeout_s:g} s (ESPALIER_LOAD_TIMEOUT_S)"
+                return failed + [f"worker {pid} did not follow within {limit}" for pid in behind]
+            if self._stopped:
+                raise NotReady("The service is shutting down.")
+            await asyncio.sleep(CHECK_S)
+
+    async def _shielded(self, change: Coroutine[Any, Any, T]) -> T:
+        """Finish a change even when its client hangs up."""
+        task = asyncio.ensure_future(change)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+
+@asynccontextmanager
+async def _removals_locked(entry: Entry) -> AsyncIterator[None]:
+    """Nobody else changes the removals meanwhile. Raises BeingChanged when others do not end within REMOVALS_WAIT_S."""
+    until = time.monotonic() + REMOVALS_WAIT_S
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(entry.disk.locked(Removed))
+                break
+            except BeingChanged:
+                if time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(CHECK_S)
+        yield
+
+
+def _served(entry: Entry, serving: Serving | None) -> ServedVersions:
+    """What should serve; without a serving.json what does."""
+    versions, default = (entry.ready, entry.version) if serving is None else (serving.versions, serving.default)
+    return ServedVersions(tuple(sorted(versions)), default)
+
+
+def _generation(progress: WorkerProgress, state: Serving | Removed) -> int:
+    return progress.serving if isinstance(state, Serving) else progress.removed
