@@ -165,7 +165,7 @@ def _write_model(folder: Path) -> None:
         search=SearchDefaults(beam_size=M, m=M, max_beam_size=ITEMS, max_m=ITEMS),
     )
     history = pa.array([["item-0"]], pa.list_(pa.string()))
-    golden = pa.table({"history": history, "beam_size": [1], "m": [1], "item_rows": [[0]], "ranks": [[0.0]], "margin": [1.0]})
+    golden = pa.table({"history": history, "beam_size": [1], "m": [1], "item_rows": [[0]], "ranks": [[1.0]], "margin": [1.0]})
     heldout = pa.table({"history": history, "relevant": [["item-0"]]})
     items = ItemTable.build(pa.table({"id": ids}))
     rows_ND = np.zeros((tree.node_count, 1), np.float32)

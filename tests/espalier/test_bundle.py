@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ from espalier.errors import (
 )
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, RankerInfo, Ranking
-from espalier.queries import HistoryKind, pad_histories
-from espalier.search import SearchParams
+from espalier.queries import HistoryKind, QueryBatch, pad_histories
+from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree, tree_from_children
 
 
@@ -588,11 +589,46 @@ def test_one_differing_item_matters_only_where_the_margin_is_wide(original: Bund
             assert 0.99 < verify_golden(spoilt, OnnxEngine(spoilt, "cpu")) < 1
 
 
+def test_golden_queries_refuse_ranks_that_were_shifted(original: Bundle, tmp_path: Path) -> None:
+    bundle = with_golden(original, tmp_path / "1", 0.001)
+    engine = OnnxEngine(bundle, "cpu")
+    golden = bundle.golden()
+    for shift, is_refused in ((0.0015, False), (-0.0015, False), (0.5, True), (-0.5, True), (np.nan, True)):
+        ranks = [[rank + shift if b == 7 else rank for rank in row] for b, row in enumerate(golden.column("ranks").to_pylist())]
+        spoilt = golden.set_column(4, "ranks", [pa.array(ranks, pa.list_(pa.float32()))])
+        if is_refused:
+            with pytest.raises(BundleCorrupt, match=r"golden query 7 on onnx-cpu: item row \d+ has rank [-.\d]+, expected \S+ ± \S+"):
+                verify_golden(bundle, engine, spoilt)
+        else:
+            assert verify_golden(bundle, engine, spoilt) == 1
+    short = golden.set_column(4, "ranks", [pa.array([row[1:] for row in golden.column("ranks").to_pylist()], pa.list_(pa.float32()))])
+    with pytest.raises(BundleCorrupt, match="golden query 0 on onnx-cpu: 4 ranks are stored for 5 items"):
+        verify_golden(bundle, engine, short)
+
+
+def test_golden_queries_refuse_another_order(original: Bundle, tmp_path: Path) -> None:
+    """The same items with the same ranks, two of them in each other's place."""
+    bundle = with_golden(original, tmp_path / "1", np.inf)
+
+    class Swapping(OnnxEngine):
+        def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+            result = super().search(queries, params)
+            swapped = [0, 2, 1, 3, 4]
+            return replace(result, item_rows_BM=result.item_rows_BM[:, swapped], ranks_BM=result.ranks_BM[:, swapped])
+
+    with pytest.raises(BundleCorrupt, match=r"golden query \d on onnx-cpu: item row \d+ comes after items of lower rank"):
+        verify_golden(bundle, Swapping(bundle, "cpu"))
+    ranks = bundle.golden().column("ranks").to_pylist()
+    tied = [[row[0], row[1], row[1], *row[3:]] for row in ranks]  # equal ranks may come in any order
+    equal = bundle.golden().set_column(4, "ranks", [pa.array(tied, pa.list_(pa.float32()))])
+    close = Swapping(bundle, "cpu")
+    close.rounding = float(np.abs(np.array(ranks)[:, 1] - np.array(ranks)[:, 2]).max())
+    assert verify_golden(bundle, close, equal) == 1
+
+
 def test_a_golden_table_without_its_columns_is_refused(original: Bundle, tmp_path: Path) -> None:
     bundle = with_golden(original, tmp_path / "1", np.inf)
     for column in bundle.golden().column_names:
-        if column == "ranks":
-            continue
         version = tmp_path / f"without-{column}"
         broken = write_bundle(version, draft_of(bundle), content_of(bundle, golden=bundle.golden().drop_columns([column])))
         with pytest.raises(BundleCorrupt, match=r"golden\.parquet"):
