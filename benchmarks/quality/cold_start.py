@@ -31,12 +31,9 @@ Rows are printed as they come and kept in the file, whose rows are not made agai
 from __future__ import annotations
 
 import argparse
-import gzip
-import io
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +42,8 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
+from benchmarks.quality.cold_start_sets import SETS, Task, read_set
 from benchmarks.text.report import RowFile
-from benchmarks.text.sets import dependencies, judgements
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError, InvalidData
@@ -62,15 +59,8 @@ from training.linear.run import fit_and_export
 
 Int64 = NDArray[np.int64]
 Row = dict[str, Any]
-Pair = tuple[str, list[int]]
-"""A text and the items that are right, by their numbers."""
-
-SETS = {
-    "debian-depends": "xmc-debian-bookworm/packages.tsv.gz",
-    "psearch": "psearch-crowdflower/crowdflower_train.csv.gz",
-}
-HIDDEN_SHARE = 0.1
-FOLDS = 5
+Ranking = Callable[[int], tuple[Int64, float]]
+"""What a ranking finds for the test queries of a fold, and the seconds that its bundle took."""
 MS = (10, 50, 100)
 BEAM, M = 50, max(MS)
 VARIANTS: dict[str, Placing] = {
@@ -82,78 +72,6 @@ VARIANTS: dict[str, Placing] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
-    """A set with its hidden items.
-
-    texts   each item's own text, empty where it has none · hidden: bool[I]
-    folds   training pairs and test pairs; own: items' texts are training queries too
-    """
-
-    name: str
-    texts: list[str]
-    hidden: NDArray[np.bool_]
-    folds: list[tuple[list[Pair], list[Pair]]]
-    own: bool
-
-
-def read_set(folder: Path, name: str, choosing: bool = False) -> Task:
-    """A named set; `choosing`: one made of its training data alone. Raises InvalidData where its file is missing."""
-    file = folder / SETS[name]
-    if not file.is_file():
-        raise InvalidData("--data", str(folder), f"a folder that holds {SETS[name]}, the file of the set {name}")
-    with gzip.open(file, "rb") as stream:
-        content = io.BytesIO(stream.read())
-    if name == "psearch":
-        return psearch(pl.read_csv(content, infer_schema=False), choosing)
-    return depends(pl.read_csv(content, separator="\t", quote_char=None, infer_schema=False), choosing)
-
-
-def depends(frame: pl.DataFrame, choosing: bool = False) -> Task:
-    """A description → what the package depends on."""
-    items, pairs = dependencies(frame)
-    described = dict(frame.select("package", pl.col("description").fill_null("")).iter_rows())
-    order = np.random.default_rng(0).permutation(len(pairs))
-    test, training = (np.sort(part).tolist() for part in np.split(order, [len(pairs) // 10]))
-    fold = _fold([pairs[b] for b in training], [pairs[b] for b in test])
-    task = Task("debian-depends", texts := [described.get(name, "") for name in items], _hidden(texts, 1), [fold], own=False)
-    return _of_training(task, 10) if choosing else task
-
-
-def psearch(frame: pl.DataFrame, choosing: bool = False) -> Task:
-    """A shop's query → the products that people judged to be right."""
-    titles, right = judgements(frame)
-    pairs = list(right.items())
-    folds = [_fold([pair for k, pair in enumerate(pairs) if k % FOLDS != fold], pairs[fold::FOLDS]) for fold in range(FOLDS)]
-    task = Task("psearch", titles, _hidden(titles, 1), folds, own=True)
-    return _of_training(task, 4) if choosing else task
-
-
-def _fold(train: list[Pair], test: list[Pair]) -> tuple[list[Pair], list[Pair]]:
-    """Without the test texts that are training texts."""
-    known = {text for text, _ in train}
-    return train, [(text, rows) for text, rows in dict(test).items() if text not in known]
-
-
-def _hidden(texts: Sequence[str], seed: int) -> NDArray[np.bool_]:
-    able = np.flatnonzero([bool(text) for text in texts])
-    hidden = np.zeros(len(texts), np.bool_)
-    hidden[np.random.default_rng(seed).permutation(able)[: round(HIDDEN_SHARE * len(able))]] = True
-    return hidden
-
-
-def _of_training(task: Task, part: int) -> Task:
-    """A set of the training pairs of the first fold: one of `part` is asked, and among the items that were not hidden others are."""
-    kept = np.flatnonzero(~task.hidden)
-    place = np.full(len(task.texts), -1)
-    place[kept] = np.arange(len(kept))
-    pairs = [(text, [int(place[row]) for row in rows if place[row] >= 0]) for text, rows in task.folds[0][0]]
-    pairs = [pairs[b] for b in np.random.default_rng(0).permutation(len(pairs)) if pairs[b][1]]
-    texts = [task.texts[row] for row in kept.tolist()]
-    count = len(pairs) // part
-    return Task(task.name, texts, _hidden(texts, 2), [_fold(pairs[count:], pairs[:count])], task.own)
-
-
 # -- models -------------------------------------------------------------------------------------------------------------------
 
 
@@ -161,6 +79,7 @@ class Fold:
     """A fold of a task with its folder: what of it is trained, placed and measured."""
 
     def __init__(self, task: Task, number: int, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.task, self.folder = task, folder
         self.train, self.test = task.folds[number]
         self.old, self.new = np.flatnonzero(~task.hidden), np.flatnonzero(task.hidden)
@@ -265,60 +184,70 @@ class Report(RowFile):
         )
 
 
-def measure(report: Report, part: str, name: str, folds: Sequence[Fold], make: Callable[[int], tuple[Int64, float]]) -> None:
-    """Make the row that the report lacks; `make`: what a fold's ranking finds, and the seconds that it took to be made."""
+def measure(report: Report, part: str, name: str, folds: Sequence[Fold], make: Ranking) -> None:
+    """Make the row unless the report has it."""
     if not report.has(part, ranking=name):
         found, seconds = zip(*(make(k) for k in range(len(folds))), strict=True)
         report.add(part, row_of(name, folds, found, float(np.mean(seconds))))
 
 
+class Rankings:
+    """The rankings of all folds of a task; each gives what a fold's test queries find, and the seconds that its bundle took."""
+
+    def __init__(self, task: Task, work: Path) -> None:
+        self.folds = [Fold(task, number, work / str(number)) for number in range(len(task.folds))]
+        self._old: dict[int, tuple[Bundle, float]] = {}
+
+    def old(self, k: int) -> tuple[Bundle, float]:
+        """The model of the old items of fold k, trained once."""
+        if k not in self._old:
+            self._old[k] = _timed(lambda: self.folds[k].trained("old"))
+        return self._old[k]
+
+    def not_placed(self, k: int) -> tuple[Int64, float]:
+        bundle, seconds = self.old(k)
+        return self.folds[k].found(bundle), seconds
+
+    def placed(self, name: str, how: Placing) -> Ranking:
+        def make(k: int) -> tuple[Int64, float]:
+            before, _ = self.old(k)
+            bundle, seconds = _timed(lambda: self.folds[k].placed(before, name.replace(" ", "-"), how))
+            return self.folds[k].found(bundle), seconds
+
+        return make
+
+    def retrained(self, of_hidden: str) -> Ranking:
+        def make(k: int) -> tuple[Int64, float]:
+            bundle, seconds = _timed(lambda: self.folds[k].trained(of_hidden, of_hidden))
+            return self.folds[k].found(bundle), seconds
+
+        return make
+
+    def nearest(self, k: int) -> tuple[Int64, float]:
+        return self.folds[k].nearest(self.old(k)[0]), 0.0
+
+
+def _timed(make: Callable[[], Bundle]) -> tuple[Bundle, float]:
+    begin = time.perf_counter()
+    return make(), time.perf_counter() - begin
+
+
 def run(task: Task, report: Report, work: Path, choosing: bool) -> None:
     """All rankings, or the variants of placing."""
-    folds = []
-    for number in range(len(task.folds)):
-        folder = work / str(number)
-        folder.mkdir()
-        folds.append(Fold(task, number, folder))
-    models: dict[int, tuple[Bundle, float]] = {}
-
-    def timed(make: Callable[[], Bundle]) -> tuple[Bundle, float]:
-        begin = time.perf_counter()
-        return make(), time.perf_counter() - begin
-
-    def model(k: int) -> Bundle:
-        if k not in models:
-            models[k] = timed(lambda: folds[k].trained("old"))
-        return models[k][0]
-
-    def not_placed(k: int) -> tuple[Int64, float]:
-        return folds[k].found(model(k)), models[k][1]
-
-    def placed(name: str, how: Placing) -> Callable[[int], tuple[Int64, float]]:
-        def make(k: int) -> tuple[Int64, float]:
-            before = model(k)
-            bundle, seconds = timed(lambda: folds[k].placed(before, name.replace(" ", "-"), how))
-            return folds[k].found(bundle), seconds
-
-        return make
-
-    def retrained(of_hidden: str) -> Callable[[int], tuple[Int64, float]]:
-        def make(k: int) -> tuple[Int64, float]:
-            bundle, seconds = timed(lambda: folds[k].trained(of_hidden, of_hidden))
-            return folds[k].found(bundle), seconds
-
-        return make
-
+    rankings = Rankings(task, work)
+    made: dict[str, Ranking] = {"not placed": rankings.not_placed}
     if choosing:
-        measure(report, "choose", "not placed", folds, not_placed)
-        for name, how in VARIANTS.items():
-            measure(report, "choose", name, folds, placed(name, how))
-        return
-    measure(report, "rows", "not placed", folds, not_placed)
-    measure(report, "rows", "placed", folds, placed("placed", Placing()))
-    measure(report, "rows", "placed, own text alone", folds, placed("own", Placing(share=0)))
-    measure(report, "rows", "retrained with own texts", folds, retrained("texts"))
-    measure(report, "rows", "retrained with everything", folds, retrained("everything"))
-    measure(report, "rows", "cosine to centroids", folds, lambda k: (folds[k].nearest(model(k)), 0.0))
+        made |= {name: rankings.placed(name, how) for name, how in VARIANTS.items()}
+    else:
+        made |= {
+            "placed": rankings.placed("placed", Placing()),
+            "placed, own text alone": rankings.placed("own", Placing(share=0)),
+            "retrained with own texts": rankings.retrained("texts"),
+            "retrained with everything": rankings.retrained("everything"),
+            "cosine to centroids": rankings.nearest,
+        }
+    for name, make in made.items():
+        measure(report, "choose" if choosing else "rows", name, rankings.folds, make)
 
 
 def main() -> None:

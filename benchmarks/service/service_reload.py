@@ -16,14 +16,16 @@ import shutil
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from benchmarks.service.service_overload import M, retrievals
 from benchmarks.service.serving import serving
 from benchmarks.synthetic import synthetic_bundle
 from loadtest.hardware import hardware
-from loadtest.loops import closed_loop, open_loop, percentiles_ms, statuses
+from loadtest.loops import Answered, closed_loop, open_loop, percentiles_ms, statuses
 
 KEY = "reload-benchmark-key"
 
@@ -37,6 +39,50 @@ def main() -> None:
     parser.add_argument("--beam-size", type=int, default=200, help="beam of every request (default 200)")
     parser.add_argument("--height", type=int, default=20, help="2^height items (default 20)")
     options = parser.parse_args()
+    measured = measure(options)
+    rows, summary = measured.by_case(), measured.summary()
+    for row in rows:
+        print("{case:<16}{requests:>8} requests  p50 {p50_ms:7.2f} ms  p99 {p99_ms:7.2f} ms  {statuses}".format(**row))
+    print(", ".join(f"{key} {value}" for key, value in summary.items()))
+    if options.json:
+        report = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "rows": rows, **summary}
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+@dataclass
+class Measured:
+    """What was answered while versions were reloaded. windows: begin and end of each reload; failed: what the failed ones said."""
+
+    offered_per_s: float
+    answered: list[Answered]
+    windows: list[tuple[float, float]]
+    failed: list[str]
+
+    def by_case(self) -> list[dict[str, Any]]:
+        """Latencies of the requests that began outside of all reloads, and of those within one."""
+        inside = [any(begin <= answer.began <= end for begin, end in self.windows) for answer in self.answered]
+        rows = []
+        for case, wanted in (("outside", False), ("within a reload", True)):
+            part = [answer for answer, within in zip(self.answered, inside, strict=True) if within == wanted]
+            p50_ms, p99_ms = percentiles_ms(part)
+            rows.append({"case": case, "requests": len(part), "p50_ms": p50_ms, "p99_ms": p99_ms, "statuses": statuses(part)})
+        return rows
+
+    def summary(self) -> dict[str, Any]:
+        took_s = sorted(end - begin for begin, end in self.windows)
+        outside, within = self.by_case()
+        return {
+            "reloads": len(self.windows),
+            "failed_reloads": self.failed,
+            "reload_median_s": took_s[len(took_s) // 2],
+            "offered_per_s": self.offered_per_s,
+            "failed_requests": sum(answer.status != 200 for answer in self.answered),
+            "p99_ratio": within["p99_ms"] / outside["p99_ms"],
+        }
+
+
+def measure(options: argparse.Namespace) -> Measured:
+    """A third of the capacity of two clients is offered while two versions of one model take turns."""
     with tempfile.TemporaryDirectory() as temporary:
         source = synthetic_bundle(options.models or Path(temporary) / "source", options.height)
         name = source.manifest.name
@@ -59,27 +105,7 @@ def main() -> None:
             reloader.start()
             answered = open_loop(("127.0.0.1", port), requests, capacity / 3, seconds)
             reloader.join()
-    inside = [answer for answer in answered if any(begin <= answer.began <= end for begin, end in windows)]
-    outside = [answer for answer in answered if not any(begin <= answer.began <= end for begin, end in windows)]
-    rows, p99s_ms = [], []
-    for case, part in (("outside", outside), ("within a reload", inside)):
-        p50_ms, p99_ms = percentiles_ms(part)
-        p99s_ms.append(p99_ms)
-        rows.append({"case": case, "requests": len(part), "p50_ms": p50_ms, "p99_ms": p99_ms, "statuses": statuses(part)})
-        print(f"{case:<16}{len(part):>8} requests  p50 {p50_ms:7.2f} ms  p99 {p99_ms:7.2f} ms  {statuses(part)}")
-    took_s = sorted(end - begin for begin, end in windows)
-    summary = {
-        "reloads": len(windows),
-        "failed_reloads": failed,
-        "reload_median_s": took_s[len(took_s) // 2],
-        "offered_per_s": capacity / 3,
-        "failed_requests": sum(answer.status != 200 for answer in answered),
-        "p99_ratio": p99s_ms[1] / p99s_ms[0],
-    }
-    print(", ".join(f"{key} {value}" for key, value in summary.items()))
-    if options.json:
-        report = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "rows": rows, **summary}
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    return Measured(capacity / 3, answered, windows, failed)
 
 
 def copy_version(source: Path, target: Path, version: int) -> None:

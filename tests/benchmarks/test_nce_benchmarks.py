@@ -15,7 +15,8 @@ from numpy.testing import assert_allclose
 
 from benchmarks.papers import nce_losses, nce_tables
 from benchmarks.papers.nce_losses import naive_elimination
-from benchmarks.papers.nce_tables import METHODS, candidates, markdown, measure, paired, plot, read_folds, summary
+from benchmarks.papers.nce_summary import METHODS, markdown, paired, plot, summary
+from benchmarks.papers.nce_tables import candidates, measure, read_folds
 from espalier.errors import InvalidData
 from tests.pictures import Pictures
 from tests.training.test_rankers import FAST, synthetic

@@ -1,0 +1,131 @@
+"""Rows of `benchmarks.nce_tables` as means with standard errors, paired differences, tables and a picture.
+
+Knows figures of test queries. Does not know how a function is trained.
+
+Legend: Q test queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+METHODS = (
+    ("rank-svm", "hinge"),
+    ("linear", "plackett-luce"),
+    ("linear", "elimination"),
+    ("boosting", "plackett-luce"),
+    ("boosting", "elimination"),
+    ("highway", "plackett-luce"),
+    ("highway", "elimination"),
+    ("lambdamart", "lambdarank"),
+)
+FIGURES = ("err", "ndcg1", "ndcg5", "map")
+PAPER = {
+    ("rank-svm", "hinge"): (0.488, 0.681, 0.666),
+    ("linear", "plackett-luce"): (0.495, 0.699, 0.671),
+    ("linear", "elimination"): (0.503, 0.709, 0.680),
+    ("boosting", "plackett-luce"): (0.497, 0.697, 0.673),
+    ("boosting", "elimination"): (0.506, 0.705, 0.681),
+    ("highway", "plackett-luce"): (0.501, 0.705, 0.688),
+    ("highway", "elimination"): (0.509, 0.719, 0.697),
+}
+"""ERR, NDCG@1 and NDCG@5 on the large Yahoo set, which is not public."""
+Row = dict[str, Any]
+
+
+def per_query(rows: Sequence[Row], function: str, loss: str, figure: str) -> NDArray[np.float64]:
+    """One value for each test query, the mean over seeds, in the order of the folds."""
+    own = [row for row in rows if (row["function"], row["loss"]) == (function, loss)]
+    folds = sorted({row["fold"] for row in own})
+    return np.concatenate([np.mean([row["per_query"][figure] for row in own if row["fold"] == fold], axis=0) for fold in folds])
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Means with standard errors over queries, and paired differences with p values."""
+    methods = [method for method in METHODS if any((row["function"], row["loss"]) == method for row in rows)]
+    means: dict[str, Any] = {}
+    for function, loss in methods:
+        values = {figure: per_query(rows, function, loss, figure) for figure in FIGURES}
+        seconds = [row["train_cpu_s"] for row in rows if (row["function"], row["loss"]) == (function, loss)]
+        means[f"{function}, {loss}"] = {name: [round(float(v.mean()), 4), round(float(stats.sem(v)), 4)] for name, v in values.items()} | {
+            "train_cpu_s": round(float(np.mean(seconds)), 2)
+        }
+    functions = ("linear", "boosting", "highway")
+    pairs = [((function, "elimination"), (function, "plackett-luce")) for function in functions]
+    pairs += [((function, "elimination"), ("lambdamart", "lambdarank")) for function in ("boosting", "highway")]
+    pairs += [(("highway", "elimination"), ("boosting", "elimination")), (("linear", "elimination"), ("rank-svm", "hinge"))]
+    differences: dict[str, Any] = {}
+    for first, second in pairs:
+        if first in methods and second in methods:
+            name = f"{', '.join(first)} − {', '.join(second)}"
+            differences[name] = {figure: paired(per_query(rows, *first, figure), per_query(rows, *second, figure)) for figure in FIGURES}
+    return {"means": means, "differences": differences}
+
+
+def paired(first_Q: NDArray[np.float64], second_Q: NDArray[np.float64]) -> dict[str, float]:
+    """The mean difference over the same queries, its standard error, and p values of a t test and of Wilcoxon's signed-rank test."""
+    difference_Q = first_Q - second_Q
+    mean = round(float(difference_Q.mean()), 4)
+    if not difference_Q.any():
+        return {"mean": mean, "standard_error": 0.0, "p_t": 1.0, "p_wilcoxon": 1.0}
+    return {
+        "mean": mean,
+        "standard_error": round(float(stats.sem(difference_Q)), 4),
+        "p_t": round(float(stats.ttest_rel(first_Q, second_Q).pvalue), 4),
+        "p_wilcoxon": round(float(stats.wilcoxon(difference_Q).pvalue), 4),
+    }
+
+
+def plot(report: dict[str, Any], file: Path) -> None:
+    """ERR and NDCG@5 of every method with standard errors, the two losses in two colours."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    means = report["summary"]["means"]
+    functions = list(dict.fromkeys(name.split(", ")[0] for name in means))
+    figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for axes, (key, title) in zip(panels, (("err", "ERR"), ("ndcg5", "NDCG@5")), strict=True):
+        for name, values in means.items():
+            function, loss = name.split(", ")
+            shift = {"plackett-luce": -0.12, "elimination": 0.12}.get(loss, 0.0)
+            colour = {"plackett-luce": "tab:blue", "elimination": "tab:orange"}.get(loss, "tab:gray")
+            mean, error = values[key]
+            label = {"plackett-luce": "Plackett–Luce", "elimination": "elimination"}.get(loss)
+            axes.errorbar(functions.index(function) + shift, mean, error, fmt="o", capsize=3, color=colour, label=label)
+        axes.set_xticks(range(len(functions)), functions, rotation=15)
+        axes.set(title=title)
+        axes.grid(alpha=0.3)
+    handles = {label: handle for handle, label in zip(*panels[0].get_legend_handles_labels(), strict=True)}
+    if handles:
+        panels[0].legend(handles.values(), handles.keys())
+    figure.suptitle(f"{report['set']}: means over test queries ± standard error")
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The summary as tables."""
+    lines = ["| function | loss | ERR | NDCG@1 | NDCG@5 | MAP | training, CPU s | paper: ERR, NDCG@1, NDCG@5 |", "|---" * 8 + "|"]
+    for name, values in report["summary"]["means"].items():
+        function, loss = name.split(", ")
+        cells = " | ".join(f"{values[figure][0]:.4f} ± {values[figure][1]:.4f}" for figure in FIGURES)
+        paper = ", ".join(f"{value:.3f}" for value in PAPER.get((function, loss), ()))
+        lines.append(f"| {function} | {loss} | {cells} | {values['train_cpu_s']:.1f} | {paper or '—'} |")
+    lines += ["", "| difference | ERR | NDCG@5 | MAP | p of ERR (t, Wilcoxon) | p of NDCG@5 |", "|---" * 6 + "|"]
+    for name, found in report["summary"]["differences"].items():
+        cells = " | ".join(f"{found[key]['mean']:+.4f} ± {found[key]['standard_error']:.4f}" for key in ("err", "ndcg5", "map"))
+        chance = " | ".join(", ".join(_p(found[key][test]) for test in ("p_t", "p_wilcoxon")) for key in ("err", "ndcg5"))
+        lines.append(f"| {name} | {cells} | {chance} |")
+    return "\n".join(lines)
+
+
+def _p(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.001 else "< 0.001"
