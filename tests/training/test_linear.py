@@ -31,6 +31,7 @@ from training.data.csr import Csr, as_matrix, as_rows, normalised
 from training.data.xmc import LabelledPoints, read_xmc
 from training.linear import fit
 from training.linear.config import LinearOptions
+from training.linear.examples import Examples
 from training.linear.fit import fit_linear
 from training.linear.label_features import pifa
 from training.linear.node_centroids import node_centroids
@@ -223,18 +224,16 @@ def solved(
     positive_from = np.concatenate([[0], np.cumsum([len(own) for own in positives])])
     positive_child = np.array([child for own in positives for child in own], np.int32)
     costs = np.full(len(positive_child), made.cost, np.float32)
-    features, entry_from, child, weight, bias = train_children(
-        points, rows, positive_from, positive_child, costs, None, children, made, number_of, 1
-    )
+    found = train_children(points, Examples(rows, positive_from, positive_child, costs), children, None, made, number_of, 1)
     assert_array_equal(number_of, np.full(points.shape[1], -1))
-    assert np.all(np.diff(features) > 0)
-    assert np.all(np.diff(entry_from) > 0)
+    assert np.all(np.diff(found.row_feature) > 0)
+    assert np.all(np.diff(found.row_entry) > 0)
     dense = np.zeros((points.shape[1], children), np.float32)
-    for row, feature in enumerate(features):
-        own = slice(entry_from[row], entry_from[row + 1])
-        assert np.all(np.diff(child[own].astype(np.int64)) > 0)
-        dense[feature, child[own]] = weight[own]
-    return dense, bias
+    for row, feature in enumerate(found.row_feature):
+        own = slice(found.row_entry[row], found.row_entry[row + 1])
+        assert np.all(np.diff(found.entry_child[own].astype(np.int64)) > 0)
+        dense[feature, found.entry_child[own]] = found.entry_weight[own]
+    return dense, found.bias
 
 
 @pytest.mark.parametrize("cost", [0.3, 1.0, 5.0])
@@ -435,28 +434,28 @@ def test_items_of_few_queries_stay_at_their_centroids_and_are_found_as_by_them()
 
 
 @pytest.mark.parametrize("loss", ["squared-hinge", "logistic"])
-def test_threads_change_nothing_and_progress_is_told(loss: Any) -> None:
+def test_threads_change_nothing_and_progress_is_reported(loss: Any) -> None:
     rng = np.random.default_rng(8)
     data = random_points(rng, 200, 30, 40)
     tree = hierarchical_kmeans(pifa(data), 4, 5, 0)
-    told: list[int] = []
-    one = fit_linear(data, tree, LinearOptions(loss=loss), progress=told.append)
+    trained: list[int] = []
+    one = fit_linear(data, tree, LinearOptions(loss=loss), progress=trained.append)
     two = fit_linear(data, tree, LinearOptions(loss=loss), threads=2)
     for name in ("chunk_row", "row_feature", "row_entry", "entry_child", "entry_weight", "bias"):
         assert_array_equal(getattr(one, name), getattr(two, name))
-    assert sum(told) == tree.leaf_offset
+    assert sum(trained) == tree.leaf_offset
 
 
 def learned_rows(data: LabelledPoints, tree: Tree, options: LinearOptions) -> tuple[Chunks, list[NDArray[np.int64]]]:
     """Trained scorers, and the points that each inner node learned from."""
     rows: list[NDArray[np.int64]] = []
 
-    def told(points: Csr, own: NDArray[np.int64], *rest: Any) -> Any:
-        rows.append(own)
-        return train_children(points, own, *rest)
+    def recorded(points: Csr, examples: Examples, *rest: Any) -> Any:
+        rows.append(examples.points)
+        return train_children(points, examples, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit, "train_children", told)
+        patch.setattr(fit, "train_children", recorded)
         return fit_linear(data, tree, options), rows
 
 
@@ -503,15 +502,15 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.M
         fit_linear(data, tree, LinearOptions(), progress=stop_at_the_last_level, work=tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["level-1.npz", "level-2.npz"]
     levels: list[int] = []
-    original = fit._Trainer.level
+    original = fit.LevelTrainer.train
 
-    def told(self: fit._Trainer, level: int, *rest: Any) -> Any:
+    def recorded(self: fit.LevelTrainer, level: int, *rest: Any) -> Any:
         levels.append(level)
         return original(self, level, *rest)
 
-    monkeypatch.setattr(fit._Trainer, "level", told)
+    monkeypatch.setattr(fit.LevelTrainer, "train", recorded)
     resumed = fit_linear(data, tree, LinearOptions(), work=tmp_path)
-    assert levels == [3]
+    assert levels == [2]
     for name in ARRAYS:
         assert_array_equal(getattr(resumed, name), getattr(whole, name))
     (tmp_path / "level-2.npz").write_bytes(b"damaged")

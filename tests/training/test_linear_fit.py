@@ -113,7 +113,7 @@ def test_a_text_is_answered_and_explained_over_http(shop: Path, engine: str) -> 
     def ask(**body: Any) -> httpx.Response:
         return running.client.post("/retrieve", json=body)
 
-    with run(shop / "models", opened, max_text=40) as running:
+    with run(shop / "models", opened, max_text=40, timeout_ms=60_000) as running:
         answer = ask(queries=[{"text": "a YELLOW lamp, please"}, {"text": ""}], m=3, fields=["title"]).json()
         assert answer["engine"] == engine == running.client.get("/models").json()["models"][0]["versions"][0]["engine"]
         assert answer["results"][0]["items"][0] | {"score": 0} == {"id": "yellow-lamp", "score": 0, "fields": {"title": "Yellow lamp"}}
@@ -300,7 +300,7 @@ def test_a_killed_run_is_resumed_and_gives_the_same_model(tmp_path: Path, monkey
     assert sorted(file.name for file in kept.iterdir()) == ["identity", "level-1.npz", "level-2.npz"]
     config.write_text(config.read_text().replace("threads = 1", "threads = 2"))  # no part of what is learned
     with monkeypatch.context() as patch:
-        patch.setattr("training.linear.fit._Trainer.level", None)
+        patch.setattr("training.linear.fit.LevelTrainer.train", None)
         resumed = train("whole/2", resume=True)
     assert not kept.exists()
     for name in ARRAYS:

@@ -1,19 +1,19 @@
 """L2-regularised linear classifiers for all children of a node at once, by dual coordinate descent, compiled by numba.
 
 The squared hinge: Hsieh et al. 2008, Algorithm 3, minimises ½‖w‖² + Σ_i C_i max(0, 1 − y_i w·x_i)² one example at a time. The logistic
-loss: Yu, Huang and Lin 2011 minimise ½‖w‖² + Σ_i C_i log(1 + exp(−y_i w·x_i)) likewise. Begun at another place w₀ than 0, both minimise
-½‖w − w₀‖² + …. The children of a node learn from the same examples, and their problems do not touch each other, so that one pass over an
-example's features serves all of them: their weights lie side by side, and what is a gather per feature and child becomes a few vector
-instructions per feature. Features are renumbered by node, which keeps the weights in the cache.
+loss: Yu, Huang and Lin 2011 minimise ½‖w‖² + Σ_i C_i log(1 + exp(−y_i w·x_i)) likewise. Started at w₀ instead of 0, both minimise
+½‖w − w₀‖² + …. The children of a node share their examples and their problems are independent, so one pass over an example's features
+serves all of them: their weights lie side by side, and each feature is a few vector instructions instead of a gather per child. Features
+are renumbered by node, which keeps the weights in the cache.
 
-What is compiled is only what loops over examples; the rest is NumPy, which needs no compiler at the first start.
+Only loops over examples are compiled; the rest is NumPy, which needs no compiler at the first start.
 
 Legend: R examples of a node, K children, F features of those examples.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from training.data.csr import Csr
 from training.linear.config import LinearOptions
+from training.linear.examples import Examples
+from training.linear.node_scorers import NodeScorers
 
 Array = NDArray[Any]
 BLOCK = 64
@@ -32,66 +34,131 @@ STEPS, NEAR, FAR = 20, 1e-3, 30.0
 """Of a logistic example: most Newton steps, the step that is the last one, and the largest margin."""
 
 
-def train_children(
-    points: Csr,
-    rows: NDArray[np.int64],
-    positive_from: NDArray[np.int64],
-    positive_child: NDArray[np.int32],
-    positive_cost: NDArray[np.float32],
-    centroids: Csr | None,
-    children: int,
-    options: LinearOptions,
-    number_of: NDArray[np.int32],
-    seed: int,
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.uint16], NDArray[np.float32], NDArray[np.float32]]:
-    """The weights of a node's children, without those below the threshold.
+class Rows(NamedTuple):
+    """The features of a node's examples, renumbered.
 
-    rows                            int64[R]: the points that the node's children learn from
-    positive_from, positive_child   int64[R + 1], int32: of which children each of them is a positive; of the others it is a negative
-    positive_cost                   float32: C of each of those positives; that of negatives is the options'
-    centroids                       K rows, to whose β-fold (`options.prior`) each child's weights are drawn, and its bias to −β / 2:
-                                    halfway between a point like none of the child's and its row; None: to 0
-    number_of                       int32[features], −1 everywhere; is so again afterwards
-    Returns features int32, where each one's entries begin int64, entries' children uint16, entries' weights float32, biases float32[K].
+    begin   int64[R + 1]: where each example's entries begin · number int32, value float32: its features and their values
+    square  float32[R]: each example's squared length, the bias's feature included
     """
-    drawn = np.empty(0, np.int32) if centroids is None else centroids.indices
-    entries = points.indptr[rows + 1] - points.indptr[rows]
-    begin = np.concatenate([[0], np.cumsum(entries)])
-    features = np.empty(min(len(number_of), int(begin[-1]) + len(drawn)), np.int32)
-    features = np.sort(features[: _features_of(points.indptr, points.indices, rows, drawn, number_of, features)])
-    number_of[features] = np.arange(len(features), dtype=np.int32)
-    number, value, length = np.empty(begin[-1], np.int32), np.empty(begin[-1], np.float32), np.empty(len(rows), np.float32)
-    _gather(points.indptr, points.indices, points.data, rows, number_of, np.float32(options.bias), number, value, length)
+
+    begin: Array
+    number: Array
+    value: Array
+    square: Array
+
+
+class Targets(NamedTuple):
+    """Which children each example is a positive of, see Examples."""
+
+    positive_from: Array
+    child: Array
+    cost: Array
+
+
+class Descent(NamedTuple):
+    """When the descent stops, and what it minimises; see LinearOptions. `cost` is that of a negative."""
+
+    logistic: bool
+    cost: Any
+    tolerance: Any
+    passes: int
+    bias: Any
+
+
+class Block(NamedTuple):
+    """The state of one block of children, padded to `width`.
+
+    weights  float32[F + 1, width]: the last row is the bias's · dual float32[R, width]
+    sign, half_cost  float32[width]: ±1 and 1 / 2C of the current example, −1 and that of a negative between examples
+    score, step      float32[width]: of the current example
+    first, size      the block's first child, and how many it has
+    """
+
+    weights: Array
+    dual: Array
+    sign: Array
+    half_cost: Array
+    score: Array
+    step: Array
+    first: int
+    size: int
+
+
+def train_children(
+    points: Csr, examples: Examples, children: int, centroids: Csr | None, options: LinearOptions, number_of: NDArray[np.int32], seed: int
+) -> NodeScorers:
+    """The scorers of a node's children, without weights below the threshold.
+
+    centroids  float32[K, F]: each child's weights are regularised towards `options.prior` times its row, and its bias towards
+               −prior / 2, halfway between a point that shares nothing with the row and the row itself; None: towards 0
+    number_of  int32[features of the data], −1 everywhere; is so again afterwards
+    """
+    extra = np.empty(0, np.int32) if centroids is None else centroids.indices
+    features = _number_features(points, examples.points, extra, number_of)
+    rows = _renumbered(points, examples.points, number_of, options.bias)
     weights_FK = np.zeros((len(features) + 1, children), np.float32)
     if centroids is not None:
         child = np.repeat(np.arange(children), np.diff(centroids.indptr))
-        weights_FK[number_of[drawn], child] = np.float32(options.prior) * centroids.data
+        weights_FK[number_of[extra], child] = np.float32(options.prior) * centroids.data
         if options.bias > 0:
             weights_FK[-1] = -options.prior / (2 * options.bias)
     number_of[features] = -1
+    _minimise(rows, examples, options, weights_FK, seed)
+    return _without_small(features, weights_FK, options)
 
-    order = np.arange(len(rows))
-    for first in range(0, children, BLOCK):
-        block = min(BLOCK, children - first)
-        weights = np.zeros((len(features) + 1, -(-block // LANES) * LANES), np.float32)
-        weights[:, :block] = weights_FK[:, first : first + block]
-        _descend(
-            begin, number, value, length, positive_from, positive_child, positive_cost, first, block, options.loss == "logistic",
-            np.float32(options.cost), np.float32(options.tolerance), options.passes, np.float32(options.bias), order, seed, weights,
-        )  # fmt: skip
-        weights_FK[:, first : first + block] = weights[:, :block]
 
+def _number_features(points: Csr, rows: NDArray[np.int64], extra: Array, number_of: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The features of some points and `extra` ones, each once, ascending; `number_of` gets their positions."""
+    most = int((points.indptr[rows + 1] - points.indptr[rows]).sum()) + len(extra)
+    features = np.empty(min(len(number_of), most), np.int32)
+    features = np.sort(features[: _distinct_features(points.indptr, points.indices, rows, extra, number_of, features)])
+    number_of[features] = np.arange(len(features), dtype=np.int32)
+    return features
+
+
+def _renumbered(points: Csr, rows: NDArray[np.int64], number_of: NDArray[np.int32], bias: float) -> Rows:
+    begin = np.concatenate([[0], np.cumsum(points.indptr[rows + 1] - points.indptr[rows])]).astype(np.int64)
+    found = Rows(begin, np.empty(begin[-1], np.int32), np.empty(begin[-1], np.float32), np.empty(len(rows), np.float32))
+    _gather(points.indptr, points.indices, points.data, rows, number_of, np.float32(bias), found)
+    return found
+
+
+def _minimise(rows: Rows, examples: Examples, options: LinearOptions, weights_FK: NDArray[np.float32], seed: int) -> None:
+    """Take the weights, the bias's in the last row, from where they start to the optimum."""
+    targets = Targets(examples.positive_from, examples.positive_child, examples.positive_cost)
+    numbers = (np.float32(number) for number in (options.cost, options.tolerance, options.bias))
+    cost, tolerance, bias = numbers
+    descent = Descent(options.loss == "logistic", cost, tolerance, options.passes, bias)
+    order = np.arange(len(rows.square))
+    for first in range(0, weights_FK.shape[1], BLOCK):
+        size = min(BLOCK, weights_FK.shape[1] - first)
+        width = -(-size // LANES) * LANES
+        weights = np.zeros((len(weights_FK), width), np.float32)
+        weights[:, :size] = weights_FK[:, first : first + size]
+        sign, half_cost = np.full(width, -1, np.float32), np.full(width, np.float32(0.5) / cost, np.float32)
+        dual = np.zeros((len(order), width), np.float32)
+        block = Block(weights, dual, sign, half_cost, np.empty(width, np.float32), np.zeros(width, np.float32), first, size)
+        _descend(rows, targets, descent, block, order, seed)
+        weights_FK[:, first : first + size] = weights[:, :size]
+
+
+def _without_small(features: NDArray[np.int32], weights_FK: NDArray[np.float32], options: LinearOptions) -> NodeScorers:
     kept_FK = np.abs(weights_FK[:-1]) >= max(np.float32(options.threshold), np.finfo(np.float32).tiny)
     row, child = np.nonzero(kept_FK)
     per_row = np.bincount(row, minlength=len(features))
     used = per_row > 0
-    row_entry = np.concatenate([[0], np.cumsum(per_row[used])])
-    return features[used], row_entry, child.astype(np.uint16), weights_FK[:-1][kept_FK], weights_FK[-1] * np.float32(options.bias)
+    return NodeScorers(
+        row_feature=features[used],
+        row_entry=np.concatenate([[0], np.cumsum(per_row[used])]),
+        entry_child=child.astype(np.uint16),
+        entry_weight=weights_FK[:-1][kept_FK],
+        bias=weights_FK[-1] * np.float32(options.bias),
+    )
 
 
 @njit(cache=True, nogil=True)
-def _features_of(indptr: Array, indices: Array, rows: Array, drawn: Array, number_of: Array, features: Array) -> int:
-    """Write the features of some points, and those that weights are drawn to, each once. How many they are."""
+def _distinct_features(indptr: Array, indices: Array, rows: Array, extra: Array, number_of: Array, features: Array) -> int:
+    """Write the features of some rows and the extra ones, each once. Returns how many there are."""
     found = 0
     for row in rows:
         for e in range(indptr[row], indptr[row + 1]):
@@ -99,7 +166,7 @@ def _features_of(indptr: Array, indices: Array, rows: Array, drawn: Array, numbe
                 number_of[indices[e]] = 0
                 features[found] = indices[e]
                 found += 1
-    for feature in drawn:
+    for feature in extra:
         if number_of[feature] < 0:
             number_of[feature] = 0
             features[found] = feature
@@ -108,90 +175,115 @@ def _features_of(indptr: Array, indices: Array, rows: Array, drawn: Array, numbe
 
 
 @njit(cache=True, nogil=True)
-def _gather(
-    indptr: Array, indices: Array, values: Array, rows: Array, number_of: Array, bias: Any, number: Array, value: Array, length: Array
-) -> None:
-    """Write the entries of some points one after the other, their features renumbered, and each point's squared length with its bias."""
+def _gather(indptr: Array, indices: Array, values: Array, rows: Array, number_of: Array, bias: Any, out: Rows) -> None:
+    """Write the entries of some rows one after the other, their features renumbered, and each row's squared length with its bias."""
     k = 0
     for r in range(len(rows)):
         square = bias * bias
         for e in range(indptr[rows[r]], indptr[rows[r] + 1]):
-            number[k], value[k] = number_of[indices[e]], values[e]
+            out.number[k], out.value[k] = number_of[indices[e]], values[e]
             square += values[e] * values[e]
             k += 1
-        length[r] = square
+        out.square[r] = square
 
 
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
-def _descend(
-    begin: Array, number: Array, value: Array, length: Array, positive_from: Array, positive_child: Array, positive_cost: Array, first: int,
-    block: int, logistic: bool, cost: Any, tolerance: Any, passes: int, bias: Any, order: Array, seed: int, weights: Array,
-) -> None:  # fmt: skip
-    """One block of children: `weights` float32[F + 1, width] from what they are drawn to, to the optimum; the last row is the bias's."""
-    count, width, last = len(length), weights.shape[1], weights.shape[0] - 1
-    dual = np.zeros((count, width), np.float32)
-    score, step = np.empty(width, np.float32), np.zeros(width, np.float32)
-    one, zero, half = np.float32(1), np.float32(0), np.float32(0.5)
-    sign, lift = np.empty(width, np.float32), np.empty(width, np.float32)
-    for c in range(width):  # of a negative; lift = 1 / 2C
-        sign[c], lift[c] = -one, half / cost
-    random = np.uint64(seed) * np.uint64(2654435761) + np.uint64(first + 1)
-    for _ in range(passes):
-        for a in range(count - 1, 0, -1):
+def _descend(rows: Rows, targets: Targets, descent: Descent, block: Block, order: Array, seed: int) -> None:
+    """Passes over the examples in random orders, until the projected gradients of a pass are within the tolerance."""
+    random = np.uint64(seed) * np.uint64(2654435761) + np.uint64(block.first + 1)
+    for _ in range(descent.passes):
+        for a in range(len(order) - 1, 0, -1):
             random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
             b = np.int64((random >> np.uint64(33)) % np.uint64(a + 1))
             order[a], order[b] = order[b], order[a]
         highest, lowest = np.float32(-np.float32(1e30)), np.float32(1e30)
         for r in order:
-            for c in range(width):
-                score[c] = weights[last, c] * bias
-            for e in range(begin[r], begin[r + 1]):
-                x, weight = value[e], weights[number[e]]
-                for c in range(width):
-                    score[c] += x * weight[c]
-            for p in range(positive_from[r], positive_from[r + 1]):
-                if first <= positive_child[p] < first + block:
-                    sign[positive_child[p] - first] = one
-                    lift[positive_child[p] - first] = half / positive_cost[p]
-            alpha, square, moved = dual[r], length[r], zero
-            if logistic:
-                for c in range(block):
-                    margin = sign[c] * score[c]
-                    after, push = _logistic(margin, square, half / lift[c], alpha[c])
-                    highest, lowest = max(highest, push), min(lowest, push)
-                    step[c] = (after - alpha[c]) * sign[c]
-                    alpha[c] = after
-                    moved = max(moved, abs(step[c]))
+            _score(r, rows, descent, block)
+            _set_positives(r, targets, block, True, descent.cost)
+            if descent.logistic:
+                moved, low, high = _step_logistic(r, rows, block)
             else:
-                for c in range(width):
-                    gradient = sign[c] * score[c] - one + lift[c] * alpha[c]
-                    projected = gradient if alpha[c] > zero else min(gradient, zero)
-                    highest, lowest = max(highest, projected), min(lowest, projected)
-                    after = max(alpha[c] - gradient / (square + lift[c]), zero)
-                    step[c] = (after - alpha[c]) * sign[c]
-                    alpha[c] = after
-                    moved = max(moved, abs(step[c]))
-            for p in range(positive_from[r], positive_from[r + 1]):
-                if first <= positive_child[p] < first + block:
-                    sign[positive_child[p] - first] = -one
-                    lift[positive_child[p] - first] = half / cost
+                moved, low, high = _step_hinge(r, rows, block)
+            highest, lowest = max(highest, high), min(lowest, low)
+            _set_positives(r, targets, block, False, descent.cost)
             if moved > np.float32(1e-6):
-                for e in range(begin[r], begin[r + 1]):
-                    x, weight = value[e], weights[number[e]]
-                    for c in range(width):
-                        weight[c] += x * step[c]
-                for c in range(width):
-                    weights[last, c] += bias * step[c]
-        if highest - lowest <= tolerance:
+                _move_weights(r, rows, descent, block)
+        if highest - lowest <= descent.tolerance:
             break
+
+
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy", forceinline=True)
+def _score(r: int, rows: Rows, descent: Descent, block: Block) -> None:
+    """block.score: w · x of each child."""
+    last, width = block.weights.shape[0] - 1, block.weights.shape[1]
+    for c in range(width):
+        block.score[c] = block.weights[last, c] * descent.bias
+    for e in range(rows.begin[r], rows.begin[r + 1]):
+        x, weight = rows.value[e], block.weights[rows.number[e]]
+        for c in range(width):
+            block.score[c] += x * weight[c]
+
+
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy", forceinline=True)
+def _set_positives(r: int, targets: Targets, block: Block, positive: bool, cost: Any) -> None:
+    """Give the example's positives their sign and cost, or those of a negative again."""
+    one, half = np.float32(1), np.float32(0.5)
+    for p in range(targets.positive_from[r], targets.positive_from[r + 1]):
+        c = targets.child[p] - block.first
+        if 0 <= c < block.size:
+            block.sign[c] = one if positive else -one
+            block.half_cost[c] = half / (targets.cost[p] if positive else cost)
+
+
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy", forceinline=True)
+def _step_hinge(r: int, rows: Rows, block: Block) -> tuple[Any, Any, Any]:
+    """Move the example's duals to their optimum. Returns the largest step, and the smallest and largest projected gradient."""
+    one, zero = np.float32(1), np.float32(0)
+    alpha, square, moved = block.dual[r], rows.square[r], zero
+    lowest, highest = np.float32(1e30), -np.float32(1e30)
+    for c in range(block.weights.shape[1]):
+        gradient = block.sign[c] * block.score[c] - one + block.half_cost[c] * alpha[c]
+        projected = gradient if alpha[c] > zero else min(gradient, zero)
+        highest, lowest = max(highest, projected), min(lowest, projected)
+        after = max(alpha[c] - gradient / (square + block.half_cost[c]), zero)
+        block.step[c] = (after - alpha[c]) * block.sign[c]
+        alpha[c] = after
+        moved = max(moved, abs(block.step[c]))
+    return moved, lowest, highest
+
+
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy", forceinline=True)
+def _step_logistic(r: int, rows: Rows, block: Block) -> tuple[Any, Any, Any]:
+    """As `_step_hinge`; the margin's change takes the place of the projected gradient."""
+    half, zero = np.float32(0.5), np.float32(0)
+    alpha, square, moved = block.dual[r], rows.square[r], zero
+    lowest, highest = np.float32(1e30), -np.float32(1e30)
+    for c in range(block.size):
+        after, push = _logistic(block.sign[c] * block.score[c], square, half / block.half_cost[c], alpha[c])
+        highest, lowest = max(highest, push), min(lowest, push)
+        block.step[c] = (after - alpha[c]) * block.sign[c]
+        alpha[c] = after
+        moved = max(moved, abs(block.step[c]))
+    return moved, lowest, highest
+
+
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy", forceinline=True)
+def _move_weights(r: int, rows: Rows, descent: Descent, block: Block) -> None:
+    last, width = block.weights.shape[0] - 1, block.weights.shape[1]
+    for e in range(rows.begin[r], rows.begin[r + 1]):
+        x, weight = rows.value[e], block.weights[rows.number[e]]
+        for c in range(width):
+            weight[c] += x * block.step[c]
+    for c in range(width):
+        block.weights[last, c] += descent.bias * block.step[c]
 
 
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def _logistic(margin: Any, square: Any, cost: Any, alpha: Any) -> tuple[Any, Any]:
-    """The best dual of one example while the others stay, and by how much its margin moves.
+    """The optimal dual of one example while the others stay, and by how much its margin moves.
 
-    The margin t after the step and the new dual C σ(−t) are tied by t − margin = ‖x‖² (C σ(−t) − α): a root of a rising function of t
-    that bends at 0 alone. So Newton's steps, kept on the root's side of 0, cannot miss it.
+    The margin t after the step and the new dual C σ(−t) satisfy t − margin = ‖x‖² (C σ(−t) − α). The difference of both sides increases
+    with t and has its only inflection at t = 0, so Newton's method, kept on the root's side of 0, converges.
     """
     one, zero, reach = np.float32(1), np.float32(0), square * cost
     at_zero = square * alpha - margin - np.float32(0.5) * reach
