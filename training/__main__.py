@@ -272,7 +272,7 @@ def evaluate(
         if exclude_seen:
             raise InvalidConfig("--exclude-seen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
         queries, relevant = _test_queries(bundle, data)
-        count, rows = len(queries), measure.measure(bundle, opened, queries, relevant, beams, ms, batch=batch, rerank=stage)
+        count, rows = len(queries), measure.measure(bundle, opened, measure.LabelledQueries(queries, relevant), beams, ms, batch, stage)
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
     notes = [", seen items excluded"] * exclude_seen + ([] if stage is None else [f", best {stage.depth} re-ranked"])
     print(f"{name} on {opened.name}, {count} queries{''.join(notes)}")

@@ -27,15 +27,27 @@ from espalier.search import NO_ITEM, Engine, SearchParams
 from training.data.splits import EvaluationPair, without_seen
 
 Int64 = NDArray[np.int64]
-BEYOND_NOISE = 3.0
-"""Standard errors that a fall of recall must exceed to be told of: of a thousand comparisons without a difference about one does."""
-FEWEST_QUERIES = 30
-"""From which on a standard error means something."""
+MIN_STANDARD_ERRORS = 3.0
+"""A smaller fall of recall is taken for noise. About one in a thousand comparisons without a difference exceeds it."""
+MIN_QUERIES = 30
+"""With fewer, the standard error itself is unreliable."""
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledQueries:
+    """B queries of any kind with their relevant item rows, and the item rows that the search of each excludes (int64[B, E], −1 = none)."""
+
+    queries: QueryBatch
+    relevant: Sequence[Int64]
+    exclude_BE: Int64 | None = None
+
+    def __len__(self) -> int:
+        return len(self.queries)
 
 
 @dataclass(frozen=True)
 class Rerank:
-    """The second stage, of so many candidates; without features that callers would send."""
+    """The second stage and how many candidates it re-ranks; it gets no features from callers."""
 
     reranker: Reranker
     depth: int
@@ -59,7 +71,8 @@ def with_recall(bundle: Bundle, engine: Engine, ms: Sequence[int]) -> pa.Table:
     table = table.select([name for name in table.column_names if not name.startswith(RECALL_COLUMN.format(""))])
     columns = {m: np.full(len(table), np.nan) for m in ms}
     if len(held_out.place_B):
-        found_BM, _, _ = _search_all(engine, held_out.queries, bundle.manifest.search.beam_size, max(ms), None, batch=64)
+        labelled = LabelledQueries(held_out.queries, held_out.relevant)
+        found_BM, _, _ = _search_all(engine, labelled, bundle.manifest.search.beam_size, max(ms), batch=64)
         for m, column in columns.items():
             column[held_out.place_B] = precision_recall_f(found_BM, held_out.relevant, m)[1]
     for m, column in columns.items():
@@ -79,8 +92,8 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Rows {"beam_size", "m", "batch", "precision", "recall", "f", "ndcg", "ms_per_query"}, means over queries.
 
-    Where some measured beam is smaller, "recall_against" too: {"beam_size", "difference", "standard_error"} of the recall beside that of
-    the smaller beam that finds most, over the queries one by one.
+    Where a smaller beam was measured too, also "recall_against": {"beam_size", "difference", "standard_error"} of the recall minus that of
+    the smaller beam with the highest recall, paired by query.
 
     exclude_seen  the history's items are excluded from the search and from what is relevant; queries left with nothing relevant drop out
     batch         queries in one engine call; ms_per_query is the engine's wall time over all calls ÷ queries
@@ -92,52 +105,47 @@ def evaluate(
     pairs = without_seen(pairs) if exclude_seen else list(pairs)
     queries = pad_histories(kind, [pair.history for pair in pairs])
     exclude_BE = _padded([pair.history for pair in pairs]) if exclude_seen and pairs else None
-    return measure(bundle, engine, queries, [pair.relevant for pair in pairs], beams, ms, exclude_BE, batch, rerank)
+    return measure(bundle, engine, LabelledQueries(queries, [pair.relevant for pair in pairs], exclude_BE), beams, ms, batch, rerank)
 
 
 def measure(
     bundle: Bundle,
     engine: Engine,
-    queries: QueryBatch,
-    relevant: Sequence[Int64],
+    labelled: LabelledQueries,
     beams: Sequence[int],
     ms: Sequence[int],
-    exclude_BE: Int64 | None = None,
     batch: int = 1,
     rerank: Rerank | None = None,
 ) -> list[dict[str, Any]]:
-    """The rows of `evaluate`, for queries of any kind with their relevant item rows."""
+    """The rows of `evaluate`, for queries of any kind."""
     limits = bundle.manifest.search
     for name, values, limit in (("--beam", beams, limits.max_beam_size), ("--m", ms, limits.max_m)):
         for value in values:
             if not 1 <= value <= limit:
                 raise InvalidConfig(name, value, f"1 to {limit}, the model's limit")
-    if not len(queries):
+    if not len(labelled):
         raise InvalidData("held-out queries", 0, "at least one with a relevant item")
     rows: list[dict[str, Any]] = []
     recalls: dict[int, dict[int, NDArray[np.float64]]] = {m: {} for m in ms}
     for beam in beams:
-        found_BM, seconds, rerank_s = _search_all(engine, queries, beam, max(ms), exclude_BE, batch, rerank)
+        found_BM, seconds, rerank_s = _search_all(engine, labelled, beam, max(ms), batch, rerank)
+        times = {"ms_per_query": seconds * 1e3 / len(labelled)}
+        if rerank is not None:
+            times |= {"rerank_depth": rerank.depth, "rerank_ms_per_query": rerank_s * 1e3 / len(labelled)}
         for m in ms:
-            precision_B, recall_B, f_B = precision_recall_f(found_BM, relevant, m)
-            recalls[m][beam] = recall_B
-            rows.append(
-                {
-                    "beam_size": beam,
-                    "m": m,
-                    "batch": batch,
-                    "precision": float(precision_B.mean()),
-                    "recall": float(recall_B.mean()),
-                    "f": float(f_B.mean()),
-                    "ndcg": float(ndcg_at_m(found_BM, relevant, m).mean()),
-                    "ms_per_query": seconds * 1e3 / len(queries),
-                }
-                | ({"rerank_depth": rerank.depth, "rerank_ms_per_query": rerank_s * 1e3 / len(queries)} if rerank else {})
-            )
+            quality, recalls[m][beam] = _quality(found_BM, labelled.relevant, m)
+            rows.append({"beam_size": beam, "m": m, "batch": batch} | quality | times)
     for row in rows:
         against = _against_smaller(recalls[row["m"]], row["beam_size"])
         row |= {} if against is None else {"recall_against": against}
     return rows
+
+
+def _quality(found_BM: Int64, relevant: Sequence[Int64], m: int) -> tuple[dict[str, float], NDArray[np.float64]]:
+    """Means over queries, and float64[B]: the recall of each."""
+    precision_B, recall_B, f_B = precision_recall_f(found_BM, relevant, m)
+    columns = {"precision": precision_B, "recall": recall_B, "f": f_B, "ndcg": ndcg_at_m(found_BM, relevant, m)}
+    return {name: float(column_B.mean()) for name, column_B in columns.items()}, recall_B
 
 
 def _against_smaller(recall_by_beam: Mapping[int, NDArray[np.float64]], beam: int) -> dict[str, Any] | None:
@@ -152,34 +160,35 @@ def _against_smaller(recall_by_beam: Mapping[int, NDArray[np.float64]], beam: in
 
 
 def falls(rows: Sequence[dict[str, Any]], queries: int) -> list[str]:
-    """A sentence for each m whose recall falls as the beam grows, beyond noise: of the rows of `measure` over so many queries.
+    """A sentence for each m whose recall falls significantly as the beam grows, from the rows of `measure` over so many queries.
 
-    A wider beam looks at more, so that it finds less only where the ranks of inner nodes lead it astray.
+    A wider beam scores more nodes. It finds less only where the ranks of inner nodes mislead the search.
     """
-    if queries < FEWEST_QUERIES:
+    if queries < MIN_QUERIES:
         return []
-    told = []
+    warnings = []
     for m in sorted({row["m"] for row in rows}):
         fallen = [row for row in rows if row["m"] == m and "recall_against" in row and _falls(row["recall_against"])]
         if fallen:
             worst = min(fallen, key=lambda row: float(row["recall_against"]["difference"]))
             against = worst["recall_against"]
-            told.append(
+            warnings.append(
                 f"recall@{m} falls as the beam grows: {worst['recall']:.4f} at beam {worst['beam_size']}, "
                 f"{-against['difference']:.4f} less than at beam {against['beam_size']} (standard error {against['standard_error']:.4f})"
             )
-    return told
+    return warnings
 
 
 def _falls(against: dict[str, Any]) -> bool:
-    return float(against["difference"]) < -BEYOND_NOISE * float(against["standard_error"])
+    return float(against["difference"]) < -MIN_STANDARD_ERRORS * float(against["standard_error"])
 
 
 def _search_all(
-    engine: Engine, queries: QueryBatch, beam: int, m: int, exclude_BE: Int64 | None, batch: int, rerank: Rerank | None = None
+    engine: Engine, labelled: LabelledQueries, beam: int, m: int, batch: int, rerank: Rerank | None = None
 ) -> tuple[Int64, float, float]:
     """int64[B, M] item rows, and the seconds spent in the engine and in the ranker; one call before that warms them up."""
     width = m if rerank is None else max(m, rerank.depth)
+    queries, exclude_BE = labelled.queries, labelled.exclude_BE
 
     def call(rows: Int64) -> tuple[Int64, float, float]:
         params = SearchParams.uniform(len(rows), beam, width, None if exclude_BE is None else exclude_BE[rows])

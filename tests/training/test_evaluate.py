@@ -17,7 +17,7 @@ from espalier.queries import QueryBatch
 from espalier.search import NO_ITEM, SearchParams, SearchResult
 from espalier.tree import complete_tree
 from training.__main__ import evaluate as evaluate_command
-from training.evaluate import FEWEST_QUERIES, falls, measure
+from training.evaluate import MIN_QUERIES, LabelledQueries, falls, measure
 
 
 class Scripted:
@@ -51,7 +51,7 @@ def rows_of(bundle: Bundle, **found: NDArray[np.bool_]) -> list[dict[str, Any]]:
     count = len(next(iter(finds_B.values())))
     queries = random_queries(np.random.default_rng(1), bundle, count)
     engine: Any = Scripted(finds_B)
-    return measure(bundle, engine, queries, [np.zeros(1, np.int64)] * count, list(finds_B), [1, 2], batch=count)
+    return measure(bundle, engine, LabelledQueries(queries, [np.zeros(1, np.int64)] * count), list(finds_B), [1, 2], batch=count)
 
 
 def shares(count: int, share: float, seed: int) -> NDArray[np.bool_]:
@@ -100,7 +100,7 @@ def test_a_rise_few_queries_and_one_beam_are_not_told(bundle: Bundle) -> None:
     fewer_B = found_B & shares(400, 0.5, 6)
     assert falls(rows_of(bundle, beam_10=fewer_B, beam_40=found_B), 400) == []
     assert falls(rows_of(bundle, beam_40=found_B), 400) == []
-    few = FEWEST_QUERIES - 1
+    few = MIN_QUERIES - 1
     assert falls(rows_of(bundle, beam_10=found_B[:few], beam_40=fewer_B[:few]), few) == []
     assert falls(rows_of(bundle, beam_10=found_B[: few + 1], beam_40=fewer_B[: few + 1]), few + 1) != []
 

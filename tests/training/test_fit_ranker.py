@@ -28,7 +28,7 @@ from espalier.rerank.ranker import Reranker, verify_ranker
 from espalier.tree import complete_tree
 from tests.service.running import run
 from training.__main__ import main
-from training.evaluate import Rerank, measure
+from training.evaluate import LabelledQueries, Rerank, measure
 from training.inspect import inspect
 from training.rankers.candidates import retrieve
 from training.rankers.config import RankerConfig, ranker_config
@@ -122,8 +122,10 @@ def test_a_ranker_learns_what_the_model_does_not_know(bundle: Bundle, tmp_path: 
     test = ranker.training["metrics"]["test"]
     assert test["reranked"]["ndcg"] > test["retrieved"]["ndcg"] + 0.2
     engine = open_engine(added, "cpu")
-    (plain,) = measure(added, engine, split.test.queries, split.test.items, [64], [10])
-    (ranked,) = measure(added, engine, split.test.queries, split.test.items, [64], [10], rerank=Rerank(Reranker(added), 32))
+    (plain,) = measure(added, engine, LabelledQueries(split.test.queries, split.test.items), [64], [10])
+    (ranked,) = measure(
+        added, engine, LabelledQueries(split.test.queries, split.test.items), [64], [10], rerank=Rerank(Reranker(added), 32)
+    )
     for row, expected in ((plain, test["retrieved"]), (ranked, test["reranked"])):
         assert (row["ndcg"], row["recall"]) == pytest.approx((expected["ndcg"], expected["recall"]), abs=1e-3)
     assert verify_ranker(added, Reranker(added)) == 0  # it has no golden queries

@@ -27,13 +27,11 @@ from training.baselines.popularity import fit_popularity
 from training.baselines.product_dnn import (
     ProductDnn,
     ProductDnnConfig,
-    Proposal,
     build_network,
     fit_product_dnn,
-    full_softmax_loss,
     load_product_dnn,
-    sampled_softmax_loss,
 )
+from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
 from training.config import InstanceConfig
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split, halves

@@ -104,24 +104,7 @@ def fit_boosted_trees(train: RankingSet, valid: RankingSet | None, config: Boost
     """Grow the trees."""
     import lightgbm
 
-    params: dict[str, Any] = {
-        "objective": "lambdarank" if config.loss == "lambdarank" else "none",
-        "metric": "none",
-        "learning_rate": config.learning_rate,
-        "num_leaves": config.leaves,
-        "min_data_in_leaf": config.least_rows,
-        "bagging_fraction": config.row_share,
-        "bagging_freq": 1,
-        "feature_fraction_bynode": config.feature_share,
-        "extra_trees": config.random_splits,
-        "min_sum_hessian_in_leaf": 0.0,
-        "lambda_l2": config.l2,
-        "seed": config.seed,
-        "num_threads": config.threads,
-        "deterministic": True,
-        "force_row_wise": True,
-        "verbosity": -1,
-    }
+    params = _params(config)
     booster = lightgbm.Booster(params, _dataset(train, params))
     if valid is not None:
         booster.add_valid(_dataset(valid, params, booster.train_set), "valid")
@@ -144,6 +127,28 @@ def fit_boosted_trees(train: RankingSet, valid: RankingSet | None, config: Boost
             rate /= 2
             booster.reset_parameter({"learning_rate": rate})
     return BoostedTrees(booster, config.trees if valid is None else best_trees, None if valid is None else best)
+
+
+def _params(config: BoostingConfig) -> dict[str, Any]:
+    """The configuration in LightGBM's words."""
+    return {
+        "objective": "lambdarank" if config.loss == "lambdarank" else "none",
+        "metric": "none",
+        "learning_rate": config.learning_rate,
+        "num_leaves": config.leaves,
+        "min_data_in_leaf": config.least_rows,
+        "bagging_fraction": config.row_share,
+        "bagging_freq": 1,
+        "feature_fraction_bynode": config.feature_share,
+        "extra_trees": config.random_splits,
+        "min_sum_hessian_in_leaf": 0.0,
+        "lambda_l2": config.l2,
+        "seed": config.seed,
+        "num_threads": config.threads,
+        "deterministic": True,
+        "force_row_wise": True,
+        "verbosity": -1,
+    }
 
 
 def _dataset(data: RankingSet, params: dict[str, Any], reference: lightgbm.Dataset | None = None) -> lightgbm.Dataset:

@@ -22,7 +22,7 @@ from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams
 from espalier.tree import Tree
 from training.data.csr import as_rows
-from training.evaluate import measure
+from training.evaluate import LabelledQueries, measure
 from training.golden import golden_answers
 from training.linear.config import LinearConfig
 from training.linear.prepare import Prepared
@@ -68,7 +68,7 @@ def publish_linear(
     def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:
         if not len(queries):
             return {}
-        return {"test": {"raw": measure(bare, engine, queries, relevant, [draft.search.beam_size], ms, batch=64)}}
+        return {"test": {"raw": measure(bare, engine, LabelledQueries(queries, relevant), [draft.search.beam_size], ms, batch=64)}}
 
     return publish(
         path,

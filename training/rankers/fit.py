@@ -36,7 +36,7 @@ SCORED_ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch came to. `validation` is the NDCG on validation queries, or None without them."""
+    """The figures of an epoch. `validation` is the NDCG on validation queries, or None without them."""
 
     number: int
     loss: float
@@ -86,52 +86,77 @@ def fit_ranker(
     """
     if valid is not None and valid.feature_names != train.feature_names:
         raise InvalidData("valid.feature_names", valid.feature_names[:8], f"those of the training queries, {train.feature_names[:8]}")
-    told = _with_different_grades(train)
-    if len(told) == 0:
+    informative = _with_different_grades(train)
+    if len(informative) == 0:
         raise InvalidData("train.grades_R", "equal grades in every query", "a query with items of different grades")
-    device = device or torch.device("cpu")
-    ranker = new_ranker(train, config).to(device)
-    kept = copy.deepcopy(ranker)  # whose weights count: those of the last step, or their running mean
-    with torch.no_grad():
-        inputs_RF = ranker.standardise(torch.from_numpy(train.features_RF).to(device))
-    grades_R = torch.from_numpy(train.grades_R).to(device)
-    optimizer = _optimizer(ranker.function, config)
-    step_share = 1 / max(config.average * -(-len(told) // config.batch_queries), 1.0)
-    best_loss, best_ndcg, best_state, since = np.inf, -np.inf, kept.function.state_dict(), 0
-    rate = config.learning_rate
+    run = _Run(train, informative, config, device or torch.device("cpu"))
+    best_loss, best_ndcg, best_state, since = np.inf, -np.inf, run.averaged.function.state_dict(), 0
     for number in range(1, config.max_epochs + 1):
-        rng = np.random.default_rng((config.seed, number))
-        generator = torch.Generator(device).manual_seed(int(rng.integers(2**63)))
-        total = inputs_RF.new_zeros((), dtype=torch.float64)
-        order = rng.permutation(told)
-        for start in range(0, len(order), config.batch_queries):
-            rows_BN, present_BN = padded(train.query_offset, order[start : start + config.batch_queries])
-            loss_B = _batch_losses(config, ranker.function, inputs_RF, grades_R, rows_BN.to(device), present_BN.to(device), generator)
-            optimizer.zero_grad()
-            loss_B.mean().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            optimizer.step()
-            if config.max_norm is not None and isinstance(ranker.function, HighwayFunction):
-                ranker.function.limit_norms(config.max_norm)
-            _draw_nearer(kept.function, ranker.function, step_share)
-            total += loss_B.detach().sum()
-        loss = float(total) / len(order)
-        if not np.isfinite(loss):
-            raise FloatingPointError(f"the loss of epoch {number} is {loss}; lower the learning rate")
-        value = None if valid is None else _ndcg(kept, valid, config.validate_at)
+        rate, loss = run.rate, run.epoch(number)
+        value = None if valid is None else _ndcg(run.averaged, valid, config.validate_at)
         if progress is not None:
             progress(Epoch(number, loss, rate, value))
         since += 1
         if value is None or value > best_ndcg:
-            best_ndcg, best_state, since = -np.inf if value is None else value, copy.deepcopy(kept.function.state_dict()), 0
+            best_ndcg, best_state, since = -np.inf if value is None else value, copy.deepcopy(run.averaged.function.state_dict()), 0
         if loss >= best_loss:
-            rate /= 2
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            run.halve_rate()
         best_loss = min(best_loss, loss)
-        if rate < config.least_rate or (valid is not None and config.patience is not None and since >= config.patience):
+        if run.rate < config.least_rate or (valid is not None and config.patience is not None and since >= config.patience):
             break
-    kept.function.load_state_dict(best_state)
-    return kept.cpu().eval()
+    run.averaged.function.load_state_dict(best_state)
+    return run.averaged.cpu().eval()
+
+
+class _Run:
+    """A training under way. `averaged` has the weights that count: those of the last step, or their running mean."""
+
+    def __init__(self, train: RankingSet, queries: NDArray[np.int64], config: RankerConfig, device: torch.device) -> None:
+        self.config, self.query_offset, self.queries, self.device = config, train.query_offset, queries, device
+        self.ranker = new_ranker(train, config).to(device)
+        self.averaged = copy.deepcopy(self.ranker)
+        self.rate = config.learning_rate
+        self._optimizer = _optimizer(self.ranker.function, config)
+        self._step_share = 1 / max(config.average * -(-len(queries) // config.batch_queries), 1.0)
+        with torch.no_grad():
+            self._inputs_RF = self.ranker.standardise(torch.from_numpy(train.features_RF).to(device))
+        self._grades_R = torch.from_numpy(train.grades_R).to(device)
+
+    def epoch(self, number: int) -> float:
+        """One pass over the queries; returns the mean loss. Raises FloatingPointError where it is not finite."""
+        rng = np.random.default_rng((self.config.seed, number))
+        generator = torch.Generator(self.device).manual_seed(int(rng.integers(2**63)))
+        total = self._inputs_RF.new_zeros((), dtype=torch.float64)
+        order = rng.permutation(self.queries)
+        for start in range(0, len(order), self.config.batch_queries):
+            total += self._step(order[start : start + self.config.batch_queries], generator)
+        loss = float(total) / len(order)
+        if not np.isfinite(loss):
+            raise FloatingPointError(f"the loss of epoch {number} is {loss}; lower the learning rate")
+        return loss
+
+    def halve_rate(self) -> None:
+        self.rate /= 2
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.rate
+
+    def _step(self, queries: NDArray[np.int64], generator: torch.Generator) -> Tensor:
+        """One update; returns the sum of the queries' losses."""
+        rows_BN, present_BN = (array.to(self.device) for array in padded(self.query_offset, queries))
+        loss_B = self._losses(rows_BN, present_BN, generator)
+        self._optimizer.zero_grad()
+        loss_B.mean().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._optimizer.step()
+        if self.config.max_norm is not None and isinstance(self.ranker.function, HighwayFunction):
+            self.ranker.function.limit_norms(self.config.max_norm)
+        _draw_nearer(self.averaged.function, self.ranker.function, self._step_share)
+        return loss_B.detach().sum()
+
+    def _losses(self, rows_BN: Tensor, present_BN: Tensor, generator: torch.Generator) -> Tensor:
+        """[B]: each query's loss divided by its number of items."""
+        scores_R = self.ranker.function(self._inputs_RF[rows_BN[present_BN]], generator)
+        scores_BN = self._inputs_RF.new_zeros(rows_BN.shape).masked_scatter(present_BN, scores_R)
+        return query_losses(self.config, scores_BN, self._grades_R[rows_BN], present_BN, generator) / present_BN.sum(-1)
 
 
 def new_ranker(train: RankingSet, config: RankerConfig) -> Ranker:
@@ -156,23 +181,8 @@ def padded(query_offset: NDArray[np.int64], queries: NDArray[np.int64]) -> tuple
     return torch.from_numpy(np.where(present_BN, begin_B[:, None] + place_N, 0)), torch.from_numpy(present_BN)
 
 
-def _batch_losses(
-    config: RankerConfig,
-    function: nn.Module,
-    inputs_RF: Tensor,
-    grades_R: Tensor,
-    rows_BN: Tensor,
-    present_BN: Tensor,
-    generator: torch.Generator,
-) -> Tensor:
-    """[B]: each query's loss divided by its number of items."""
-    own_R = rows_BN[present_BN]
-    scores_BN = inputs_RF.new_zeros(rows_BN.shape).masked_scatter(present_BN, function(inputs_RF[own_R], generator))
-    return query_losses(config, scores_BN, grades_R[rows_BN], present_BN, generator) / present_BN.sum(-1)
-
-
 def _with_different_grades(train: RankingSet) -> NDArray[np.int64]:
-    """Positions of the queries that say which of their items are better."""
+    """Positions of the queries whose items have different grades; the others have no gradient."""
     begins = train.query_offset[:-1]
     return np.flatnonzero(np.maximum.reduceat(train.grades_R, begins) > np.minimum.reduceat(train.grades_R, begins))
 
@@ -188,8 +198,8 @@ def _optimizer(function: nn.Module, config: RankerConfig) -> torch.optim.Optimiz
 
 
 @torch.no_grad()
-def _draw_nearer(kept: nn.Module, function: nn.Module, share: float) -> None:
-    for mean, new in zip(kept.parameters(), function.parameters(), strict=True):
+def _draw_nearer(averaged: nn.Module, function: nn.Module, share: float) -> None:
+    for mean, new in zip(averaged.parameters(), function.parameters(), strict=True):
         mean.lerp_(new, share)
 
 
