@@ -152,7 +152,7 @@ class Admission:
 
     def _in_overload(self, now: float) -> bool:
         if self.overloaded and now - self._since >= self._count_s:
-            paused = now - self._since >= 2 * OVERLOAD_S  # nobody has come for a while
+            paused = now - self._since >= 2 * OVERLOAD_S  # nothing arrived for a while
             load = self._busy / max(self._accepted, 1)
             self.overloaded = not paused and (load >= OVER_LOAD or self._count_s < OVERLOAD_S)
             self.most_calls = QUEUE_CALLS + MORE_CALLS / (max(load, 1.0) if self.overloaded else 1.0)

@@ -64,7 +64,7 @@ class Batcher:
         self._call_s = 0.0  # the same of the call that runs
         self._closed = False
         self._asleep = False
-        self._room_wanted = False  # somebody found no room since the engine last took queries
+        self._room_wanted = False  # a patient request found no room since the engine last took queries
         self._wake = threading.Semaphore(0)
         self._room: deque[asyncio.Event] = deque()  # patient requests that wait for room, in turn; touched by the event loop alone
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
@@ -97,11 +97,11 @@ class Batcher:
             self._forget(parts)
             if self._room:
                 self._make_room()
-            del parts  # an exception in them holds this frame, and with it whoever called
+            del parts  # an exception in them holds this frame, and with it its callers
 
     @property
     def overloaded(self) -> bool:
-        """Whether more has been asked for than can be done, as of the last request."""
+        """Whether requests arrive faster than they are answered, as of the last request."""
         return self._admission.overloaded
 
     def check_room(self, queries: int) -> None:

@@ -1,4 +1,4 @@
-"""The admin routes: versions, and standing exclusions. Each change is made by the registry and told to the audit log."""
+"""The admin routes: versions, and standing exclusions. models/changes.py makes each change, and the audit log records it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.http.dependencies import Name, as_json, describe, info_of, service_
 from service.http.schemas import LoadRequest, RemovedRequest, VersionRequest
 from service.models.changes import RemovedChange, ServedVersions
 from service.models.removals import Condition, Ids, check_id, check_list, etag, matches, summary, with_id, without_id
-from service.watch.audit import Change, origin
+from service.watch.audit import BeforeAfter, origin
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ register_url_convertor("item_id", _ItemIds())
 
 
 async def load(request: Request, name: Name, body: LoadRequest) -> Response:
-    """Open a version, verify and warm it beside what serves, and, unless told otherwise, make it the default in one step.
+    """Open, verify and warm up a version while the others serve, and make it the default unless `default` is false.
 
     A version that fails to load changes nothing.
     """
@@ -67,7 +67,7 @@ async def unload(request: Request, name: Name, body: VersionRequest) -> Response
 
 
 async def set_default(request: Request, name: Name, body: VersionRequest) -> Response:
-    """Send requests without a version to this one, which is loaded first where it is not: pin a version, or roll back."""
+    """Make a version the default, after loading it where needed: pin a version, or roll back."""
     service = service_of(request)
     await _audited(request, "default", name, service.registry.changes.set_default(name, body.version), _versions, version=body.version)
     return as_json(describe(service.registry.entry(name), service.settings))
@@ -76,9 +76,9 @@ async def set_default(request: Request, name: Name, body: VersionRequest) -> Res
 async def set_removed(
     request: Request, name: Name, body: RemovedRequest, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """Items that no answer of this model may hold, in place of the former ones. Takes effect without a reload.
+    """Replace the list of items that no answer of this model may hold. Takes effect without a reload.
 
-    With the ETag of what was read in `If-Match`, nobody else's change can be lost: 412 says that there was one.
+    With the ETag that was read in `If-Match`, no other client's change is lost: 412 says that there was one.
     """
     service = service_of(request)
     listed = check_list(body.ids, service.settings.max_removed)
@@ -106,7 +106,7 @@ async def removed(request: Request, name: Name, if_none_match: IfChanged = None)
 async def remove_item(
     request: Request, name: Name, item_id: ItemId, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """One more item that no answer of this model may hold; nothing changes where it is one already. There is no body."""
+    """Add an item that no answer of this model may hold; nothing changes where it is on the list already. There is no body."""
     most = service_of(request).settings.max_removed
     condition = Condition(if_match, if_none_match)
     return await _edit_item(request, "remove_item", name, item_id, lambda ids: with_id(ids, item_id, most), condition)
@@ -115,7 +115,7 @@ async def remove_item(
 async def restore_item(
     request: Request, name: Name, item_id: ItemId, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """Let answers hold an item again; nothing changes where they may."""
+    """Take an item off that list; nothing changes where it is not on it."""
     condition = Condition(if_match, if_none_match)
     return await _edit_item(request, "restore_item", name, item_id, lambda ids: without_id(ids, item_id), condition)
 
@@ -144,7 +144,7 @@ async def _edit_item(
 
 
 def _check_item(request: Request, item_id: str) -> None:
-    """Raise InvalidInput for an id that no item can have, or that was not sent in UTF-8: the server has replaced what was none."""
+    """Raise InvalidInput for an id that no item can have, or that is not UTF-8: the server has replaced its invalid bytes."""
     try:
         unquote_to_bytes(request.scope.get("raw_path") or b"").decode()
     except UnicodeDecodeError:
@@ -153,20 +153,20 @@ def _check_item(request: Request, item_id: str) -> None:
 
 
 async def _audited(
-    request: Request, action: str, name: str, change: Coroutine[Any, Any, T], described: Callable[[T], Change], **what: Any
+    request: Request, action: str, name: str, change: Coroutine[Any, Any, T], described: Callable[[T], BeforeAfter], **what: Any
 ) -> T:
     info = info_of(request)
     by = origin(request.scope, info.request_id.decode(), info.key)
     return await service_of(request).audit.change(action, name, by, change, described, **what)
 
 
-def _versions(change: tuple[ServedVersions, ServedVersions]) -> Change:
+def _versions(change: tuple[ServedVersions, ServedVersions]) -> BeforeAfter:
     before, after = change
-    return Change(before._asdict(), after._asdict())
+    return BeforeAfter(before._asdict(), after._asdict())
 
 
-def _lists(change: RemovedChange) -> Change:
-    return Change(summary(change.before), summary(change.after))
+def _lists(change: RemovedChange) -> BeforeAfter:
+    return BeforeAfter(summary(change.before), summary(change.after))
 
 
 async def _tagged(document: dict[str, Any], ids: Sequence[str]) -> Response:

@@ -1,7 +1,6 @@
-"""Who may do what: API keys with roles, sent as `Authorization: Bearer KEY`.
+"""API keys and their roles. A request has its key as `Authorization: Bearer KEY`.
 
-Knows keys, their names and roles. Does not know routes. Keys are compared as their SHA-256, so that comparing takes the same time whatever
-is sent.
+Knows keys, their names and roles. Does not know routes. The SHA-256 of keys are compared in constant time.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from service.settings import named_key
 __all__ = ["Keys", "Role"]
 
 ID_DIGITS = 8
-"""Hex digits of a key's SHA-256 that stand for a key without a name: enough to tell keys apart, no help in guessing a random one."""
+"""Hex digits of its SHA-256 that identify a key without a name: enough to distinguish keys, no help in guessing one."""
 
 
 class Keys:
     """The known keys, each as KEY or NAME:KEY.
 
-    retrieve  for retrieval; where there are none, everybody may retrieve
-    admin     for everything; where there are none, the admin routes are off
+    retrieve  allow retrieval; without any, no key is needed to retrieve
+    admin     allow everything; without any, the admin routes are off
     """
 
     def __init__(self, retrieve: Sequence[SecretStr], admin: Sequence[SecretStr]) -> None:
@@ -33,8 +32,8 @@ class Keys:
         self._admin = [_known(key) for key in admin]
 
     @property
-    def open(self) -> bool:
-        """Whether everybody may retrieve."""
+    def public(self) -> bool:
+        """Whether retrieval needs no key."""
         return not self._retrieve
 
     def check(self, role: Role, authorization: bytes | None) -> str | None:
@@ -71,6 +70,6 @@ def _digest(key: bytes) -> bytes:
 
 
 def _among(digest: bytes, known: Sequence[tuple[bytes, str]]) -> str | None:
-    """The name of a key among these. Compares with every one, so that the time does not tell which one matched."""
+    """The name of a key among these. Compares with all of them, so that the time does not show which one matched."""
     matched = [name for own, name in known if hmac.compare_digest(digest, own)]
     return matched[0] if matched else None

@@ -47,13 +47,13 @@ def add_pages(app: FastAPI) -> None:
 
 def as_answered(document: dict[str, Any], keys: Keys) -> dict[str, Any]:
     """The framework's OpenAPI document with answers as they are: problem documents of their own content type, no other form of 422, and no
-    key where none is asked for."""
+    key where none is needed."""
     for methods in document["paths"].values():
         for operation in methods.values():
             answers = operation["responses"]
             if "HTTPValidationError" in str(answers.get("422")):
                 del answers["422"]
-            if keys.open and "403" not in answers:  # a retrieval
+            if keys.public and "403" not in answers:  # a retrieval
                 operation.pop("security", None)
                 answers.pop("401", None)
             for answer in answers.values():

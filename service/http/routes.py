@@ -1,4 +1,4 @@
-"""The routes: what is asked for, by which path, who may, and how it is documented. The work is done elsewhere."""
+"""The routes of the framework: method, path, role and documentation of each. admin.py has the admin routes' functions."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def add_routes(app: FastAPI) -> None:
 
 
 def retrieve_items(body: RetrieveRequest) -> None:
-    """The top m items of each query, best first, and where the milliseconds went.
+    """The top m items of each query, best first, and the milliseconds of each stage.
 
     Queries of concurrent requests share engine calls; `timing.batch` says how many did, `timing.ms_per_query` what each cost.
     """
@@ -158,21 +158,21 @@ def match_whole_paths(app: FastAPI) -> None:
 
 
 UNREADABLE = (400, 408, 431)
-"""What connection.py answers instead of any route."""
+"""Statuses that connection.py answers, before any route."""
 _PROBLEMS = {
-    400: "What arrived is no HTTP/1.1 request.",
+    400: "The request is not HTTP/1.1.",
     401: "No API key, or one that is not known.",
     403: "The key's role does not reach here, or the admin routes are off.",
     404: "No such model, or the version is not loaded.",
     408: "The head or the body did not arrive in time.",
     409: "The models' state does not allow it; `detail` says why.",
-    412: "The list of removed ids is another one than If-Match or If-None-Match says; ETag has its tag.",
+    412: "The list of removed ids does not match If-Match or If-None-Match; ETag has its tag.",
     413: "The body is too large.",
-    415: "The content type is another than the route takes.",
+    415: "The route does not take this content type.",
     422: "A value is wrong; `errors` lists the fields, the values and what was expected.",
     429: "Too many requests wait already; Retry-After says when to try again.",
     431: "The head of the request is too large.",
-    500: "Something unexpected; the log says what.",
+    500: "An unexpected failure; the log has the reason.",
     503: "The model is not ready, or the service is shutting down.",
     504: "The deadline passed before the answer was there.",
 }

@@ -16,8 +16,8 @@ class Version(BaseModel):
 
     version: int
     state: Literal["loading", "ready", "draining", "failed", "available"]
-    engine: str | None = Field(description="What searches it, where it is ready.")
-    reason: str | None = Field(description="Why it failed, or what else is to be said of it.")
+    engine: str | None = Field(description="The engine that searches it, where it is ready.")
+    reason: str | None = Field(description="Why it failed, or another remark.")
 
 
 class Model(BaseModel):
@@ -27,7 +27,7 @@ class Model(BaseModel):
     state: Literal["loading", "ready", "failed"]
     reason: str | None = Field(description="Why it failed, or what is wrong although it serves.")
     version: int = Field(description="The version that answers where a request names none.")
-    versions: list[Version] = Field(description="All that there are, ascending.")
+    versions: list[Version] = Field(description="All versions, ascending.")
     engine: str | None = None
     algorithm: str | None = None
     query: QueryKind | None = None
@@ -62,11 +62,11 @@ class Removed(BaseModel):
 
 
 class RemovedId(BaseModel):
-    """What became of one item."""
+    """The state of one item after the request."""
 
     id: str
     removed: bool = Field(description="Whether it is excluded now.")
-    changed: bool = Field(description="Whether that was otherwise before.")
+    changed: bool = Field(description="Whether the request changed that.")
     known: bool = Field(description="Whether the default version's catalogue has it; an id that it lacks is kept.")
     total: int = Field(description="Ids that are on the model's list now.")
     etag: str = Field(description="Entity tag of the list, as in the header ETag, which a proxy may change; for If-Match.")

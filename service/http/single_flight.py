@@ -1,4 +1,4 @@
-"""Work that is done once for all requests that want it at the same time. Knows threads and the event loop, not what is made."""
+"""One computation for all requests that need its result at the same time. Knows threads and the event loop, not the result."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[T]):
-    """What takes a while to make. Requests that come while it is being made wait for that one making.
+    """Requests that arrive during a computation wait for its result.
 
-    make  called in a thread
-    keep  whether what was made serves all later requests as well
+    compute  called in a thread
+    keep     whether the result serves all later requests as well
     """
 
-    def __init__(self, make: Callable[[], T], keep: bool = False) -> None:
-        self._make, self._keep = make, keep
-        self._making: asyncio.Future[T] | None = None
+    def __init__(self, compute: Callable[[], T], keep: bool = False) -> None:
+        self._compute, self._keep = compute, keep
+        self._running: asyncio.Future[T] | None = None
 
     async def get(self) -> T:
-        """What was made. Raises what `make` raised; the next request then tries again."""
-        if self._making is None:
-            self._making = asyncio.ensure_future(asyncio.to_thread(self._make))
-            self._making.add_done_callback(self._made)
-        return await asyncio.shield(self._making)  # who hangs up ends it for nobody else
+        """The result. Raises what `compute` raised; the next request then tries again."""
+        if self._running is None:
+            self._running = asyncio.ensure_future(asyncio.to_thread(self._compute))
+            self._running.add_done_callback(self._done)
+        return await asyncio.shield(self._running)  # a client that hangs up does not end it for the others
 
-    def _made(self, made: asyncio.Future[T]) -> None:
+    def _done(self, made: asyncio.Future[T]) -> None:
         failed = made.cancelled() or made.exception() is not None
         if failed or not self._keep:
-            self._making = None
+            self._running = None

@@ -1,8 +1,8 @@
-"""One file of desired state as this process follows it: what it last said, and what is wrong with it now.
+"""One file of desired state as this process follows it: its last valid content, and what is wrong with it now.
 
-A file that is malformed, cannot be read, or is gone with its folder changes nothing: what it last said stays in force, and `wrong` says
-so. The same holds for a removed.json that is deleted alone, because items must not come back by an accident; they come back by an empty
-list. A serving.json that is deleted from a folder that still holds versions lifts the pin. Knows one file, not what is done about it.
+A file that is malformed, unreadable, or gone with its folder changes nothing: its last content stays in force, and `wrong` says so. The
+same holds for a removed.json that is deleted alone, so that no accident brings items back; an empty list does. A serving.json that is
+deleted from a folder with versions ends the pin. Knows one file, not its consequences.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Generic
 from service.models.desired_state import DesiredState, InvalidState, Removed, Signature, State
 
 DELETED_S = 0.5
-"""A serving.json is deleted when it has been gone for so long: a folder that is renamed and back, or a file that is deleted and written
-anew, is none."""
+"""A serving.json counts as deleted after this time: a folder may be renamed and back, or a file deleted and written again."""
 
 
 class FollowedFile(Generic[State]):
@@ -23,8 +22,8 @@ class FollowedFile(Generic[State]):
 
     state    what is in force; None: what holds where there is no file
     wrong    why the file does not say so now
-    known    whether `state` has ever been known. Until then nothing may serve: it might answer what was removed
-    recall   what this service read from the file before this process began; asked where the file does not say it to this one
+    known    whether `state` has ever been known. Until then nothing may serve: an answer might hold removed items
+    recall   returns what this service had read before this process started; called where the file is not valid now
     """
 
     def __init__(self, disk: DesiredState, kind: type[State], recall: Callable[[], State | None] = lambda: None) -> None:
@@ -38,7 +37,7 @@ class FollowedFile(Generic[State]):
         self._deleted_at: float | None = None
 
     def look(self) -> bool:
-        """Take in what the file says now. True where anything is another one than before."""
+        """Read the file. True where state, wrong or known has changed."""
         before = self.state, self.wrong, self.known
         try:
             signature = self._disk.signature(self._kind)
@@ -69,7 +68,7 @@ class FollowedFile(Generic[State]):
         name = self._disk.name_of(self._kind)
         if not self._disk.stands():
             self._deleted_at = None
-            self.wrong = f"{name}: the folder is gone, or holds no version any more; what it last said stays in force"
+            self.wrong = f"{name}: the folder is gone, or holds no version any more; its last content stays in force"
             return
         now = time.monotonic()
         self._deleted_at = self._deleted_at or now

@@ -1,8 +1,7 @@
-"""Makes what serves what is desired, by following the files of desired_state.py.
+"""Follows the files of desired_state.py: changes what serves to what should serve.
 
-Two threads. One looks at the files four times a second; what is quick (removals, another default, files that were changed in place,
-versions that nobody holds any more) it does at once. The other loads, one version after the other. Knows when to change what serves;
-swapping.py knows how.
+Two threads. One looks at the files four times a second, and does at once what is quick: removals, another default, files that were changed
+in place, unused versions. The other loads, one version after the other. Knows when to change what serves; swapping.py knows how.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from espalier.bundle import find_versions
 from service.errors import ModelNotFound
 from service.models.desired_state import DesiredState, Removed, Serving
 from service.models.followed_file import FollowedFile
-from service.models.loading import LoadFailed, OpenEngine, beside_requests, stand_back, told
+from service.models.loading import LoadFailed, OpenEngine, lower_priority, relative_paths, short_switch_interval
 from service.models.registry_entry import Entry
 from service.models.swapping import Swapper, known_bad
 from service.models.worker_progress import Workers
@@ -49,7 +48,7 @@ class Follower:
         self._removed: dict[str, FollowedFile[Removed]] = {}
         self._serving: dict[str, FollowedFile[Serving]] = {}
         self.entries = {name: self._entry(name, versions) for name, versions in find_versions(settings.models).items()}
-        self._growing = threading.Lock()
+        self._adding = threading.Lock()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._queued: set[str] = set()
         self._applying: Entry | None = None
@@ -90,8 +89,8 @@ class Follower:
             raise ModelNotFound(f"There is no model {name!r}. Models: {', '.join(self.entries)}.") from None
 
     def add(self, name: str, versions: tuple[int, ...], late: bool = True) -> Entry:
-        """A model that was not there when this process started; not late where other workers serve it already."""
-        with self._growing:
+        """Add a model that appeared after this process started. late: other workers do not serve it yet."""
+        with self._adding:
             if name not in self.entries:
                 entry = self._entry(name, versions)
                 entry.late = late
@@ -116,7 +115,7 @@ class Follower:
                 except Exception:  # one broken model must not end the following of the others
                     log.exception("%s: cannot be followed", entry.name)
             if first:
-                self._jobs.put(self._tried_all)
+                self._jobs.put(self._first_pass_done)
                 first = False
             self._wake.wait(TICK_S)
             self._wake.clear()
@@ -143,12 +142,12 @@ class Follower:
                 self._apply_soon(entry)  # the next lower version
         for retired in entry.retired:
             if retired.handle() is None:
-                self._swapper.take_apart(entry, retired)
-        self._tell_default(entry)
+                self._swapper.close(entry, retired)
+        self._report_default(entry)
         self._report(entry)
 
-    def _tell_default(self, entry: Entry) -> None:
-        """Let the metrics say which version answers; nothing yet where other workers do until this one can."""
+    def _report_default(self, entry: Entry) -> None:
+        """Set the metric of the default version; not while other workers answer until this one can."""
         if entry.loaded is not None:
             self._metrics.default(entry.name, entry.loaded.version)
         elif entry.late:
@@ -157,13 +156,13 @@ class Follower:
             self._metrics.default(entry.name, 0)
 
     def _loads_nothing(self, entry: Entry) -> bool:
-        """Whether what should serve is there, so that a change of default need not wait for what is being loaded elsewhere."""
+        """Whether all versions that should serve do, so that a change of default need not wait for the loader."""
         if entry.serving is None or not entry.tried or entry.name in self._queued or self._applying is entry:
             return False
         return entry.ready.keys() >= {*entry.serving.versions}
 
     def _observe(self, entry: Entry) -> bool:
-        """Take in the files of desired state. True where another state is in force than before, or one may be for the first time."""
+        """Read the files of desired state. True where another state is in force than before, or the first one may be."""
         removed, serving = self._removed[entry.name], self._serving[entry.name]
         before = removed.state, serving.state
         if not (removed.look() | serving.look()):
@@ -171,7 +170,11 @@ class Follower:
         if removed.state != before[0]:
             self._remove(entry, removed.state)
         entry.serving = serving.state
-        wrong = {kind: told(text, self._settings.models) for kind, text in (("removed", removed.wrong), ("serving", serving.wrong)) if text}
+        wrong = {
+            kind: relative_paths(text, self._settings.models)
+            for kind, text in (("removed", removed.wrong), ("serving", serving.wrong))
+            if text
+        }
         for text in wrong.values():
             if text not in entry.wrong.values():
                 log.error("%s stays as it is: %s", entry.name, text)
@@ -189,12 +192,12 @@ class Follower:
             self._workers.note(entry.name, removed.model_dump_json())
 
     def _recall(self, name: str) -> Removed | None:
-        """The removals that the workers of this service had read last, for one that begins when the file is gone."""
+        """The removals that other workers had read last, for a worker that starts when the file is gone."""
         noted = self._workers.noted(name)
         return None if noted is None else Removed.model_validate_json(noted)
 
     def _report(self, entry: Entry) -> None:
-        """Say how far this worker is, where that has changed."""
+        """Report this worker's progress, where it has changed."""
         with entry.lock:
             entry.progress = replace(entry.progress, serves=entry.loaded is not None)
         self._workers.report(entry.name, entry.progress)
@@ -229,16 +232,16 @@ class Follower:
     def _load(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                with beside_requests() if self._tried.is_set() else nullcontext():
+                with short_switch_interval() if self._tried.is_set() else nullcontext():
                     job()
-            except Exception:  # what may fail while loading is LoadFailed; anything else must not end this thread
+            except Exception:  # expected failures are LoadFailed; no other may end this thread
                 log.exception("the loader goes on after")
         self._tried.set()
 
-    def _tried_all(self) -> None:
+    def _first_pass_done(self) -> None:
         gc.collect()
-        gc.freeze()  # what models hold lives long; collections need not walk it
-        stand_back()
+        gc.freeze()  # the objects of models live long; collections need not visit them
+        lower_priority()
         self._tried.set()
 
     def _apply_soon(self, entry: Entry) -> None:
@@ -255,7 +258,7 @@ class Follower:
             self._jobs.put(job)
 
     def _apply(self, entry: Entry) -> None:
-        """Make an entry serve what it should, and report how far this worker is."""
+        """Make an entry serve what it should, and report this worker's progress."""
         if self._stopped.is_set():
             return
         serving, failed = entry.serving, None

@@ -1,4 +1,4 @@
-"""How a version becomes one that serves: its files are verified, its engine opened, its golden queries answered, its graphs warmed up.
+"""Loading of a version: its files are verified, its engine opened, its golden queries answered, its graphs warmed up.
 
 Knows bundles and engines. Does not know which versions should serve.
 """
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 CPU_BATCH, GPU_BATCH = 16, 512
 """Default most queries per engine call: batching gains almost nothing on one CPU thread."""
 LOADER_NICENESS = 10
-"""How far the loader stands back where requests want the cores."""
+"""Niceness of the loader's thread."""
 LOADER_SWITCH_S = 1e-4
-"""How long the loader may keep the interpreter from a request that wants it. (Python's own 5 ms would be felt by every request.)"""
+"""How long the loader may keep the interpreter from a request. (Python's default, 5 ms, would delay every request.)"""
 
 MANIFEST = "manifest.json"
 
@@ -50,12 +50,12 @@ Files = dict[Path, Signature | None]
 
 
 class LoadFailed(EspalierError):
-    """A version cannot serve; the text says why, and may leave the process."""
+    """A version cannot serve. The text says why; users may read it."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """One version of a model that serves. Whoever holds it may use it: it is taken apart once nobody does any more.
+    """One version of a model that serves. It may be used as long as it is referenced: it is closed after the last reference has gone.
 
     files     the signatures of its files when their content was compared last
     reranker  the second stage, None where the bundle has none
@@ -79,14 +79,14 @@ class LoadedModel:
 
 
 def load_version(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: str, version: int) -> LoadedModel:
-    """Open, verify and warm up models/<name>/<version>/. Raises LoadFailed; what was opened until then is given back."""
+    """Open, verify and warm up models/<name>/<version>/. Raises LoadFailed; what was opened before is closed."""
     doing = ["opening its files"]
     try:
         return _load(settings, metrics, open_engine, name, version, doing)
     except Exception as error:
         log.exception("%s version %d failed to load, %s", name, version, doing[-1])
         reason = _reason(error, name, version, doing[-1], settings.models)
-        traceback.clear_frames(error.__traceback__)  # whoever keeps the exception must not keep the engine
+        traceback.clear_frames(error.__traceback__)  # a kept exception must not keep the engine
     raise LoadFailed(reason)
 
 
@@ -120,7 +120,7 @@ def _load(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: s
 
 
 def limits_of(settings: Settings, bundle: Bundle, engine: Engine) -> Limits:
-    """What the queue before an engine takes."""
+    """The limits of the queue of an engine."""
     gpu = runs_on_gpu(engine.name)
     return Limits(
         max_batch=settings.max_batch or (GPU_BATCH if gpu else CPU_BATCH),
@@ -138,10 +138,12 @@ def files_of(path: Path) -> Files:
 
 
 def compare_files(files: Files) -> Literal["same", "elsewhere", "written", "changed"]:
-    """What became of a loaded bundle's files.
+    """What happened to a loaded bundle's files.
 
-    `written` was written to, or merely touched: what is mapped may not be what was verified. `changed` has another size, so that it is
-    not. `elsewhere` is deleted, renamed or replaced by other files: what is mapped stays as it was.
+    same       nothing
+    elsewhere  deleted, renamed or replaced by other files: the mapped content is unchanged
+    written    written to or touched: the mapped content may differ from the verified one
+    changed    of another size: the mapped content differs
     """
     found: Literal["same", "elsewhere", "written"] = "same"
     for file, before in files.items():
@@ -158,14 +160,14 @@ def compare_files(files: Files) -> Literal["same", "elsewhere", "written", "chan
 
 
 def compare_contents(loaded: LoadedModel) -> bool | None:
-    """Whether the files that were written to hold what was loaded; then their signatures are taken over. Reads them whole.
+    """Whether the written files have the content that was loaded; then their new signatures are kept. Reads them whole.
 
-    None where that cannot be said: somebody wrote, or took them away, meanwhile.
+    None where that is unknown, because they were written or deleted meanwhile.
     """
     now = {file: signature(file) for file, before in loaded.files.items()}
     written = [file for file, before in loaded.files.items() if now[file] is not None and now[file] != before]
     try:
-        same = all(_holds_what_was_loaded(loaded.bundle, file) for file in written)
+        same = all(_is_unchanged(loaded.bundle, file) for file in written)
     except OSError:
         return None
     if any(signature(file) != now[file] for file in written):
@@ -175,7 +177,7 @@ def compare_contents(loaded: LoadedModel) -> bool | None:
     return same
 
 
-def _holds_what_was_loaded(bundle: Bundle, file: Path) -> bool:
+def _is_unchanged(bundle: Bundle, file: Path) -> bool:
     if file.name == MANIFEST:
         try:
             return Manifest.model_validate_json(file.read_bytes()) == bundle.manifest
@@ -185,8 +187,8 @@ def _holds_what_was_loaded(bundle: Bundle, file: Path) -> bool:
         return hashlib.file_digest(stream, "sha256").hexdigest() == bundle.manifest.files[file.name].sha256
 
 
-def stand_back() -> None:
-    """Lower the priority of the calling thread, so that loading takes the cores that requests leave."""
+def lower_priority() -> None:
+    """Lower the priority of the calling thread, so that loading only takes cores that requests leave free."""
     if sys.platform == "linux":
         try:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOADER_NICENESS)
@@ -195,8 +197,8 @@ def stand_back() -> None:
 
 
 @contextmanager
-def beside_requests() -> Iterator[None]:
-    """Let requests have the interpreter soon, while something is being loaded."""
+def short_switch_interval() -> Iterator[None]:
+    """While a version is loaded, requests get the interpreter after LOADER_SWITCH_S."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, LOADER_SWITCH_S))
     try:
@@ -205,8 +207,8 @@ def beside_requests() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def told(text: str, models: Path) -> str:
-    """A text that may leave the process: paths are relative to the models folder."""
+def relative_paths(text: str, models: Path) -> str:
+    """A text for users: paths are relative to the models folder."""
     for folder in (models.absolute(), models.resolve(), models):
         text = re.sub(rf"(?<![\w./-]){re.escape(f'{folder}{os.sep}')}", "", text)
     return text
@@ -217,13 +219,13 @@ _OUT_OF_MEMORY = re.compile(r"out of memory|failed to allocate memory|OUT_OF_MEM
 
 def _reason(error: Exception, name: str, version: int, doing: str, models: Path) -> str:
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
-        said = (str(error) or "MemoryError").splitlines()[0][:200]
+        message = (str(error) or "MemoryError").splitlines()[0][:200]
         text = (
-            f"out of memory while {doing} ({said}). What serves goes on serving. Unload another version first, or export "
+            f"out of memory while {doing} ({message}). Other versions go on serving. Unload another version first, or export "
             f"{name} {version} with a smaller max_beam_size, or lower ESPALIER_MAX_BATCH"
         )
     elif isinstance(error, EspalierError):
         text = str(error)
     else:
         text = f"{type(error).__name__} while {doing}; the log says more"
-    return told(text, models)
+    return relative_paths(text, models)

@@ -1,9 +1,8 @@
-"""The recall probe: replays held-out and golden queries against every version that serves, at a low rate, beside its requests.
+"""The recall probe: replays held-out and golden queries against every version that serves, at a low rate, while it serves requests.
 
-A model that finds less than it did when it was exported, or scores differently, so shows in the metrics before customers tell; and a
-version that was loaded beside the default shows what it is worth before anybody gets it. Its queries take the way of everybody's, through
-the version's queue, and wait where there is no room; they count as no request. Knows queries and their expected answers. Does not know
-what is done about a model that has become worse: the alerts do.
+So a model with lower recall or other scores than at its export shows in the metrics before customers notice, and so does the quality of a
+version that is loaded but not the default. The probe's queries go through the version's queue and wait for room; they do not count as
+requests. Knows queries and their expected answers. Alerts act on them.
 
 Legend: M results.
 """
@@ -35,15 +34,15 @@ from service.watch.metrics import Metrics
 log = logging.getLogger(__name__)
 
 WINDOW = 256
-"""Held-out queries that are replayed, at most; a round of them is what recall is said of."""
+"""Most held-out queries that are replayed; recall is the mean over one round of them."""
 MS = (10, 50, 200)
 """m of recall@m, for bundles that do not say what was measured when they were exported."""
 PATIENCE_S = 5.0
 """How long a probe query may wait in a queue."""
-NOTABLE = 0.02
-"""A loss of recall that is worth a line in the log."""
-LEAST = 32
-"""Answers before which nothing is said of recall: one query that finds less is no reason to call anybody."""
+LOGGED_LOSS = 0.02
+"""A loss of recall that is logged."""
+MIN_ANSWERS = 32
+"""Answers before recall is reported: one query with lower recall is no reason for an alert."""
 
 Key = tuple[str, int]
 """Name and version of a model."""
@@ -59,13 +58,13 @@ class Probe:
         self._asked: dict[Key, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Until cancelled. Versions take turns, so that no two of them are asked at once."""
+        """Run until cancelled. Versions take turns, so that no two of them are queried at once."""
         try:
             while True:
                 keys = self.ready()
                 self.forget(keys)
                 for key in keys:
-                    self.ask(key)
+                    self.query(key)
                     await asyncio.sleep(self._between_s / len(keys))
                 if not keys:
                     await asyncio.sleep(self._between_s)
@@ -77,7 +76,7 @@ class Probe:
         """The versions that serve."""
         return [(entry.name, version) for entry in self._registry.entries.values() for version in entry.ready]
 
-    def ask(self, key: Key) -> asyncio.Task[None]:
+    def query(self, key: Key) -> asyncio.Task[None]:
         """One query against a version, unless it has not answered the one before yet."""
         task = self._asked.get(key)
         if task is None or task.done():
@@ -90,10 +89,10 @@ class Probe:
             return
         try:
             if loaded not in self._replays:
-                self._replays[loaded] = None  # should it not come to be, it is not tried again
+                self._replays[loaded] = None  # if that fails, it is not tried again
                 self._replays[loaded] = await asyncio.to_thread(Replay, loaded.bundle)
         except Exception:  # a bundle may serve well and hold no usable queries
-            log.exception("%s version %d: its held-out queries cannot be replayed; nothing watches its recall", name, version)
+            log.exception("%s version %d: its held-out queries cannot be replayed; its recall is not watched", name, version)
             return
         replay = self._replays[loaded]
         if replay is None or not replay.questions:
@@ -111,16 +110,16 @@ class Probe:
         except DeadlinePassed:
             self._metrics.probe_query(name, version, "late")
             return
-        except Exception as error:  # a broken model must not end the watching of the others
+        except Exception as error:  # a broken model must not end the probe of the others
             self._metrics.probe_query(name, version, "failed")
             log.warning("%s version %d: the probe's query failed: %s", name, version, error)
             return
         self._metrics.probe_query(name, version, "answered")
         self._metrics.probed(name, version, replay.recall, replay.expected if replay.recall else {}, replay.drift)
-        replay.tell(name, version)
+        replay.log_loss(name, version)
 
     def forget(self, ready: Sequence[Key]) -> None:
-        """Show nothing any more of versions that do not serve."""
+        """Drop the metrics of versions that do not serve."""
         self._asked = {key: task for key, task in self._asked.items() if key in ready or not task.done()}
         gone = self._shown - set(ready)
         for name, version in gone:
@@ -129,7 +128,7 @@ class Probe:
 
 
 class Replay:
-    """What the probe asks one version, over and over, and what it has learnt from the last round of answers.
+    """The queries that the probe repeats against one version, and its findings from the last round of answers.
 
     questions  ("heldout" | "golden", row), in the order of asking: golden queries evenly among the held-out ones
     expected   m → mean recall@m at export of the held-out queries among them; empty for bundles that do not say
@@ -155,7 +154,7 @@ class Replay:
         self._asked = -1
         self._gains: deque[NDArray[np.float64]] = deque(maxlen=max(len(self._heldout), 1))
         self._drifts: deque[float] = deque(maxlen=max(len(self._golden), 1))
-        self._told = False
+        self._logged = False
 
     def next(self) -> tuple[QueryBatch, SearchParams]:
         """The next question: one query, and how it is searched."""
@@ -177,12 +176,12 @@ class Replay:
 
     @property
     def recall(self) -> Mapping[int, float]:
-        """m → recall@m; empty until LEAST held-out queries, or all, have been answered.
+        """m → recall@m; empty until MIN_ANSWERS held-out queries, or all, have been answered.
 
         What it was at export, plus the mean gain since over the answers of the last round: so it does not depend on which queries have
         been answered, as long as they are answered as they were.
         """
-        if not self._gains or len(self._gains) < min(LEAST, len(self._heldout)):
+        if not self._gains or len(self._gains) < min(MIN_ANSWERS, len(self._heldout)):
             return {}
         gain_M = np.mean(self._gains, axis=0)
         return {m: float(np.clip(self.expected.get(m, 0.0) + gain, 0, 1)) for m, gain in zip(self._ms, gain_M, strict=True)}
@@ -192,15 +191,15 @@ class Replay:
         """Mean absolute difference of scores over the golden queries of the last round; None before the first."""
         return float(np.mean(self._drifts)) if self._drifts else None
 
-    def tell(self, name: str, version: int) -> None:
-        """Log that recall has fallen below what it was, or has come back, once."""
+    def log_loss(self, name: str, version: int) -> None:
+        """Log once that recall has fallen below the expected one, and once that it has recovered."""
         recall = self.recall
         lost = max((value - recall[m] for m, value in self.expected.items() if m in recall), default=0.0)
-        low = lost > NOTABLE
-        if recall and low != self._told:
+        low = lost > LOGGED_LOSS
+        if recall and low != self._logged:
             say = log.error if low else log.info
             say("%s version %d: recall of the probe is %s, expected %s", name, version, _shown(recall), _shown(self.expected))
-            self._told = low
+            self._logged = low
 
 
 def _drift(expected_M: NDArray[np.float32], scores_M: NDArray[np.float32]) -> float:

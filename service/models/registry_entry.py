@@ -1,7 +1,6 @@
-"""What is known of one model: which versions there are, which of them serve, and why the others do not.
+"""The state of one model: which versions there are, which of them serve, and why the others do not.
 
-Written by the threads of follower.py, read by the event loop: what a request needs is one attribute, replaced as a whole. Does not
-know how anything gets here.
+The threads of follower.py write it, the event loop reads it: what a request needs is one attribute, replaced as a whole.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ VersionState = Literal["loading", "ready", "draining", "failed", "available"]
 
 
 class VersionInfo(NamedTuple):
-    """One version; `engine` where it serves, `reason` where it failed or something else is to be said."""
+    """One version. engine: where it serves; reason: why it failed, or another remark."""
 
     version: int
     state: VersionState
@@ -34,10 +33,10 @@ class VersionInfo(NamedTuple):
 
 @dataclass(eq=False)
 class Retired:
-    """A version that no new request gets.
+    """A version that gets no new requests.
 
-    handle  the LoadedModel; dead once the last request that held it is done
-    parts   what is taken apart then, by the follower: the last reference to gigabytes must not be a request's
+    handle  the LoadedModel; dead once the last request that used it is done
+    parts   freed then, by the follower: a request must not hold the last reference to gigabytes
     """
 
     version: int
@@ -58,10 +57,10 @@ class Entry:
     removed    ids that no answer may hold
     loaded     the default version, once it is ready
     ready      all versions that serve
-    reasons    why versions failed, or what else is to be said of them
+    reasons    why versions failed, or other remarks on them
     wrong      what is wrong with serving.json or removed.json, by file name
     tried      whether everything that should serve was tried once
-    late       found while the service was running: it is no reason to be not ready
+    late       found while the service was running, so that /readyz does not wait for it
     lock       held while `ready` or `removed` changes
     """
 
@@ -99,16 +98,16 @@ class Entry:
     @property
     def reason(self) -> str | None:
         """Why the default version does not serve, or what is wrong although it does."""
-        said = [*self.wrong.values()]
+        texts = [*self.wrong.values()]
         if self.loaded is None:
-            said += [self.reasons[self.version]] if self.version in self.reasons else []
+            texts += [self.reasons[self.version]] if self.version in self.reasons else []
         else:
-            said += [f"version {version}: {self.reasons[version]}" for version in sorted(self.reasons, reverse=True)]
-        return "; ".join(said) or None
+            texts += [f"version {version}: {self.reasons[version]}" for version in sorted(self.reasons, reverse=True)]
+        return "; ".join(texts) or None
 
     @property
     def desired(self) -> tuple[int, ...]:
-        """The versions that should serve, as far as that is known."""
+        """The versions that should serve, as far as known."""
         return self.serving.versions if self.serving is not None else (self.version,)
 
     def states(self) -> list[VersionInfo]:

@@ -1,6 +1,6 @@
-"""The standing exclusions of a model as something that several editors change: entity tags, conditions and limits.
+"""Edits of a model's standing exclusions by several clients: entity tags, conditions and limits.
 
-Knows lists of item ids and HTTP's conditional headers. Does not know where a list is kept, nor who follows it.
+Knows lists of item ids and HTTP's conditional headers. Does not know where a list is stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TAG = re.compile(r'(?:W/)?"[^"]*"')
 
 
 def etag(ids: Sequence[str]) -> str:
-    """The strong entity tag of a list: the same for the same ids in the same order, whoever wrote them and when."""
+    """The strong entity tag of a list: the same for the same ids in the same order."""
     digest = hashlib.sha256()
     for item_id in ids:
         encoded = item_id.encode()
@@ -32,7 +32,7 @@ def etag(ids: Sequence[str]) -> str:
 
 
 def summary(ids: Sequence[str]) -> dict[str, Any]:
-    """What the audit log says of a list."""
+    """A list in the audit log."""
     return {"ids": len(ids), "etag": etag(ids).strip('"')}
 
 
@@ -53,12 +53,12 @@ class Condition:
         return self.if_match is not None or self.if_none_match is not None
 
     def check(self, ids: Sequence[str]) -> None:
-        """Raise PreconditionFailed where the list is not the one that the client means. A weak tag never is."""
+        """Raise PreconditionFailed unless the condition holds for the list. A weak tag never matches If-Match."""
         tag = etag(ids) if self.given else ""
         if self.if_match is not None and self.if_match.strip() != "*" and tag not in _TAG.findall(self.if_match):
-            raise PreconditionFailed("The list is another one than If-Match says: read it again and repeat the change.", tag)
+            raise PreconditionFailed("The list does not match If-Match: read it again and repeat the change.", tag)
         if self.if_none_match is not None and matches(self.if_none_match, tag):
-            raise PreconditionFailed("If-None-Match rules out the list as it is. There always is a list; it may be empty.", tag)
+            raise PreconditionFailed("The list matches If-None-Match. There always is a list; it may be empty.", tag)
 
 
 def check_list(ids: Sequence[str], most: int) -> Ids:

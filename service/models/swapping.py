@@ -1,6 +1,6 @@
-"""What one model serves: versions loaded, published, retired and taken apart, each change as a whole.
+"""Changes of what one model serves: versions are loaded, published, retired and closed, each change as a whole.
 
-A version that fails to load never disturbs what serves. Knows entries and versions. Does not know when to change them, nor files of
+A version that fails to load never disturbs the others. Knows entries and versions. Does not know when to change them, nor the files of
 desired state; follower.py does.
 """
 
@@ -22,7 +22,7 @@ from service.models.loading import (
     compare_files,
     files_of,
     load_version,
-    stand_back,
+    lower_priority,
 )
 from service.models.registry_entry import Entry, Retired
 from service.settings import Settings
@@ -31,13 +31,13 @@ from service.watch.metrics import Metrics
 log = logging.getLogger(__name__)
 
 COMPARE_PAUSE = 10
-"""Comparing contents takes this part of the time at most."""
+"""Contents are compared for at most 1/COMPARE_PAUSE of the time."""
 
 
 class Swapper:
     """Changes entries.
 
-    on_free  called, from whatever thread, when a retired version is held by nobody any more
+    on_free  called, from any thread, when the last reference to a retired version has gone
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine, on_free: Callable[[], None]) -> None:
@@ -94,16 +94,16 @@ class Swapper:
             raise LoadFailed(entry.reasons[failed])
 
     def remove(self, entry: Entry, ids: tuple[str, ...]) -> None:
-        """Let no answer hold these items, and any answer those that were removed before. Holds the entry's lock."""
+        """Replace the items that no answer may hold. Holds the entry's lock."""
         before, entry.removed = entry.removed, ids
         for loaded in entry.ready.values() if ids != before else ():
             _set_removed(loaded, ids)
 
     def check_files(self, entry: Entry, loaded: LoadedModel) -> bool:
-        """Look at what became of a version's files. True where it was stopped, because they hold something else than was loaded.
+        """Check whether a version's files are still those that were loaded. True where they are not, and the version was stopped.
 
-        Where they were written to and have their size, their contents are compared by a thread of its own, and the version serves on until
-        that is known. Of a file that is written to again and again, comparing takes one part in COMPARE_PAUSE of the time.
+        Where they were written to and have the same size, a thread compares their contents, and the version serves on until the result is
+        known. For a file that is written to again and again, comparing takes at most 1/COMPARE_PAUSE of the time.
         """
         found = compare_files(loaded.files)
         if found == "elsewhere" and loaded not in self._warned:
@@ -118,7 +118,7 @@ class Swapper:
         return False
 
     def _compare(self, loaded: LoadedModel) -> None:
-        stand_back()
+        lower_priority()
         began = monotonic()
         same = compare_contents(loaded)
         self._compare_at[loaded] = monotonic() + (COMPARE_PAUSE - 1) * (monotonic() - began)
@@ -128,7 +128,7 @@ class Swapper:
             self._differs.add(loaded)
 
     def _stop(self, entry: Entry, loaded: LoadedModel) -> None:
-        """Serve a version no more whose files hold something else."""
+        """Stop a version whose files were changed."""
         reason = "its files were changed in place while it was serving; a version is never overwritten: write a new one"
         log.error("%s version %d stops: %s", loaded.name, loaded.version, reason)
         self._metrics.reload(entry.name, "failed")
@@ -137,11 +137,11 @@ class Swapper:
             entry.bad_files = {**entry.bad_files, loaded.version: files_of(loaded.bundle.path)}
             self._publish(entry, {v: other for v, other in entry.ready.items() if other is not loaded}, entry.version)
 
-    def take_apart(self, entry: Entry, retired: Retired) -> None:
-        """Free a version that nobody holds any more."""
+    def close(self, entry: Entry, retired: Retired) -> None:
+        """Free a version without references."""
         asyncio.run(retired.batcher.drain(self._settings.drain_s))
         retired.metrics.close()
-        retired.batcher.on_call = _ignore  # breaks a cycle, so that memory comes back now
+        retired.batcher.on_call = _ignore_call  # breaks a cycle, so that memory comes back now
         retired.engine.close()
         with entry.lock:
             entry.retired = tuple(other for other in entry.retired if other is not retired)
@@ -158,7 +158,7 @@ class Swapper:
         except LoadFailed as error:
             reason = str(error)
         with entry.lock:
-            entry.reasons = {v: said for v, said in entry.reasons.items() if v != version} | ({version: reason} if reason else {})
+            entry.reasons = {v: text for v, text in entry.reasons.items() if v != version} | ({version: reason} if reason else {})
             entry.bad_files = {v: bad for v, bad in entry.bad_files.items() if v != version} | ({version: files} if reason else {})
         entry.loading = None
         if loaded is None and version not in entry.ready:
@@ -196,5 +196,5 @@ def _set_removed(loaded: LoadedModel, ids: Iterable[str]) -> None:
     loaded.filters.set_removed(rows[rows >= 0])
 
 
-def _ignore(batch: int, seconds: float) -> None:
-    """Nobody counts any more."""
+def _ignore_call(batch: int, seconds: float) -> None:
+    """The metrics of a closed version count nothing."""

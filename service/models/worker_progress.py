@@ -1,9 +1,9 @@
 """The worker processes of one service: which of them live, and how far each has followed the desired state.
 
-They share a run folder that their parent made. In it every worker holds a lock on `<pid>.lock` as long as it lives, which the system
-gives back however it ends, and keeps its progress in `<pid>.json`, whose room is taken when the worker begins, so that a disk that is
-full later keeps no change from being followed. Notes are for workers that begin later. Without a folder the process is alone, and nothing
-is written. Knows process ids and generations. Does not know models, engines or what starts the workers.
+They share a run folder that their parent made. In it every worker locks `<pid>.lock` as long as it lives; the system releases the lock
+however the worker ends. It writes its progress to `<pid>.json`, whose disk space is taken at the start, so that a full disk later prevents
+no change. Notes are for workers that start later. Without a folder the process is alone, and nothing is written. Knows process ids and
+generations. Does not know models, engines or what starts the workers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 ROOM = 4096
-"""Bytes of a progress file: a page, so that a line is replaced by one write. It grows where that does not do."""
+"""Bytes of a progress file: a page, so that one write replaces a line. It grows where that is too small."""
 READS = 50
-"""Of a progress file that is no JSON, until it is taken for an empty one: its worker was ended while it wrote."""
+"""Attempts to read a progress file that is not JSON, until it counts as empty: its worker ended while writing."""
 
 
 @dataclass(frozen=True)
 class WorkerProgress:
-    """How far a worker is with one model: the generation of each file that it has followed, and what it could not do."""
+    """A worker's progress with one model: the generation of each file that it has followed, and its failure."""
 
     serving: int = 0
     removed: int = 0
@@ -60,14 +60,14 @@ class Workers:
                 self._write()
 
     def leave(self) -> None:
-        """Nobody waits for this worker any more."""
+        """Count as ended from now on."""
         for descriptor in (self._lock, self._file):
             if descriptor is not None:
                 os.close(descriptor)
         self._lock = self._file = None
 
     def report(self, model: str, progress: WorkerProgress) -> None:
-        """Say how far this worker is with a model. What cannot be written is written with the next report, or by `write_again`."""
+        """Report this worker's progress with a model. What cannot be written is written with the next report, or by `write_again`."""
         with self._reporting:
             if self._progress.get(model) == progress:
                 return
@@ -97,7 +97,7 @@ class Workers:
                 log.error("the run folder %s cannot be written to (%s); admin changes wait for it", self.folder, error.strerror)
 
     def note(self, name: str, text: str) -> None:
-        """Keep a text for workers that begin later; where that fails, keep none, which is better than a former one."""
+        """Keep a text for workers that start later. Where that fails keep none, which is better than an outdated one."""
         if self.folder is None:
             return
         file = self.folder / f"{name}.note"
@@ -106,7 +106,7 @@ class Workers:
             temporary.write_text(text)
             temporary.rename(file)
         except OSError as error:
-            log.warning("%s is not kept for workers that begin later: %s", name, error.strerror)
+            log.warning("%s is not kept for workers that start later: %s", name, error.strerror)
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
                 file.unlink(missing_ok=True)
@@ -123,12 +123,12 @@ class Workers:
         return any(self._others())
 
     def behind(self) -> set[str]:
-        """Models that another living worker serves and this one does not: requests for them are better off with the others."""
+        """Models that another living worker serves and this one does not."""
         served = {model for found in self._others() for model, progress in found.items() if progress.serves}
         return {model for model in served if not self._progress.get(model, WorkerProgress()).serves}
 
     def progress(self, model: str) -> dict[int, WorkerProgress]:
-        """How far every living worker is with a model."""
+        """The progress of every living worker with a model."""
         if self.folder is None:
             return {os.getpid(): self._progress.get(model, WorkerProgress())}
         return {pid: _read(self.folder, pid).get(model, WorkerProgress()) for pid in living(self.folder)}

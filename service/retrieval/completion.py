@@ -1,7 +1,7 @@
 """Completion: items whose id or title starts with a prefix, by a scan of the item table.
 
-A scan of a large catalogue takes a core for a while, and anybody who may retrieve may ask for one. So few run at once, few wait, and none
-runs past its deadline. Knows item tables and threads. Does not know HTTP.
+A scan of a large catalogue takes a core for a while, and every client that may retrieve may request one. So few run at once, few wait, and
+none runs past its deadline. Knows item tables and threads. Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from espalier.items import ItemTable
 from service.errors import DeadlinePassed, QueueFull
 
 SCANNED_ROWS = 1 << 16
-"""Rows that are looked at before it is checked whether there are enough, or whether it is too late."""
+"""Rows that are scanned between two checks of the number of results and the deadline."""
 MAX_SCANS = 2
 MAX_WAITING = 8
 
@@ -38,9 +38,9 @@ class Completer:
 
     async def complete(self, items: ItemTable, prefix: str, limit: int) -> list[Completion]:
         """The first `limit` items whose id or title starts with `prefix`, in any case. Raises QueueFull, DeadlinePassed."""
-        until = self._clock() + self._timeout_s
+        deadline = self._clock() + self._timeout_s
         await self._enter()
-        scan = asyncio.ensure_future(asyncio.to_thread(_scan, items, prefix, limit, until, self._clock))
+        scan = asyncio.ensure_future(asyncio.to_thread(_scan, items, prefix, limit, deadline, self._clock))
         scan.add_done_callback(self._leave)  # with the thread, not with a client that hangs up
         return await asyncio.shield(scan)
 
@@ -59,10 +59,10 @@ class Completer:
     def _leave(self, scan: asyncio.Future[list[Completion]]) -> None:
         self._free.release()
         if not scan.cancelled():
-            scan.exception()  # looked at, in case that nobody waits for it any more
+            scan.exception()  # read, so that asyncio does not log it where the client has gone
 
 
-def _scan(items: ItemTable, prefix: str, limit: int, until: float, clock: Callable[[], float]) -> list[Completion]:
+def _scan(items: ItemTable, prefix: str, limit: int, deadline: float, clock: Callable[[], float]) -> list[Completion]:
     found: list[Completion] = []
     for id_name, title in _slices(items):
         matches = pc.starts_with(id_name, prefix, ignore_case=True)
@@ -73,7 +73,7 @@ def _scan(items: ItemTable, prefix: str, limit: int, until: float, clock: Callab
         found += [{"id": i, "title": t} for i, t in zip(id_name.take(at).to_pylist(), titles, strict=True)]
         if len(found) == limit:
             break
-        if clock() >= until:
+        if clock() >= deadline:
             raise _too_late()
     return found
 

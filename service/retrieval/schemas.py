@@ -42,8 +42,8 @@ class Query(StrictBody):
     vector: Annotated[list[Number], FailFast()] = Field(default_factory=list, description="A dense vector of the model's width.")
     features: Features | None = Field(None, description="A sparse vector: numbers of the model's features with their values.")
     text: str = Field("", description="Words to search for. Those that the model does not know are skipped.")
-    exclude: Ids = Field(default_factory=list, description="Item ids that must not come back.")
-    exclude_seen: bool = Field(False, description="Whether the items of `history` must not come back.")
+    exclude: Ids = Field(default_factory=list, description="Item ids that must not be returned.")
+    exclude_seen: bool = Field(False, description="Whether the items of `history` must not be returned.")
     rank_features: dict[str, Number] = Field(
         default_factory=dict, description="Numbers that the model's ranker takes with a query, by name; one that is left out is missing."
     )
@@ -56,7 +56,7 @@ class Rerank(StrictBody):
     """How to re-rank."""
 
     depth: int | None = Field(
-        None, ge=1, description="The best so many candidates get a new order; the default is the model's. May exceed m, and should."
+        None, ge=1, description="How many of the best candidates are re-ranked; the default is the model's. Should exceed m."
     )
 
 
@@ -95,7 +95,7 @@ class RetrieveRequest(StrictBody):
     queries: Annotated[list[Query], FailFast()] = Field(
         min_length=1, max_length=MAX_QUERIES, description="The queries, all of the model's one kind."
     )
-    m: int | None = Field(None, ge=1, description="Items wanted per query; may exceed the beam size.")
+    m: int | None = Field(None, ge=1, description="Items to return per query; may exceed the beam size.")
     beam_size: int | None = Field(None, ge=1, description="Nodes kept per inner level: more finds more and takes longer.")
     filter: dict[str, Any] = Field(
         default_factory=dict,
@@ -113,10 +113,12 @@ class RetrieveRequest(StrictBody):
     )
     fields: Ids = Field(default_factory=list, description="Columns of the item table to return with each item.")
     rerank: Annotated[Rerank | None, BeforeValidator(_rerank, json_schema_input_type=bool | Rerank)] = Field(
-        None, description="Whether the model's ranker orders the best candidates anew: true, false, or how many of them."
+        None, description="Whether the model's ranker re-orders the best candidates: true, false, or how many of them."
     )
-    explain: bool = Field(False, description="Whether to say what each level kept. Slower: the search is traced.")
-    explain_items: Ids = Field(default_factory=list, description="Ids of items of which to say where they fell out; implies `explain`.")
+    explain: bool = Field(False, description="Whether to return what each level kept. Slower: the search is traced.")
+    explain_items: Ids = Field(
+        default_factory=list, description="Ids of items to explain: where the search dropped them; implies `explain`."
+    )
 
 
 class Item(BaseModel):
@@ -129,38 +131,40 @@ class Item(BaseModel):
 
 
 class ExplainedLevel(BaseModel):
-    """What one level of the search did. Ranks are what nodes are ordered by, see ARCHITECTURE.md; they are no scores."""
+    """One level of the search. Nodes are ordered by rank, see ARCHITECTURE.md; ranks are not scores."""
 
     level: int
     candidates: int = Field(description="Nodes that were scored.")
     kept: int = Field(description="Nodes that were kept; on the last level the items that came back.")
     cut: float | None = Field(description="Rank of the worst node that was kept.")
-    dropped: float | None = Field(description="Rank of the best node that was not; null where none was dropped.")
+    dropped: float | None = Field(description="Rank of the best node that was dropped; null where none was.")
 
 
 class ExplainedFeature(BaseModel):
-    """What one feature of the query did for an item: its weights on the path to it times its value, all levels added up."""
+    """The contribution of one feature of the query to an item: its weights on the item's path, summed over levels, times its value."""
 
     feature: str = Field(description="The feature's n-gram where queries are texts, else its number.")
     contribution: float
 
 
 class ExplainedItem(BaseModel):
-    """Where a wanted item fell out of the search, or in which place it came back."""
+    """Where the search dropped a requested item, or at which place it was returned."""
 
     id: str
     outcome: Literal["returned", "below_min_score", "below_m", "pruned", "excluded", "filtered", "removed", "unknown"] = Field(
-        description="`below_m`: it was a candidate, and the ranker put it behind the m that came back."
+        description="`below_m`: it was a candidate, and the ranker ordered it below the first m."
     )
     level: int | None = Field(None, description="Level on which it, or its ancestor, was dropped.")
-    rank: float | None = Field(None, description="Its ancestor's rank there; its own where it came back.")
+    rank: float | None = Field(None, description="Its ancestor's rank there; its own where it was returned.")
     cut: float | None = Field(None, description="Rank of the worst node that was kept there.")
-    place: int | None = Field(None, description="Place in the answer, or behind it, from 1.")
+    place: int | None = Field(None, description="Place in the answer, or below it, from 1.")
     retrieved_place: int | None = Field(None, description="Its place before the re-ranking.")
     rerank_score: float | None = Field(None, description="The ranker's score.")
-    rank_features: dict[str, float | None] | None = Field(None, description="What the ranker was told of it; null where it is missing.")
+    rank_features: dict[str, float | None] | None = Field(
+        None, description="Its features as the ranker saw them; null where one is missing."
+    )
     features: list[ExplainedFeature] | None = Field(
-        None, description="Models of features or texts: what spoke most for and against it, the strongest first."
+        None, description="Models of features or texts: the features that contributed most, for or against it, strongest first."
     )
 
 
@@ -173,7 +177,7 @@ class Moved(BaseModel):
 
 
 class Explanation(BaseModel):
-    levels: list[ExplainedLevel] = Field(description="From the first level that had to be pruned to the leaves.")
+    levels: list[ExplainedLevel] = Field(description="From the first pruned level to the leaves.")
     items: list[ExplainedItem] = Field(description="In the order of `explain_items`.")
     moved: list[Moved] | None = Field(None, description="What the ranker moved, in the order of the answer.")
 
@@ -183,19 +187,19 @@ class Result(BaseModel):
 
     items: list[Item] = Field(description="Best first.")
     complete: bool = Field(description="False iff fewer than min(m, eligible items) were found: the beam was too small.")
-    beam_size: int = Field(description="The beam that was searched with.")
-    degraded: bool = Field(description="Whether that is smaller than asked for, because the deadline was near.")
+    beam_size: int = Field(description="The beam of the search.")
+    degraded: bool = Field(description="Whether that is smaller than requested, because the deadline was near.")
     unknown: list[str] = Field(description="Ids of the query that the catalogue does not have.")
     explain: Explanation | None = None
 
 
 class Timing(BaseModel):
-    """Where the milliseconds went. ms_per_query = search_ms ÷ batch."""
+    """Milliseconds of each stage. ms_per_query = search_ms ÷ batch."""
 
     queue_ms: float = Field(description="Waiting for the engine.")
     encode_ms: float = Field(description="Turning the request into arrays.")
     search_ms: float = Field(description="In the engine, query graph included.")
-    rerank_ms: float = Field(description="In the ranker; 0 where none was asked for.")
+    rerank_ms: float = Field(description="In the ranker; 0 without re-ranking.")
     serialise_ms: float = Field(description="Turning item rows into this document.")
     total_ms: float
     ms_per_query: float = Field(description="Engine wall time ÷ queries in the same engine call.")

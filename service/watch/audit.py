@@ -1,10 +1,10 @@
-"""The audit log: who was not let in, and who changed what is served. Its lines come from the logger `service.audit`.
+"""The audit log: denied requests, and changes of what is served. Its lines come from the logger `service.audit`.
 
-A line is a set of fields; logs.py writes them as JSON, or as `name=value` with every value in JSON's quotes, so that no value can end a
-line or look like another field. Keys are in no line, only their names or ids. Knows requests, outcomes and fields, not what they mean.
+A line is a set of fields. logs.py writes them as JSON, or as `name=value` with every value quoted as in JSON, so that no value can end a
+line or look like another field. Lines never hold keys, only their names or ids. Knows requests, outcomes and fields, not what they mean.
 
-Who has no key can make lines, so those of denials are limited: BURST at once, PER_S a second from then on. What was left out is counted,
-and the next line, or one LATER_S later, says how many it was. The metric counts all of them.
+Anybody can cause denials, so their lines are limited: BURST at once, then PER_S a second. The rest is counted; the next line, or one after
+SUMMARY_S, has the number as `left_out`. The metric counts all denials.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from service.watch.metrics import Metrics
 log = logging.getLogger("service.audit")
 
 BURST, PER_S = 20, 1.0
-LATER_S = 10.0
+SUMMARY_S = 10.0
 LONGEST = 200
 """Characters of a value that a client chose."""
 
 T = TypeVar("T")
 
 
-class Change(NamedTuple):
-    """What a change found, and what it left."""
+class BeforeAfter(NamedTuple):
+    """What was served before a change and after it."""
 
     before: Any
     after: Any
 
 
 class Origin(NamedTuple):
-    """Where a request came from. `key` is the name or id of its key."""
+    """Where a request came from. key: name or id of its key."""
 
     client: str
     request_id: str
@@ -52,18 +52,18 @@ class Audit:
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics, self._clock = metrics, clock
-        self._allowance, self._filled_at = float(BURST), clock()
+        self._lines_left, self._filled_at = float(BURST), clock()
         self._left_out = 0
-        self._later: asyncio.TimerHandle | None = None
+        self._summary: asyncio.TimerHandle | None = None
         self._changes: set[asyncio.Task[Any]] = set()
 
     def denied(self, scope: Scope, request_id: str, error: Denied) -> None:
-        """Count a request that was not let in, and write a line of it where there is room."""
+        """Count a denied request, and write a line unless there were too many."""
         self._metrics.auth_failure(error.role, error.reason)
-        if not self._room():
+        if not self._may_write():
             self._left_out += 1
-            if self._later is None:
-                self._later = asyncio.get_running_loop().call_later(LATER_S, self.tell_left_out)
+            if self._summary is None:
+                self._summary = asyncio.get_running_loop().call_later(SUMMARY_S, self.write_left_out)
             return
         _write(
             logging.WARNING,
@@ -75,7 +75,7 @@ class Audit:
                 "method": _plain(scope["method"]),
                 "path": _plain(_path(scope)),
                 **origin(scope, request_id, error.key)._asdict(),
-                "left_out": self._taken() or None,
+                "left_out": self._take_left_out() or None,
             },
         )
 
@@ -85,10 +85,10 @@ class Audit:
         model: str,
         by: Origin,
         change: Coroutine[Any, Any, T],
-        described: Callable[[T], Change],
+        described: Callable[[T], BeforeAfter],
         **what: Any,
     ) -> T:
-        """Make a change of what is served and write its line: what was there and what is there now, or why it failed.
+        """Make a change of what is served and write its line: what was served before and after, or why the change failed.
 
         The line is written when the change is done, even if the client has hung up by then. `described` is called in a thread.
         """
@@ -97,35 +97,35 @@ class Audit:
         task.add_done_callback(self._done)
         return await asyncio.shield(task)
 
-    def tell_left_out(self) -> None:
-        """Write how many denials have got no line since the last one that did."""
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
-        if left_out := self._taken():
+    def write_left_out(self) -> None:
+        """Write how many denials had no line since the last line."""
+        if self._summary is not None:
+            self._summary.cancel()
+            self._summary = None
+        if left_out := self._take_left_out():
             _write(logging.WARNING, {"action": "authenticate", "outcome": "denied", "left_out": left_out})
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._changes.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at, in case that nobody waits for it any more
+            task.exception()  # read, so that asyncio does not log it where the client has gone
 
-    def _room(self) -> bool:
+    def _may_write(self) -> bool:
         now = self._clock()
-        self._allowance = min(float(BURST), self._allowance + (now - self._filled_at) * PER_S)
+        self._lines_left = min(float(BURST), self._lines_left + (now - self._filled_at) * PER_S)
         self._filled_at = now
-        if self._allowance < 1:
+        if self._lines_left < 1:
             return False
-        self._allowance -= 1
+        self._lines_left -= 1
         return True
 
-    def _taken(self) -> int:
+    def _take_left_out(self) -> int:
         left_out, self._left_out = self._left_out, 0
         return left_out
 
 
 def origin(scope: Scope, request_id: str, key: str | None = None) -> Origin:
-    """The address that the connection came from, or that a trusted proxy named (docs/service.md), with the request's id and key."""
+    """The address of the client, or the one that a trusted proxy named (docs/service.md), with the request's id and key."""
     client = scope.get("client")
     if not client:
         return Origin("", request_id, key)
@@ -134,7 +134,7 @@ def origin(scope: Scope, request_id: str, key: str | None = None) -> Origin:
 
 
 async def _changed(
-    action: str, model: str, by: Origin, change: Coroutine[Any, Any, T], described: Callable[[T], Change], what: dict[str, Any]
+    action: str, model: str, by: Origin, change: Coroutine[Any, Any, T], described: Callable[[T], BeforeAfter], what: dict[str, Any]
 ) -> T:
     fields = {"action": action, "model": _plain(model)} | {name: _plain(v) if isinstance(v, str) else v for name, v in what.items()}
     try:
@@ -151,18 +151,18 @@ async def _changed(
 
 
 def _write(level: int, fields: dict[str, Any]) -> None:
-    told = {name: value for name, value in fields.items() if value is not None}
-    said = " ".join([f"{name}={json.dumps(value)}" for name, value in told.items()])
-    log.log(level, "%s", said, extra={"fields": told})
+    given = {name: value for name, value in fields.items() if value is not None}
+    text = " ".join([f"{name}={json.dumps(value)}" for name, value in given.items()])
+    log.log(level, "%s", text, extra={"fields": given})
 
 
 def _path(scope: Scope) -> str:
-    """As it was sent: percent-encoded, without the query."""
+    """The path as the client wrote it: percent-encoded, without the query."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw.decode("latin-1")
 
 
 def _plain(text: str) -> str:
-    """Without characters that a terminal or a reader of lines would act on, and not too long."""
+    """Without control characters, which could act on a terminal or end a line, and not too long."""
     shown = "".join([letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text[: LONGEST + 1]])
     return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"

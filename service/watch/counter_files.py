@@ -1,12 +1,12 @@
 """Numbers that the processes of a service keep in files of one folder, so that any of them can add all up.
 
-Every process writes files of its own, one for each kind of number (`counter_<pid>.db`, `gauge_livesum_<pid>.db`), through a memory map,
-in the format that prometheus_client's multiprocess mode reads: int32 bytes in use, 4 bytes of padding, then records of int32 key length,
-the key, padding to 8 bytes, float64 value, float64 timestamp.
+Every process writes files of its own, one for each kind of number (`counter_<pid>.db`, `gauge_livesum_<pid>.db`), through a memory map, in
+the format that prometheus_client's multiprocess mode reads: int32 bytes in use, 4 bytes of padding, then records of int32 key length, the
+key, padding to 8 bytes, float64 value, float64 timestamp.
 
-Room is written before it is mapped. A map of bytes that the disk has no room for ends the process with SIGBUS when they are touched; a
-write of zeros fails with an error instead. Numbers that find no room stay in memory and go to the file once there is some. A record that
-is forgotten is used again. Knows keys and numbers. Does not know metrics.
+prometheus_client's own writer is not used: it maps the file before the disk has space for it, so a full disk ends the process with SIGBUS.
+Here zeros are written first, and a full disk is an error. Numbers without space stay in memory and go to the file once there is some.
+Records of forgotten keys are used again. Knows keys and numbers. Does not know metrics.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FIRST_BYTES = 1 << 16
-"""Of a new file, which doubles when it is full."""
+"""Size of a new file, which doubles when it is full."""
 FREE = "espalier_free"
-"""Name of the metric whose records are free; whoever reads leaves it out."""
+"""Name of the metric in free records; readers skip it."""
 ENDED = 0
-"""In the place of a process id: the sums of all processes that have ended."""
+"""In place of a process id: the sums of all processes that have ended."""
 RETRY_S = 1.0
-"""Between two attempts to find room."""
+"""Between two attempts to get disk space."""
 PATIENCE_S = 0.5
-"""How long a reader may keep the sums of ended processes from being changed; then they are left for another time."""
+"""How long to wait for a reader before the sums of ended processes are left as they are."""
 _HEAD = 8
 _INTEGER, _NUMBERS = struct.Struct("i"), struct.Struct("dd")
 
@@ -47,7 +47,7 @@ def key_of(metric: str, sample: str, labels: Mapping[str, str], documentation: s
 class CountsFile:
     """Keys and numbers in a file that this process alone writes; a number may be changed while it is read elsewhere.
 
-    lock  held by whoever reads a number, changes it and writes it
+    lock  held while a number is read, changed and written
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,7 +72,7 @@ class CountsFile:
         self._put(at, value)
 
     def settle(self) -> None:
-        """Write what had to wait for room."""
+        """Write the numbers that had to wait for disk space."""
         with self.lock:
             for key in [*self._held]:
                 at = self._place(key)
@@ -81,7 +81,7 @@ class CountsFile:
                 self._put(at, self._held.pop(key))
 
     def forget(self, labels: Mapping[str, str]) -> None:
-        """Drop all numbers whose labels are these, among others."""
+        """Drop all numbers that have these labels."""
         parts = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in labels.items()]
         with self.lock:
             for key in [key for key in (*self._at, *self._held) if all(part in key for part in parts)]:
@@ -110,7 +110,7 @@ class CountsFile:
             self._map[at : at + _NUMBERS.size] = _NUMBERS.pack(value, 0.0)
 
     def _place(self, key: str) -> int | None:
-        """Find a record for a key, and say where its number goes. None where there is no room, and for RETRY_S after that."""
+        """Take a record for a key, and return the offset of its number. None where there is no space, and for RETRY_S after that."""
         encoded = key.encode()
         padded = _padded(len(encoded))
         record = _INTEGER.pack(len(encoded)) + encoded.ljust(padded) + _NUMBERS.pack(0.0, 0.0)
@@ -127,7 +127,7 @@ class CountsFile:
         return at
 
     def _has_room(self, needed: int) -> bool:
-        """Make the file so large, where it is not. False where the disk is full, or does not take it for another reason."""
+        """Grow the file to at least `needed` bytes. False where the disk is full, or fails for another reason."""
         if self._map is not None and needed <= len(self._map):
             return True
         now = time.monotonic()
@@ -140,16 +140,14 @@ class CountsFile:
             self._grow(size)
         except OSError as error:
             if not self._retry_at:
-                log.error(
-                    "%s has no room (%s): numbers that are new are kept in memory until it has some", self.path.parent, error.strerror
-                )
+                log.error("%s has no space (%s): new numbers are kept in memory until it has some", self.path.parent, error.strerror)
             self._retry_at = now + RETRY_S
             return False
         self._retry_at = 0.0
         return True
 
     def _grow(self, size: int) -> None:
-        """Take the room, then map it. A new file appears with its head written, so that nobody reads an empty one."""
+        """Write zeros, then map them. A new file appears with its head written, so that no reader finds an empty one."""
         new = self._map is None
         path = self.path.with_suffix(".new") if new else self.path
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if new else 0), 0o600)
@@ -186,12 +184,12 @@ class Counts:
         return found
 
     def settle(self) -> None:
-        """Write what had to wait for room."""
+        """Write the numbers that had to wait for disk space."""
         for file in [*self._files.values()]:
             file.settle()
 
     def forget(self, labels: Mapping[str, str]) -> None:
-        """Drop all numbers whose labels are these, among others."""
+        """Drop all numbers that have these labels."""
         for file in [*self._files.values()]:
             file.forget(labels)
 
@@ -211,16 +209,16 @@ def read(path: Path) -> Iterator[tuple[str, float]]:
 
 @contextmanager
 def being_read(folder: Path) -> Iterator[None]:
-    """No process's numbers move to those of the ended ones meanwhile, where they would be missing or counted twice."""
+    """Meanwhile no numbers move to the sums of ended processes, where they would be missing or counted twice."""
     with _locked(folder, fcntl.LOCK_SH):
         yield
 
 
 def bury(folder: Path, pid: int, summed: Sequence[str]) -> None:
-    """Take a process that has ended out of the files: its numbers of these kinds are added to those of all ended ones, others go.
+    """Remove the files of a process that has ended. Its numbers of the kinds `summed` are added to the sums of ended processes.
 
-    Numbers of single versions (label `version`) go too, because nobody would forget them when the version is unloaded. Where there is no
-    room for the sums, or somebody reads for too long, the process's files stay as they are and are counted as before.
+    Numbers of single versions (label `version`) are dropped, because no process would forget them when the version is unloaded. Where there
+    is no space for the sums, or a reader takes too long, the files stay as they are and are counted as before.
     """
     kept = [folder / f"{kind}_{pid}.db" for kind in summed]
     for file in folder.glob(f"*_{pid}.*"):
@@ -250,7 +248,7 @@ def _add(file: Path, ended: Path) -> None:
             for key, value in sums.items():
                 written.write(key, value)
         if not written.complete():
-            raise OSError("no room")
+            raise OSError("no space")
         written.path.rename(ended)
         file.unlink()
     finally:
@@ -260,7 +258,7 @@ def _add(file: Path, ended: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path, how: int) -> Iterator[None]:
-    """Hold the folder's lock, which the system gives back when the process ends. Raises OSError when another one does not let it go."""
+    """Hold the folder's lock, which the system releases when the process ends. Raises OSError when another process keeps it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         give_up = time.monotonic() + PATIENCE_S

@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def gpu_memory() -> Mapping[str, tuple[int, int]]:
-    """GPU index → (bytes in use by all processes, bytes there are). Empty where the driver cannot be asked; the log says why."""
+    """GPU index → (bytes in use by all processes, bytes there are). Empty where the driver does not answer; the log says why."""
     nvml = _library()
     if nvml is None:
         return {}
@@ -21,7 +21,7 @@ def gpu_memory() -> Mapping[str, tuple[int, int]]:
             memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(index))
             found[str(index)] = int(memory.used), int(memory.total)
     except nvml.NVMLError as error:
-        log.warning("the driver does not tell the GPU memory: %s", error)
+        log.warning("the driver does not report the GPU memory: %s", error)
     return found
 
 

@@ -19,25 +19,25 @@ class JsonFormatter(logging.Formatter):
     """time (UTC, ISO 8601), level, logger, the record's fields or its message, and the exception where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
         }
         fields = getattr(record, "fields", None)
-        if record.name not in ("service.requests", "service.audit"):  # whose messages say nothing that the fields do not
-            told["message"] = record.getMessage()
+        if record.name not in ("service.requests", "service.audit"):  # their messages repeat the fields
+            entry["message"] = record.getMessage()
         if fields is not None:
-            told |= {name: value for name, value in fields.items() if value is not None}
+            entry |= {name: value for name, value in fields.items() if value is not None}
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(told, default=str).decode()
+            entry["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(entry, default=str).decode()
 
 
 def configure(level: str, form: Literal["text", "json"]) -> None:
-    """Send everything of this process from `level` on to standard error."""
-    handler = logging.StreamHandler(sys.__stderr__)  # the process's own, whoever has put something else in its place
+    """Log messages of this process from `level` on to standard error."""
+    handler = logging.StreamHandler(sys.__stderr__)  # the process's own, even where sys.stderr was replaced
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("service.audit").setLevel(logging.INFO)  # whatever else is logged
+    logging.getLogger("service.audit").setLevel(logging.INFO)  # whatever the level is
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLevelName(level)))

@@ -1,4 +1,4 @@
-"""What this process takes of its machine: memory, descriptors, processor time; and how much memory there is for it.
+"""Memory, descriptors and processor time of this process, and how much memory there is for it.
 
 Read from /proc and the control groups of Linux; elsewhere nothing is known. Knows numbers. Does not know metrics.
 """
@@ -18,8 +18,8 @@ PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Usage:
-    """resident_bytes: memory in RAM, mapped files among them, which other processes may share. anonymous_bytes: what cannot be dropped and
-    read again from a file, so that the system ends the process where it has no room for it."""
+    """resident_bytes: memory in RAM, with mapped files, which other processes may share. anonymous_bytes: memory that is not a file's;
+    where the system has no room for it, it kills the process."""
 
     resident_bytes: int
     anonymous_bytes: int

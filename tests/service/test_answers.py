@@ -215,7 +215,7 @@ def test_memory_that_has_grown_is_given_back(monkeypatch: pytest.MonkeyPatch, bu
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    monkeypatch.setattr(memory_release, "LOOK_S", 0)
+    monkeypatch.setattr(memory_release, "CHECK_S", 0)
     monkeypatch.setattr(memory_release, "GROWN_BYTES", 32 << 20)
     monkeypatch.setattr(memory_release, "resident_bytes", resident)
     monkeypatch.setattr(memory_release, "collect", lambda: collected.append(looks_mb[len(looks_mb) - len(sizes) - 1]))

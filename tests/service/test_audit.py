@@ -25,7 +25,7 @@ from service.errors import Conflict, Denied, Unauthorized
 from service.http.api_keys import Keys
 from service.settings import Settings
 from service.watch import audit as audit_module
-from service.watch.audit import BURST, LONGEST, PER_S, Audit, Change, Origin
+from service.watch.audit import BURST, LONGEST, PER_S, Audit, BeforeAfter, Origin
 from service.watch.logs import TEXT, JsonFormatter
 from service.watch.metrics import AUTH_FAILURES, Metrics
 from tests import ROOT
@@ -149,22 +149,22 @@ def test_a_flood_of_wrong_keys_writes_few_lines_and_says_how_many_were_left_out(
             audit.denied(scope(), "r", DENIED)
         assert len(lines(caplog)) == BURST + 1
         assert lines(caplog)[-1]["left_out"] == flood - BURST
-        audit.tell_left_out()
+        audit.write_left_out()
         assert lines(caplog)[-1]["left_out"] == flood - 1
-        audit.tell_left_out()
+        audit.write_left_out()
         assert len(lines(caplog)) == BURST + 2
         clock.now += 1e6  # a long peace saves up no more than one burst
         for _ in range(flood):
             audit.denied(scope(), "r", DENIED)
         assert len(lines(caplog)) == 2 * BURST + 2
-        audit.tell_left_out()
+        audit.write_left_out()
 
     asyncio.run(scenario())
     assert f'espalier_auth_failures_total{{reason="unknown",role="admin"}} {3 * flood:.1f}' in metrics.render().decode()
 
 
 def test_what_a_flood_left_out_is_told_after_it_has_ended(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_module, "LATER_S", 0.01)
+    monkeypatch.setattr(audit_module, "SUMMARY_S", 0.01)
 
     async def scenario() -> None:
         audit = Audit(Metrics(), Clock())
@@ -261,7 +261,7 @@ def test_a_change_whose_client_has_gone_is_told_when_it_is_done(caplog: pytest.L
 
         by = Origin("10.0.0.7:4711", "r", "alice")
         for change, event in ((changing(), let_go), (refused(), failing)):
-            request = asyncio.create_task(audit.change("load", "books", by, change, lambda found: Change(found - 1, found), version=2))
+            request = asyncio.create_task(audit.change("load", "books", by, change, lambda found: BeforeAfter(found - 1, found), version=2))
             await asyncio.sleep(0)
             request.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -291,7 +291,7 @@ def test_no_value_ends_a_line_or_looks_like_another_field(
         audit = Audit(Metrics())
         audit.denied(scope(method=method, raw_path=path, client=(client, 1)), "r", DENIED)
         with pytest.raises(Conflict):
-            await audit.change("remove_item", model, Origin("10.0.0.7:1", "r"), refuse(), lambda _: Change(0, 0), id=item)
+            await audit.change("remove_item", model, Origin("10.0.0.7:1", "r"), refuse(), lambda _: BeforeAfter(0, 0), id=item)
 
     records: list[logging.LogRecord] = []
 
@@ -334,13 +334,13 @@ def test_the_audit_log_is_written_whatever_else_is_logged() -> None:
     said = """
 import asyncio, logging
 from service.watch import logs
-from service.watch.audit import Audit, Change, Origin
+from service.watch.audit import Audit, BeforeAfter, Origin
 from service.watch.metrics import Metrics
 logs.configure("ERROR", "json")
 logging.getLogger("service.registry").warning("not this")
 async def change():
     return 1
-asyncio.run(Audit(Metrics()).change("load", "books", Origin("a", "b"), change(), lambda found: Change(0, found)))
+asyncio.run(Audit(Metrics()).change("load", "books", Origin("a", "b"), change(), lambda found: BeforeAfter(0, found)))
 """
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, cwd=ROOT, check=True)
     [line] = done.stderr.splitlines()

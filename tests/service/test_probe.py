@@ -116,7 +116,7 @@ def ask(running: Running, asking: Probe, times: int) -> None:
     async def asked() -> None:
         for _ in range(times):
             asking.forget(asking.ready())
-            await asyncio.gather(*(asking.ask(key) for key in asking.ready()))
+            await asyncio.gather(*(asking.query(key) for key in asking.ready()))
 
     running.client.runner.run(asked())
 
@@ -154,7 +154,7 @@ def test_a_good_model_finds_what_it_found_when_it_was_exported(running: Running,
 def test_recall_does_not_depend_on_which_queries_have_been_answered_yet(
     running: Running, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "LEAST", 1)
+    monkeypatch.setattr(probe, "MIN_ANSWERS", 1)
     asking = prober(running)
     expected = {m: recall_B.mean() for m, recall_B in read_heldout(bundle).recall_by_m.items()}
     seen = []
@@ -260,7 +260,7 @@ def test_an_answer_that_comes_after_its_version_has_gone_leaves_no_series(
         return result
 
     async def late() -> None:
-        task = asking.ask(("books", 2))
+        task = asking.query(("books", 2))
         await asyncio.to_thread(searching.wait, 10)
         await registry.changes.unload("books", 2)
         asking.forget(asking.ready())
@@ -320,8 +320,8 @@ def test_a_probe_that_waits_asks_nothing_more_and_gives_up(models: Path, monkeyp
         engine.go.clear()
 
         async def wait() -> None:
-            first = [asking.ask(key) for key in asking.ready()]
-            again = [asking.ask(key) for key in asking.ready()]
+            first = [asking.query(key) for key in asking.ready()]
+            again = [asking.query(key) for key in asking.ready()]
             assert set(first) == set(again)  # nobody is asked twice at a time
             await asyncio.gather(*first)
 
@@ -398,9 +398,9 @@ def test_versions_take_turns(models: Path) -> None:
     asked: list[tuple[str, int]] = []
 
     class Noting(Probe):
-        def ask(self, key: tuple[str, int]) -> asyncio.Task[None]:
+        def query(self, key: tuple[str, int]) -> asyncio.Task[None]:
             asked.append(key)
-            return super().ask(key)
+            return super().query(key)
 
     async def some(asking: Probe) -> None:
         task = asyncio.create_task(asking.run())
@@ -537,10 +537,10 @@ def test_a_worker_that_comes_in_for_another_says_nothing_before_it_can_answer(mo
     metrics = Metrics()
     follower = Follower(Settings(models=models), metrics, open_engine, Workers())
     monkeypatch.setattr(Workers, "others_serve", lambda self: True)
-    follower._tell_default(follower.entries["books"])
+    follower._report_default(follower.entries["books"])
     assert "espalier_model_default_version{" not in metrics.render().decode()
     monkeypatch.setattr(Workers, "others_serve", lambda self: False)
-    follower._tell_default(follower.entries["books"])
+    follower._report_default(follower.entries["books"])
     assert 'espalier_model_default_version{model="books"} 0.0' in metrics.render().decode()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from service.errors import Conflict, NotReady
 from service.models.desired_state import DesiredState, Serving
-from service.models.loading import LoadedModel, compare_contents, compare_files, told
+from service.models.loading import LoadedModel, compare_contents, compare_files, relative_paths
 from tests.service.models.registry import add_version, damage, run, search
 from tests.waiting import until
 
@@ -217,5 +217,5 @@ def test_a_bundle_that_is_deleted_renamed_or_replaced_serves_on(models: Path, ho
 
 def test_reasons_name_paths_below_the_models_folder(tmp_path: Path) -> None:
     folder = tmp_path / "models"
-    assert told(f"{folder}/books/1/items.arrow: missing", folder) == "books/1/items.arrow: missing"
-    assert told("models/books/1: missing, see submodels/x", Path("models")) == "books/1: missing, see submodels/x"
+    assert relative_paths(f"{folder}/books/1/items.arrow: missing", folder) == "books/1/items.arrow: missing"
+    assert relative_paths("models/books/1: missing, see submodels/x", Path("models")) == "books/1: missing, see submodels/x"
