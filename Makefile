@@ -29,7 +29,7 @@ LATEST = $(shell ls $(SAMPLE) 2>/dev/null | grep -xE '[1-9][0-9]*' | sort -n | t
 NEXT = $(SAMPLE)/$(shell echo $$(( $(or $(LATEST),0) + 1 )))
 COMMA := ,
 SPACE := $(subst ,, )
-# One process a core, at most four: each imports torch.
+# One process a core, at most four, since each imports torch; and one thread of torch in each.
 PARALLEL := -n $(shell nproc) --maxprocesses 4 --dist worksteal
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 
@@ -82,11 +82,11 @@ train: $(TRAINING)
 install: $(INSTALLED)
 
 test: check
-	$(VENV_PYTHON) -m pytest $(PARALLEL)
+	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL)
 
 # What measures memory, sockets and containers runs alone, after the rest. What cannot run here is skipped and named in the summary.
 test-all: $(INSTALLED)
-	$(VENV_PYTHON) -m pytest $(PARALLEL) -m '(slow or hypothesis) and not stack and not hostile' --hypothesis-profile thorough
+	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL) -m '(slow or hypothesis) and not stack and not hostile' --hypothesis-profile thorough
 	$(VENV_PYTHON) -m pytest -m 'stack or hostile' -v
 
 check: $(INSTALLED)

@@ -79,38 +79,39 @@ class Wire:
     """A client that sends bytes, and reads answers one after the other."""
 
     def __init__(self, raw: socket.socket) -> None:
-        self.raw, self._rest = raw, b""
+        self.raw, self.rest = raw, b""
 
     def send(self, data: bytes) -> None:
         self.raw.sendall(data)
 
     def reply(self) -> Reply:
         """The next answer. Raises EOFError where the connection ends before it."""
-        while b"\r\n\r\n" not in self._rest:
-            self._more()
-        head, _, self._rest = self._rest.partition(b"\r\n\r\n")
+        while b"\r\n\r\n" not in self.rest:
+            self.more()
+        head, _, self.rest = self.rest.partition(b"\r\n\r\n")
         status_line, *lines = head.decode().split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         size = int(headers.get("content-length", 0))
-        while len(self._rest) < size:
-            self._more()
-        body, self._rest = self._rest[:size], self._rest[size:]
+        while len(self.rest) < size:
+            self.more()
+        body, self.rest = self.rest[:size], self.rest[size:]
         return Reply(int(status_line.split()[1]), headers, body)
 
     def ended(self) -> bool:
         """Whether the other side has closed, or reset, the connection; waits until it has."""
         try:
             while received := self.raw.recv(1 << 16):
-                self._rest += received
+                self.rest += received
         except ConnectionResetError:
             pass
         return True
 
-    def _more(self) -> None:
+    def more(self) -> None:
+        """Read more into `rest`. Raises EOFError where the connection ends."""
         received = self.raw.recv(1 << 16)
         if not received:
-            raise EOFError(f"the connection ended after {self._rest!r}")
-        self._rest += received
+            raise EOFError(f"the connection ended after {self.rest!r}")
+        self.rest += received
 
 
 @contextmanager

@@ -282,6 +282,38 @@ def test_an_invalid_request_is_no_load(models: Path) -> None:
         running.client.runner.run(scenario())
 
 
+def test_in_overload_a_request_is_refused_before_its_body_is_parsed(tmp_path: Path) -> None:
+    """Where one version serves, so that the body is not needed to know whose queue it is."""
+    rng = np.random.default_rng(0)
+    make_bundle(tmp_path, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", **LIMITS)
+    with run(tmp_path, max_queue=1) as running:
+        engine = running.engines["books"]
+        http = running.client.http
+        body = {"model": "books", "queries": [COLD]}
+
+        async def wrong_body() -> int:
+            return (await http.post("/retrieve", content=b"{", headers={"Content-Type": "application/json"})).status_code
+
+        async def scenario() -> None:
+            batcher = running.app.state.service.registry.choose("books", None).batcher
+            engine.go.clear()
+            busy = [asyncio.create_task(http.post("/retrieve", json=body))]
+            assert await asyncio.to_thread(engine.started.wait, 10)
+            busy.append(asyncio.create_task(http.post("/retrieve", json=body)))
+            while batcher.depth < 1:
+                await asyncio.sleep(0)
+            assert await wrong_body() == 422
+            assert (await http.post("/retrieve", json=body)).status_code == 429
+            assert await wrong_body() == 429
+            engine.go.set()
+            assert [(await task).status_code for task in busy] == [200, 200]
+            text = (await http.get("/metrics")).text
+            assert 'espalier_shed_total{model="books"} 2.0' in text
+            assert 'espalier_requests_total{model="books",status="429"} 2.0' in text
+
+        running.client.runner.run(scenario())
+
+
 # -- logs and traces --------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -16,8 +17,8 @@ import pytest
 
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NodeMask, SearchParams, SearchResult
-from service.batching.admission import Admission, Limits
-from service.batching.batcher import Batcher
+from service.batching.admission import OVERLOAD_S, Admission, Limits
+from service.batching.batcher import OVERLOAD_SWITCH_S, SWITCH_S, Batcher
 from service.batching.parts import Answer
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from tests.service.fake_engine import FakeEngine
@@ -54,6 +55,14 @@ async def accepted(*searches: Coroutine[Any, Any, Answer]) -> list[asyncio.Task[
     tasks = [asyncio.create_task(search) for search in searches]
     await asyncio.sleep(0)  # one turn of the event loop: each task runs until it waits for the engine
     return tasks
+
+
+@pytest.fixture
+def switch_interval() -> Iterator[None]:
+    """The interpreter's switch interval is as before afterwards."""
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
 
 
 def newest(engine: FakeEngine, call: int) -> list[int]:
@@ -501,5 +510,26 @@ def test_each_request_is_told_of_its_own_queries_alone_whether_their_scores_are_
         answers = [(await task).result.finite_B for task in tasks]
         assert [flags.tolist() for flags in answers if flags is not None] == [[True], [False], [True, True, False]]
         await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("switch_interval")
+def test_threads_take_turns_faster_as_long_as_there_is_overload(engine: FakeEngine) -> None:
+    now = [0.0]
+
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(max_batch=1, max_queue=1), "test", clock=lambda: now[0])
+        async with held(engine, batcher) as busy:
+            [waiting] = await accepted(batcher.search(queries(1), SearchParams.uniform(1, 5, 5)))
+            assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+            with pytest.raises(QueueFull):
+                batcher.check_room(1)
+            assert sys.getswitchinterval() == pytest.approx(OVERLOAD_SWITCH_S)
+        await asyncio.gather(busy, waiting)
+        now[0] += 2 * OVERLOAD_S
+        batcher.check_room(1)
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+        assert await batcher.drain(10)
 
     asyncio.run(scenario())
