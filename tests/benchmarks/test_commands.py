@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 FOLDER = ROOT / "benchmarks"
 THEMES = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
 SHARED = sorted(path for path in FOLDER.glob("*.py") if path.stem != "__init__")
@@ -52,6 +53,7 @@ def test_modules_import_each_other_by_their_long_names() -> None:
         assert not {name for name in imported if name.split(".")[0] == "tests"}, path
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize("name", commands())
 def test_a_command_says_what_it_measures(name: str) -> None:
