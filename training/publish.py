@@ -10,6 +10,8 @@ Legend: B queries.
 
 from __future__ import annotations
 
+import shlex
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,7 +67,14 @@ def publish(
             reranker = Reranker(bare)
             table = _with_ranker_scores(bare, reranker.info, table)
             verify_ranker(bare, reranker, table)
-        return with_parts(bare, path, {"metrics": metrics}, {"golden.parquet": table, "heldout.parquet": heldout})
+        fields = {"metrics": metrics, "command": training_command()}
+        return with_parts(bare, path, fields, {"golden.parquet": table, "heldout.parquet": heldout})
+
+
+def training_command() -> str | None:
+    """The command line of `python -m training`, quoted for a shell; None in a process that something else started."""
+    program, *arguments = sys.argv
+    return shlex.join(["python", "-m", "training", *arguments]) if Path(program) == Path(__file__).with_name("__main__.py") else None
 
 
 def _with_ranker_scores(bundle: Bundle, ranker: RankerInfo, golden: pa.Table) -> pa.Table:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import training.__main__
 from espalier.bundle import RANKER, Bundle, with_parts
 from espalier.checks.random_bundles import make_bundle, random_tree
 from espalier.errors import BundleCorrupt, BundleExists
@@ -125,3 +126,15 @@ def test_a_ranker_that_cannot_be_opened_is_not_published(source: Bundle, tmp_pat
     with pytest.raises(BundleCorrupt, match=r"ranker\.onnx"):
         publish(path, lambda folder: with_parts(source, folder, {"ranker": info}, {RANKER: graph}), answers)
     assert list(path.parent.iterdir()) == []
+
+
+def test_the_manifest_says_the_command_that_trained_it(source: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [training.__main__.__file__, "fit", "--config", "my shop.toml"])
+    published = publish(tmp_path / "models" / "shop" / "1", lambda folder: write_bare(source, folder), answers, metrics, [2])
+    assert published.manifest.command == "python -m training fit --config 'my shop.toml'"
+
+
+def test_the_manifest_says_no_command_where_another_program_trains(source: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/pytest", "-q"])
+    published = publish(tmp_path / "models" / "shop" / "1", lambda folder: write_bare(source, folder), answers, metrics, [2])
+    assert published.manifest.command is None
