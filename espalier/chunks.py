@@ -1,6 +1,6 @@
 """Linear node scorers as they are stored and searched: for each inner node, the weights of its children by feature.
 
-A query's products with all children of a node are made in one pass over the features that both have (MSCM; Etter et al. 2021, §4).
+The logits of all children of a node need one pass over the features that the node and the query share (MSCM; Etter et al. 2021, §4).
 
 Legend: P inner nodes, N nodes, R rows, F features.
 """
@@ -19,9 +19,9 @@ from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 
 MAX_CHILDREN = 1 << 16
-"""Of a node: `entry_child` numbers them in 16 bits."""
+"""Most children of a node: `entry_child` has 16 bits."""
 LARGEST_RANK = float(np.finfo(np.float32).max) / 4
-"""What bounds of a rank may come to; the rest is for rounding."""
+"""Largest bound of a rank that a query may have; the rest of float32's range is for rounding."""
 
 ARRAYS = {
     "chunk_row": np.int64,
@@ -36,14 +36,14 @@ ARRAYS = {
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """logit(node) = bias + Σ_f weight(f) · x_f. A row holds the weights of one feature for the children of one inner node that have any.
+    """logit(node) = bias + Σ_f weight(f) · x_f. A row holds one feature's non-zero weights for the children of one inner node.
 
     chunk_row     int64[P + 1]    where each inner node's rows begin
     row_feature   int32[R]        their features, ascending within a node
     row_entry     int64[R + 1]    where each row's entries begin
     entry_child   uint16[entries] which child, counted from the node's first one; ascending within a row
     entry_weight  float32[entries]
-    bias          float32[N]      of every node; the root's is not used
+    bias          float32[N]      the root's is not used
     width         F
     """
 
@@ -56,7 +56,7 @@ class Chunks:
     width: int
 
     def check(self, tree: Tree) -> None:
-        """Raise BundleCorrupt unless the arrays are the scorers of `tree`: a search trusts them."""
+        """Raise BundleCorrupt unless the arrays are scorers of `tree`. Compiled searches do not check again."""
         for name, dtype in ARRAYS.items():
             array = getattr(self, name)
             if array.ndim != 1 or array.dtype != dtype:
@@ -68,32 +68,32 @@ class Chunks:
         ):
             array = getattr(self, name)
             if len(array) != count or array[0] != 0 or array[-1] != end or np.any(array[1:] < array[:-1]):  # differences could wrap
-                raise BundleCorrupt(f"chunks: {name} has {len(array)} entries, expected {count} from 0 to {end}, never falling")
+                raise BundleCorrupt(f"chunks: {name} has {len(array)} entries, expected {count} from 0 to {end} that never decrease")
         if len(self.entry_weight) != len(self.entry_child) or len(self.bias) != tree.node_count:
             raise BundleCorrupt(
                 f"chunks: {len(self.entry_weight)} weights and {len(self.bias)} biases, expected {len(self.entry_child)} and "
                 f"{tree.node_count}"
             )
         if len(self.row_feature) and (self.row_feature.min() < 0 or self.row_feature.max() >= self.width):
-            raise BundleCorrupt(f"chunks: row_feature has numbers outside 0 … {self.width - 1}")
+            raise BundleCorrupt(f"chunks: row_feature has feature numbers outside 0 … {self.width - 1}")
         rows = np.diff(self.chunk_row)
         node_of_row = np.repeat(np.arange(inner), rows)
         same = node_of_row[1:] == node_of_row[:-1]
         if np.any(same & (np.diff(self.row_feature) <= 0)):
-            raise BundleCorrupt("chunks: row_feature does not rise within a node")
+            raise BundleCorrupt("chunks: row_feature is not strictly ascending within a node")
         children = np.diff(tree.first_child)[np.repeat(node_of_row, np.diff(self.row_entry))]
         if np.any(self.entry_child >= children):
-            raise BundleCorrupt("chunks: entry_child has numbers that a node has no child for")
-        falling = self.entry_child[1:] <= self.entry_child[:-1]
+            raise BundleCorrupt("chunks: entry_child has numbers of children that a node does not have")
+        descends = self.entry_child[1:] <= self.entry_child[:-1]
         begins = self.row_entry[(self.row_entry > 0) & (self.row_entry < len(self.entry_child))]
-        falling[begins - 1] = False
-        if falling.any():
-            raise BundleCorrupt("chunks: entry_child does not rise within a row")
+        descends[begins - 1] = False
+        if descends.any():
+            raise BundleCorrupt("chunks: entry_child is not strictly ascending within a row")
         if not np.isfinite(self.largest).all():
             raise BundleCorrupt("chunks: weights and biases must be finite")
 
     def weights_of(self, tree: Tree, node: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
-        """A node's weights for some features (ascending): float32, 0 where it has none."""
+        """float32: a node's weights for some features (ascending), 0 where it has none."""
         parent = int(tree.parent[node])
         begin, end = int(self.chunk_row[parent]), int(self.chunk_row[parent + 1])
         weights = np.zeros(len(features), np.float32)
@@ -108,14 +108,14 @@ class Chunks:
 
     @cached_property
     def largest(self) -> tuple[float, float]:
-        """The size of the largest weight and of the largest bias."""
-        return _largest(self.entry_weight), _largest(self.bias)
+        """The largest absolute weight and the largest absolute bias."""
+        return _largest_absolute(self.entry_weight), _largest_absolute(self.bias)
 
     def check_sizes(self, queries: SparseRows, ranking: Ranking, height: int) -> None:
-        """Raise InvalidQuery (field `queries[i].features.values`) where values are so large that a rank could leave float32.
+        """Raise InvalidQuery (field `queries[i].features.values`) where values are so large that a rank could overflow float32.
 
-        Looks at bounds, not at products: |logit| ≤ bias + weight · Σ|value|, a hinge's loss ≤ (1 + |logit|)^p, a rank ≤ Σ_h γ^h of these.
-        So a query is refused by every engine or by none, and before it costs anything.
+        Compares bounds: |logit| ≤ bias + weight · Σ|value|, a hinge's loss ≤ (1 + |logit|)^p, a rank ≤ Σ_h γ^h of these. So every engine
+        refuses the same queries, before it searches.
         """
         weight, bias = self.largest
         sizes = np.abs(np.append(queries.values, np.float32(0)).astype(np.float64))
@@ -130,7 +130,7 @@ class Chunks:
             own = queries.values[queries.indptr[b] : queries.indptr[b + 1]]
             largest = float(own[np.argmax(np.abs(own))]) if len(own) else 0.0
             raise InvalidQuery(
-                f"queries[{b}].features.values", largest, "values that this model can score in 32-bit numbers; these are too large"
+                f"queries[{b}].features.values", largest, "smaller values: this model's scores of these could overflow 32-bit numbers"
             )
 
     @property
@@ -138,6 +138,6 @@ class Chunks:
         return sum(getattr(self, name).nbytes for name in ARRAYS)
 
 
-def _largest(array: NDArray[np.float32]) -> float:
-    """max |array|, 0 of none; NaN where one of them is."""
+def _largest_absolute(array: NDArray[np.float32]) -> float:
+    """0 for an empty array, NaN if a number is NaN."""
     return float(np.maximum(array.max(), -array.min())) if len(array) else 0.0

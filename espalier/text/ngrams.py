@@ -1,6 +1,6 @@
-"""The compiled half of the text vectoriser: words, n-grams and their hashes, vocabularies as hash tables, one row a text.
+"""The compiled half of the text vectoriser: words, n-grams and their hashes, vocabularies as hash tables, one row per text.
 
-Knows code points and numbers. Does not know blocks, weights' meaning or where a vocabulary is stored: see `text.py`.
+Knows code points and numbers. Does not know how blocks are configured or where a vocabulary is stored: see `vectoriser.py`.
 
 Legend: B texts, V n-grams.
 """
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 SEPARATOR, LETTER, ALONE = 0, 1, 2
-"""A character between words; one of a word; a word of its own."""
+"""Classes of characters: between words; part of a word; a word of its own."""
 WORDS, CHARS = 0, 1
 """The units of n-grams."""
-# A hash is stored with a model and looked up by a server of another day: none of these numbers may ever change.
+# Hashes are stored with models, so none of these numbers may ever change.
 SEED = np.uint64(0xE5BA_11E2_7F1D_F001)
 GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
 MIX_1, MIX_2 = np.uint64(0xBF58_476D_1CE4_E5B9), np.uint64(0x94D0_49BB_1331_11EB)
@@ -27,14 +27,14 @@ BLANK = 32
 
 @njit(cache=True, nogil=True)
 def _fold(state: Any, number: Any) -> Any:
-    """A hash with one number more. Both uint64: with a signed one numba would compute in floating point."""
+    """Add a number to a hash. Both are uint64: with a signed one numba would compute in floating point."""
     state = (state ^ number) * GOLDEN
     return state ^ (state >> np.uint64(32))
 
 
 @njit(cache=True, nogil=True)
-def _finished(state: Any) -> Any:
-    """Every bit of the hash depends on every bit of the state (SplitMix64, Steele et al. 2014)."""
+def _mixed(state: Any) -> Any:
+    """A hash whose every bit depends on every bit of the state (SplitMix64, Steele et al. 2014)."""
     state = (state ^ (state >> np.uint64(30))) * MIX_1
     state = (state ^ (state >> np.uint64(27))) * MIX_2
     return state ^ (state >> np.uint64(31))
@@ -42,7 +42,7 @@ def _finished(state: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def _words(codes: Array, begin: int, end: int, classes: Array, word_from: Array, word_to: Array, word_hash: Array) -> int:
-    """The words among codes[begin:end]. How many they are."""
+    """Write where the words of codes[begin:end] begin and end, and their hashes. Returns their number."""
     count, i = 0, begin
     while i < end:
         kind = classes[codes[i]]
@@ -63,7 +63,7 @@ def _words(codes: Array, begin: int, end: int, classes: Array, word_from: Array,
 
 @njit(cache=True, nogil=True)
 def _padded(codes: Array, begin: int, end: int, place: int) -> Any:
-    """A character of the word codes[begin:end] with a blank before and after."""
+    """The character at `place` of the word codes[begin:end], which is padded with a blank on each side."""
     return np.uint32(BLANK) if place == 0 or place > end - begin else codes[begin + place - 1]
 
 
@@ -72,7 +72,7 @@ def _ngrams(
     codes: Array, words: int, word_from: Array, word_to: Array, word_hash: Array, unit: int, n: int, hashes: Array, word: Array,
     place: Array,
 ) -> int:  # fmt: skip
-    """The n-grams of a text's words: hash, first word, first character in the padded word. How many they are."""
+    """Write the n-grams of a text's words: hash, first word, first character in the padded word. Returns their number."""
     count = 0
     start = _fold(SEED, np.uint64(unit * 16 + n))
     if unit == WORDS:
@@ -80,7 +80,7 @@ def _ngrams(
             state = start
             for i in range(w, w + n):
                 state = _fold(state, word_hash[i])
-            hashes[count], word[count], place[count] = _finished(state), w, 0
+            hashes[count], word[count], place[count] = _mixed(state), w, 0
             count += 1
     else:
         for w in range(words):
@@ -90,13 +90,14 @@ def _ngrams(
                 state = start
                 for i in range(first, min(first + n, length)):
                     state = _fold(state, np.uint64(_padded(codes, begin, end, i)))
-                hashes[count], word[count], place[count] = _finished(state), w, first
+                hashes[count], word[count], place[count] = _mixed(state), w, first
                 count += 1
     return count
 
 
 @njit(cache=True, nogil=True)
 def _longest(text_from: Array) -> int:
+    """Code points of the longest text."""
     longest = 0
     for t in range(len(text_from) - 1):
         longest = max(longest, text_from[t + 1] - text_from[t])
@@ -108,7 +109,7 @@ def _longest(text_from: Array) -> int:
 
 @njit(cache=True, nogil=True)
 def fill_table(hashes: Array, layout: Array, table: Array) -> int:
-    """table uint64[2^k, 2]: a hash and its feature's number + 1, or 0. Returns −1, or the place of a hash that is there already."""
+    """Fill table uint64[2^k, 2]: a hash and its feature number + 1; 0 in empty slots. Returns −1, or the position of a duplicate hash."""
     mask = np.uint64(len(table) - 1)
     v = 0
     for k in range(len(layout)):
@@ -128,7 +129,7 @@ def fill_table(hashes: Array, layout: Array, table: Array) -> int:
 def weigh(
     codes: Array, text_from: Array, classes: Array, layout: Array, table: Array, idf: Array, indptr: Array, indices: Array, values: Array
 ) -> int:
-    """The rows of some texts. How many entries they have."""
+    """Write the rows of some texts. Returns the number of entries."""
     mask = np.uint64(len(table) - 1)
     longest = _longest(text_from)
     word_from, word_to, word_hash = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.uint64)
@@ -148,7 +149,7 @@ def weigh(
                     slot = (slot + np.uint64(1)) & mask
                 if table[slot, 1] != 0:
                     feature = np.int64(table[slot, 1]) - 1
-                elif unknown > 0:  # by other bits than those of the slot
+                elif unknown > 0:  # the bin depends on other bits than the slot does
                     feature = layout[k, 2] + layout[k, 3] + np.int64(hashes[g] >> np.uint64(32)) % unknown
                 else:
                     continue
@@ -172,7 +173,7 @@ def weigh(
                 values[e] = values[e] / length
             filled += 1
         for e in range(row, used):
-            values[e] = values[e] / np.sqrt(np.float64(filled))  # a block's length is 1
+            values[e] = values[e] / np.sqrt(np.float64(filled))  # each block has length 1
         indptr[t + 1] = used
     return used
 
@@ -182,7 +183,7 @@ def weigh(
 
 @njit(cache=True, nogil=True)
 def fill_slots(hashes: Array, size: int, slots: Array) -> None:
-    """slots int32[2^k], all −1: the entries' numbers, by their hashes."""
+    """Fill slots int32[2^k], which are all −1, with the entries' numbers by their hashes."""
     mask = np.uint64(len(slots) - 1)
     for entry in range(size):
         slot = hashes[entry] & mask
@@ -192,8 +193,8 @@ def fill_slots(hashes: Array, size: int, slots: Array) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _put(text: Array, at: int, code: Any) -> int:
-    """Write a code point as UTF-8. Where the next goes."""
+def _write_utf8(text: Array, at: int, code: Any) -> int:
+    """Write a code point as UTF-8. Returns the position after it."""
     if code < 0x80:
         text[at] = code
         return at + 1
@@ -218,9 +219,10 @@ def count_ngrams(
     codes: Array, text_from: Array, classes: Array, layout: Array, document: int, size: int, slots: Array, entry_hash: Array,
     entry_block: Array, entry_count: Array, entry_last: Array, entry_from: Array, text: Array,
 ) -> int:  # fmt: skip
-    """Count the documents of n-grams. How many entries there are now; or −1 − e, where another n-gram has the hash of entry e.
+    """Count the documents that have each n-gram. Returns the number of entries, or −1 − e if another n-gram has the hash of entry e.
 
-    `document` is the number of the first text, `size` of the next entry; there is room for what may come.
+    document  the number of the first text
+    size      the number of entries so far; the arrays have room for all that may come
     """
     mask = np.uint64(len(slots) - 1)
     longest = _longest(text_from)
@@ -231,18 +233,18 @@ def count_ngrams(
         for k in range(len(layout)):
             unit, n = layout[k, 0], layout[k, 1]
             for g in range(_ngrams(codes, words, word_from, word_to, word_hash, unit, n, hashes, word, place)):
-                # Written behind the last entry, where it stays if it is new.
+                # Write the text after the last entry's; it stays there if the n-gram is new.
                 begin = at = entry_from[size]
                 if unit == WORDS:
                     for w in range(word[g], word[g] + n):
                         if w > word[g]:
-                            at = _put(text, at, np.uint32(BLANK))
+                            at = _write_utf8(text, at, np.uint32(BLANK))
                         for i in range(word_from[w], word_to[w]):
-                            at = _put(text, at, codes[i])
+                            at = _write_utf8(text, at, codes[i])
                 else:
                     first, last = word_from[word[g]], word_to[word[g]]
                     for i in range(place[g], min(place[g] + n, last - first + 2)):
-                        at = _put(text, at, _padded(codes, first, last, i))
+                        at = _write_utf8(text, at, _padded(codes, first, last, i))
                 slot = hashes[g] & mask
                 while slots[slot] >= 0 and entry_hash[slots[slot]] != hashes[g]:
                     slot = (slot + np.uint64(1)) & mask
@@ -267,7 +269,7 @@ def count_ngrams(
 
 @njit(cache=True, nogil=True)
 def first_letters(entries: Array, text_from: Array, text: Array) -> Array:
-    """uint64: the first 8 bytes of each entry's text, as a number in whose order they are; no text has a byte 0."""
+    """uint64: the first 8 bytes of each entry's text as a big-endian number, so numbers sort as texts do. No text has a byte 0."""
     prefixes = np.zeros(len(entries), np.uint64)
     for j in range(len(entries)):
         begin, end = text_from[entries[j]], text_from[entries[j] + 1]
@@ -279,6 +281,7 @@ def first_letters(entries: Array, text_from: Array, text: Array) -> Array:
 
 @njit(cache=True, nogil=True)
 def gather(entries: Array, text_from: Array, text: Array, out_from: Array, out: Array) -> None:
+    """Copy the texts of some entries, one after the other."""
     for j in range(len(entries)):
         begin = text_from[entries[j]]
         for i in range(out_from[j + 1] - out_from[j]):

@@ -1,4 +1,7 @@
-"""Rows of few non-zero numbers out of many, for queries and training points. CSR, like SciPy's, which the library does without.
+"""Sparse rows of features (CSR), as queries hold them.
+
+Raw arrays instead of scipy.sparse: compiled searches rely on fixed index types, which scipy changes with an array's size, and services
+that only answer queries need no scipy. The trainer holds scipy's matrices (`training/data/csr.py`).
 
 Legend: B rows, F features.
 """
@@ -34,7 +37,7 @@ class SparseRows:
             if array.ndim != 1 or array.dtype != dtype:
                 raise InvalidQuery(f"features.{name}", f"{array.dtype}{list(array.shape)}", f"a one-dimensional {np.dtype(dtype)} array")
         if len(self.indptr) < 1 or self.indptr[0] != 0 or np.any(np.diff(self.indptr) < 0) or self.indptr[-1] != len(self.indices):
-            raise InvalidQuery("features.indptr", self.indptr.tolist()[:8], f"0 … {len(self.indices)}, never falling")
+            raise InvalidQuery("features.indptr", self.indptr.tolist()[:8], f"from 0 to {len(self.indices)}, never decreasing")
         if len(self.values) != len(self.indices):
             raise InvalidQuery("features.values", f"{len(self.values)} numbers", f"{len(self.indices)}, one per index")
 
@@ -50,9 +53,9 @@ class SparseRows:
             raise InvalidQuery("features.indices", bad, f"feature numbers from 0 to {self.width - 1}")
         begins = np.zeros(len(self.indices), np.bool_)
         begins[self.indptr[:-1][np.diff(self.indptr) > 0]] = True
-        falling = ~begins[1:] & (np.diff(self.indices) <= 0)
-        if falling.any():
-            raise InvalidQuery("features.indices", int(self.indices[1:][falling][0]), "ascending numbers within a row, none twice")
+        descends = ~begins[1:] & (np.diff(self.indices) <= 0)
+        if descends.any():
+            raise InvalidQuery("features.indices", int(self.indices[1:][descends][0]), "ascending numbers within a row, none twice")
         if not np.isfinite(self.values).all():
             raise InvalidQuery("features.values", float(self.values[~np.isfinite(self.values)][0]), "finite numbers")
 
@@ -72,7 +75,7 @@ class SparseRows:
 
 
 def concatenated(parts: Sequence[SparseRows]) -> SparseRows:
-    """The rows of several, one after the other; all of one width."""
+    """The rows of several parts of one width, in their order."""
     ends = np.cumsum([0, *(len(part.indices) for part in parts)])
     indptr = np.concatenate([parts[0].indptr[:1], *(part.indptr[1:] + end for part, end in zip(parts, ends, strict=False))])
     indices, values = (np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "values"))

@@ -1,12 +1,12 @@
-"""The n-gram TF-IDF vectoriser: texts into sparse rows, the same at training and at serving.
+"""The n-gram TF-IDF vectoriser: texts to sparse rows, the same in training and serving.
 
-A text's word n-grams and character n-grams are counted, weighed by rarity and normalised as in PECOS (pecos/core/utils/tfidf.hpp). With
-N documents, df(g) of which have the n-gram g, tf(g) times in this one:
+Word and character n-grams are counted, weighted by inverse document frequency and normalised as in PECOS (pecos/core/utils/tfidf.hpp).
+With N documents, df(g) that contain the n-gram g, and tf(g) occurrences of g in a text:
 
     idf(g) = max(ln(N / (df(g) + 1)), 0)        x_block = tf · idf / ‖tf · idf‖        x = [x_block, …] / ‖[x_block, …]‖
 
-Knows what a word is and how n-grams get their numbers. Does not know where its arrays are stored, what the rows are used for, languages,
-stems or stop words. What is a letter is Unicode as this Python knows it: a newer one knows more letters, never other ones for old texts.
+Knows what a word is and how n-grams get feature numbers. Does not know where its arrays are stored, what rows are used for, languages,
+stems or stop words. Letters are those of this Python's Unicode version; a newer version adds letters and changes none.
 
 Legend: B texts, F features (`width`), V n-grams of all vocabularies.
 """
@@ -30,11 +30,11 @@ from espalier.text.sparse_rows import SparseRows, concatenated
 
 Array = NDArray[Any]
 CHUNK = 1 << 18
-"""Code points counted or weighed at a time (but never less than a text): what bounds the memory of large batches."""
+"""Code points that are processed at a time (at least one text): this bounds the memory of large batches."""
 LARGEST_IDF = 44.0
-"""More than ln 2⁶³."""
+"""Above ln 2⁶³, the idf of any corpus."""
 _ACCENTS = re.compile("[\u0300-\u036f]+")
-# Where the letters of Chinese and Japanese are, which are written without spaces; Hangul has them.
+# Chinese and Japanese are written without spaces: each of these characters is a word. Korean has spaces.
 _ALONE = (
     (0x3005, 0x3007), (0x3021, 0x3029), (0x3031, 0x3035), (0x3038, 0x303C), (0x3040, 0x30FF), (0x31F0, 0x31FF), (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x1AFF0, 0x1B16F), (0x20000, 0x3FFFF),
@@ -44,9 +44,9 @@ _DTYPES = {"vocabulary": np.int64, "hash": np.uint64, "idf": np.float32, "text_f
 
 
 def normalise(text: str) -> str:
-    """The form in which texts are compared: small letters, no accents, no ligatures or wide letters ("Café" = "cafe", "ﬁ" = "fi").
+    """Lower case without accents, ligatures or wide letters ("Café" = "cafe", "ﬁ" = "fi"), so that equal words compare equal.
 
-    NFKD without U+0300 … U+036F, NFC, case folding, NFC. Marks that are part of a letter, as dakuten and vowel signs, stay.
+    NFKD without U+0300 … U+036F, NFC, case folding, NFC. Marks that are part of a letter, such as dakuten and vowel signs, stay.
     """
     if text.isascii():
         return text.lower()
@@ -55,36 +55,36 @@ def normalise(text: str) -> str:
 
 
 class Vectoriser:
-    """Turns texts into rows of TF-IDF features. Holds no state of a call: any number of threads may use it.
+    """Turns texts into rows of TF-IDF features. Calls share no state: any number of threads may use it.
 
-    blocks  the kinds of n-grams; features are numbered block by block: the vocabulary by falling document frequency (ties: the string
-            that is first in code points), then what is unknown
+    blocks  the kinds of n-grams; features are numbered block by block: the vocabulary by descending document frequency (ties by code
+            points), then the features for unknown n-grams
     arrays  vocabulary int64[blocks]  n-grams in each block's vocabulary, V together
             hash uint64[V]            all different
             idf float32[F]
             text_from int64[V + 1]    where each n-gram's text begins in `text`, uint8[bytes], UTF-8
-    Raises BundleCorrupt where two hashes are the same; what else may be wrong with arrays, `from_arrays` finds.
+    Raises BundleCorrupt where two hashes are the same. `from_arrays` checks the rest.
     """
 
     def __init__(self, blocks: Sequence[TextBlock], arrays: Mapping[str, Array]) -> None:
         self.blocks = tuple(blocks)
-        # Read-only one and all, as a mapped file is: numba compiles again for arrays that differ in this.
+        # All read-only, as mapped files are: numba would compile again for writable arrays.
         self._arrays = {name: _read_only(np.require(arrays[name], requirements=["C", "A"])) for name in _DTYPES}
         self._layout = _layout(self.blocks, self._arrays["vocabulary"])
         self.width = _width(self.blocks, self._arrays["vocabulary"])
-        self._room = sum(_most(block) for block in self.blocks)
+        self._room = sum(_ngrams_per_code(block) for block in self.blocks)
         hashes = self._arrays["hash"]
         table = np.zeros((_power_of_two(2 * len(hashes)), 2), np.uint64)
         twice = fill_table(hashes, self._layout, table)
         if twice >= 0:
-            raise BundleCorrupt(f"hash: {int(hashes[twice])} stands for two n-grams, expected a hash for each")
+            raise BundleCorrupt(f"hash: {int(hashes[twice])} of two n-grams, expected different hashes")
         self._table = _read_only(table)
 
     @staticmethod
     def from_arrays(blocks: Sequence[TextBlock], arrays: Mapping[str, Array]) -> Vectoriser:
-        """What `arrays()` gave, back from a file. Raises BundleCorrupt where they do not fit each other or the blocks.
+        """From what `arrays()` returned. Raises BundleCorrupt where arrays do not fit each other or the blocks.
 
-        Whether `text` is UTF-8 is seen when features are named.
+        `features_of` checks whether `text` is UTF-8.
         """
         if missing := sorted(_DTYPES.keys() ^ arrays.keys()):
             raise BundleCorrupt(f"arrays: {sorted(arrays)}, expected {sorted(_DTYPES)} (see {', '.join(missing)})")
@@ -93,7 +93,7 @@ class Vectoriser:
                 raise BundleCorrupt(f"{name}: {arrays[name].dtype}{list(arrays[name].shape)}, expected one dimension of {np.dtype(dtype)}")
         sizes, hashes, idf, text_from, text = (arrays[name] for name in _DTYPES)
         if not blocks or len({(block.unit, block.n) for block in blocks}) < len(blocks):
-            raise BundleCorrupt(f"blocks: {[(block.unit, block.n) for block in blocks]}, expected at least one, and none twice")
+            raise BundleCorrupt(f"blocks: {[(block.unit, block.n) for block in blocks]}, expected at least one, and each unit and n once")
         if len(sizes) != len(blocks) or (sizes < 0).any() or (sizes > len(hashes)).any() or sizes.sum() != len(hashes):
             raise BundleCorrupt(f"vocabulary: {sizes.tolist()[:8]}, expected {len(blocks)} sizes, {len(hashes)} together")
         for block, size in zip(blocks, sizes.tolist(), strict=True):
@@ -102,7 +102,7 @@ class Vectoriser:
         width = _width(blocks, sizes)
         if len(idf) != width or width > np.iinfo(np.int32).max:
             raise BundleCorrupt(f"idf: {len(idf)} numbers, expected {width}, one per feature")
-        if not ((idf >= 0) & (idf <= LARGEST_IDF)).all():  # also where it is no number
+        if not ((idf >= 0) & (idf <= LARGEST_IDF)).all():  # NaN fails too
             raise BundleCorrupt(f"idf: from {idf.min()} to {idf.max()}, expected numbers from 0 to {LARGEST_IDF:g}")
         if len(text_from) != len(hashes) + 1 or text_from[0] != 0 or text_from[-1] != len(text) or (text_from[1:] <= text_from[:-1]).any():
             raise BundleCorrupt(f"text_from: {len(text_from)} offsets, expected {len(hashes) + 1}, rising from 0 to {len(text)}")
@@ -110,14 +110,14 @@ class Vectoriser:
 
     @staticmethod
     def fit(texts: Sequence[str], blocks: Sequence[TextBlock]) -> Vectoriser:
-        """The vocabularies of some documents. Memory goes with the n-grams that differ, not with the length of the texts.
+        """The vocabularies of some documents. Memory grows with the number of distinct n-grams, not with the length of the texts.
 
-        Raises InvalidConfig where there is no block or one (of a unit and an n) twice; InvalidData where there is no text, or no n-gram is
-        left in any vocabulary, or two n-grams have one hash.
+        Raises InvalidConfig where there is no block, or two of the same unit and n; InvalidData where there is no text, no vocabulary
+        has an n-gram, or two n-grams have the same hash.
         """
         kinds = [(block.unit, block.n) for block in blocks]
         if not blocks or len(set(kinds)) < len(kinds):
-            raise InvalidConfig("blocks", kinds, "at least one, and none of a unit and an n twice")
+            raise InvalidConfig("blocks", kinds, "at least one, and each unit and n once")
         if len(texts) == 0:
             raise InvalidData("texts", "none", "at least one document")
         seen = _Counts(blocks)
@@ -125,13 +125,13 @@ class Vectoriser:
             seen.add(codes, text_from)
         kept = [seen.vocabulary(k, len(texts)) for k in range(len(blocks))]
         if sum(map(len, kept)) == 0:
-            raise InvalidData("texts", f"{len(texts)} without an n-gram that min_count and max_share leave", "at least one n-gram")
+            raise InvalidData("texts", f"{len(texts)} texts without an n-gram within min_count and max_share", "at least one n-gram")
         sizes = np.array([len(entries) for entries in kept], np.int64)
         width = _width(blocks, sizes)
         if width > np.iinfo(np.int32).max:
             raise InvalidConfig("blocks", f"{width} features", f"at most {np.iinfo(np.int32).max}; see max_features and unknown")
         arrays: dict[str, Array] = {"vocabulary": sizes, "idf": np.ones(width, np.float32), **seen.arrays(np.concatenate(kept))}
-        # The documents of what is unknown are those of all that was cut: found by going through the texts again.
+        # Features of unknown n-grams stand for many; a second pass counts their documents.
         counting = Vectoriser(blocks, arrays)
         documents = np.zeros(width, np.int64)
         for codes, text_from in _chunks(texts):
@@ -140,18 +140,18 @@ class Vectoriser:
         return Vectoriser(blocks, arrays | {"idf": idf.astype(np.float32)})
 
     def arrays(self) -> dict[str, Array]:
-        """What `from_arrays` needs, beside the blocks; see the class."""
+        """The arrays that `from_arrays` takes; see the class."""
         return dict(self._arrays)
 
     def transform(self, texts: Sequence[str]) -> SparseRows:
-        """A row for each text, of length 1 or, where it has no feature, empty. No text is refused, and none changes another's row."""
+        """A row of length 1 per text, empty for a text without features. Any text is valid, and a row depends on its text alone."""
         parts = [self._rows(codes, text_from) for codes, text_from in _chunks(texts)]
         return parts[0] if len(parts) == 1 else concatenated(parts)
 
     def features_of(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> list[str]:
-        """Names for people: "stainless steel", "_st…", "…ain…", "…el_", "⟨unknown 2 words⟩".
+        """Readable names: "stainless steel", "_st…", "…ain…", "…el_", "⟨unknown 2 words⟩".
 
-        Raises InvalidQuery where there is no such feature, BundleCorrupt where its text is no UTF-8.
+        Raises InvalidQuery where there is no such feature, BundleCorrupt where a text is not UTF-8.
         """
         names = []
         text_from, text = self._arrays["text_from"], self._arrays["text"]
@@ -172,7 +172,7 @@ class Vectoriser:
             try:
                 name = text[text_from[v] : text_from[v + 1]].tobytes().decode()
             except UnicodeDecodeError as error:
-                raise BundleCorrupt(f"text: that of feature {feature} is no UTF-8 ({error.reason})") from None
+                raise BundleCorrupt(f"text: feature {feature} is not UTF-8 ({error.reason})") from None
             names.append(name if block.unit == "word" else _affix(name))
         return names
 
@@ -184,7 +184,7 @@ class Vectoriser:
 
 
 class _Counts:
-    """Every n-gram of the texts so far, in the order in which they came: hash, documents, text."""
+    """Every n-gram of the texts so far, in order of appearance: hash, documents, text."""
 
     def __init__(self, blocks: Sequence[TextBlock]) -> None:
         self._blocks = blocks
@@ -197,12 +197,13 @@ class _Counts:
         self._slots = np.full(1, -1, np.int32)
 
     def add(self, codes: Array, text_from: Array) -> None:
-        """Count each document's n-grams once. Raises InvalidData where two have one hash."""
-        most = self._size + len(codes) * sum(_most(block) for block in self._blocks)
+        """Count each document's n-grams once. Raises InvalidData where two n-grams have the same hash."""
+        most = self._size + len(codes) * sum(_ngrams_per_code(block) for block in self._blocks)
         self._hash, self._block = _grown(self._hash, most), _grown(self._block, most)
         self.count, self._last, self._text_from = _grown(self.count, most), _grown(self._last, most), _grown(self._text_from, most + 1)
-        # n words with blanks between, of up to 4 bytes a code point.
-        self._text = _grown(self._text, int(self._text_from[self._size]) + len(codes) * sum(5 * b.n * _most(b) for b in self._blocks))
+        # n words and the blanks between them, up to 4 bytes per code point.
+        bytes_per_code = sum(5 * block.n * _ngrams_per_code(block) for block in self._blocks)
+        self._text = _grown(self._text, int(self._text_from[self._size]) + len(codes) * bytes_per_code)
         if len(self._slots) < 2 * most:
             self._slots = np.full(_power_of_two(3 * most), -1, np.int32)
             fill_slots(self._hash, self._size, self._slots)
@@ -212,16 +213,16 @@ class _Counts:
         )  # fmt: skip
         if size < 0:
             other = self._text[self._text_from[-1 - size] : self._text_from[-size]].tobytes().decode()
-            raise InvalidData("texts", other, "n-grams of different hashes; another has the hash of this one")
+            raise InvalidData("texts", other, "n-grams with different hashes; another one has the hash of this one")
         self._size = size
         self._documents += len(text_from) - 1
 
     def vocabulary(self, k: int, documents: int) -> Array:
-        """The entries that are block k's vocabulary, in the order of their features."""
+        """The entries of block k's vocabulary, in the order of their features."""
         block = self._blocks[k]
         entries = np.flatnonzero(self._block[: self._size] == k)
         counts = self.count[entries]
-        # The quotient, not the product: 29 / 100 is the number that is written 0.29, and 0.29 · 100 is less than 29.
+        # Divide, do not multiply: 29 / 100 == 0.29, but 0.29 · 100 < 29 in floating point.
         entries = entries[(counts >= block.min_count) & (counts / documents <= block.max_share)]
         counts, prefixes = self.count[entries], first_letters(entries, self._text_from, self._text)
         if 0 < block.max_features < len(entries):
@@ -231,12 +232,12 @@ class _Counts:
         entries, counts, prefixes = entries[order], counts[order], prefixes[order]
         same = (counts[1:] == counts[:-1]) & (prefixes[1:] == prefixes[:-1])
         edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]])))
-        for begin, end in edges.reshape(-1, 2).tolist():  # those that differ after their first 8 bytes, if at all
+        for begin, end in edges.reshape(-1, 2).tolist():  # texts with the same first 8 bytes
             entries[begin : end + 1] = sorted(entries[begin : end + 1].tolist(), key=self._bytes)
         return entries[: block.max_features or None]
 
     def arrays(self, entries: Array) -> dict[str, Array]:
-        """The arrays of a Vectoriser that say what its n-grams are."""
+        """The arrays of a Vectoriser that describe its n-grams."""
         text_from = np.concatenate([[0], np.cumsum(self._text_from[entries + 1] - self._text_from[entries])])
         text = np.empty(text_from[-1], np.uint8)
         gather(entries, self._text_from, self._text, text_from, text)
@@ -254,13 +255,13 @@ def _classes() -> NDArray[np.uint8]:
         for code in range(first, last + 1):
             if chr(code).isalnum():
                 classes[code] = ALONE
-    for first, last in _VARIATIONS:  # else the invisible half of an emoji would be a word
+    for first, last in _VARIATIONS:  # otherwise the invisible part of an emoji would be a word
         classes[first : last + 1] = SEPARATOR
     return _read_only(classes)
 
 
 def _chunks(texts: Sequence[str]) -> Iterator[tuple[Array, Array]]:
-    """Some texts at a time, at least one time: code points uint32, read-only, one text after the other, and int64 where each begins."""
+    """Some texts at a time, at least once: code points uint32 (read-only) of one text after the other, and int64 where each begins."""
     together: list[str] = []
     size = 0
     for text in texts:
@@ -279,7 +280,7 @@ def _codes(texts: list[str]) -> tuple[Array, Array]:
 
 
 def _layout(blocks: Sequence[TextBlock], sizes: Array) -> Array:
-    """int64[blocks, 5]: unit, n, first feature, n-grams of the vocabulary, features for what is unknown."""
+    """int64[blocks, 5]: unit, n, first feature, n-grams of the vocabulary, features for unknown n-grams."""
     firsts = [0, *accumulate(size + block.unknown for block, size in zip(blocks, sizes.tolist(), strict=True))]
     rows = zip(blocks, firsts, sizes.tolist(), strict=False)
     return _read_only(np.array([(CHARS if b.unit == "char" else WORDS, b.n, first, size, b.unknown) for b, first, size in rows], np.int64))
@@ -289,13 +290,13 @@ def _width(blocks: Sequence[TextBlock], sizes: Array) -> int:
     return int(sizes.sum()) + sum(block.unknown for block in blocks)
 
 
-def _most(block: TextBlock) -> int:
-    """Most n-grams of a text, for each of its code points: a word of one letter has three characters with its blanks."""
+def _ngrams_per_code(block: TextBlock) -> int:
+    """Most n-grams per code point of a text. With its blanks, a word of one letter has three characters."""
     return max(1, 4 - block.n) if block.unit == "char" else 1
 
 
 def _affix(gram: str) -> str:
-    """How a character n-gram is written, so that it cannot be taken for a word."""
+    """A character n-gram as it is shown, distinct from any word."""
     begin, end = gram.startswith(" "), gram.endswith(" ")
     return ("_" if begin else "…") + gram.strip(" ") + ("_" if end and len(gram) > 1 else "" if end else "…")
 
@@ -311,7 +312,7 @@ def _read_only(array: Array) -> Array:
 
 
 def _grown(array: Array, least: int) -> Array:
-    """Room for `least` entries, at least doubled when there is too little."""
+    """The array with room for at least `least` entries, at least doubled if it must grow."""
     if len(array) >= least:
         return array
     grown = np.empty(max(least, 2 * len(array)), array.dtype)

@@ -78,7 +78,7 @@ def test_chunks_whose_rows_only_seem_to_rise_are_refused(linear: Bundle, name: s
     chunks = linear.chunks
     arrays = {array: np.array(getattr(chunks, array)) for array in ARRAYS}
     arrays[name][1:3] = WRAPPING, -2
-    with pytest.raises(BundleCorrupt, match=f"{name} has .* never falling"):
+    with pytest.raises(BundleCorrupt, match=f"{name} has .* never decrease"):
         Chunks(**arrays, width=chunks.width).check(linear.tree)
 
 
@@ -90,7 +90,7 @@ def test_a_row_with_a_child_twice_or_in_no_order_is_refused(children: list[int])
         np.array([0, 2]), np.array([0, 1], np.int32), np.array([0, 2, 4]), np.array([0, 1, *children], np.uint16), np.ones(4, np.float32),
         np.zeros(3, np.float32), 2,
     )  # fmt: skip
-    with pytest.raises(BundleCorrupt, match="entry_child does not rise within a row"):
+    with pytest.raises(BundleCorrupt, match="entry_child is not strictly ascending within a row"):
         chunks.check(tree)
 
 

@@ -361,7 +361,7 @@ def test_max_share_is_reached_but_not_passed(share: float, kept: list[str]) -> N
 def test_no_vocabulary_may_be_empty_but_one() -> None:
     vectoriser = Vectoriser.fit(["tea", "cup", "pot"], [WORDS_2, WORDS_1, TextBlock(unit="word", n=3, unknown=0)])
     assert names_of(vectoriser) == ["⟨unknown 2 words⟩", "cup", "pot", "tea", "⟨unknown word⟩"]
-    with pytest.raises(InvalidData, match="3 without an n-gram"):
+    with pytest.raises(InvalidData, match="3 texts without an n-gram"):
         Vectoriser.fit(["tea", "cup", "pot"], [WORDS_2])
 
 
@@ -372,7 +372,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         Vectoriser.fit(["", "…"], USUAL)
     with pytest.raises(InvalidConfig, match="at least one"):
         Vectoriser.fit(PRODUCTS, [])
-    with pytest.raises(InvalidConfig, match="twice"):
+    with pytest.raises(InvalidConfig, match="each unit and n once"):
         Vectoriser.fit(PRODUCTS, [WORDS_1, TextBlock(unit="word", n=1, max_features=3)])
     with pytest.raises(InvalidConfig, match="2147483647"):
         Vectoriser.fit(PRODUCTS, [TextBlock(unit="word", n=1, unknown=2**31 - 1)])
@@ -513,7 +513,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "idf no number": (lambda a: a["idf"].__setitem__(3, np.nan), "idf: "),
     "idf infinite": (lambda a: a["idf"].__setitem__(3, np.inf), "idf: "),
     "idf negative": (lambda a: a["idf"].__setitem__(3, -0.5), "idf: "),
-    "a hash twice": (lambda a: a["hash"].__setitem__(5, a["hash"][0]), "hash: .* stands for two"),
+    "a hash twice": (lambda a: a["hash"].__setitem__(5, a["hash"][0]), "hash: .* of two n-grams"),
     "a hash too few": (lambda a: a.update(hash=a["hash"][:-1]), "vocabulary: "),
     "an offset too few": (lambda a: a.update(text_from=a["text_from"][:-1]), "text_from: "),
     "offsets from 1": (lambda a: a["text_from"].__setitem__(0, 1), "text_from: "),
@@ -534,7 +534,7 @@ def test_damaged_arrays_are_refused(damage: str) -> None:
 
 def test_arrays_of_other_blocks_are_refused() -> None:
     arrays = Vectoriser.fit(PRODUCTS, USUAL).arrays()
-    with pytest.raises(BundleCorrupt, match="at least one, and none twice"):
+    with pytest.raises(BundleCorrupt, match="at least one, and each unit and n once"):
         Vectoriser.from_arrays([WORDS_1, WORDS_1, CHARS_3], arrays)
     with pytest.raises(BundleCorrupt, match="at least one"):
         Vectoriser.from_arrays([], arrays)
@@ -549,5 +549,5 @@ def test_text_that_is_no_utf8_is_found_when_it_is_shown() -> None:
     arrays["text"][0] = 0xFF
     vectoriser = Vectoriser.from_arrays(USUAL, arrays)
     assert len(vectoriser.transform(["kettle"]).indices) > 0
-    with pytest.raises(BundleCorrupt, match="feature 0 is no UTF-8"):
+    with pytest.raises(BundleCorrupt, match="feature 0 is not UTF-8"):
         vectoriser.features_of([0])

@@ -91,7 +91,7 @@ def test_rows_that_are_wrong_say_where(indices: list[int], values: list[float], 
 
 
 def test_rows_of_wrong_shape_are_refused() -> None:
-    with pytest.raises(InvalidQuery, match=r"features.indptr: .*expected 0 … 2, never falling"):
+    with pytest.raises(InvalidQuery, match=r"features.indptr: .*expected from 0 to 2, never decreasing"):
         SparseRows(np.array([0, 3]), np.array([0, 1], np.int32), np.ones(2, np.float32), 9)
     with pytest.raises(InvalidQuery, match=r"features.values: got '1 numbers', expected 2, one per index"):
         SparseRows(np.array([0, 2]), np.array([0, 1], np.int32), np.ones(1, np.float32), 9)
@@ -653,8 +653,8 @@ def test_chunks_that_do_not_fit_their_tree_are_refused() -> None:
         ({"bias": chunks.bias[:-1]}, "biases, expected"),
         ({"bias": chunks.bias.astype(np.float64)}, "bias is float64"),
         ({"row_feature": np.full_like(chunks.row_feature, 30)}, "outside 0 … 29"),
-        ({"row_feature": np.zeros_like(chunks.row_feature)}, "does not rise within a node"),
-        ({"entry_child": np.full_like(chunks.entry_child, 7)}, "has no child for"),
+        ({"row_feature": np.zeros_like(chunks.row_feature)}, "not strictly ascending within a node"),
+        ({"entry_child": np.full_like(chunks.entry_child, 7)}, "children that a node does not have"),
         ({"entry_weight": np.full_like(chunks.entry_weight, np.nan)}, "must be finite"),
     ]
     for changed, message in wrong:

@@ -352,6 +352,6 @@ def test_wrong_options_are_named(shop: Path, tmp_path: Path) -> None:
 def test_too_many_of_a_kind_are_refused(shop: Path, tmp_path: Path) -> None:
     frame = item_frame([f"pink-{k}lamp" for k in range(400)])
     frame.with_columns(title=pl.lit("Pink lamp")).write_parquet(tmp_path / "new.parquet")
-    with pytest.raises(InvalidData, match=r"got '400 items', expected at most 1\d\d of this kind, since the clusters .* train the model"):
+    with pytest.raises(InvalidData, match=r"got '400 items', expected at most 1\d\d items like these, .* train a new model"):
         place(shop / "models" / "shop" / "1", tmp_path / "new.parquet", ("title",), tmp_path / "shop" / "2")
     assert not (tmp_path / "shop").exists()

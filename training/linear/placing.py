@@ -1,15 +1,15 @@
-"""New items in a trained model of linear scorers: what has a text but was never searched for is placed, and nothing is trained.
+"""Place new items in a trained model of linear scorers, without training: items that have a text but no queries yet.
 
-The idea is that of the future work of papers' product search (Chang et al. 2021, §6): a new item goes to a leaf cluster that is near, with
-the average of its nearest neighbours' weights. What differs was chosen on validation queries (benchmarks/results, cold start):
+As in the future work of Chang et al. 2021 (§6), a new item goes to a near leaf cluster with the average of its nearest neighbours'
+weights. The details were chosen on validation queries (benchmarks/results, cold start):
 
-    cluster   where the model looks for the item's own text x: the first of its beam that has less than 4 times the mean number of children
+    cluster   the first of the beam for the item's own text x that has less than 4 times the mean number of children
     weights   ℓ · x + ½ · mean over the 3 nearest items i, by their own texts, of max(0, cos(x, x_i)) · w_i, with ℓ the median length of the
               leaves' weights: about what `prior` makes of an item that no query led to
     bias      the first quartile of the leaves' biases
 
-All other weights stay, and all item rows; so where only old items are eligible, answers are those of before. Texts of old items are read
-from the item table; a model of features has none, and its new items have weights of their own alone.
+All other weights and all item rows stay, so answers over old items alone do not change. Texts of old items are read from the item table.
+A model of features has no texts, so neighbours give its new items nothing.
 
 Legend: n new items, I old items, P clusters (nodes of the level above the leaves), F features.
 """
@@ -50,20 +50,20 @@ Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 
 BEAM = 100
-"""Clusters that are kept for a new item."""
+"""Clusters that are candidates for a new item."""
 COSINES = 64
-"""New items whose cosines to all old ones are held at once."""
+"""New items whose cosines to all old items are in memory at once."""
 BLOCK = 1 << 22
-"""Weights that are handled at once: what bounds the memory beside that of the model."""
+"""Weights that are processed at once: this bounds the memory beside that of the model."""
 
 
 @dataclass(frozen=True)
 class Placing:
-    """The numbers of the module's formulas, chosen on validation queries.
+    """The constants of the module's formulas, chosen on validation queries.
 
-    room            a cluster takes no more than so many times the mean number of children
-    neighbours      how many give of their weights, and `share`, how much
-    bias_quantile   of the leaves' biases: the larger, the more new items are shown
+    room           largest number of a cluster's children, in multiples of the mean
+    neighbours     nearest items whose weights are averaged; share: the factor of that average
+    bias_quantile  of the leaves' biases; the larger, the more often new items are found
     """
 
     room: int = 4
@@ -87,7 +87,7 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
         raise InvalidConfig("--model", str(model), f"a model of linear scorers, not of {bundle.manifest.scorer.kind}")
     if bundle.manifest.ranker is not None:
         log.warning(
-            "%s version %d has a ranker, which the new version lacks: fit-ranker trains one for it",
+            "%s version %d has a ranker, the new version has none: fit-ranker trains one for it",
             bundle.manifest.name,
             bundle.manifest.version,
         )
@@ -95,7 +95,7 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
     tree, chunks = bundle.tree, bundle.chunks
     cluster_n = nearest_clusters(tree, chunks, bundle.manifest.ranking, new.own, how)
     if (cluster_n < 0).any():
-        expected = f"at most {int((cluster_n >= 0).sum())} of this kind, since the clusters near them are full; train the model anew"
+        expected = f"at most {int((cluster_n >= 0).sum())} items like these, since the clusters near them are full; train a new model"
         raise InvalidData(str(file), f"{len(cluster_n)} items", expected)
     near = None if not columns else nearest_items(new.own, own_texts(bundle, bundle.items.to_table(), columns), how.neighbours)
     weights, bias = new_weights(tree, chunks, new.own, near, how)
@@ -112,9 +112,9 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
 
 
 def nearest_clusters(tree: Tree, chunks: Chunks, ranking: Ranking, own: Csr, how: Placing = CHOSEN) -> Int64:
-    """int64[n]: the cluster of each item, see the module; −1 where those that the beam keeps are full.
+    """int64[n]: the cluster of each item, see the module; −1 where all clusters of the beam are full.
 
-    A full cluster keeps those it fits best, the others go to their next one.
+    A cluster with too little room takes the items with the highest ranks; the others go to the next cluster of their beams.
     """
     span = tree.level(tree.height - 1)
     nodes_nK, ranks_nK = np.zeros((own.shape[0], 1), np.int64), np.zeros((own.shape[0], 1), np.float32)
@@ -138,7 +138,7 @@ def nearest_clusters(tree: Tree, chunks: Chunks, ranking: Ranking, own: Csr, how
 
 
 def nearest_items(own: Csr, old: Csr, count: int) -> Csr:
-    """[n, I]: the cosines to the `count` nearest old items, those above 0, divided by `count`. Ties: the lower item row."""
+    """float32[n, I]: the positive cosines to the `count` nearest old items, divided by `count`. Ties: the lower item row."""
     by_feature = old.T.tocsr()
     item_nK, cosine_nK = np.zeros((own.shape[0], count), np.int64), np.zeros((own.shape[0], count), np.float32)
     for begin in range(0, own.shape[0], COSINES):
@@ -154,7 +154,7 @@ def nearest_items(own: Csr, old: Csr, count: int) -> Csr:
 
 
 def new_weights(tree: Tree, chunks: Chunks, own: Csr, near: Csr | None, how: Placing = CHOSEN) -> tuple[Csr, float]:
-    """Rows [n, F] and the bias of all of them, see the module. Weights below the smallest that the model kept are left out."""
+    """float32[n, F] and the bias of all of them, see the module; without weights below the model's smallest."""
     needed = np.zeros(tree.item_count, np.bool_)
     if near is not None:
         needed[near.indices] = True
@@ -179,52 +179,56 @@ def new_weights(tree: Tree, chunks: Chunks, own: Csr, near: Csr | None, how: Pla
 
 
 def grown(tree: Tree, chunks: Chunks, cluster_n: Int64, weights: Csr, bias_n: NDArray[np.float32]) -> tuple[Tree, Chunks]:
-    """The tree and its scorers with a leaf for each of the items I, I + 1, …, behind the other children of its cluster.
+    """The tree and its scorers with a leaf for each of the items I, I + 1, …, after the other children of its cluster.
 
     cluster_n  int64[n]: the nodes that they go to · weights: rows [n, F] · bias_n: float32[n]
     """
     span = tree.level(tree.height - 1)
     order = np.argsort(cluster_n, kind="stable")
-    place_n = cluster_n[order] - span.start
-    count_P = np.diff(tree.first_child[span.start : span.stop + 1])
-    coming_P = np.bincount(place_n, minlength=len(span))
+    place_n = cluster_n[order] - span.start  # of each new leaf's cluster on its level
+    counts = [np.diff(tree.first_child[tree.level(h).start : tree.level(h).stop + 1]) for h in range(tree.height)]
     end_n = tree.first_child[span.start + 1 : span.stop + 1][place_n]
-    counts = [np.diff(tree.first_child[tree.level(h).start : tree.level(h).stop + 1]) for h in range(tree.height - 1)]
+    child_n = counts[-1][place_n] + np.arange(len(order)) - np.searchsorted(place_n, place_n)
+    counts[-1] = counts[-1] + np.bincount(place_n, minlength=len(span))
     leaf_item = np.insert(tree.leaf_item, end_n - tree.leaf_offset, tree.item_count + order)
-    larger = tree_from_children([*counts, count_P + coming_P], leaf_item)
+    scorers = _with_entries(chunks, span, place_n, child_n, weights[order])
+    return tree_from_children(counts, leaf_item), replace(scorers, bias=np.insert(chunks.bias, end_n, bias_n[order]))
 
-    # New entries by the row that they go to (its cluster and feature), those of a row by child: their clusters' last children.
-    rows_n = weights[order]
-    rows_n.sort_indices()
-    entries_n = np.diff(rows_n.indptr)
-    child_n = count_P[place_n] + np.arange(len(order)) - np.searchsorted(place_n, place_n)
-    key: Int64 = np.repeat(place_n, entries_n) * chunks.width + rows_n.indices
+
+def _with_entries(chunks: Chunks, span: range, place_n: Int64, child_n: Int64, weights: Csr) -> Chunks:
+    """The chunks with the weights of new leaves, as the last entries of their rows; `bias` stays as it is.
+
+    span     the nodes of the clusters' level
+    place_n  each new leaf's cluster on that level, ascending; child_n: its number among the cluster's children
+    """
+    weights.sort_indices()
+    entries_n = np.diff(weights.indptr)
+    key: Int64 = np.repeat(place_n, entries_n) * chunks.width + weights.indices  # of an entry's row: its cluster and feature
     by_row = np.argsort(key, kind="stable")
-    row, entries = np.unique(key, return_counts=True)
+    row_key, count = np.unique(key, return_counts=True)
 
     begin = int(chunks.chunk_row[span.start])
-    known = np.repeat(np.arange(len(span)), np.diff(chunks.chunk_row[span.start :])) * chunks.width + chunks.row_feature[begin:]
-    at = np.searchsorted(known, row)
-    there = np.append(known, -1)[at] == row
-    place, feature = np.divmod(row[~there], chunks.width)
-    counted = np.insert(np.diff(chunks.row_entry), begin + at[~there], 0)
-    counted[begin + at + np.cumsum(~there) - ~there] += entries  # each row moved up by the new ones before it
+    known_key = np.repeat(np.arange(len(span)), np.diff(chunks.chunk_row[span.start :])) * chunks.width + chunks.row_feature[begin:]
+    at = np.searchsorted(known_key, row_key)
+    is_known = np.append(known_key, -1)[at] == row_key
+    place, feature = np.divmod(row_key[~is_known], chunks.width)
+    row_entries = np.insert(np.diff(chunks.row_entry), begin + at[~is_known], 0)
+    row_entries[begin + at + np.cumsum(~is_known) - ~is_known] += count  # each row is moved up by the new ones before it
     chunk_row = np.array(chunks.chunk_row)
     chunk_row[span.start + 1 :] += np.cumsum(np.bincount(place, minlength=len(span)))
-    end = np.repeat(chunks.row_entry[begin + at + there], entries)
-    return larger, replace(
+    end = np.repeat(chunks.row_entry[begin + at + is_known], count)
+    return replace(
         chunks,
         chunk_row=chunk_row,
-        row_feature=np.insert(chunks.row_feature, begin + at[~there], feature.astype(np.int32)),
-        row_entry=np.concatenate([[0], np.cumsum(counted)]),
+        row_feature=np.insert(chunks.row_feature, begin + at[~is_known], feature.astype(np.int32)),
+        row_entry=np.concatenate([[0], np.cumsum(row_entries)]),
         entry_child=np.insert(chunks.entry_child, end, np.repeat(child_n, entries_n)[by_row].astype(np.uint16)),
-        entry_weight=np.insert(chunks.entry_weight, end, rows_n.data[by_row]),
-        bias=np.insert(chunks.bias, end_n, bias_n[order]),
+        entry_weight=np.insert(chunks.entry_weight, end, weights.data[by_row]),
     )
 
 
 def _leaf_entries(tree: Tree, chunks: Chunks) -> Iterator[tuple[Int64, NDArray[np.int32], NDArray[np.float32]]]:
-    """All weights of leaves, about BLOCK at a time: each one's leaf (counted from the first), feature and weight."""
+    """All weights of leaves, about BLOCK at a time: the leaf (counted from the first one), the feature and the weight of each."""
     span = tree.level(tree.height - 1)
     entry_P = chunks.row_entry[chunks.chunk_row[span.start :]]  # where each cluster's entries begin
     begin = 0
@@ -240,7 +244,7 @@ def _leaf_entries(tree: Tree, chunks: Chunks) -> Iterator[tuple[Int64, NDArray[n
 
 
 def _draft(bundle: Bundle, out: Path, file: Path, columns: Sequence[str], count: int) -> ManifestDraft:
-    """The manifest of the model as it was, with what was placed."""
+    """The model's manifest, with the placed items added to its data."""
     manifest = bundle.manifest
     with file.open("rb") as stream:
         fingerprint = hashlib.file_digest(stream, "sha256").hexdigest()
