@@ -3,6 +3,9 @@
 Knows item rows, ground truth, scores and grades. Does not know where they came from. Every function returns a value per query; the papers'
 figure is the mean over queries, so F@m is the mean of the queries' F, never the F of mean precision and mean recall.
 
+By hand: scikit-learn's ndcg_score takes one rectangular array of queries, linear gains and averages over ties; it has no ERR, and no choice
+of what a query without a relevant item counts as.
+
 Legend: B queries, I items, M columns of recommendations; for rankings Q queries, R rows (an item of a query).
 """
 

@@ -1,4 +1,4 @@
-"""Item-based collaborative filtering (Sarwar et al. 2001), the baseline of the tree papers.
+"""Item-based collaborative filtering (Sarwar et al. 2001), the baseline of the tree papers. By scipy.sparse: two sparse products.
 
 Legend: B queries, I items, M results, N neighbours kept per item.
 """

@@ -3,7 +3,8 @@
     2 qid:10 1:0.5 2:NULL 3:7 #docid = GX000-24-12369390 …        LETOR: grade, query, feature:value; the rest of the line is a comment
 
 Features are counted from 1, and NULL and NaN are missing values. What a line does not mention is missing in LETOR files too (they write
-all), unless `absent` says that it is 0, as in sparse files. Text is read line by line, gzipped or not. A wrong line is named.
+all), unless `absent` says that it is 0, as in sparse files. Text is read line by line, gzipped or not. Errors name the line. By hand:
+scikit-learn's load_svmlight_file knows neither NULL nor document ids, and its errors name no line.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def read_table(file: Path, columns: Sequence[str]) -> pl.DataFrame:
 
 
 def texts_of(frame: pl.DataFrame, columns: Sequence[str]) -> list[str]:
-    """The values of some columns with blanks between them; what is null is left out, and a list gives all it has."""
+    """The values of some columns, joined by spaces; nulls are left out, the entries of a list are joined too."""
 
     def text(column: str) -> pl.Expr:
         many = isinstance(frame.schema[column], pl.List)
@@ -90,7 +90,7 @@ def texts_of(frame: pl.DataFrame, columns: Sequence[str]) -> list[str]:
 
 
 def labelled(pairs: pl.DataFrame, row_of: dict[str, int]) -> LabelledTexts:
-    """Texts, in the order of their first appearance, from pairs of `query`, `item` and `weight`; equal pairs are added up.
+    """Texts, in the order of their first appearance, from pairs of `query`, `item` and `weight`; weights of equal pairs are summed.
 
     Raises InvalidData for an item that `row_of` does not have.
     """

@@ -1,6 +1,7 @@
 """The evaluation protocol of TDM, JTM and OTM: held-out users, and the halves of their lists.
 
-Knows interactions and seeds. Does not know models or metrics.
+Knows interactions and seeds. Does not know models or metrics. By hand: the cuts are two lines, and
+scikit-learn's splitters would give other users for the same seed.
 """
 
 from __future__ import annotations

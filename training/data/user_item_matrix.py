@@ -1,4 +1,4 @@
-"""The sparse user–item matrix of some users, from which neighbours and embeddings are computed."""
+"""The sparse user–item matrix of some users (scipy.sparse), from which neighbours and embeddings are computed."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
     POINTS FEATURES LABELS
     3,17 0:0.12 5:0.4 …          labels, then feature:value, both counted from 0; a point may lack either
 
-Knows the files, gzipped or not. Does not know what is learned from them.
+Knows the files, gzipped or not. Does not know what is learned from them. By hand: scikit-learn's
+load_svmlight_file neither checks the first line nor names a wrong one.
 
 Legend: B points, F features, L labels.
 """
@@ -48,35 +49,12 @@ class LabelledPoints:
 
 def read_xmc(path: Path) -> LabelledPoints:
     """Read a file. Raises InvalidData, which names the line, where it is not in the format."""
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            lines = file.read().removesuffix(b"\n").split(b"\n")
-    except (OSError, EOFError, zlib.error) as error:
-        raise InvalidData(str(path), str(error), "a readable file in the XMC repository's text format") from error
-    header = lines[0].split()
-    if len(header) != 3 or not all(entry.isdigit() for entry in header):
-        raise InvalidData(f"{path}, line 1", lines[0][:80].decode(errors="replace"), "three numbers: points, features, labels")
-    count, features, label_count = map(int, header)
-    if max(features, label_count) > np.iinfo(np.int32).max:
-        raise InvalidData(f"{path}, line 1", max(features, label_count), f"at most {np.iinfo(np.int32).max} features and labels")
-    body = lines[1:]
-    while body and not body[-1].strip() and len(body) > count:
-        body.pop()
-    if len(body) != count:
-        raise InvalidData(str(path), f"{len(body)} points", f"{count}, as its first line says")
+    body, features, label_count = _lines(path)
     labels, labels_from, parts, entries = [], [0], [], [0]
     for number, line in enumerate(body, start=2):
         begins_with_features = b":" in line.split(b" ", 1)[0]
         first, _, rest = (b"", b"", line) if begins_with_features else line.partition(b" ")
-        try:
-            own = sorted({int(label) for label in first.split(b",") if label.strip()})
-        except ValueError:
-            raise InvalidData(f"{path}, line {number}", first[:80].decode(errors="replace"), "labels with commas between them") from None
-        if own and (own[0] < 0 or own[-1] >= label_count):
-            raise InvalidData(
-                f"{path}, line {number}", own[-1] if own[-1] >= label_count else own[0], f"labels from 0 to {label_count - 1}"
-            )
-        labels += own
+        labels += _labels(f"{path}, line {number}", first, label_count)
         labels_from.append(len(labels))
         parts.append(rest)
         entries.append(entries[-1] + rest.count(b":"))
@@ -85,13 +63,44 @@ def read_xmc(path: Path) -> LabelledPoints:
     if len(numbers) and not (numbers[0::2].min() >= 0 and numbers[0::2].max() < features):
         bad = int(numbers[0::2].max() if numbers[0::2].max() >= features else numbers[0::2].min())
         raise InvalidData(str(path), bad, f"features from 0 to {features - 1}")
-    points = csr_array((numbers[1::2].astype(np.float32), numbers[0::2].astype(np.int32), indptr), shape=(count, features))
+    points = csr_array((numbers[1::2].astype(np.float32), numbers[0::2].astype(np.int32), indptr), shape=(len(body), features))
     try:
         as_rows(points).check()
     except InvalidQuery as error:
         raise InvalidData(str(path), error.value, "features each once in a point, with finite values") from error
     ones = np.ones(len(labels), np.float32)
-    return LabelledPoints(points, csr_array((ones, np.array(labels, np.int32), labels_from), shape=(count, label_count)))
+    return LabelledPoints(points, csr_array((ones, np.array(labels, np.int32), labels_from), shape=(len(body), label_count)))
+
+
+def _lines(path: Path) -> tuple[list[bytes], int, int]:
+    """The lines of the points, the number of features and that of labels."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            header, *body = file.read().removesuffix(b"\n").split(b"\n")
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidData(str(path), str(error), "a readable file in the XMC repository's text format") from error
+    fields = header.split()
+    if len(fields) != 3 or not all(field.isdigit() for field in fields):
+        raise InvalidData(f"{path}, line 1", header[:80].decode(errors="replace"), "three numbers: points, features, labels")
+    count, features, label_count = map(int, fields)
+    if max(features, label_count) > np.iinfo(np.int32).max:
+        raise InvalidData(f"{path}, line 1", max(features, label_count), f"at most {np.iinfo(np.int32).max} features and labels")
+    while len(body) > count and not body[-1].strip():
+        body.pop()
+    if len(body) != count:
+        raise InvalidData(str(path), f"{len(body)} points", f"{count}, as its first line says")
+    return body, features, label_count
+
+
+def _labels(where: str, text: bytes, label_count: int) -> list[int]:
+    """The labels of a point, ascending, none twice."""
+    try:
+        labels = sorted({int(label) for label in text.split(b",") if label.strip()})
+    except ValueError:
+        raise InvalidData(where, text[:80].decode(errors="replace"), "labels with commas between them") from None
+    if labels and (labels[0] < 0 or labels[-1] >= label_count):
+        raise InvalidData(where, labels[-1] if labels[-1] >= label_count else labels[0], f"labels from 0 to {label_count - 1}")
+    return labels
 
 
 def _numbers(path: Path, parts: list[bytes], entries: int) -> NDArray[np.float64]:

@@ -41,7 +41,7 @@ def draw_samples(
 ) -> Samples:
     """Every event of `users` (pass training users) with the history before it, or `most` random ones; a first event has no history.
 
-    Where lists have no order: every event of a list of at least two, with some of the list's other events.
+    Where lists have no order: every event of a list of at least two, with a random part of the list's other events as its history.
 
     wanted_I  bool[I]: the items whose events are drawn; None: all items
 

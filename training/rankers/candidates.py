@@ -37,14 +37,14 @@ class Candidates:
     relevant: list[Int64]
 
     def quality(self, scores_R: NDArray[np.float32] | None, m: int) -> dict[str, float]:
-        """`ndcg` and `recall` at m, means over the queries that something is relevant to; by scores, or as retrieved.
+        """`ndcg` and `recall` at m, means over the queries with a relevant item; in the order of the scores, None: as retrieved.
 
-        Raises InvalidData where nothing is relevant to any query.
+        Raises InvalidData where no query has a relevant item.
         """
         rows_BM = self.rows_BM if scores_R is None else self.ordered(scores_R)
         some = np.flatnonzero([len(rows) > 0 for rows in self.relevant])
         if not len(some):
-            raise InvalidData("queries", "nothing that is relevant", "at least one query with a relevant item")
+            raise InvalidData("queries", "no relevant item", "at least one query with a relevant item")
         relevant = [self.relevant[b] for b in some.tolist()]
         found_BM = rows_BM[some]
         return {

@@ -3,9 +3,9 @@
     z_1 = g(b_H + W_X x),   z_{l+1} = H(z_l) ⊙ T(z_l) + z_l ⊙ (1 − T(z_l)),   f = ⟨w, z_L⟩
     H(z) = g(b_H + W_H z),  T(z) = σ(b_T + W_T z),  g = ReLU
 
-Layers 2 … L share their weights, and b_H is the input layer's too. The paper says neither the standard deviation of the first weights nor
-what of a layer is dropped. Here each item draws one mask of hidden units for all layers, as they are the same units: z_1 and every H(z_l)
-go through it, so that a dropped unit is 0 throughout and the others are scaled up once.
+Layers 2 … L share their weights, and the input layer shares b_H. The paper states neither the standard deviation of the initial weights nor
+what dropout drops. Here each item draws one mask of hidden units for all layers, since these are the same units: z_1 and every H(z_l) are
+multiplied by it, so a dropped unit is 0 in all layers.
 
 Legend: F features, K hidden units; items have any number of dimensions in front.
 """
@@ -23,7 +23,7 @@ class HighwayFunction(nn.Module):
     """Features [… , F] → scores […].
 
     hidden, layers             K and L; with L = 1 it is a network of one hidden layer
-    visible_dropout, dropout   share of features and of hidden units that is 0 for an item, when a generator is given
+    visible_dropout, dropout   share of features and of hidden units that are dropped for an item; only when a generator is given
     init_std                   of all weights at the start; b_H starts at 0, b_T at −1
     """
 

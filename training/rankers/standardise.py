@@ -1,6 +1,7 @@
-"""Raw features, with NaN where a value is missing → what rank functions take: of mean 0 and standard deviation 1 on the training rows.
+"""Standardisation of raw features, NaN where a value is missing: mean 0 and standard deviation 1 on the training rows.
 
-Knows columns. Does not know queries: a value is treated alike wherever it occurs, so that what was remembered in training serves any item.
+Knows columns. Does not know queries: the same value gets the same result in every query. By hand, as a torch module: it is exported in
+ranker.onnx with the rank function, which scikit-learn's StandardScaler and QuantileTransformer are not, and NaN becomes 0.
 
 Legend: F features, K knots; rows have any number of dimensions in front.
 """
@@ -21,12 +22,13 @@ QUANTILES = 16
 
 
 class Standardise(nn.Module):
-    """(x − mean) / std, 0 where x is missing; then, if asked for, for each feature with missing values the same of “is missing”.
+    """(x − mean) / std, 0 where x is missing.
 
-    With `quantile`, x first goes through a rising piecewise linear function that takes the training quantiles to those of the normal
-    distribution, and what is beyond them to the outermost ones, so that neither units nor outliers matter.
+    missing   append, for each feature with missing values, the same of its indicator "is missing"
+    scaling   `quantile`: first map x by a rising piecewise linear function from the training quantiles to those of the normal distribution;
+              values beyond the outermost quantiles map to these
 
-    Its arrays are buffers: they are saved and exported with the model. A feature with one value only is always 0.
+    Its arrays are buffers: they are saved and exported with the model. A feature with a single value is always 0.
     """
 
     mean: Tensor
@@ -56,7 +58,7 @@ class Standardise(nn.Module):
         count_F = np.maximum(known_RF.sum(axis=0), 1)
         mean_F = np.where(known_RF, columns_RF, 0).sum(axis=0) / count_F
         std_F = np.sqrt((np.where(known_RF, columns_RF - mean_F, 0) ** 2).sum(axis=0) / count_F)
-        varies_F = std_F > 1e-7 * np.abs(mean_F)  # what float32 can tell apart
+        varies_F = std_F > 1e-7 * np.abs(mean_F)  # smaller deviations are float32 rounding
         self.register_buffer("mean", torch.from_numpy(mean_F.astype(np.float32)))
         self.register_buffer("scale", torch.from_numpy(np.divide(1, std_F, out=np.zeros_like(std_F), where=varies_F).astype(np.float32)))
         self.features = features_RF.shape[1]

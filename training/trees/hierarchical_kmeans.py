@@ -1,7 +1,8 @@
 """Balanced hierarchical spherical k-means over sparse rows: a tree whose leaves hold one label each (PECOS §3.1).
 
-The labels of a node are cut in half again and again: two centres, each label to the one it is nearer to by the cosine, as many to either
-side; then the cuts are grouped into nodes of `branching` children, and what is left at the end are the labels of a leaf cluster.
+The labels are halved repeatedly: each goes to the centre with the larger cosine, half of them to either. The halvings are then grouped into
+nodes of `branching` children; the sets that are not halved further are the leaf clusters. By hand, because scikit-learn's k-means does not
+balance its clusters.
 
 Legend: I labels, F features.
 """
@@ -66,50 +67,27 @@ def hierarchical_kmeans(labels: Csr, branching: int, max_leaf: int, seed: int, t
 def _halved(indptr: Array, indices: Array, values: Array, members: Array, number_of: Array, rounds: int, seed: int) -> Array:
     """bool[members]: the half that is near one of two centres; of an odd number the smaller half.
 
-    number_of  int32[F], −1 before and after: the features of the members are numbered anew, so that a cut costs what they have
+    number_of  int32[F] of −1, scratch for `_renumbered`
     """
     count, half = len(members), len(members) // 2
     left = np.zeros(count, np.bool_)
     if count < 2:
         return left
-    entries = 0
-    for k in range(count):
-        entries += indptr[members[k] + 1] - indptr[members[k]]
-    begin, number, value = np.empty(count + 1, np.int64), np.empty(entries, np.int32), np.empty(entries, np.float32)
-    feature = np.empty(entries, np.int32)
-    found, e = 0, 0
-    for k in range(count):
-        begin[k] = e
-        for entry in range(indptr[members[k]], indptr[members[k] + 1]):
-            if number_of[indices[entry]] < 0:
-                number_of[indices[entry]] = found
-                feature[found] = indices[entry]
-                found += 1
-            number[e], value[e] = number_of[indices[entry]], values[entry]
-            e += 1
-    begin[count] = e
-    for f in range(found):
-        number_of[feature[f]] = -1
-
-    random = np.uint64(seed) * np.uint64(2654435761) + np.uint64(1)
-    random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-    one = np.int64((random >> np.uint64(33)) % np.uint64(count))
-    random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-    other = np.int64((random >> np.uint64(33)) % np.uint64(count - 1))
-    other += other >= one
+    begin, number, value, found = _renumbered(indptr, indices, values, members, number_of)
+    one, other = _two_of(count, seed)
     difference, sums = np.zeros(found, np.float32), np.empty((2, found), np.float32)
     for e in range(begin[one], begin[one + 1]):
         difference[number[e]] -= value[e]
     for e in range(begin[other], begin[other + 1]):
         difference[number[e]] += value[e]
-    score, ordered = np.empty(count, np.float32), np.empty(count, np.float32)
+    score = np.empty(count, np.float32)
     for done in range(rounds):
         for k in range(count):
             near = np.float32(0)
             for e in range(begin[k], begin[k + 1]):
                 near += difference[number[e]] * value[e]
-            score[k] = ordered[k] = near
-        border, equal, moved = _smallest(ordered, half), half, 0
+            score[k] = near
+        border, equal, moved = np.partition(score, half)[half], half, 0
         for k in range(count):
             if score[k] < border:
                 equal -= 1
@@ -137,25 +115,40 @@ def _halved(indptr: Array, indices: Array, values: Array, members: Array, number
 
 
 @njit(cache=True, nogil=True)
-def _smallest(values: Array, place: int) -> Any:
-    """The number at a place of the sorted numbers, which are reordered (Hoare 1961)."""
-    low, high = 0, len(values) - 1
-    while low < high:
-        pivot = values[(low + high) // 2]
-        i, j = low, high
-        while i <= j:
-            while values[i] < pivot:
-                i += 1
-            while values[j] > pivot:
-                j -= 1
-            if i <= j:
-                values[i], values[j] = values[j], values[i]
-                i += 1
-                j -= 1
-        if place <= j:
-            high = j
-        elif place >= i:
-            low = i
-        else:
-            break
-    return values[place]
+def _renumbered(indptr: Array, indices: Array, values: Array, members: Array, number_of: Array) -> tuple[Array, Array, Array, int]:
+    """The rows of some members (where each begins, features, values) with their features numbered 0, 1, …, and how many features they have.
+
+    Sums over features then cost what the members have, not F.
+
+    number_of  int32[F], −1 before and after
+    """
+    count, entries = len(members), 0
+    for k in range(count):
+        entries += indptr[members[k] + 1] - indptr[members[k]]
+    begin, number, value = np.empty(count + 1, np.int64), np.empty(entries, np.int32), np.empty(entries, np.float32)
+    feature = np.empty(entries, np.int32)
+    found, e = 0, 0
+    for k in range(count):
+        begin[k] = e
+        for entry in range(indptr[members[k]], indptr[members[k] + 1]):
+            if number_of[indices[entry]] < 0:
+                number_of[indices[entry]] = found
+                feature[found] = indices[entry]
+                found += 1
+            number[e], value[e] = number_of[indices[entry]], values[entry]
+            e += 1
+    begin[count] = e
+    for f in range(found):
+        number_of[feature[f]] = -1
+    return begin, number, value, found
+
+
+@njit(cache=True, nogil=True)
+def _two_of(count: int, seed: int) -> tuple[Any, Any]:
+    """Two different numbers below `count`, drawn by a linear congruential generator (Knuth's MMIX constants)."""
+    state = np.uint64(seed) * np.uint64(2654435761) + np.uint64(1)
+    state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+    one = np.int64((state >> np.uint64(33)) % np.uint64(count))
+    state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+    other = np.int64((state >> np.uint64(33)) % np.uint64(count - 1))
+    return one, other + (other >= one)

@@ -2,7 +2,8 @@
 
 A node's items are divided among its b children by binary splits, b → ⌊b/2⌋ + ⌈b/2⌉ → … → 1. A split is spherical 2-means with the sizes
 given: items are sorted by ⟨x, c_right − c_left⟩ and cut where the balanced tree wants it; the centres are recomputed until no item
-changes side. All splits of a round are made together, so the cost is about log₂(I) passes over the embeddings per iteration.
+changes side. All splits of a round are made together, so the cost is about log₂(I) passes over the embeddings per iteration. By hand:
+scikit-learn's k-means does not balance its clusters.
 
 Legend: I items, D embedding width, R rows at work, G groups being split.
 """
@@ -35,7 +36,7 @@ def kmeans_tree(embeddings_ID: Float32, branching: int, *, seed: int, max_iterat
     items = len(embeddings_ID)
     rng = np.random.default_rng(seed)
     x_ID = _unit_rows(embeddings_ID.astype(np.float32))
-    order = rng.permutation(items).astype(np.int64)  # ties are broken by place: not by item row, which may mean something
+    order = rng.permutation(items).astype(np.int64)  # ties are broken by a random order: item rows may be sorted by a property of the items
     for h in range(1, tree_height(items, branching)):
         edges = level_edges(items, branching**h)
         first_G = np.arange(branching ** (h - 1)) * branching
