@@ -104,6 +104,19 @@ def test_a_long_line_that_finds_no_room_is_refused_and_a_short_one_is_answered(s
     until(lambda: bodies.left == bodies.units, "the room comes back")
 
 
+def test_lines_count_until_they_are_answered(service: Listening) -> None:
+    bodies, engine = direct(service, "/retrieve/stream").bodies, service.engines["books"]
+    line = b"{" + b" " * 40_000 + json.dumps(many(1, m=3)).encode()[1:]
+    with service.connected() as wire:
+        engine.go.clear()
+        wire.send(HEAD + b"".join(chunk(line + b"\n") for _ in range(3)))
+        until(lambda: bodies.left == bodies.units - (3 * len(line) - FREE_BYTES), "all lines are counted")
+        engine.go.set()
+        until(lambda: bodies.left == bodies.units, "answered lines are counted no more")
+        wire.send(chunk(b""))
+        assert len(received(wire)) == 3
+
+
 def test_nothing_is_sent_to_a_client_that_has_gone() -> None:
     sent: list[Message] = []
 
