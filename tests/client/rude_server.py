@@ -1,0 +1,180 @@
+"""A server that does with a connection as it likes, and calls of both clients to it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from espalier_client import (
+    AsyncClient,
+    Client,
+    Query,
+    Request,
+    Retry,
+)
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+KINDS = pytest.mark.parametrize("kind", ["Client", "AsyncClient"])
+
+
+READY = b'{"ready": true, "reasons": []}'
+
+
+SOON = Retry(retries=0, deadline_s=0.3)
+"""In true seconds: for what waits inside of one operation."""
+
+
+LONG_S = 60.0
+"""Longer than anything here waits."""
+
+
+def call(kind: str, url: str, method: str, *arguments: Any, **options: Any) -> Any:
+    """The outcome of a method of either client; a stream's as a list."""
+    if kind == "Client":
+        with Client(url, **options) as client:
+            outcome = getattr(client, method)(*arguments)
+            return list(outcome) if method == "retrieve_stream" else outcome
+
+    async def run() -> Any:
+        async with AsyncClient(url, **options) as client:
+            outcome = getattr(client, method)(*arguments)
+            return [one async for one in outcome] if method == "retrieve_stream" else await outcome
+
+    return asyncio.run(run())
+
+
+def asking(*ids: str) -> list[Request]:
+    return [Request([Query(history=[id])]) for id in ids]
+
+
+@dataclass
+class Clock:
+    """Time as the server lets it pass."""
+
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Connection:
+    """One connection of a client; `gone` once the test is over."""
+
+    socket: socket.socket
+    gone: threading.Event
+    clock: Clock
+    finished: bool = False
+
+    def drip(self, content: bytes) -> None:
+        """A byte now and then: a second of the clock apart, and a moment in truth, so that they are not read as one."""
+        for at in range(len(content)):
+            self.clock.now_s += 1
+            self.socket.sendall(content[at : at + 1])
+            if self.gone.wait(0.002):
+                return
+        self.finished = True
+
+    def request(self) -> bytes:
+        """The next request, its body too."""
+        got = b""
+        while b"\r\n\r\n" not in got:
+            got += self._more()
+        head, _, body = got.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: *(\d+)", head)
+        while length and len(body) < int(length[1]):
+            body += self._more()
+        return head + b"\r\n\r\n" + body
+
+    def _more(self) -> bytes:
+        more = self.socket.recv(1 << 16)
+        if not more:
+            raise ConnectionResetError
+        return more
+
+
+@dataclass
+class Server:
+    address: str
+    clock: Clock = field(default_factory=Clock)
+    connections: list[Connection] = field(default_factory=list)
+    requests: list[bytes] = field(default_factory=list)
+
+
+@contextmanager
+def behaving(behave: Callable[[Server, Connection], None], receive_bytes: int | None = None) -> Iterator[Server]:
+    """A server on a socket where each connection is treated so."""
+    gone = threading.Event()
+    threads = []
+    with socket.socket() as listener:
+        if receive_bytes is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        server = Server(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+        def treat(connection: Connection) -> None:
+            with connection.socket, suppress(OSError):  # the client has had enough
+                behave(server, connection)
+
+        def accept() -> None:
+            while True:
+                accepted, _ = listener.accept()
+                if gone.is_set():
+                    accepted.close()
+                    return
+                server.connections.append(Connection(accepted, gone, server.clock))
+                threads.append(threading.Thread(target=treat, args=(server.connections[-1],)))
+                threads[-1].start()
+
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        try:
+            yield server
+        finally:
+            gone.set()
+            socket.create_connection(listener.getsockname()).close()
+            accepting.join()
+            for connection in server.connections:
+                with suppress(OSError):  # it is closed
+                    connection.socket.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+
+
+def saying(content: bytes) -> Callable[[Server, Connection], None]:
+    """Answers each request with these bytes, and closes the connection."""
+
+    def behave(server: Server, connection: Connection) -> None:
+        server.requests.append(connection.request())
+        connection.socket.sendall(content)
+
+    return behave
+
+
+def response(content: bytes, status: int = 200, media_type: str = "application/json", *headers: str) -> bytes:
+    lines = [
+        f"HTTP/1.1 {status} Reason",
+        f"Content-Length: {len(content)}",
+        f"Content-Type: {media_type}",
+        "Connection: close",
+        *headers,
+        "",
+        "",
+    ]
+    return "\r\n".join(lines).encode("latin-1") + content
+
+
+def answer(*ids: str) -> dict[str, Any]:
+    stages = ("queue_ms", "encode_ms", "search_ms", "serialise_ms", "total_ms", "ms_per_query", "batch")
+    items = [{"id": id, "score": 0.5} for id in ids]
+    results = [{"items": items, "complete": True, "beam_size": 1, "unknown": []}]
+    return {"model": "books", "version": 3, "engine": "fake", "results": results, "timing": dict.fromkeys(stages, 1)}

@@ -1,0 +1,136 @@
+"""What is tried again, how often, and after which pauses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from espalier_client import (
+    ClientError,
+    ConnectionFailed,
+    Overloaded,
+    Query,
+    TimedOut,
+    Unavailable,
+)
+from tests.client.stub import Driver, Stub, refuse
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        refuse(429),
+        refuse(503),
+        httpx.ConnectError("refused"),
+        httpx.ConnectTimeout(""),
+        httpx.ReadError("reset"),
+        httpx.WriteError("broken pipe"),
+        httpx.RemoteProtocolError("Server disconnected without sending a response."),
+    ],
+    ids=repr,
+)
+def test_what_may_pass_is_tried_again(driver: Driver, failure: httpx.Response | Exception) -> None:
+    stub = Stub([failure, failure])
+    assert driver.open(stub).retrieve([Query(history=["b1"])]).results[0].items[0].id == "b1"
+    assert driver.pauses_s == [0.1, 0.2]
+    assert len({request.headers["X-Request-Id"] for request in stub.requests}) == 1
+    assert len({request.content for request in stub.requests}) == 1
+
+
+@pytest.mark.parametrize(
+    "failure", [refuse(422), refuse(401), refuse(500), refuse(504), httpx.ReadTimeout(""), httpx.WriteTimeout("")], ids=repr
+)
+def test_what_will_not_pass_is_not(driver: Driver, failure: httpx.Response | Exception) -> None:
+    stub = Stub([failure])
+    with pytest.raises(ClientError):
+        driver.open(stub).retrieve([Query()])
+    assert (len(stub.requests), driver.pauses_s) == (1, [])
+
+
+def test_attempts_are_counted_and_pauses_grow_to_a_bound(driver: Driver) -> None:
+    stub = Stub([refuse(503)] * 9)
+    with pytest.raises(Unavailable):
+        driver.open(stub, retries=5, backoff_s=1.0, max_backoff_s=6.0).retrieve([Query()])
+    assert driver.pauses_s == [1, 2, 4, 6, 6]
+    assert len(stub.requests) == 6
+
+
+def test_pauses_are_drawn_from_zero_on(driver: Driver) -> None:
+    drawn = []
+
+    def draw(low: float, high: float) -> float:
+        drawn.append((low, high))
+        return low + 0.25 * (high - low)
+
+    driver.open(Stub([refuse(503), refuse(429)]), backoff_s=1.0, draw=draw).retrieve([Query()])
+    assert drawn == [(0, 1), (0, 2)]
+    assert driver.pauses_s == [0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("value", "asked_s"), [("3", 3.0), ("0", 0.0), ("1.5", 1.5), ("Wed, 21 Oct 2026 07:28:00 GMT", 0), ("-1", 0), ("nan", 0)]
+)
+def test_no_attempt_before_the_service_asks_for_it(driver: Driver, value: str, asked_s: float) -> None:
+    driver.open(Stub([refuse(429, {"Retry-After": value})])).retrieve([Query()])
+    assert driver.pauses_s == [asked_s + 0.1]
+
+
+def test_no_pause_that_ends_after_the_deadline(driver: Driver) -> None:
+    stub = Stub([refuse(429, {"Retry-After": "4"}), refuse(429, {"Retry-After": "4"}), refuse(429, {"Retry-After": "4"})])
+    with pytest.raises(Overloaded) as raised:
+        driver.open(stub, deadline_s=10, backoff_s=0).retrieve([Query()])
+    assert driver.pauses_s == [4, 4]
+    assert raised.value.retry_after_s == 4
+
+
+def test_repeated_attempts_wait_only_for_what_is_left(driver: Driver) -> None:
+    stub = Stub([refuse(429, {"Retry-After": "4"}), refuse(429, {"Retry-After": "4"})])
+    driver.open(stub, timeout_s=8, deadline_s=10, backoff_s=0).retrieve([Query()])
+    assert [request.extensions["timeout"]["read"] for request in stub.requests] == [8, 6, 2]
+
+
+def test_what_came_of_a_connection(driver: Driver) -> None:
+    stub = Stub([httpx.ConnectError("refused"), httpx.ReadError(""), httpx.ReadTimeout("")])
+    driver.open(stub, retries=0)
+    for kind, sent, text in (
+        (ConnectionFailed, False, "POST http://service/retrieve: refused"),
+        (ConnectionFailed, True, "POST http://service/retrieve: ReadError"),
+        (TimedOut, True, "POST http://service/retrieve: ReadTimeout"),
+    ):
+        with pytest.raises(ConnectionFailed) as raised:
+            driver.retrieve([Query()])
+        sent_id = stub.requests[-1].headers["X-Request-Id"]
+        assert (type(raised.value), raised.value.sent, str(raised.value)) == (kind, sent, f"{text} (request {sent_id})")
+
+
+CHANGES = [("load", 4), ("unload", 3), ("set_default", 3), ("set_removed", ["b1"]), ("remove_item", "b1"), ("restore_item", "b1")]
+
+
+@pytest.mark.parametrize(("method", "argument"), CHANGES)
+def test_a_change_is_tried_again_only_if_it_cannot_have_arrived(driver: Driver, method: str, argument: Any) -> None:
+    stub = Stub([httpx.ConnectError("refused"), httpx.ConnectTimeout("")])
+    getattr(driver.open(stub), method)("books", argument)
+    assert len(stub.requests) == 3
+    driver.close()
+    for failure in (httpx.ReadError("reset"), httpx.RemoteProtocolError("closed"), refuse(503), refuse(429)):
+        stub = Stub([failure])
+        with pytest.raises(ClientError):
+            getattr(driver.open(stub), method)("books", argument)
+        assert len(stub.requests) == 1
+        driver.close()
+
+
+def test_loading_may_take_minutes_and_connecting_may_not(driver: Driver) -> None:
+    stub = Stub()
+    driver.open(stub, timeout_s=2)
+    for method in ("load", "unload", "set_default"):
+        getattr(driver, method)("books", 3)
+        getattr(driver, method)("books", 3, timeout_s=30)
+    driver.set_removed("books", [])
+    timeouts = [request.extensions["timeout"] for request in stub.requests]
+    assert [timeout["read"] for timeout in timeouts] == [600, 30] * 3 + [2]
+    assert {timeout["connect"] for timeout in timeouts} == {2}
+    with pytest.raises(ValueError, match="timeout_s: got 0"):
+        driver.load("books", 3, timeout_s=0)

@@ -1,0 +1,225 @@
+"""Many requests through one stream: in order, within bounds, and again where lines have no answer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import espalier_client
+from espalier_client import (
+    AsyncClient,
+    Client,
+    ConnectionFailed,
+    InvalidAnswer,
+    NotAllowed,
+    Query,
+    Request,
+    WrongValue,
+)
+from espalier_client.stream import CHUNK_BYTES, CHUNK_LINES
+from tests.client.stub import URL, Driver, Pieces, Stub, answer_to, asking, dump, ids, problem
+
+
+def test_a_stream_is_answered_in_order_by_requests_of_bounded_size(driver: Driver) -> None:
+    stub = Stub()
+    small = [f"b{n}" for n in range(2 * CHUNK_LINES + 3)]
+    assert ids(driver.open(stub).retrieve_stream(asking(*small))) == small
+    assert [len(lines) for lines in stub.lines] == [CHUNK_LINES, CHUNK_LINES, 3]
+    assert {request.headers["Content-Type"] for request in stub.requests} == {"application/x-ndjson"}
+
+    stub.requests.clear()
+    large = [f"{n}-".ljust(CHUNK_BYTES // 3, "x") for n in range(5)]
+    assert ids(driver.retrieve_stream(asking(*large))) == large
+    assert [len(lines) for lines in stub.lines] == [2, 2, 1]
+    assert all(len(request.content) <= CHUNK_BYTES for request in stub.requests)
+
+    stub.requests.clear()
+    huge = ["a", "b" * CHUNK_BYTES, "c"]
+    assert ids(driver.retrieve_stream(asking(*huge))) == huge
+    assert [len(lines) for lines in stub.lines] == [1, 1, 1]
+
+
+def test_an_empty_stream_asks_nothing(driver: Driver) -> None:
+    stub = Stub()
+    assert list(driver.open(stub).retrieve_stream([])) == []
+    assert stub.requests == []
+
+
+def test_requests_are_read_no_further_than_needed(driver: Driver) -> None:
+    read = []
+
+    def requests() -> Iterator[Request]:
+        for n in range(1000):
+            read.append(n)
+            yield Request([Query(history=[f"b{n}"])])
+
+    outcomes = driver.open(Stub()).retrieve_stream(requests(), chunk_lines=4)
+    assert read == []
+    for n in range(8):
+        assert ids([next(outcomes)]) == [f"b{n}"]
+        assert len(read) == 4 * (n // 4 + 1)
+    outcomes.close()  # type: ignore[attr-defined]
+
+
+def test_a_request_may_depend_on_the_answer_before(driver: Driver) -> None:
+    answers: list[str | int] = ["start"]
+
+    def requests() -> Iterator[Request]:
+        while len(answers) < 5:
+            yield Request([Query(history=[f"after {answers[-1]}"])])
+
+    for outcome in driver.open(Stub()).retrieve_stream(requests(), chunk_lines=1):
+        answers += ids([outcome])
+    assert answers[2] == "after after start"
+
+
+def test_chunks_have_at_least_one_line(driver: Driver) -> None:
+    with pytest.raises(ValueError, match="chunk_lines: got 0"):
+        next(driver.open(Stub()).retrieve_stream(asking("b1"), chunk_lines=0))
+
+
+def test_an_asynchronous_client_takes_asynchronous_requests() -> None:
+    async def requests() -> AsyncIterator[Request]:
+        for request in asking("a", "b"):
+            yield request
+
+    async def outcomes() -> list[str | int]:
+        async with AsyncClient(URL, transport=httpx.MockTransport(Stub())) as client:
+            return ids([outcome async for outcome in client.retrieve_stream(requests())])
+
+    assert asyncio.run(outcomes()) == ["a", "b"]
+
+
+def streamed(*pieces: bytes | Exception) -> httpx.Response:
+    return httpx.Response(200, stream=Pieces(pieces), headers={"X-Request-Id": "the-id"})
+
+
+def whole(status: int, headers: dict[str, str] | None = None) -> httpx.Response:
+    """A refusal of a whole stream, whose document has yet to be read."""
+    return httpx.Response(status, headers=headers, stream=Pieces([dump(problem(status))]))
+
+
+def found(id: str) -> bytes:
+    return dump(answer_to({"queries": [{"history": [id]}]}))
+
+
+def test_a_line_that_fails_does_not_end_the_stream(driver: Driver) -> None:
+    wrong = [{"field": "m", "value": "0", "expected": "at least 1"}]
+    stub = Stub([streamed(found("a"), dump(problem(422, errors=wrong)), dump(problem(504)), found("d"))])
+    outcomes = list(driver.open(stub).retrieve_stream(asking("a", "b", "c", "d")))
+    assert ids(outcomes) == ["a", 422, 504, "d"]
+    failed = outcomes[1]
+    assert isinstance(failed, espalier_client.InvalidRequest)
+    assert (failed.errors, failed.request_id) == ((WrongValue("m", "0", "at least 1"),), "the-id")
+    assert len(stub.requests) == 1
+
+
+@given(cuts=st.lists(st.integers(0, 2000)), names=st.lists(st.text(min_size=1).map(lambda name: name.encode(errors="replace").decode())))
+def test_an_answer_may_be_cut_anywhere_and_hold_any_letter(cuts: list[int], names: list[str]) -> None:
+    body = b"".join(map(found, names)).rstrip(b"\n")
+    at = [0, *sorted(cut for cut in cuts if cut < len(body)), len(body)]
+    pieces = [body[start:end] for start, end in itertools.pairwise(at)]
+    with Client(URL, transport=httpx.MockTransport(lambda _: streamed(*pieces))) as client:
+        assert ids(client.retrieve_stream(asking(*names), chunk_lines=len(names) + 1)) == names
+
+
+@given(names=st.lists(st.text(st.characters(), min_size=1), min_size=1, max_size=5))
+def test_each_request_is_one_line_whatever_its_letters(names: list[str]) -> None:
+    for request, name in zip(asking(*names), names, strict=True):
+        assert request.to_bytes().splitlines() == [request.to_bytes()]
+        assert json.loads(request.to_bytes())["queries"] == [{"history": [name]}]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [[httpx.ReadError("reset")], [httpx.RemoteProtocolError("incomplete chunked read")], [found("c")[:20], httpx.ReadError("reset")], []],
+)
+def test_only_the_lines_without_an_answer_are_sent_again(driver: Driver, end: list[bytes | Exception]) -> None:
+    stub = Stub([streamed(found("a"), dump(problem(422)), *end)])
+    assert ids(driver.open(stub).retrieve_stream(asking("a", "b", "c", "d"))) == ["a", 422, "c", "d"]
+    assert stub.lines == [["a", "b", "c", "d"], ["c", "d"]]
+    assert driver.pauses_s == [0.1]
+
+
+def test_answers_are_handed_out_as_they_come(driver: Driver) -> None:
+    came: list[str] = []
+
+    def pieces() -> Iterator[bytes]:
+        for id in "abc":
+            came.append(id)
+            yield found(id)
+
+    driver.open(lambda _: httpx.Response(200, stream=Pieces(pieces())))
+    for n, _ in enumerate(driver.retrieve_stream(asking(*"abc")), 1):
+        assert len(came) == n
+
+
+def test_a_stream_that_makes_no_progress_ends_with_the_failure(driver: Driver) -> None:
+    stub = Stub([streamed(found("a"), httpx.ReadError("reset")), *[streamed(httpx.ReadError("reset")) for _ in range(9)]])
+    outcomes = driver.open(stub, retries=2).retrieve_stream(asking("a", "b"))
+    assert ids([next(outcomes)]) == ["a"]
+    with pytest.raises(ConnectionFailed, match="reset"):
+        next(outcomes)
+    assert stub.lines == [["a", "b"], ["b"], ["b"]]
+
+
+def test_progress_starts_the_count_and_the_clock_anew(driver: Driver) -> None:
+    stub = Stub([streamed(found(id), httpx.ReadError("reset")) for id in "abcd"])
+    got = []
+    for outcome in driver.open(stub, retries=1, deadline_s=10).retrieve_stream(asking(*"abcde")):
+        got.append(outcome)
+        driver.now_s += 60  # the caller takes his time
+    assert ids(got) == list("abcde")
+    assert driver.pauses_s == [0.1] * 4
+
+
+def test_lines_that_were_turned_away_are_sent_again_alone_and_keep_their_place(driver: Driver) -> None:
+    stub = Stub([streamed(found("a"), dump(problem(429)), found("c"), dump(problem(503)), found("e"))])
+    assert ids(driver.open(stub).retrieve_stream(asking(*"abcde"))) == list("abcde")
+    assert stub.lines == [list("abcde"), ["b", "d"]]
+
+
+def test_lines_that_are_turned_away_for_good_are_handed_out(driver: Driver) -> None:
+    stub = Stub([streamed(found("a"), dump(problem(429)), found("c")), *[streamed(dump(problem(503))) for _ in range(2)]])
+    assert ids(driver.open(stub, retries=2).retrieve_stream([*asking(*"abc"), *asking("d")], chunk_lines=3)) == ["a", 503, "c", "d"]
+    assert stub.lines == [list("abc"), ["b"], ["b"], ["d"]]
+
+
+def test_a_refusal_of_the_whole_request_is_tried_again_or_raised(driver: Driver) -> None:
+    stub = Stub([whole(503, {"Retry-After": "2"}), streamed(found("a")), whole(401)])
+    outcomes = driver.open(stub).retrieve_stream(asking("a", "b"), chunk_lines=1)
+    assert ids([next(outcomes)]) == ["a"]
+    assert driver.pauses_s == [2.1]
+    with pytest.raises(NotAllowed, match="What happened"):
+        next(outcomes)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (found("a") + found("b"), "expected 1 lines, got more"),
+        (b"<html>\n", "expected an answer"),
+        (b'{"title": "x"}\n', "expected an answer"),
+    ],
+)
+def test_what_is_no_stream_of_answers_is_an_error(driver: Driver, content: bytes, text: str) -> None:
+    stub = Stub([streamed(content)])
+    with pytest.raises(InvalidAnswer, match=f"POST /retrieve/stream: {text}"):
+        list(driver.open(stub).retrieve_stream(asking("a")))
+    assert len(stub.requests) == 1
+
+
+def test_a_stream_that_is_left_early_closes_its_connection(driver: Driver) -> None:
+    answer = streamed(found("a"), found("b"))
+    outcomes = driver.open(lambda _: answer).retrieve_stream(asking("a", "b"))
+    next(outcomes)
+    assert not answer.is_closed
+    outcomes.close()  # type: ignore[attr-defined]
+    assert answer.is_closed
