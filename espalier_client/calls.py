@@ -1,4 +1,4 @@
-"""The routes: what is sent to each, and how its answer is read. No sending is done here, so both clients share all of it."""
+"""The routes: the request of each, and how its answer is read. Nothing is sent here, so both clients share all of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JSON = "application/json"
 NDJSON = "application/x-ndjson"
 
 REFUSAL_BYTES = 1 << 20
-"""What is read of an answer that says no; the rest tells nothing that its status does not."""
+"""Bytes that are read of a refusal; the rest adds nothing to its status."""
 
 YEAR_S = 365 * 86_400.0
 
@@ -46,8 +46,8 @@ YEAR_S = 365 * 86_400.0
 class Call(Generic[T]):
     """One request of HTTP and the reading of its answer. The request id stays the same when it is sent again.
 
-    `repeatable`: sending it twice does what sending it once does. `statuses`: those beside 2xx that carry the answer. `patience_s`: how
-    long to wait for the answer, where that is not the client's `timeout_s`. `media_type` is that of the body, and of a stream's answer.
+    `repeatable`: sending it twice has the same effect as once. `statuses`: those besides 2xx that carry the answer. `patience_s`: how long
+    to wait for the answer, where that is not the client's `timeout_s`. `media_type`: of the body, and of a stream's answer.
     """
 
     method: str
@@ -78,7 +78,7 @@ class Call(Generic[T]):
         }
 
     def check(self, response: httpx.Response) -> None:
-        """Raises InvalidAnswer where the head of a response says that its body is not to be read as an answer."""
+        """Raises InvalidAnswer where the head of a response shows that its body is not an answer."""
         given = response.headers.get("Content-Type")
         media_type = "" if given is None else given.partition(";")[0].strip().lower()
         if given is not None and media_type not in {JSON, NDJSON}:
@@ -100,7 +100,7 @@ class Call(Generic[T]):
             raise self.misread(error) from error
 
     def refusal(self, response: httpx.Response, content: bytes) -> ClientError:
-        """What a response without an answer says. `content` is what Body has read."""
+        """The error of a response without an answer. `content` is what Body has read."""
         try:
             document = from_bytes(content)
         except UNREADABLE:
@@ -229,7 +229,7 @@ def check_timeout_s(value: float) -> float:
 
 def _change(method: str, path: str, parse: Callable[[Any], T], document: Mapping[str, Any], timeout_s: float | None = None) -> Call[T]:
     patience_s = None if timeout_s is None else check_timeout_s(timeout_s)
-    # Not repeatable: between the two, somebody else may have changed it back.
+    # Not repeatable: in between, another client may have changed it back.
     return Call(method, path, parse, to_bytes(document), repeatable=False, patience_s=patience_s)
 
 

@@ -1,6 +1,6 @@
-"""The two clients. They send, wait and hand out; what is sent, what an answer means and what is tried again is decided elsewhere.
+"""The two clients, synchronous and asynchronous. They send and wait; calls.py, messages.py, retry.py and stream.py decide everything else.
 
-Whatever one of them does the other does too; where they differ is `await`.
+Both do the same, with and without `await`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from espalier_client.transport import AsyncTransport, Transport
 T = TypeVar("T")
 
 LOADING_S = 600.0
-"""How long the administration's calls wait that may have to load a version."""
+"""How long admin calls wait that may load a version."""
 
 MAX_ANSWER_BYTES = 1 << 26
-"""64 MiB: more than twice what the service answers to 256 queries for 1000 items each."""
+"""64 MiB: more than twice the answer to 256 queries for 1000 items each."""
 
 _RETRY = Retry()
 
@@ -38,9 +38,9 @@ class Client:
     """Talks to one retrieval service; may be shared by threads. Use it in a `with` statement, or `close` it.
 
     `timeout_s`: how long an attempt waits for a connection, and for each piece of the answer. `retry`: when and how often a request is
-    sent again, and how long a call may take as a whole. `max_answer_bytes`: the longest answer that is taken, and the longest line of a
-    stream's. `transport` and `sleep` are there for tests and for special needs: with another transport than ours the deadline is looked at
-    between the pieces of an answer, and each of its operations is bounded by `timeout_s` as far as it keeps to that.
+    sent again, and how long a call may take as a whole. `max_answer_bytes`: the longest accepted answer, and the longest line of a stream's
+    answer. `transport` and `sleep` are for tests and special needs: with a transport of your own, the deadline is only checked between the
+    pieces of an answer, and `timeout_s` bounds its operations as far as it honours it.
 
     Every method raises a ClientError (errors.py) when it fails, and ValueError or TypeError for arguments that cannot be sent.
     """
@@ -74,11 +74,11 @@ class Client:
         return self._call(calls.retrieve(Request(queries, **options)))
 
     def retrieve_stream(self, requests: Iterable[Request], *, chunk_lines: int = CHUNK_LINES) -> Generator[Outcome, None, None]:
-        """What each request is answered, in their order; one that fails does not end the stream.
+        """The outcome of each request, in their order; one that fails does not end the stream.
 
-        `requests` is read as the answers are taken, at most `chunk_lines` (or 64 KiB) ahead of them: 1 is right where a request depends on
-        the answers before it, or comes seldom. Raises a ClientError where the stream cannot go on; all requests up to the last answer that
-        was handed out are done.
+        `requests` is read at most `chunk_lines` (or 64 KiB) ahead of the answers that the caller takes. Choose 1 where a request depends on
+        the answers before it, or where requests are rare. Raises a ClientError where the stream cannot go on; all requests up to the last
+        yielded outcome are done.
         """
         chunks = Chunks(chunk_lines)
         for request in requests:
@@ -100,13 +100,13 @@ class Client:
         return self._call(calls.complete(name, prefix, limit))
 
     def ready(self) -> Readiness:
-        """Whether the service is ready, and if not why; not being ready is no error."""
+        """Whether the service is ready, and the reasons if it is not, which is not an error."""
         return self._call(calls.ready())
 
     def load(self, name: str, version: int, *, default: bool = True, timeout_s: float = LOADING_S) -> Model:
-        """Open, verify and warm a version beside what serves; `default`: then send requests without a version to it. Needs an admin key.
+        """Open, verify and warm up a version while the others serve; `default`: then make it the default. Needs an admin key.
 
-        Returns once that is done, which may take minutes: it waits for `timeout_s`, as the next two do. One that fails changes nothing.
+        Returns once that is done, which may take minutes; it waits for `timeout_s`, as the next two do. A failed load changes nothing.
         """
         return self._call(calls.load(name, version, default, timeout_s))
 
@@ -115,13 +115,13 @@ class Client:
         return self._call(calls.unload(name, version, timeout_s))
 
     def set_default(self, name: str, version: int, *, timeout_s: float = LOADING_S) -> Model:
-        """Send requests without a version to this one, which is loaded first where it is not. Needs an admin key."""
+        """Make a version the default, after loading it where needed. Needs an admin key."""
         return self._call(calls.set_default(name, version, timeout_s))
 
     def set_removed(self, name: str, ids: Iterable[str], *, if_match: str | None = None) -> Removal:
         """Keep these items, and no others, out of every answer of a model. Needs an admin key.
 
-        `if_match`: the `etag` of the list that these ids were made from; raises Conflict if somebody has changed the list since.
+        `if_match`: the `etag` of the list that these ids were made from; raises Conflict if the list has changed since.
         """
         return self._call(calls.set_removed(name, ids, if_match))
 

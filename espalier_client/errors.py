@@ -1,10 +1,10 @@
 """Every error that the client raises on purpose.
 
     ClientError
-    ├── ConnectionFailed          no whole answer came; `sent` says whether the request may have reached the service
+    ├── ConnectionFailed          no whole answer arrived; `sent` says whether the request may have reached the service
     │   └── TimedOut              within the client's time
-    ├── InvalidAnswer             something answered that does not speak as this service does, or says too much
-    └── RequestFailed             the service said no, in a problem document (RFC 9457)
+    ├── InvalidAnswer             the answer is not one of this service, or is too long
+    └── RequestFailed             the service refused, with a problem document (RFC 9457)
         ├── InvalidRequest        400, 413, 415, 422   the request is wrong; `errors` says where
         ├── NotAllowed            401, 403             no key, an unknown one, or one without the role
         ├── NotFound              404                  no such model or version
@@ -30,13 +30,13 @@ class ClientError(Exception):
 
 
 class ConnectionFailed(ClientError):
-    """No whole answer came: refused, broken, or ended too early.
+    """No whole answer arrived: the connection was refused, broke, or ended too early.
 
     Attributes: `detail`; `sent`, whether the request may have reached the service; `request_id`.
     """
 
     def __init__(self, detail: str, sent: bool, request_id: str) -> None:
-        super().__init__(detail, sent, request_id)  # all of them, so that the error survives pickling
+        super().__init__(detail, sent, request_id)  # all arguments, so that the error survives pickling
         self.detail = detail
         self.sent = sent
         self.request_id = request_id
@@ -50,7 +50,7 @@ class TimedOut(ConnectionFailed):
 
 
 class InvalidAnswer(ClientError):
-    """What answered does not speak as this service does (another address, or another generation of it), or sends more than is taken."""
+    """The answer is not one of this service (a wrong address, or another generation of it), or is longer than accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class WrongValue:
 
 
 class RequestFailed(ClientError):
-    """The service said no. Raised; in a stream handed out in the place of the answer.
+    """The service refused. Raised; in a stream, yielded in place of the answer.
 
     Attributes: `status` and `title` of HTTP, `detail` (a sentence), `errors` (the wrong values, for InvalidRequest), `request_id` (what the
-    service's log knows the request by), `retry_after_s` (how long the service asks to be left alone, None where it does not).
+    service's log knows the request by), `retry_after_s` (how long to wait before trying again, None where the service does not say).
     """
 
     statuses: ClassVar[tuple[int, ...]] = ()

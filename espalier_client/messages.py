@@ -1,8 +1,8 @@
-"""What is asked and what is answered, as frozen dataclasses, and their JSON.
+"""Requests and answers as frozen dataclasses, and their JSON.
 
-Knows the service's documents and nothing of HTTP. What an answer holds beyond the fields named here is ignored, so that a newer service
-does not break an older client; what it must hold and does not is one of the errors of UNREADABLE, which calls.py turns into InvalidAnswer.
-Values are not judged here: the service knows its limits, and says which value is wrong.
+Knows the service's documents and nothing of HTTP. Unknown fields of an answer are ignored, so that a newer service does not break an older
+client; a missing field raises one of UNREADABLE, which calls.py turns into InvalidAnswer. Values are not checked here: the service knows
+its limits, and says which value is wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypedDict
 
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""What reading a document raises that is no answer; RecursionError where it nests too deeply."""
+"""Raised by reading a document that is not an answer; RecursionError where it nests too deeply."""
 
 Filter = Mapping[str, Sequence[Any] | Mapping[str, Any]]
 """Column → a list of values, or {"min": …, "max": …}."""
@@ -23,7 +23,7 @@ Filter = Mapping[str, Sequence[Any] | Mapping[str, Any]]
 class Query:
     """One query: `history`, `vector`, `features` or `text`, as the model's query kind says; none of them is a cold user.
 
-    `history` holds item ids, oldest first; `features` feature numbers with their values. `exclude` holds ids that must not come back;
+    `history` holds item ids, oldest first; `features` feature numbers with their values. `exclude` holds ids that must not be returned;
     `exclude_seen` excludes those of `history` too. `rank_features` and `item_features` (by item id) are numbers for the model's ranker.
     """
 
@@ -38,7 +38,7 @@ class Query:
 
     def __post_init__(self) -> None:
         _as_tuple(self, "history", "exclude")
-        object.__setattr__(self, "vector", tuple(float(number) for number in self.vector))  # NumPy's numbers are no JSON
+        object.__setattr__(self, "vector", tuple(float(number) for number in self.vector))  # NumPy's numbers are not JSON's
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = {
@@ -77,7 +77,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one request asks. Only `queries` is required; what is left out has defaults per model.
+    """One request. Only `queries` is required; the rest has defaults per model.
 
     `m`: items wanted per query. `beam_size`: nodes kept per level, more finds more and takes longer. `filter`: only items of which every
     column matches; `exclude_filter`: none of which any does. `min_score`: leave out items of a lower score. `timeout_ms`: the service gives

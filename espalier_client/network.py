@@ -1,13 +1,12 @@
 """Network operations that end with the deadline of the call they belong to.
 
-Knows httpcore's backends and sockets; nothing of HTTP. httpcore gives each read and each write a time-out of its own, so that a server
-which sends a byte now and then keeps a call going for ever: the head of an answer, its body, a proxy's greeting. Here every operation asks
-anew what is left of the call's time. `within` says which call that is; a context variable holds it, because httpcore passes no more than a
-time-out along, and in some places (SOCKS) not even that.
+Knows httpcore's backends and sockets; nothing of HTTP. httpcore gives each read and each write a time-out of its own, so a server that
+sends a byte now and then can keep a call going for ever. Here every operation is bounded by the time that is left of its call. `within`
+names the call; a context variable holds it, because httpcore only passes a time-out along, and in some places (SOCKS) not even that.
 
-Looking up a name takes a thread in the synchronous client, since the system's resolver cannot be told a time. One exception is left: a
-synchronous client that speaks TLS through a proxy that it also reaches over TLS. There httpcore's stream loops by itself, and the deadline
-is looked at between its operations.
+The synchronous client looks up host names in a thread, since the system's resolver takes no time-out. One exception is left: a synchronous
+client that speaks TLS through a proxy that it also reaches over TLS. There httpcore's stream loops by itself, and the deadline is only
+checked between its operations.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from typing import Any
 import httpcore
 
 Left = Callable[[], float]
-"""Seconds left of a call, looked at as often as needed."""
+"""Returns the seconds left of a call."""
 
 _LEFT: ContextVar[Left | None] = ContextVar("espalier_client_left_s", default=None)
 
 
 @contextmanager
 def within(left_s: Left | None) -> Iterator[None]:
-    """Operations in here belong to a call that has so much time left; None: no limit beside their own."""
+    """Bound the operations inside by the time left of a call; None: by their own time-outs only."""
     token = _LEFT.set(left_s)
     try:
         yield
@@ -41,7 +40,7 @@ def within(left_s: Left | None) -> Iterator[None]:
 
 
 def _allowed(timeout_s: float | None, late: type[httpcore.TimeoutException]) -> float | None:
-    """What an operation may take. Raises `late` where nothing is left."""
+    """Seconds that an operation may take. Raises `late` where none are left."""
     left_s = _LEFT.get()
     if left_s is None:
         return timeout_s
@@ -68,7 +67,7 @@ class Stream(httpcore.NetworkStream):
         if self._socket is None:
             self._inner.write(buffer, _allowed(timeout, httpcore.WriteTimeout))
             return
-        # httpcore's own loop gives each piece that the peer takes all of the time again.
+        # httpcore's own loop restarts the time-out with each piece that the peer takes.
         rest = memoryview(buffer)
         try:
             while rest:
@@ -86,7 +85,7 @@ class Stream(httpcore.NetworkStream):
         nested = isinstance(self.get_extra_info("socket"), ssl.SSLSocket)
         try:
             inner = self._inner.start_tls(ssl_context, server_hostname, _allowed(timeout, httpcore.ConnectTimeout))
-        except BaseException:  # httpcore leaves that to the stream
+        except BaseException:  # httpcore leaves closing to the stream
             self.close()
             raise
         return Stream(inner, direct=not nested)
@@ -120,7 +119,7 @@ class Backend(httpcore.NetworkBackend):
 
 
 class AsyncStream(httpcore.AsyncNetworkStream):
-    """A connection of the asynchronous client. Its operations end in time however often they wait inside."""
+    """A connection of the asynchronous client. Its operations end in time."""
 
     def __init__(self, inner: httpcore.AsyncNetworkStream) -> None:
         self._inner = inner
@@ -137,7 +136,7 @@ class AsyncStream(httpcore.AsyncNetworkStream):
     async def start_tls(self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None) -> AsyncStream:
         try:
             return AsyncStream(await self._inner.start_tls(ssl_context, server_hostname, _allowed(timeout, httpcore.ConnectTimeout)))
-        except BaseException:  # httpcore leaves that to the stream, and the stream forgets it
+        except BaseException:  # httpcore leaves closing to the stream, and the stream does not close
             await self.aclose()
             raise
 
@@ -173,14 +172,14 @@ def _addresses(host: str, port: int, timeout_s: float | None) -> list[str]:
         return [host]
     answers: queue.SimpleQueue[list[str] | Exception] = queue.SimpleQueue()
 
-    def ask() -> None:
+    def look_up() -> None:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             answers.put(list(dict.fromkeys(str(address[0]) for *_, address in found)))
         except (OSError, UnicodeError) as error:
             answers.put(error)
 
-    threading.Thread(target=ask, name="espalier-client-resolver", daemon=True).start()
+    threading.Thread(target=look_up, name="espalier-client-resolver", daemon=True).start()
     try:
         answer = answers.get(timeout=timeout_s)
     except queue.Empty:

@@ -1,12 +1,14 @@
 """When a request is sent again, and how long to wait before.
 
-Sent again are: requests that never reached the service; and those that do no harm twice (all but the administration's changes) after 429
-and 503, and when the connection broke, as an idle one does that the service closed at that moment. Not after a time-out of the answer:
-whoever did not answer in time has too much to do already.
+Written here, because tenacity and httpx-retries bound neither a call with its pauses by one deadline nor retry single lines of a stream.
+
+These are sent again: requests that never reached the service; and requests that may be repeated (all but admin changes) after 429 and 503,
+and when the connection broke, as an idle one does that the service closes at that moment. A request whose answer timed out is not sent
+again: the service is overloaded already.
 
     pause = Retry-After + uniform(0, min(max_backoff_s, backoff_s · 2^n))        n = 0, 1, … failures so far
 
-The random part spreads clients that were turned away together; it stands behind Retry-After, so that none comes back too early.
+The random part spreads clients that were refused at the same time; it is added to Retry-After, so that none comes back too early.
 """
 
 from __future__ import annotations
@@ -29,11 +31,10 @@ logger = logging.getLogger("espalier_client")
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often and how patiently a request is sent again; `Retry(retries=0)` is never.
+    """How often a request is sent again, and how long to wait; `Retry(retries=0)` never sends it again.
 
-    `deadline_s` bounds a call as a whole: its attempts, from the look-up of the name to the last byte of the answer, and the pauses between
-    them. No pause begins that would end later. A call that may take longer than that, as loading does, has what it may take instead.
-    `clock` and `draw` are there for tests.
+    `deadline_s` bounds a call as a whole: its attempts, from the look-up of the host name to the last byte of the answer, and the pauses
+    between them. A call with a longer time-out of its own, as loading has, is bounded by that. `clock` and `draw` are for tests.
     """
 
     retries: int = 3
@@ -63,7 +64,7 @@ class Attempts:
         self.restart()
 
     def restart(self) -> None:
-        """Count anew: something was achieved."""
+        """Count failures and time anew, after progress."""
         self._failures = 0
         self._began_s = self._retry.clock()
 
@@ -72,21 +73,21 @@ class Attempts:
         return max(0.0, min(self._timeout_s, self.left_s()))
 
     def left_s(self) -> float:
-        """What is left for the call as a whole."""
+        """Seconds left for the call as a whole."""
         return self._began_s + self._deadline_s - self._retry.clock()
 
     def check(self) -> None:
-        """Raises TimedOut once nothing is left."""
+        """Raises TimedOut once no time is left."""
         if self.left_s() <= 0:
             raise TimedOut(f"{self._call}: no whole answer within {self._deadline_s:g} s (deadline_s)", True, self._call.request_id)
 
     def pause_s(self, failure: ClientError) -> float | None:
-        """Seconds to wait before the next attempt; None: there is none."""
-        if self._failures >= self._retry.retries or not self._worth_it(failure):
+        """Seconds to wait before the next attempt; None: there is no further attempt."""
+        if self._failures >= self._retry.retries or not self._may_retry(failure):
             return None
         ceiling_s = min(self._retry.max_backoff_s, self._retry.backoff_s * 2.0 ** min(self._failures, 64))
-        asked_s = (failure.retry_after_s or 0.0) if isinstance(failure, RequestFailed) else 0.0
-        pause_s = asked_s + self._retry.draw(0.0, ceiling_s)
+        retry_after_s = (failure.retry_after_s or 0.0) if isinstance(failure, RequestFailed) else 0.0
+        pause_s = retry_after_s + self._retry.draw(0.0, ceiling_s)
         if pause_s >= self.left_s():
             return None
         self._failures += 1
@@ -103,7 +104,7 @@ class Attempts:
             raise failure
         raise failure from error
 
-    def _worth_it(self, failure: ClientError) -> bool:
+    def _may_retry(self, failure: ClientError) -> bool:
         match failure:
             case ConnectionFailed(sent=False):
                 return True

@@ -1,11 +1,11 @@
 """A stream of requests, as consecutive requests of HTTP with some lines each.
 
-One request of HTTP for the whole stream would be simpler and could dead-lock. httpx sends all of a body before it reads the answer; the
-service answers while it reads and stops reading when nobody takes its answers. With more answers than the buffers in between hold, each
-would wait for the other. A chunk of at most CHUNK_BYTES cannot: a server takes in that much of a body before the application asks for it
-(uvicorn: 64 KiB). A single longer line is sent alone; the service has to read all of it before it has anything to answer.
+One HTTP request for the whole stream would be simpler, but could dead-lock. httpx sends all of a body before it reads the answer; the
+service answers while it reads, and stops reading when its answers are not taken. With more answers than the buffers in between hold, each
+would wait for the other. With a chunk of at most CHUNK_BYTES this cannot happen: a server receives that much of a body before the
+application reads it (uvicorn: 64 KiB). A longer line is sent alone; the service reads all of it before it answers.
 
-It also bounds what has to be sent again when a connection breaks, and the caller's requests are read no further than needed.
+Chunks also bound what is sent again when a connection breaks, and how far the caller's requests are read ahead.
 """
 
 from __future__ import annotations
@@ -57,10 +57,9 @@ class Chunks:
 class Delivery:
     """One chunk, until each of its lines has its outcome.
 
-    Lines that an attempt did not answer, because the connection broke, and those that it answered with 429 or 503 go into the next one.
-    Outcomes are handed out in the order of the lines. Each line that gets its outcome starts the count and the clock of the attempts
-    anew, so that a caller who takes his time over the answers does not use up the time for sending. No line of an answer may be longer
-    than `max_bytes`.
+    Lines without an answer, because the connection broke, and lines that were answered with 429 or 503 go into the next attempt. Outcomes
+    are yielded in the order of the lines. Each outcome restarts the count and the clock of the attempts, so that a caller who takes answers
+    slowly does not use up the time for sending. No line of an answer may be longer than `max_bytes`.
     """
 
     def __init__(self, lines: Sequence[bytes], retry: Retry, timeout_s: float, max_bytes: int) -> None:
@@ -69,10 +68,10 @@ class Delivery:
         self._max_bytes = max_bytes
         self.call = Call("POST", "/retrieve/stream", from_bytes, b"", media_type=NDJSON)
         self.attempts = Attempts(self.call, retry, timeout_s)
-        self._open = list(range(len(lines)))  # the lines that the attempt sends
-        self._outcomes: dict[int, Outcome] = {}  # those that wait for the outcome of a line before theirs
-        self._handed_out = 0
-        self._answered: list[RequestFailed | None] = []  # per open line that was answered: the refusal that may be temporary
+        self._pending = list(range(len(lines)))  # the lines that the attempt sends
+        self._outcomes: dict[int, Outcome] = {}  # those that wait for the outcome of an earlier line
+        self._yielded = 0
+        self._answered: list[RequestFailed | None] = []  # per answered pending line: its refusal, if that may be temporary
         self._partial: list[bytes] = []  # the start of a line of the answer
         self._partial_bytes = 0
         self._request_id = self.call.request_id
@@ -80,16 +79,16 @@ class Delivery:
 
     @property
     def done(self) -> bool:
-        return self._handed_out == len(self._lines)
+        return self._yielded == len(self._lines)
 
     def arguments(self) -> dict[str, Any]:
         """What httpx's `stream` takes for the next attempt."""
         self._begin()
-        body = b"".join(self._lines[line] for line in self._open)
+        body = b"".join(self._lines[line] for line in self._pending)
         return self.call.arguments(self.attempts.timeout_s(), self.attempts.left_s) | {"content": body}
 
     def accept(self, response: httpx.Response) -> None:
-        """The head of an answer to the chunk. Raises InvalidAnswer if it is none."""
+        """Check the head of an answer to the chunk. Raises InvalidAnswer."""
         self.call.check(response)
         self._request_id = plain(response.headers.get("X-Request-Id", self.call.request_id), 200)
 
@@ -107,28 +106,28 @@ class Delivery:
     def end(self) -> Iterator[Outcome]:
         """The outcomes that are known with the end of the answer; sets `pause_s` if some lines have to be sent again."""
         yield from self._take_line(b"".join(self._partial))
-        if len(self._answered) < len(self._open):
-            detail = f"{self.call}: the answer ended after {len(self._answered)} of {len(self._open)} lines"
+        if len(self._answered) < len(self._pending):
+            detail = f"{self.call}: the answer ended after {len(self._answered)} of {len(self._pending)} lines"
             raise ConnectionFailed(detail, True, self._request_id)
         refusals = [refused for refused in self._answered if refused is not None]
         if not refusals:
             return
         pause_s = self.attempts.pause_s(max(refusals, key=lambda refused: refused.retry_after_s or 0.0))
         if pause_s is None:
-            for line, refused in zip(self._open, self._answered, strict=True):
+            for line, refused in zip(self._pending, self._answered, strict=True):
                 if refused is not None:
                     self._outcomes[line] = refused
-            yield from self._hand_out()
+            yield from self._ready_outcomes()
         else:
             self.pause_s = pause_s
 
     def failed(self, error: httpx.RequestError | ClientError) -> None:
-        """Sets `pause_s` if what is open is to be sent again; else raises what went wrong."""
+        """Sets `pause_s` if the pending lines are to be sent again; else raises the error."""
         self.pause_s = self.attempts.failed(error)
 
     def _begin(self) -> None:
-        """Forget the attempt before."""
-        self._open = [line for line in self._open if line >= self._handed_out and line not in self._outcomes]
+        """Start a new attempt with the lines that have no outcome."""
+        self._pending = [line for line in self._pending if line >= self._yielded and line not in self._outcomes]
         self._answered = []
         self._partial, self._partial_bytes = [], 0
         self._request_id = self.call.request_id
@@ -143,15 +142,15 @@ class Delivery:
     def _take_line(self, line: bytes) -> Iterator[Outcome]:
         if not line.strip():
             return
-        if len(self._answered) == len(self._open):
-            raise InvalidAnswer(f"{self.call}: expected {len(self._open)} lines, got more")
+        if len(self._answered) == len(self._pending):
+            raise InvalidAnswer(f"{self.call}: expected {len(self._pending)} lines, got more")
         outcome = self._parse(line)
         if isinstance(outcome, Overloaded | Unavailable):
             self._answered.append(outcome)
             return
-        self._outcomes[self._open[len(self._answered)]] = outcome
+        self._outcomes[self._pending[len(self._answered)]] = outcome
         self._answered.append(None)
-        yield from self._hand_out()
+        yield from self._ready_outcomes()
         self.attempts.restart()
 
     def _parse(self, line: bytes) -> Outcome:
@@ -163,11 +162,11 @@ class Delivery:
         except UNREADABLE as error:
             raise self.call.misread(error) from error
 
-    def _hand_out(self) -> Iterator[Outcome]:
-        """The outcomes whose turn it is."""
-        while self._handed_out in self._outcomes:
-            outcome = self._outcomes.pop(self._handed_out)
-            self._handed_out += 1
+    def _ready_outcomes(self) -> Iterator[Outcome]:
+        """The outcomes that are next in the order of the lines."""
+        while self._yielded in self._outcomes:
+            outcome = self._outcomes.pop(self._yielded)
+            self._yielded += 1
             yield outcome
 
 

@@ -1,6 +1,6 @@
 """One cell of a sweep: a beam size at one m, measured for recall, with one client, at capacity, and at a rate.
 
-Knows what is asked of the service and what its answers say. Does not know files or tables.
+Knows requests and answers. Does not know files or tables.
 
 Legend: B queries, M results.
 """
@@ -21,18 +21,18 @@ from espalier.metrics import precision_recall_f
 from espalier.search import NO_ITEM
 from loadtest.loops import Answered, closed_loop, each_once, open_loop, percentiles_ms, request_bytes, statuses
 from loadtest.queries import Query
-from loadtest.target import Json, ServiceRefused, Target, said, send
+from loadtest.target import Json, ServiceRefused, Target, problem_text, send
 
 FIRST_CLIENTS, FEW_CLIENTS, MOST_CLIENTS = 16, 4, 512
-WORTHWHILE = 1.05
-"""Twice as many clients are worth it where they get so many times the answers."""
+MIN_GAIN = 1.05
+"""The number of clients is doubled as long as the rate of answers grows by this factor."""
 RECALL_ATTEMPTS = 3
 PAUSE_S = 1.0
 """After refusals, before the next attempt: as long as the service remembers an overload."""
 LOAD_SHARE = 0.7
-"""The share of a cell's capacity that the open loop offers unless it is told a rate."""
+"""The share of a cell's capacity that the open loop offers where no rate is given."""
 BUSY = (0, 408, 429, 500, 502, 503, 504)
-"""Statuses that say something of the moment and not of the request: counted. Any other than 200 ends the sweep."""
+"""Statuses that depend on the moment and not on the request; they are counted. Any other than 200 ends the sweep."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Load:
     seed: int = 0
 
     def body(self, query: Query, beam_size: int, m: int) -> Json:
-        """A body of POST /retrieve: one query, as users ask."""
+        """A body of POST /retrieve with one query."""
         timeout = {} if self.timeout_ms is None else {"timeout_ms": self.timeout_ms}
         shared = {"model": self.model, "version": self.version, "m": m, "beam_size": beam_size, **timeout}
         return {**shared, "queries": [query.body(self.exclude_seen)]}
@@ -60,9 +60,9 @@ class Load:
 def measure(load: Load, beam_size: int, m: int, progress: Callable[[str], object] = lambda phase: None) -> Json:
     """A cell: {"beam_size", "m", "measured", "engine", "recall", …, "capacity_per_s", "loops": {"closed": {…}, "open": {…}}}.
 
-    progress  is told the name of each of the four phases when it begins
+    progress  called with the name of each of the four phases when it begins
     A figure of a loop is the median of its rounds: one stall of the machine spoils one of them, not the figure.
-    Raises ServiceRefused when the service is gone, or refuses what the cell asks.
+    Raises ServiceRefused when the service is gone, or refuses the requests of the cell.
     """
     headers = {"Host": load.target.authority, **load.target.headers}
     path = f"{load.target.prefix}/retrieve"
@@ -97,35 +97,35 @@ def measure(load: Load, beam_size: int, m: int, progress: Callable[[str], object
 
 
 def first_answer(load: Load, beam_size: int, m: int) -> str:
-    """The engine that answers. Raises ServiceRefused when it says no to what the whole cell would ask."""
+    """The engine that answers. Raises ServiceRefused when the service refuses the first request of the cell."""
     status, document = send(load.target, "POST", "/retrieve", load.body(load.queries[0], beam_size, m))
     if status not in (200, *BUSY):
-        raise ServiceRefused(f"POST {load.target}/retrieve: {said(status, document)}")
+        raise ServiceRefused(f"POST {load.target}/retrieve: {problem_text(status, document)}")
     return str(document.get("engine", ""))
 
 
 def _recall(load: Load, requests: Sequence[bytes], m: int) -> Json:
-    """recall@m over all queries with a relevant item, each asked until it is answered, at most RECALL_ATTEMPTS times."""
-    wanted = [i for i, query in enumerate(load.queries) if query.relevant]
+    """recall@m over all queries with a relevant item, each sent until it is answered, at most RECALL_ATTEMPTS times."""
+    with_relevant = [i for i, query in enumerate(load.queries) if query.relevant]
     answers: dict[int, list[str]] = {}
-    changed, incomplete, unanswered = 0, 0, list(wanted)
+    changed, incomplete, unanswered = 0, 0, list(with_relevant)
     for attempt in range(RECALL_ATTEMPTS):
         if attempt and unanswered:
             time.sleep(PAUSE_S)
-        asked, unanswered = unanswered, []
-        for answer in each_once(load.target.address, [requests[i] for i in asked], 1):
+        attempted, unanswered = unanswered, []
+        for answer in each_once(load.target.address, [requests[i] for i in attempted], 1):
             if answer.status not in (200, *BUSY):
-                number = asked[answer.number] + 1
-                raise ServiceRefused(f"query {number} of {len(requests)}: {said(answer.status, _problem(answer.body))}")
+                number = attempted[answer.number] + 1
+                raise ServiceRefused(f"query {number} of {len(requests)}: {problem_text(answer.status, _problem(answer.body))}")
             if answer.status != 200:
-                unanswered.append(asked[answer.number])
+                unanswered.append(attempted[answer.number])
                 continue
             result = orjson.loads(answer.body)["results"][0]
-            answers[asked[answer.number]] = [item["id"] for item in result["items"]]
+            answers[attempted[answer.number]] = [item["id"] for item in result["items"]]
             changed += bool(result.get("degraded"))
             incomplete += not result["complete"]
     relevant = [load.queries[i].relevant for i in sorted(answers)]
-    recall = recall_at_m([answers[i] for i in sorted(answers)], relevant, m) if wanted and not unanswered else None
+    recall = recall_at_m([answers[i] for i in sorted(answers)], relevant, m) if with_relevant and not unanswered else None
     return {
         "recall": recall,
         "recall_queries": len(answers),
@@ -146,8 +146,8 @@ def _problem(body: bytes) -> Json:
 def _capacity(load: Load, requests: Sequence[bytes]) -> tuple[int, Json]:
     """The clients of a closed loop that get the most answers, and that loop.
 
-    Their number is doubled as long as that pays: many workers, or a GPU, are not busy with a few. Where some of FIRST_CLIENTS are refused,
-    FEW_CLIENTS are taken instead; later, a refusal says that there were enough before.
+    Their number is doubled as long as that helps: a few clients do not keep many workers, or a GPU, busy. Where some of FIRST_CLIENTS are
+    refused, FEW_CLIENTS are used instead; a later refusal ends the search.
     """
     clients = FIRST_CLIENTS
     best: tuple[int, Json] | None = None
@@ -160,7 +160,7 @@ def _capacity(load: Load, requests: Sequence[bytes]) -> tuple[int, Json]:
                 clients = FEW_CLIENTS
                 continue
             return best or (clients, found)
-        if best is not None and found["requests_per_s"] < WORTHWHILE * best[1]["requests_per_s"]:
+        if best is not None and found["requests_per_s"] < MIN_GAIN * best[1]["requests_per_s"]:
             return best
         best = clients, found
         if clients in (FEW_CLIENTS, MOST_CLIENTS):
@@ -174,8 +174,8 @@ def recall_at_m(answers: Sequence[Sequence[str]], relevant: Sequence[Sequence[st
     found_BM = np.full((len(answers), m), NO_ITEM, np.int64)
     for row, ids in zip(found_BM, answers, strict=True):
         row[: len(ids)] = [number.setdefault(item, len(number)) for item in ids[:m]]
-    wanted = [np.array([number.setdefault(item, len(number)) for item in ids], np.int64) for ids in relevant]
-    return float(precision_recall_f(found_BM, wanted, m)[1].mean())
+    relevant_rows = [np.array([number.setdefault(item, len(number)) for item in ids], np.int64) for ids in relevant]
+    return float(precision_recall_f(found_BM, relevant_rows, m)[1].mean())
 
 
 def without_items(body: bytes) -> bytes:
@@ -210,11 +210,11 @@ def _median(rounds: Sequence[Json]) -> Json:
     """One loop from its rounds: the median of each figure, the sum of each count; and the p99 of every round, to see how they spread."""
     counted = {name: sum(loop[name] for loop in rounds) for name in ("samples", "failed", "degraded")}
     answered = sum((Counter(loop["statuses"]) for loop in rounds), Counter[str]())
-    told = {}
+    medians = {}
     for name in rounds[0].keys() - counted.keys() - {"statuses"}:
         values = [loop[name] for loop in rounds if loop[name] is not None]
-        told[name] = float(np.median(values)) if values else None
-    found = {**told, **counted, "statuses": dict(sorted(answered.items()))}
+        medians[name] = float(np.median(values)) if values else None
+    found = {**medians, **counted, "statuses": dict(sorted(answered.items()))}
     return {name: found[name] for name in rounds[0]} | {"rounds_p99_ms": [loop["p99_ms"] for loop in rounds]}
 
 

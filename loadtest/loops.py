@@ -1,7 +1,8 @@
-"""The two loops of a load test, over raw keep-alive HTTP/1.1 sockets: closed (as many clients as connections, each of which waits for its
-answer) and open (requests come when they come, whether the service keeps up or not). Client libraries would cost more than the service.
+"""The two loops of a load test, over raw keep-alive HTTP/1.1 sockets: closed (each client waits for its answer before its next request) and
+open (requests start at random times, whether the service keeps up or not).
 
-Knows sockets, bytes and clocks. Does not know what is asked or answered.
+Written here, because Locust and HTTP clients take more processor time per request than the service, so that they would measure themselves.
+Knows sockets, bytes and clocks. Does not know the content of requests and answers.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from loadtest.target import ServiceRefused
 
 Address = tuple[str, int]
 GRACE_S = 10.0
-"""How long answers are waited for after the end of a loop."""
+"""How long a loop waits for answers after its end."""
 STALL_S = 70.0
-"""How long one answer is waited for where a loop has no end: longer than the longest deadline that a service takes by default."""
+"""How long a loop without an end waits for one answer: longer than the service's longest deadline by default."""
 
 
 class Answered(NamedTuple):
@@ -33,7 +34,7 @@ class Answered(NamedTuple):
 
     number   its place among the requests that were sent
     began    when it was due (open loop) or sent (closed loop), in seconds of time.perf_counter()
-    late_s   how much later than due it was sent, because the loop or a connection was busy
+    late_s   how much later than due it was sent, because the loop or all connections were busy
     seconds  from `began` to the whole answer
     status   0 where the server closed the connection instead of answering, or did not answer in time
     body     what `keep` left of it
@@ -107,8 +108,7 @@ def open_loop(
 ) -> list[Answered]:
     """Requests at random times (Poisson, `per_s` in the mean), each on a free connection; a time is counted from when it was due.
 
-    Those that found no free connection of `connections` wait for one. What is unanswered, or not even sent, 10 s after the end has the
-    status 0.
+    Requests wait where all of `connections` are busy. Those without an answer 10 s after the end, sent or not, have the status 0.
     """
     due = deque(arrivals(per_s, seconds, seed))
     load = _Load(address, keep)

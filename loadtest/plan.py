@@ -1,4 +1,4 @@
-"""What Locust's users do: which requests, how many of them when, which answers are wrong, and whether the whole was good enough.
+"""The plan of a Locust test: which requests, how many at a time, which answers are wrong, and whether the result is good enough.
 
 Knows numbers and the service's JSON. Does not know Locust, whose import changes how a process waits.
 """
@@ -22,14 +22,14 @@ PER_USER = 5.0
 """Most requests/s of one user: at a higher rate there are more of them."""
 SHAPES = ("steady", "ramp", "spike", "reload")
 SPIKE = 3
-"""How many times the rate a spike has."""
+"""The rate of a spike, as a multiple of --rate."""
 
 Mix = tuple[list[int], list[float]]
 """Values and their weights."""
 
 
 class Request(NamedTuple):
-    """A request: its name in the statistics, how many items it asks for and at least could get, and a body of POST /retrieve."""
+    """A request: its name in the statistics, m, the least number of eligible items, and a body of POST /retrieve."""
 
     name: str
     m: int
@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What the users of one test have in common. `versions` are what the shape reload takes turns with."""
+    """What the users of one test share. versions: the shape reload makes them the default in turn."""
 
     target: Target
     admin: Target
@@ -56,7 +56,7 @@ class Plan:
     rng: random.Random
 
     def request(self) -> Request:
-        """The next one, drawn from the mixes."""
+        """The next request, drawn from the mixes."""
         beam, m = (self.rng.choices(*mixed)[0] for mixed in (self.beams, self.ms))
         query = self.rng.choice(self.queries)
         body: Json = {"model": self.model["name"], "queries": [query.body(self.exclude_seen)], "m": m, "beam_size": beam}
@@ -68,7 +68,7 @@ class Plan:
 
 
 def plan_of(host: str | None, options: argparse.Namespace) -> Plan:
-    """What a test that begins will do. Raises EspalierError or OSError when it cannot be done."""
+    """The plan of a test that begins. Raises EspalierError or OSError when it cannot be done."""
     if not host:
         raise InvalidConfig("--host", host, "http://HOST:PORT of the service")
     for option, value in (("--rate", options.rate), ("--seconds", options.seconds), ("--reload-every", options.reload_every)):
@@ -123,29 +123,29 @@ def shaped(shape: str, most: int, passed: float) -> int:
 
 
 def wrong_in(document: Json, m: int, eligible: int) -> str | None:
-    """What is wrong with an answer to one query: min(m, eligible) items must come, unless it says that it is not complete.
+    """What is wrong with an answer to one query: it must have min(m, eligible) items, unless it says that it is incomplete.
 
-    eligible  how many items at least may come back
+    eligible  least number of items that may be returned
     """
     results = document.get("results") or []
     if len(results) != 1:
         return f"{len(results)} results to one query"
-    found, wanted, complete = len(results[0]["items"]), min(m, eligible), results[0]["complete"]
-    if found > m or (found < wanted and complete):
-        return f"{found} items, {wanted} expected, complete {complete}"
+    found, expected, complete = len(results[0]["items"]), min(m, eligible), results[0]["complete"]
+    if found > m or (found < expected and complete):
+        return f"{found} items, {expected} expected, complete {complete}"
     return None
 
 
-def complaints(asked: int, failed: int, refused: int, reloads_failed: int, max_failed: float, max_refused: float) -> list[str]:
+def complaints(sent: int, failed: int, refused: int, reloads_failed: int, max_failed: float, max_refused: float) -> list[str]:
     """Why a test was not good enough. `failed` are the requests that went wrong in another way than being refused (429)."""
-    told = [] if asked else ["nothing was asked"]
-    if asked and failed / asked > max_failed:
-        told.append(f"{failed} of {asked} requests failed, more than --max-failed {max_failed:g}")
-    if asked and refused / asked > max_refused:
-        told.append(f"{refused} of {asked} requests were refused, more than --max-refused {max_refused:g}")
+    texts = [] if sent else ["no request was sent"]
+    if sent and failed / sent > max_failed:
+        texts.append(f"{failed} of {sent} requests failed, more than --max-failed {max_failed:g}")
+    if sent and refused / sent > max_refused:
+        texts.append(f"{refused} of {sent} requests were refused, more than --max-refused {max_refused:g}")
     if reloads_failed:
-        told.append(f"{reloads_failed} reloads failed")
-    return told
+        texts.append(f"{reloads_failed} reloads failed")
+    return texts
 
 
 # -- options that are text ------------------------------------------------------------------------------------------------

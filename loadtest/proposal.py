@@ -60,8 +60,8 @@ def sentence(proposal: Proposal) -> str:
     best, fastest = proposal.best, proposal.fastest
     if best is not None:
         recall = "" if best.recall is None else f", recall {best.recall:.4f}"
-        few = "" if best.samples >= 100 else f" (of {best.samples} samples only)"
-        return f"{where}: beam {best.beam_size}{recall}, p99 {best.p99_ms:.2f} ms{few} at {best.requests_per_s:.0f} requests/s"
+        note = "" if best.samples >= 100 else f" (of {best.samples} samples only)"
+        return f"{where}: beam {best.beam_size}{recall}, p99 {best.p99_ms:.2f} ms{note} at {best.requests_per_s:.0f} requests/s"
     if fastest is None:
         return f"{where}: no beam, because none was answered well enough"
     return f"{where}: no beam; the smallest p99 was {fastest.p99_ms:.2f} ms, of beam {fastest.beam_size}"

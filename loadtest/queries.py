@@ -28,7 +28,7 @@ Kind = Literal["history", "vector", "features", "text"]
 
 @dataclass(frozen=True)
 class Query:
-    """One query as the service takes it, and the ids that should come back.
+    """One query as the service takes it, and the relevant ids.
 
     values  item ids, oldest first; or a vector; or sparse features, {"indices": […], "values": […]}; or a text
     """
@@ -153,13 +153,13 @@ def _check_ids(ids: object, where: str) -> None:
 
 
 def without_seen(queries: Sequence[Query]) -> list[Query]:
-    """The same queries with the history's ids taken out of `relevant`: what `exclude_seen` never returns is not missed."""
+    """The same queries with the history's ids taken out of `relevant`: items that `exclude_seen` never returns do not count as missed."""
     if queries and queries[0].kind != "history":
-        raise InvalidConfig("--exclude-seen", f"{queries[0].kind} queries", "history queries: others tell nothing of what was seen")
+        raise InvalidConfig("--exclude-seen", f"{queries[0].kind} queries", "history queries: others have no history")
     return [replace(query, relevant=tuple(item for item in query.relevant if item not in set(query.values))) for query in queries]
 
 
 def digest(queries: Sequence[Query]) -> str:
-    """What tells two sets of queries apart."""
+    """A short hash of a set of queries."""
     content = json.dumps([(query.kind, query.values, query.relevant) for query in queries])
     return hashlib.sha256(content.encode()).hexdigest()[:16]

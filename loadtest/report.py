@@ -1,4 +1,4 @@
-"""What a sweep writes for its readers: sweep.csv, sweep.md, and the frontier plots. All from the one document that sweep.json holds.
+"""The report of a sweep: sweep.csv, sweep.md and the frontier plots, all from the document in sweep.json.
 
 Knows the document and tables. Does not know how it was measured.
 """
@@ -16,8 +16,8 @@ from loadtest.target import Json
 
 COLUMNS = ("beam_size", "m", "recall", "p50_ms", "p95_ms", "p99_ms", "requests_per_s", "ms_per_query", "loop")
 FEW_SAMPLES = 100
-"""Fewer say little of a 99th percentile: they are marked with FEW."""
-FEW = " \\*"
+"""With fewer samples a 99th percentile is unreliable; it gets UNRELIABLE_MARK."""
+UNRELIABLE_MARK = " \\*"
 LATE_SHARE = 0.1
 """An open loop of which requests left later than this share of the p99 is pointed out: the load generator was busy itself."""
 
@@ -27,12 +27,12 @@ def write_report(document: Json, folder: Path, budgets_ms: Sequence[float]) -> l
     points = points_of(document)
     proposals = [proposal for budget_ms in budgets_ms for proposal in propose(points, budget_ms)]
     write_csv(document, folder / "sweep.csv")
-    told = warnings(document)
-    (folder / "sweep.md").write_text(markdown(document, proposals, told))
+    warned = warnings(document)
+    (folder / "sweep.md").write_text(markdown(document, proposals, warned))
     if points:
         title = f"{document['model']['name']} version {document['model']['version']}, {document['model']['engine']}"
         plot_frontier(points, proposals, title, [folder / "frontier.png", folder / "frontier.svg"])
-    return [*map(sentence, proposals), *(f"warning: {warning}" for warning in told)]
+    return [*map(sentence, proposals), *(f"warning: {warning}" for warning in warned)]
 
 
 def points_of(document: Json) -> list[Point]:
@@ -101,7 +101,7 @@ def _counts(statuses: dict[str, int]) -> str:
     return ", ".join(f"{'no answer' if status == '0' else status}: {count}" for status, count in statuses.items())
 
 
-def markdown(document: Json, proposals: Sequence[Proposal], told: Sequence[str]) -> str:
+def markdown(document: Json, proposals: Sequence[Proposal], warned: Sequence[str]) -> str:
     model, settings, queries = document["model"], document["settings"], document["queries"]
     days = sorted({cell["measured"][:10] for cell in document["cells"]})
     rate = settings["rate_per_s"]
@@ -139,9 +139,9 @@ def markdown(document: Json, proposals: Sequence[Proposal], told: Sequence[str])
     for m in sorted({cell["m"] for cell in document["cells"]}):
         lines += _table(m, [cell for cell in cells_of(document) if cell["m"] == m])
     few = any(loop["samples"] < FEW_SAMPLES for cell in document["cells"] for loop in cell["loops"].values())
-    lines += [f"{FEW.strip()} of fewer than {FEW_SAMPLES} requests: hardly more than the slowest one.", ""] if few else []
-    if told:
-        lines += ["## Warnings", "", *(f"- {warning}" for warning in told), ""]
+    lines += [f"{UNRELIABLE_MARK.strip()} of fewer than {FEW_SAMPLES} requests: hardly more than the slowest one.", ""] if few else []
+    if warned:
+        lines += ["## Warnings", "", *(f"- {warning}" for warning in warned), ""]
     if document["cells"]:
         lines += ["![Recall against p99, one point per beam size](frontier.png)", ""]
     return "\n".join(lines)
@@ -160,7 +160,7 @@ def _proposals(proposals: Sequence[Proposal]) -> list[str]:
         start = f"| {proposal.budget_ms:g} ms | {proposal.m} | {proposal.loop} |"
         best, fastest = proposal.best, proposal.fastest
         if best is not None:
-            mark = "" if best.samples >= FEW_SAMPLES else FEW
+            mark = "" if best.samples >= FEW_SAMPLES else UNRELIABLE_MARK
             recall = _optional(best.recall, ".4f")
             lines.append(f"{start} **{best.beam_size}** | {recall} | {best.p99_ms:.2f}{mark} | {best.requests_per_s:.0f} |")
         else:
@@ -179,7 +179,7 @@ def _table(m: int, cells: Sequence[Json]) -> list[str]:
     for cell in cells:
         for loop, measured in cell["loops"].items():
             p50, p95, p99 = (_optional(measured[name], ".3f") for name in ("p50_ms", "p95_ms", "p99_ms"))
-            mark = "" if measured["samples"] >= FEW_SAMPLES else FEW
+            mark = "" if measured["samples"] >= FEW_SAMPLES else UNRELIABLE_MARK
             lines.append(
                 f"| {cell['beam_size']} | {_optional(cell['recall'], '.4f')} | {loop} | {_optional(measured['offered_per_s'], '.0f')} "
                 f"| {measured['requests_per_s']:.0f} | {p50} | {p95} | {p99}{mark} | {_optional(measured['ms_per_query'], '.3f')} "

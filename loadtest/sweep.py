@@ -148,7 +148,7 @@ def sweep(options: argparse.Namespace, command: str) -> int:
     if options.resume and file.exists():
         document["cells"] = finished(file, document)
     if not document["queries"]["with_relevant"]:
-        tell("no query has relevant items: no recall will be measured, and the plot shows the beam size against p99")
+        log("no query has relevant items: no recall will be measured, and the plot shows the beam size against p99")
     code = measure_all(load, options.beam, options.m, document, file)
     if not document["cells"]:
         return code  # what an earlier run has left stays as it is
@@ -212,7 +212,7 @@ def measure_all(load: Load, beams: Sequence[int], ms: Sequence[int], document: J
     done = {(cell["beam_size"], cell["m"]) for cell in document["cells"]}
     missing = [(beam, m) for beam in beams for m in ms if (beam, m) not in done]
     if len(missing) < len(beams) * len(ms):
-        tell(f"{len(beams) * len(ms) - len(missing)} cells are finished already")
+        log(f"{len(beams) * len(ms) - len(missing)} cells are finished already")
     with tqdm(total=len(missing) * PHASES, unit="loop", file=sys.stderr, disable=None) as bar:
         for number, (beam, m) in enumerate(missing):
 
@@ -223,18 +223,18 @@ def measure_all(load: Load, beams: Sequence[int], ms: Sequence[int], document: J
             try:
                 cell = measure(load, beam, m, begins)
             except KeyboardInterrupt:
-                tell("interrupted; what is finished is written, and --resume goes on from there")
+                log("interrupted; what is finished is written, and --resume goes on from there")
                 return 130
             except EspalierError as error:
                 if number == 0 and not document["cells"]:
                     raise
-                tell(f"error: {error}")
+                log(f"error: {error}")
                 return 1
             bar.update(1)
             document["cells"].append(cell)
             save(document, file)
             with bar.external_write_mode(file=sys.stderr):
-                tell(line(cell))
+                log(line(cell))
     return 0
 
 
@@ -256,7 +256,7 @@ def save(document: Json, file: Path) -> None:
     temporary.rename(file)
 
 
-def tell(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -267,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return sweep(options, f"python -m loadtest.sweep {shlex.join(hidden)}")
     except (EspalierError, OSError) as error:
-        tell(f"error: {error}")
+        log(f"error: {error}")
         return 1
     except KeyboardInterrupt:
         return 130

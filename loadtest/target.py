@@ -1,4 +1,4 @@
-"""Where the load goes: the address of a service, single requests to it outside of any measurement, and what it says of a model.
+"""The service under load: its address, single requests outside of any measurement, and its description of a model.
 
 Knows URLs and the service's answers. Does not know queries or clocks.
 """
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 class ServiceRefused(EspalierError):
-    """The service is not there, or says no to what every later request would ask too."""
+    """The service is not reachable, or refuses a request that all later ones would repeat."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Target:
 
 
 def parse_url(url: str, key: str | None = None) -> Target:
-    """The service that a URL names; `key` goes out with every request. Raises InvalidConfig."""
+    """The service that a URL names; `key` is sent with every request. Raises InvalidConfig."""
     parts = urlsplit(url)
     expected = "http://HOST:PORT of the service itself"
     if parts.scheme == "https":
@@ -84,14 +84,14 @@ def send(target: Target, method: str, path: str, body: object = None, timeout_s:
 
 
 def ask(target: Target, method: str, path: str, body: object = None, timeout_s: float = 60) -> Json:
-    """The answer to a request that must succeed. Raises ServiceRefused with what the service said."""
+    """The answer to a request that must succeed. Raises ServiceRefused with the service's problem."""
     status, document = send(target, method, path, body, timeout_s)
     if status != 200:
-        raise ServiceRefused(f"{method} {target}{path}: {said(status, document)}")
+        raise ServiceRefused(f"{method} {target}{path}: {problem_text(status, document)}")
     return document
 
 
-def said(status: int, document: Json) -> str:
+def problem_text(status: int, document: Json) -> str:
     """A problem document in one line, with the fields that it names."""
     wrong = [f"{entry.get('field')}: got {entry.get('value')}, expected {entry.get('expected')}" for entry in document.get("errors") or ()]
     text = "; ".join(wrong) or str(document.get("detail") or document.get("title") or document)
@@ -100,7 +100,7 @@ def said(status: int, document: Json) -> str:
 
 
 def describe(target: Target, name: str | None) -> Json:
-    """What GET /models says of a model that is ready; without a name, of the only one. Raises ServiceRefused or InvalidConfig."""
+    """The document of GET /models of a model that is ready; without a name, of the only one. Raises ServiceRefused or InvalidConfig."""
     if name is None:
         names = [str(model["name"]) for model in ask(target, "GET", "/models")["models"]]
         if len(names) != 1:

@@ -1,4 +1,4 @@
-"""What the service can be told, and the only place that reads the environment.
+"""The settings of the service, and the only place that reads the environment.
 
 Every setting is an environment variable: `ESPALIER_` and its name in capitals.
 """
@@ -20,7 +20,7 @@ def _upper(value: object) -> object:
 
 
 def _no_link(value: object) -> object:
-    """Kubernetes gives the containers of a namespace with a Service `espalier` ESPALIER_PORT=tcp://…, which nobody means as a setting."""
+    """Kubernetes sets ESPALIER_PORT=tcp://… in the containers of a namespace with a Service `espalier`; that is not meant as a setting."""
     return 8000 if isinstance(value, str) and value.startswith("tcp://") else value
 
 

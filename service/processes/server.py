@@ -1,7 +1,7 @@
-"""One process that listens: uvicorn's server, with a way out that loses nothing.
+"""One process that listens: uvicorn's server, which stops without losing requests.
 
-After the first signal it goes on serving for `delay_s`, while /readyz and every answer's `Connection: close` say that it is going, so
-that a load balancer looks elsewhere. Then it stops listening and finishes what it accepted. A second signal ends it at once.
+After the first signal it serves for ESPALIER_DRAIN_DELAY_S more, while /readyz and every answer's `Connection: close` say that it stops, so
+that load balancers choose another one. Then it stops listening and finishes the accepted requests. A second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ log = logging.getLogger(__name__)
 
 CLOSE = (b"connection", b"close")
 OTHER_DESCRIPTORS = 192
-"""Descriptors that are left for everything but connections: bundles, logs, pipes, metrics."""
+"""Descriptors for everything but connections: bundles, logs, pipes, metrics."""
 
 
 class Server(uvicorn.Server):
     """Serves one application.
 
-    alone  signals are meant for this process. Otherwise its parent says when to stop, and when to stop at once: a signal may come from
-           it and, once more, from whoever signals a group of processes
+    alone  signals are meant for this process. Otherwise its parent says when to stop; a signal may reach both of them
     """
 
     def __init__(self, app: FastAPI, settings: Settings, alone: bool = True) -> None:
@@ -72,14 +71,14 @@ class Server(uvicorn.Server):
             self._leave_at = time.monotonic() + self._delay_s
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """What a signal does. (uvicorn would raise it again at the end; a stop that was asked for is no failure.)"""
+        """Stop. (uvicorn would raise the signal again at the end, but a requested stop is not a failure.)"""
         self.leave()
         if self._alone:
             for handled in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(handled, signal.SIG_DFL)
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to stop; asked ten times a second."""
+        """Whether to stop; called ten times a second."""
         stop = await super().on_tick(counter)
         if counter % 10 == 0:
             self._connections.check(asyncio.get_running_loop().time())
@@ -91,19 +90,24 @@ class Server(uvicorn.Server):
         return stop or time.monotonic() >= self._leave_at
 
 
-def most_connections(wanted: int) -> int:
-    """`wanted`, or as many connections as the process may have descriptors for. Raises the process's own limit where that may be done."""
-    needed = wanted + 2 * RESERVE + OTHER_DESCRIPTORS
+def most_connections(requested: int) -> int:
+    """`requested`, or as many connections as the process has descriptors for. Raises the process's limit of descriptors where allowed."""
+    needed = requested + 2 * RESERVE + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
         soft = allowed
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return wanted
+        return requested
     room = soft - min(OTHER_DESCRIPTORS, soft // 2)
-    most = max(min(wanted, room - 2 * RESERVE if room >= 6 * RESERVE else room * 2 // 3), 1)  # with a reserve of a quarter at most, twice
+    most = max(
+        min(requested, room - 2 * RESERVE if room >= 6 * RESERVE else room * 2 // 3), 1
+    )  # with a reserve of a quarter at most, twice
     log.warning(
-        "the process may have %d descriptors, so that at most %d connections are taken (ESPALIER_MAX_CONNECTIONS: %d)", soft, most, wanted
+        "the process may have %d descriptors, so that at most %d connections are taken (ESPALIER_MAX_CONNECTIONS: %d)",
+        soft,
+        most,
+        requested,
     )
     return most

@@ -1,7 +1,9 @@
 """Several worker processes behind one listening socket: started, replaced when one dies, stopped together.
 
-They are told to stop through a pipe each, not by a signal: a worker whose parent is gone reads its end, and a signal that was sent to
-the whole group of processes is not taken for a second one. Knows processes; what a worker does is server.py's.
+uvicorn's own supervisor is not used: it kills workers that answer no ping in 5 s, does not wait for accepted requests, restarts a broken
+worker for ever, and knows nothing of counts that a dead worker leaves. A worker stops when its pipe says so or is closed, not by a signal:
+so it also stops when its parent is gone, and a signal to the whole process group does not count as a second one. Knows processes; server.py
+has what a worker does.
 """
 
 from __future__ import annotations
@@ -31,16 +33,17 @@ from service.watch.multiprocess import count_in, forget_process
 log = logging.getLogger(__name__)
 
 FAILED_STARTS = 3
-"""Workers that may end one after the other before they have begun to follow the models; then the service gives up, unless others serve."""
+"""Workers that may end in a row before they follow the models; then the service gives up, unless others serve."""
 RESTART_S, MAX_RESTART_S = 1.0, 30.0
-"""At least this long between two starts in one place; twice as long after each worker that ended before it had begun, up to the second."""
+"""Least seconds between two starts of one worker; doubled after each worker that ended before it followed the models, up to
+MAX_RESTART_S."""
 KILL_AFTER_S = 10.0
-"""Beyond the time that stopping may take, until a worker is killed."""
+"""A worker is killed this long after the time that stopping may take."""
 
 
 @dataclass(eq=False)
 class _Worker:
-    """number: its place among the workers, which whoever comes in for it takes."""
+    """number: which of the workers it is; its replacement has the same number."""
 
     process: BaseProcess
     pipe: Connection
@@ -94,15 +97,15 @@ class Supervisor:
         return _Worker(process, ours, time.monotonic(), number)
 
     def _restart_at(self, worker: _Worker) -> float:
-        """When another one may take a dead worker's place."""
+        """When a dead worker may be replaced."""
         return worker.started + min(RESTART_S * 2.0 ** min(self._failed_starts, 10), MAX_RESTART_S)
 
     def _has_begun(self, worker: _Worker) -> bool:
-        """Whether a worker got as far as following the models."""
+        """Whether a worker followed the models."""
         return (self._folder / f"{worker.process.pid}.lock").exists()
 
     def _replace_dead(self) -> int:
-        """Start others in their place, unless the service stops. Gives an exit code when it gives up."""
+        """Replace dead workers, unless the service stops. Returns the exit code, 1 when it gives up."""
         for worker in self._workers[:]:
             if worker.process.is_alive():
                 continue
@@ -118,15 +121,16 @@ class Supervisor:
                 continue
             self._failed_starts = 0 if began else self._failed_starts + 1
             if self._failed_starts >= FAILED_STARTS and not any(map(self._has_begun, self._living())):
-                log.error("%d workers ended before they had begun; the service gives up", self._failed_starts)
+                log.error("%d workers ended before they followed the models; the service gives up", self._failed_starts)
                 self._signals = 1
                 return 1
-            log.error("worker %s ended with exit code %s; another one takes its place", pid, worker.process.exitcode)
+            log.error("worker %s ended with exit code %s and is replaced", pid, worker.process.exitcode)
             self._workers.append(self._start(worker.number, restarted=True))
         return 0
 
     def _leave(self) -> float:
-        """Tell all workers to stop. Gives the time to kill those that have not. While the parent listens, nobody is refused."""
+        """Tell all workers to stop. Returns the time to kill the others. Workers accept connections until they close the socket
+        themselves."""
         self._listening.close()
         log.info("stopping %d workers", len(self._workers))
         for worker in self._living():
@@ -137,7 +141,7 @@ class Supervisor:
         return time.monotonic() + self._settings.drain_delay_s + 2 * self._settings.drain_s + KILL_AFTER_S
 
     def _kill(self) -> int:
-        """Stop what still runs. Gives an exit code where something did."""
+        """Kill the workers that still run. Returns the exit code, 1 where there were any."""
         living = self._living()
         for worker in living:
             log.warning("worker %s is stopped at once", worker.process.pid)
@@ -168,7 +172,7 @@ class Supervisor:
 
 def work(settings: Settings, listening: socket.socket, pipe: Connection, number: int, restarted: bool) -> None:
     """One worker process: serves until the other end of the pipe says so, or is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the server takes it: Ctrl-C reaches the parent as well
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the server handles it: Ctrl-C reaches the parent as well
     logs.configure(settings.log_level, settings.log_format)
     if settings.run_folder is not None:
         count_in(metrics_folder(settings.run_folder))
@@ -176,12 +180,12 @@ def work(settings: Settings, listening: socket.socket, pipe: Connection, number:
     app.state.service.metrics.begin(number, restarted)
     server = Server(app, settings, alone=False)
 
-    def obey() -> None:
+    def stop_when_told() -> None:
         try:
             pipe.recv()
         except (EOFError, OSError):
             log.warning("the parent process is gone")
         server.leave()
 
-    threading.Thread(target=obey, name="obey", daemon=True).start()
+    threading.Thread(target=stop_when_told, name="stop", daemon=True).start()
     server.serve_on(listening)

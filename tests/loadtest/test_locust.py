@@ -226,4 +226,4 @@ def test_an_answer_has_as_many_items_as_there_can_be(found: int, complete: bool,
 def test_what_was_not_good_enough() -> None:
     assert complaints(1000, 10, 10, 0, 0.01, 0.01) == []
     assert len(complaints(1000, 11, 11, 1, 0.01, 0.01)) == 3
-    assert complaints(0, 0, 0, 0, 1, 1) == ["nothing was asked"]
+    assert complaints(0, 0, 0, 0, 1, 1) == ["no request was sent"]
