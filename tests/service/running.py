@@ -109,6 +109,11 @@ def every_metric() -> str:
     return metrics.render().decode()
 
 
+def bearer(key: str) -> dict[str, str]:
+    """The header of a request with a key."""
+    return {"Authorization": f"Bearer {key}"}
+
+
 def ids(result: Json) -> list[str]:
     return [item["id"] for item in result["items"]]
 

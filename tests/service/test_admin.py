@@ -22,23 +22,10 @@ from espalier.tree import complete_tree
 from service.__main__ import main
 from service.settings import Settings
 from service.watch.logs import JsonFormatter
-from tests.service.running import ITEMS, LIMITS, Json, Running, problem, run
+from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, problem, run
 
 RETRIEVE, ADMIN = "retrieve-key-0001", "admin-key-00000001"
 COLD: Json = {"history": []}
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
-@pytest.fixture
-def versions(tmp_path: Path) -> Path:
-    """A models folder with `books` in the versions 1 and 2."""
-    rng = np.random.default_rng(0)
-    for version in (1, 2):
-        make_bundle(tmp_path, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=version, **LIMITS)
-    return tmp_path
 
 
 @pytest.fixture

@@ -12,15 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from espalier.checks.random_bundles import make_bundle
-from espalier.tree import complete_tree
 from service.errors import Conflict, Denied, Unauthorized
 from service.http.api_keys import Keys
 from service.settings import Settings
@@ -29,24 +26,11 @@ from service.watch.audit import BURST, LONGEST, PER_S, Audit, BeforeAfter, Origi
 from service.watch.logs import TEXT, JsonFormatter
 from service.watch.metrics import AUTH_FAILURES, Metrics
 from tests import ROOT
-from tests.service.running import ITEMS, LIMITS, Json, Running, run
+from tests.service.running import Json, Running, bearer, run
 
 RETRIEVE, ADMIN, NAMED = "retrieve-key-0001", "admin-key-00000001", "admin-key-of-alice"
 ADMIN_ID = "63ec3cbf"
 """The first hex digits of the key's SHA-256: printf %s KEY | sha256sum."""
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
-@pytest.fixture
-def versions(tmp_path: Path) -> Path:
-    """A models folder with `books` in the versions 1 and 2."""
-    rng = np.random.default_rng(0)
-    for version in (1, 2):
-        make_bundle(tmp_path, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=version, **LIMITS)
-    return tmp_path
 
 
 @pytest.fixture
