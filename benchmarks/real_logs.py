@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.errors import InvalidConfig
-from training.config import TrainingConfig, check_config, read_config
+from training.specification.deep import DeepConfig
+from training.specification.models import deep_config, read_deep_config
 
 CONFIGS = Path(__file__).parent.parent / "training" / "configs"
 SETS: dict[str, tuple[str, str | None]] = {
@@ -32,7 +33,7 @@ class RealLog:
     """`name` is the set's, or that of the configuration; `log` takes the place of `config.data.log`."""
 
     name: str
-    config: TrainingConfig
+    config: DeepConfig
     log: Path
 
 
@@ -74,7 +75,7 @@ def _other(options: argparse.Namespace) -> RealLog:
         raise InvalidConfig("--log", str(options.log), "no --data and --set beside it")
     if not options.log.is_file():
         raise InvalidConfig("--log", str(options.log), "a file that exists")
-    config = check_config({"name": "log", "data": {"log": options.log}}) if options.config is None else read_config(options.config)
+    config = deep_config({"name": "log", "data": {"log": options.log}}) if options.config is None else read_deep_config(options.config)
     return RealLog(config.name, config, options.log)
 
 
@@ -83,10 +84,10 @@ def _named(folder: Path | None, name: str) -> RealLog:
         raise InvalidConfig("--set", name, f"one of {', '.join(SETS)}")
     config, file = SETS[name]
     if file is None:
-        sample = read_config(CONFIGS / config)
+        sample = read_deep_config(CONFIGS / config)
         return RealLog(name, sample, CONFIGS.parent.parent / sample.data.log)
     if folder is None or not folder.is_dir():
         raise InvalidConfig("--data", None if folder is None else str(folder), f"a folder that holds {name}/{file}")
     if not (folder / name / file).is_file():
         raise InvalidConfig("--data", str(folder), f"a folder that holds {name}/{file}, which is missing")
-    return RealLog(name, read_config(CONFIGS / config), folder / name / file)
+    return RealLog(name, read_deep_config(CONFIGS / config), folder / name / file)

@@ -26,9 +26,10 @@ from espalier.manifest import InnerProductForm, ManifestDraft, Ranking, SearchDe
 from espalier.queries import HistoryKind, VectorKind
 from espalier.tree import Tree, complete_tree
 from training.deep.export import scorer_form
-from training.deep.scorers.encoders import PAPER_WINDOWS, VectorEncoder, WindowEncoder
+from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs
+from training.specification.deep import PAPER_WINDOWS
 
 NODE_DIM = 24
 HIDDEN = (128, 64, 24)

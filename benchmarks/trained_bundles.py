@@ -11,16 +11,16 @@ import torch
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
-from training.config import ScorerConfig
 from training.deep.export import scorer_form
 from training.deep.scorers.model import export_graphs, new_scorer
+from training.specification.deep import SCORER
 
 
 def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.random.Generator, name: str = "trained") -> Bundle:
     """A bundle with the graphs that training exports, random weights."""
     tree = complete_tree(rows.permutation(27), 3)
     windows = (3, 2)
-    config = ScorerConfig(kind=kind, node_dim=24, hidden=hidden)  # type: ignore[arg-type]  # a string of a parametrised test
+    config = SCORER.checked({"kind": kind, "node_dim": 24, "hidden": hidden})
     torch.manual_seed(3)
     model = new_scorer(config, windows, tree.node_count)
     example = torch.randint(0, tree.node_count, (2, tree.height + 1, 5))

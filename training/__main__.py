@@ -1,4 +1,4 @@
-"""`python -m training fit | relearn | place | import-pecos | fit-ranker | evaluate | inspect`: the offline commands."""
+"""`python -m training fit | relearn | place | import-pecos | fit-ranker | evaluate | inspect | options`: the offline commands."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
     from numpy.typing import NDArray
 
     from espalier.queries import QueryBatch
-    from training.config import TrainingConfig
     from training.evaluate import Rerank
+    from training.specification.deep import DeepConfig
+    from training.specification.linear import LinearConfig
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Train, measure and look at tree models.", pretty_exceptions_enable=False
@@ -37,7 +38,7 @@ log = logging.getLogger("training")
 
 @app.command()
 def fit(
-    config: Annotated[Path, typer.Option(help="TOML file; docs/training.md lists the keys")],
+    config: Annotated[Path, typer.Option(help="TOML file; `options` lists the keys")],
     out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")],
     data: Annotated[Path | None, typer.Option("--data", "--train", help="a log or a file of points to read instead")] = None,
     test: Annotated[Path | None, typer.Option(help="xr-linear: a file to measure on instead of the configured one")] = None,
@@ -45,30 +46,27 @@ def fit(
     resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint of a killed run")] = False,
 ) -> None:
     """Train a model and export it as a bundle."""
-    from training.config import check_config, read_toml
+    from training.specification.linear import LinearConfig
+    from training.specification.models import read_config
 
-    raw = read_toml(config)
-    if "algorithm" in raw:
-        _fit_linear(out, raw, data, test, device, resume)
+    settings = read_config(config, train=data, test=test)
+    if isinstance(settings, LinearConfig):
+        _fit_linear(out, settings, device, resume)
         return
     if test is not None:
         raise InvalidConfig("--test", str(test), "no such option: the test users of a log are a share of it, data.test_share")
     from training.deep.fit import pick_device
 
-    _fit_to(out, check_config(raw), data, pick_device(device), resume)
+    _fit_to(out, settings, data, pick_device(device), resume)
 
 
-def _fit_linear(out: Path, raw: dict[str, object], data: Path | None, test: Path | None, device: str, resume: bool) -> None:
-    from training.config import checked
-    from training.linear.config import LinearConfig
+def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool) -> None:
     from training.linear.run import fit_and_export
 
     if device == "cuda":
         raise InvalidConfig("--device", device, "auto or cpu: linear scorers are trained on a CPU")
     name, version = _new_version(out)
-    files = {key: str(file) for key, file in (("train", data), ("test", test)) if file is not None}
-    given = raw.get("data")
-    settings = checked(LinearConfig, raw | {"name": name, "data": given | files if isinstance(given, dict) else given})
+    settings = settings.model_copy(update={"name": name})
     begin, work = time.perf_counter(), out.absolute().parent / f".{version}.work"
     with _only_run(work):
         if work.exists() and not resume:
@@ -121,8 +119,8 @@ def import_pecos(
 def fit_ranker(
     model: Annotated[Path, typer.Option(help="models/NAME/VERSION, whose candidates are to be re-ranked")],
     out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet: the model with the ranker")],
-    loss: Annotated[Literal["elimination", "plackett-luce"], typer.Option(help="the model of choice that is fitted")] = "elimination",
-    function: Annotated[Literal["highway", "linear"], typer.Option(help="the rank function")] = "highway",
+    loss: Annotated[Literal["elimination", "plackett-luce"] | None, typer.Option(help="the model of choice that is fitted")] = None,
+    function: Annotated[Literal["highway", "linear"] | None, typer.Option(help="the rank function")] = None,
     depth: Annotated[int, typer.Option(help="candidates of a query that are re-ranked")] = 200,
     features: Annotated[str, typer.Option(help="what it is told of them, comma-separated; the default is all that there is")] = "",
     data: Annotated[Path | None, typer.Option(help="the log, where it is no longer at the configured place")] = None,
@@ -130,25 +128,25 @@ def fit_ranker(
     users: Annotated[Literal["training", "validation"], typer.Option(help="whose lists of the log it learns from")] = "training",
     exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="the items of the history do not come back")] = False,
     queries: Annotated[int, typer.Option(min=1, help="most queries that it learns from")] = 20_000,
-    config: Annotated[Path | None, typer.Option(help="TOML file with other options; docs/re-ranking.md lists them")] = None,
-    seed: Annotated[int, typer.Option(help="reproduces the training")] = 1,
+    config: Annotated[Path | None, typer.Option(help="TOML file with other options; `options highway` lists them")] = None,
+    seed: Annotated[int | None, typer.Option(help="reproduces the training")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where the model searches")] = "auto",
 ) -> None:
     """Train a ranker on what a model retrieves, and add it to a new version of the model."""
     from espalier.engines import open_engine
-    from training.rankers.config import ranker_config
     from training.rankers.judgements import from_judgements
     from training.rankers.log_queries import from_log
     from training.rankers.second_stage import StageConfig, add_ranker
+    from training.specification.ranker import ranker_config
 
     _new_version(out)
     bundle = Bundle.open(model)
-    ranker = ranker_config(config, {"loss": loss, "function": function, "seed": seed})
+    ranker = ranker_config(config, loss=loss, kind=function, seed=seed)
     if judgements is not None:
         for option, given, default in (("--data", data, None), ("--users", users, "training"), ("--exclude-seen", exclude_seen, False)):
             if given != default:
                 raise InvalidConfig(option, given, "no such option with --judgements")
-        parts = from_judgements(bundle, judgements, seed)
+        parts = from_judgements(bundle, judgements, ranker.seed)
     else:
         parts = from_log(bundle, data, users, exclude_seen)
     wanted = tuple(filter(None, (name.strip() for name in features.split(","))))
@@ -175,6 +173,23 @@ def place(
     _tell_metrics(bundle)
 
 
+@app.command()
+def options(
+    kind: Annotated[str | None, typer.Argument(help="a kind of model or ranker; all are listed without one")] = None,
+    form: Annotated[Literal["text", "toml"], typer.Option("--format", help="toml: a file to begin with")] = "text",
+    markdown: Annotated[bool, typer.Option("--markdown", help="all kinds, as docs/options.md has them")] = False,
+) -> None:
+    """List the kinds of models and rankers, or the keys of one with type, default and meaning."""
+    from training.specification import options as keys
+
+    if markdown:
+        print(keys.as_markdown(), end="")
+    elif kind is None:
+        print(keys.summary())
+    else:
+        print(keys.as_toml(kind) if form == "toml" else keys.as_text(kind))
+
+
 def _new_version(out: Path) -> tuple[str, str]:
     """The name and the version that --out gives, after checking that they are such and not there yet."""
     name, version = out.absolute().parent.name, out.name
@@ -187,7 +202,7 @@ def _new_version(out: Path) -> tuple[str, str]:
     return name, version
 
 
-def _fit_to(out: Path, settings: TrainingConfig, data: Path | None, where: torch.device, resume: bool) -> None:
+def _fit_to(out: Path, settings: DeepConfig, data: Path | None, where: torch.device, resume: bool) -> None:
     name, version = _new_version(out)
     from training.deep.parallel import joined, process
 
@@ -197,7 +212,7 @@ def _fit_to(out: Path, settings: TrainingConfig, data: Path | None, where: torch
         _fit_and_export(settings, data, out, where, work, resume)
 
 
-def _fit_and_export(settings: TrainingConfig, data: Path | None, out: Path, where: torch.device, work: Path, resume: bool) -> None:
+def _fit_and_export(settings: DeepConfig, data: Path | None, out: Path, where: torch.device, work: Path, resume: bool) -> None:
     from training.deep.earlier import as_earlier
     from training.deep.export import export
     from training.deep.fit import fit as fit_model
@@ -215,7 +230,7 @@ def _fit_and_export(settings: TrainingConfig, data: Path | None, out: Path, wher
         prepared.interactions.item_count,
         prepared.interactions.event_count,
     )
-    for number in range(1, settings.tree.rounds + 1):
+    for number in range(1, settings.rounds + 1):
         folder = work if number == 1 else work / f"round-{number}"
         folder.mkdir(exist_ok=True)
         tree = shared_tree(partial(build_tree, settings, prepared, where), where)
@@ -327,11 +342,12 @@ def _test_pairs(bundle: Bundle, data: Path) -> list:  # type: ignore[type-arg]
 
     import numpy as np
 
-    from training.config import check_config
     from training.data.interactions import read_interactions
     from training.data.splits import EvaluationPair, halves, split_users
+    from training.specification.deep import DeepConfig
+    from training.specification.models import config_of
 
-    config = check_config(bundle.manifest.training)
+    config = config_of(bundle.manifest, DeepConfig)
     with tempfile.TemporaryDirectory() as work:
         interactions = read_interactions(data, config.data.format, Path(work))
         split = split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)

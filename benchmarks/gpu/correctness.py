@@ -45,7 +45,7 @@ from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
 from espalier.search import Engine, Precision, SearchParams
 from espalier.tree import Tree
-from training.deep.scorers.encoders import PAPER_WINDOWS
+from training.specification.deep import PAPER_WINDOWS
 
 Device = Literal["cuda", "cpu"]
 Open = Callable[[Bundle], Engine]

@@ -29,8 +29,8 @@ from espalier.engines.triton.graph_engine import device_bytes
 from espalier.tree import complete_tree
 from loadtest.loops import Address, Answered, closed_loop, open_loop, percentiles_ms, request_bytes, statuses
 from training.deep.export import scorer_form
-from training.deep.scorers.encoders import PAPER_WINDOWS
 from training.deep.scorers.model import export_graphs
+from training.specification.deep import PAPER_WINDOWS
 
 NEEDED = ("fastapi", "fastapi_offline", "httptools", "orjson", "prometheus_client", "pydantic_settings", "uvicorn")
 KEY = "gpu-benchmark-admin-key"

@@ -23,9 +23,8 @@ from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.manifest import GraphScorer, Ranking, SearchDefaults
 from espalier.queries import HistoryKind
 from espalier.tree import Tree, complete_tree
-from training.config import ScorerConfig
-from training.deep.scorers.encoders import PAPER_WINDOWS
 from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer
+from training.specification.deep import PAPER_WINDOWS, MlpScorer, ProductScorer, Scorer
 
 BLOCK = 1 << 16
 """Node rows that are drawn from one seed."""
@@ -35,11 +34,11 @@ SIGN_AND_FRACTION, EXPONENT = np.uint16(0x83FF), np.uint16(0x3400)
 
 @dataclass(frozen=True)
 class Form:
-    scorer: ScorerConfig
+    scorer: Scorer
     gamma: float
 
 
-FORMS = {"mlp": Form(ScorerConfig(kind="mlp"), 0.0), "product": Form(ScorerConfig(), 0.5)}
+FORMS = {"mlp": Form(MlpScorer(), 0.0), "product": Form(ProductScorer(), 0.5)}
 
 
 class _Rows:

@@ -28,7 +28,7 @@ from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.engines.triton.linear_engine import SparseCudaEngine
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
-from training.deep.scorers.encoders import PAPER_WINDOWS
+from training.specification.deep import PAPER_WINDOWS
 
 Device = Literal["cuda", "cpu"]
 RUNS = 20

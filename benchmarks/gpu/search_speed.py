@@ -38,7 +38,7 @@ from espalier.engines.triton.graph_engine import GraphCell, TritonEngine
 from espalier.masks.eligibility import node_mask
 from espalier.queries import QueryBatch
 from espalier.search import NodeMask, Precision, SearchParams
-from training.deep.scorers.encoders import PAPER_WINDOWS
+from training.specification.deep import PAPER_WINDOWS
 
 M = 200
 VECTOR = 64

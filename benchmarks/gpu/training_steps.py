@@ -12,10 +12,10 @@ import torch
 
 from benchmarks.gpu.lines import Row
 from benchmarks.speed import training_speed
-from training.config import check_config
 from training.data.ranking_set import RankingSet
-from training.rankers.config import STAGE_DEFAULTS, ChoiceModel, RankerConfig
-from training.rankers.fit import Epoch, fit_ranker
+from training.rankers.fit import Descent, Epoch, fit_ranker
+from training.specification.models import deep_config
+from training.specification.ranker import ChoiceModel, HighwayConfig
 
 Device = Literal["cuda", "cpu"]
 FEATURES = 20
@@ -31,7 +31,7 @@ def training(
     """
     yield from rankers(queries, depth, device)
     prepared = training_speed.synthetic(items, users)
-    config = check_config({"name": "synthetic", "data": {"log": "none"}})
+    config = deep_config({"name": "synthetic", "data": {"log": "none"}})
     for batch in batches:
         given = Namespace(beam=beam, batch=batch, rounds=rounds, steps=3)
         for row in training_speed.measure(config, prepared, torch.device(device), given):
@@ -59,9 +59,10 @@ def rankers(queries: int, depth: int, device: Device) -> Iterator[Row]:
         def note(epoch: Epoch, ends: list[float] = ends) -> None:
             ends.append(time.perf_counter())
 
-        config = RankerConfig(**{**STAGE_DEFAULTS, "loss": loss, "max_epochs": 2})
+        config = HighwayConfig(loss=loss, max_epochs=2)
+        batch_queries = Descent().batch_queries
         fit_ranker(data, None, config, note, torch.device(device))
-        steps = -(-queries // config.batch_queries)
+        steps = -(-queries // batch_queries)
         ms = (ends[1] - ends[0]) * 1e3 / steps
-        row: Row = {"case": f"ranker, {loss}, {depth} candidates a query, batch {config.batch_queries}", "ok": True, "ms": round(ms, 3)}
-        yield row | {"queries_per_s": round(config.batch_queries / ms * 1e3, 1), "steps_per_s": round(1e3 / ms, 2)}
+        row: Row = {"case": f"ranker, {loss}, {depth} candidates a query, batch {batch_queries}", "ok": True, "ms": round(ms, 3)}
+        yield row | {"queries_per_s": round(batch_queries / ms * 1e3, 1), "steps_per_s": round(1e3 / ms, 2)}

@@ -37,8 +37,8 @@ from training.baselines.boosting import BoostingConfig, fit_boosted_trees
 from training.baselines.rank_svm import fit_rank_svm
 from training.data.letor import read_letor, read_svmlight
 from training.data.ranking_set import RankingSet, concatenated
-from training.rankers.config import RankerConfig, Scaling, Ties
-from training.rankers.fit import fit_ranker
+from training.rankers.fit import Descent, fit_ranker
+from training.specification.ranker import HighwayConfig, LinearRankerConfig, RankerConfig, Scaling, Ties
 
 SETS = ("l2r-mq2007-agg", "l2r-lightgbm-example", "l2r-mq2008-partial")
 Scores = Callable[[NDArray[np.float32]], NDArray[np.float32]]
@@ -78,17 +78,9 @@ def read_folds(folder: Path, name: str, seed: int) -> list[Fold]:
 # -- candidates -----------------------------------------------------------------------------------------------------------
 
 # The lists were made with validation figures; both losses have the same.
-NETWORK = RankerConfig(
-    hidden=64,
-    optimizer="adam",
-    learning_rate=0.003,
-    batch_queries=16,
-    missing=True,
-    max_norm=None,
-    max_epochs=200,
-    patience=15,
-    average=4.0,
-)
+NETWORK = HighwayConfig(hidden=64, dropout=0.3, learning_rate=0.003, missing=True, max_epochs=200, patience=15)
+LINE = LinearRankerConfig(learning_rate=0.02, missing=True, max_epochs=200, patience=15)
+DESCENT = Descent(max_norm=None, average=4.0)
 LAMBDAMART = BoostingConfig(loss="lambdarank", trees=500, row_share=0.8, feature_share=0.5, random_splits=False)
 
 
@@ -100,19 +92,25 @@ def candidates(function: str, loss: Any, seed: int) -> list[RankerConfig | Boost
             {"cost": cost, "scaling": scaling, "missing": True} for cost, scaling in pairs((0.01, 0.1, 1.0, 10.0), ("z-score", "quantile"))
         ]
     if function in ("linear", "highway"):
-        network = replace(NETWORK, function="linear", learning_rate=0.02) if function == "linear" else NETWORK
+        network = LINE if function == "linear" else NETWORK
         return [
-            replace(network, loss=loss, seed=seed, scaling=scaling, ties=ties) for scaling, ties in pairs(get_args(Scaling), get_args(Ties))
+            network.model_copy(update={"loss": loss, "seed": seed, "scaling": scaling, "ties": ties})
+            for scaling, ties in pairs(get_args(Scaling), get_args(Ties))
         ]
     if function == "boosting":
         return [BoostingConfig(loss=loss, seed=seed, leaves=leaves) for leaves in (31, 512)]
     return [replace(LAMBDAMART, seed=seed, leaves=leaves, learning_rate=rate) for leaves, rate in pairs((7, 15, 31), (0.03, 0.1))]
 
 
+def written(candidate: RankerConfig | BoostingConfig) -> dict[str, Any]:
+    """A candidate as the report has it."""
+    return asdict(candidate) if isinstance(candidate, BoostingConfig) else candidate.model_dump() | asdict(DESCENT)
+
+
 def fit(candidate: RankerConfig | BoostingConfig | dict[str, Any], fold: Fold) -> tuple[Scores, float]:
     """Scores of a trained candidate, and its NDCG on the validation queries."""
     if isinstance(candidate, RankerConfig):
-        scores: Scores = fit_ranker(fold.train, fold.valid, candidate).scores
+        scores: Scores = fit_ranker(fold.train, fold.valid, candidate, descent=DESCENT).scores
     elif isinstance(candidate, BoostingConfig):
         scores = fit_boosted_trees(fold.train, fold.valid, candidate).scores
     else:
@@ -132,7 +130,7 @@ def run(function: str, loss: str, fold: Fold, seed: int) -> Row:
         before = time.process_time()
         scores, value = fit(candidate, fold)
         seconds = time.process_time() - before
-        options = candidate if isinstance(candidate, dict) else asdict(candidate)
+        options = candidate if isinstance(candidate, dict) else written(candidate)
         tried.append((round(value, 4), options))
         if best is None or value > best[0]:
             best = value, seconds, scores, options

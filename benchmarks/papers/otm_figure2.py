@@ -31,9 +31,9 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 from loadtest.hardware import hardware
-from training.config import check_config
 from training.data.splits import halves
 from training.deep.prepare import build_tree, prepare
+from training.specification.models import deep_config
 
 LEVEL = 8
 PAPER = (
@@ -72,7 +72,7 @@ def head_and_tail(share: NDArray[np.float64]) -> dict[str, float]:
 def study(real: real_logs.RealLog, model: Path | None) -> dict[str, Any]:
     """{"set", "tree", "users", "levels": rows {"level", "nodes", "head", "tail"}, "shares": of level LEVEL, or of the last above it}."""
     bundle = Bundle.open(model) if model is not None else None
-    config = real.config if bundle is None else check_config(bundle.manifest.training)  # the same training users
+    config = real.config if bundle is None else deep_config(bundle.manifest.training)  # the same training users
     with tempfile.TemporaryDirectory() as work:
         prepared = prepare(config, real.log, Path(work))
         pairs = halves(prepared.interactions, prepared.split.train, seed=config.seed)

@@ -45,7 +45,6 @@ from loadtest.hardware import hardware
 from training.baselines.item_cf import tune_neighbours
 from training.baselines.popularity import fit_popularity
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
-from training.config import ObjectiveConfig, OptimiserConfig, ScorerConfig, TrainingConfig, check_config
 from training.data.splits import EvaluationPair, halves, without_seen
 from training.deep.earlier import as_earlier
 from training.deep.export import export
@@ -54,12 +53,14 @@ from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.deep.validation import ranked_by, search_pairs
+from training.specification.deep import DeepConfig, OptimiserConfig, ProductScorer, RobustObjective
+from training.specification.models import deep_config
 
 CPU = torch.device("cpu")
 Sections = dict[str, dict[str, Any]]
 RECIPE: Sections = {
-    "scorer": ScorerConfig().model_dump(),
-    "objective": ObjectiveConfig().model_dump(),
+    "scorer": ProductScorer().model_dump(),
+    "objective": RobustObjective().model_dump(),
     "optimiser": OptimiserConfig().model_dump(include={"batch", "learning_rate", "average"}),
 }
 PUBLISHED: Sections = {
@@ -70,26 +71,28 @@ PUBLISHED: Sections = {
 ON_TDM: Sections = {"tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}, "optimiser": {"learning_rate": 2e-3}}
 
 
-def _published(objective: dict[str, Any], *more: Sections) -> Sections:
+def _published(kind: str, *more: Sections) -> tuple[str, Sections]:
     sections: Sections = {name: dict(keys) for name, keys in PUBLISHED.items()}
-    for part in ({"objective": objective}, *more):
+    for part in more:
         for name, keys in part.items():
             sections[name] = sections.get(name, {}) | keys
-    return sections
+    return kind, sections
 
 
-TREES: dict[str, Sections] = {
-    "otm-robust": RECIPE,
-    "tdm-same-scorer": RECIPE | {"objective": {"kind": "tdm"}},
-    "tdm": _published({"kind": "tdm"}),
-    "tdm-random-rows": _published({"kind": "tdm"}, {"scorer": {"init": "random"}}),
-    "plt": _published({"kind": "plt"}),
-    "hsm": _published({"kind": "hsm"}),
-    "jtm": _published({"kind": "tdm"}, ON_TDM, {"tree": {"kind": "jtm"}}),
-    "otm": _published({"kind": "otm", "beam_size": 200}, ON_TDM),
-    "otm-no-bs": _published({"kind": "otm-no-bs", "beam_size": 200}, ON_TDM),
-    "otm-no-optest": _published({"kind": "otm-no-optest", "beam_size": 200}, ON_TDM),
+OF_200: Sections = {"objective": {"beam_size": 200}}
+TREES: dict[str, tuple[str, Sections]] = {
+    "otm-robust": ("otm-robust", RECIPE),
+    "tdm-same-scorer": ("tdm", RECIPE | {"objective": {}}),
+    "tdm": _published("tdm"),
+    "tdm-random-rows": _published("tdm", {"scorer": {"init": "random"}}),
+    "plt": _published("plt"),
+    "hsm": _published("hsm"),
+    "jtm": _published("tdm", ON_TDM, {"tree": {"kind": "jtm"}}),
+    "otm": _published("otm", OF_200, ON_TDM),
+    "otm-no-bs": _published("otm-no-bs", OF_200, ON_TDM),
+    "otm-no-optest": _published("otm-no-optest", OF_200, ON_TDM),
 }
+"""Method → its kind, and what it changes in a set's configuration."""
 PRODUCT_DNN: dict[str, dict[str, Any]] = {
     "product-dnn": {"loss": "full"},
     "product-dnn-sampled": {"loss": "sampled"},
@@ -103,7 +106,7 @@ ALL_LEAVES = 1 << 62
 class Run:
     """One seed of one log: what its methods share. `trained` keeps what later ones start from."""
 
-    config: TrainingConfig
+    config: DeepConfig
     prepared: Prepared
     folder: Path
     trained: dict[str, tuple[Tree, NodeScorer]] = field(default_factory=dict)
@@ -113,17 +116,16 @@ class Run:
         return halves(self.prepared.interactions, self.prepared.split.test, seed=self.config.seed)
 
 
-def method_config(config: TrainingConfig, method: str) -> TrainingConfig:
+def method_config(config: DeepConfig, method: str) -> DeepConfig:
     """The set's configuration with what the method changes. Raises InvalidConfig where a change names no key or gives a wrong value."""
     name, *changes = method.split("+")
-    raw = config.model_dump(mode="json")
-    known = {section: set(keys) for section, keys in raw.items() if isinstance(keys, dict)}
-    sections: Sections = {"scorer": {}, "objective": {}} | {section: dict(keys) for section, keys in TREES[name].items()}
+    kind, own = TREES[name]
+    sections: Sections = {"scorer": {}} | {section: dict(keys) for section, keys in own.items()}
     changed: Sections = {}
     for change in changes:
         place, _, text = change.partition("=")
         section, _, key = place.partition(".")
-        if key not in known.get(section, ()):
+        if not key:
             raise InvalidConfig("--methods", change, "section.key=value of a configuration, such as objective.gamma=0")
         if section == "scorer" and sections["scorer"].get("init") == "earlier":
             raise InvalidConfig("--methods", change, f"no other scorer, since {name} goes on from tdm's weights")
@@ -131,16 +133,15 @@ def method_config(config: TrainingConfig, method: str) -> TrainingConfig:
             changed.setdefault(section, {})[key] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError as error:
             raise InvalidConfig("--methods", change, "a value as in TOML, strings in quotation marks") from error
-    for section in ("scorer", "objective"):  # the set's own do not count, and another kind has other defaults
-        raw[section] = {}
-        if changed.get(section, {}).get("kind", sections[section].get("kind")) != sections[section].get("kind"):
-            sections[section] = {}
+    raw = config.model_dump(mode="json") | {"kind": kind, "scorer": {}, "objective": {}}  # the set's own do not count
+    if changed.get("scorer", {}).get("kind", sections["scorer"].get("kind")) != sections["scorer"].get("kind"):
+        sections["scorer"] = {}  # another kind has other defaults
     for part in (sections, changed):
         for section, keys in part.items():
-            raw[section] |= keys
+            raw[section] = raw.get(section, {}) | keys
     if raw["scorer"].get("init") == "earlier":
         raw["earlier_model"] = "tdm"  # the one in memory: see train_tree
-    return check_config(raw)
+    return deep_config(raw)
 
 
 def train_tree(run: Run, method: str) -> tuple[Tree, NodeScorer, Row]:
@@ -166,7 +167,7 @@ def tree_rows(run: Run, method: str, beams: Sequence[int], bundles: Path | None)
     tree, model, training = train_tree(run, method)
     config = method_config(run.config, method)
     own, gamma = ranked_by(config)
-    gammas = [gamma] if own == "log_activation" else sorted({0.0, gamma} | ({0.5} if config.objective.kind == "tdm" else set()))
+    gammas = [gamma] if own == "log_activation" else sorted({0.0, gamma} | ({0.5} if config.kind == "tdm" else set()))
     topology, rows = Topology(tree, CPU), []
     for gamma in gammas:
         best_B = None
@@ -248,13 +249,13 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def checked_methods(text: str, config: TrainingConfig) -> list[str]:
+def checked_methods(text: str, config: DeepConfig) -> list[str]:
     """The methods of `--methods`. Raises InvalidConfig on an unknown one, or on a change that gives no valid configuration."""
     methods = re.split(r",(?![^\[]*\])", text)  # commas inside [ ] belong to a value
     for method in methods:
         if method not in METHODS and not is_tree(method):
             raise InvalidConfig("--methods", method, f"some of {', '.join(METHODS)}")
-        if is_tree(method) and method_config(config, method).tree.rounds > 1:
+        if is_tree(method) and method_config(config, method).rounds > 1:
             raise InvalidConfig("--methods", method, "tree.rounds of 1")
     return methods
 
@@ -263,7 +264,7 @@ def is_tree(method: str) -> bool:
     return method.split("+")[0] in TREES
 
 
-def seed_rows(config: TrainingConfig, log: Path, methods: Sequence[str], beams: Sequence[int], bundles: Path | None) -> Iterator[list[Row]]:
+def seed_rows(config: DeepConfig, log: Path, methods: Sequence[str], beams: Sequence[int], bundles: Path | None) -> Iterator[list[Row]]:
     """The rows of each method for the configuration's seed."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, prepare(config, log, Path(folder)), Path(folder))

@@ -52,10 +52,10 @@ from espalier.tree import Tree
 from loadtest.hardware import hardware
 from training.data.csr import as_rows, normalised
 from training.data.xmc import LabelledPoints, read_xmc
-from training.linear.config import LinearOptions
 from training.linear.fit import fit_linear
 from training.linear.label_features import pifa
 from training.linear.prepare import as_asked
+from training.specification.linear import LinearOptions
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
 PEERS = ("pecos", "omikuji", "bonsai", "napkinxc", "ova")

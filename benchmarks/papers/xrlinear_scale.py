@@ -36,9 +36,9 @@ from espalier.tree import Tree
 from loadtest.hardware import hardware
 from training.data.csr import as_rows, normalised
 from training.data.xmc import LabelledPoints
-from training.linear.config import LinearOptions
 from training.linear.fit import fit_linear
 from training.linear.label_features import pifa
+from training.specification.linear import LinearOptions
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
 GROUP, OWN, SHARED, GROUP_FEATURES, DRAWN, COMMON = 64, 6, 6, 48, 12, 8

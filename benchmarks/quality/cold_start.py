@@ -52,10 +52,11 @@ from espalier.queries import TextKind, encode_texts
 from espalier.search import NO_ITEM, SearchParams
 from espalier.text.blocks import TextBlock
 from training.data.csr import as_matrix
-from training.linear.config import LinearConfig, LinearOptions, LinearSearch, LogData
 from training.linear.placing import Placing, place
 from training.linear.prepare import prepare
 from training.linear.run import fit_and_export
+from training.specification.linear import LinearConfig, LinearOptions, LinearSearch, LogData
+from training.specification.models import config_of
 
 Int64 = NDArray[np.int64]
 Row = dict[str, Any]
@@ -101,13 +102,13 @@ class Fold:
         self._items(rows).write_parquet(folder / "items.parquet")
         most = log["query"].n_unique()
         config = LinearConfig(
-            algorithm="xr-linear", name="cold-start", threads=1, search=LinearSearch(beam_size=BEAM, m=M), linear=LinearOptions(),
+            name="cold-start", search=LinearSearch(beam_size=BEAM, m=M), linear=LinearOptions(),
             data=LogData(format="log", train=folder / "train.parquet", test=folder / "test.parquet", items=folder / "items.parquet"),
             text=tuple(TextBlock(unit=u, n=n, max_features=most) for u, n in (("word", 1), ("word", 2), ("char", 3))),  # type: ignore[arg-type]
         )  # fmt: skip
         work = self.folder / f"{name}-work"
         work.mkdir()
-        return fit_and_export(config, self.folder / name / "1", work)
+        return fit_and_export(config, self.folder / name / "1", work, threads=1)
 
     def placed(self, model: Bundle, name: str, how: Placing) -> Bundle:
         """The hidden items in a model of the old ones."""
@@ -128,7 +129,7 @@ class Fold:
 
     def nearest(self, model: Bundle) -> Int64:
         """Exact search by the cosine to centroids, of the same features as the model of the old items."""
-        prepared = prepare(LinearConfig.model_validate(model.manifest.training))
+        prepared = prepare(config_of(model.manifest, LinearConfig))
         texts = [self.task.texts[row] for row in self.new.tolist()]
         rows = csr_array(vstack([prepared.centroids, as_matrix(model.vectoriser.transform(texts))]))
         number = np.concatenate([self.old, self.new])

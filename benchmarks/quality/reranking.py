@@ -25,6 +25,7 @@ import itertools
 import json
 import tempfile
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,26 +42,27 @@ from espalier.rerank.ranker import Reranker
 from espalier.search import SearchParams
 from training.baselines.boosting import BoostingConfig, fit_boosted_trees
 from training.rankers.candidates import Candidates
-from training.rankers.config import RankerConfig, ranker_config
 from training.rankers.export import ranker_onnx
+from training.rankers.fit import PAPER, Descent
 from training.rankers.graded_queries import GradedQueries
 from training.rankers.log_queries import from_log
 from training.rankers.second_stage import StageConfig, collect, fit
+from training.specification.ranker import HighwayConfig, ranker_config
 
 M = 10
 TREES = tuple(itertools.product((15, 31, 63), (0.05, 0.1)))
-ADAM = {"optimizer": "adam", "learning_rate": 3e-3, "batch_queries": 16, "hidden": 64, "dropout": 0.0}
-MARGINAL = ADAM | {"ties": "marginal"}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "paper: sgd .1, batch 2, K 10, dropout .3": {"patience": None},
-    "adam .003, batch 16, K 64": ADAM,
-    "adam .003, batch 16, K 64, dropout .1, no max-norm": ADAM | {"dropout": 0.1, "max_norm": None},
-    "marginal ties": MARGINAL,
-    "marginal ties, averaged": MARGINAL | {"average": 2.0},
-    "marginal ties, quantile, missing": MARGINAL | {"scaling": "quantile", "missing": True},
-    "marginal ties, quantile, missing, averaged, no max-norm, .01": MARGINAL
-    | {"scaling": "quantile", "missing": True, "average": 2.0, "max_norm": None, "learning_rate": 1e-2},
-}  # fmt: skip
+FREE = Descent(max_norm=None)
+MARGINAL: dict[str, Any] = {"ties": "marginal"}
+QUANTILE: dict[str, Any] = MARGINAL | {"scaling": "quantile", "missing": True}
+VARIANTS: dict[str, tuple[dict[str, Any], Descent]] = {
+    "paper: sgd .1, batch 2, K 10, dropout .3": ({"learning_rate": 0.1, "hidden": 10, "dropout": 0.3, "patience": None}, PAPER),
+    "adam .003, batch 16, K 64": ({}, Descent()),
+    "adam .003, batch 16, K 64, dropout .1, no max-norm": ({"dropout": 0.1}, FREE),
+    "marginal ties": (MARGINAL, Descent()),
+    "marginal ties, averaged": (MARGINAL, Descent(average=2.0)),
+    "marginal ties, quantile, missing": (QUANTILE, Descent()),
+    "marginal ties, quantile, missing, averaged, no max-norm, .01": (QUANTILE | {"learning_rate": 1e-2}, replace(FREE, average=2.0)),
+}
 
 
 def quality(part: Candidates, scores_R: NDArray[np.float32] | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -116,14 +118,14 @@ def best_lambdamart(train: Candidates, valid: Candidates) -> tuple[NDArray[np.fl
 def measured(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool, depth: int, queries: int) -> dict[str, Any]:
     parts = from_log(bundle, data, users, exclude_seen)
     engine = open_engine(bundle, "cpu")
-    stage = StageConfig(depth, (), queries, RankerConfig())
+    stage = StageConfig(depth, (), queries, HighwayConfig())
     train, valid, test = collect(bundle, engine, parts, stage)
     qualities = {"retrieval": quality(test, None)}
     rows = [row_of("retrieval", qualities["retrieval"], 0, None)]
     print(rows[-1], flush=True)
     for function in ("highway", "linear"):
         for loss in ("elimination", "plackett-luce"):
-            config = ranker_config(None, {"function": function, "loss": loss})
+            config = ranker_config(kind=function, loss=loss)
             begin = time.process_time()
             ranker = fit(train, valid, config)
             cpu_s = time.process_time() - begin
@@ -150,14 +152,15 @@ def measured(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool, 
 
 def choose(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool, depth: int, queries: int, most_epochs: int) -> dict[str, Any]:
     parts = from_log(bundle, data, users, exclude_seen)
-    train, valid, _ = collect(bundle, open_engine(bundle, "cpu"), parts, StageConfig(depth, (), queries, RankerConfig()))
+    train, valid, _ = collect(bundle, open_engine(bundle, "cpu"), parts, StageConfig(depth, (), queries, HighwayConfig()))
     rows = [row_of("retrieval", quality(valid, None), 0, None)]
     print(rows[-1], flush=True)
-    for loss, (name, options) in itertools.product(("elimination", "plackett-luce"), VARIANTS.items()):
+    for loss, (name, (options, descent)) in itertools.product(("elimination", "plackett-luce"), VARIANTS.items()):
         if loss == "plackett-luce" and name not in ("adam .003, batch 16, K 64", "marginal ties"):
             continue
         begin = time.process_time()
-        ranker = fit(train, valid, RankerConfig(**({"loss": loss, "max_epochs": most_epochs, "patience": 5} | options)))
+        config = HighwayConfig(**({"loss": loss, "max_epochs": most_epochs} | options))
+        ranker = fit(train, valid, config, descent)
         cpu_s = time.process_time() - begin
         rows.append(row_of(f"{loss}, {name}", quality(valid, ranker.scores(valid.ranking.features_RF)), cpu_s, None))
         print(rows[-1], flush=True)

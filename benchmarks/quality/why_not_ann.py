@@ -48,9 +48,10 @@ from espalier.search import NO_ITEM, SearchParams
 from loadtest.hardware import hardware
 from training.baselines.ann import AnnIndex, Kind, faiss_is_installed
 from training.baselines.product_dnn import ProductDnn, ProductDnnConfig, fit_product_dnn, load_product_dnn
-from training.config import TrainingConfig, check_config
 from training.data.interactions import Interactions, read_interactions
 from training.data.splits import EvaluationPair, Split, halves, split_users, without_seen
+from training.specification.deep import DeepConfig
+from training.specification.models import deep_config
 
 MS = (10, 50, 200)
 M = max(MS)
@@ -163,7 +164,7 @@ def trained_product_dnn(interactions: Interactions, split: Split, config: Produc
     return load_product_dnn(file)
 
 
-def read_log(bundle: Bundle, config: TrainingConfig, log: Path, folder: Path) -> tuple[Interactions, Split]:
+def read_log(bundle: Bundle, config: DeepConfig, log: Path, folder: Path) -> tuple[Interactions, Split]:
     """The log that the model was trained on, and its split.
 
     Raises InvalidConfig for another log, whose item rows would be other items.
@@ -210,7 +211,7 @@ def plot_rows(rows: Sequence[Row], title: str, file: Path) -> None:
 def run(options: argparse.Namespace) -> None:
     real = real_logs.load(options)
     bundle = Bundle.open(options.model)
-    config = check_config(bundle.manifest.training)
+    config = deep_config(bundle.manifest.training)
     exclude_seen: bool = options.exclude_seen
     loss: Literal["full", "sampled"] = options.loss
     instances = config.instances.model_copy(update={"targets": ProductDnnConfig().instances.targets})  # the same queries, its own targets

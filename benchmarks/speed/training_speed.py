@@ -36,13 +36,14 @@ from tqdm import tqdm
 from benchmarks import real_logs
 from espalier.items import ItemTable
 from loadtest.hardware import hardware
-from training.config import TrainingConfig, check_config
 from training.data.interactions import Interactions
 from training.data.splits import split_users
 from training.deep.fit import build_model, pick_device, train_step, use_bfloat16
 from training.deep.instances import InstanceSource
 from training.deep.prepare import Prepared, prepare
 from training.deep.topology import Topology
+from training.specification.deep import DeepConfig
+from training.specification.models import deep_config
 from training.trees.random import random_tree
 
 PAPER_PLT = 0.184
@@ -76,27 +77,28 @@ def synthetic(items: int, users: int, seed: int = 0) -> Prepared:
     return Prepared(interactions, split_users(interactions, 0.1, 0.1, seed=seed), ItemTable.build(pa.table({"id": ids})))
 
 
-def configured(config: TrainingConfig, method: str, beam: int, batch: int) -> TrainingConfig:
+def configured(config: DeepConfig, method: str, beam: int, batch: int) -> DeepConfig:
     """Scorer, instances and objective of the method instead of the configuration's own."""
     sections: dict[str, dict[str, Any]] = {"scorer": {}, "instances": {}} if method == "otm-robust" else PUBLISHED
-    objective: dict[str, Any] = {"kind": method}
+    objective: dict[str, Any] = {}
     if method == "otm":
-        objective["beam_size"] = beam
+        objective = {"beam_size": beam}
     elif method == "tdm-2k":
-        objective = {"kind": "tdm", "negatives": 2 * beam, "negative_decay": 1.0}
-    changed = sections | {
+        objective = {"negatives": 2 * beam, "negative_decay": 1.0}
+    changed: dict[str, Any] = sections | {
+        "kind": method.removesuffix("-2k"),
         "scorer": sections["scorer"] | {"init": "random"},
         "objective": objective,
         "optimiser": config.optimiser.model_dump() | {"batch": batch},
         "search": {},
     }
-    return check_config(config.model_dump(mode="json") | changed)
+    return deep_config(config.model_dump(mode="json") | changed)
 
 
 class Trainee:
     """One method with a model of its own."""
 
-    def __init__(self, config: TrainingConfig, prepared: Prepared, topology: Topology) -> None:
+    def __init__(self, config: DeepConfig, prepared: Prepared, topology: Topology) -> None:
         self.config, self.topology, self.steps = config, topology, 0
         self.source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
         self.model = build_model(config, topology.tree, prepared).to(topology.device)
@@ -116,7 +118,7 @@ class Trainee:
         return (time.perf_counter() - begin) / steps
 
 
-def measure(config: TrainingConfig, prepared: Prepared, device: torch.device, args: argparse.Namespace) -> list[Row]:
+def measure(config: DeepConfig, prepared: Prepared, device: torch.device, args: argparse.Namespace) -> list[Row]:
     """Rows {"method", "s_per_batch", "users_per_s", "ratio", "paper_s_per_batch", "paper_ratio", "targets", and the sections of the
     configuration "instances", "scorer" and "objective"}; ratios are to PLT.
     """
@@ -178,7 +180,7 @@ def main() -> None:
             real = real_logs.load(args)
             name, config, prepared = real.name, real.config, prepare(real.config, real.log, Path(folder))
         else:
-            name, config = f"synthetic, {args.items} items", check_config({"name": "synthetic", "data": {"log": "none"}})
+            name, config = f"synthetic, {args.items} items", deep_config({"name": "synthetic", "data": {"log": "none"}})
             prepared = synthetic(args.items, args.users)
         rows = measure(config, prepared, device, args)
     processor = torch.cuda.get_device_name() if device.type == "cuda" else hardware()

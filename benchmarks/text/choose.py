@@ -11,7 +11,7 @@ from benchmarks.text.baselines import centroid
 from benchmarks.text.linear import BEAMS, TEXTS, Recipe, xr_linear
 from benchmarks.text.report import Report, row_of
 from benchmarks.text.sets import Task
-from training.linear.config import LinearOptions
+from training.specification.linear import LinearOptions
 
 CHOOSE_BEAMS = (*BEAMS, 400)
 
@@ -27,12 +27,12 @@ VARIANTS: dict[str, Recipe] = {
     "prior 0": variant(prior=0),
     "prior 2": variant(prior=2),
     "prior 4": variant(prior=4),
-    "few 0": variant(few=0),
-    "few 0, cost 0.3": variant(few=0, cost=0.3),
-    "few 0, cost 0.1": variant(few=0, cost=0.1),
-    "few 0, cost 0.01": variant(few=0, cost=0.01),
-    "few 0, teacher": variant(few=0, negatives="teacher"),
-    "nothing trained": variant(few=1e9),
+    "few 0": variant(min_positives=0),
+    "few 0, cost 0.3": variant(min_positives=0, cost=0.3),
+    "few 0, cost 0.1": variant(min_positives=0, cost=0.1),
+    "few 0, cost 0.01": variant(min_positives=0, cost=0.01),
+    "few 0, teacher": variant(min_positives=0, negatives="teacher"),
+    "nothing trained": variant(min_positives=1e9),
 }
 """What --choose tries."""
 

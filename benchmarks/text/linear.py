@@ -28,10 +28,10 @@ from espalier.search import Engine, SearchParams
 from espalier.text.blocks import TextBlock
 from espalier.tree import Tree
 from training.data.query_logs import LabelledTexts
-from training.linear.config import LinearConfig, LinearOptions, LinearSearch, LinearTree, LogData
 from training.linear.export import export
 from training.linear.fit import fit_linear
 from training.linear.prepare import Prepared, prepare
+from training.specification.linear import LinearConfig, LinearOptions, LinearSearch, LinearTree, LogData
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
 BEAMS = (10, 50)
@@ -84,7 +84,7 @@ def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
     pl.DataFrame({"id": ids}).write_parquet(folder / "items.parquet")
     data = LogData(format="log", train=folder / "train.parquet", test=folder / "test.parquet", items=folder / "items.parquet")
     config = LinearConfig(
-        algorithm="xr-linear", name="text-search", threads=1, data=data, text=blocks_of(recipe.texts, fold.train),
+        name="text-search", data=data, text=blocks_of(recipe.texts, fold.train),
         tree=recipe.tree, linear=recipe.options, search=LinearSearch(m=M),
     )  # fmt: skip
     begin = time.process_time()

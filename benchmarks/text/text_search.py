@@ -31,7 +31,7 @@ from benchmarks.text.report import Report, Trained, row_of
 from benchmarks.text.sets import SETS, Fold, Task, fold_of, pairs_of, read_set
 from benchmarks.text.sweeps import plot, sweep_beam, sweep_threshold
 from espalier.errors import EspalierError
-from training.linear.config import LinearTree
+from training.specification.linear import LinearTree
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TextBlock(BaseModel):
-    """One kind of n-grams.
-
-    unit          of words, or of characters within a word that has a blank before and after ("char_wb"); one too short gives itself
-    max_features  most n-grams of the vocabulary, those of the highest document frequency; 0 = all
-    min_count     least document frequency
-    max_share     largest document frequency, as a share of the documents
-    unknown       what an n-gram outside the vocabulary is: 0 nothing, 1 a feature that all share, more: one of so many, by its hash
-    """
+    """One kind of n-grams."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    unit: Literal["word", "char"]
-    n: int = Field(ge=1, le=8)
-    max_features: int = Field(default=0, ge=0)
-    min_count: int = Field(default=1, ge=1)
-    max_share: float = Field(default=0.98, gt=0, le=1)
-    unknown: int = Field(default=0, ge=0, le=2**31 - 1)
+    unit: Literal["word", "char"] = Field(
+        description="n-grams of words, or of characters within a word that has a blank before and after; a shorter word is one n-gram"
+    )
+    n: int = Field(ge=1, le=8, description="words or characters of an n-gram")
+    max_features: int = Field(default=0, ge=0, description="most n-grams, those that are in most texts; 0 keeps all")
+    min_count: int = Field(default=1, ge=1, description="n-grams in fewer training texts are unknown")
+    max_share: float = Field(default=0.98, gt=0, le=1, description="n-grams in a larger share of the training texts are left out")
+    unknown: int = Field(
+        default=0,
+        ge=0,
+        le=2**31 - 1,
+        description="features of unknown n-grams: 0 none, 1 one that all share, more: one of so many, by a hash of the n-gram",
+    )

@@ -13,17 +13,18 @@ from benchmarks import real_logs
 from benchmarks.papers import otm_real, otm_real_report
 from espalier.errors import InvalidConfig
 from tests.pictures import Pictures
-from training.config import ObjectiveConfig, read_config
+from training.specification.deep import OtmConfig, OtmObjective
+from training.specification.models import read_deep_config
 
 pytestmark = pytest.mark.slow
 
-CONFIG = read_config(real_logs.CONFIGS / "amazon-games.toml")
+CONFIG = read_deep_config(real_logs.CONFIGS / "amazon-games.toml")
 
 
 def test_every_tree_method_changes_the_configuration_into_a_valid_one() -> None:
     configs = {method: otm_real.method_config(CONFIG, method) for method in otm_real.TREES}
     assert configs["otm-robust"].objective == CONFIG.objective
-    assert {method: config.objective.kind for method, config in configs.items()} == {method: method for method in otm_real.TREES} | {
+    assert {method: config.kind for method, config in configs.items()} == {method: method for method in otm_real.TREES} | {
         "tdm-same-scorer": "tdm",
         "tdm-random-rows": "tdm",
         "jtm": "tdm",
@@ -50,7 +51,9 @@ def test_a_method_may_be_changed_key_by_key() -> None:
 
 
 def test_a_sets_own_objective_is_not_a_methods() -> None:
-    own = CONFIG.model_copy(update={"objective": ObjectiveConfig(kind="otm", warm_start=0.6, random_nodes=40)})
+    own = OtmConfig(
+        kind="otm", name=CONFIG.name, data=CONFIG.data, search=CONFIG.search, objective=OtmObjective(warm_start=0.6, random_nodes=40)
+    )
     for method in otm_real.TREES:
         assert otm_real.method_config(own, method) == otm_real.method_config(CONFIG, method)
 

@@ -46,9 +46,9 @@ def test_another_log_is_read_as_its_configuration_says_or_by_default(tmp_path: P
     log.touch()
     config.write_text('name = "books"\n[data]\nlog = "elsewhere.csv"\nformat = { user = "reader", item = "book" }\n')
     real = real_logs.load(options("--log", str(log), "--config", str(config)))
-    assert (real.name, real.log, real.config.data.format.user) == ("books", log, "reader")
+    assert (real.name, real.log, real.config.data.format.model_dump()["user"]) == ("books", log, "reader")
     real = real_logs.load(options("--log", str(log)))
-    assert (real.name, real.log, real.config.data.format.user) == ("log", log, "user")
+    assert (real.name, real.log, real.config.data.format.model_dump()["user"]) == ("log", log, "user")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from benchmarks.text.text_search import Job, jobs_of, run
 from espalier.errors import InvalidData
 from tests.pictures import Pictures
 from training.baselines.ann import faiss_is_installed
-from training.linear.config import LinearTree
+from training.specification.linear import LinearTree
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.speed import training_speed
-from training.config import InstanceConfig, ScorerConfig
+from training.specification.deep import InstanceConfig, ProductScorer
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def test_rows_say_on_which_targets_and_with_which_scorer_each_method_trained(
     assert (rows["plt"]["ratio"], rows["otm"]["paper_ratio"], rows["otm-robust"]["paper_ratio"]) == (1, 3.65, None)
 
     ours = rows.pop("otm-robust")
-    assert ours["scorer"] == ScorerConfig(init="random").model_dump(mode="json")
+    assert ours["scorer"] == ProductScorer(init="random").model_dump(mode="json")
     assert ours["instances"] == InstanceConfig().model_dump(mode="json")
     assert ours["targets"] == 1
     for row in rows.values():

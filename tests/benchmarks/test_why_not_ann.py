@@ -14,10 +14,10 @@ from benchmarks.quality import why_not_ann
 from espalier.bundle import Bundle
 from tests.pictures import Pictures
 from training.baselines.ann import faiss_is_installed
-from training.config import check_config
 from training.deep.export import export
 from training.deep.fit import fit
 from training.deep.prepare import build_tree, prepare
+from training.specification.models import deep_config
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def bundle(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         "optimiser": {"steps": 3, "batch": 20, "precision": "float32"},
         "search": {"beam_size": 8, "m": 8},
     }
-    config, work = check_config(raw), tmp_path_factory.mktemp("work")
+    config, work = deep_config(raw), tmp_path_factory.mktemp("work")
     prepared = prepare(config, None, work)
     tree = build_tree(config, prepared)
     model = fit(config, prepared, tree, torch.device("cpu"), work, resume=False)

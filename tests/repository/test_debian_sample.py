@@ -12,7 +12,8 @@ import pytest
 from espalier.errors import InvalidData
 from tests import ROOT
 from training.data.debian_sample import Package, read_source, titles, write_sample
-from training.data.interactions import LogFormat, read_interactions
+from training.data.interactions import read_interactions
+from training.specification.log_format import ParquetFormat
 
 SAMPLE = ROOT / "data" / "debian-bookworm"
 
@@ -45,7 +46,7 @@ def test_the_sample_is_small() -> None:
 
 
 def test_the_log_reader_reads_the_sample(tmp_path: Path) -> None:
-    log_format = LogFormat(format="parquet", user="package", item="dependency", order="none", min_item_events=3, min_user_events=4)
+    log_format = ParquetFormat(user="package", item="dependency", order="none", min_item_events=3, min_user_events=4)
     log = read_interactions(SAMPLE / "depends.parquet", log_format, tmp_path)
     assert (log.user_count, log.item_count, log.event_count) == (21531, 12410, 183764)
 

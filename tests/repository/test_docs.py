@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import BaseModel
 from starlette.routing import Route
 
-from espalier.text.blocks import TextBlock
 from service.app import create_app
 from service.errors import ServiceError
 from service.http.routes import _PROBLEMS
@@ -30,8 +26,7 @@ from service.settings import Settings
 from service.watch.metrics import Metrics
 from tests import ROOT
 from tests.service.running import every_metric
-from training.config import TrainingConfig, check_config, checked
-from training.linear.config import LinearConfig, LogData, NpzData, XmcData
+from training.specification.models import check_config
 
 DOCUMENTS = [
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "models/README.md", "data/debian-bookworm/README.md"),
@@ -57,39 +52,6 @@ def table(document: str, first_cell: str) -> dict[str, tuple[str, ...]]:
 
 
 # -- what can be set, asked and watched -----------------------------------------------------------------------------------
-
-
-def config_defaults(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, its default as TOML writes it) of every training configuration key."""
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from config_defaults(field.annotation, f"{prefix}{name}.")
-        else:
-            yield prefix + name, "required" if field.is_required() else toml(field.default)
-
-
-def toml(value: object) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, tuple):
-        return f"`{list(value)}`"
-    return f"`{json.dumps(value)}`"
-
-
-def test_every_training_key_is_described_with_its_default() -> None:
-    described = {key: cells[0] for key, cells in table("docs/training.md", r"name|seed|earlier_model|[a-z]+(\.[a-z_]+)+").items()}
-    assert described == dict(config_defaults(TrainingConfig))
-
-
-def test_every_key_of_linear_models_is_described_with_its_default() -> None:
-    described = {
-        key: cells[0] for key, cells in table("docs/text-search.md", r"algorithm|name|seed|threads|[a-z]+(\[\])?\.[a-z_]+").items()
-    }
-    expected = dict(config_defaults(LinearConfig))
-    del expected["data"], expected["text"]
-    for data in (XmcData, NpzData, LogData):  # the last says of `train` what holds for all
-        expected |= dict(config_defaults(data, "data."))
-    assert described == expected | dict(config_defaults(TextBlock, "text[]."))
 
 
 def test_every_setting_is_described_with_its_default() -> None:
@@ -210,7 +172,7 @@ def test_configurations_in_the_documents_are_valid(document: str) -> None:
     assert blocks(document, "toml")
     for block in blocks(document, "toml"):
         raw = tomllib.loads(block)
-        assert checked(LinearConfig, raw) if "algorithm" in raw else check_config(raw)
+        assert check_config(raw)
 
 
 def test_every_log_format_in_the_documents_is_valid() -> None:

@@ -26,9 +26,9 @@ from espalier.search import SearchParams
 from tests import ROOT
 from tests.service.running import run as running
 from training.baselines.popularity import fit_popularity
-from training.config import read_config
 from training.data.interactions import read_interactions
 from training.data.splits import halves, split_users, without_seen
+from training.specification.models import read_deep_config
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +90,7 @@ def served(checkout: Path, model: Bundle) -> Iterator[httpx.Client]:
 
 
 def test_a_short_training_of_the_sample_beats_popularity_by_far(model: Bundle, tmp_path: Path) -> None:
-    config = read_config(ROOT / CONFIG)
+    config = read_deep_config(ROOT / CONFIG)
     interactions = read_interactions(ROOT / config.data.log, config.data.format, tmp_path)
     split = split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
     pairs = without_seen(halves(interactions, split.test, seed=config.seed))

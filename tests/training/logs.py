@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.interactions import Interactions
-from training.data.log_files import Order
+from training.specification.log_format import Order
 
 
 def log_of(lists: list[list[int]], order: Order = "file", items: int | None = None) -> Interactions:

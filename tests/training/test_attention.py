@@ -28,20 +28,23 @@ from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind
 from espalier.search import SearchParams
 from tests.espalier.test_signature import replay
-from training.config import ScorerConfig, check_config
 from training.deep.export import check_parity, export
 from training.deep.fit import fit
 from training.deep.prepare import build_tree, prepare
 from training.deep.scorers import attention
 from training.deep.scorers.attention import AttentionHead
 from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer
+from training.specification.deep import SCORER
+from training.specification.models import deep_config
 
 WINDOWS = (3, 2, 1)
 DIM, NODES = 4, 20
 
 
 def small_scorer(kind: str = "attention", windows: tuple[int, ...] = WINDOWS, dim: int = DIM, nodes: int = NODES) -> NodeScorer:
-    config = ScorerConfig.model_validate({"kind": kind, "node_dim": dim, "hidden": [6, 5], "attention_hidden": 3, "init_std": 1.0})
+    config = SCORER.checked(
+        {"kind": kind, "node_dim": dim, "hidden": [6, 5], "init_std": 1.0} | ({"attention_hidden": 3} if kind == "attention" else {})
+    )
     return new_scorer(config, windows, nodes)
 
 
@@ -244,13 +247,14 @@ def test_it_trains_exports_and_passes_its_golden_queries(tmp_path: Path) -> None
     rng = np.random.default_rng(5)
     lines = [f"user-{user},item-{item}" for user in range(60) for item in rng.permutation(40)[:12]]
     (tmp_path / "log.csv").write_text("\n".join(["user,item", *lines]) + "\n")
-    config = check_config(
+    config = deep_config(
         {
+            "kind": "otm",
             "name": "attentive",
             "data": {"log": str(tmp_path / "log.csv")},
             "instances": {"windows": [3, 2], "targets": 4},
             "scorer": {"kind": "attention", "node_dim": 4, "hidden": [8, 4], "attention_hidden": 3},
-            "objective": {"kind": "otm", "beam_size": 4, "warm_start": 0.5},
+            "objective": {"beam_size": 4, "warm_start": 0.5},
             "optimiser": {"steps": 6, "batch": 10},
             "search": {"beam_size": 8, "m": 5, "max_beam_size": 16, "max_m": 20, "gamma": 0.5},
         }
@@ -274,7 +278,9 @@ def share_of_right_answers(kind: str) -> float:
     """
     torch.manual_seed(0)
     groups, length, steps = 60, 12, 200
-    config = ScorerConfig.model_validate({"kind": kind, "node_dim": 8, "hidden": [24, 12], "attention_hidden": 12, "init_std": 1.0})
+    config = SCORER.checked(
+        {"kind": kind, "node_dim": 8, "hidden": [24, 12], "init_std": 1.0} | ({"attention_hidden": 12} if kind == "attention" else {})
+    )
     model = new_scorer(config, (length,), groups)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,11 +15,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from training.rankers import elimination, plackett_luce
-from training.rankers.config import ChoiceModel, RankerConfig
 from training.rankers.elimination import elimination_loss, staged_elimination
 from training.rankers.losses import query_losses
 from training.rankers.plackett_luce import plackett_luce_loss
 from training.rankers.ties import log_group_first, random_order, tied_elimination_loss, tied_plackett_luce_loss
+from training.specification.ranker import ChoiceModel, LinearRankerConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Tied = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -209,7 +208,7 @@ def marginal_of_top(loss: Loss, f: Tensor, k: int) -> float:
 @pytest.mark.parametrize("k", [1, 2, 4, 5, 9])
 def test_with_top_k_the_loss_is_that_of_the_first_places_alone(kind: ChoiceModel, k: int) -> None:
     f, grades = scores(4, 1, 5), torch.arange(5.0, 0, -1)[None]
-    config = RankerConfig(loss=kind, top_k=k)
+    config = LinearRankerConfig(loss=kind, top_k=k)
     loss: Loss = elimination_loss if kind == "elimination" else plackett_luce_loss
     found = query_losses(config, f, grades, all_real(f), torch.Generator())
     assert found.item() == pytest.approx(marginal_of_top(loss, f[0], min(k, 5)), rel=1e-6)
@@ -282,11 +281,11 @@ def test_random_order_sorts_by_grade_and_shuffles_equal_ones() -> None:
 def test_random_ties_average_to_a_loss_above_the_marginal_one() -> None:
     """By Jensen's inequality: the mean over orders of −log P is above −log of their mean, up to the number of the orders."""
     f, grades = scores(8, 1, 6), torch.tensor([[0.0, 0, 1, 1, 0, 2]])
-    config = RankerConfig(ties="random")
+    config = LinearRankerConfig(ties="random")
     generator = torch.Generator().manual_seed(1)
     drawn = torch.cat([query_losses(config, f, grades, all_real(f), generator) for _ in range(500)])
     orders = math.factorial(3) * math.factorial(2)
-    marginal = query_losses(replace(config, ties="marginal"), f, grades, all_real(f), generator).item()
+    marginal = query_losses(LinearRankerConfig(ties="marginal"), f, grades, all_real(f), generator).item()
     assert drawn.mean().item() - math.log(orders) > marginal - 0.05
     assert len(set(drawn.tolist())) == orders
 

@@ -19,9 +19,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 import training.deep.fit as fit_module
 from espalier.bundle import Bundle
 from tests import ROOT
-from training.config import read_config
 from training.deep.parallel import drawn_rows, joined, own_rows
 from training.deep.prepare import build_tree, prepare
+from training.specification.models import read_deep_config
 
 pytestmark = pytest.mark.slow
 
@@ -61,13 +61,14 @@ def configuration(folder: Path) -> Path:
     (folder / "log.csv").write_text("\n".join(lines) + "\n")
     file = folder / "two.toml"
     file.write_text(f"""
+kind = "otm"
 name = "two"
 data = {{ log = "{folder / "log.csv"}" }}
 instances = {{ windows = [4, 2, 1], targets = 5 }}
 tree = {{ kind = "random" }}
 scorer = {{ node_dim = 6, hidden = [12, 8], init = "random" }}
-objective = {{ kind = "otm", beam_size = 6, random_nodes = 4, negatives = 10, warm_start = 0.5 }}
-optimiser = {{ steps = 12, batch = 16, checkpoint_every = 5, precision = "float32" }}
+objective = {{ beam_size = 6, random_nodes = 4, negatives = 10, warm_start = 0.5 }}
+optimiser = {{ steps = 12, batch = 16, precision = "float32" }}
 search = {{ beam_size = 16, m = 5, max_beam_size = 32, max_m = 10, gamma = 0.0 }}
 """)
     return file
@@ -96,9 +97,9 @@ def test_two_processes_train_what_one_does(tmp_path: Path, monkeypatch: pytest.M
         return loss
 
     monkeypatch.setattr(fit_module, "train_step", noted)
-    prepared = prepare(read_config(config), None, tmp_path)
-    tree = build_tree(read_config(config), prepared, CPU)
-    model = fit_module.fit(read_config(config), prepared, tree, CPU, tmp_path, resume=False)
+    prepared = prepare(read_deep_config(config), None, tmp_path)
+    tree = build_tree(read_deep_config(config), prepared, CPU)
+    model = fit_module.fit(read_deep_config(config), prepared, tree, CPU, tmp_path, resume=False)
     assert len(losses) == 12
     for rank in "01":
         assert_allclose(json.loads((tmp_path / f"losses{rank}").read_text()), losses, rtol=1e-4)

@@ -25,7 +25,6 @@ from espalier.bundle import GRAPH_PARTS, WEIGHTS, Bundle
 from espalier.checks.random_bundles import random_tree
 from espalier.errors import BundleCorrupt, InvalidConfig
 from training.__main__ import main
-from training.config import TrainingConfig, check_config
 from training.data.splits import halves, without_seen
 from training.deep.earlier import EarlierModel, as_earlier, grow, likelihood_of, load_scorer, relearn_config
 from training.deep.fit import build_model, fit
@@ -35,6 +34,8 @@ from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.deep.validation import search_pairs
+from training.specification.deep import DeepConfig, JtmTree
+from training.specification.models import config_of, deep_config
 
 CPU = torch.device("cpu")
 CLUSTERS, SIZE, USERS = 8, 15, 240
@@ -106,18 +107,18 @@ def softmax_bundle(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundl
     return trained(log, tmp_path_factory.mktemp("softmax"), objective=objective, search={"gamma": 0.9})
 
 
-def going_on(bundle: Bundle, log: Path, **sections: Any) -> TrainingConfig:
+def going_on(bundle: Bundle, log: Path, **sections: Any) -> DeepConfig:
     start: dict[str, Any] = {"earlier_model": str(bundle.path), "tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}}
-    return check_config(settings(log, **(start | sections)))
+    return deep_config(settings(log, **(start | sections)))
 
 
-def opened(config: TrainingConfig, work: Path) -> tuple[Prepared, EarlierModel]:
+def opened(config: DeepConfig, work: Path) -> tuple[Prepared, EarlierModel]:
     prepared = prepare(config, None, work)
     assert prepared.earlier is not None
     return prepared, prepared.earlier
 
 
-def recall(config: TrainingConfig, prepared: Prepared, topology: Topology, model: NodeScorer) -> float:
+def recall(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer) -> float:
     """recall@10 of test users, seen items excluded."""
     pairs = without_seen(halves(prepared.interactions, prepared.split.test, seed=config.seed))
     rows_BM, _ = search_pairs(config, topology, model, pairs, 0.0, "logit", 20, 10)
@@ -145,7 +146,7 @@ def test_training_starts_with_the_tree_and_the_weights_of_the_bundle(bundle: Bun
 def test_a_few_steps_of_any_objective_keep_what_the_earlier_model_knew(bundle: Bundle, log: Path, tmp_path: Path, kind: str) -> None:
     few: dict[str, Any] = {"objective": {"kind": kind}, "optimiser": {"steps": 5, "learning_rate": 1e-3}, "search": {"gamma": "auto"}}
     found = {}
-    for config in (going_on(bundle, log, **few), check_config(settings(log, scorer={"init": "random"}, **few))):
+    for config in (going_on(bundle, log, **few), deep_config(settings(log, scorer={"init": "random"}, **few))):
         work = tmp_path / config.scorer.init
         prepared = prepare(config, None, work)
         tree = build_tree(config, prepared)
@@ -175,7 +176,7 @@ def test_damaged_weights_are_found_like_any_other_damage(bundle: Bundle, tmp_pat
 
 
 def test_weights_of_another_network_are_named(bundle: Bundle) -> None:
-    config = check_config(bundle.manifest.training)
+    config = deep_config(bundle.manifest.training)
     wider = config.model_copy(update={"scorer": config.scorer.model_copy(update={"hidden": (32, 12)})})
     with pytest.raises(InvalidConfig, match=r"weights head\.layers\.0\.bias of shape \[12\], got \[16\]"):
         load_scorer(bundle, wider)
@@ -334,6 +335,7 @@ def test_the_tree_of_a_softmax_model_is_learned_from_the_ranks_that_it_was_train
     config = relearn_config(softmax_bundle.path, {"gamma": given}, None)
     prepared, earlier = opened(config, tmp_path)
     tree = build_tree(config, prepared)
+    assert isinstance(config.tree, JtmTree)
     samples = draw_samples(prepared.interactions, prepared.split.train, earlier.length, config.tree.samples, seed=config.seed)
     gamma = 0.5 if given is None else given
     learned = learn_tree(earlier.model, earlier.tree, samples, gap=config.tree.gap, gamma=gamma, likelihood="softmax")
@@ -349,7 +351,7 @@ def test_the_tree_of_a_softmax_model_is_learned_from_the_ranks_that_it_was_train
     ("kind", "likelihood"), [("otm-robust", "softmax"), ("otm", "sigmoid"), ("tdm", "sigmoid"), ("plt", "path"), ("hsm", "path")]
 )
 def test_the_likelihood_of_a_rank_is_that_of_the_objective(kind: str, likelihood: str) -> None:
-    assert likelihood_of(check_config({"name": "any", "data": {"log": "log.csv"}, "objective": {"kind": kind}})) == likelihood
+    assert likelihood_of(deep_config({"name": "any", "data": {"log": "log.csv"}, "objective": {"kind": kind}})) == likelihood
 
 
 def test_relearn_of_a_softmax_model_writes_one_that_finds_about_as_much(softmax_bundle: Bundle, tmp_path: Path) -> None:
@@ -362,10 +364,10 @@ def test_relearn_of_a_softmax_model_writes_one_that_finds_about_as_much(softmax_
 
 
 def test_relearn_takes_the_models_own_configuration(bundle: Bundle) -> None:
-    own = check_config(bundle.manifest.training)
+    own = config_of(bundle.manifest, DeepConfig)
     config = relearn_config(bundle.path, {"rounds": 1, "samples": None, "gap": 2}, None)
     assert (config.optimiser, config.search, config.data) == (own.optimiser, own.search, own.data)
-    assert (config.tree.gap, config.tree.samples, config.earlier_model) == (2, own.tree.samples, bundle.path)
+    assert (config.tree, config.earlier_model) == (JtmTree(gap=2), bundle.path)
     with pytest.raises(InvalidConfig, match=r"optimiser\.steps: got 0"):
         relearn_config(bundle.path, {}, 0)
 

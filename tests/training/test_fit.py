@@ -41,7 +41,6 @@ from tests.espalier.test_signature import replay
 from tests.pictures import Pictures
 from training.__main__ import main
 from training.baselines.popularity import fit_popularity
-from training.config import TrainingConfig, check_config
 from training.data.item_tables import item_table
 from training.data.splits import halves, without_seen
 from training.deep.export import check_parity, export
@@ -52,6 +51,8 @@ from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.topology import Topology
 from training.deep.validation import search_pairs
 from training.evaluate import evaluate, held_out_pairs
+from training.specification.deep import DeepConfig, TdmObjective
+from training.specification.models import deep_config
 
 CPU = torch.device("cpu")
 CLUSTERS, SIZE, USERS = 8, 16, 300
@@ -83,11 +84,12 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(log: Path, kind: str, **sections: dict[str, Any]) -> dict[str, Any]:
     """A small network and a few hundred steps; `sections` changes single keys."""
     plain: dict[str, Any] = {
+        "kind": kind,
         "name": "planted",
         "data": {"log": str(log)},
         "instances": {"windows": [8, 4, 2], "targets": 20},
         "scorer": {"kind": "mlp", "node_dim": 8, "hidden": [32, 16]},
-        "objective": {"kind": kind, "beam_size": 10, "negatives": 40},
+        "objective": {} if kind == "plt" else {"negatives": 40} if kind == "tdm" else {"beam_size": 10, "negatives": 40},
         "optimiser": {"steps": 150, "batch": 60, "learning_rate": 0.01, "average": 1},
         "search": {"beam_size": 20, "m": 10, "max_beam_size": 32, "max_m": 64},
     }
@@ -110,7 +112,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
 class Run:
     """A configuration with its data and tree."""
 
-    config: TrainingConfig
+    config: DeepConfig
     prepared: Prepared
     tree: Tree
 
@@ -121,8 +123,8 @@ class Run:
     def recall(self, model: NodeScorer) -> float:
         """recall@10 of test users, seen items excluded."""
         pairs = without_seen(halves(self.prepared.interactions, self.prepared.split.test, seed=self.config.seed))
-        gamma = 1.0 if self.config.objective.kind == "plt" else float(self.config.search.gamma)
-        own: Any = "log_activation" if self.config.objective.kind == "plt" else "logit"
+        gamma = 1.0 if self.config.kind == "plt" else float(self.config.search.gamma)
+        own: Any = "log_activation" if self.config.kind == "plt" else "logit"
         rows_BM, _ = search_pairs(self.config, Topology(self.tree, CPU), model, pairs, gamma, own, 20, 10)
         return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], 10)[1].mean())
 
@@ -134,7 +136,7 @@ class Run:
 
 
 def ready(raw: dict[str, Any], work: Path) -> Run:
-    config = check_config(raw)
+    config = deep_config(raw)
     prepared = prepare(config, None, work)
     return Run(config, prepared, build_tree(config, prepared))
 
@@ -207,7 +209,7 @@ def test_ties_between_gammas_go_to_the_trained_one_and_a_softmaxs_logits_are_alw
         assert ranking.gamma == 0.3
         fixed = run.config.model_copy(update={"search": run.config.search.model_copy(update={"gamma": 0.0})})
         assert export_module.choose_ranking(fixed, run.prepared, topology, model)[0].calibration is not None
-        tdm = fixed.model_copy(update={"objective": fixed.objective.model_copy(update={"kind": "tdm"})})
+        tdm = fixed.model_copy(update={"kind": "tdm"})
         assert export_module.choose_ranking(tdm, run.prepared, topology, model)[0].calibration is None
         patch.setattr(export_module, "validation_pairs", lambda *_: [])
         assert export_module.choose_ranking(auto, run.prepared, topology, model)[0].gamma == 0.3
@@ -217,18 +219,19 @@ def test_ties_between_gammas_go_to_the_trained_one_and_a_softmaxs_logits_are_alw
 
 SHORT: dict[str, dict[str, Any]] = {
     "objective": {"warm_start": 0.5, "random_nodes": 5},
-    "optimiser": {"steps": 24, "checkpoint_every": 5, "validate_every": 7, "average": 20},
+    "optimiser": {"steps": 24, "validate_every": 7, "average": 20},
 }
 
 
 @pytest.fixture
-def short(log: Path, tmp_path: Path) -> Run:
+def short(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """24 steps, of which the first 12 are TDM's, with a checkpoint after every 5."""
+    monkeypatch.setattr(fit_module, "CHECKPOINT_EVERY", 5)
     return ready(settings(log, "otm", **SHORT), tmp_path / "data")
 
 
 def changed(run: Run, **top: Any) -> Run:
-    return dataclasses.replace(run, config=check_config(run.config.model_dump(mode="json") | top))
+    return dataclasses.replace(run, config=deep_config(run.config.model_dump(mode="json") | top))
 
 
 def weights(model: NodeScorer) -> dict[str, Any]:
@@ -286,7 +289,7 @@ def test_the_weights_of_the_best_validation_are_kept_and_patience_ends_the_run(
     recalls = iter([0.2, 0.5, 0.4, 0.5, 0.3, 0.9])
     seen: list[dict[str, Any]] = []
 
-    def scripted(config: TrainingConfig, topology: Topology, model: NodeScorer, pairs: object) -> float:
+    def scripted(config: DeepConfig, topology: Topology, model: NodeScorer, pairs: object) -> float:
         seen.append({name: tensor.numpy().copy() for name, tensor in model.state_dict().items()})
         return next(recalls)
 
@@ -305,7 +308,7 @@ def test_validated_weights_are_averages_over_steps(short: Run, tmp_path: Path, m
     path: list[Any] = []
     step_of = fit_module.train_step
 
-    def noted(config: TrainingConfig, model: NodeScorer, *rest: Any) -> torch.Tensor:
+    def noted(config: DeepConfig, model: NodeScorer, *rest: Any) -> torch.Tensor:
         loss = step_of(config, model, *rest)
         path.append(model.node_rows.detach().numpy().astype(np.float64))
         return loss
@@ -348,25 +351,12 @@ def test_few_validation_users_do_not_choose_weights(short: Run, tmp_path: Path, 
     short.fit(tmp_path / "work")
 
 
-def test_the_training_beam_follows_its_schedule_after_a_warm_start() -> None:
-    plain = {"kind": "otm", "beam_size": 40, "warm_start": 0.25}
-    base: dict[str, Any] = {"name": "x", "data": {"log": "x"}, "optimiser": {"steps": 100}}
-
-    def beams(**objective: Any) -> list[int]:
-        config = check_config(base | {"objective": plain | objective})
-        stages = [fit_module.stage(config, step) for step in range(100)]
-        assert [part.kind for part in stages] == ["tdm"] * 25 + ["otm"] * 75
-        return [part.beam_size for part in stages[25:]]
-
-    assert set(beams()) == {40}
-    growing = beams(beam_schedule="growing")
-    assert (growing[0], growing[-1]) == (10, 40)
-    assert growing == sorted(growing)
-    drawn = beams(beam_schedule="random")
-    assert 10 <= min(drawn) < 15
-    assert 120 < max(drawn) <= 160
-    assert np.median(drawn) == pytest.approx(40, rel=0.5)
-    assert drawn == beams(beam_schedule="random")
+def test_a_warm_start_trains_tdm_first() -> None:
+    objective = {"beam_size": 40, "warm_start": 0.25, "negatives": 30}
+    config = deep_config({"kind": "otm", "name": "x", "data": {"log": "x"}, "optimiser": {"steps": 100}, "objective": objective})
+    stages = [fit_module.stage(config, step) for step in range(100)]
+    assert stages[:25] == [("tdm", TdmObjective(negatives=30))] * 25
+    assert stages[25:] == [("otm", config.objective)] * 75
 
 
 def test_a_checkpoint_that_was_cut_off_while_written_is_not_taken(short: Run, tmp_path: Path) -> None:
@@ -494,7 +484,7 @@ def test_the_manifest_says_how_the_model_ranks_and_what_it_was_made_of(
     manifest = bundle.manifest
     assert (manifest.ranking.own, manifest.ranking.gamma, manifest.algorithm) == (own, gamma, kind)
     assert (manifest.ranking.calibration is not None) == (own == "logit" and gamma > 0)
-    assert check_config(manifest.training) == run.config
+    assert deep_config(manifest.training) == run.config
     assert manifest.data["sha256"] == run.prepared.interactions.fingerprint
     assert (manifest.version, manifest.name) == (3, "planted")
     assert_array_equal(bundle.node_rows_ND, trained(kind).rows_ND)
@@ -612,9 +602,12 @@ def test_fit_evaluate_and_inspect_from_the_command_line(
     assert out.stat().st_mtime_ns == before
 
 
-def test_a_killed_command_goes_on_with_resume(log: Path, tmp_path: Path, command: Callable[..., Outcome]) -> None:
+def test_a_killed_command_goes_on_with_resume(
+    log: Path, tmp_path: Path, command: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, out = tmp_path / "planted.toml", tmp_path / "models" / "planted" / "1"
-    config.write_text(as_toml(settings(log, "tdm", optimiser={"steps": 12, "checkpoint_every": 5})))
+    config.write_text(as_toml(settings(log, "tdm", optimiser={"steps": 12})))
+    monkeypatch.setattr(fit_module, "CHECKPOINT_EVERY", 5)
     with pytest.MonkeyPatch.context() as patch:
         die_at(patch, 8)
         assert command("fit", "--config", config, "--out", out).status != 0

@@ -31,14 +31,14 @@ from training.__main__ import main
 from training.evaluate import LabelledQueries, Rerank, measure
 from training.inspect import inspect
 from training.rankers.candidates import retrieve
-from training.rankers.config import RankerConfig, ranker_config
 from training.rankers.graded_queries import GradedQueries, QuerySplit
 from training.rankers.judgements import from_judgements
 from training.rankers.log_queries import from_log
 from training.rankers.second_stage import StageConfig, add_ranker, default_features
+from training.specification.ranker import HighwayConfig, LinearRankerConfig, ranker_config
 
 ITEMS = 64
-QUICK = RankerConfig(function="linear", learning_rate=0.5, max_epochs=6)
+QUICK = LinearRankerConfig(learning_rate=0.05, max_epochs=6)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_a_ranker_learns_what_the_model_does_not_know(bundle: Bundle, tmp_path: 
 
 
 def test_features_can_be_chosen(bundle: Bundle, tmp_path: Path) -> None:
-    config = StageConfig(16, ("attribute.worth",), 20, replace(QUICK, max_epochs=1))
+    config = StageConfig(16, ("attribute.worth",), 20, QUICK.model_copy(update={"max_epochs": 1}))
     added = add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), config, tmp_path / "m" / "1", {})
     assert added.manifest.ranker is not None
     assert added.manifest.ranker.features == ("attribute.worth",)
@@ -154,17 +154,18 @@ def test_features_can_be_chosen(bundle: Bundle, tmp_path: Path) -> None:
 def test_options_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "ranker.toml"
     file.write_text("hidden = 7\ndropout = 0.25\n")
-    config = ranker_config(file, {"loss": "plackett-luce", "seed": 4})
+    config = ranker_config(file, loss="plackett-luce", seed=4, kind=None)
+    assert isinstance(config, HighwayConfig)
     assert (config.hidden, config.dropout, config.loss, config.seed) == (7, 0.25, "plackett-luce", 4)
     for text, why in (
-        ("hiden = 7", "one of function"),
-        ('loss = "elimination"', "one of"),
-        ("hidden = 0", "at least 1"),
+        ("hiden = 7", "hiden: got 7, expected no such key"),
+        ('kind = "linear"\nhidden = 7', "hidden: got 7, expected no such key here: it is one of kind 'highway'"),
+        ("hidden = 0", "hidden: got 0, expected greater than or equal to 1"),
         ("hidden = [", "TOML"),
     ):
         file.write_text(text)
         with pytest.raises(InvalidConfig, match=why):
-            ranker_config(file, {"loss": "plackett-luce"})
+            ranker_config(file, loss="plackett-luce")
 
 
 # -- commands --------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from numpy.testing import assert_array_equal
 
 from espalier.errors import InvalidData
 from tests.training.logs import log_of
-from training.config import InstanceConfig
 from training.deep.instances import Instances, InstanceSource
+from training.specification.deep import InstanceConfig
 
 STEPS = 5
 SIZE = 40

@@ -21,14 +21,14 @@ from espalier.checks.random_bundles import random_tree
 from espalier.errors import InvalidData
 from espalier.tree import Tree
 from tests.training.logs import log_of
-from training.config import ScorerConfig
-from training.data.log_files import Order
 from training.deep import jtm_samples
 from training.deep.assignment import assign
 from training.deep.jtm import Likelihood, Matching, learn_tree, leaves_below
 from training.deep.jtm_samples import Samples, draw_samples
 from training.deep.scorers.model import NodeScorer, new_scorer
 from training.deep.topology import Topology
+from training.specification.deep import ProductScorer
+from training.specification.log_format import Order
 from training.trees.balanced import balanced_tree
 
 Rng = np.random.Generator
@@ -37,7 +37,7 @@ T = 5
 
 def random_model(rng: Rng, tree: Tree, std: float = 1.0) -> NodeScorer:
     torch.manual_seed(int(rng.integers(1 << 30)))
-    return new_scorer(ScorerConfig(node_dim=4, hidden=(8, 4), init_std=std), (3, 2), tree.node_count)
+    return new_scorer(ProductScorer(node_dim=4, hidden=(8, 4), init_std=std), (3, 2), tree.node_count)
 
 
 def random_samples(rng: Rng, items: int, count: int) -> Samples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -30,12 +30,12 @@ from espalier.tree import Tree, complete_tree
 from training.data.csr import Csr, as_matrix, as_rows, normalised
 from training.data.xmc import LabelledPoints, read_xmc
 from training.linear import fit
-from training.linear.config import LinearOptions
 from training.linear.examples import Examples
 from training.linear.fit import fit_linear
 from training.linear.label_features import pifa
 from training.linear.node_centroids import node_centroids
 from training.linear.solver import BLOCK, _logistic, train_children
+from training.specification.linear import LinearOptions
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
 
@@ -215,11 +215,23 @@ def test_options_of_a_tree_are_checked() -> None:
 # -- the solver -----------------------------------------------------------------------------------------------------------
 
 
+class Exact(LinearOptions):
+    """Trained to the minimum, with negatives from a beam of 1."""
+
+    beam_size: ClassVar[int] = 1
+    tolerance: ClassVar[float] = 1e-6
+    passes: ClassVar[int] = 5000
+
+
+class OfBeam3(LinearOptions):
+    beam_size: ClassVar[int] = 3
+
+
 def solved(
     points: Csr, rows: NDArray[np.int64], positives: list[list[int]], children: int, **options: Any
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """float32[F, K] and float32[K], the weights and biases that training makes."""
-    made = LinearOptions(**({"tolerance": 1e-4, "passes": 3000, "threshold": 0.0, "prior": 0.0} | options))
+    made = Exact(**({"threshold": 0.0, "prior": 0.0} | options))
     number_of = np.full(points.shape[1], -1, np.int32)
     positive_from = np.concatenate([[0], np.cumsum([len(own) for own in positives])])
     positive_child = np.array([child for own in positives for child in own], np.int32)
@@ -253,19 +265,18 @@ def test_the_solver_finds_the_optimum(cost: float) -> None:
 
 
 @pytest.mark.parametrize("cost", [0.1, 1.0, 30.0])
-@pytest.mark.parametrize("bias", [0.0, 1.0, 2.0])
-def test_the_solver_finds_the_optimum_of_the_logistic_loss(cost: float, bias: float) -> None:
+def test_the_solver_finds_the_optimum_of_the_logistic_loss(cost: float) -> None:
     """scikit-learn's LogisticRegression minimises the same function, the bias as one more feature."""
     rng = np.random.default_rng(4)
     data = random_points(rng, 60, 15, 5)
     rows = np.sort(rng.permutation(60)[:45])
     positives = [data.labels_of(b).tolist() for b in rows]
-    weights, biases = solved(data.points, rows, positives, 5, loss="logistic", cost=cost, bias=bias, tolerance=1e-6)
-    dense = np.hstack([data.points.toarray()[rows].astype(np.float64), np.full((45, 1), bias)])
+    weights, biases = solved(data.points, rows, positives, 5, loss="logistic", cost=cost)
+    dense = np.hstack([data.points.toarray()[rows].astype(np.float64), np.ones((45, 1))])
     for child in range(5):
         target = np.array([1 if child in own else -1 for own in positives])
         expected = LogisticRegression(C=cost, fit_intercept=False, tol=1e-10, max_iter=10_000).fit(dense, target).coef_[0]
-        found = np.append(weights[:, child], biases[child] / bias if bias else 0)
+        found = np.append(weights[:, child], biases[child])
         of_found, least = (0.5 * w @ w + cost * np.logaddexp(0, -target * (dense @ w)).sum() for w in (found.astype(np.float64), expected))
         assert of_found == pytest.approx(least, rel=1e-5)
         assert_allclose(found, expected, atol=2e-3)
@@ -290,9 +301,9 @@ def test_more_children_than_one_block_are_independent_of_each_other() -> None:
     rng = np.random.default_rng(5)
     data = random_points(rng, 50, 15, 3)
     positives = [data.labels_of(b).tolist() for b in range(50)]
-    few = solved(data.points, np.arange(50), positives, 3, tolerance=1e-5)[0]
+    few = solved(data.points, np.arange(50), positives, 3)[0]
     shifted = [[child + BLOCK + 5 for child in own] for own in positives]
-    many = solved(data.points, np.arange(50), shifted, BLOCK + 9, tolerance=1e-5)[0]
+    many = solved(data.points, np.arange(50), shifted, BLOCK + 9)[0]
     assert_allclose(many[:, BLOCK + 5 : BLOCK + 8], few, atol=1e-3)
 
 
@@ -339,7 +350,7 @@ def test_each_node_learns_from_the_points_that_come_there(negatives: Any) -> Non
     rng = np.random.default_rng(7)
     data = random_points(rng, 80, 20, 12)
     tree = hierarchical_kmeans(pifa(data), 4, 3, 0)
-    options = LinearOptions(negatives=negatives, beam_size=1, tolerance=1e-4, passes=2000, threshold=0.0, prior=0)
+    options = Exact(negatives=negatives, threshold=0.0, prior=0)
     chunks = fit_linear(data, tree, options)
     chunks.check(tree)
     kept = ChunkSearch(tree, chunks, last=1).search(as_rows(data.points), BeamParams.uniform(len(data), 1, 1)).leaves_BM[:, 0]
@@ -373,7 +384,7 @@ def test_weights_are_drawn_to_the_centroids(loss: Any) -> None:
     rng = np.random.default_rng(11)
     data = random_points(rng, 80, 15, 4)
     tree, centroids = complete_tree(np.arange(4), 2), pifa(data)
-    options = LinearOptions(negatives="teacher", tolerance=1e-6, passes=5000, threshold=0.0, prior=0.7, cost=0.3, loss=loss)
+    options = Exact(negatives="teacher", threshold=0.0, prior=0.7, cost=0.3, loss=loss)
     chunks = fit_linear(data, tree, options, centroids=centroids)
     points, every = data.points.toarray(), np.arange(15, dtype=np.int32)
     below = {1: [0, 1], 2: [2, 3], 3: [0], 4: [1], 5: [2], 6: [3]}
@@ -423,12 +434,12 @@ def test_items_of_few_queries_stay_at_their_centroids_and_are_found_as_by_them()
     found = ChunkSearch(tree, chunks).search(queries, BeamParams.uniform(9, 1, 10)).leaves_BM - 1
     assert_array_equal(found, np.argsort(-dense_of(queries) @ points.toarray().T, axis=1)[:, :10])
     for few, trained in ((1, True), (1.1, False)):
-        assert np.any(fit_linear(data, tree, LinearOptions(few=few)).bias[1:] != -1.5) == trained
+        assert np.any(fit_linear(data, tree, LinearOptions(min_positives=few)).bias[1:] != -1.5) == trained
 
     below = complete_tree(np.arange(4), 2)  # the first two items have one text, the others three
     counts = [1, 1, 3, 3]
     some = LabelledPoints(points[:8], csr_array(np.repeat(np.eye(4, dtype=np.float32), counts, axis=0)))
-    bias = fit_linear(some, below, LinearOptions(few=2)).bias
+    bias = fit_linear(some, below, LinearOptions(min_positives=2)).bias
     assert_allclose(bias[3:5], -1.5)
     assert np.all(bias[[1, 2, 5, 6]] != -1.5)
 
@@ -466,7 +477,7 @@ def test_training_ranks_as_serving_will() -> None:
     tree = complete_tree(np.arange(27), 3)
     every, rows = np.arange(20, dtype=np.int32), {}
     for gamma in (0.0, 1.0):
-        options = LinearOptions(negatives="matcher", beam_size=3, gamma=gamma, threshold=0)
+        options = OfBeam3(negatives="matcher", gamma=gamma, threshold=0)
         chunks, trained = learned_rows(data, tree, options)
         assert options.ranking == Ranking(activation="l3-hinge", own="log_activation", gamma=gamma)
         nodes = [*tree.level(1), *tree.level(2)]
@@ -523,7 +534,7 @@ def test_a_positive_costs_as_much_as_its_weight_says(loss: Any) -> None:
     rng = np.random.default_rng(8)
     data = random_points(rng, 60, 15, 4)
     data.labels.data[:] = rng.choice([0.5, 1.0, 4.0], data.labels.nnz)
-    options = LinearOptions(negatives="teacher", tolerance=1e-5, passes=5000, threshold=0.0, weighted=True, prior=0, loss=loss)
+    options = Exact(negatives="teacher", threshold=0.0, weighted=True, prior=0, loss=loss)
     tree = complete_tree(np.arange(4), 4)
     chunks = fit_linear(data, tree, options)
     weight_BI = data.labels.toarray() / data.labels.data.mean()

@@ -36,11 +36,10 @@ from espalier.metrics import regret_at_m
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
-from training.config import ObjectiveConfig, check_config
-from training.deep.beam import gumbel, keep_best, search
+from training.deep.beam import search
 from training.deep.fit import LOSSES
 from training.deep.objectives.levels import DENSE, draw_items, draw_nodes, drawn_sets
-from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, pseudo_targets
+from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss, pseudo_targets
 from training.deep.objectives.otm_robust import last_whole_level, otm_robust_loss
 from training.deep.objectives.plt import hsm_loss, plt_loss
 from training.deep.objectives.tdm import negatives_on, tdm_loss
@@ -48,6 +47,8 @@ from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead, dropped
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.topology import Topology
+from training.specification.deep import Objective, OtmObjective, PathObjective, RobustObjective, SampledObjective, TdmObjective
+from training.specification.models import deep_config
 
 CPU = torch.device("cpu")
 WINDOWS = (2, 1, 1)
@@ -269,11 +270,11 @@ def test_an_empty_leaf_is_never_the_best_child() -> None:
 
 # -- losses -------------------------------------------------------------------------------------------------------------
 
-Loss = Callable[[NodeScorer, Topology, Tensor, Tensor, ObjectiveConfig, torch.Generator], Tensor]
+Loss = Callable[[NodeScorer, Topology, Tensor, Tensor, Any, torch.Generator], Tensor]
 
 
 def check_loss(
-    loss: Loss, model: NodeScorer, tree: Tree, query: Tensor, target_BP: Tensor, config: ObjectiveConfig, terms: Callable[[Tensor], Terms]
+    loss: Loss, model: NodeScorer, tree: Tree, query: Tensor, target_BP: Tensor, config: Objective, terms: Callable[[Tensor], Terms]
 ) -> None:
     """The value and every gradient equal those of the terms, whose nodes and labels are plain numbers."""
     generator = torch.Generator().manual_seed(1)
@@ -310,7 +311,7 @@ def test_otm_is_the_cross_entropy_of_the_beams_candidates_with_pseudo_targets(sh
             found += [(b, node, z[node]) for level in followed(tree, logits, beam_size, gamma) for node in level]
         return found
 
-    check_loss(otm_loss, model, tree, query, target_BP, ObjectiveConfig(kind="otm", beam_size=beam_size, gamma=gamma), terms)
+    check_loss(otm_loss, model, tree, query, target_BP, OtmObjective(beam_size=beam_size, gamma=gamma), terms)
 
 
 @given(shapes, st.integers(1, 5), st.integers(1, 6))
@@ -338,7 +339,7 @@ def test_otm_counts_random_nodes_with_their_pseudo_targets(shape: Shape, beam_si
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(otm_module, "draw_nodes", record)
-        config = ObjectiveConfig(kind="otm", beam_size=beam_size, random_nodes=random_nodes)
+        config = OtmObjective(beam_size=beam_size, random_nodes=random_nodes)
         check_loss(otm_loss, model, tree, query, target_BP, config, terms)
 
 
@@ -347,7 +348,7 @@ def test_tdm_is_the_cross_entropy_of_ancestors_and_drawn_negatives(shape: Shape,
     rng, tree = tree_of(shape)
     target_BP = targets_of(rng, tree, shape)
     model, query = some_model(rng, tree, shape["batch"])
-    config = ObjectiveConfig(kind="tdm", negatives=negatives, negative_decay=decay)
+    config = TdmObjective(negatives=negatives, negative_decay=decay)
     drawn: dict[int, list[list[int]]] = {}
 
     def record(topology: Topology, h: int, batch: int, count: int, generator: torch.Generator) -> Tensor:
@@ -384,7 +385,7 @@ def test_plt_is_the_cross_entropy_of_the_children_of_positives(shape: Shape) -> 
             found += [(b, child, z[child]) for node in range(tree.leaf_offset) if z[node] for child in children_of(tree, node)]
         return found
 
-    check_loss(plt_loss, model, tree, query, target_BP, ObjectiveConfig(kind="plt"), terms)
+    check_loss(plt_loss, model, tree, query, target_BP, PathObjective(), terms)
 
 
 @given(shapes)
@@ -400,7 +401,7 @@ def test_hsm_is_plt_with_the_first_target_of_an_instance(shape: Shape) -> None:
             found += [(b, child, z[child]) for node in range(tree.leaf_offset) if z[node] for child in children_of(tree, node)]
         return found
 
-    check_loss(hsm_loss, model, tree, query, target_BP, ObjectiveConfig(kind="hsm"), terms)
+    check_loss(hsm_loss, model, tree, query, target_BP, PathObjective(), terms)
 
 
 @given(shapes, st.integers(1, 12))
@@ -416,7 +417,7 @@ def test_otm_without_optimal_estimates_labels_the_beams_candidates_with_any_targ
             found += [(b, node, z[node]) for level in followed(tree, logits, beam_size, 0.0) for node in level]
         return found
 
-    check_loss(otm_loss, model, tree, query, target_BP, ObjectiveConfig(kind="otm-no-optest", beam_size=beam_size), terms)
+    check_loss(otm_no_optest_loss, model, tree, query, target_BP, OtmObjective(beam_size=beam_size), terms)
 
 
 @given(shapes, st.integers(1, 6))
@@ -424,7 +425,7 @@ def test_otm_without_beam_search_labels_random_nodes_with_pseudo_targets(shape: 
     rng, tree = tree_of(shape)
     target_BP = targets_of(rng, tree, shape)
     model, query = some_model(rng, tree, shape["batch"])
-    config = ObjectiveConfig(kind="otm-no-bs", beam_size=beam_size)
+    config = SampledObjective(beam_size=beam_size)
 
     def terms(logits_BN: Tensor) -> Terms:
         generator, found = torch.Generator().manual_seed(1), []
@@ -446,7 +447,7 @@ def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
     rng, tree = tree_of(shape)
     target_BP = targets_of(rng, tree, shape)
     model, query = some_model(rng, tree, shape["batch"])
-    config = ObjectiveConfig(kind="otm-robust", beam_size=beam_size, gamma=gamma, random_nodes=random_nodes, level_decay=0.8)
+    config = RobustObjective(beam_size=beam_size, gamma=gamma, random_nodes=random_nodes, level_decay=0.8)
     topology = Topology(tree, CPU)
     whole = min(whole, tree.height) if isinstance(model.head, ProductHead) else 0
     with pytest.MonkeyPatch.context() as patch:
@@ -509,7 +510,7 @@ def test_every_objective_trains_with_dropout(kind: str) -> None:
     encoder = WindowEncoder(WINDOWS, 4)
     model = NodeScorer(tree.node_count, 4, encoder, ProductHead(encoder.features, 4, [5], dropout=0.5), 1.0)
     query = Topology(tree, CPU).history_nodes(torch.arange(2 * sum(WINDOWS)).view(2, -1) % 16)
-    config = check_config({"name": "a", "data": {"log": "a.csv"}, "objective": {"kind": kind}}).objective
+    config = deep_config({"name": "a", "kind": kind, "data": {"log": "a.csv"}}).objective
 
     def value(dropout: float) -> float:
         cast(ProductHead, model.head).dropout = dropout
@@ -542,7 +543,7 @@ def test_histories_without_their_padding_are_encoded_as_with_it(levels: int) -> 
 def test_levels_are_scored_whole_up_to_a_multiple_of_what_an_instance_would_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = complete_tree(np.arange(64), 2)
     linear, network = (make(np.random.default_rng(5), tree, 1)[0] for make in (linear_model, history_model))
-    config = ObjectiveConfig(beam_size=3, random_nodes=2)  # 8 rows an instance on each level
+    config = RobustObjective(beam_size=3, random_nodes=2)  # 8 rows an instance on each level
     for whole, level in ((1, 3), (2, 4), (7, 5), (8, 6)):
         monkeypatch.setattr("training.deep.objectives.otm_robust.WHOLE", whole)
         assert last_whole_level(linear, tree, config) == level
@@ -556,7 +557,7 @@ def test_otm_robust_does_not_depend_on_the_training_beam_in_expectation(monkeypa
     model, query = linear_model(np.random.default_rng(5), tree, 1)
 
     def mean_loss(beam_size: int, draws: int) -> float:
-        config, topology = ObjectiveConfig(beam_size=beam_size, random_nodes=16), Topology(tree, CPU)
+        config, topology = RobustObjective(beam_size=beam_size, random_nodes=16), Topology(tree, CPU)
         generators = [torch.Generator().manual_seed(seed) for seed in range(draws)]
         with torch.no_grad():
             return float(np.mean([otm_robust_loss(model, topology, query, torch.tensor([[11]]), config, g).item() for g in generators]))
@@ -598,7 +599,7 @@ def test_every_set_of_nodes_is_drawn_as_often(size: int, count: int) -> None:
 
 
 def test_negatives_grow_towards_the_leaves() -> None:
-    config = ObjectiveConfig(kind="tdm", negatives=100, negative_decay=0.5)
+    config = TdmObjective(negatives=100, negative_decay=0.5)
     assert [negatives_on(h, 5, config) for h in range(1, 6)] == [8, 12, 25, 50, 100]
 
 
@@ -741,40 +742,6 @@ def test_the_training_beam_leaves_excluded_items_out_as_the_engines_do(
     rows_BM, _ = search(model, topology, query, beam_size, 20, gamma, own, torch.from_numpy(exclude_BE))
     missing = 20 - rows_BM.shape[1]
     assert_array_equal(np.pad(rows_BM.numpy(), ((0, 0), (0, missing)), constant_values=-1), expected.item_rows_BM)
-
-
-def test_a_stochastic_beam_is_drawn_without_replacement_from_the_softmax_of_the_ranks() -> None:
-    """Kool et al. 2019: of p = 1/2, 1/4, 1/4 the first node is among the best two with probability 1/2 + 2 · 1/4 · 1/2 / (3/4) = 5/6."""
-    topology = Topology(complete_tree(np.arange(4), 4), CPU)
-    nodes_BC = torch.tensor([[1, 2, 3, 4]]).expand(6000, -1)
-    rank_BC = torch.tensor([[0.5, 0.25, 0.25, 0.0]]).log().expand(6000, -1)
-    noise_BC = gumbel(rank_BC, torch.Generator().manual_seed(0))
-    for size, expected in ((1, [1 / 2, 1 / 4, 1 / 4]), (2, [5 / 6, 7 / 12, 7 / 12])):
-        beam_BK, kept_BK = keep_best(topology, nodes_BC, rank_BC, size, noise_BC)
-        assert_allclose([(beam_BK == node).any(1).float().mean() for node in (1, 2, 3)], expected, atol=0.025)
-        assert not (beam_BK == 4).any()  # rank −∞
-        assert torch.equal(kept_BK, rank_BC.gather(1, beam_BK - 1))  # the ranks that are passed on have no noise
-
-
-@pytest.mark.parametrize(("kind", "loss", "module"), [("otm", otm_loss, "otm"), ("otm-robust", otm_robust_loss, "otm_robust")])
-def test_only_a_stochastic_beam_follows_the_noise(kind: Any, loss: Loss, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.deep.objectives.otm_robust.WHOLE", 0)  # else nothing is pruned in a tree as small as this
-    tree = complete_tree(np.arange(64), 2)
-    model, query = linear_model(np.random.default_rng(5), tree, 2)
-
-    def value(stochastic: bool) -> float:
-        config = ObjectiveConfig(kind=kind, beam_size=4, random_nodes=1, stochastic_beam=stochastic)
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            return loss(model, Topology(tree, CPU), query, torch.tensor([[3], [40]]), config, generator).item()
-
-    def reversing(rank_BC: Tensor, generator: torch.Generator) -> Tensor:
-        return -2 * rank_BC.detach()
-
-    plain = value(stochastic=False)
-    monkeypatch.setattr(f"training.deep.objectives.{module}.gumbel", reversing)
-    assert value(stochastic=False) == plain
-    assert abs(value(stochastic=True) - plain) > 0.1  # the worst nodes are kept
 
 
 def test_the_training_beam_takes_the_lower_node_of_a_tie() -> None:

@@ -32,10 +32,10 @@ from training.baselines.product_dnn import (
     load_product_dnn,
 )
 from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
-from training.config import InstanceConfig
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split, halves
 from training.data.user_item_matrix import events_of_items
+from training.specification.deep import InstanceConfig
 
 Float32 = NDArray[np.float32]
 CPU = torch.device("cpu")

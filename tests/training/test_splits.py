@@ -8,8 +8,8 @@ from numpy.testing import assert_array_equal
 
 from espalier.errors import InvalidConfig
 from tests.training.logs import log_of
-from training.data.log_files import Order
 from training.data.splits import EvaluationPair, halves, split_users, without_seen
+from training.specification.log_format import Order
 
 
 def test_every_user_is_in_exactly_one_part_of_the_stated_size() -> None:

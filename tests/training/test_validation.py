@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import training.deep.validation as validation
-from training.config import TrainingConfig, check_config
 from training.deep.fit import build_model
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.topology import Topology
+from training.specification.deep import DeepConfig
+from training.specification.models import deep_config
 
 
-def prepared(folder: Path, **sections: Any) -> tuple[TrainingConfig, Prepared]:
+def prepared(folder: Path, **sections: Any) -> tuple[DeepConfig, Prepared]:
     """40 users whose second half holds one item of their first and five new ones; half of them are validation users."""
     rng = np.random.default_rng(1)
     lines = ["user,item"]
@@ -25,7 +26,7 @@ def prepared(folder: Path, **sections: Any) -> tuple[TrainingConfig, Prepared]:
         lines += [f"u{user},i{item}" for item in [*items[:6], items[0], *items[6:]]]
     (folder / "log.csv").write_text("\n".join(lines) + "\n")
     base: dict[str, Any] = {"name": "x", "data": {"log": str(folder / "log.csv"), "test_share": 0.1, "validation_share": 0.5}}
-    config = check_config(base | {"scorer": {"node_dim": 4, "hidden": [4]}} | sections)
+    config = deep_config(base | {"scorer": {"node_dim": 4, "hidden": [4]}} | sections)
     return config, prepare(config, None, folder / "work")
 
 

@@ -24,11 +24,11 @@ from espalier.errors import InvalidConfig
 from espalier.metrics import ndcg
 from training.data.ranking_set import RankingSet
 from training.rankers import elimination, plackett_luce
-from training.rankers.config import ChoiceModel
 from training.rankers.elimination import elimination_loss
 from training.rankers.fit import padded
 from training.rankers.plackett_luce import plackett_luce_loss
 from training.rankers.ties import random_order
+from training.specification.ranker import ChoiceModel
 
 if TYPE_CHECKING:  # an extra, `boosting`, which only benchmarks have
     import lightgbm

@@ -35,7 +35,6 @@ from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import NO_ITEM
 from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
-from training.config import InstanceConfig
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split, halves, without_seen
 from training.data.user_item_matrix import events_of_items
@@ -43,6 +42,7 @@ from training.deep.fit import AVERAGE_EVERY, average_in
 from training.deep.instances import InstanceSource
 from training.deep.scorers.encoders import WindowEncoder
 from training.deep.scorers.heads import dropped
+from training.specification.deep import InstanceConfig
 from training.trees.embeddings import item_embeddings, spread_unseen
 
 log = logging.getLogger(__name__)

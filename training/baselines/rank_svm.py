@@ -16,10 +16,10 @@ from sklearn.svm import LinearSVC
 
 from espalier.errors import InvalidConfig, InvalidData
 from training.data.ranking_set import RankingSet
-from training.rankers.config import Scaling
 from training.rankers.fit import Ranker
 from training.rankers.linear import LinearFunction
 from training.rankers.standardise import Standardise
+from training.specification.ranker import Scaling
 
 MAX_PAIRS = 3_000_000
 """Of more, a seeded sample is taken: their differences are an array."""

@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.data.log_files import LogFormat as LogFormat
-from training.data.log_files import Order, Stamps, read_log
+from training.data.log_files import Stamps, read_log
+from training.specification.log_format import ListsFormat, LogFormat, Order
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -186,7 +186,7 @@ def _encode(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> _Cod
 
 
 def _stamps(file: Path, log: LogFormat) -> Stamps:
-    if log.timestamp_type == "float":
+    if not isinstance(log, ListsFormat) and log.timestamp_type == "float":
         return np.memmap(file, np.float64, mode="r")
     return np.memmap(file, np.int64, mode="r")
 

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -19,87 +19,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from espalier.errors import InvalidData
+from training.specification.log_format import UNIT_SEPARATOR, CsvFormat, ListsFormat, LogFormat, ParquetFormat, TableFormat
 
-Order = Literal["timestamp", "file", "none"]
-Column = str | int
 Stamps = NDArray[np.int64] | NDArray[np.float64]
-
-UNIT_SEPARATOR = "\x1f"
-"""What a separator of several bytes is replaced by before parsing; no text log has it in a field."""
-
-
-class LogFormat(BaseModel):
-    """What a log looks like and which of its events count.
-
-    format            `csv` for text with any separator, `lists` for text with a user a line (the id, then the items in time order),
-                      `parquet`; a name that ends in `.gz` is unzipped
-    separator         text only, one or more characters
-    quoted            csv only, and only with a separator of one byte: fields may be quoted with `"`
-    header            csv only: the first line names the columns
-    user, item, timestamp, category
-                      columns, all by name or all by position (from 0); without a header only by position. Lists have none
-    timestamp_type    `integer` (any epoch and unit), `float`, or `datetime` (ISO 8601)
-    order             `timestamp`: oldest first by timestamp, ties in file order · `file`: the log is in order ·
-                      `none`: a user's items have no order (dependency lists); file order is kept, for reproducibility only
-    unique            keep only the first event (in the stated order) of a user with an item
-    min_item_events   drop items with fewer events (after `unique`)
-    min_user_events   drop users with fewer events (after the item filter)
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    format: Literal["csv", "lists", "parquet"] = "csv"
-    separator: str = Field(default=",", min_length=1)
-    quoted: bool = True
-    header: bool = True
-    user: Column = "user"
-    item: Column = "item"
-    timestamp: Column | None = None
-    timestamp_type: Literal["integer", "float", "datetime"] = "integer"
-    category: Column | None = None
-    order: Order = "file"
-    unique: bool = False
-    min_item_events: int = Field(default=1, ge=1)
-    min_user_events: int = Field(default=10, ge=1)
-
-    @property
-    def columns(self) -> dict[str, Column]:
-        """Role → column, for the columns that are read."""
-        every = {"user": self.user, "item": self.item, "timestamp": self.timestamp, "category": self.category}
-        return {role: column for role, column in every.items() if column is not None}
-
-    @property
-    def by_name(self) -> bool:
-        return isinstance(self.user, str)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> LogFormat:
-        if self.format == "lists":
-            for name in ("user", "item", "timestamp", "timestamp_type", "category", "header", "quoted"):
-                value, default = getattr(self, name), type(self).model_fields[name].default
-                if value != default:
-                    lacking = " and lists have no categories" if name == "category" else ""
-                    raise ValueError(f"{name}: expected no such key, since format is 'lists'{lacking}, got {value!r}")
-            if self.order == "timestamp":
-                raise ValueError("order: expected 'file' or 'none', since lists have no timestamps, got 'timestamp'")
-        columns = list(self.columns.values())
-        if len(set(columns)) != len(columns):
-            raise ValueError(f"user, item, timestamp and category: expected different columns, got {columns}")
-        if len({type(column) for column in columns}) > 1:
-            raise ValueError(f"columns: expected all by name or all by position, got {columns}")
-        if self.by_name and self.format == "csv" and not self.header:
-            raise ValueError(f"columns: expected positions (0, 1, …) where there is no header, got {columns}")
-        if any(isinstance(column, int) and column < 0 for column in columns):
-            raise ValueError(f"columns: expected positions from 0, got {columns}")
-        if self.order == "timestamp" and self.timestamp is None:
-            raise ValueError("timestamp: expected a column, since order is 'timestamp'")
-        if self.order != "timestamp" and self.timestamp is not None:
-            raise ValueError(f"order: expected 'timestamp', since there is a timestamp column, got {self.order!r}")
-        if any(character in self.separator for character in f'\r\n"{UNIT_SEPARATOR}'):
-            raise ValueError(f"separator: expected no line end, quote or unit separator, got {self.separator!r}")
-        return self
 
 
 @dataclass(frozen=True)
@@ -126,10 +50,10 @@ def read_log(path: Path, log: LogFormat, scratch: Path, *, block_bytes: int) -> 
     """
     if not path.is_file():
         raise InvalidData("log", str(path), "a file that exists")
-    if log.format == "lists":
+    if isinstance(log, ListsFormat):
         yield from _lists(path, log.separator, block_bytes)
         return
-    source = _parquet_columns(path, log, scratch, block_bytes) if log.format == "parquet" else _text_columns(path, log, block_bytes)
+    source = _text_columns(path, log, block_bytes) if isinstance(log, CsvFormat) else _parquet_columns(path, log, scratch, block_bytes)
     rows = 0
     for batch in source:
         columns = dict(zip(log.columns, batch.columns, strict=True))
@@ -143,7 +67,7 @@ def read_log(path: Path, log: LogFormat, scratch: Path, *, block_bytes: int) -> 
         rows += batch.num_rows
 
 
-def _text_columns(path: Path, log: LogFormat, block_bytes: int) -> Iterator[pa.RecordBatch]:
+def _text_columns(path: Path, log: CsvFormat, block_bytes: int) -> Iterator[pa.RecordBatch]:
     names = [str(column) if log.by_name else f"f{column}" for column in log.columns.values()]
     one_byte = len(log.separator.encode()) == 1
     skipped_lines = int(log.header and not log.by_name)
@@ -220,7 +144,7 @@ def _whole_lines(path: Path, block_bytes: int) -> Iterator[str]:
         raise InvalidData(path.name, str(error), "readable text with one user a line") from error
 
 
-def _parquet_columns(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> Iterator[pa.RecordBatch]:
+def _parquet_columns(path: Path, log: ParquetFormat, scratch: Path, block_bytes: int) -> Iterator[pa.RecordBatch]:
     source = path
     try:
         if path.suffix == ".gz":
@@ -286,7 +210,7 @@ class _Place:
 
     file: str
     first_row: int
-    log: LogFormat
+    log: TableFormat
 
     def wrong(self, role: str, row: int, value: object, expected: str) -> InvalidData:
         field = f"{self.file}: row {self.first_row + row + 1}, column {role}"

@@ -15,32 +15,17 @@ import torch
 from torch import Tensor
 
 from espalier.masks.eligibility import NO_NODE, excluded_nodes
-from training.deep.parallel import drawn_rows
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 
 
-def keep_best(
-    topology: Topology, nodes_BC: Tensor, rank_BC: Tensor, beam_size: int, noise_BC: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The best `beam_size` candidates in ascending node order (int64[B, K]) and their ranks; padding stays padding.
-
-    noise_BC  float[B, C], added for the choice only: with Gumbel noise it is a draw without replacement from the softmax of the ranks
-    """
+def keep_best(topology: Topology, nodes_BC: Tensor, rank_BC: Tensor, beam_size: int) -> tuple[Tensor, Tensor]:
+    """The best `beam_size` candidates in ascending node order (int64[B, K]) and their ranks; padding stays padding."""
     if rank_BC.shape[1] <= beam_size:
         return nodes_BC, rank_BC
-    place_BK = best_places(rank_BC if noise_BC is None else rank_BC + noise_BC, beam_size).sort(1).values
+    place_BK = best_places(rank_BC, beam_size).sort(1).values
     beam_BK, kept_BK = nodes_BC.gather(1, place_BK), rank_BC.gather(1, place_BK)
     return torch.where(kept_BK == -torch.inf, topology.padding, beam_BK), kept_BK
-
-
-def gumbel(like_BC: Tensor, generator: torch.Generator) -> Tensor:
-    """float32[B, C] of standard Gumbel noise (Kool et al. 2019: the k largest perturbed values are a sample without replacement)."""
-
-    def draw(rows: int) -> Tensor:
-        return torch.empty((rows, like_BC.shape[1]), device=like_BC.device).exponential_(generator=generator)
-
-    return -drawn_rows(draw, len(like_BC)).log()
 
 
 @torch.no_grad()

@@ -21,11 +21,12 @@ from espalier.bundle import WEIGHTS, Bundle
 from espalier.errors import BundleNotFound, InvalidConfig
 from espalier.items import ItemTable
 from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
-from training.config import PATH_PRODUCTS, TrainingConfig, check_config
 from training.data.interactions import Interactions
 from training.deep.jtm import Likelihood, Matching, sum_below
 from training.deep.jtm_samples import Samples, draw_samples
 from training.deep.scorers.model import NodeScorer, new_scorer
+from training.specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
+from training.specification.models import config_of, deep_config
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,9 @@ class EarlierModel:
     likelihood: Likelihood
 
 
-def open_earlier(path: Path, config: TrainingConfig, interactions: Interactions, users: Int64, items: ItemTable) -> EarlierModel:
+def open_earlier(
+    path: Path, config: DeepConfig, tree: TreeOfEarlierModel, interactions: Interactions, users: Int64, items: ItemTable
+) -> EarlierModel:
     """The earlier model of a configuration, checked against it.
 
     users  training users, from whose events new items are placed
@@ -56,7 +59,7 @@ def open_earlier(path: Path, config: TrainingConfig, interactions: Interactions,
     others than its scorer's, or where its tree has no room for the new items; the bundle's own errors where it cannot be read.
     """
     bundle = Bundle.open(path)
-    before = check_config(bundle.manifest.training)
+    before = config_of(bundle.manifest, DeepConfig)
     _check_alike(config, before)
     row_I = bundle.items.rows_of(items.column("id").to_pylist())
     if (row_I < 0).all():
@@ -69,21 +72,21 @@ def open_earlier(path: Path, config: TrainingConfig, interactions: Interactions,
     if len(new):
         empty = np.ones(bundle.tree.leaf_count, np.bool_)
         empty[leaf_I[leaf_I >= 0] - bundle.tree.leaf_offset] = False
-        room_N = _room(bundle.tree, empty, config.tree.branching)
+        room_N = _room(bundle.tree, empty, tree.branching)
         if len(new) > room_N[0]:
             expected = f"kmeans, since the log has {len(new)} items that earlier_model lacks and its tree has room for {room_N[0]}"
-            raise InvalidConfig("tree.kind", config.tree.kind, expected)
-        samples = draw_samples(interactions, users, length, config.tree.samples, seed=config.seed, wanted_I=row_I < 0)
+            raise InvalidConfig("tree.kind", tree.kind, expected)
+        samples = draw_samples(interactions, users, length, tree.samples, seed=config.seed, wanted_I=row_I < 0)
         of_new = _in_earlier_rows(samples, new, row_I)
         nowhere = np.full((len(new), bundle.tree.height), -1, np.int64)
         matching = Matching(model, bundle.tree, of_new, bundle.manifest.ranking.gamma, likelihood)  # γ: where a search would look
-        node_n = matching.descend(nowhere, room_N, bundle.tree.height - 1, config.tree.gap)
-    tree, source_N = grow(bundle.tree, leaf_I, new, node_n)
+        node_n = matching.descend(nowhere, room_N, bundle.tree.height - 1, tree.gap)
+    grown, source_N = grow(bundle.tree, leaf_I, new, node_n)
     log.info("%s: %d items are where they were, %d are new, %d are gone", path, len(row_I) - len(new), len(new), _gone(bundle, row_I))
-    return EarlierModel(tree, _with_rows(model, source_N), length, before.objective.gamma, likelihood)
+    return EarlierModel(grown, _with_rows(model, source_N), length, before.objective.gamma, likelihood)
 
 
-def relearn_config(path: Path, tree: dict[str, object], steps: int | None) -> TrainingConfig:
+def relearn_config(path: Path, tree: dict[str, object], steps: int | None) -> DeepConfig:
     """The configuration of a bundle, changed to learn its tree anew and train on from its weights.
 
     tree   keys of the section `tree`; None leaves one as it is in the bundle
@@ -91,28 +94,29 @@ def relearn_config(path: Path, tree: dict[str, object], steps: int | None) -> Tr
 
     A warm start is left out: the weights are one. Raises InvalidConfig for a wrong value, and the bundle's own errors.
     """
-    raw = check_config(Bundle.open(path).manifest.training).model_dump(mode="json")
-    given = {key: value for key, value in tree.items() if value is not None}
-    raw["tree"] |= {"kind": "jtm"} | given
+    raw = config_of(Bundle.open(path).manifest, DeepConfig).model_dump(mode="json")
+    own = {key: value for key, value in raw["tree"].items() if key in JtmTree.model_fields}
+    raw["tree"] = own | {"kind": "jtm"} | {key: value for key, value in tree.items() if value is not None}
     raw["scorer"]["init"] = "earlier"
-    raw["objective"]["warm_start"] = 0.0
+    if "warm_start" in raw["objective"]:
+        raw["objective"]["warm_start"] = 0.0
     raw["optimiser"]["steps"] = raw["optimiser"]["steps"] if steps is None else steps
-    return check_config(raw | {"earlier_model": str(path)})
+    return deep_config(raw | {"earlier_model": str(path)})
 
 
-def as_earlier(config: TrainingConfig, tree: Tree, model: NodeScorer) -> EarlierModel:
+def as_earlier(config: DeepConfig, tree: Tree, model: NodeScorer) -> EarlierModel:
     """A model that was just trained, as the start of the next round."""
     return EarlierModel(tree, model, sum(config.instances.windows), config.objective.gamma, likelihood_of(config))
 
 
-def likelihood_of(config: TrainingConfig) -> Likelihood:
+def likelihood_of(config: DeepConfig) -> Likelihood:
     """What the ranks of a model of this configuration are the log-likelihood of."""
-    if config.objective.kind in PATH_PRODUCTS:
+    if config.ranks_by_path_product:
         return "path"
-    return "softmax" if config.objective.kind == "otm-robust" else "sigmoid"
+    return "softmax" if config.kind == "otm-robust" else "sigmoid"
 
 
-def load_scorer(bundle: Bundle, config: TrainingConfig) -> NodeScorer:
+def load_scorer(bundle: Bundle, config: DeepConfig) -> NodeScorer:
     """The scorer that a bundle was exported from (`config`: its own). Raises InvalidConfig where its weights are missing or others'."""
     where = str(bundle.path)
     model = new_scorer(config.scorer, config.instances.windows, bundle.tree.node_count)
@@ -161,7 +165,7 @@ def grow(tree: Tree, leaf_I: Int64, new: Int64, node_n: Int64) -> tuple[Tree, In
     return tree_from_children([*counts, grown_P], leaf_item), np.concatenate([np.arange(tree.leaf_offset), source])
 
 
-def _check_alike(config: TrainingConfig, before: TrainingConfig) -> None:
+def _check_alike(config: DeepConfig, before: DeepConfig) -> None:
     """What the tree, and with `scorer.init = "earlier"` the scorer, must have in common with the earlier model's configuration."""
     pairs: list[tuple[str, object, object]] = [("tree.branching", config.tree.branching, before.tree.branching)]
     if config.scorer.init == "earlier":

@@ -29,7 +29,6 @@ from espalier.queries import HistoryKind, pad_histories
 from espalier.scorer_form import mlp_form
 from espalier.search import Engine
 from espalier.tree import Tree
-from training.config import TrainingConfig
 from training.data.splits import EvaluationPair, halves, without_seen
 from training.deep.prepare import Prepared
 from training.deep.scorers.heads import MlpHead, ProductHead
@@ -39,6 +38,7 @@ from training.deep.validation import ranked_by, search_pairs, validation_pairs
 from training.evaluate import evaluate
 from training.golden import golden_of_histories
 from training.publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
+from training.specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ PARITY_TOLERANCE = 1e-3
 REPORTED_M = (10, 50, 200)
 
 
-def export(config: TrainingConfig, prepared: Prepared, tree: Tree, model: NodeScorer, path: Path) -> Bundle:
+def export(config: DeepConfig, prepared: Prepared, tree: Tree, model: NodeScorer, path: Path) -> Bundle:
     """Write the bundle of a trained model to models/<name>/<version>/ and return it, verified and measured on test users."""
     model = model.eval()
     ranking, trials = choose_ranking(config, prepared, Topology(tree, model.node_rows.device), model)
@@ -88,7 +88,7 @@ def _test_metrics(bundle: Bundle, engine: Engine, test: list[EvaluationPair], ms
     }
 
 
-def choose_ranking(config: TrainingConfig, prepared: Prepared, topology: Topology, model: NodeScorer) -> tuple[Ranking, dict[str, float]]:
+def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer) -> tuple[Ranking, dict[str, float]]:
     """The ranking formula: γ with the best recall@m of validation users, and for 0 < γ a calibration of its ranks; and what was tried."""
     own, trained = ranked_by(config)
     fixed = trained if own == "log_activation" else config.search.gamma
@@ -106,7 +106,7 @@ def choose_ranking(config: TrainingConfig, prepared: Prepared, topology: Topolog
         results[gamma] = rows_BM, ranks_BM
         log.info("γ = %g: recall@%d of %d validation users %.4f", gamma, config.search.m, len(pairs), trials[f"{gamma:g}"])
     best = max(results, key=lambda gamma: (trials[f"{gamma:g}"], gamma == trained))
-    sigmoid = best == 0 and config.objective.kind != "otm-robust"  # a softmax's logits are the log of a probability up to a constant only
+    sigmoid = best == 0 and config.kind != "otm-robust"  # a softmax's logits are the log of a probability up to a constant only
     calibration = None if own != "logit" or sigmoid else calibrate(*results[best], relevant)
     return Ranking(own=own, gamma=best, calibration=calibration), trials
 
@@ -123,7 +123,7 @@ def calibrate(rows_BM: NDArray[np.int64], ranks_BM: NDArray[np.float32], relevan
 
 
 def _content(
-    config: TrainingConfig,
+    config: DeepConfig,
     tree: Tree,
     model: NodeScorer,
     items: ItemTable,
@@ -185,13 +185,13 @@ def check_parity(model: NodeScorer, query_onnx: bytes, scorer_onnx: bytes, examp
     return difference
 
 
-def _draft(config: TrainingConfig, prepared: Prepared, ranking: Ranking, path: Path) -> ManifestDraft:
+def _draft(config: DeepConfig, prepared: Prepared, ranking: Ranking, path: Path) -> ManifestDraft:
     interactions = prepared.interactions
     limits = config.search
     return ManifestDraft(
         name=config.name,
         version=int(path.name),
-        algorithm=config.objective.kind,
+        algorithm=config.kind,
         created=datetime.now(UTC),
         query=HistoryKind(length=sum(config.instances.windows)),
         ranking=ranking,

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
@@ -28,10 +27,9 @@ from tqdm import tqdm
 
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
-from training.config import ObjectiveConfig, TrainingConfig
 from training.data.user_item_matrix import events_of_items
 from training.deep.instances import InstanceSource
-from training.deep.objectives.otm import otm_loss, otm_no_bs_loss
+from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss
 from training.deep.objectives.otm_robust import otm_robust_loss
 from training.deep.objectives.plt import hsm_loss, plt_loss
 from training.deep.objectives.tdm import tdm_loss
@@ -42,14 +40,15 @@ from training.deep.scorers.initial_rows import popularity_biases, rows_from_embe
 from training.deep.scorers.model import NodeScorer, new_scorer
 from training.deep.topology import Topology
 from training.deep.validation import ranked_by, validation_pairs, validation_recall
+from training.specification.deep import DeepConfig, Objective, PathObjective, TdmObjective
 
 log = logging.getLogger(__name__)
 
-Loss = Callable[[NodeScorer, Topology, Tensor, Tensor, ObjectiveConfig, torch.Generator], Tensor]
+Loss = Callable[[NodeScorer, Topology, Tensor, Tensor, Any, torch.Generator], Tensor]
 LOSSES: dict[str, Loss] = {
     "otm-robust": otm_robust_loss,
     "otm": otm_loss,
-    "otm-no-optest": otm_loss,
+    "otm-no-optest": otm_no_optest_loss,
     "otm-no-bs": otm_no_bs_loss,
     "tdm": tdm_loss,
     "plt": plt_loss,
@@ -66,6 +65,8 @@ CURVE = "curve.json"
 """Beside the checkpoint, when a run has ended: the validation recalls, the step whose weights were kept, and the steps made."""
 AVERAGE_EVERY = 5
 """Steps between two updates of the averaged weights: one reads and writes all node rows."""
+CHECKPOINT_EVERY = 500
+"""Steps between checkpoints."""
 READ_EVERY = 20
 """Steps between looks at the losses: reading one waits for the device."""
 
@@ -77,7 +78,7 @@ def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def build_model(config: TrainingConfig, tree: Tree, prepared: Prepared) -> NodeScorer:
+def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScorer:
     """The model at the start of training: seeded, its node rows from training users' co-occurrence, or all of it an earlier one's."""
     torch.manual_seed(config.seed)
     scorer = config.scorer
@@ -95,7 +96,7 @@ def build_model(config: TrainingConfig, tree: Tree, prepared: Prepared) -> NodeS
     return model
 
 
-def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.device, work: Path, resume: bool) -> NodeScorer:
+def fit(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device, work: Path, resume: bool) -> NodeScorer:
     """Train and return the model (on `device`, and the same on every process).
 
     work    folder for the checkpoint and the validation curve, which process 0 writes and all read
@@ -130,7 +131,7 @@ def fit(config: TrainingConfig, prepared: Prepared, tree: Tree, device: torch.de
             bar.update()
             last = progress.step == steps
             validate = bool(pairs) and (progress.step % every == 0 or last)
-            save = progress.step % config.optimiser.checkpoint_every == 0 or last
+            save = progress.step % CHECKPOINT_EVERY == 0 or last
             if validate or save or len(losses) == READ_EVERY:
                 loss = _read(config, losses, progress.step - 1)
                 losses.clear()
@@ -191,25 +192,16 @@ class Progress:
         return len(self.recalls) > patience and max(self.recalls[-patience:]) <= max(self.recalls[:-patience])
 
 
-def stage(config: TrainingConfig, step: int) -> ObjectiveConfig:
-    """The objective of a step: `tdm` while the start is warmed, then the configured one with its training beam of the moment."""
-    objective, steps = config.objective, config.optimiser.steps
-    if not objective.kind.startswith("otm"):
-        return objective
-    warm = round(objective.warm_start * steps)
-    if step < warm:
-        return objective.model_copy(update={"kind": "tdm"})
-    if objective.beam_schedule == "growing":
-        power = (step - warm) / max(1, steps - 1 - warm) - 1
-    elif objective.beam_schedule == "random":
-        power = float(np.random.default_rng([config.seed, 2, step]).uniform(-1, 1))
-    else:
-        return objective
-    return objective.model_copy(update={"beam_size": max(1, round(objective.beam_size * 4**power))})
+def stage(config: DeepConfig, step: int) -> tuple[str, Objective]:
+    """The kind and the objective of a step: `tdm` in a warm start, then the configured ones."""
+    objective = config.objective
+    if isinstance(objective, TdmObjective | PathObjective) or step >= round(objective.warm_start * config.optimiser.steps):
+        return config.kind, objective
+    return "tdm", TdmObjective(negatives=objective.negatives, negative_decay=objective.negative_decay)
 
 
 def train_step(
-    config: TrainingConfig,
+    config: DeepConfig,
     model: NodeScorer,
     topology: Topology,
     source: InstanceSource,
@@ -217,7 +209,7 @@ def train_step(
     step: int,
 ) -> Tensor:
     """One batch, of which this process takes its rows, and one update; returns the loss of those rows (a scalar on the device)."""
-    device, objective = topology.device, stage(config, step)
+    device, (kind, objective) = topology.device, stage(config, step)
     instances = source.batch(step, config.optimiser.batch)
     own = own_rows(config.optimiser.batch)
     generator = torch.Generator(device).manual_seed(config.seed * 1_000_003 + step)
@@ -227,14 +219,14 @@ def train_step(
     with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
         query = topology.history_nodes(torch.from_numpy(instances.history_BT[own]).to(device))
         targets = torch.from_numpy(instances.target_BP[own]).to(device)
-        loss = LOSSES[objective.kind](model, topology, query, targets, objective, generator)
+        loss = LOSSES[kind](model, topology, query, targets, objective, generator)
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     average_gradients(model.parameters())
     optimiser.step()
     return loss.detach()
 
 
-def _read(config: TrainingConfig, losses: Sequence[Tensor], step: int) -> float:
+def _read(config: DeepConfig, losses: Sequence[Tensor], step: int) -> float:
     """The mean of the losses up to `step`. Raises FloatingPointError when one is not finite, so that no broken model is saved."""
     values: list[float] = average(torch.stack(list(losses)).float()).tolist()
     for at, value in enumerate(values, start=step + 1 - len(values)):
@@ -245,7 +237,7 @@ def _read(config: TrainingConfig, losses: Sequence[Tensor], step: int) -> float:
     return sum(values) / len(values)
 
 
-def use_bfloat16(config: TrainingConfig, device: torch.device) -> bool:
+def use_bfloat16(config: DeepConfig, device: torch.device) -> bool:
     """Whether matrix products run in bfloat16; elsewhere a CPU would emulate it, slowly."""
     if config.optimiser.precision != "auto":
         return config.optimiser.precision == "bfloat16"
@@ -255,7 +247,7 @@ def use_bfloat16(config: TrainingConfig, device: torch.device) -> bool:
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def _identity(config: TrainingConfig, prepared: Prepared, tree: Tree) -> dict[str, str]:
+def _identity(config: DeepConfig, prepared: Prepared, tree: Tree) -> dict[str, str]:
     """What a checkpoint belongs to."""
     nodes = hashlib.sha256(tree.first_child.tobytes() + tree.leaf_item.tobytes()).hexdigest()
     return {"config": config.model_dump_json(), "log": prepared.interactions.fingerprint, "tree": nodes}

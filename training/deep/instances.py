@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.config import InstanceConfig
 from training.data.interactions import Interactions
+from training.specification.deep import InstanceConfig
 
 Int64 = NDArray[np.int64]
 

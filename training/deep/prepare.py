@@ -15,13 +15,13 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.tree import Tree
-from training.config import EARLIER_TREES, TrainingConfig
 from training.data.interactions import Interactions, read_interactions
 from training.data.item_tables import item_table
 from training.data.splits import Split, split_users
 from training.deep.earlier import EarlierModel, open_earlier
 from training.deep.jtm import learn_tree
 from training.deep.jtm_samples import draw_samples
+from training.specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
 from training.trees.category import category_tree
 from training.trees.embeddings import item_embeddings as embeddings_of
 from training.trees.embeddings import spread_unseen
@@ -31,6 +31,8 @@ from training.trees.random import random_tree
 log = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
+EMBEDDING_DIM = 64
+"""Width of the co-occurrence embeddings that balanced k-means clusters."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Prepared:
     earlier: EarlierModel | None = None
 
 
-def prepare(config: TrainingConfig, data: Path | None, work: Path) -> Prepared:
+def prepare(config: DeepConfig, data: Path | None, work: Path) -> Prepared:
     """Read the log (or `data` instead of the configured one), the item table and the earlier model; events stay in files under `work`."""
     interactions = read_interactions(data or config.data.log, config.data.format, work)
     split = split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
@@ -52,17 +54,17 @@ def prepare(config: TrainingConfig, data: Path | None, work: Path) -> Prepared:
             raise InvalidData("log", f"{interactions.user_count} users", f"enough users for a {name} part")
     items = item_table(config.data.items, interactions.item_ids)
     earlier = None
-    if config.earlier_model is not None and config.tree.kind in EARLIER_TREES:
-        earlier = open_earlier(config.earlier_model, config, interactions, split.train, items)
+    if config.earlier_model is not None and isinstance(config.tree, TreeOfEarlierModel):
+        earlier = open_earlier(config.earlier_model, config, config.tree, interactions, split.train, items)
     return Prepared(interactions, split, items, earlier)
 
 
-def build_tree(config: TrainingConfig, prepared: Prepared, device: torch.device = CPU) -> Tree:
+def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CPU) -> Tree:
     """The configured tree over the catalogue, from training users only; `device` is where an earlier model learns it."""
     interactions, tree = prepared.interactions, config.tree
     if prepared.earlier is not None:
         prepared.earlier.model.to(device)
-        return relearn_tree(config, prepared, prepared.earlier) if tree.kind == "jtm" else prepared.earlier.tree
+        return relearn_tree(config.seed, tree, prepared, prepared.earlier) if isinstance(tree, JtmTree) else prepared.earlier.tree
     if tree.kind == "random":
         return random_tree(interactions.item_count, tree.branching, seed=config.seed)
     if tree.kind == "category":
@@ -70,19 +72,19 @@ def build_tree(config: TrainingConfig, prepared: Prepared, device: torch.device 
             raise InvalidConfig("tree.kind", tree.kind, "a log with a category column")
         return category_tree(interactions.category_of_item_I, tree.branching, seed=config.seed)
     if config.earlier_model is None:
-        embeddings_ID = item_embeddings(prepared, tree.embedding_dim, config.seed)
+        embeddings_ID = item_embeddings(prepared, EMBEDDING_DIM, config.seed)
     else:
         learned_ID = leaf_rows(Bundle.open(config.earlier_model), prepared.items)
         embeddings_ID = spread_unseen(learned_ID, interactions.category_of_item_I, seed=config.seed)
     return kmeans_tree(embeddings_ID, tree.branching, seed=config.seed)
 
 
-def relearn_tree(config: TrainingConfig, prepared: Prepared, earlier: EarlierModel) -> Tree:
+def relearn_tree(seed: int, tree: JtmTree, prepared: Prepared, earlier: EarlierModel) -> Tree:
     """The tree that JTM learns from a trained model, with samples of training users; the log says what it brought."""
     begin = time.perf_counter()
-    samples = draw_samples(prepared.interactions, prepared.split.train, earlier.length, config.tree.samples, seed=config.seed)
-    gamma = earlier.gamma if config.tree.gamma is None else config.tree.gamma
-    learned = learn_tree(earlier.model, earlier.tree, samples, gap=config.tree.gap, gamma=gamma, likelihood=earlier.likelihood)
+    samples = draw_samples(prepared.interactions, prepared.split.train, earlier.length, tree.samples, seed=seed)
+    gamma = earlier.gamma if tree.gamma is None else tree.gamma
+    learned = learn_tree(earlier.model, earlier.tree, samples, gap=tree.gap, gamma=gamma, likelihood=earlier.likelihood)
     count = len(samples.target_S)
     log.info(
         "tree: %s per sample %.4f → %.4f over %d samples, %d of %d items moved, %.1f s",

@@ -15,29 +15,29 @@ from torch import Tensor
 
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
-from training.config import PATH_PRODUCTS, TrainingConfig
 from training.data.splits import EvaluationPair, halves, without_seen
 from training.deep.beam import search
 from training.deep.prepare import Prepared
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
+from training.specification.deep import DeepConfig
 
 Own = Literal["logit", "log_activation"]
 
 
-def validation_pairs(config: TrainingConfig, prepared: Prepared, count: int) -> list[EvaluationPair]:
+def validation_pairs(config: DeepConfig, prepared: Prepared, count: int) -> list[EvaluationPair]:
     """At most `count` validation users' queries, spread over all of them; seen items are left out where the search leaves them out."""
     pairs = halves(prepared.interactions, prepared.split.validation, seed=config.seed)
     pairs = without_seen(pairs) if config.search.exclude_seen else pairs
     return pairs[:: max(1, -(-len(pairs) // count))]
 
 
-def ranked_by(config: TrainingConfig) -> tuple[Own, float]:
+def ranked_by(config: DeepConfig) -> tuple[Own, float]:
     """What the objective trains the search to rank by: own, and γ."""
-    return ("log_activation", 1.0) if config.objective.kind in PATH_PRODUCTS else ("logit", config.objective.gamma)
+    return ("log_activation", 1.0) if config.ranks_by_path_product else ("logit", config.objective.gamma)
 
 
-def validation_recall(config: TrainingConfig, topology: Topology, model: NodeScorer, pairs: Sequence[EvaluationPair]) -> float:
+def validation_recall(config: DeepConfig, topology: Topology, model: NodeScorer, pairs: Sequence[EvaluationPair]) -> float:
     """Mean recall@`search.m` at `search.beam_size`, ranked as it will be served, or, where γ is chosen later, as the objective trains."""
     own, gamma = ranked_by(config)
     if own == "logit" and config.search.gamma != "auto":
@@ -47,7 +47,7 @@ def validation_recall(config: TrainingConfig, topology: Topology, model: NodeSco
 
 
 def search_pairs(
-    config: TrainingConfig,
+    config: DeepConfig,
     topology: Topology,
     model: NodeScorer,
     pairs: Sequence[EvaluationPair],

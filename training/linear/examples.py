@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from espalier.tree import Tree
 from training.data.xmc import LabelledPoints
-from training.linear.config import LinearOptions
+from training.specification.linear import LinearOptions
 
 Int64 = NDArray[np.int64]
 Kept = tuple[Int64, Int64]

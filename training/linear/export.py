@@ -24,9 +24,9 @@ from espalier.tree import Tree
 from training.data.csr import as_rows
 from training.evaluate import LabelledQueries, measure
 from training.golden import golden_answers
-from training.linear.config import LinearConfig
 from training.linear.prepare import Prepared
 from training.publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
+from training.specification.linear import LinearConfig
 
 REPORTED_M = (10, 50, 100)
 
@@ -92,7 +92,7 @@ def _draft(config: LinearConfig, prepared: Prepared, path: Path) -> ManifestDraf
     return ManifestDraft(
         name=config.name,
         version=int(path.name),
-        algorithm=config.algorithm,
+        algorithm=config.kind,
         created=datetime.now(UTC),
         query=prepared.kind,
         ranking=config.linear.ranking,

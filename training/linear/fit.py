@@ -23,12 +23,12 @@ from espalier.errors import InvalidData
 from espalier.tree import Tree
 from training.data.csr import Csr, as_rows
 from training.data.xmc import LabelledPoints
-from training.linear.config import LinearOptions
 from training.linear.examples import Kept, LevelExamples, Positives
 from training.linear.label_features import pifa
 from training.linear.node_centroids import Centroids, node_centroids
 from training.linear.node_scorers import NodeScorers, centroid_scorers, joined, read_level, write_level
 from training.linear.solver import train_children
+from training.specification.linear import LinearOptions
 
 
 def fit_linear(
@@ -51,7 +51,7 @@ def fit_linear(
     _check(data, tree, centroids)
     if options.prior > 0:
         of_level: list[Centroids | None] = [*node_centroids(pifa(data) if centroids is None else centroids, tree)]
-        is_trained_P = _has_enough_positives(data, tree, options.few)
+        is_trained_P = _has_enough_positives(data, tree, options.min_positives)
     else:
         of_level, is_trained_P = [None] * tree.height, np.ones(tree.leaf_offset, np.bool_)
     positives = [Positives.of_leaves(data, tree, options.weighted)]  # of each level of children, the top one first

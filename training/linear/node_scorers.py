@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from espalier.chunks import Chunks
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
-from training.linear.config import LinearOptions
 from training.linear.node_centroids import Centroids
+from training.specification.linear import LinearOptions
 
 
 @dataclass(frozen=True, eq=False)

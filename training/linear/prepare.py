@@ -23,13 +23,13 @@ from espalier.items import ItemTable
 from espalier.queries import FeaturesKind, QueryBatch, TextKind
 from espalier.text.sparse_rows import SparseRows
 from espalier.text.vectoriser import Vectoriser
-from training.config import checked
 from training.data.csr import Csr, as_matrix, as_rows, normalised
 from training.data.item_tables import item_table
 from training.data.query_logs import LabelledTexts, labelled, read_log, read_table, texts_of
 from training.data.xmc import LabelledPoints, read_xmc
-from training.linear.config import LinearConfig, LogData, NpzData, XmcData
 from training.linear.label_features import pifa
+from training.specification.linear import LinearConfig, LogData, NpzData, TextLabels, XmcData
+from training.specification.models import config_of
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +82,10 @@ def read_texts(data: LogData, file: Path, items: ItemTable) -> LabelledTexts:
 def read_queries(bundle: Bundle, file: Path) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
     """The queries of a file, in the format of the data that a bundle was trained on, that have a relevant item, and its item rows.
 
-    Raises InvalidData where the bundle says of no such format, or the file's features or labels are not the bundle's.
+    Raises InvalidConfig where the bundle was not trained here; InvalidData where its format cannot be read so, or the file's features or
+    labels are not the bundle's.
     """
-    if bundle.manifest.training.get("algorithm") != "xr-linear":
-        raise InvalidData("--data", str(file), "a model that was trained here; without a file its held-out queries are taken")
-    config = checked(LinearConfig, bundle.manifest.training)
+    config = config_of(bundle.manifest, LinearConfig)
     kind, items = bundle.manifest.query, bundle.items
     if isinstance(config.data, LogData) and isinstance(kind, TextKind):
         texts = read_texts(config.data, file, items)
@@ -162,7 +161,7 @@ def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
     vectoriser = Vectoriser.fit(training.texts, config.blocks)
     train = _vectorised(vectoriser, training)
     rows = centroids = pifa(train)
-    if config.labels.kind != "pifa":
+    if isinstance(config.labels, TextLabels):
         own = as_matrix(vectoriser.transform(texts_of(read_table(_named(data.items), config.labels.columns), config.labels.columns)))
         both = config.labels.kind == "both"
         rows, centroids = (normalised(hstack([rows, own], format="csr")), normalised(centroids + own)) if both else (own, own)

@@ -12,25 +12,26 @@ from tqdm import tqdm
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig
-from training.linear.config import LinearConfig
 from training.linear.export import export
 from training.linear.fit import fit_linear
 from training.linear.prepare import prepare
+from training.specification.linear import LinearConfig
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
 log = logging.getLogger(__name__)
 
 
-def fit_and_export(config: LinearConfig, out: Path, work: Path) -> Bundle:
+def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | None = None) -> Bundle:
     """Train what a configuration says and write models/NAME/VERSION.
 
-    work  an existing folder, empty or of a run of the same configuration and data that was killed; it goes on from there
+    work     an existing folder, empty or of a run of the same configuration and data that was killed; it goes on from there
+    threads  none: as many as there are cores
     Raises InvalidConfig where the folder is another run's, and what `prepare` raises.
     """
     begin = time.perf_counter()
     prepared = prepare(config)
     _check_identity(work / "identity", config, prepared.fingerprint)
-    threads = config.threads or os.cpu_count() or 1
+    threads = threads or os.cpu_count() or 1
     tree = hierarchical_kmeans(prepared.labels, config.tree.branching, config.tree.max_leaf, config.seed, threads)
     log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
     with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
@@ -40,7 +41,7 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path) -> Bundle:
 
 
 def _check_identity(file: Path, config: LinearConfig, fingerprint: str) -> None:
-    mine = hashlib.sha256((config.model_dump_json(exclude={"threads"}) + fingerprint).encode()).hexdigest()
+    mine = hashlib.sha256((config.model_dump_json() + fingerprint).encode()).hexdigest()
     if file.is_file() and file.read_text() != mine:
         raise InvalidConfig(
             "--resume", str(file.parent), "the folder of a run with this configuration and data; leave out --resume to start anew"

@@ -20,9 +20,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from training.data.csr import Csr
-from training.linear.config import LinearOptions
 from training.linear.examples import Examples
 from training.linear.node_scorers import NodeScorers
+from training.specification.linear import LinearOptions
 
 Array = NDArray[Any]
 BLOCK = 64

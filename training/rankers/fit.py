@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,14 +25,42 @@ from torch import Tensor, nn
 from espalier.errors import InvalidData
 from espalier.metrics import ndcg
 from training.data.ranking_set import RankingSet
-from training.rankers.config import RankerConfig
 from training.rankers.highway import HighwayFunction
 from training.rankers.linear import LinearFunction
 from training.rankers.losses import query_losses
 from training.rankers.standardise import Standardise
+from training.specification.ranker import HighwayConfig, RankerConfig
 
+LAYERS = 3
+"""Of the highway network, as in the paper."""
+INIT_STD = 0.1
+"""Standard deviation of the first weights; the paper says "small"."""
 SCORED_ROWS = 1 << 16
 """Rows scored at a time: bounds the memory of hidden units."""
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How weights are fitted, whatever the rank function. The defaults were chosen on validation users (benchmarks/results, reranking).
+
+    batch_queries  queries of a step; the loss is the mean over them of each one's mean over its items
+    max_norm       highway: the longest that a unit's incoming weights may be; None: no limit
+    average        the weights that count are a running mean over about so many epochs; 0: the last ones
+    least_rate     training ends when the learning rate falls below
+    validate_at    k of the NDCG@k by which the epoch is chosen
+    """
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    batch_queries: int = 16
+    max_norm: float | None = 1.0
+    average: float = 0.0
+    least_rate: float = 1e-4
+    validate_at: int = 10
+
+
+CHOSEN = Descent()
+PAPER = Descent("sgd", batch_queries=2)
+"""As in NCE §5.2."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +107,7 @@ def fit_ranker(
     config: RankerConfig,
     progress: Callable[[Epoch], None] | None = None,
     device: torch.device | None = None,
+    descent: Descent = CHOSEN,
 ) -> Ranker:
     """Train a ranker. `progress` is called after each epoch; the ranker is on the CPU.
 
@@ -89,11 +119,11 @@ def fit_ranker(
     informative = _with_different_grades(train)
     if len(informative) == 0:
         raise InvalidData("train.grades_R", "equal grades in every query", "a query with items of different grades")
-    run = _Run(train, informative, config, device or torch.device("cpu"))
+    run = _Run(train, informative, config, descent, device or torch.device("cpu"))
     best_loss, best_ndcg, best_state, since = np.inf, -np.inf, run.averaged.function.state_dict(), 0
     for number in range(1, config.max_epochs + 1):
         rate, loss = run.rate, run.epoch(number)
-        value = None if valid is None else _ndcg(run.averaged, valid, config.validate_at)
+        value = None if valid is None else _ndcg(run.averaged, valid, descent.validate_at)
         if progress is not None:
             progress(Epoch(number, loss, rate, value))
         since += 1
@@ -102,7 +132,7 @@ def fit_ranker(
         if loss >= best_loss:
             run.halve_rate()
         best_loss = min(best_loss, loss)
-        if run.rate < config.least_rate or (valid is not None and config.patience is not None and since >= config.patience):
+        if run.rate < descent.least_rate or (valid is not None and config.patience is not None and since >= config.patience):
             break
     run.averaged.function.load_state_dict(best_state)
     return run.averaged.cpu().eval()
@@ -111,13 +141,13 @@ def fit_ranker(
 class _Run:
     """A training under way. `averaged` has the weights that count: those of the last step, or their running mean."""
 
-    def __init__(self, train: RankingSet, queries: NDArray[np.int64], config: RankerConfig, device: torch.device) -> None:
-        self.config, self.query_offset, self.queries, self.device = config, train.query_offset, queries, device
+    def __init__(self, train: RankingSet, queries: NDArray[np.int64], config: RankerConfig, descent: Descent, device: torch.device) -> None:
+        self.config, self.descent, self.query_offset, self.queries, self.device = config, descent, train.query_offset, queries, device
         self.ranker = new_ranker(train, config).to(device)
         self.averaged = copy.deepcopy(self.ranker)
         self.rate = config.learning_rate
-        self._optimizer = _optimizer(self.ranker.function, config)
-        self._step_share = 1 / max(config.average * -(-len(queries) // config.batch_queries), 1.0)
+        self._optimizer = _optimizer(self.ranker.function, descent, config.learning_rate)
+        self._step_share = 1 / max(descent.average * -(-len(queries) // descent.batch_queries), 1.0)
         with torch.no_grad():
             self._inputs_RF = self.ranker.standardise(torch.from_numpy(train.features_RF).to(device))
         self._grades_R = torch.from_numpy(train.grades_R).to(device)
@@ -128,8 +158,8 @@ class _Run:
         generator = torch.Generator(self.device).manual_seed(int(rng.integers(2**63)))
         total = self._inputs_RF.new_zeros((), dtype=torch.float64)
         order = rng.permutation(self.queries)
-        for start in range(0, len(order), self.config.batch_queries):
-            total += self._step(order[start : start + self.config.batch_queries], generator)
+        for start in range(0, len(order), self.descent.batch_queries):
+            total += self._step(order[start : start + self.descent.batch_queries], generator)
         loss = float(total) / len(order)
         if not np.isfinite(loss):
             raise FloatingPointError(f"the loss of epoch {number} is {loss}; lower the learning rate")
@@ -147,8 +177,8 @@ class _Run:
         self._optimizer.zero_grad()
         loss_B.mean().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._optimizer.step()
-        if self.config.max_norm is not None and isinstance(self.ranker.function, HighwayFunction):
-            self.ranker.function.limit_norms(self.config.max_norm)
+        if self.descent.max_norm is not None and isinstance(self.ranker.function, HighwayFunction):
+            self.ranker.function.limit_norms(self.descent.max_norm)
         _draw_nearer(self.averaged.function, self.ranker.function, self._step_share)
         return loss_B.detach().sum()
 
@@ -164,11 +194,9 @@ def new_ranker(train: RankingSet, config: RankerConfig) -> Ranker:
     generator = torch.Generator().manual_seed(config.seed)
     standardise = Standardise(train.features_RF, config.scaling, config.missing)
     function = (
-        LinearFunction(standardise.outputs, config.init_std, generator)
-        if config.function == "linear"
-        else HighwayFunction(
-            standardise.outputs, config.hidden, config.layers, config.visible_dropout, config.dropout, config.init_std, generator
-        )
+        HighwayFunction(standardise.outputs, config.hidden, LAYERS, config.dropout, INIT_STD, generator)
+        if isinstance(config, HighwayConfig)
+        else LinearFunction(standardise.outputs, INIT_STD, generator)
     )
     return Ranker(train.feature_names, standardise, function)
 
@@ -187,14 +215,9 @@ def _with_different_grades(train: RankingSet) -> NDArray[np.int64]:
     return np.flatnonzero(np.maximum.reduceat(train.grades_R, begins) > np.minimum.reduceat(train.grades_R, begins))
 
 
-def _optimizer(function: nn.Module, config: RankerConfig) -> torch.optim.Optimizer:
-    biases = [parameter for name, parameter in function.named_parameters() if name.endswith("bias")]
-    weights = [parameter for name, parameter in function.named_parameters() if not name.endswith("bias")]
-    groups = [{"params": weights, "weight_decay": config.weight_decay}, {"params": biases, "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]]
-    if config.optimizer == "adam":
-        return torch.optim.AdamW(groups, lr=config.learning_rate)
-    return torch.optim.SGD(groups, lr=config.learning_rate)
+def _optimizer(function: nn.Module, descent: Descent, learning_rate: float) -> torch.optim.Optimizer:
+    kind = torch.optim.Adam if descent.optimizer == "adam" else torch.optim.SGD
+    return kind(function.parameters(), lr=learning_rate)
 
 
 @torch.no_grad()

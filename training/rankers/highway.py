@@ -23,7 +23,7 @@ class HighwayFunction(nn.Module):
     """Features [… , F] → scores […].
 
     hidden, layers             K and L; with L = 1 it is a network of one hidden layer
-    visible_dropout, dropout   share of features and of hidden units that are dropped for an item; only when a generator is given
+    dropout                    share of hidden units that is dropped for an item; only when a generator is given
     init_std                   of all weights at the start; b_H starts at 0, b_T at −1
     """
 
@@ -32,7 +32,6 @@ class HighwayFunction(nn.Module):
         features: int,
         hidden: int,
         layers: int,
-        visible_dropout: float,
         dropout: float,
         init_std: float,
         generator: torch.Generator,
@@ -42,7 +41,7 @@ class HighwayFunction(nn.Module):
         def drawn(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(shape, generator=generator) * init_std)
 
-        self.layers, self.visible_dropout, self.dropout = layers, visible_dropout, dropout
+        self.layers, self.dropout = layers, dropout
         self.input_KF = drawn(hidden, features)
         self.transform_KK = drawn(hidden, hidden)
         self.gate_KK = drawn(hidden, hidden)
@@ -52,8 +51,6 @@ class HighwayFunction(nn.Module):
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Scores; `generator` is that of dropout, and without one nothing is dropped."""
-        if generator is not None and self.visible_dropout:
-            x = x * _mask(x, x.shape[-1], self.visible_dropout, generator)
         z = linear(x, self.input_KF, self.transform_bias).relu()
         mask = _mask(x, z.shape[-1], self.dropout, generator) if generator is not None and self.dropout else None
         if mask is not None:

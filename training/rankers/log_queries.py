@@ -19,6 +19,9 @@ from training.data.csr import as_rows
 from training.data.splits import EvaluationPair
 from training.data.xmc import LabelledPoints
 from training.rankers.graded_queries import GradedQueries, QuerySplit, equally_relevant
+from training.specification.deep import DeepConfig
+from training.specification.linear import LinearConfig
+from training.specification.models import config_of, was_trained_here
 
 Int64 = NDArray[np.int64]
 
@@ -32,7 +35,7 @@ def from_log(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool) 
 
     Raises InvalidConfig for a bundle that was not trained here, InvalidData for another log than the one it was trained on.
     """
-    if not bundle.manifest.training:
+    if not was_trained_here(bundle.manifest):
         raise InvalidConfig("--model", bundle.manifest.name, "a model that was trained here, or --judgements")
     if isinstance(bundle.manifest.query, HistoryKind):
         return _from_histories(bundle, data, users, exclude_seen)
@@ -44,11 +47,10 @@ def from_log(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool) 
 
 
 def _from_histories(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool) -> QuerySplit:
-    from training.config import check_config
     from training.data.interactions import read_interactions
     from training.data.splits import halves, split_users, without_seen
 
-    config = check_config(bundle.manifest.training)
+    config = config_of(bundle.manifest, DeepConfig)
     with tempfile.TemporaryDirectory() as work:
         interactions = read_interactions(data or config.data.log, config.data.format, Path(work))
         if interactions.fingerprint != bundle.manifest.data.get("sha256"):
@@ -79,14 +81,11 @@ def _of_pairs(bundle: Bundle, pairs: Sequence[EvaluationPair], exclude_seen: boo
 
 
 def _from_points(bundle: Bundle, data: Path | None) -> QuerySplit:
-    from training.config import checked
-    from training.linear.config import LinearConfig
     from training.linear.prepare import prepare
 
-    raw = bundle.manifest.training
-    if raw.get("algorithm") != "xr-linear":
-        raise InvalidConfig("--model", bundle.manifest.name, "a model that was trained here, or --judgements")
-    config = checked(LinearConfig, raw | ({"data": raw["data"] | {"train": str(data)}} if data is not None else {}))
+    config = config_of(bundle.manifest, LinearConfig)
+    if data is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"train": data})})
     prepared = prepare(config)
     if prepared.fingerprint != bundle.manifest.data.get("sha256"):
         raise InvalidData(str(data or config.data.train), "other data", "those that the model was trained on: they say what is held out")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.rankers.config import RankerConfig
 from training.rankers.elimination import elimination_loss, staged_elimination
 from training.rankers.plackett_luce import first_places, plackett_luce_loss
 from training.rankers.ties import log_group_first, random_order, tied_elimination_loss, tied_plackett_luce_loss
+from training.specification.ranker import RankerConfig
 
 
 def query_losses(config: RankerConfig, scores_BN: Tensor, grades_BN: Tensor, present_BN: Tensor, generator: torch.Generator) -> Tensor:

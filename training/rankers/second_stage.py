@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -21,10 +20,10 @@ from espalier.rerank.features import RankFeatures, is_numeric
 from espalier.search import Engine
 from training.publish import publish
 from training.rankers.candidates import Candidates, retrieve
-from training.rankers.config import RankerConfig
 from training.rankers.export import ranker_onnx
-from training.rankers.fit import Epoch, Ranker, fit_ranker
+from training.rankers.fit import CHOSEN, Descent, Epoch, Ranker, fit_ranker
 from training.rankers.graded_queries import QuerySplit
+from training.specification.ranker import RankerConfig
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ def add_ranker(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageC
     for name, rows in metrics.items():
         log.info("%s, best %d of %d: %s", name, REPORTED_M, config.depth, _figures(rows))
     names = train.ranking.feature_names
-    training = notes | {"config": dataclasses.asdict(config.ranker), "queries": len(train.relevant), "m": REPORTED_M, "metrics": metrics}
+    training = notes | {"config": config.ranker.model_dump(), "queries": len(train.relevant), "m": REPORTED_M, "metrics": metrics}
     info = RankerInfo(features=names, depth=config.depth, max_depth=bundle.manifest.search.max_m, training=training)
     graph = ranker_onnx(ranker)
     return publish(out, lambda folder: with_parts(bundle, folder, {"ranker": info}, {RANKER: graph}), Bundle.golden)
@@ -113,9 +112,9 @@ def collect(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageConf
     return train, valid, test
 
 
-def fit(train: Candidates, valid: Candidates, config: RankerConfig) -> Ranker:
+def fit(train: Candidates, valid: Candidates, config: RankerConfig, descent: Descent = CHOSEN) -> Ranker:
     """`fit_ranker`, with a progress bar."""
-    with tqdm(total=config.max_epochs, desc=f"{config.function}, {config.loss}", unit="epoch", disable=None) as bar:
+    with tqdm(total=config.max_epochs, desc=f"{config.kind}, {config.loss}", unit="epoch", disable=None) as bar:
 
         def report(epoch: Epoch) -> None:
             bar.set_postfix(
@@ -123,7 +122,7 @@ def fit(train: Candidates, valid: Candidates, config: RankerConfig) -> Ranker:
             )
             bar.update()
 
-        return fit_ranker(train.ranking, valid.ranking, config, report)
+        return fit_ranker(train.ranking, valid.ranking, config, report, descent=descent)
 
 
 def _figures(rows: dict[str, dict[str, float]]) -> str:

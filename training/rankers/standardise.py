@@ -15,7 +15,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from espalier.errors import InvalidConfig, InvalidData
-from training.rankers.config import Scaling
+from training.specification.ranker import Scaling
 
 QUANTILES = 16
 """Pieces of the map to the normal distribution."""

@@ -7,9 +7,9 @@ B̃_h are the candidates of a beam search with the current parameters θt (Eq. 3
 level with more nodes than the beam nothing is pruned, so those levels are trained whole. ẑ needs no walk below unvisited nodes: it is 0
 wherever no target lies below, so only the targets' ancestors and their siblings are scored, bottom-up.
 
-Options: a discount γ in the beam's ranks; Proposition 3's w_n > 0 everywhere, by random nodes added on each level or by a stochastic beam
-(Kool et al. 2019). The paper's ablations: `otm-no-optest` takes z_n of Eq. 1 as labels, `otm-no-bs` takes 2k random nodes of each level
-instead of the beam's candidates; targets are not forced among them, as in the authors' code.
+Options: a discount γ in the beam's ranks; Proposition 3's w_n > 0 everywhere, by random nodes added on each level.
+The paper's ablations: `otm-no-optest` takes z_n of Eq. 1 as labels, `otm-no-bs` takes 2k random nodes of each level instead of the
+beam's candidates; targets are not forced among them, as in the authors' code.
 
 Legend: B instances, P positives, C candidates, K beam.
 """
@@ -19,24 +19,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.config import ObjectiveConfig
-from training.deep.beam import gumbel, keep_best
+from training.deep.beam import keep_best
 from training.deep.objectives.levels import draw_nodes, level_loss
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
+from training.specification.deep import OtmObjective, SampledObjective
 
 
 def otm_loss(
-    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: ObjectiveConfig, generator: torch.Generator
+    model: NodeScorer,
+    topology: Topology,
+    query: Tensor,
+    target_BP: Tensor,
+    config: OtmObjective,
+    generator: torch.Generator,
+    optimal_test: bool = True,
 ) -> Tensor:
-    """The loss of a batch (a scalar): query as the model takes it, target_BP int64[B, P] item rows, −1 = padding."""
+    """The loss of a batch (a scalar): query as the model takes it, target_BP int64[B, P] item rows, −1 = padding.
+
+    optimal_test  whether labels are ẑ; without it they are z, as in the ablation −OptEst
+    """
     tree, batch = topology.tree, len(target_BP)
     state_BLS = model.state(query, generator)
     positives = topology.positives(target_BP)
-    if config.kind == "otm-no-optest":
-        labels = [(level != topology.padding).float() for level in positives]
-    else:
+    if optimal_test:
         labels = pseudo_targets(model, topology, state_BLS.detach(), positives)
+    else:
+        labels = [(level != topology.padding).float() for level in positives]
     total = state_BLS.new_zeros(())
     beam_BK = torch.zeros((batch, 1), dtype=torch.int64, device=topology.device)
     rank_BK = torch.zeros((batch, 1), device=topology.device)
@@ -57,13 +66,19 @@ def otm_loss(
             pruned = pruned or nodes_BC.shape[1] > config.beam_size
             own_BC = logits_BC.detach()[:, : nodes_BC.shape[1]].float()
             rank_BC = own_BC + config.gamma * rank_BK.repeat_interleave(children_BKb.shape[2], 1)
-            noise_BC = gumbel(rank_BC, generator) if config.stochastic_beam else None
-            beam_BK, rank_BK = keep_best(topology, nodes_BC, rank_BC.masked_fill(~eligible_BC, -torch.inf), config.beam_size, noise_BC)
+            beam_BK, rank_BK = keep_best(topology, nodes_BC, rank_BC.masked_fill(~eligible_BC, -torch.inf), config.beam_size)
     return total / batch
 
 
+def otm_no_optest_loss(
+    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: OtmObjective, generator: torch.Generator
+) -> Tensor:
+    """OTM (−OptEst): `otm_loss` with z_n of Eq. 1 as labels."""
+    return otm_loss(model, topology, query, target_BP, config, generator, optimal_test=False)
+
+
 def otm_no_bs_loss(
-    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: ObjectiveConfig, generator: torch.Generator
+    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: SampledObjective, generator: torch.Generator
 ) -> Tensor:
     """OTM (−BS): ẑ on 2k random nodes of each level, or on the whole of it; arguments and result as of `otm_loss`."""
     state_BLS = model.state(query, generator)

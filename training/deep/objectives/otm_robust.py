@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from espalier.tree import Tree
-from training.config import ObjectiveConfig
-from training.deep.beam import best_places, gumbel
+from training.deep.beam import best_places
 from training.deep.objectives.levels import draw_items
 from training.deep.scorers.heads import ProductHead
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
+from training.specification.deep import RobustObjective
 
 WHOLE = 170
 """A level is scored whole up to so many times the nodes that an instance would look up there: about where both cost the same on a CPU."""
@@ -39,7 +39,7 @@ NEVER = -1e30
 
 
 def otm_robust_loss(
-    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: ObjectiveConfig, generator: torch.Generator
+    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: RobustObjective, generator: torch.Generator
 ) -> Tensor:
     """The loss of a batch (a scalar): query as the model takes it, target_BP int64[B, P] item rows, −1 = padding."""
     tree, batch = topology.tree, len(target_BP)
@@ -92,8 +92,7 @@ def otm_robust_loss(
         if h == tree.height or h < whole:
             beam_BK, rank_BK = nodes_BC, rank_BC
         elif nodes_BC.shape[1] > config.beam_size:
-            noise_BC = gumbel(rank_BC, generator) if config.stochastic_beam else 0
-            place_BK = best_places((rank_BC.detach() + noise_BC).masked_fill(ineligible_BC, -torch.inf), config.beam_size).sort(1).values
+            place_BK = best_places(rank_BC.detach().masked_fill(ineligible_BC, -torch.inf), config.beam_size).sort(1).values
             beam_BK, rank_BK = nodes_BC.gather(1, place_BK), rank_BC.gather(1, place_BK)
             beam_BK = torch.where(ineligible_BC.gather(1, place_BK), topology.padding, beam_BK)
         else:
@@ -101,7 +100,7 @@ def otm_robust_loss(
     return total / batch
 
 
-def last_whole_level(model: NodeScorer, tree: Tree, config: ObjectiveConfig) -> int:
+def last_whole_level(model: NodeScorer, tree: Tree, config: RobustObjective) -> int:
     """The level down to which all are so small that one product of all their nodes is exact at the price of an estimate."""
     if not isinstance(model.head, ProductHead):
         return 0

@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.config import ObjectiveConfig
 from training.deep.objectives.levels import level_loss
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
+from training.specification.deep import PathObjective
 
 
 def plt_loss(
-    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: ObjectiveConfig, generator: torch.Generator
+    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: PathObjective, generator: torch.Generator
 ) -> Tensor:
     """The loss of a batch (a scalar): query as the model takes it, target_BP int64[B, P] item rows, −1 = padding."""
     positives = topology.positives(target_BP)
@@ -33,7 +33,7 @@ def plt_loss(
 
 
 def hsm_loss(
-    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: ObjectiveConfig, generator: torch.Generator
+    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: PathObjective, generator: torch.Generator
 ) -> Tensor:
     """PLT's with one target an instance, the first: the hierarchical softmax of OTM's tables (their |I_x| = 1); arguments as there."""
     return plt_loss(model, topology, query, target_BP[:, :1], config, generator)

@@ -12,21 +12,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.config import ObjectiveConfig
 from training.deep.objectives.levels import draw_nodes, level_loss
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
+from training.specification.deep import TdmObjective
 
 MIN_NEGATIVES = 8
 
 
-def negatives_on(level: int, height: int, config: ObjectiveConfig) -> int:
+def negatives_on(level: int, height: int, config: TdmObjective) -> int:
     """Negatives of a level: most at the leaves, geometrically fewer above."""
     return max(MIN_NEGATIVES, round(config.negatives * config.negative_decay ** (height - level)))
 
 
 def tdm_loss(
-    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: ObjectiveConfig, generator: torch.Generator
+    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: TdmObjective, generator: torch.Generator
 ) -> Tensor:
     """The loss of a batch (a scalar): query as the model takes it, target_BP int64[B, P] item rows, −1 = padding."""
     height, batch = topology.tree.height, len(target_BP)

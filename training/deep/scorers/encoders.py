@@ -16,9 +16,6 @@ from torch import Tensor, nn
 
 from training.deep.scorers.lookup import lookup
 
-PAPER_WINDOWS = (20, 20, 10, 10, 2, 2, 2, 1, 1, 1)
-"""Window lengths, old to recent, of TDM, JTM and OTM: 69 behaviours."""
-
 
 class WindowEncoder(nn.Module):
     """history_nodes int64[B, L, T] (−1 = padding), node_rows float32[N, D] → features float32[B, L, W·D].

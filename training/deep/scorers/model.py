@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.config import ScorerConfig
 from training.deep.scorers.attention import AttentionHead, BehaviourEncoder
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.lookup import lookup, rows_of
 from training.onnx_graphs import onnx_bytes
+from training.specification.deep import AttentionScorer, MlpScorer, Scorer
 
 Encoder = WindowEncoder | BehaviourEncoder | VectorEncoder
 Head = ProductHead | MlpHead | AttentionHead
@@ -54,16 +54,19 @@ class NodeScorer(nn.Module):
         return state_BLS[:, 0 if state_BLS.shape[1] == 1 else level] @ rows_of(span, self.node_rows).T
 
 
-def new_scorer(config: ScorerConfig, windows: Sequence[int], nodes: int) -> NodeScorer:
+def new_scorer(config: Scorer, windows: Sequence[int], nodes: int) -> NodeScorer:
     """A configured model over histories with random weights, from torch's generator as it stands."""
-    encoder = BehaviourEncoder(windows, config.node_dim) if config.kind == "attention" else WindowEncoder(windows, config.node_dim)
+    encoder: Encoder
     head: Head
-    if config.kind == "attention":
+    if isinstance(config, AttentionScorer):
+        encoder = BehaviourEncoder(windows, config.node_dim)
         head = AttentionHead(windows, config.node_dim, config.attention_hidden, config.hidden)
-    elif config.kind == "mlp":
-        head = MlpHead(encoder.features, config.node_dim, config.hidden)
     else:
-        head = ProductHead(encoder.features, config.node_dim, config.hidden, config.dropout)
+        encoder = WindowEncoder(windows, config.node_dim)
+        if isinstance(config, MlpScorer):
+            head = MlpHead(encoder.features, config.node_dim, config.hidden)
+        else:
+            head = ProductHead(encoder.features, config.node_dim, config.hidden, config.dropout)
     return NodeScorer(nodes, config.node_dim, encoder, head, config.init_std)
 
 

@@ -1,0 +1,375 @@
+"""The configuration of a tree model over users' lists: keys, defaults and limits of each kind.
+
+Paths in the file are relative to the current directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from espalier.errors import InvalidConfig
+from espalier.manifest import ModelName
+from espalier.queries import MAX_HISTORY
+from training.specification.log_format import CsvFormat, ListsFormat, LogFormat
+from training.specification.sections import Form, SearchLimits, Section, default_kind
+
+PAPER_WINDOWS = (20, 20, 10, 10, 2, 2, 2, 1, 1, 1)
+"""Window lengths, old to recent, of TDM, JTM and OTM: 69 behaviours."""
+PAPER_HIDDEN = (128, 64, 24)
+"""Layers of the same papers' network."""
+
+Layers = tuple[Annotated[int, Field(ge=1)], ...]
+
+
+class DataConfig(Section):
+    """The log, the item table, and the split into users."""
+
+    log: Path = Field(description="the log; `--data` reads another one")
+    items: Path | None = Field(default=None, description="Parquet table of the items, with a column `id`")
+    format: LogFormat = CsvFormat()
+    test_share: float = Field(default=0.1, ge=0, lt=1, description="share of users who are measured on once, at the end")
+    validation_share: float = Field(default=0.1, gt=0, lt=1, description="share of users by whom weights, γ and calibration are chosen")
+
+    @model_validator(mode="after")
+    def _leaves_training_users(self) -> DataConfig:
+        if self.test_share + self.validation_share >= 1:
+            raise InvalidConfig(
+                "data.validation_share", self.validation_share, f"less than {1 - self.test_share:g}, 1 less data.test_share"
+            )
+        return self
+
+
+class InstanceConfig(Section):
+    """How a user's list becomes a training instance: a history and its targets."""
+
+    windows: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=PAPER_WINDOWS,
+        min_length=1,
+        description="history window lengths, old to recent; their sum is the history length. Lists without an order want one window",
+    )
+    split: Literal["half", "random"] = Field(
+        default="random",
+        description='`"half"`: the first half of the list is the history (OTM); `"random"`: another place each time the user is drawn',
+    )
+    targets: int = Field(
+        default=1,
+        ge=1,
+        description="most targets of an instance; 1 is the next item (TDM). Long lists, and lists without an order, want several",
+    )
+    cold_share: float = Field(default=0.02, ge=0, lt=1, description="share of instances with an empty history, for users without one")
+
+    @field_validator("windows")
+    @classmethod
+    def _not_too_long(cls, windows: tuple[int, ...]) -> tuple[int, ...]:
+        if sum(windows) > MAX_HISTORY:
+            raise ValueError(f"windows of at most {MAX_HISTORY} places together")
+        return windows
+
+
+# -- trees ----------------------------------------------------------------------------------------------------------------
+
+
+class _Tree(Section):
+    branching: int = Field(default=2, ge=2, le=256, description="children of a node")
+
+
+class RandomTree(_Tree):
+    """Items in random order."""
+
+    kind: Literal["random"] = "random"
+
+
+class CategoryTree(_Tree):
+    """Items by category."""
+
+    kind: Literal["category"] = "category"
+
+
+class KMeansTree(_Tree):
+    """Balanced k-means over co-occurrence embeddings, or over the leaf rows of `earlier_model`."""
+
+    kind: Literal["kmeans"] = "kmeans"
+
+
+class TreeOfEarlierModel(_Tree):
+    """A tree whose nodes are those of `earlier_model`."""
+
+    kind: str
+    gap: int = Field(
+        default=7,
+        ge=1,
+        description="levels that are matched at once, d of JTM's Algorithm 2; fewer where a node would have over 256 descendants",
+    )
+    samples: int = Field(default=200_000, ge=1, description="most events of training users by which items are placed")
+
+
+class EarlierTree(TreeOfEarlierModel):
+    """The tree of `earlier_model`."""
+
+    kind: Literal["earlier"] = "earlier"
+
+
+class JtmTree(TreeOfEarlierModel):
+    """The tree of `earlier_model` with its items assigned anew by that model (JTM)."""
+
+    kind: Literal["jtm"] = "jtm"
+    gamma: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="γ of the ranks that the tree is learned for; 0 is JTM as published, the default the earlier model's",
+    )
+    rounds: int = Field(default=1, ge=1, description="how often learning the tree and training on it alternate")
+
+
+Tree = Annotated[RandomTree | CategoryTree | KMeansTree | EarlierTree | JtmTree, Field(discriminator="kind"), default_kind("kmeans")]
+
+
+# -- scorers --------------------------------------------------------------------------------------------------------------
+
+
+class _Scorer(Section):
+    init: Literal["embeddings", "random", "earlier"] = Field(
+        default="embeddings",
+        description='node rows at the start: `"embeddings"`, the mean co-occurrence embedding of the items below; `"random"`; '
+        '`"earlier"`, rows and weights of `earlier_model`',
+    )
+    init_std: float = Field(default=0.3, gt=0, description="root mean square of the first node rows")
+    dtype: Literal["float32", "float16"] = Field(default="float32", description="of the node rows in the bundle; float16 halves its size")
+
+
+class ProductScorer(_Scorer):
+    """The inner product of a node row with a network of the history."""
+
+    kind: Literal["product"] = "product"
+    node_dim: int = Field(default=128, ge=2, description="width of a node row")
+    hidden: Layers = Field(default=(256,), description="widths of the network's hidden layers")
+    dropout: float = Field(default=0.3, ge=0, lt=1, description="share of each layer's inputs that is 0 in training")
+
+
+class _PaperScorer(_Scorer):
+    node_dim: int = Field(default=24, ge=2, description="width of a node row")
+    hidden: Layers = Field(default=PAPER_HIDDEN, min_length=1, description="widths of the network's hidden layers")
+
+
+class MlpScorer(_PaperScorer):
+    """The papers' network of history and node row."""
+
+    kind: Literal["mlp"] = "mlp"
+
+
+class AttentionScorer(_PaperScorer):
+    """The papers' network with TDM's attention unit."""
+
+    kind: Literal["attention"] = "attention"
+    attention_hidden: int = Field(default=36, ge=1, description="units of the network that weighs a behaviour")
+
+
+Scorer = Annotated[ProductScorer | MlpScorer | AttentionScorer, Field(discriminator="kind"), default_kind("product")]
+SCORER: Form[Scorer] = Form(Scorer)
+
+
+# -- objectives -----------------------------------------------------------------------------------------------------------
+
+
+class _Negatives(Section):
+    negatives: int = Field(default=200, ge=1, description="`tdm`, or a warm start by it: random negatives on the last level")
+    negative_decay: float = Field(default=0.7, gt=0, le=1, description="each level above has so many times as many, at least 8")
+
+
+class _BeamObjective(_Negatives):
+    beam_size: int = Field(default=200, ge=1, description="training beam k; as large as the serving beam is best")
+    gamma: float = Field(default=0.0, ge=0, le=1, description="γ of the ranks in training")
+    warm_start: float = Field(
+        default=0.0, ge=0, lt=1, description="share of the steps that train `tdm` first. From scratch, `otm` fails on real logs without it"
+    )
+
+
+class RobustObjective(_BeamObjective):
+    """The softmax over whole levels, estimated from a beam and random nodes."""
+
+    beam_size: int = Field(default=50, ge=1, description="training beam k")
+    gamma: float = Field(default=0.5, ge=0, le=1, description="γ of the ranks in training")
+    random_nodes: int = Field(default=50, ge=1, description="random nodes of each level, by which the rest of it is estimated")
+    level_decay: float = Field(default=0.7, gt=0, le=1, description="weight of a level over that of the level below")
+
+
+class OtmObjective(_BeamObjective):
+    """Cross-entropy on the nodes that a beam visits."""
+
+    random_nodes: int = Field(default=0, ge=0, description="random nodes added on each level (OTM Proposition 3)")
+
+
+class SampledObjective(_BeamObjective):
+    """Cross-entropy on 2k random nodes of each level."""
+
+
+class TdmObjective(_Negatives):
+    """Cross-entropy on the targets' ancestors and random negatives."""
+
+    gamma: ClassVar[float] = 0.0
+
+
+class PathObjective(Section):
+    """Cross-entropy on the children of the targets' ancestors; it has no keys."""
+
+    gamma: ClassVar[float] = 0.0
+
+
+Objective = RobustObjective | OtmObjective | SampledObjective | TdmObjective | PathObjective
+
+
+# -- training and search --------------------------------------------------------------------------------------------------
+
+
+class OptimiserConfig(Section):
+    """Adam. The learning rate falls linearly to 0; the averaged weights with the best recall of validation users are kept."""
+
+    steps: int = Field(default=2000, ge=1, description="updates, at most")
+    batch: int = Field(default=256, ge=1, description="instances of an update, over all processes together")
+    learning_rate: float = Field(default=2e-3, gt=0, description="at the first step; it falls linearly to 0 at `steps`")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description='of matrix products; weights stay float32. `"auto"` is bfloat16 where the device computes in it'
+    )
+    average: int = Field(default=200, ge=1, description="steps over which weights are averaged, exponentially; 1: no average")
+    validate_every: int = Field(
+        default=100, ge=1, description="steps between two measurements of recall@`search.m` on at most 1,000 validation users"
+    )
+    patience: int = Field(default=8, ge=1, description="measurements without a better one after which training ends")
+
+
+class SearchConfig(SearchLimits):
+    """Search defaults and limits of the exported model, and γ."""
+
+    gamma: Literal["auto"] | float = Field(
+        default="auto", description='γ of the ranks, 0 to 1, or `"auto"`: the value with the best recall@`search.m` of validation users'
+    )
+    exclude_seen: bool = Field(
+        default=True, description="whether the choice of γ and the calibration of scores leave out the items of the history"
+    )
+
+    @field_validator("gamma", mode="before")
+    @classmethod
+    def _auto_or_share(cls, gamma: object) -> object:
+        if gamma != "auto" and (isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 <= gamma <= 1):
+            raise ValueError('"auto" or a number from 0 to 1')
+        return gamma
+
+
+class DeepConfig(Section):
+    """A whole training run over a log of users and items. Its kinds differ in the objective."""
+
+    kind: str
+    name: ModelName = Field(description="the model's; the NAME in `--out` overrides it")
+    seed: int = Field(default=1, ge=0, lt=2**32, description="of the split, the tree, the first weights, every batch and every random node")
+    earlier_model: Path | None = Field(
+        default=None,
+        description='a bundle to start from, for `tree.kind` `"earlier"`, `"jtm"` or `"kmeans"` and `scorer.init = "earlier"`; '
+        "items are matched by id",
+    )
+    data: DataConfig
+    instances: InstanceConfig = InstanceConfig()
+    tree: Tree = KMeansTree()
+    scorer: Scorer = ProductScorer()
+    objective: Objective
+    optimiser: OptimiserConfig = OptimiserConfig()
+    search: SearchConfig = SearchConfig()
+
+    @property
+    def rounds(self) -> int:
+        """How often a tree is built and trained on."""
+        return self.tree.rounds if isinstance(self.tree, JtmTree) else 1
+
+    @property
+    def ranks_by_path_product(self) -> bool:
+        """Whether conditional probabilities are trained, and the search ranks by their product along the path."""
+        return isinstance(self.objective, PathObjective)
+
+    @model_validator(mode="after")
+    def _category_known(self) -> DeepConfig:
+        if isinstance(self.tree, CategoryTree):
+            if isinstance(self.data.format, ListsFormat):
+                expected = "another kind, since data.format.format is lists and lists have no categories"
+                raise InvalidConfig("tree.kind", self.tree.kind, expected)
+            if self.data.format.category is None:
+                raise InvalidConfig("data.format.category", None, "a column, since tree.kind is category")
+        return self
+
+    @model_validator(mode="after")
+    def _earlier_model_fits(self) -> DeepConfig:
+        tree = self.tree.kind
+        if self.earlier_model is None and isinstance(self.tree, TreeOfEarlierModel):
+            raise InvalidConfig("earlier_model", None, f"a bundle, since tree.kind is {tree}")
+        if self.scorer.init == "earlier" and not isinstance(self.tree, TreeOfEarlierModel):
+            raise InvalidConfig("tree.kind", tree, "earlier or jtm, since scorer.init is earlier and node rows belong to nodes")
+        if self.earlier_model is not None and not isinstance(self.tree, KMeansTree | TreeOfEarlierModel):
+            raise InvalidConfig("tree.kind", tree, "earlier, jtm or kmeans, since there is an earlier_model")
+        if self.rounds > 1 and self.scorer.init != "earlier":
+            raise InvalidConfig("scorer.init", self.scorer.init, "earlier, since with tree.rounds training goes on from round to round")
+        return self
+
+
+# -- kinds ----------------------------------------------------------------------------------------------------------------
+
+
+class OtmRobustConfig(DeepConfig):
+    """The softmax over whole levels, estimated from a training beam. The default."""
+
+    kind: Literal["otm-robust"]
+    objective: RobustObjective = RobustObjective()
+
+
+class OtmConfig(DeepConfig):
+    """OTM as published: the nodes of a training beam, with labels that say what beam search should keep."""
+
+    kind: Literal["otm"]
+    objective: OtmObjective = OtmObjective()
+
+
+class OtmNoBeamSearchConfig(DeepConfig):
+    """OTM's ablation −BS: random nodes instead of a training beam."""
+
+    kind: Literal["otm-no-bs"]
+    objective: SampledObjective = SampledObjective()
+
+
+class OtmNoOptimalTestConfig(DeepConfig):
+    """OTM's ablation −OptEst: a node's label says whether a target lies below."""
+
+    kind: Literal["otm-no-optest"]
+    objective: OtmObjective = OtmObjective()
+
+
+class TdmConfig(DeepConfig):
+    """TDM: every node a classifier of its own, with random negatives."""
+
+    kind: Literal["tdm"]
+    objective: TdmObjective = TdmObjective()
+
+
+class _PathProductConfig(DeepConfig):
+    objective: PathObjective = PathObjective()
+
+    @model_validator(mode="after")
+    def _ranks_by_the_product(self) -> _PathProductConfig:
+        if self.search.gamma not in ("auto", 1.0):
+            raise InvalidConfig("search.gamma", self.search.gamma, f'1 or "auto", since {self.kind} ranks by path products')
+        return self
+
+
+class PltConfig(_PathProductConfig):
+    """PLT: every node's probability given its parent; the search ranks by their product along the path."""
+
+    kind: Literal["plt"]
+
+
+class HsmConfig(_PathProductConfig):
+    """HSM: PLT with one target an instance."""
+
+    kind: Literal["hsm"]
+
+
+DeepKinds = OtmRobustConfig | OtmConfig | OtmNoBeamSearchConfig | OtmNoOptimalTestConfig | TdmConfig | PltConfig | HsmConfig

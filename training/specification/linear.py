@@ -1,0 +1,185 @@
+"""The configuration of a model of linear scorers (`kind = "xr-linear"`): keys, defaults and limits.
+
+Paths in the file are relative to the current directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from espalier.errors import InvalidConfig
+from espalier.manifest import Activation, ModelName, Ranking
+from espalier.text.blocks import TextBlock
+from training.specification.sections import SearchLimits, Section, default_kind
+
+Columns = tuple[str, ...]
+
+
+class _Data(Section):
+    test: Path | None = Field(default=None, description="what is measured on, in the same format")
+    items: Path | None = Field(default=None, description="Parquet table of the items, with a column `id`")
+    test_share: float = Field(default=0.1, ge=0, lt=1, description="without `data.test`: share of the training queries that is held out")
+
+
+class XmcData(_Data):
+    """Text files of the Extreme Classification Repository, gzipped or not. Row i of `data.items` is label i."""
+
+    format: Literal["xmc"]
+    train: Path = Field(description="what is learned from; `--train` reads another file")
+    unit: bool = Field(default=True, description="divide points by their length (L2), and queries too")
+
+
+class NpzData(_Data):
+    """SciPy's sparse matrices: points with their features, and points with their labels. Row i of `data.items` is label i."""
+
+    format: Literal["npz"]
+    train: Path = Field(description="matrix [points, features]; `--train` reads another file")
+    train_labels: Path = Field(description="matrix [points, labels] of weights above 0")
+    test_labels: Path | None = Field(default=None, description="the same of `data.test`")
+    unit: bool = Field(default=True, description="divide points by their length (L2), and queries too")
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> NpzData:
+        if (self.test is None) != (self.test_labels is None):
+            raise InvalidConfig("data.test_labels", self.test_labels, "a file exactly where data.test is one")
+        return self
+
+
+class LogData(_Data):
+    """A log of query texts and the items that they led to: CSV, TSV or Parquet."""
+
+    format: Literal["log"]
+    train: Path | None = Field(default=None, description="the log; `--train` reads another file. Needed unless `data.own_texts` is given")
+    query: str = Field(default="query", description="column of the query texts")
+    item: str = Field(default="item", description="column of the item ids")
+    weight: str | None = Field(default=None, description="column of how much a row counts; equal pairs are added up")
+    texts: Path | None = Field(default=None, description="Parquet table with a column `id`, where the query column holds ids and not texts")
+    text_columns: Columns = Field(default=(), description="columns of `data.texts` that are the text")
+    own_texts: tuple[Columns, ...] = Field(
+        default=(), description="lists of columns of `data.items`: each makes a query of every item, to which that item is the answer"
+    )
+
+    @model_validator(mode="after")
+    def _something_to_learn(self) -> LogData:
+        if self.train is None and not self.own_texts:
+            raise InvalidConfig("data.train", None, "a log, or data.own_texts to learn from")
+        if self.own_texts and self.items is None:
+            raise InvalidConfig("data.items", None, "a table of items, since data.own_texts names columns of it")
+        if (self.texts is None) != (not self.text_columns):
+            raise InvalidConfig("data.text_columns", list(self.text_columns), "columns exactly where data.texts is a table")
+        return self
+
+
+class QueryLabels(Section):
+    """The tree is made from each item's training queries (PIFA)."""
+
+    kind: Literal["pifa"] = "pifa"
+
+
+class TextLabels(Section):
+    """The tree is made from each item's own text, or from its training queries and its text together (`both`)."""
+
+    kind: Literal["text", "both"]
+    columns: Columns = Field(min_length=1, description="columns of `data.items` that are an item's text")
+
+
+Labels = Annotated[QueryLabels | TextLabels, Field(discriminator="kind"), default_kind("pifa")]
+
+
+class LinearTree(Section):
+    """Balanced hierarchical k-means."""
+
+    branching: int = Field(default=128, ge=2, le=1 << 15, description="most children of a node above the leaf clusters")
+    max_leaf: int = Field(default=32, ge=2, le=1 << 15, description="most items of a leaf cluster")
+
+
+class LinearOptions(Section):
+    """How linear node scorers are trained."""
+
+    beam_size: ClassVar[int] = 10
+    """Of the beam that says which points bring a node to `matcher`."""
+    tolerance: ClassVar[float] = 0.1
+    passes: ClassVar[int] = 10
+    """A node's descent ends at this difference of projected gradients (logistic: of margins' moves), or after so many passes."""
+    bias: ClassVar[float] = 1.0
+    """Value of the feature that every point has; 0: scorers without a bias."""
+
+    negatives: Literal["teacher", "matcher", "both"] = Field(
+        default="both",
+        description='points that a node\'s children learn from: `"teacher"`, those with a positive below; `"matcher"`, those '
+        'whose beam of 10 keeps the node; `"both"`',
+    )
+    loss: Literal["squared-hinge", "logistic"] = Field(default="squared-hinge", description="of a classifier")
+    cost: float = Field(default=1.0, gt=0, description="C, the cost of a unit of loss against ½‖w‖²")
+    weighted: bool = Field(default=False, description="a positive costs C times its weight over the mean weight")
+    threshold: float = Field(default=0.05, ge=0, description="drop smaller weights: the larger, the smaller and faster a model")
+    prior: float = Field(
+        default=3.0, ge=0, description="β: regularise weights towards β times the node's centroid, and biases towards −β / 2, instead of 0"
+    )
+    min_positives: float = Field(
+        default=3.0,
+        ge=0,
+        description="do not train below nodes whose labels average fewer positives than this; score their children by their centroids. "
+        "Without effect where `linear.prior` is 0",
+    )
+    activation: Activation | None = Field(
+        default=None,
+        description='of a scorer\'s product v: `"sigmoid"`, or `"l1-hinge"` … `"l4-hinge"`, exp(−max(0, 1 − v)^p). The default is '
+        '`"sigmoid"` for the logistic loss, `"l3-hinge"` for the other',
+    )
+    gamma: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="γ of the ranks: log activation + γ · the parent's rank; 1 is the product along the path (XR-Linear)",
+    )
+
+    @property
+    def ranking(self) -> Ranking:
+        """How the beam ranks, in training and in serving."""
+        activation = self.activation or ("sigmoid" if self.loss == "logistic" else "l3-hinge")
+        return Ranking(activation=activation, own="log_activation", gamma=self.gamma)
+
+
+class LinearSearch(SearchLimits):
+    """Search defaults and limits of the exported model."""
+
+    beam_size: int = Field(default=10, ge=1, description="default beam size")
+    m: int = Field(default=10, ge=1, description="default number of results")
+
+
+class LinearConfig(Section):
+    """XR-Linear: sparse linear scorers of texts or of sparse features."""
+
+    kind: Literal["xr-linear"] = "xr-linear"
+    name: ModelName = Field(description="the model's; the NAME in `--out` overrides it")
+    seed: int = Field(default=1, ge=0, lt=2**32, description="of a run; the number of threads makes no difference")
+    data: Annotated[XmcData | NpzData | LogData, Field(discriminator="format")]
+    text: tuple[TextBlock, ...] | None = Field(
+        default=None, description="n-grams of texts, for `data.format` log; by default words, pairs of words and character trigrams"
+    )
+    labels: Labels = QueryLabels()
+    tree: LinearTree = LinearTree()
+    linear: LinearOptions = LinearOptions()
+    search: LinearSearch = LinearSearch()
+
+    @property
+    def blocks(self) -> tuple[TextBlock, ...]:
+        """The kinds of n-grams."""
+        return self.text or (TextBlock(unit="word", n=1), TextBlock(unit="word", n=2), TextBlock(unit="char", n=3))
+
+    @model_validator(mode="after")
+    def _texts_where_there_are_some(self) -> LinearConfig:
+        if not isinstance(self.data, LogData):
+            if self.text is not None:
+                raise InvalidConfig("text", len(self.text), f"nothing, since data of format {self.data.format} has no texts")
+            if isinstance(self.labels, TextLabels):
+                raise InvalidConfig("labels.kind", self.labels.kind, f"pifa, since data of format {self.data.format} has no texts")
+        elif self.text is not None and not self.text:
+            raise InvalidConfig("text", 0, "at least one block of n-grams")
+        if isinstance(self.labels, TextLabels) and self.data.items is None:
+            raise InvalidConfig("data.items", None, "a table of items, since labels.columns names columns of it")
+        return self

@@ -1,0 +1,112 @@
+"""What a log looks like, and which of its events count: the keys of `data.format`."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from training.specification.sections import Form, Section, default_kind
+
+Order = Literal["timestamp", "file", "none"]
+Column = str | int
+
+UNIT_SEPARATOR = "\x1f"
+"""What a separator of several bytes is replaced by before parsing; no text log has it in a field."""
+
+
+class _Format(Section):
+    unique: bool = Field(default=False, description="keep only the first event of a user with an item")
+    min_item_events: int = Field(default=1, ge=1, description="drop items with fewer events (after `unique`)")
+    min_user_events: int = Field(default=10, ge=1, description="then drop users with fewer events; 10 is the protocol of the OTM paper")
+
+
+class TableFormat(_Format):
+    """One event a row, with columns."""
+
+    user: Column = Field(default="user", description="column of the user id: a name, or a position from 0; all columns the same way")
+    item: Column = Field(default="item", description="column of the item id")
+    timestamp: Column | None = Field(default=None, description='column of the time; goes with `order = "timestamp"`')
+    timestamp_type: Literal["integer", "float", "datetime"] = Field(
+        default="integer", description='`"integer"` of any unit, `"float"`, or `"datetime"` (ISO 8601)'
+    )
+    category: Column | None = Field(
+        default=None, description='column of the item\'s category, for `tree.kind = "category"` and for items without training users'
+    )
+    order: Order = Field(
+        default="file",
+        description='`"timestamp"`: oldest first, ties in file order; `"file"`: the log is in order; `"none"`: items have no order',
+    )
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """Role → column, for the columns that are read."""
+        every = {"user": self.user, "item": self.item, "timestamp": self.timestamp, "category": self.category}
+        return {role: column for role, column in every.items() if column is not None}
+
+    @property
+    def by_name(self) -> bool:
+        return isinstance(self.user, str)
+
+    @model_validator(mode="after")
+    def _columns_fit_together(self) -> TableFormat:
+        columns = list(self.columns.values())
+        if len(set(columns)) != len(columns):
+            raise ValueError(f"user, item, timestamp and category: expected different columns, got {columns}")
+        if len({type(column) for column in columns}) > 1:
+            raise ValueError(f"columns: expected all by name or all by position, got {columns}")
+        if any(isinstance(column, int) and column < 0 for column in columns):
+            raise ValueError(f"columns: expected positions from 0, got {columns}")
+        if self.order == "timestamp" and self.timestamp is None:
+            raise ValueError("timestamp: expected a column, since order is 'timestamp'")
+        if self.order != "timestamp" and self.timestamp is not None:
+            raise ValueError(f"order: expected 'timestamp', since there is a timestamp column, got {self.order!r}")
+        return self
+
+
+class CsvFormat(TableFormat):
+    """Text with one event a line. A name that ends in `.gz` is unzipped."""
+
+    format: Literal["csv"] = "csv"
+    separator: str = Field(default=",", min_length=1, description="one or more characters")
+    quoted: bool = Field(default=True, description='fields may be quoted with `"` (with a separator of one byte only)')
+    header: bool = Field(default=True, description="the first line names the columns")
+
+    @model_validator(mode="after")
+    def _can_be_parsed(self) -> CsvFormat:
+        if self.by_name and not self.header:
+            raise ValueError(f"columns: expected positions (0, 1, …) where there is no header, got {list(self.columns.values())}")
+        _check_separator(self.separator)
+        return self
+
+
+class ParquetFormat(TableFormat):
+    """A Parquet file with one event a row."""
+
+    format: Literal["parquet"] = "parquet"
+
+
+class ListsFormat(_Format):
+    """Text with one user a line: the id, then the items in time order."""
+
+    timestamp: ClassVar[None] = None
+    category: ClassVar[None] = None
+    format: Literal["lists"] = "lists"
+    separator: str = Field(default=",", min_length=1, description="one or more characters")
+    order: Literal["file", "none"] = Field(
+        default="file", description='`"file"`: the items are in time order; `"none"`: they have no order'
+    )
+
+    @model_validator(mode="after")
+    def _can_be_parsed(self) -> ListsFormat:
+        _check_separator(self.separator)
+        return self
+
+
+LogFormat = Annotated[CsvFormat | ListsFormat | ParquetFormat, Field(discriminator="format"), default_kind("csv", "format")]
+LOG_FORMAT: Form[LogFormat] = Form(LogFormat)
+
+
+def _check_separator(separator: str) -> None:
+    if any(character in separator for character in f'\r\n"{UNIT_SEPARATOR}'):
+        raise ValueError(f"separator: expected no line end, quote or unit separator, got {separator!r}")

@@ -1,0 +1,113 @@
+"""The specification of a training run: a union of all kinds, read from a TOML file or from the manifest of a bundle.
+
+The kinds are in `deep.py` (tree models over users' lists) and `linear.py` (texts and sparse features).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import Field
+
+from espalier.errors import InvalidConfig
+from espalier.manifest import ManifestDraft
+from training.specification.deep import DeepConfig, DeepKinds
+from training.specification.legacy import ANY, Gone, Legacy
+from training.specification.linear import LinearConfig
+from training.specification.sections import Form, Raw, kinds_of, read_toml
+
+Specification = Annotated[DeepKinds | LinearConfig, Field(discriminator="kind")]
+SPECIFICATION: Form[DeepConfig | LinearConfig] = Form(Specification)
+
+Family = TypeVar("Family", bound=DeepConfig | LinearConfig)
+
+
+def _trains_with_beam(raw: Raw) -> bool:
+    return str(raw.get("objective", {}).get("kind", "otm-robust")).startswith("otm")
+
+
+def _embeds_items(raw: Raw) -> bool:
+    return raw.get("tree", {}).get("kind", "kmeans") == "kmeans" and raw.get("earlier_model") is None
+
+
+LEGACY = Legacy(
+    SPECIFICATION.sections,
+    default_kind="otm-robust",
+    renamed={"algorithm": "kind", "objective.kind": "kind", "linear.few": "linear.min_positives"},
+    gone={
+        "tree.embedding_dim": Gone(64, _embeds_items),
+        "objective.beam_schedule": Gone("fixed", _trains_with_beam),
+        "objective.stochastic_beam": Gone(False, _trains_with_beam),
+        "optimiser.checkpoint_every": Gone(500, lambda raw: False),
+        "threads": Gone(0, lambda raw: False),
+        "linear.beam_size": Gone(10, lambda raw: raw.get("linear", {}).get("negatives") != "teacher"),
+        "linear.tolerance": Gone(0.1),
+        "linear.passes": Gone(10),
+        "linear.bias": Gone(1.0),
+    },
+    unused={
+        **dict.fromkeys(("tree.gap", "tree.samples", "tree.gamma", "scorer.attention_hidden"), ANY),
+        **dict.fromkeys(
+            (f"objective.{key}" for key in ("beam_size", "warm_start", "random_nodes", "level_decay", "negatives", "negative_decay")), ANY
+        ),
+        "data.format.separator": ANY,
+        "data.format.header": ANY,
+        "data.format.quoted": ANY,
+        "data.format.user": "user",
+        "data.format.item": "item",
+        "data.format.timestamp": None,
+        "data.format.timestamp_type": "integer",
+        "data.format.category": None,
+        "tree.rounds": 1,
+        "scorer.dropout": 0,
+        "objective.gamma": 0,
+        "labels.columns": [],
+    },
+)
+"""What became of the keys of configurations without a `kind`."""
+
+
+def check_config(raw: Raw) -> DeepConfig | LinearConfig:
+    """The specification that a mapping holds. Raises InvalidConfig naming the key, its value and what was expected."""
+    return SPECIFICATION.checked(LEGACY.modernised(raw, "file"))
+
+
+def deep_config(raw: Raw) -> DeepConfig:
+    """The specification of a tree model that a mapping holds. Raises InvalidConfig."""
+    return _of_family(check_config(raw), DeepConfig, "kind")
+
+
+def read_config(file: Path, **files: Path | None) -> DeepConfig | LinearConfig:
+    """The specification in a TOML file. Raises InvalidConfig.
+
+    files  what `data.train` and `data.test` of linear models are instead, unless None
+    """
+    raw = LEGACY.modernised(read_toml(file), "file")
+    if raw["kind"] in kinds_of(LinearConfig) and isinstance(raw.get("data"), dict):
+        raw["data"] |= {key: path for key, path in files.items() if path is not None}
+    return SPECIFICATION.checked(raw)
+
+
+def read_deep_config(file: Path) -> DeepConfig:
+    """The specification of a tree model in a TOML file. Raises InvalidConfig."""
+    return deep_config(read_toml(file))
+
+
+def config_of(manifest: ManifestDraft, family: type[Family]) -> Family:
+    """The specification that a bundle was trained with. Raises InvalidConfig where it was trained elsewhere, or is of another family."""
+    if not was_trained_here(manifest):
+        raise InvalidConfig("--model", f"{manifest.name} version {manifest.version}", "a model that was trained here")
+    return _of_family(SPECIFICATION.checked(LEGACY.modernised(manifest.training, "manifest")), family, "--model")
+
+
+def was_trained_here(manifest: ManifestDraft) -> bool:
+    """Whether a manifest holds a specification. That of an imported model says where it came from, no more."""
+    return "data" in manifest.training
+
+
+def _of_family(config: DeepConfig | LinearConfig, family: type[Family], where: str) -> Family:
+    if not isinstance(config, family):
+        kinds = [kind for section in SPECIFICATION.sections if issubclass(section, family) for kind in kinds_of(section)]
+        raise InvalidConfig(where, config.kind, f"a model of kind {', '.join(kinds)}")
+    return config

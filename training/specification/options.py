@@ -1,0 +1,227 @@
+"""The keys of a kind, from the models that check them: what `python -m training options` prints, and docs/options.md.
+
+Knows sections, fields and their descriptions. Has no text about keys of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from espalier.errors import InvalidConfig
+from training.specification.models import SPECIFICATION
+from training.specification.ranker import RANKER_CONFIG
+from training.specification.sections import kind_key, kinds_of, sections_in
+
+PYTHON_NAMES = {"int": "integer", "float": "number", "bool": "true or false", "str": "string", "Path": "path"}
+FAMILIES = (("Models (`fit --config`)", SPECIFICATION.sections), ("Rankers (`fit-ranker --config`)", RANKER_CONFIG.sections))
+
+
+@dataclass(frozen=True)
+class Option:
+    """A key of a configuration.
+
+    name     dotted, without the kinds of sections
+    only     which kind of its section has it; empty: all
+    default  as TOML writes it; None where there is none
+    """
+
+    name: str
+    only: str
+    type: str
+    required: bool
+    default: str | None
+    meaning: str
+
+
+def kinds() -> dict[str, type[BaseModel]]:
+    """Every kind, with the section of its keys."""
+    return {kind: section for _, sections in FAMILIES for section in sections for kind in kinds_of(section)}
+
+
+def section_of(kind: str) -> type[BaseModel]:
+    """The section of a kind's keys. Raises InvalidConfig."""
+    known = kinds()
+    if kind not in known:
+        raise InvalidConfig("KIND", kind, f"one of {', '.join(known)}")
+    return known[kind]
+
+
+def options(section: type[BaseModel], prefix: str = "", only: str = "") -> Iterator[Option]:
+    """The keys of a section, those of inner sections in their place."""
+    own = kind_key(section)
+    fields = sorted(section.model_fields.items(), key=lambda entry: entry[0] != own)  # the kind first
+    for name, field in fields:
+        inner = sections_in(field.annotation)
+        if not inner:
+            yield _option(prefix + name, name == own, only, field)
+        elif len(inner) == 1:
+            many = "[]" if "tuple" in str(field.annotation) else ""
+            yield from options(inner[0], f"{prefix}{name}{many}.", only)
+        else:
+            yield from _merged(f"{prefix}{name}.", field, inner)
+
+
+def summary() -> str:
+    """A line for every kind."""
+    lines = []
+    for title, sections in FAMILIES:
+        lines += [f"{title}:"] + [f"  {kind:14} {_first_line(section)}" for section in sections for kind in kinds_of(section)] + [""]
+    return "\n".join([*lines, "python -m training options KIND lists the keys of one; --format toml prints a file to begin with."])
+
+
+def as_text(kind: str) -> str:
+    """The keys of a kind, for a terminal."""
+    section = section_of(kind)
+    lines = [f"{kind}: {_first_line(section)}", ""]
+    for option in options(section):
+        where = f" ({option.only})" if option.only else ""
+        lines += [f"{option.name} = {_default(option, kind)}{where}", f"    {option.type}. {option.meaning}".rstrip()]
+    return "\n".join(lines)
+
+
+def as_toml(kind: str) -> str:
+    """A file of this kind with every key: required ones to be filled in, the others as comments with their defaults."""
+    tables: dict[str, list[Option]] = {}
+    for option in options(section_of(kind)):
+        tables.setdefault(option.name.rpartition(".")[0], []).append(option)
+    lines = [f"# {_first_line(section_of(kind))}", f'kind = "{kind}"']
+    for table, keys in tables.items():
+        optional = "[]" in table  # a table that may be left out, and so may its required keys
+        if table:
+            lines += ["", f"# [[{table.removesuffix('[]')}]]" if optional else f"[{table}]"]
+        chosen = {_first_value(option) for option in keys if option.required}
+        for option in keys:
+            if option.name == "kind":
+                continue
+            lines.append(f"# {option.meaning} ({option.type}{'; ' + option.only + ' only' if option.only else ''})")
+            name = option.name.rpartition(".")[2]
+            needed = option.required and not optional and (not option.only or chosen & set(option.only.split(", ")))
+            lines.append(f'{name} = "{_first_value(option)}"' if needed else f"# {name} = {option.default or '…'}")
+    return "\n".join(lines) + "\n"
+
+
+def as_markdown() -> str:
+    """docs/options.md."""
+    lines = [
+        "# Options",
+        "",
+        "All keys of all kinds. This page is generated: `python -m training options --markdown > docs/options.md`.",
+        "`python -m training options KIND` prints the keys of one kind, with `--format toml` as a file to begin with.",
+        "A key of another kind is refused with the kinds that have it.",
+    ]
+    for title, sections in FAMILIES:
+        lines += ["", f"## {title}", "", "| kind | |", "|---|---|"]
+        lines += [f"| `{kind}` | {_first_line(section)} |" for section in sections for kind in kinds_of(section)]
+        lines += _tables(sections)
+    return "\n".join(lines) + "\n"
+
+
+def _tables(sections: tuple[type[BaseModel], ...]) -> list[str]:
+    """A table for each top-level section: keys that all kinds share once, the others by kind."""
+    rows: dict[str, dict[tuple[str, str], list[str]]] = {}
+    for section in sections:
+        for option in options(section):
+            if option.name == "kind":
+                continue
+            table = option.name.split(".")[0].removesuffix("[]") if "." in option.name else ""
+            cells = f"`{option.name}`", f"{_default(option, None)} | {option.only and f'*{option.only}*: '}{option.meaning}"
+            rows.setdefault(table, {}).setdefault(cells, []).extend(kinds_of(section))
+    every = [kind for section in sections for kind in kinds_of(section)]
+    lines = []
+    for table, keys in rows.items():
+        of_table = list(dict.fromkeys(kind for found in keys.values() for kind in found))
+        shared = "" if len(of_table) == len(every) else f" ({', '.join(of_table)})"
+        lines += ["", f"### {table or 'Top'}{shared}", "", "| key | kinds | default | meaning |", "|---|---|---|---|"]
+        for (name, rest), found in keys.items():
+            lines.append(f"| {name} | {'all' if len(found) >= len(of_table) else ', '.join(dict.fromkeys(found))} | {rest} |")
+    return lines
+
+
+def _merged(prefix: str, field: FieldInfo, sections: tuple[type[BaseModel], ...]) -> Iterator[Option]:
+    """The keys of a union: those that all its kinds have alike once, the others by kind."""
+    found: dict[tuple[str, str | None, str], list[tuple[Option, tuple[str, ...]]]] = {}
+    name = next(filter(None, map(kind_key, sections)), None)
+    for section in sections:
+        for option in options(section):
+            if option.name != name:
+                found.setdefault((option.name, option.default, option.meaning), []).append((option, kinds_of(section)))
+    every = [kind for section in sections for kind in kinds_of(section)]
+    if name is not None:
+        default = getattr(field.default, name, None)
+        meaning = " ".join(f"`{json.dumps(kind)}`: {_first_line(section)}" for section in sections for kind in kinds_of(section))
+        of = " or ".join(json.dumps(kind) for kind in every)
+        yield Option(prefix + name, "", of, default is None, None if default is None else json.dumps(default), meaning)
+    for of_kinds in found.values():
+        option = of_kinds[0][0]
+        kinds_here = [kind for _, kinds in of_kinds for kind in kinds]
+        only = "" if len(kinds_here) == len(every) else ", ".join([*kinds_here, *([option.only] if option.only else [])])
+        yield Option(prefix + option.name, only, option.type, option.required, option.default, option.meaning)
+
+
+def _option(name: str, is_kind: bool, only: str, field: FieldInfo) -> Option:
+    meaning = field.description or ("which keys there are" if is_kind else "")
+    default = None if field.is_required() or field.default is None else _toml(field.default)
+    return Option(name, only, _type(field), field.is_required(), default, meaning)
+
+
+def _type(field: FieldInfo) -> str:
+    """A field's type and limits in words."""
+    limits = []
+    for limit in field.metadata:
+        match limit:
+            case Ge(ge=low):
+                limits.append(f"at least {low}")
+            case Gt(gt=low):
+                limits.append(f"above {low}")
+            case Le(le=high):
+                limits.append(f"at most {high}")
+            case Lt(lt=high):
+                limits.append(f"below {high}")
+            case MinLen(min_length=least):
+                limits.append("not empty" if least == 1 else f"at least {least} of them")
+    return ", ".join([_name(field.annotation), *limits])
+
+
+def _name(annotation: Any) -> str:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(json.dumps(value) for value in inner)
+    if origin is tuple:
+        return f"list of {_name(inner[0])}"
+    if origin is not None and type(None) not in inner and not hasattr(annotation, "__metadata__"):
+        return " or ".join(_name(part) for part in inner)
+    if hasattr(annotation, "__metadata__"):
+        return _name(inner[0])
+    if inner:
+        return " or ".join(_name(part) for part in inner if part is not type(None))
+    return PYTHON_NAMES.get(getattr(annotation, "__name__", ""), str(annotation))
+
+
+def _default(option: Option, kind: str | None) -> str:
+    if option.name == "kind" and kind is not None:
+        return json.dumps(kind)
+    if option.default is not None:
+        return option.default if kind is not None else f"`{option.default}`"
+    return "required" if option.required else "none"
+
+
+def _toml(value: object) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _first_value(option: Option) -> str:
+    """The first of the values that a key can have, or the key's own name as something to be replaced."""
+    if option.type.startswith('"'):
+        return str(json.loads(option.type.split(" or ")[0]))
+    return option.name.rpartition(".")[2].replace("_", "-")
+
+
+def _first_line(section: type[BaseModel]) -> str:
+    return (section.__doc__ or "").splitlines()[0]

@@ -1,0 +1,97 @@
+"""The configuration of a ranker (`fit-ranker --config`): one kind for each rank function."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from espalier.errors import InvalidConfig
+from training.specification.legacy import ANY, Gone, Legacy
+from training.specification.sections import Form, Section, default_kind, read_toml
+
+Function = Literal["linear", "highway"]
+Ties = Literal["random", "marginal"]
+ChoiceModel = Literal["elimination", "plackett-luce"]
+Scaling = Literal["z-score", "quantile"]
+
+
+class _Ranker(Section):
+    loss: ChoiceModel = Field(
+        default="elimination",
+        description='`"elimination"`: the least worthy item leaves first; `"plackett-luce"`: the best is chosen first',
+    )
+    ties: Ties = Field(
+        default="random",
+        description='items of one grade: `"random"`, an order drawn anew in every epoch; `"marginal"`, the probability of all their orders',
+    )
+    top_k: int | None = Field(
+        default=None, ge=1, description='the order beyond so many places does not count; with `ties = "random"` only. By default all count'
+    )
+    scaling: Scaling = Field(
+        default="z-score",
+        description='of features: `"z-score"`, or `"quantile"`, a rising piecewise linear map to the normal distribution',
+    )
+    missing: bool = Field(default=False, description="each feature with missing values gets a second one that says so")
+    learning_rate: float = Field(
+        default=3e-3, gt=0, allow_inf_nan=False, description="at first; halved after an epoch in which the training loss did not improve"
+    )
+    max_epochs: int = Field(default=50, ge=1, description="epochs, at most")
+    patience: int | None = Field(
+        default=5, ge=1, description="epochs without a better NDCG of validation queries after which training ends"
+    )
+    seed: int = Field(default=1, ge=0, description="of first weights, order of queries, dropout and ties; `--seed` overrides it")
+
+    @model_validator(mode="after")
+    def _top_k_has_an_order(self) -> _Ranker:
+        if self.top_k is not None and self.ties == "marginal":
+            raise InvalidConfig("top_k", self.top_k, "none, since ties is marginal")
+        return self
+
+
+class HighwayConfig(_Ranker):
+    """A highway network."""
+
+    kind: Literal["highway"] = "highway"
+    hidden: int = Field(default=64, ge=1, description="units K")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="share of an item's hidden units that is 0 in training")
+
+
+class LinearRankerConfig(_Ranker):
+    """The inner product of the features with trained weights."""
+
+    kind: Literal["linear"] = "linear"
+
+
+RankerConfig = HighwayConfig | LinearRankerConfig
+RANKER_CONFIG: Form[RankerConfig] = Form(Annotated[RankerConfig, Field(discriminator="kind"), default_kind("highway")])
+
+
+LEGACY = Legacy(
+    RANKER_CONFIG.sections,
+    default_kind="highway",
+    gone={
+        "visible_dropout": Gone(0.0),
+        "max_norm": Gone(1.0),
+        "layers": Gone(3),
+        "init_std": Gone(0.1),
+        "optimizer": Gone("adam"),
+        "least_rate": Gone(1e-4),
+        "weight_decay": Gone(0.0),
+        "average": Gone(0.0),
+        "batch_queries": Gone(16),
+        "validate_at": Gone(10),
+    },
+    unused=dict.fromkeys(("hidden", "dropout"), ANY),
+)
+"""What became of the keys of files without a `kind`."""
+
+
+def ranker_config(file: Path | None = None, **given: Any) -> RankerConfig:
+    """The configuration in a file, or the default one. Keys given beside it win, unless they are None. Raises InvalidConfig."""
+    given = {key: value for key, value in given.items() if value is not None}
+    raw = {} if file is None else read_toml(file)
+    old = replace(LEGACY, default_kind=given.get("kind", LEGACY.default_kind))
+    return RANKER_CONFIG.checked(old.modernised(raw, "file") | given)

@@ -1,0 +1,181 @@
+"""What every configuration is made of: sections of keys, unions over a kind, and one way to refuse a wrong value.
+
+A section with a key `kind` (or `format`) of fixed values belongs to those kinds. Where several sections are possible, the union is
+discriminated by that key, so a key of another kind is an error that says which kinds have it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from espalier.errors import InvalidConfig
+
+T = TypeVar("T")
+Raw = Mapping[str, Any]
+"""A configuration as it stands in TOML or JSON."""
+
+
+class Section(BaseModel):
+    """Some keys of a configuration. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SearchLimits(Section):
+    """What the exported model searches with when a request does not say, and the most that a request may ask for."""
+
+    beam_size: int = Field(default=200, ge=1, description="default beam size")
+    m: int = Field(default=50, ge=1, description="default number of results")
+    max_beam_size: int = Field(default=1000, ge=1, description="a request for a larger beam is refused")
+    max_m: int = Field(default=1000, ge=1, description="a request for more results is refused")
+    min_beam_size: int | None = Field(
+        default=None, ge=1, description="the service may shrink a beam down to this size when a deadline is near; without it never"
+    )
+
+    @model_validator(mode="after")
+    def _within_limits(self) -> SearchLimits:
+        for name in ("beam_size", "m"):
+            limit = getattr(self, f"max_{name}")
+            if getattr(self, name) > limit:
+                raise InvalidConfig(f"search.{name}", getattr(self, name), f"at most search.max_{name}, {limit}")
+        return self
+
+
+class Form(Generic[T]):
+    """A configuration that can be checked: one section, or a union of sections over their kind."""
+
+    def __init__(self, annotation: Any) -> None:
+        self._adapter: TypeAdapter[T] = TypeAdapter(annotation)
+        self.sections = sections_in(annotation)
+
+    def checked(self, raw: Raw) -> T:
+        """The configuration that a mapping holds. Raises InvalidConfig naming the key, its value and what was expected."""
+        try:
+            return self._adapter.validate_python(raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise self._refusal(raw, first["type"], first["loc"], first["input"], first["msg"], first.get("ctx", {})) from error
+
+    def _refusal(self, raw: Raw, kind: str, place: tuple[str | int, ...], value: object, message: str, about: Raw) -> InvalidConfig:
+        key = _key(raw, place, kind == "missing")
+        if kind == "union_tag_invalid":
+            return InvalidConfig(_joined(key, about["discriminator"].strip("'")), about["tag"], _with_or(about["expected_tags"]))
+        if kind == "union_tag_not_found" and isinstance(value, dict):
+            name = about["discriminator"].strip("'").split("(")[0]
+            return InvalidConfig(_joined(key, name), None, _with_or(", ".join(map(repr, self.kinds_at(key)))))
+        if kind in ("union_tag_not_found", "model_type", "model_attributes_type", "dict_type"):
+            return InvalidConfig(key or "configuration", value, "a table of keys")
+        if kind == "extra_forbidden":
+            return InvalidConfig(key, value, self._where_it_belongs(key))
+        if kind == "missing":
+            return InvalidConfig(key, None, "this key, which is required")
+        if kind == "too_short":
+            return InvalidConfig(key, value, f"at least {about['min_length']} value" + "s" * (about["min_length"] > 1))
+        return InvalidConfig(key or "configuration", value, message.removeprefix("Value error, ").removeprefix("Input should be "))
+
+    def kinds_at(self, key: str) -> list[str]:
+        """The kinds of the sections that a dotted key can hold; of the configuration itself for ""."""
+        sections = self.sections
+        for name in filter(None, key.split(".")):
+            fields = [section.model_fields[name] for section in sections if name in section.model_fields]
+            sections = tuple(inner for field in fields for inner in sections_in(field.annotation))
+        return list(dict.fromkeys(kind for section in sections for kind in kinds_of(section)))
+
+    def owners(self, key: str) -> dict[str, list[str]]:
+        """Which kinds have a dotted key: the dotted key of the kind → its values. Empty where none has."""
+        found: dict[str, list[str]] = {}
+        for section in self.sections:
+            _find_owners(section, "", [part for part in key.split(".") if not part.isdecimal()], ("", ()), found)
+        return found
+
+    def _where_it_belongs(self, key: str) -> str:
+        owners = self.owners(key)
+        if not owners:
+            return "no such key; `python -m training options` lists all"
+        return "no such key here: it is one of " + ", ".join(
+            f"{name} {_with_or(', '.join(map(repr, kinds)))}" for name, kinds in owners.items()
+        )
+
+
+def default_kind(kind: str, key: str = "kind") -> BeforeValidator:
+    """Of a union over a kind: where the key is absent, the kind is this one."""
+    return BeforeValidator(lambda raw: {key: kind} | raw if isinstance(raw, dict) else raw)
+
+
+def sections_in(annotation: Any) -> tuple[type[BaseModel], ...]:
+    """The sections that a field can hold; none for a plain value."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return (annotation,)
+    return tuple(section for part in get_args(annotation) for section in sections_in(part))
+
+
+def kind_key(section: type[BaseModel]) -> str | None:
+    """The key that tells a section from the others of its union."""
+    for name in ("kind", "format"):
+        if name in section.model_fields and get_origin(section.model_fields[name].annotation) is Literal:
+            return name
+    return None
+
+
+def kinds_of(section: type[BaseModel]) -> tuple[str, ...]:
+    """The kinds that a section is for; none where it has no kind."""
+    name = kind_key(section)
+    return () if name is None else get_args(section.model_fields[name].annotation)
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """A configuration as it stands in its file. Raises InvalidConfig."""
+    if not file.is_file():
+        raise InvalidConfig("--config", str(file), "a TOML file that exists")
+    try:
+        return tomllib.loads(file.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfig(str(file), str(error), "valid TOML") from error
+
+
+def _find_owners(
+    section: type[BaseModel], prefix: str, key: list[str], owner: tuple[str, tuple[str, ...]], found: dict[str, list[str]]
+) -> None:
+    name = kind_key(section)
+    if name is not None:
+        owner = prefix + name, kinds_of(section)
+    if key[0] not in section.model_fields:
+        return
+    if len(key) == 1:
+        if owner[1]:
+            known = found.setdefault(owner[0], [])
+            known += [kind for kind in owner[1] if kind not in known]
+        return
+    for inner in sections_in(section.model_fields[key[0]].annotation):
+        _find_owners(inner, f"{prefix}{key[0]}.", key[1:], owner, found)
+
+
+def _key(raw: Any, place: Iterable[str | int], missing: bool) -> str:
+    """The dotted key of an error. pydantic's places hold the kinds of unions too, which are no keys."""
+    parts: list[str] = []
+    for part in place:
+        if isinstance(raw, Mapping):
+            if part not in raw:
+                continue
+            raw = raw[part]
+        elif isinstance(raw, list | tuple) and isinstance(part, int):
+            raw = raw[part]
+        else:
+            break  # which of a value's types did not fit
+        parts.append(str(part))
+    return ".".join([*parts, *([str([*place][-1])] if missing else [])])
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _with_or(names: str) -> str:
+    """'a', 'b', 'c' → 'a', 'b' or 'c'."""
+    first, comma, last = names.rpartition(", ")
+    return f"{first} or {last}" if comma else last
