@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
-from espalier.search import NO_ITEM, NodeMask
+from espalier.search import NO_ITEM, NodeMask, SearchParams
 from espalier.tree import Tree
 
 NO_NODE = -1
@@ -55,6 +55,12 @@ def every_item(tree: Tree) -> NodeMask:
     return NodeMask(tree.items_below > 0, tree.item_count)
 
 
+def unrestricted_mask(tree: Tree) -> NodeMask | None:
+    """The mask of a query without a filter; None where every node is eligible."""
+    mask = every_item(tree)
+    return None if mask.eligible_N.all() else mask
+
+
 @dataclass(frozen=True)
 class ExcludedNodes:
     """Nodes that are eligible by a query's mask and no longer are because of the items that it excludes; NO_NODE as padding.
@@ -71,6 +77,43 @@ class ExcludedNodes:
     def take(self, queries: NDArray[np.int64]) -> ExcludedNodes:
         """Those of some queries (int64 positions)."""
         return ExcludedNodes(self.leaves_BX[queries], self.inner_BX[queries], self.count_B[queries])
+
+
+@dataclass(frozen=True, eq=False)
+class EligibleNodes:
+    """What the queries of one search may visit: the nodes of their masks, without those that they exclude.
+
+    items_B   int64[B]: how many items are eligible
+    mask_B    each query's mask, None where every node is eligible
+    excluded  None without exclusions
+    """
+
+    items_B: NDArray[np.int64]
+    mask_B: tuple[NodeMask | None, ...]
+    excluded: ExcludedNodes | None
+
+    @property
+    def groups(self) -> list[tuple[NDArray[np.int64], NodeMask | None]]:
+        """The queries (int64 positions) of each mask."""
+        masks = dict.fromkeys(self.mask_B)
+        return [(np.flatnonzero([other is mask for other in self.mask_B]), mask) for mask in masks]
+
+
+def eligible_nodes(tree: Tree, params: SearchParams, batch: int, unrestricted: NodeMask | None) -> EligibleNodes:
+    """What the `batch` queries of a search may visit. The first step of every engine but the reference, which shares no code.
+
+    unrestricted  `unrestricted_mask` of the tree, for queries without a filter
+    Raises InvalidQuery where the parameters do not fit the queries or the tree.
+    """
+    params.check(batch, tree.item_count, tree.node_count)
+    mask_B = params.mask_B or (None,) * batch
+    excluded = None
+    if params.exclude_BE is not None and params.exclude_BE.size:
+        excluded = excluded_nodes(tree, params.exclude_BE, params.mask_B)
+    items_B = np.array([tree.item_count if mask is None else mask.items for mask in mask_B], np.int64)
+    if excluded is not None:
+        items_B -= excluded.count_B
+    return EligibleNodes(items_B, tuple(mask or unrestricted for mask in mask_B), excluded)
 
 
 def widened_beam(beam_size: int, eligible: int, items: int, most: float) -> int:

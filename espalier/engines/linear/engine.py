@@ -8,12 +8,11 @@ Legend: B queries, X excluded nodes, N nodes, M results, H levels below the root
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Trace
 from espalier.errors import InvalidQuery
-from espalier.masks.eligibility import every_item, excluded_nodes
+from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.queries import QueryBatch, blank_queries
 from espalier.scores import finish
 from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult
@@ -29,7 +28,7 @@ class SparseCpuEngine:
         self.bundle = bundle
         self._tree, self._ranking = bundle.tree, bundle.manifest.ranking
         self._search = ChunkSearch(self._tree, bundle.chunks, self._ranking, threads=threads)
-        self._whole = None if self._tree.item_count == self._tree.leaf_count else every_item(self._tree)
+        self._unrestricted = unrestricted_mask(self._tree)
 
     def warm_up(self) -> None:
         """Compile the search, where no earlier run has left it in the cache."""
@@ -48,29 +47,16 @@ class SparseCpuEngine:
         kind = self.bundle.manifest.query
         if queries.kind is not kind and queries.kind != kind:
             raise InvalidQuery("queries", queries.kind, str(self.bundle.manifest.query))
-        params.check(len(queries), tree.item_count, tree.node_count)
-        excluded = None if params.exclude_BE is None else excluded_nodes(tree, params.exclude_BE, params.mask_B)
-        eligible_B = np.full(len(queries), tree.item_count, np.int64)
-        if params.mask_B is not None:
-            eligible_B[:] = [tree.item_count if mask is None else mask.items for mask in params.mask_B]
-        if excluded is not None:
-            eligible_B -= excluded.count_B
+        eligible = eligible_nodes(tree, params, len(queries), self._unrestricted)
+        excluded = eligible.excluded
         excluded_BX = None if excluded is None else np.concatenate([excluded.leaves_BX, excluded.inner_BX], axis=1)
-        found = self._search.search(
-            queries.features, BeamParams(params.beam_size_B, params.m_B, self._groups(params), excluded_BX), params.trace
-        )
+        groups = None
+        if any(mask is not None for mask in eligible.mask_B):
+            groups = [(members, None if mask is None else mask.eligible_N) for members, mask in eligible.groups]
+        found = self._search.search(queries.features, BeamParams(params.beam_size_B, params.m_B, groups, excluded_BX), params.trace)
         rows_BM = np.where(found.leaves_BM >= 0, tree.leaf_item[np.maximum(found.leaves_BM - tree.leaf_offset, 0)], NO_ITEM)
         trace = None if found.trace is None else _levels(found.trace)
-        return finish(self._ranking, params.m_B, eligible_B, rows_BM, found.ranks_BM, trace)
-
-    def _groups(self, params: SearchParams) -> list[tuple[NDArray[np.int64], NDArray[np.bool_] | None]] | None:
-        """The queries of each mask; a tree with empty leaves has one for queries without."""
-        everything = None if self._whole is None else self._whole.eligible_N
-        if params.mask_B is None:
-            return None if everything is None else [(np.arange(len(params.m_B)), everything)]
-        masks = dict.fromkeys(params.mask_B)
-        queries = [np.flatnonzero([other is mask for other in params.mask_B]) for mask in masks]
-        return [(rows, everything if mask is None else mask.eligible_N) for rows, mask in zip(queries, masks, strict=True)]
+        return finish(self._ranking, params.m_B, eligible.items_B, rows_BM, found.ranks_BM, trace)
 
 
 def _levels(trace: Trace) -> tuple[LevelTrace, ...]:

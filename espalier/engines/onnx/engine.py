@@ -24,7 +24,7 @@ from espalier.bundle import Bundle
 from espalier.engines.onnx.compose import Plan, compose
 from espalier.engines.onnx.runtime import ort, session_options
 from espalier.errors import DeviceUnavailable
-from espalier.masks.eligibility import NO_NODE, ExcludedNodes, every_item, excluded_nodes
+from espalier.masks.eligibility import NO_NODE, ExcludedNodes, eligible_nodes, every_item
 from espalier.queries import QueryBatch, VectorKind, blank_queries
 from espalier.scores import finish
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult
@@ -129,19 +129,15 @@ class OnnxEngine:
                 time.sleep(FREEING_PAUSE_S)
 
     def prepare(self, params: SearchParams) -> None:
-        params, excluded = self._long_lists_as_masks(params, self._excluded(params))
+        params, excluded = self._long_lists_as_masks(params, eligible_nodes(self.bundle.tree, params, len(params.m_B), None).excluded)
         for members, bucket in self._groups(params):
             self._session(self._plan(params.take(members), excluded and excluded.take(members), bucket))
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         tree = self.bundle.tree
         queries.check(tree.item_count)
-        params.check(len(queries), tree.item_count, tree.node_count)
-        excluded = self._excluded(params)
-        masks = params.mask_B or (None,) * len(queries)
-        eligible_B = np.array([tree.item_count if mask is None else mask.items for mask in masks], np.int64)
-        eligible_B -= excluded.count_B if excluded is not None else 0
-        params, excluded = self._long_lists_as_masks(params, excluded)
+        eligible = eligible_nodes(tree, params, len(queries), None)
+        params, excluded = self._long_lists_as_masks(params, eligible.excluded)
         shape = len(queries), int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
         finite_B = np.ones(len(queries), np.bool_) if isinstance(queries.kind, VectorKind) else None
@@ -154,13 +150,8 @@ class OnnxEngine:
             if finite_B is not None:
                 finite_B[members] = part["finite"] > 0 if "finite" in part else True
             outputs.append((members, part))
-        result = finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None, finite_B)
+        result = finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, None, finite_B)
         return replace(result, trace=self._trace(outputs, result)) if params.trace else result
-
-    def _excluded(self, params: SearchParams) -> ExcludedNodes | None:
-        if params.exclude_BE is None or params.exclude_BE.size == 0:
-            return None
-        return excluded_nodes(self.bundle.tree, params.exclude_BE, params.mask_B)
 
     def _long_lists_as_masks(self, params: SearchParams, excluded: ExcludedNodes | None) -> tuple[SearchParams, ExcludedNodes | None]:
         """Queries with more than WIDE excluded nodes get a mask without them instead: a list is compared with every candidate."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from espalier.bundle import Bundle
 from espalier.engines.triton.cells import Cell, CellContext, ExcludedLists, FixedShapes, Tables, Tuning
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
-from espalier.masks.eligibility import every_item, excluded_nodes
+from espalier.masks.eligibility import eligible_nodes, every_item, unrestricted_mask
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, blank_queries
 from espalier.scores import finish
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, Precision, SearchParams, SearchResult
@@ -70,7 +70,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
         self._stream = torch.cuda.Stream() if device == "cuda" else None  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._lock = threading.RLock()
         self._every_item = every_item(tree)
-        self._has_empty_leaves = not self._every_item.eligible_N.all()
+        self._unrestricted = unrestricted_mask(tree)
         self._masks: weakref.WeakKeyDictionary[NodeMask, Tensor] = weakref.WeakKeyDictionary()
         self._cells: dict[tuple[int, int, int], AnyCell] = {}
         self._graphs = device == "cuda" and cuda_graphs
@@ -144,14 +144,9 @@ class GpuEngine(ABC, Generic[AnyCell]):
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
         tree = self.bundle.tree
         self.check(queries)
-        params.check(len(queries), tree.item_count, tree.node_count)
-        excluded = None
-        if params.exclude_BE is not None and params.exclude_BE.size:
-            excluded = excluded_nodes(tree, params.exclude_BE, params.mask_B)
-        masks = list(params.mask_B or (None,) * len(queries))
-        eligible_B = np.array([tree.item_count if mask is None else mask.items for mask in masks], np.int64)
-        eligible_B -= excluded.count_B if excluded is not None else 0
-        lists = ExcludedLists.of(excluded, len(queries), tree.node_count)
+        eligible = eligible_nodes(tree, params, len(queries), self._unrestricted)
+        masks = eligible.mask_B
+        lists = ExcludedLists.of(eligible.excluded, len(queries), tree.node_count)
         long_B = lists.count_B > self.shapes.excluded
         shape = len(queries), int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
@@ -171,7 +166,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
                 rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
                 levels.append((members, trace))
         told_B = finite_B if isinstance(queries.kind, VectorKind) else None
-        result = finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None, told_B)
+        result = finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, None, told_B)
         return replace(result, trace=_merged(levels, len(queries))) if params.trace else result
 
     def _groups(self, params: SearchParams) -> list[tuple[NDArray[np.int64], int]]:
@@ -198,8 +193,6 @@ class GpuEngine(ABC, Generic[AnyCell]):
 
     def _addresses(self, masks: Sequence[NodeMask | None]) -> tuple[NDArray[np.int64], list[Tensor]]:
         """int64[B]: where each query's mask is on the device, 0 without one; and the tensors there."""
-        unrestricted = self._every_item if self._has_empty_leaves else None
-        masks = [mask or unrestricted for mask in masks]
         held = {mask: None if mask is None else self._mask_on_device(mask) for mask in set(masks)}
         address = {mask: 0 if bits is None else bits.data_ptr() for mask, bits in held.items()}
         return np.array([address[mask] for mask in masks], np.int64), [bits for bits in held.values() if bits is not None]
