@@ -102,6 +102,22 @@ def _counts(statuses: dict[str, int]) -> str:
 
 
 def markdown(document: Json, proposals: Sequence[Proposal], warned: Sequence[str]) -> str:
+    lines = _introduction(document)
+    if proposals:
+        lines += _proposals(proposals)
+    for m in sorted({cell["m"] for cell in document["cells"]}):
+        lines += _table(m, [cell for cell in cells_of(document) if cell["m"] == m])
+    few = any(loop["samples"] < FEW_SAMPLES for cell in document["cells"] for loop in cell["loops"].values())
+    lines += [f"{UNRELIABLE_MARK.strip()} of fewer than {FEW_SAMPLES} requests: hardly more than the slowest one.", ""] if few else []
+    if warned:
+        lines += ["## Warnings", "", *(f"- {warning}" for warning in warned), ""]
+    if document["cells"]:
+        lines += ["![Recall against p99, one point per beam size](frontier.png)", ""]
+    return "\n".join(lines)
+
+
+def _introduction(document: Json) -> list[str]:
+    """What was measured, and how."""
     model, settings, queries = document["model"], document["settings"], document["queries"]
     days = sorted({cell["measured"][:10] for cell in document["cells"]})
     rate = settings["rate_per_s"]
@@ -110,7 +126,7 @@ def markdown(document: Json, proposals: Sequence[Proposal], warned: Sequence[str
     offered = f"{rate:g} requests/s" if rate else f"{LOAD_SHARE:.0%} of the cell's capacity"
     seen = ", seen items excluded from the answers and from what is relevant" if settings["exclude_seen"] else ""
     items = f", {model['items']} items" if model["items"] else ""
-    lines = [
+    return [
         f"# Recall against latency: {model['name']} version {model['version']}",
         "",
         f"- Model: {model['name']} version {model['version']} on `{model['engine']}`{items}",
@@ -134,17 +150,6 @@ def markdown(document: Json, proposals: Sequence[Proposal], warned: Sequence[str
         f"- capacity: requests/s of {clients} clients in a closed loop, for {settings['seconds'] / 2:g} s.",
         "",
     ]
-    if proposals:
-        lines += _proposals(proposals)
-    for m in sorted({cell["m"] for cell in document["cells"]}):
-        lines += _table(m, [cell for cell in cells_of(document) if cell["m"] == m])
-    few = any(loop["samples"] < FEW_SAMPLES for cell in document["cells"] for loop in cell["loops"].values())
-    lines += [f"{UNRELIABLE_MARK.strip()} of fewer than {FEW_SAMPLES} requests: hardly more than the slowest one.", ""] if few else []
-    if warned:
-        lines += ["## Warnings", "", *(f"- {warning}" for warning in warned), ""]
-    if document["cells"]:
-        lines += ["![Recall against p99, one point per beam size](frontier.png)", ""]
-    return "\n".join(lines)
 
 
 def _proposals(proposals: Sequence[Proposal]) -> list[str]:

@@ -119,28 +119,7 @@ def sweep(options: argparse.Namespace, command: str) -> int:
         timeout_ms=options.timeout_ms,
         seed=options.seed,
     )
-    document: Json = {
-        "command": command,
-        "hardware": hardware(),
-        "model": {"name": model["name"], "version": model["version"], "engine": model["engine"], "items": model["items"]},
-        "identity": {name: model[name] for name in ("tree", "algorithm", "metrics")},
-        "queries": {
-            "source": "the bundle's held-out queries" if options.queries is None else options.queries.name,
-            "count": len(queries),
-            "with_relevant": sum(bool(query.relevant) for query in queries),
-            "digest": digest(queries),
-        },
-        "settings": {
-            "url": str(target),
-            "seconds": options.seconds,
-            "rounds": options.rounds,
-            "rate_per_s": options.rate,
-            "exclude_seen": options.exclude_seen,
-            "timeout_ms": options.timeout_ms,
-            "seed": options.seed,
-        },
-        "cells": [],
-    }
+    document = new_document(load, model, options, command)
     options.out.mkdir(parents=True, exist_ok=True)
     if not os.access(options.out, os.W_OK):
         raise InvalidConfig("--out", str(options.out), "a folder that this user may write to")
@@ -156,6 +135,32 @@ def sweep(options: argparse.Namespace, command: str) -> int:
         print(line)
     print(f"{len(document['cells'])} cells in {options.out}: sweep.csv, sweep.md, frontier.png, frontier.svg")
     return code
+
+
+def new_document(load: Load, model: Json, options: argparse.Namespace, command: str) -> Json:
+    """What sweep.json holds of a sweep before its first cell."""
+    return {
+        "command": command,
+        "hardware": hardware(),
+        "model": {"name": model["name"], "version": model["version"], "engine": model["engine"], "items": model["items"]},
+        "identity": {name: model[name] for name in ("tree", "algorithm", "metrics")},
+        "queries": {
+            "source": "the bundle's held-out queries" if options.queries is None else options.queries.name,
+            "count": len(load.queries),
+            "with_relevant": sum(bool(query.relevant) for query in load.queries),
+            "digest": digest(load.queries),
+        },
+        "settings": {
+            "url": str(load.target),
+            "seconds": options.seconds,
+            "rounds": options.rounds,
+            "rate_per_s": options.rate,
+            "exclude_seen": options.exclude_seen,
+            "timeout_ms": options.timeout_ms,
+            "seed": options.seed,
+        },
+        "cells": [],
+    }
 
 
 def described(target: Target, options: argparse.Namespace) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import Depends, FastAPI, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -36,60 +36,81 @@ Bearer = Annotated[
 ]
 
 
+class _Route(NamedTuple):
+    """One route. answer: class or OpenAPI response of its 200; statuses: of its problem documents, without those of its role."""
+
+    method: str
+    path: str
+    function: Callable[..., Any]
+    tag: str
+    answer: Any
+    statuses: tuple[int, ...] = ()
+    role: Role | None = None
+
+
 def add_routes(app: FastAPI) -> None:
     """Put every route on the application. middleware.py answers POST /retrieve and /retrieve/stream; here they are documented."""
-
-    content: dict[str, Any] = {LINES_TYPES[0]: {"schema": {"type": "string"}}}
-
-    def needs(role: Role) -> Sequence[Any]:
-        async def check(request: Request, _: Bearer) -> None:
-            service, info = service_of(request), info_of(request)
-            try:
-                info.key = service.keys.check(role, info.authorization)
-            except Denied as error:
-                service.audit.denied(request.scope, info.request_id.decode(), error)
-                raise
-
-        return [Depends(check)]
-
-    def add(
-        method: str, path: str, endpoint: Callable[..., Any], tag: str, answer: Any, statuses: Sequence[int], role: Role | None
-    ) -> None:
-        responses: dict[int | str, dict[str, Any]] = {200: answer if isinstance(answer, dict) else {"model": answer}}
-        if answer in (Removed, RemovedId, RemovedIds):
-            responses[200]["headers"] = _ETAG
-        for status in (*UNREADABLE, *_DENIED[role], *statuses):
-            responses[status] = {"model": Problem, "description": _PROBLEMS[status]}
-        if endpoint is removed:
-            responses[304] = {"description": "The list is the one that If-None-Match names.", "headers": _ETAG}
-        if endpoint is readyz:
-            responses[503] = {"model": Readiness, "description": "Not ready; `reasons` says why."}
-        dependencies = needs(role) if role else None
-        extra = {"requestBody": {"content": content, "required": True}} if path == STREAM else None
+    for route in _routes():
         app.router.add_api_route(
-            path, endpoint, methods=[method], responses=responses, tags=[tag], dependencies=dependencies, openapi_extra=extra
+            route.path,
+            route.function,
+            methods=[route.method],
+            responses=_responses(route),
+            tags=[route.tag],
+            dependencies=_needs(route.role) if route.role else None,
+            openapi_extra={"requestBody": {"content": _LINES, "required": True}} if route.path == STREAM else None,
         )
 
-    lines: dict[str, Any] = {
-        "content": {LINES_TYPES[0]: {"schema": {"type": "string"}}},
-        "description": "One answer or problem document a line.",
-    }
-    add("POST", RETRIEVE, retrieve_items, "retrieval", RetrieveResponse, (404, 408, 413, 415, 422, 429, 500, 503, 504), "retrieve")
-    add("POST", STREAM, retrieve_stream, "retrieval", lines, (408, 415), "retrieve")
-    add("GET", "/models", models, "models", Models, (), "retrieve")
-    add("GET", "/models/{name}", model, "models", Model, (404,), "retrieve")
-    add("GET", "/models/{name}/items", complete_items, "models", Completions, (404, 422, 429, 503, 504), "retrieve")
-    changed = 404, 408, 409, 413, 415, 422, 503
-    add("POST", "/models/{name}/load", load, "admin", Model, changed, "admin")
-    add("POST", "/models/{name}/unload", unload, "admin", Model, changed, "admin")
-    add("POST", "/models/{name}/default", set_default, "admin", Model, changed, "admin")
-    add("PUT", "/models/{name}/removed", set_removed, "admin", Removed, (*changed, 412), "admin")
-    add("GET", "/models/{name}/removed", removed, "admin", RemovedIds, (404,), "admin")
-    add("PUT", "/models/{name}/removed/{id:item_id}", remove_item, "admin", RemovedId, (404, 409, 412, 422, 503), "admin")
-    add("DELETE", "/models/{name}/removed/{id:item_id}", restore_item, "admin", RemovedId, (404, 409, 412, 422, 503), "admin")
-    add("GET", "/livez", livez, "operation", {}, (), None)
-    add("GET", "/readyz", readyz, "operation", Readiness, (), None)
-    add("GET", "/metrics", metrics, "operation", {"content": {"text/plain": {}}}, (), None)
+
+def _routes() -> Sequence[_Route]:
+    retrieval, item = (404, 408, 413, 415, 422, 429, 500, 503, 504), (404, 409, 412, 422, 503)
+    change = 404, 408, 409, 413, 415, 422, 503
+    lines = {"content": _LINES, "description": "One answer or problem document a line."}
+    return (
+        _Route("POST", RETRIEVE, retrieve_items, "retrieval", RetrieveResponse, retrieval, "retrieve"),
+        _Route("POST", STREAM, retrieve_stream, "retrieval", lines, (408, 415), "retrieve"),
+        _Route("GET", "/models", models, "models", Models, (), "retrieve"),
+        _Route("GET", "/models/{name}", model, "models", Model, (404,), "retrieve"),
+        _Route("GET", "/models/{name}/items", complete_items, "models", Completions, (404, 422, 429, 503, 504), "retrieve"),
+        _Route("POST", "/models/{name}/load", load, "admin", Model, change, "admin"),
+        _Route("POST", "/models/{name}/unload", unload, "admin", Model, change, "admin"),
+        _Route("POST", "/models/{name}/default", set_default, "admin", Model, change, "admin"),
+        _Route("PUT", "/models/{name}/removed", set_removed, "admin", Removed, (*change, 412), "admin"),
+        _Route("GET", "/models/{name}/removed", removed, "admin", RemovedIds, (404,), "admin"),
+        _Route("PUT", "/models/{name}/removed/{id:item_id}", remove_item, "admin", RemovedId, item, "admin"),
+        _Route("DELETE", "/models/{name}/removed/{id:item_id}", restore_item, "admin", RemovedId, item, "admin"),
+        _Route("GET", "/livez", livez, "operation", {}),
+        _Route("GET", "/readyz", readyz, "operation", Readiness),
+        _Route("GET", "/metrics", metrics, "operation", {"content": {"text/plain": {}}}),
+    )
+
+
+def _responses(route: _Route) -> dict[int | str, dict[str, Any]]:
+    """The documented answers of a route."""
+    responses: dict[int | str, dict[str, Any]] = {200: route.answer if isinstance(route.answer, dict) else {"model": route.answer}}
+    if route.answer in (Removed, RemovedId, RemovedIds):
+        responses[200]["headers"] = _ETAG
+    for status in (*UNREADABLE, *_DENIED[route.role], *route.statuses):
+        responses[status] = {"model": Problem, "description": _PROBLEMS[status]}
+    if route.function is removed:
+        responses[304] = {"description": "The list is the one that If-None-Match names.", "headers": _ETAG}
+    if route.function is readyz:
+        responses[503] = {"model": Readiness, "description": "Not ready; `reasons` says why."}
+    return responses
+
+
+def _needs(role: Role) -> Sequence[Any]:
+    """The check of a request's key."""
+
+    async def check(request: Request, _: Bearer) -> None:
+        service, info = service_of(request), info_of(request)
+        try:
+            info.key = service.keys.check(role, info.authorization)
+        except Denied as error:
+            service.audit.denied(request.scope, info.request_id.decode(), error)
+            raise
+
+    return [Depends(check)]
 
 
 def retrieve_items(body: RetrieveRequest) -> None:
@@ -147,6 +168,7 @@ async def metrics(request: Request) -> Response:
 
 
 _DENIED: dict[Role | None, Sequence[int]] = {None: (), "retrieve": (401,), "admin": (401, 403)}
+_LINES: dict[str, Any] = {LINES_TYPES[0]: {"schema": {"type": "string"}}}
 _ETAG = {"ETag": {"description": "Of the list of removed ids.", "required": True, "schema": {"type": "string"}}}
 
 
