@@ -1,4 +1,4 @@
-"""What options of XR-Linear find, trained on a part of the training data and judged by the rest."""
+"""Compare options of XR-Linear: train on a part of the training data, measure on the rest."""
 
 from __future__ import annotations
 

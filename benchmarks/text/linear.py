@@ -39,12 +39,12 @@ TEXTS = ("words", "words+pairs", "words+pairs more", "words+pairs+trigrams")
 MOST_LABELS = 10_000
 """For one-versus-all."""
 PUBLISHED = LinearOptions(prior=0, gamma=1)
-"""Weights that are drawn to 0, as the paper has them."""
+"""Weights are regularised towards 0, as in the paper."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How XR-Linear is trained. No whole tree: all items are children of the root."""
+    """How XR-Linear is trained. Without `whole_tree`, all items are children of the root."""
 
     texts: str = "words+pairs+trigrams"
     options: LinearOptions = field(default_factory=LinearOptions)

@@ -397,12 +397,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "processors": (
         param(1, pred_kwargs={"post_processor": "noop"}),
-        r"1.model.*post_processor 'noop'.*'l3-hinge' as on level 0: one for all",
+        r"1.model.*post_processor 'noop'.*'l3-hinge' as on level 0: the same on all",
     ),
     "topk": (param(0, pred_kwargs={"only_topk": 0}), r"0.model/param.json: got 'only_topk 0', expected a whole number of at least 1"),
     "depth": (param(None, depth=0), r"ranker/param.json: got 0, expected a depth of 1 to 63"),
     "deeper": (param(None, depth=3), r"2.model/param.json: got .*No such file"),
-    "shallower": (param(None, depth=1), r"ranker/param.json: got 'nr_labels 4', expected 2, which the matrices have"),
+    "shallower": (param(None, depth=1), r"ranker/param.json: got 'nr_labels 4', expected 2 as in the matrices"),
     "features": (param(None, nr_features=9), r"ranker/param.json: got 'nr_features 9', expected 30"),
     "mmap": (
         param(None, is_mmap=True),
@@ -411,7 +411,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "mmap level": (lambda ranker: (ranker / "1.model/W.mmap_store").touch(), r"1.model: got 'a memory-mapped model'"),
     "transformer": (
         lambda ranker: change(ranker.parent / "param.json", model="XTransformer"),
-        r"pecos/param.json: got 'XTransformer', expected an XLinearModel: nothing but scorers of sparse features is imported",
+        r"pecos/param.json: got 'XTransformer', expected an XLinearModel: only linear scorers of sparse features can be imported",
     ),
     "one level": (
         lambda ranker: change(ranker.parent / "param.json", model="MLModel"),

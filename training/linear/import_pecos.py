@@ -1,20 +1,19 @@
-"""From a saved PECOS XR-Linear model to a bundle of linear scorers that finds the same labels (Yu et al. 2022; github.com/amzn/pecos).
+"""Import a saved PECOS XR-Linear model as a bundle that finds the same labels (Yu et al. 2022; github.com/amzn/pecos).
 
     MODEL/param.json                        what `XLinearModel.save` writes; RANKER = MODEL/ranker
     RANKER/param.json                       "HierarchicalMLModel": depth D, nr_features F, nr_labels
     RANKER/<d>.model/param.json             "MLModel", d = 0 … D − 1: bias, pred_kwargs {only_topk, post_processor}
     RANKER/<d>.model/W.npz                  [F (+ 1 where bias > 0), L_d]: a column of weights per cluster, or label on the last level
-    RANKER/<d>.model/C.npz                  [L_d, L_{d − 1}]: which cluster each of them is in; without it there is one, on level 0 alone
+    RANKER/<d>.model/C.npz                  [L_d, L_{d − 1}]: the cluster of each column; may be missing on level 0, which has one cluster
 
-PECOS's level d is our level d + 1 below a root that it does not have, sorted by parent, by column within one. Ties: PECOS takes the better
-parent's child first, and of one parent's the lower column, as a search of the bundle does; where parents of different ranks have children
-of equal rank, that takes the child of the parent that comes first in the tree.
+PECOS's level d is level d + 1 here: PECOS has no root. Nodes are sorted by parent, then by column. Ties between children of one parent go
+to the lower column in both. Between parents, PECOS prefers the child of the better parent, a bundle the child of the first parent.
 
-What a bundle says otherwise than PECOS: scores are never logs, so the log- processors give the exponential of PECOS's score; and noop gives
-the sigmoid of it, whose ranks are PECOS's scores. Ranks are sums of logs: they tell apart what PECOS's products round to 1 or to 0, where
-PECOS goes by the columns.
+Differences from PECOS: scores are never logs, so log- processors give the exponential of PECOS's score. noop gives the sigmoid of PECOS's
+score, and PECOS's score as the rank. Ranks are sums of logs, which differ where PECOS's products round to 1 or 0 and its order is that of
+the columns.
 
-Knows PECOS's files. Does not know how its models are trained, nor its vectorisers: queries are features.
+Knows PECOS's files. Does not know its training or its vectorisers: queries are features.
 
 Legend: D depth, L clusters of a level, F features, N nodes, B queries.
 """
@@ -55,9 +54,9 @@ Features = tuple[list[int], list[float]]
 
 PROCESSORS = ("noop", *(f"{log_}{name}" for name in get_args(Activation) for log_ in ("", "log-")))
 BEAM_SIZE, M = 10, 20
-"""PECOS's own, for models that do not say."""
+"""PECOS's defaults, for models that have none."""
 LARGEST = 2000
-"""Beam size and m that a service may be asked for, unless the model's own are larger or its labels fewer."""
+"""Largest beam size and m of a request, unless the model's own are larger or it has fewer labels."""
 MAX_LEVELS = 63
 DRAWS = 4
 """Random queries of which the clearest becomes a golden query."""
@@ -72,9 +71,9 @@ class Layer:
     """One level of a PECOS model.
 
     weights    [F, L], columns sorted, without zeros
-    bias_L     float32[L]: the bias's weight, times its value
-    parent_L   int64[L]: the cluster of the level above that each is in
-    clusters   how many that level has
+    bias_L     float32[L]: the bias's weight times its value
+    parent_L   int64[L]: each column's cluster on the level above
+    clusters   number of clusters on the level above
     """
 
     weights: csc_array[np.float32]
@@ -86,11 +85,11 @@ class Layer:
 
 
 def import_pecos(folder: Path, out: Path, items: Path | None = None) -> Bundle:
-    """Write models/<name>/<version>/ (`out`) from a saved model and return it, its golden queries verified on `sparse-cpu`.
+    """Write models/<name>/<version>/ (`out`) from a saved model and return the bundle, its golden queries verified on `sparse-cpu`.
 
-    folder  of the model, or its `ranker`
-    items   a Parquet file with a column `id`, a row per label in the order of the labels; without it ids are the labels' numbers
-    Raises InvalidData where the folder holds anything but an XR-Linear model that a tree can be made of, InvalidConfig for the item file.
+    folder  the model's folder, or its `ranker`
+    items   a Parquet file with a column `id` and a row per label, in the order of the labels; by default ids are the labels' numbers
+    Raises InvalidData where the folder is not an XR-Linear model with a tree, InvalidConfig for the item file.
     """
     ranker, params = find_ranker(folder)
     layers = read_layers(ranker, params)
@@ -106,7 +105,7 @@ def import_pecos(folder: Path, out: Path, items: Path | None = None) -> Bundle:
 
 
 def find_ranker(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The ranker's folder, and what each param.json of the model says, by its path below `folder`."""
+    """The ranker's folder, and the content of each param.json by its path below `folder`."""
     found: dict[str, Any] = {}
     if not folder.is_dir():
         raise InvalidData(str(folder), "no folder", f"a folder with a PECOS model; {HOW}")
@@ -127,7 +126,7 @@ def find_ranker(folder: Path) -> tuple[Path, dict[str, Any]]:
         raise InvalidData(
             str(where),
             kind,
-            f"an XLinearModel: nothing but scorers of sparse features is imported. Train one with XLinearModel.train(), {HOW}",
+            f"an XLinearModel: only linear scorers of sparse features can be imported. Train one with XLinearModel.train(), {HOW}",
         )
     depth = params.get("depth")
     if not isinstance(depth, int) or not 1 <= depth <= MAX_LEVELS:
@@ -154,11 +153,11 @@ def read_layers(ranker: Path, params: dict[str, Any]) -> list[Layer]:
             raise InvalidData(str(ranker / f"{d}.model" / "W.npz"), f"weights of {width} features", f"{first} as on level 0")
         if layers[-1].post_processor != layers[0].post_processor:
             field, wanted = str(ranker / f"{d}.model" / "param.json"), layers[0].post_processor
-            raise InvalidData(field, f"post_processor {layers[-1].post_processor!r}", f"{wanted!r} as on level 0: one for all levels")
+            raise InvalidData(field, f"post_processor {layers[-1].post_processor!r}", f"{wanted!r} as on level 0: the same on all levels")
     top = next(one for one in params.values() if _kind(one) == "HierarchicalMLModel")
     for name, value in (("nr_features", layers[0].weights.shape[0]), ("nr_labels", clusters)):
         if top.get(name, value) != value:
-            raise InvalidData(str(ranker / "param.json"), f"{name} {top[name]}", f"{value}, which the matrices have")
+            raise InvalidData(str(ranker / "param.json"), f"{name} {top[name]}", f"{value} as in the matrices")
     return layers
 
 
@@ -194,7 +193,7 @@ def _read_layer(folder: Path, params: dict[str, Any], clusters: int, is_first: b
 
 
 def _read_parents(file: Path, columns: int, clusters: int, is_first: bool) -> Int64:
-    """int64[L]: the cluster of each column. As in PECOS, an entry of C counts whatever its value."""
+    """int64[L]: the cluster of each column. As in PECOS, entries of C count whatever their values."""
     if is_first and not file.exists():
         return np.zeros(columns, np.int64)
     matrix = _read_matrix(file)
@@ -205,10 +204,10 @@ def _read_parents(file: Path, columns: int, clusters: int, is_first: bool) -> In
     count_L = np.bincount(matrix.indices, minlength=columns)
     for wrong_L, what in ((count_L == 0, "no cluster"), (count_L > 1, "several clusters")):
         if wrong_L.any():
-            raise InvalidData(str(file), f"row {_few(wrong_L)} in {what}", "each row in one cluster")
+            raise InvalidData(str(file), f"row {_positions(wrong_L)} in {what}", "each row in one cluster")
     children = np.diff(matrix.indptr)
     if (children == 0).any():
-        raise InvalidData(str(file), f"column {_few(children == 0)} without an entry", "no cluster without children")
+        raise InvalidData(str(file), f"column {_positions(children == 0)} without an entry", "no cluster without children")
     if children.max() > MAX_CHILDREN:
         raise InvalidData(str(file), f"a cluster of {children.max()} children", f"at most {MAX_CHILDREN}: train with a tree")
     parent_L = np.empty(columns, np.int64)
@@ -216,8 +215,8 @@ def _read_parents(file: Path, columns: int, clusters: int, is_first: bool) -> In
     return parent_L
 
 
-def _few(wrong: NDArray[np.bool_]) -> str:
-    """Where something is wrong, for a message."""
+def _positions(wrong: NDArray[np.bool_]) -> str:
+    """The first positions where something is wrong, for a message."""
     places = np.flatnonzero(wrong)
     return ", ".join(map(str, places[:5])) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
 
@@ -226,7 +225,7 @@ def _read_matrix(file: Path) -> csc_array[Any]:
     if not file.is_file():
         raise InvalidData(str(file), "no file", f"a matrix; {HOW}")
     try:
-        with file.open("rb") as stream:  # of a damaged file's own stream NumPy leaves the end to chance
+        with file.open("rb") as stream:  # NumPy may not close the stream of a damaged file that it opened itself
             matrix = csc_array(load_npz(stream))
         matrix.check_format(full_check=True)
         matrix.sum_duplicates()
@@ -246,7 +245,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _kind(params: dict[str, Any]) -> str | None:
-    """The class that a param.json was saved by; None where it does not say."""
+    """The class that saved a param.json, None if it has no name of one."""
     named = params.get("model")
     if named is None and isinstance(params.get("__meta__"), dict):
         named = str(params["__meta__"].get("class_fullname", "")).rpartition("###")[2] or None
@@ -264,8 +263,8 @@ def _refuse_mmap(folder: Path, params: dict[str, Any]) -> None:
 
 
 def as_tree(ranker: Path, layers: Sequence[Layer]) -> tuple[Tree, Chunks]:
-    """The tree of the clusters, whose items are the labels, and its scorers."""
-    place_L = np.zeros(1, np.int64)  # of each cluster among those of its level, in the tree
+    """The tree of clusters over the labels as items, and its scorers."""
+    place_L = np.zeros(1, np.int64)  # of each cluster on its level of the tree
     orders, children = [], []
     for layer in layers:
         counts = np.zeros(layer.clusters, np.int64)
@@ -292,10 +291,10 @@ def as_tree(ranker: Path, layers: Sequence[Layer]) -> tuple[Tree, Chunks]:
 def _chunks_of(
     layer: Layer, order_L: Int64, children_P: Int64
 ) -> tuple[Int64, NDArray[np.int32], Int64, NDArray[np.uint16], NDArray[np.float32]]:
-    """The rows of each parent, the feature and the number of entries of each row, and the entries: a level's part of Chunks.
+    """A level's part of Chunks: the number of rows of each parent; feature and number of entries of each row; the entries.
 
-    order_L     the columns as the tree has them
-    children_P  how many of them each parent has
+    order_L     the columns in the order of the tree
+    children_P  the number of children of each parent
     """
     by_row = layer.weights[:, order_L].tocsr()  # by feature, then by place in the tree
     first_P = np.cumsum(children_P) - children_P
@@ -316,7 +315,7 @@ def _chunks_of(
 
 
 def _running(counts: Sequence[Int64]) -> Int64:
-    """0 and the running sum of some levels' counts."""
+    """0 and the cumulative sum of all levels' counts."""
     return np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64)
 
 
@@ -338,7 +337,7 @@ def label_table(file: Path | None, labels: int) -> ItemTable:
 
 
 def ranking_of(post_processor: str) -> Ranking:
-    """The post-processor as a ranking: products along the path are sums of logs."""
+    """The ranking of a post-processor: products along the path become sums of logs."""
     if post_processor == "noop":
         return Ranking(own="logit", gamma=0)
     return Ranking(activation=cast(Activation, post_processor.removeprefix("log-")), own="log_activation", gamma=1)

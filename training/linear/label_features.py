@@ -1,4 +1,4 @@
-"""What a label looks like: PIFA, the normalised sum of the points that have it (PECOS §3.1; XR-Linear §3.2).
+"""Label features: PIFA (positive instance feature aggregation), the normalised sum of a label's points (PECOS §3.1; XR-Linear §3.2).
 
 Legend: B points, I labels, F features.
 """
@@ -13,7 +13,7 @@ from training.data.xmc import LabelledPoints
 
 
 def pifa(data: LabelledPoints) -> Csr:
-    """float32 rows [I, F] of length 1. A point counts 1 / √(its labels) for each of them; a label without points has an empty row."""
+    """float32 rows [I, F] of length 1. A point has the weight 1 / √(number of its labels); a label without points has an empty row."""
     labels = data.labels
     counts = np.diff(labels.indptr)
     shares = np.repeat(1 / np.sqrt(np.maximum(counts, 1)), counts).astype(np.float32)

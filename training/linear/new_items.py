@@ -1,4 +1,4 @@
-"""A table of new items, checked against the model that they go into, and what features they and its old items have.
+"""New items of a table, checked against the model that they are placed in, and the features of new and old items.
 
 Knows columns, types and texts. Does not know trees or weights.
 
@@ -24,7 +24,7 @@ from training.data.csr import Csr, as_matrix, normalised
 from training.data.query_logs import texts_of
 
 FEATURES = "features"
-"""The column of structs of `indices` and `values` that new items of a model of features have beside the model's own columns."""
+"""The column of structs of `indices` and `values` that new items of a model of features have besides the model's columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,8 @@ class NewItems:
 def read_new_items(bundle: Bundle, file: Path, columns: Sequence[str]) -> NewItems:
     """The items of a Parquet file.
 
-    columns  of the item table, whose values are an item's text; none for a model of features, whose items have a column `features`
-    Raises InvalidConfig where `columns` are not the model's, InvalidData where the file is: naming the file with the column or the id.
+    columns  of the item table: their values are an item's text; none for a model of features, whose new items have a column `features`
+    Raises InvalidConfig where `columns` are not the model's, InvalidData where the file does not fit the model.
     """
     kind = bundle.manifest.query
     if isinstance(kind, TextKind) != bool(columns):
@@ -87,7 +87,7 @@ def _read(file: Path) -> pa.Table:
 
 
 def _cast(file: Path, given: pa.Table, bundle: Bundle, name: str) -> pa.ChunkedArray:
-    """A column in the type that the model's has. Numbers stay what they are: 1.5 is no integer, and "12" no number."""
+    """A column, cast to the type of the model's. Values never change: 1.5 is not an integer, and "12" is not a number."""
     column, wanted = given.column(name), bundle.items.column(name).type
     if _family(column.type) != _family(wanted) and not pa.types.is_null(column.type):
         raise InvalidData(f"{file}, {name}", str(column.type), f"{wanted}, as in the model")
@@ -98,7 +98,7 @@ def _cast(file: Path, given: pa.Table, bundle: Bundle, name: str) -> pa.ChunkedA
 
 
 def _family(kind: pa.DataType) -> str:
-    """What values a type has, whatever their width."""
+    """A type without its width: types of one family hold the same kind of values."""
     if pa.types.is_dictionary(kind):
         return _family(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):

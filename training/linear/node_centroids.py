@@ -1,8 +1,8 @@
-"""What the items below each node look like: where the weights of its scorer begin, and what a node that is not trained is scored by.
+"""Centroids of nodes: scorers are regularised towards them, and nodes that are not trained are scored by them.
 
-A leaf's centroid is its item's. An inner node's is the largest value of each feature below it, not the mean: a query is to be brought to
-a node if it is like *one* of the items there, and the mean of items that share little is like none of them. Unnormalised the maximum would
-bound every product below from above, as the blocks of Mallia et al. 2024 (block-max pruning) do; of length 1 it compares with the leaves.
+A leaf's centroid is its item's. An inner node's is the largest value of each feature among the items below, not the mean: a query should
+reach a node if it resembles *one* of the items there, and the mean of dissimilar items resembles none. Unnormalised, the maximum is an
+upper bound of every product below, as in block-max pruning (Mallia et al. 2024). Rows have length 1, to compare with those of leaves.
 
 Legend: I items, F features, N nodes.
 """
@@ -21,14 +21,14 @@ from training.data.csr import Csr, normalised
 
 @dataclass(frozen=True, eq=False)
 class Centroids:
-    """Nodes of one level: float32 rows [N, F] of length 1, and float32[N], by what each row was divided."""
+    """Of one level: float32 rows [N, F] of length 1, and float32[N], their lengths before they were divided by them."""
 
     rows: Csr
     length_N: NDArray[np.float32]
 
 
 def node_centroids(centroids: Csr, tree: Tree) -> list[Centroids]:
-    """Those of each level from 1 on; `centroids`: the items', rows [I, F] of length 1."""
+    """The centroids of each level from 1 on; `centroids`: those of the items, rows [I, F] of length 1."""
     leaf = tree.leaf_of_item - tree.leaf_offset
     rows = csr_array((np.ones(len(leaf), np.float32), (leaf, np.arange(len(leaf)))), shape=(tree.leaf_count, len(leaf))) @ centroids
     levels = [rows]

@@ -1,6 +1,6 @@
 """`sparse-cpu`: bundles of linear node scorers, searched by compiled loops over their chunks.
 
-Knows masks, exclusions and threads. How a level is scored and pruned is chunk_search's.
+Knows masks, exclusions and traces. Does not know how a level is scored and pruned: see `chunk_search.py`.
 
 Legend: B queries, X excluded nodes, N nodes, M results, H levels below the root.
 """
@@ -19,7 +19,7 @@ from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult
 
 
 class SparseCpuEngine:
-    """See the module. `rounding` is what float32 sums in another order may make of a rank, for logits of a few units, as training makes."""
+    """See the module. `rounding` bounds the difference of ranks whose float32 sums have another order, for logits of a few units."""
 
     name = "sparse-cpu"
     rounding = 1e-4
@@ -31,7 +31,7 @@ class SparseCpuEngine:
         self._unrestricted = unrestricted_mask(self._tree)
 
     def warm_up(self) -> None:
-        """Compile the search, where no earlier run has left it in the cache."""
+        """Compile the search, unless it is cached."""
         self.search(blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
 
     def prepare(self, params: SearchParams) -> None:

@@ -1,11 +1,11 @@
 """`sparse-cuda`: bundles of linear node scorers, the whole beam search in Triton kernels.
 
-On each level one kernel looks the query's features up in the tables of the beam's nodes (`chunk_tiles.py`) and scores their children, and
-one selects the best of them. Calls, masks and cells are those of `gpu_engine.py` and `gpu_cells.py`. The features of a call lie in one
-buffer, whose addresses the kernels read, so that queries may have any number of them without a cell of their own.
+On each level, one kernel looks up the query's features in the tables of the beam's nodes (`chunk_tiles.py`) and scores their children;
+another selects the best of them. Calls, masks and cells are those of `gpu_engine.py` and `cells.py`. The features of a call are in one
+buffer whose addresses the kernels read, so cells do not depend on the number of features.
 
-On the GPU are the tables, mostly smaller than the bundle's file and never more than three times its size (half of that for the weights in
-16 bits), 4 bytes for each node's bias and 4 to 12 for the tree.
+GPU memory: the tables, usually smaller than the bundle's file and at most three times its size (weights in 16 bits take half), 4 bytes per
+node for the bias and 4 to 12 for the tree.
 
 Legend: B queries, K beam, N nodes, F features of a call.
 """
@@ -32,11 +32,11 @@ from espalier.search import Precision
 from espalier.text.sparse_rows import SparseRows
 
 ROUNDING: dict[Precision, float] = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}
-"""For logits of a few units, as training makes."""
+"""Largest differences of ranks, for logits of a few units."""
 FEATURES = 64
-"""Of a query that are looked up at a time. The order of a score's sum depends on it, so it is not for tuning."""
+"""Features of a query that are looked up at once. The order of a score's sum depends on it, so it must not be tuned."""
 ROOM = 1 << 16
-"""Numbers of a call's features and values that there is room for at first."""
+"""Initial size of the buffer of a call's features and values."""
 
 
 class SparseCudaEngine(GpuEngine["FeatureCell"]):
@@ -89,14 +89,14 @@ class SparseCudaEngine(GpuEngine["FeatureCell"]):
 
 
 def device_bytes(bundle: Bundle, sizes: TileSizes, precision: Precision) -> int:
-    """What a bundle's tables, biases and tree take on a GPU."""
+    """Bytes of a bundle's tables, biases and tree on a GPU."""
     tree = bundle.tree
     ragged = tree.node_count if is_ragged(tree) else 0
     return sizes.nbytes(DTYPES[precision].itemsize) + 4 * (tree.node_count + tree.leaf_count + ragged)
 
 
 class _Tiles:
-    """The tables on the device, laid out and brought there block by block; see `ChunkTiles`."""
+    """The tables on the device, laid out and copied block by block; see `ChunkTiles`."""
 
     def __init__(self, bundle: Bundle, sizes: TileSizes, dtype: torch.dtype, device: torch.device) -> None:
         def room(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -118,12 +118,12 @@ class _Tiles:
                 to[int(begin[tiles.start]) : int(begin[tiles.stop])] = torch.from_numpy(part).to(device).to(to.dtype)
 
     def of_level(self, level: int) -> tuple[Tensor | int, ...]:
-        """What the kernels take to score the children of a level's nodes."""
+        """The kernels' arguments for scoring the children of a level's nodes."""
         return self.tiles, self.first_tile[level], self.first_key, self.keys, self.places, self.weights, self.bias
 
 
 class _Features:
-    """The features of one call on the device, int32[F], and their values after them, float32[F]; for calls one after another."""
+    """The features of the current call on the device, int32[F], followed by their values, float32[F]."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._room = device, 0
@@ -147,7 +147,7 @@ class _Features:
 
 
 class FeatureCell(Cell[None]):
-    """A cell of queries with features. What encodes them has run on the host, so that they have no state."""
+    """A cell of queries with features. The host has encoded them, so there is no query state."""
 
     def __init__(self, engine: SparseCudaEngine, batch: int, bucket: int, wanted: int) -> None:
         entries: Entries = {"features": ((batch,), torch.int64), "values": ((batch,), torch.int64), "count": ((batch,), torch.int32)}

@@ -1,4 +1,4 @@
-"""Linear node scorers over tiles of a node's children: a query's features are looked up in a tile's rows, all of a block at once.
+"""Linear node scorers over tiles of a node's children: a block of a query's features is looked up in a tile's rows at once.
 
 Legend: B queries, K beam, C candidates, N nodes, F a query's features, T tiles, R rows, W weights.
 """
@@ -17,12 +17,12 @@ NAN = tl.constexpr(float("nan"))
 HASH = tl.constexpr(2654435769)
 """2^32 over the golden ratio: as `chunk_tiles.bucket_of` hashes."""
 KEYS = tl.constexpr(8)
-"""Of a bucket that are compared at a time: 32 bytes, what a GPU reads at least."""
+"""Keys of a bucket that are compared at once: 32 bytes, a GPU's smallest memory access."""
 
 
 @triton.jit
 def _bits_set(x):
-    """How many bits of uint32 numbers are 1."""
+    """The number of 1 bits of uint32 numbers."""
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F
@@ -31,7 +31,7 @@ def _bits_set(x):
 
 @triton.jit
 def _rows_of(feature, there, first_key_U, keys_R, buckets, longest):
-    """int32[block]: where the rows of features (int32[block]) are among a tile's, −1 where it has none."""
+    """int32[block]: the positions of the features' rows in a tile, −1 for a feature without a row."""
     bucket = tl.umulhi(feature.to(tl.uint32) * HASH, buckets.to(tl.uint32)).to(tl.int32)
     begin = tl.load(first_key_U + bucket, mask=there, other=0)
     end = tl.load(first_key_U + bucket + 1, mask=there, other=0)
@@ -47,9 +47,9 @@ def _rows_of(feature, there, first_key_U, keys_R, buckets, longest):
 def _logits_of(
     bias, features, values, count, tile_4, first_key_U, keys_R, places_R2, weights_W, TILE: tl.constexpr, FEATURES: tl.constexpr
 ):  # fmt: skip
-    """float32[TILE]: bias + Σ weight · value, a block of features after the other, so that the order of the sum is the query's alone.
+    """float32[TILE]: bias + Σ weight · value, in blocks of features, so the order of the sum depends on the query alone.
 
-    features, values  where the addresses of the query's features and of their values are
+    features, values  pointers to the addresses of the query's features and of their values
     """
     features_F = tl.load(features).to(tl.pointer_type(tl.int32))
     values_F = tl.load(values).to(tl.pointer_type(tl.float32))
@@ -75,7 +75,9 @@ def _logits_of(
 
 @triton.jit
 def _own_of(logit, POWER: tl.constexpr):
-    """What a node adds to its rank: its logit (−1), its sigmoid's log (0), or −max(0, 1 − logit)^POWER; NaN where that is not finite."""
+    """A node's own part of its rank by POWER: its logit (−1), its log sigmoid (0), or −max(0, 1 − logit)^POWER; NaN where that is not
+    finite.
+    """
     if POWER < 0:
         own = logit
     elif POWER == 0:
@@ -91,7 +93,7 @@ def _own_of(logit, POWER: tl.constexpr):
 
 @triton.jit
 def _numbers(parent, child, first_child_N, level_start, next_start, children, UNIFORM: tl.constexpr):
-    """A parent's children by their places (int32[TILE]): their node numbers, and which there are."""
+    """The node numbers of a parent's children, by their positions `child` (int32[TILE]), and which of them exist."""
     if UNIFORM:
         number = next_start + (parent - level_start) * children + child
         there = child < children
