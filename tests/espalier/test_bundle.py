@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ from espalier.manifest import ManifestDraft, RankerInfo, Ranking
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree, tree_from_children
+from tests.file_modes import assert_every_user_can_read, umask
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +98,6 @@ def read_everything(bundle: Bundle) -> None:
         load_graph(name, bundle.graph(name))
 
 
-@pytest.fixture(params=[0o000, 0o022, 0o077])
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
-    """That of whoever writes."""
-    before = os.umask(request.param)
-    yield request.param
-    os.umask(before)
-
-
 # -- round trip ---------------------------------------------------------------------------------------------------------
 
 
@@ -131,17 +123,18 @@ def test_arrays_that_lie_side_by_side_in_memory_in_another_order_are_written_rig
     assert_array_equal(write_bundle(tmp_path / "1", draft_of(original), content_of(original, node_rows_ND=rows_ND)).node_rows_ND, rows_ND)
 
 
-@pytest.mark.usefixtures("umask")
-def test_every_user_can_read_what_anybody_has_written(original: Bundle, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+def test_every_user_can_read_what_anybody_has_written(original: Bundle, tmp_path: Path, mask: int) -> None:
     """The container's user is another one than the host's, and safetensors writes for its own user alone."""
-    write_bundle(tmp_path / "models" / "tiny" / "1", draft_of(original), content_of(original))
-    written = Bundle.open(tmp_path / "models" / "tiny" / "1")
-    info = RankerInfo(features=("retrieval.score",), depth=10, max_depth=10)
-    with_ranker(written, tmp_path / "models" / "tiny" / "2", info, b"not opened here", written.golden())
-    make_linear_bundle(tmp_path / "models", np.random.default_rng(3), complete_tree(np.arange(8), 2), Ranking(own="logit", gamma=0.0))
-    models = [tmp_path / "models", *(tmp_path / "models").rglob("*")]
-    assert {"nodes.safetensors", "chunks.safetensors", "ranker.onnx", "items.arrow"} <= {path.name for path in models}
-    assert {path: oct(path.stat().st_mode & 0o7777) for path in models} == {path: oct(0o755 if path.is_dir() else 0o644) for path in models}
+    models = tmp_path / "models"
+    with umask(mask):
+        write_bundle(models / "tiny" / "1", draft_of(original), content_of(original))
+        written = Bundle.open(models / "tiny" / "1")
+        info = RankerInfo(features=("retrieval.score",), depth=10, max_depth=10)
+        with_ranker(written, models / "tiny" / "2", info, b"not opened here", written.golden())
+        make_linear_bundle(models, np.random.default_rng(3), complete_tree(np.arange(8), 2), Ranking(own="logit", gamma=0.0))
+    assert {"nodes.safetensors", "chunks.safetensors", "ranker.onnx", "items.arrow"} <= {path.name for path in models.rglob("*")}
+    assert_every_user_can_read(models)
 
 
 def test_a_models_folder_that_is_there_keeps_its_mode(original: Bundle, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import FeaturesKind, QueryBatch
 from espalier.search import SearchParams
 from service.models.probe import Replay
+from tests.file_modes import assert_every_user_can_read, umask
 from training.__main__ import main
 from training.data.csr import as_rows
 from training.linear.import_pecos import PROCESSORS, import_pecos
@@ -171,16 +171,9 @@ def test_it_finds_what_pecos_finds_at_every_depth_with_and_without_a_bias(tmp_pa
 
 def test_every_user_can_read_an_imported_model(tmp_path: Path) -> None:
     levels = random_model(np.random.default_rng(4), SIZES[2])
-    before = os.umask(0o077)
-    try:
+    with umask(0o077):
         import_pecos(write(tmp_path / "pecos", levels), tmp_path / "models" / "law" / "1")
-    finally:
-        os.umask(before)
-    written = [tmp_path / "models", *(tmp_path / "models").rglob("*")]
-    assert len(written) > 5
-    assert {path.name: oct(path.stat().st_mode & 0o777) for path in written} == {
-        path.name: oct(0o755 if path.is_dir() else 0o644) for path in written
-    }
+    assert_every_user_can_read(tmp_path / "models")
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from espalier.manifest import Activation, Ranking
 from espalier.search import Engine
 from loadtest.queries import held_out
 from service.models.probe import Replay
+from tests.file_modes import assert_every_user_can_read, umask
 from tests.service.running import Json, problem, run
 from training.__main__ import evaluate, fit, inspect
 
@@ -218,16 +218,9 @@ def test_every_user_can_read_a_trained_model(tmp_path: Path) -> None:
         (tmp_path / f"{name}.txt").write_text(as_xmc(*random_matrices(rng, 60)))
     files = "".join(f'{name} = "{tmp_path / name}.txt"\n' for name in ("train", "test"))
     config = write_toml(tmp_path / "c.toml", f'[data]\nformat = "xmc"\n{files}[tree]\nbranching = 4\nmax_leaf = 4\n')
-    before = os.umask(0o077)
-    try:
+    with umask(0o077):
         fit(config=config, out=tmp_path / "models" / "points" / "1", data=None, test=None, device="auto", resume=True)
-    finally:
-        os.umask(before)
-    written = [tmp_path / "models", *(tmp_path / "models").rglob("*")]
-    assert len(written) > 5
-    assert {path.name: oct(path.stat().st_mode & 0o777) for path in written} == {
-        path.name: oct(0o755 if path.is_dir() else 0o644) for path in written
-    }
+    assert_every_user_can_read(tmp_path / "models")
 
 
 @pytest.mark.parametrize("form", ["xmc", "npz"])
