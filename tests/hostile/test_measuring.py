@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,8 @@ def test_an_attack_is_stopped_where_the_service_takes_too_much(service: Attacked
 
 
 def test_memory_and_descriptors_are_those_of_all_processes(large: Path, tmp_path: Path) -> None:
-    with attacked(large, tmp_path / "log", LIMITS.environment(), workers=2) as service:
+    patient = replace(LIMITS, head_timeout_s=60)  # else a slow machine closes the first connection before it accepts the last one
+    with attacked(large, tmp_path / "log", patient.environment(), workers=2) as service:
         pids = service.processes()
         assert pids[0] == service.process.pid
         assert len(pids) >= 3
@@ -65,9 +67,11 @@ def test_memory_and_descriptors_are_those_of_all_processes(large: Path, tmp_path
         assert 0.9 * service.rss_mb() <= service.peak_mb() <= 1.5 * service.rss_mb()
         before = service.descriptors()
         target = books(service.port)
-        target.connect_many(10)
-        until(lambda: service.descriptors() == before + 10, "all are accepted")
-        target.close()
+        try:
+            target.connect_many(10)
+            until(lambda: service.descriptors() == before + 10, "all are accepted")
+        finally:
+            target.close()
         service.kill()
         service.process.wait()
         assert not service.alive()
