@@ -26,11 +26,11 @@ MOST = 1 << 24
 """What no beam and no m needs to exceed; arrays are made for them."""
 
 
-class _Part(BaseModel):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class TreeInfo(_Part):
+class TreeInfo(_Strict):
     """Sizes of the tree; `max_children[h]` is the largest number of children on level h."""
 
     levels: int = Field(ge=2, le=64)
@@ -40,13 +40,13 @@ class TreeInfo(_Part):
     max_children: tuple[int, ...]
 
 
-class InnerProductForm(_Part):
+class InnerProductForm(_Strict):
     """logit = ⟨query state, node row⟩."""
 
     kind: Literal["inner-product"] = "inner-product"
 
 
-class DenseLayer(_Part):
+class DenseLayer(_Strict):
     """x → x · weight + bias, then max(x, 0) + slope · min(x, 0). Arrays are named as initialisers of scorer.onnx.
 
     weight      float32[in, out], or [out, in] where `transposed`
@@ -60,7 +60,7 @@ class DenseLayer(_Part):
     slope: str | float | None = None
 
 
-class MlpForm(_Part):
+class MlpForm(_Strict):
     """logit = out(… layer₂(layer₁(node row, query state)) …); the state is added to the first layer's sums, before its activation."""
 
     kind: Literal["mlp"] = "mlp"
@@ -71,7 +71,7 @@ class MlpForm(_Part):
 ScorerForm = Annotated[InnerProductForm | MlpForm, Field(discriminator="kind")]
 
 
-class GraphScorer(_Part):
+class GraphScorer(_Strict):
     """ONNX graphs over node rows [nodes, node_dim] of `dtype`, query states [state_levels, state_dim]; state_levels is levels or 1.
 
     form  what scorer.onnx computes, for engines with kernels of their own; they verify it. None: not declared
@@ -85,7 +85,7 @@ class GraphScorer(_Part):
     form: ScorerForm | None = None
 
 
-class LinearScorer(_Part):
+class LinearScorer(_Strict):
     """Weights of sparse features, kept by parent (espalier.chunks): so many features, rows and weights."""
 
     kind: Literal["linear"] = "linear"
@@ -103,14 +103,14 @@ Activation = Literal["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge"]
 """σ(v), or exp(−max(0, 1 − v)^p) for p = 1 … 4 (PECOS's post-processors)."""
 
 
-class Calibration(_Part):
+class Calibration(_Strict):
     """score = sigmoid(slope · rank + intercept), fitted on validation queries (Platt 1999)."""
 
     slope: float = Field(gt=0, allow_inf_nan=False)
     intercept: float = Field(allow_inf_nan=False)
 
 
-class Ranking(_Part):
+class Ranking(_Strict):
     """rank(n) = own(n) + gamma · rank(parent(n)), rank(root) = 0.
 
     own = the logit, or the log of the activation; hinges are for linear scorers alone. `node` models (TDM, JTM, OTM as published):
@@ -124,7 +124,7 @@ class Ranking(_Part):
     calibration: Calibration | None = None
 
 
-class SearchDefaults(_Part):
+class SearchDefaults(_Strict):
     """Defaults and limits of the search knobs; over a limit is an error, never clamped.
 
     min_beam_size  down to which a service may shrink a beam when the deadline is near; None: never
@@ -144,7 +144,7 @@ class SearchDefaults(_Part):
         return value
 
 
-class RankerInfo(_Part):
+class RankerInfo(_Strict):
     """ranker.onnx, which orders the best candidates of a search anew.
 
     features   what it knows of a candidate (espalier.rank_features), in the order of its input's columns
@@ -165,12 +165,12 @@ class RankerInfo(_Part):
         return self
 
 
-class FileInfo(_Part):
+class FileInfo(_Strict):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size: int = Field(ge=0)
 
 
-class ManifestDraft(_Part):
+class ManifestDraft(_Strict):
     """What training says; tree sizes and file checksums are added when the bundle is written.
 
     command  the training command, as it was called
@@ -229,7 +229,7 @@ class Manifest(ManifestDraft):
             raise ValueError(f"a ranker of {ranker.max_depth} candidates cannot follow a search that gives at most {self.search.max_m}")
         for name in ranker.features:
             if name in HISTORY and not isinstance(self.query, HistoryKind):
-                raise ValueError(f"a ranker cannot be told {name} of {self.query.kind} queries")
+                raise ValueError(f"a ranker cannot have the feature {name} of {self.query.kind} queries")
             if needs_node_rows(name) and isinstance(self.scorer, LinearScorer):
-                raise ValueError(f"a ranker cannot be told {name} where scorers are linear: they have no node rows")
+                raise ValueError(f"a ranker cannot have the feature {name} where scorers are linear: they have no node rows")
         return self

@@ -75,7 +75,7 @@ class SearchParams:
         )
 
     def check(self, batch: int, items: int, nodes: int | None = None) -> None:
-        """Raise InvalidQuery unless the arrays fit `batch` queries over `items` items and, where it is told, a tree of `nodes` nodes."""
+        """Raise InvalidQuery unless the arrays fit `batch` queries over `items` items and a tree of `nodes` nodes (None: any)."""
         for name in ("beam_size_B", "m_B"):
             array = getattr(self, name)
             if array.shape != (batch,) or array.dtype != np.int64:

@@ -82,8 +82,8 @@ class ReferenceEngine:
             eligible_B[b] = self.eligible_nodes(params, b).items
             finite_B[b] = all(step.finite for step in steps)
         trace = _trace(paths) if params.trace else None
-        told_B = finite_B if isinstance(queries.kind, VectorKind) else None
-        return finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, trace, told_B)
+        vectors_finite_B = finite_B if isinstance(queries.kind, VectorKind) else None
+        return finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, trace, vectors_finite_B)
 
     def steps(self, queries: QueryBatch, params: SearchParams, b: int, follow: Mapping[int, NDArray[np.int64]] | None = None) -> list[Step]:
         """The search of query b, level by level from 1 to H; every level is scored, also those that need no pruning.

@@ -23,14 +23,14 @@ from espalier.rank_features import COSINES, HALF_LIFE, HISTORY, needs_node_rows
 
 
 @dataclass(frozen=True)
-class Sent:
+class CallerFeatures:
     """What a caller sends with one query: numbers by NAME, and by item row and NAME."""
 
     query: Mapping[str, float] = field(default_factory=dict)
     items: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
-NOTHING_SENT = Sent()
+NO_CALLER_FEATURES = CallerFeatures()
 
 
 class RankFeatures:
@@ -45,25 +45,25 @@ class RankFeatures:
         self._attributes = {
             name: numeric_column(bundle, name.removeprefix("attribute.")) for name in names if name.startswith("attribute.")
         }
-        self._sent_query, self._sent_item = self._sent("query."), self._sent("item.")
+        self._caller_query, self._caller_item = self._caller_columns("query."), self._caller_columns("item.")
         self._cosines, self._historic = any(name in COSINES for name in names), any(name in HISTORY for name in names)
         self._rows_ND: NDArray[Any] | None = None
         if any(map(needs_node_rows, names)):
             self._rows_ND = np.asarray(bundle.node_rows_ND)  # a plain view of the mapped rows, which is faster to index
             self._leaf_of_item = bundle.tree.leaf_of_item
 
-    def _sent(self, prefix: str) -> dict[str, int]:
+    def _caller_columns(self, prefix: str) -> dict[str, int]:
         return {name.removeprefix(prefix): f for name, f in self._place.items() if name.startswith(prefix)}
 
     @property
-    def sent_with_query(self) -> tuple[str, ...]:
+    def caller_query_names(self) -> tuple[str, ...]:
         """NAMEs that a caller may send with a query."""
-        return tuple(self._sent_query)
+        return tuple(self._caller_query)
 
     @property
-    def sent_with_items(self) -> tuple[str, ...]:
+    def caller_item_names(self) -> tuple[str, ...]:
         """NAMEs that a caller may send for an item."""
-        return tuple(self._sent_item)
+        return tuple(self._caller_item)
 
     def of(
         self,
@@ -72,7 +72,7 @@ class RankFeatures:
         rows_N: NDArray[np.int64],
         ranks_N: NDArray[np.float32],
         scores_N: NDArray[np.float32],
-        sent: Sent = NOTHING_SENT,
+        caller_features: CallerFeatures = NO_CALLER_FEATURES,
     ) -> NDArray[np.float32]:
         """float32[N, F]: the features of query b's candidates (item rows, best first) with their ranks and scores.
 
@@ -90,12 +90,12 @@ class RankFeatures:
         for name, values in columns.items():
             if name in self._place:
                 features_NF[:, self._place[name]] = values
-        for name, value in sent.query.items():
-            features_NF[:, self._sent_query[name]] = value
-        if sent.items:
+        for name, value in caller_features.query.items():
+            features_NF[:, self._caller_query[name]] = value
+        if caller_features.items:
             for n, row in enumerate(rows_N.tolist()):
-                for name, value in sent.items.get(row, {}).items():
-                    features_NF[n, self._sent_item[name]] = value
+                for name, value in caller_features.items.get(row, {}).items():
+                    features_NF[n, self._caller_item[name]] = value
         return features_NF
 
     def _history(self, rows_N: NDArray[np.int64], history_T: NDArray[np.int64]) -> dict[str, Any]:

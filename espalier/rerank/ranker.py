@@ -22,7 +22,7 @@ from espalier.checks.golden import encode_table
 from espalier.engines.onnx.graphs import read_graph
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
-from espalier.rerank.features import NOTHING_SENT, RankFeatures, Sent
+from espalier.rerank.features import NO_CALLER_FEATURES, CallerFeatures, RankFeatures
 from espalier.scores import scores_of_ranks
 from espalier.search import SearchResult
 
@@ -77,7 +77,9 @@ class Reranker:
             raise BundleCorrupt(f"{bundle.path / RANKER}: ONNX Runtime cannot open it ({error})") from error
         _check_graph(bundle, self._session, len(self.info.features))
 
-    def rerank(self, queries: QueryBatch, result: SearchResult, depth: int, sent: Sequence[Sent] | None = None) -> Reranked:
+    def rerank(
+        self, queries: QueryBatch, result: SearchResult, depth: int, caller_features: Sequence[CallerFeatures] | None = None
+    ) -> Reranked:
         """The best `depth` of each query's candidates by the ranker's score; equal ones, and those past the depth, keep their order.
 
         A candidate whose score is not finite follows those that have one.
@@ -89,7 +91,7 @@ class Reranker:
         place_BM[:] = np.arange(width)
         score_BM = np.full((batch, width), np.nan, np.float32)
         count_B = np.minimum(result.count_B, depth)
-        features_NF = self.features_of(queries, result, count_B, sent)
+        features_NF = self.features_of(queries, result, count_B, caller_features)
         if len(features_NF):
             score_N = self._session.run(None, {"features": features_NF})[0]
             score_N = np.where(np.isfinite(score_N), score_N, np.float32(np.nan))
@@ -99,7 +101,7 @@ class Reranker:
         return Reranked(place_BM, score_BM)
 
     def features_of(
-        self, queries: QueryBatch, result: SearchResult, count_B: NDArray[np.int64], sent: Sequence[Sent] | None = None
+        self, queries: QueryBatch, result: SearchResult, count_B: NDArray[np.int64], caller_features: Sequence[CallerFeatures] | None = None
     ) -> NDArray[np.float32]:
         """float32[N, F]: the features of the first `count_B` candidates of each query, one query after the other."""
         parts = [
@@ -109,7 +111,7 @@ class Reranker:
                 result.item_rows_BM[b, :count],
                 result.ranks_BM[b, :count],
                 result.scores_BM[b, :count],
-                NOTHING_SENT if sent is None else sent[b],
+                NO_CALLER_FEATURES if caller_features is None else caller_features[b],
             )
             for b, count in enumerate(count_B.tolist())
         ]

@@ -28,7 +28,7 @@ from espalier.queries import (
     encode_texts,
     encode_vectors,
 )
-from espalier.rerank.features import Sent
+from espalier.rerank.features import CallerFeatures
 from espalier.search import NO_ITEM, NodeMask, SearchParams
 from service.models.loading import LoadedModel
 from service.retrieval.schemas import Query, RetrieveRequest
@@ -73,7 +73,7 @@ class EncodedRequest:
     params: SearchParams
     excluded: list[NDArray[np.int64]]
     unknown: list[list[str]]
-    caller_features: list[Sent]
+    caller_features: list[CallerFeatures]
 
 
 def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> CheckedRequest:
@@ -197,11 +197,11 @@ def _check_caller_features(field: str, query: Query, model: LoadedModel) -> None
     reranker, most = model.reranker, model.bundle.manifest.search.max_m
     if reranker is None:
         raise InvalidQuery(field, "features for a ranker", "none, because this model has no ranker")
-    _check_numbers(f"{field}.rank_features", query.rank_features, reranker.features.sent_with_query)
+    _check_numbers(f"{field}.rank_features", query.rank_features, reranker.features.caller_query_names)
     if len(query.item_features) > most:
         raise InvalidQuery(f"{field}.item_features", len(query.item_features), f"at most {most} items")
     for item_id, numbers in query.item_features.items():
-        _check_numbers(f"{field}.item_features.{item_id}", numbers, reranker.features.sent_with_items)
+        _check_numbers(f"{field}.item_features.{item_id}", numbers, reranker.features.caller_item_names)
 
 
 def _check_numbers(field: str, numbers: Mapping[str, float], known: Sequence[str]) -> None:
@@ -232,10 +232,10 @@ def _at_most(field: str, value: float, limit: float, noun: str = "") -> None:
         raise InvalidQuery(field, value, f"at most {limit:g} {noun}".rstrip())
 
 
-def _caller_features(query: Query, rows: NDArray[np.int64]) -> Sent:
+def _caller_features(query: Query, rows: NDArray[np.int64]) -> CallerFeatures:
     """The ranker features that come with a query. rows: item rows of its `item_features`, −1 where the catalogue lacks an id."""
     numbers = zip(rows.tolist(), query.item_features.values(), strict=True)
-    return Sent(query.rank_features, {row: own for row, own in numbers if row >= 0})
+    return CallerFeatures(query.rank_features, {row: own for row, own in numbers if row >= 0})
 
 
 def _unknown(ids: list[str], rows: NDArray[np.int64]) -> list[str]:

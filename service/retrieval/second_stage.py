@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.queries import QueryBatch
-from espalier.rerank.features import Sent
+from espalier.rerank.features import CallerFeatures
 from espalier.rerank.ranker import Reranked
 from espalier.search import SearchResult
 from service.retrieval.request import CheckedRequest
@@ -42,7 +42,9 @@ class Candidates:
         return Candidates(result.item_rows_BM, result.scores_BM, result.count_B, result.count_B, result.complete_B)
 
 
-def second_stage(checked: CheckedRequest, queries: QueryBatch, caller_features: Sequence[Sent], result: SearchResult) -> Candidates:
+def second_stage(
+    checked: CheckedRequest, queries: QueryBatch, caller_features: Sequence[CallerFeatures], result: SearchResult
+) -> Candidates:
     """Apply min_score, then the ranker, then m, to the result of a search for max(m, depth) items.
 
     Whether a query is complete was decided before `min_score`.

@@ -22,7 +22,7 @@ from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound
 from espalier.manifest import Manifest, RankerInfo, Ranking
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, encode_vectors, pad_histories
 from espalier.rank_features import HALF_LIFE, HISTORY, KNOWN, LEAF, RETRIEVAL
-from espalier.rerank.features import RankFeatures, Sent
+from espalier.rerank.features import CallerFeatures, RankFeatures
 from espalier.rerank.ranker import GOLDEN_SCORES, Reranker, golden_scores, verify_ranker
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree
@@ -101,10 +101,12 @@ def rewritten(bundle: Bundle, path: Path, golden: pa.Table) -> Bundle:
 # -- features --------------------------------------------------------------------------------------------------------
 
 
-def features(bundle: Bundle, names: tuple[str, ...], history: list[int], rows: list[int], sent: Sent | None = None) -> Any:
+def features(bundle: Bundle, names: tuple[str, ...], history: list[int], rows: list[int], sent: CallerFeatures | None = None) -> Any:
     result = result_of([rows])
     queries = histories(bundle, history)
-    columns = RankFeatures(bundle, names).of(queries, 0, result.item_rows_BM[0], result.ranks_BM[0], result.scores_BM[0], sent or Sent())
+    columns = RankFeatures(bundle, names).of(
+        queries, 0, result.item_rows_BM[0], result.ranks_BM[0], result.scores_BM[0], sent or CallerFeatures()
+    )
     assert columns.dtype == np.float32
     assert columns.shape == (len(rows), len(names))
     return dict(zip(names, columns.T.tolist(), strict=True))
@@ -164,7 +166,7 @@ def test_a_column_that_is_no_number_is_no_feature(plain: Bundle, column: str, wh
 
 
 def test_what_callers_send(plain: Bundle) -> None:
-    sent = Sent({"hour": 7}, {8: {"clicks": 3, "age": 1}, 30: {"clicks": 9}})
+    sent = CallerFeatures({"hour": 7}, {8: {"clicks": 3, "age": 1}, 30: {"clicks": 9}})
     found = features(plain, ("query.hour", "item.clicks", "item.age", "query.day"), [], [2, 8], sent)
     assert found["query.hour"] == [7, 7]
     assert np.array_equal(found["item.clicks"], [np.nan, 3], equal_nan=True)
@@ -211,7 +213,7 @@ def test_equal_scores_keep_their_order(plain: Bundle) -> None:
 def test_a_score_that_is_not_finite_is_none_and_comes_after_those_that_are(plain: Bundle, price: float) -> None:
     path = plain.path.parent / "31"
     bundle = Bundle.open(path) if path.exists() else add_ranker(plain, {"item.price": 10.0}, version=31)
-    sent = [Sent(items={4: {"price": price}, 9: {"price": 1.0}, 2: {"price": 2.0}})]
+    sent = [CallerFeatures(items={4: {"price": price}, 9: {"price": 1.0}, 2: {"price": 2.0}})]
     reranked = Reranker(bundle).rerank(histories(bundle, []), result_of([[4, 9, 2, 8]]), 4, sent)
     assert reranked.of(np.array([[4, 9, 2, 8]])).tolist() == [[2, 9, 8, 4]]
     assert np.array_equal(reranked.score_BM[0], [20, 10, 0, np.nan], equal_nan=True)

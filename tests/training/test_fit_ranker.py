@@ -23,7 +23,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.metrics import ndcg_at_m
 from espalier.queries import HistoryKind, pad_histories
 from espalier.rank_features import HISTORY, LEAF, RETRIEVAL
-from espalier.rerank.features import RankFeatures, Sent
+from espalier.rerank.features import CallerFeatures, RankFeatures
 from espalier.rerank.ranker import Reranker, verify_ranker
 from espalier.tree import complete_tree
 from tests.service.running import run
@@ -214,7 +214,7 @@ def test_judgements_are_read(bundle: Bundle, judged: Path) -> None:
     split = from_judgements(bundle, judged, 1)
     assert [len(part) for part in (split.train, split.valid, split.test)] == [96, 12, 12]
     assert default_features(bundle, split)[-2:] == ("query.hour", "item.discount")
-    sent = split.train.features_sent_with(0)
+    sent = split.train.caller_features_of(0)
     assert set(sent.query) == {"hour"}
     assert all(sent.items[row]["discount"] > 0.7 for row in split.train.items[0].tolist() if row in sent.items)
     assert not any("discount" in numbers for row, numbers in sent.items.items() if row % 7 == 0)
@@ -378,5 +378,5 @@ def test_from_a_log_of_texts(tmp_path: Path, command: Callable[..., tuple[int, s
 
 def test_what_is_sent_and_not_known_is_no_feature(bundle: Bundle) -> None:
     split = split_of(bundle)
-    with_hour = replace(split.train, caller_features=[Sent({"hour": 1.0})] * len(split.train))
+    with_hour = replace(split.train, caller_features=[CallerFeatures({"hour": 1.0})] * len(split.train))
     assert default_features(bundle, replace(split, train=with_hour))[-1] == "query.hour"

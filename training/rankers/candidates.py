@@ -75,7 +75,7 @@ def retrieve(engine: Engine, features: RankFeatures, graded: GradedQueries, dept
                     continue
                 rows_N = result.item_rows_BM[b, :count]
                 candidates = rows_N, result.ranks_BM[b, :count], result.scores_BM[b, :count]
-                parts.append(features.of(queries, b, *candidates, graded.features_sent_with(place)))
+                parts.append(features.of(queries, b, *candidates, graded.caller_features_of(place)))
                 grades.append(_grades(rows_N, graded.items[place], graded.grades[place]))
                 counts.append(count)
                 rows.append(np.pad(rows_N, (0, depth - count), constant_values=NO_ITEM))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.queries import QueryBatch
-from espalier.rerank.features import NOTHING_SENT, Sent
+from espalier.rerank.features import NO_CALLER_FEATURES, CallerFeatures
 
 Int64 = NDArray[np.int64]
 
@@ -31,13 +31,13 @@ class GradedQueries:
     items: list[Int64]
     grades: list[NDArray[np.float32]]
     seen: list[Int64] | None = None
-    caller_features: list[Sent] = field(default_factory=list)
+    caller_features: list[CallerFeatures] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.queries)
 
-    def features_sent_with(self, b: int) -> Sent:
-        return self.caller_features[b] if self.caller_features else NOTHING_SENT
+    def caller_features_of(self, b: int) -> CallerFeatures:
+        return self.caller_features[b] if self.caller_features else NO_CALLER_FEATURES
 
     def take(self, rows: Int64) -> GradedQueries:
         """The queries at some positions (int64)."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.checks.golden import encode_table
 from espalier.errors import InvalidData
-from espalier.rerank.features import Sent
+from espalier.rerank.features import CallerFeatures
 from training.rankers.graded_queries import GradedQueries, QuerySplit
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def _graded_queries(bundle: Bundle, file: Path, frame: pl.DataFrame, features: l
     return GradedQueries(queries, items, grades, None, sent if features else [])
 
 
-def _caller_features(group: dict[str, list[float | None]], names: list[str], rows: NDArray[np.int64]) -> Sent:
+def _caller_features(group: dict[str, list[float | None]], names: list[str], rows: NDArray[np.int64]) -> CallerFeatures:
     query = {name.removeprefix("query."): group[name][0] for name in names if name.startswith("query.")}
     items: dict[int, dict[str, float]] = {}
     for name in names:
@@ -90,4 +90,4 @@ def _caller_features(group: dict[str, list[float | None]], names: list[str], row
             for row, value in zip(rows.tolist(), group[name], strict=True):
                 if row >= 0 and value is not None:
                     items.setdefault(row, {})[name.removeprefix("item.")] = value
-    return Sent({name: value for name, value in query.items() if value is not None}, items)
+    return CallerFeatures({name: value for name, value in query.items() if value is not None}, items)

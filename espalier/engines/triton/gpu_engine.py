@@ -165,8 +165,8 @@ class GpuEngine(ABC, Generic[AnyCell]):
                 width = min(rows.shape[1], shape[1])
                 rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
                 levels.append((members, trace))
-        told_B = finite_B if isinstance(queries.kind, VectorKind) else None
-        result = finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, None, told_B)
+        vectors_finite_B = finite_B if isinstance(queries.kind, VectorKind) else None
+        result = finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, None, vectors_finite_B)
         return replace(result, trace=_merged(levels, len(queries))) if params.trace else result
 
     def _groups(self, params: SearchParams) -> list[tuple[NDArray[np.int64], int]]:
