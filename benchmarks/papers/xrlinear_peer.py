@@ -5,9 +5,9 @@ Steps, each a process of its own; the last line of what they print is JSON:
 
     train   writes the model to FOLDER/PEER and FOLDER/PEER-BEAM.npy, labels [B, M]: {"train_cpu_s", "model_mb"}
     time    {BEAM: {"ms_p50", "queries_per_s"}}
-    memory  {"batch_mb"}: by how much a search of all test points at one beam makes the process grow
+    memory  {"batch_mb"}: the growth of the process during a search of all test points at one beam
 
-Needs NumPy, SciPy and the peer: nothing of ours, whose versions of NumPy some peers do not know. One thread.
+Needs NumPy, SciPy and the peer, and nothing of Espalier: some peers need an older NumPy. One thread.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Napkinxc:
     def many(self, queries: Any, beam: int) -> Any:
         out = np.full((queries.shape[0], M), -1)
         for i, found in enumerate(self.at(beam).predict(queries, top_k=M)):
-            out[i, : len(found[:M])] = found[:M]  # it may give more than it was asked for
+            out[i, : len(found[:M])] = found[:M]  # it may return more than top_k
         return out
 
     def timed(self, queries: Any, beam: int) -> None:
@@ -141,8 +141,8 @@ PEERS: dict[str, Any] = {"pecos": Pecos, "omikuji": Omikuji, "bonsai": Bonsai, "
 
 
 def growth_mb(run: Any) -> float:
-    """By how much the process's memory exceeds what it has now, at most, while something runs (Linux)."""
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    """The largest growth of the process's resident memory while `run` runs (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
     run()
     return round((_status("VmHWM") - before) / 1e3, 1)

@@ -3,17 +3,17 @@
     python -m benchmarks.xrlinear_peers --data DIR --set eurlex-4k [--peers pecos,omikuji,bonsai,napkinxc,ova] --beam 1,10,50 --json F
     python -m benchmarks.xrlinear_peers --data DIR --set eurlex-4k --choose --json F
 
-DIR/SET holds NAME_train.txt and NAME_test.txt, or those gzipped, in the repository's text format. Points are normalised to length 1 for
-all. Every system runs on one thread in processes of its own. Quality is that of m = 100. Milliseconds are the median of single queries,
-queries/s those of one call with all test points, m = 10; both are medians of three rounds, in each of which every system has its turn, so
-that whatever else the machine does meets all of them. CPU seconds of training include the label features, the tree, and for us the
-compiler: once with a cold and once with a warm cache. `batch_mb` is by how much the call with all test points makes a fresh process grow.
-`ova` is ours without a tree: all labels are children of the root. A peer that is not installed is named and left out; --peer-python names
-an interpreter that has them, as libpecos wants an older NumPy than ours:
+DIR/SET holds NAME_train.txt and NAME_test.txt, or those gzipped, in the repository's text format. All systems get points
+of length 1. Every system runs on one thread, in processes of its own. Quality is at m = 100. Milliseconds are the median of single
+queries, queries/s are those of one call with all test points, both at m = 10. They are medians of three rounds with every system in each,
+so that other load on the machine affects all systems. CPU seconds of training include label features, tree and, for Espalier, compiling:
+once with a cold and once with a warm cache. `batch_mb` is the memory by which the call with all test points makes a fresh process grow.
+`ova` is Espalier without a tree: all labels are children of the root. A peer that is not installed is named and skipped. --peer-python
+names an interpreter that has the peers, because libpecos needs an older NumPy:
 
     python -m venv peers && peers/bin/pip install 'numpy<2' scipy libpecos omikuji napkinxc
 
---choose leaves out a fifth of the training points, twice, and prints what the defaults were chosen by.
+--choose holds out a fifth of the training points, twice, and prints the figures that the defaults were chosen by.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from training.data.csr import as_rows, normalised
 from training.data.xmc import LabelledPoints, read_xmc
 from training.linear.fit import fit_linear
 from training.linear.label_features import pifa
-from training.linear.prepare import as_asked
+from training.linear.prepare import written_features
 from training.specification.linear import LinearOptions
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
@@ -121,7 +121,7 @@ def quality(found_BM: NDArray[np.int64], test: LabelledPoints, training: Labelle
 
 
 def ours(system: str, folder: Path, step: str, beams: Sequence[int]) -> dict[Any, Any]:
-    """What `xrlinear_peer.py` does with a peer."""
+    """The same steps for Espalier as `xrlinear_peer.py` has for peers."""
     if step == "train":
         return _train(system, folder, beams)
     bundle, test = Bundle.open(folder / system / "peers" / "1"), _loaded(folder, "test")
@@ -166,7 +166,7 @@ def _train(system: str, folder: Path, beams: Sequence[int]) -> dict[str, Any]:
 
 def bundle_of(folder: Path, tree: Tree, chunks: Chunks, options: LinearOptions) -> Bundle:
     """What `python -m training fit` writes, without golden and held-out queries."""
-    asked = as_asked(SparseRows(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), chunks.width))
+    no_queries = written_features(SparseRows(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), chunks.width))
     draft = ManifestDraft(
         name="peers",
         version=1,
@@ -180,8 +180,8 @@ def bundle_of(folder: Path, tree: Tree, chunks: Chunks, options: LinearOptions) 
         tree=tree,
         chunks=chunks,
         items=ItemTable.build(pa.table({"id": [str(label) for label in range(tree.item_count)]})),
-        golden=pa.table({"features": asked} | {name: pa.array([], kind) for name, kind in GOLDEN_COLUMNS.items()}),
-        heldout=pa.table({"features": asked, "relevant": pa.array([], pa.list_(pa.string()))}),
+        golden=pa.table({"features": no_queries} | {name: pa.array([], kind) for name, kind in GOLDEN_COLUMNS.items()}),
+        heldout=pa.table({"features": no_queries, "relevant": pa.array([], pa.list_(pa.string()))}),
     )
     return write_bundle(folder / "peers" / "1", draft, content)
 
@@ -239,7 +239,7 @@ def _beams(system: str, beams: Sequence[int]) -> Sequence[int]:
 
 
 def _step(folder: Path, system: str, step: str, beams: Sequence[int], peer_python: str) -> dict[str, Any] | None:
-    """What a process that does one step prints; None where it fails."""
+    """The report of a process that runs one step; None where it fails."""
     environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
     beams_text = ",".join(map(str, _beams(system, beams)))
     if system in OURS:
@@ -280,7 +280,7 @@ VARIANTS: tuple[tuple[tuple[int, int] | None, dict[str, Any]], ...] = (
 
 
 def choose(data: LabelledPoints) -> list[Row]:
-    """Options on four fifths of the training points, judged by the rest: means over two such splits."""
+    """Options trained on four fifths of the training points and measured on the rest: means over two such splits."""
     rows = []
     for shape, changed in VARIANTS:
         found = [_judged(data, split, shape or (2, data.labels.shape[1]), LinearOptions(**changed)) for split in range(2)]

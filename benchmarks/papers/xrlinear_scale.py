@@ -2,10 +2,9 @@
 
     python -m benchmarks.xrlinear_scale [--labels 1048576] [--threads 1] [--peer-python peers/bin/python] --json F
 
-Labels come in groups of 64. A label has 6 features of its own and 6 of its group's 48; a query has 12 features of the label that it is for,
-drawn with repeats from those 12, and 8 of Zipf's common ones. One query per label is learned from, fresh ones are measured. Everything is
-seeded. With --peer-python, which must have libpecos (see xrlinear_peers), the trained weights are written as a PECOS model too, and PECOS
-searches them in the same run: the same tree, the same weights, the same labels found.
+Labels come in groups of 64. A label has 6 features of its own and 6 of its group's 48. A query has 12 features drawn with replacement from
+its label's 12, and 8 common ones by Zipf's law. Training has one query per label, measuring has new ones. Everything is seeded. With
+--peer-python, an interpreter with libpecos (see xrlinear_peers), PECOS searches the same tree with the same weights in the same run.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from training.trees.hierarchical_kmeans import hierarchical_kmeans
 GROUP, OWN, SHARED, GROUP_FEATURES, DRAWN, COMMON = 64, 6, 6, 48, 12, 8
 TEST = 2000
 OPTIONS = LinearOptions(gamma=1)
-"""γ as PECOS has it, so that both find the same."""
+"""γ = 1 as in PECOS, so that both find the same labels."""
 BEAMS = (10, 50, 200)
 
 
@@ -158,7 +157,7 @@ print(json.dumps(answers))
 
 
 def write_pecos(folder: Path, tree: Tree, chunks: Chunks) -> None:
-    """The weights as PECOS saves them; labels are our leaves in their order."""
+    """The weights as PECOS saves them; its labels are the leaves in their order."""
     ranker = folder / "ranker"
     ranker.mkdir(parents=True)
     (folder / "param.json").write_text(json.dumps({"model": "XLinearModel"}))

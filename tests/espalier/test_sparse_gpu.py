@@ -37,7 +37,7 @@ from tests import ROOT
 from tests.espalier.compile_kernels import Recorder
 from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same
 from training.golden import golden_answers
-from training.linear.prepare import as_asked
+from training.linear.prepare import written_features
 
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -185,7 +185,7 @@ def test_golden_queries_are_answered(tmp_path: Path) -> None:
     rng = np.random.default_rng(8)
     bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 6), L3_HINGE, False)
     queries = random_queries(rng, bundle, 12, False)
-    golden = golden_answers(bundle, queries, as_asked(queries.features), SearchParams.uniform(12, 3, 5))
+    golden = golden_answers(bundle, queries, written_features(queries.features), SearchParams.uniform(12, 3, 5))
     assert verify_golden(bundle, engine_of(bundle), golden) == 1
 
 

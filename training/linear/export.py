@@ -47,7 +47,7 @@ def export(config: LinearConfig, prepared: Prepared, tree: Tree, chunks: Chunks,
     relevant = [test.labels_of(b) for b in known.tolist()]
     draft = _draft(config, prepared, path)
     held = [prepared.items.ids_of(rows) for rows in relevant[:HELD_OUT_QUERIES]]
-    written = prepared.asked.take(pa.array(known))
+    written = prepared.written.take(pa.array(known))
     heldout = pa.table({draft.query.kind: written.slice(0, len(held)), "relevant": pa.array(held, pa.list_(pa.string()))})
     queries = QueryBatch(prepared.kind, as_rows(test.points[known]))
     content = LinearContent(tree, chunks, prepared.items, unanswered(heldout, draft.query.kind), heldout, prepared.vectoriser)

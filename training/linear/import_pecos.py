@@ -371,7 +371,7 @@ def _draft(out: Path, tree: Tree, width: int, layers: Sequence[Layer], params: d
 def golden_table(bundle: Bundle, seed: int = 0) -> pa.Table:
     """Golden queries of random features; the first has none.
 
-    Each is, of some draws, the one whose answer is decided most clearly: rounding should not decide what every engine must give.
+    Each is the one of several draws whose answer has the largest margin, so that rounding does not decide it.
     """
     rng = np.random.default_rng(seed)
     search, kind = bundle.manifest.search, FeaturesKind(width=bundle.chunks.width)
@@ -380,15 +380,15 @@ def golden_table(bundle: Bundle, seed: int = 0) -> pa.Table:
     nothing: Features = ([], [])
     drawn = [nothing if i < DRAWS else _random_features(rng, known, largest) for i in range(GOLDEN_QUERIES * DRAWS)]
     beam_size_B = np.array([max(1, search.beam_size // (1 + i // DRAWS % 4)) for i in range(len(drawn))])
-    asked = pa.array([{"indices": indices, "values": values} for indices, values in drawn], FEATURES)
+    written = pa.array([{"indices": indices, "values": values} for indices, values in drawn], FEATURES)
     params = SearchParams(beam_size_B, np.full(len(drawn), search.m))
-    table = golden_answers(bundle, encode_features(kind, drawn), asked, params)
+    table = golden_answers(bundle, encode_features(kind, drawn), written, params)
     margin = table.column("margin").to_numpy().reshape(GOLDEN_QUERIES, DRAWS)
     return table.take(pa.array(np.arange(GOLDEN_QUERIES) * DRAWS + margin.argmax(1)))
 
 
 def _random_features(rng: np.random.Generator, known: Int64, largest: float) -> Features:
-    """Some features that the model has weights for, of positive values so small that no logit is far from its bias."""
+    """Some features that the model has weights for, with positive values so small that logits stay near their biases."""
     count = int(rng.integers(1, min(len(known), GOLDEN_FEATURES) + 1)) if len(known) else 0
     values = rng.uniform(0.1, 1, count)
     values *= GOLDEN_LOGIT / max(float(values.sum()) * largest, 1e-6)

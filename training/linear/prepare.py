@@ -1,4 +1,4 @@
-"""From the configuration of a linear model to what its training starts with: points with their labels, items, what makes features of texts.
+"""Read the data of a linear model's configuration: points with their labels, items, and the vectoriser of texts.
 
 Legend: B points, I items, F features.
 """
@@ -36,15 +36,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What a linear model is trained on, and measured on.
+    """What a linear model is trained and measured on.
 
-    labels  rows [I, …] of length 1 that the tree is made from; centroids: rows [I, F] of length 1, of the same but in features of queries
-    asked   the test queries as they are asked: an Arrow array of texts, or of structs of `indices` and `values`
+    labels     rows [I, …] of length 1: the features of labels that the tree is built from
+    centroids  rows [I, F] of length 1: the same in the features of queries
+    written    the test queries as clients write them: an Arrow array of texts, or of structs of `indices` and `values`
     """
 
     train: LabelledPoints
     test: LabelledPoints
-    asked: pa.Array
+    written: pa.Array
     items: ItemTable
     labels: Csr
     centroids: Csr
@@ -59,7 +60,7 @@ def prepare(config: LinearConfig) -> Prepared:
 
 
 def read_points(data: XmcData | NpzData, test: bool = False) -> LabelledPoints:
-    """The training points, or those of the test files, as they stand there."""
+    """The training points, or the test points, as the files have them."""
     if isinstance(data, XmcData):
         return read_xmc(_named(data.test) if test else data.train)
     files = (data.test, data.test_labels) if test else (data.train, data.train_labels)
@@ -104,8 +105,8 @@ def read_queries(bundle: Bundle, file: Path) -> tuple[QueryBatch, list[NDArray[n
     return QueryBatch(kind, as_rows(found.points[known])), [found.labels_of(b) for b in known.tolist()]
 
 
-def as_asked(points: SparseRows) -> pa.Array:
-    """Points as the queries of a table: structs of `indices` and `values`."""
+def written_features(points: SparseRows) -> pa.Array:
+    """Points as queries of features in a table: structs of `indices` and `values`."""
     indices = pa.ListArray.from_arrays(pa.array(points.indptr, pa.int32()), pa.array(points.indices.astype(np.int64)))
     values = pa.ListArray.from_arrays(pa.array(points.indptr, pa.int32()), pa.array(points.values))
     return pa.StructArray.from_arrays([indices, values], ["indices", "values"])
@@ -129,12 +130,12 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData) -> Prepared:
     items = ItemTable.build(pa.table({"id": ids})) if data.items is None else _table(data.items)
     if len(items) != labels:
         raise InvalidData(str(data.items), f"{len(items)} items", f"{labels}, one per label, in their order")
-    asked = as_asked(as_rows(test.points))
+    written = written_features(as_rows(test.points))
     if data.unit:
         train, test = _unit(train), _unit(test)
     kind = FeaturesKind(width=train.points.shape[1], unit=data.unit)
     centroids = pifa(train)
-    return Prepared(train, test, asked, items, centroids, centroids, kind, None, _fingerprint(config))
+    return Prepared(train, test, written, items, centroids, centroids, kind, None, _fingerprint(config))
 
 
 def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
@@ -179,7 +180,7 @@ def _unit(data: LabelledPoints) -> LabelledPoints:
 
 
 def _split(count: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions that are held out, and the others; both ascending."""
+    """The positions that are held out and the other positions, both ascending."""
     order = np.random.default_rng([seed, 0x5EED]).permutation(count)
     held = round(share * count)
     if held == count:
