@@ -313,8 +313,8 @@ def test_a_killed_run_is_resumed_and_gives_the_same_model(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[data]\nformat = "csv"', "data: got .*csv.*expected .*'xmc', 'npz', 'log'"),
-        ('[data]\nformat = "xmc"', "data.xmc.train: .*expected this key, which is required"),
+        ('[data]\nformat = "csv"', "data.format: got 'csv', expected 'xmc', 'npz' or 'log'"),
+        ('[data]\nformat = "xmc"', "data.train: got None, expected this key, which is required"),
         ('[data]\nformat = "log"', "data.train: got None, expected a log, or data.own_texts to learn from"),
         ('[data]\nformat = "log"\nown_texts = [["title"]]', "data.items: got None, expected a table of items"),
         ('[data]\nformat = "log"\ntrain = "a"\ntexts = "b"', r"data.text_columns: got \[\], expected columns exactly where"),
@@ -324,7 +324,7 @@ def test_a_killed_run_is_resumed_and_gives_the_same_model(tmp_path: Path, monkey
         ),
         ('[data]\nformat = "xmc"\ntrain = "a"\n[[text]]\nunit = "word"\nn = 1', "text: got 1, expected nothing, since data of format xmc"),
         ('[data]\nformat = "xmc"\ntrain = "a"\n[labels]\nkind = "text"\ncolumns = ["b"]', "labels.kind: got 'text', expected pifa"),
-        ('[data]\nformat = "log"\ntrain = "a"\n[labels]\nkind = "text"', r"labels.columns: got \[\], expected columns"),
+        ('[data]\nformat = "log"\ntrain = "a"\n[labels]\nkind = "text"', "labels.columns: got None, expected this key, which is required"),
         ('[data]\nformat = "log"\ntrain = "a"\n[labels]\nkind = "text"\ncolumns = ["b"]', "data.items: got None, expected a table"),
         (
             '[data]\nformat = "log"\ntrain = "a"\n[linear]\nnegatives = "all"',
