@@ -318,7 +318,6 @@ def test_panels_cover_the_grid_without_overlap() -> None:
         assert beside or below, f"{one} and {other} overlap"
     height = max(at["y"] + at["h"] for _, at in places)
     assert sum(at["w"] * at["h"] for _, at in places) == 24 * height, "there are holes"
-    assert [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"] == ["Is it fast?", "Is it full?", "Is it right?"]
 
 
 def test_every_panel_says_what_it_shows_and_where_from() -> None:
