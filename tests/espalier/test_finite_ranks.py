@@ -40,7 +40,7 @@ from espalier.search import Engine, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree, tree_from_children
 from tests import ROOT
-from tests.espalier.test_bundle import content_of, draft_of
+from tests.espalier.bundle.parts import content_of, draft_of
 from tests.espalier.test_signature import SMALL_SHAPES, assert_same
 from tests.service.running import problem, run
 

@@ -28,7 +28,7 @@ from espalier.manifest import RankerInfo
 from espalier.rerank.ranker import GOLDEN_SCORES, Reranker
 from espalier.search import SearchParams
 from espalier.tree import complete_tree
-from tests.espalier.test_bundle import content_of, draft_of
+from tests.espalier.bundle.parts import content_of, draft_of
 from tests.rankers import weighted_sum
 
 Change = Callable[[onnx.ModelProto], None]

@@ -37,8 +37,8 @@ from espalier.queries import QueryBatch, VectorKind
 from espalier.search import NodeMask, Precision, SearchParams
 from espalier.tree import complete_tree
 from tests import ROOT
+from tests.espalier.bundle.parts import content_of, draft_of
 from tests.espalier.compile_kernels import Recorder
-from tests.espalier.test_bundle import content_of, draft_of
 from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, draw, shapes
 
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux

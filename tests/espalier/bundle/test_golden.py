@@ -1,0 +1,97 @@
+"""Golden queries: what engines are compared with when a bundle is opened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from espalier.bundle import Bundle, write_bundle
+from espalier.checks.golden import verify_golden
+from espalier.engines.onnx.engine import OnnxEngine
+from espalier.errors import (
+    BundleCorrupt,
+)
+from espalier.queries import QueryBatch
+from espalier.search import SearchParams, SearchResult
+from tests.espalier.bundle.parts import content_of, draft_of, with_golden
+
+
+@pytest.mark.parametrize("margin", [np.inf, 0.01, 0.0])
+def test_golden_queries_pass_on_the_model_they_were_made_with(original: Bundle, tmp_path: Path, margin: float) -> None:
+    bundle = with_golden(original, tmp_path / "1", margin)
+    assert verify_golden(bundle, OnnxEngine(bundle, "cpu")) == 1.0
+
+
+@pytest.mark.parametrize(("margin", "message"), [(0.01, "golden query 0 gave other items"), (0.001, "golden queries overlap by 0")])
+def test_golden_queries_refuse_a_model_with_other_weights(original: Bundle, tmp_path: Path, margin: float, message: str) -> None:
+    bundle = with_golden(original, tmp_path / "1", margin, node_rows_ND=-np.array(original.node_rows_ND))
+    with pytest.raises(BundleCorrupt, match=message):
+        verify_golden(bundle, OnnxEngine(bundle, "cpu"))
+
+
+def test_one_differing_item_matters_only_where_the_margin_is_wide(original: Bundle, tmp_path: Path) -> None:
+    bundle = with_golden(original, tmp_path / "1", np.inf)
+    rows = bundle.golden().column("item_rows").to_pylist()
+    absent = next(item for item in range(bundle.tree.item_count) if item not in rows[3])
+    rows[3][0] = absent
+    many = 30  # copies of the right queries, so that one item in 1,550 lies under the tolerance
+    golden = pa.concat_tables([bundle.golden(), *[bundle.golden()] * many])
+    all_rows = rows + bundle.golden().column("item_rows").to_pylist() * many
+    for margin in (0.01, 0.001):  # the engine is within 0.001, so a margin counts from 0.002
+        changed = golden.set_column(3, "item_rows", [all_rows]).set_column(5, "margin", [np.full(len(golden), margin)])
+        spoilt = write_bundle(tmp_path / str(2 + int(margin < 0.002)), draft_of(bundle), content_of(bundle, golden=changed))
+        if margin > 0.002:
+            with pytest.raises(BundleCorrupt, match="golden query 3 gave other items on onnx-cpu"):
+                verify_golden(spoilt, OnnxEngine(spoilt, "cpu"))
+        else:
+            assert 0.99 < verify_golden(spoilt, OnnxEngine(spoilt, "cpu")) < 1
+
+
+def test_golden_queries_refuse_ranks_that_were_shifted(original: Bundle, tmp_path: Path) -> None:
+    bundle = with_golden(original, tmp_path / "1", 0.001)
+    engine = OnnxEngine(bundle, "cpu")
+    golden = bundle.golden()
+    for shift, is_refused in ((0.0015, False), (-0.0015, False), (0.5, True), (-0.5, True), (np.nan, True)):
+        ranks = [[rank + shift if b == 7 else rank for rank in row] for b, row in enumerate(golden.column("ranks").to_pylist())]
+        spoilt = golden.set_column(4, "ranks", [pa.array(ranks, pa.list_(pa.float32()))])
+        if is_refused:
+            with pytest.raises(BundleCorrupt, match=r"golden query 7 on onnx-cpu: item row \d+ has rank [-.\d]+, expected \S+ ± \S+"):
+                verify_golden(bundle, engine, spoilt)
+        else:
+            assert verify_golden(bundle, engine, spoilt) == 1
+    short = golden.set_column(4, "ranks", [pa.array([row[1:] for row in golden.column("ranks").to_pylist()], pa.list_(pa.float32()))])
+    with pytest.raises(BundleCorrupt, match="golden query 0 on onnx-cpu: 4 ranks are stored for 5 items"):
+        verify_golden(bundle, engine, short)
+
+
+def test_golden_queries_refuse_another_order(original: Bundle, tmp_path: Path) -> None:
+    """The same items with the same ranks, two of them in each other's place."""
+    bundle = with_golden(original, tmp_path / "1", np.inf)
+
+    class Swapping(OnnxEngine):
+        def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+            result = super().search(queries, params)
+            swapped = [0, 2, 1, 3, 4]
+            return replace(result, item_rows_BM=result.item_rows_BM[:, swapped], ranks_BM=result.ranks_BM[:, swapped])
+
+    with pytest.raises(BundleCorrupt, match=r"golden query \d on onnx-cpu: item row \d+ comes after items of lower rank"):
+        verify_golden(bundle, Swapping(bundle, "cpu"))
+    ranks = bundle.golden().column("ranks").to_pylist()
+    tied = [[row[0], row[1], row[1], *row[3:]] for row in ranks]  # equal ranks may come in any order
+    equal = bundle.golden().set_column(4, "ranks", [pa.array(tied, pa.list_(pa.float32()))])
+    close = Swapping(bundle, "cpu")
+    close.rounding = float(np.abs(np.array(ranks)[:, 1] - np.array(ranks)[:, 2]).max())
+    assert verify_golden(bundle, close, equal) == 1
+
+
+def test_a_golden_table_without_its_columns_is_refused(original: Bundle, tmp_path: Path) -> None:
+    bundle = with_golden(original, tmp_path / "1", np.inf)
+    for column in bundle.golden().column_names:
+        version = tmp_path / f"without-{column}"
+        broken = write_bundle(version, draft_of(bundle), content_of(bundle, golden=bundle.golden().drop_columns([column])))
+        with pytest.raises(BundleCorrupt, match=r"golden\.parquet"):
+            verify_golden(broken, OnnxEngine(bundle, "cpu"))

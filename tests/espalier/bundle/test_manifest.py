@@ -1,0 +1,118 @@
+"""The manifest: what it must say, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from espalier.bundle import Bundle
+from espalier.errors import (
+    BundleCorrupt,
+    BundleNotFound,
+    UnsupportedSchema,
+)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"not json", b'{"schema_version": 1', b"\xff\xfe\x00"])
+def test_a_manifest_that_is_no_json_is_refused(copy: Path, text: bytes) -> None:
+    (copy / "manifest.json").write_bytes(text)
+    with pytest.raises(BundleCorrupt, match=r"manifest\.json: not JSON"):
+        Bundle.open(copy)
+
+
+@pytest.mark.parametrize("schema", [0, 3, "1", None, [1], True, 1.0])
+def test_another_generation_of_the_format_is_refused(copy: Path, schema: object) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"schema_version": schema}))
+    with pytest.raises(UnsupportedSchema, match="this software reads 1 and 2"):
+        Bundle.open(copy)
+
+
+def test_a_bundle_of_schema_version_1_opens_and_has_none_of_the_parts_of_version_2(copy: Path) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    assert manifest["schema_version"] == 2
+    del manifest["command"], manifest["scorer"]["form"]
+    manifest["schema_version"] = 1
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    opened = Bundle.open(copy)
+    assert (opened.manifest.command, opened.graph_scorer.form) == (None, None)
+    for part in ({"command": "fit"}, {"scorer": manifest["scorer"] | {"form": {"kind": "inner-product"}}}):
+        (copy / "manifest.json").write_text(json.dumps(manifest | part))
+        with pytest.raises(BundleCorrupt, match="schema version 1 has neither a command nor a scorer's form"):
+            Bundle.open(copy)
+    for part in ({"memory": {}}, {"scorer": manifest["scorer"] | {"form": {"kind": "mixture"}}}):
+        (copy / "manifest.json").write_text(json.dumps(manifest | part | {"schema_version": 2}))
+        with pytest.raises(BundleCorrupt, match=r"manifest\.json: (memory|scorer\.graphs\.form)"):
+            Bundle.open(copy)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", "{}"])
+def test_a_manifest_without_a_schema_version_is_refused(copy: Path, text: str) -> None:
+    (copy / "manifest.json").write_text(text)
+    with pytest.raises(UnsupportedSchema):
+        Bundle.open(copy)
+
+
+@pytest.mark.parametrize("key", ["name", "version", "algorithm", "created", "query", "ranking", "search", "tree", "scorer", "files"])
+def test_a_missing_key_of_the_manifest_is_named(copy: Path, key: str) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    del manifest[key]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleCorrupt, match=rf"manifest\.json: {key}: .*required"):
+        Bundle.open(copy)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("name",), "../evil"),
+        (("version",), 0),
+        (("ranking", "gamma"), 2),
+        (("ranking", "own"), "softmax"),
+        (("query", "kind"), "telepathy"),
+        (("scorer", "dtype"), "float8"),
+        (("tree", "levels"), 1),
+        (("files", "query.onnx", "sha256"), "0"),
+        (("search", "beam_size"), 0),
+        (("unknown",), 1),
+    ],
+)
+def test_a_wrong_value_of_the_manifest_is_named(copy: Path, place: tuple[str, ...], value: object) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    inner = manifest
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleCorrupt, match=f"manifest.json: {place[0]}"):
+        Bundle.open(copy)
+
+
+def test_a_part_that_the_manifest_does_not_list_is_named(copy: Path) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    del manifest["files"]["heldout.parquet"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleCorrupt, match=r"does not list heldout\.parquet"):
+        Bundle.open(copy)
+
+
+def test_a_manifest_of_absurd_size_is_not_read(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (copy / "manifest.json").open("r+b") as file:
+        file.truncate(1 << 40)  # a hole: it takes no space
+    monkeypatch.setattr(json, "loads", lambda *_: pytest.fail("the manifest was parsed"))
+    with pytest.raises(BundleCorrupt, match=r"manifest\.json: 1099511627776 bytes, at most"):
+        Bundle.open(copy)
+
+
+def test_a_deeply_nested_manifest_is_refused(copy: Path) -> None:
+    (copy / "manifest.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(BundleCorrupt):
+        Bundle.open(copy)
+
+
+def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(BundleNotFound, match=r"manifest\.json: missing"):
+            Bundle.open(path)
