@@ -346,7 +346,7 @@ def test_few_validation_users_do_not_choose_weights(short: Run, tmp_path: Path, 
     def never(*_: object) -> float:
         raise AssertionError("asked")
 
-    monkeypatch.setattr(fit_module, "FEWEST_VALIDATION_QUERIES", 1000)
+    monkeypatch.setattr(fit_module, "MIN_VALIDATION_QUERIES", 1000)
     monkeypatch.setattr(fit_module, "validation_recall", never)
     short.fit(tmp_path / "work")
 

@@ -17,7 +17,6 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -27,7 +26,6 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
 from espalier.errors import InvalidConfig, InvalidData
@@ -38,7 +36,7 @@ from training.baselines.sampled_softmax import Proposal, full_softmax_loss, samp
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split, halves, without_seen
 from training.data.user_item_matrix import events_of_items
-from training.deep.fit import AVERAGE_EVERY, average_in
+from training.deep.averaging import AVERAGE_EVERY, averaged_over
 from training.deep.instances import InstanceSource
 from training.deep.scorers.encoders import WindowEncoder
 from training.deep.scorers.heads import dropped
@@ -220,7 +218,7 @@ def fit_product_dnn(
     proposal = Proposal(weight_I, device)
     source = InstanceSource(interactions, split.train, config.instances, seed)
     optimiser = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
-    averaged = AveragedModel(network, multi_avg_fn=partial(average_in, 1 - AVERAGE_EVERY / config.average))
+    averaged = averaged_over(config.average, network)
     kept = cast(Network, averaged.module)
     curve: list[tuple[int, float]] = []
     best = network.frozen()

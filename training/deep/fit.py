@@ -8,26 +8,23 @@ Legend: B instances, T history, P targets.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 from training.data.user_item_matrix import events_of_items
+from training.deep.averaging import AVERAGE_EVERY, averaged_over
+from training.deep.checkpoint import Checkpoint, Parts, RunState, identity_of
 from training.deep.instances import InstanceSource
 from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss
 from training.deep.objectives.otm_robust import otm_robust_loss
@@ -55,20 +52,15 @@ LOSSES: dict[str, Loss] = {
     "hsm": hsm_loss,
 }
 
-Parts = Mapping[str, NodeScorer | AveragedModel | torch.optim.Optimizer]
-"""What a checkpoint holds besides the progress."""
-
 VALIDATION_QUERIES = 1000
-FEWEST_VALIDATION_QUERIES = 30
-"""With fewer, whose recall moves in steps, the first measurements would decide."""
+MIN_VALIDATION_QUERIES = 30
+"""With fewer, recall is so coarse that the first measurements would decide."""
 CURVE = "curve.json"
 """Beside the checkpoint, when a run has ended: the validation recalls, the step whose weights were kept, and the steps made."""
-AVERAGE_EVERY = 5
-"""Steps between two updates of the averaged weights: one reads and writes all node rows."""
 CHECKPOINT_EVERY = 500
 """Steps between checkpoints."""
 READ_EVERY = 20
-"""Steps between looks at the losses: reading one waits for the device."""
+"""Steps between readings of the losses: reading one waits for the device."""
 
 
 def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -106,90 +98,82 @@ def fit(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device
     """
     if config.optimiser.batch % processes():
         raise InvalidConfig("optimiser.batch", config.optimiser.batch, f"a multiple of the {processes()} processes")
-    model = build_model(config, tree, prepared).to(device)
-    topology = Topology(tree, device)
-    source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
-    optimiser = torch.optim.Adam(model.parameters(), lr=config.optimiser.learning_rate, fused=True)
-    checkpoint = work / "checkpoint.pt"
-    averaged = AveragedModel(model, multi_avg_fn=partial(average_in, 1 - AVERAGE_EVERY / config.optimiser.average))
-    parts: Parts = {"model": model, "averaged": averaged, "optimiser": optimiser}
-    progress = _restore(checkpoint, _identity(config, prepared, tree), parts) if resume and checkpoint.exists() else Progress(0, [], {})
-    if resume and progress.step == 0:
-        log.info("no checkpoint to resume from: training starts anew")
-    share_weights(model)
-    steps, every = config.optimiser.steps, config.optimiser.validate_every
-    pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
-    if len(pairs) < FEWEST_VALIDATION_QUERIES:
-        log.info("%d validation users are too few to choose weights by: those of the last step are kept", len(pairs))
-        pairs = []
-    losses: list[Tensor] = []
-    begin, first = time.perf_counter(), progress.step
+    run = _Run(config, prepared, tree, device, work / "checkpoint.pt", resume)
+    state, steps = run.state, config.optimiser.steps
+    begin, first = time.perf_counter(), state.step
     with tqdm(total=steps, initial=first, unit="step", desc=config.name, mininterval=1.0, disable=process() > 0) as bar:
-        while progress.step < steps and not progress.out_of_patience(config.optimiser.patience):
-            losses.append(train_step(config, model, topology, source, optimiser, progress.step))
-            progress.step += 1
+        while state.step < steps and not state.out_of_patience(config.optimiser.patience):
+            loss = run.advance()
             bar.update()
-            last = progress.step == steps
-            validate = bool(pairs) and (progress.step % every == 0 or last)
-            save = progress.step % CHECKPOINT_EVERY == 0 or last
-            if validate or save or len(losses) == READ_EVERY:
-                loss = _read(config, losses, progress.step - 1)
-                losses.clear()
-                bar.set_postfix(loss=f"{loss:.3f}", recall=f"{progress.recalls[-1]:.4f}" if progress.recalls else "-", refresh=False)
-            if validate or progress.step % AVERAGE_EVERY == 0:
-                averaged.update_parameters(model)
-            if validate:
-                kept = cast(NodeScorer, averaged.module)
-                recall = validation_recall(config, topology, kept, pairs)
-                progress.add(float(average(torch.tensor(recall, device=device))), kept)
-            save = save or progress.out_of_patience(config.optimiser.patience)
-            if save and process() == 0:
-                _save(checkpoint, _identity(config, prepared, tree), parts, progress)
-    if progress.recalls:
-        model.load_state_dict(progress.best)
-        best, ending = max(progress.recalls), "" if progress.step < steps else "; all steps were used"
-        log.info("validation recall@%d: %.4f at step %d of %d%s", config.search.m, best, progress.best_step(every), progress.step, ending)
+            if loss is not None:
+                bar.set_postfix(loss=f"{loss:.3f}", recall=f"{state.recalls[-1]:.4f}" if state.recalls else "-", refresh=False)
+    best_step = state.best_step(config.optimiser.validate_every)
+    if state.recalls:
+        run.model.load_state_dict(state.best)
+        best, ending = max(state.recalls), "" if state.step < steps else "; all steps were used"
+        log.info("validation recall@%d: %.4f at step %d of %d%s", config.search.m, best, best_step, state.step, ending)
     if process() == 0:
-        curve = {"recalls": progress.recalls, "best_step": progress.best_step(every), "steps": progress.step}
-        (work / CURVE).write_text(json.dumps(curve) + "\n")
-    if not all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
+        (work / CURVE).write_text(json.dumps({"recalls": state.recalls, "best_step": best_step, "steps": state.step}) + "\n")
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in run.model.parameters()):
         raise FloatingPointError(
             f"the trained weights are not finite; lower optimiser.learning_rate (now {config.optimiser.learning_rate})"
         )
-    log.info("%d steps in %.1f s", progress.step - first, time.perf_counter() - begin)
-    return model
+    log.info("%d steps in %.1f s", state.step - first, time.perf_counter() - begin)
+    return run.model
 
 
-@torch.no_grad()
-def average_in(decay: float, averaged: Sequence[Tensor], current: Sequence[Tensor], times: Tensor) -> None:
-    """averaged ← d · averaged + (1 − d) · current, with a decay d that grows to `decay` from 0.1: the start is forgotten soon."""
-    warm = (1 + int(times)) / (10 + int(times))
-    for mean, value in zip(averaged, current, strict=True):
-        mean.lerp_(value, 1 - max(0.0, min(decay, warm)))
+class _Run:
+    """A training under way: the model, the mean of its weights, the validation users and the state that a checkpoint keeps."""
 
+    def __init__(self, config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device, file: Path, resume: bool) -> None:
+        self.config = config
+        self.model = build_model(config, tree, prepared).to(device)
+        self.topology = Topology(tree, device)
+        self.source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
+        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=config.optimiser.learning_rate, fused=True)
+        self.averaged = averaged_over(config.optimiser.average, self.model)
+        parts: Parts = {"model": self.model, "averaged": self.averaged, "optimiser": self.optimiser}
+        self.checkpoint = Checkpoint(file, identity_of(config, prepared, tree), parts)
+        self.state = self.checkpoint.restore() if resume else RunState()
+        if resume and self.state.step == 0:
+            log.info("no checkpoint to resume from: training starts anew")
+        share_weights(self.model)
+        self.pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
+        if len(self.pairs) < MIN_VALIDATION_QUERIES:
+            log.info("%d validation users are too few to choose weights by: those of the last step are kept", len(self.pairs))
+            self.pairs = []
+        self._losses: list[Tensor] = []
 
-@dataclass
-class Progress:
-    """How far a run is: steps made, the validation recalls so far, and the weights of the best of them (the last at a tie)."""
+    def advance(self) -> float | None:
+        """One step, with the averaging, validation and checkpoint that follow it; the mean loss since the last reading, if it is read."""
+        state, optimiser, loss = self.state, self.config.optimiser, None
+        self._losses.append(train_step(self.config, self.model, self.topology, self.source, self.optimiser, state.step))
+        state.step += 1
+        last = state.step == optimiser.steps
+        validate = bool(self.pairs) and (state.step % optimiser.validate_every == 0 or last)
+        save = state.step % CHECKPOINT_EVERY == 0 or last
+        if validate or save or len(self._losses) == READ_EVERY:
+            loss = self._read_losses()
+        if validate or state.step % AVERAGE_EVERY == 0:
+            self.averaged.update_parameters(self.model)
+        if validate:
+            kept = cast(NodeScorer, self.averaged.module)
+            recall = validation_recall(self.config, self.topology, kept, self.pairs)
+            state.add(float(average(torch.tensor(recall, device=self.topology.device))), kept)
+        if (save or state.out_of_patience(optimiser.patience)) and process() == 0:
+            self.checkpoint.save(state)
+        return loss
 
-    step: int
-    recalls: list[float]
-    best: dict[str, Tensor]
-
-    def add(self, recall: float, model: NodeScorer) -> None:
-        if recall >= max(self.recalls, default=-1.0):
-            self.best = {name: values.detach().clone() for name, values in model.state_dict().items()}
-        self.recalls.append(recall)
-
-    def best_step(self, every: int) -> int:
-        """The step whose weights are kept."""
-        if not self.recalls:
-            return self.step
-        return min(self.step, every * (len(self.recalls) - self.recalls[::-1].index(max(self.recalls))))
-
-    def out_of_patience(self, patience: int) -> bool:
-        """Whether the last `patience` recalls were no better than what came before."""
-        return len(self.recalls) > patience and max(self.recalls[-patience:]) <= max(self.recalls[:-patience])
+    def _read_losses(self) -> float:
+        """The mean of the losses since the last reading. Raises FloatingPointError when one is not finite: no broken model is saved."""
+        values: list[float] = average(torch.stack(self._losses).float()).tolist()
+        self._losses.clear()
+        for step, value in enumerate(values, start=self.state.step - len(values)):
+            if not math.isfinite(value):
+                raise FloatingPointError(
+                    f"step {step}: the loss is {value}; lower optimiser.learning_rate (now {self.config.optimiser.learning_rate})"
+                )
+        return sum(values) / len(values)
 
 
 def stage(config: DeepConfig, step: int) -> tuple[str, Objective]:
@@ -226,17 +210,6 @@ def train_step(
     return loss.detach()
 
 
-def _read(config: DeepConfig, losses: Sequence[Tensor], step: int) -> float:
-    """The mean of the losses up to `step`. Raises FloatingPointError when one is not finite, so that no broken model is saved."""
-    values: list[float] = average(torch.stack(list(losses)).float()).tolist()
-    for at, value in enumerate(values, start=step + 1 - len(values)):
-        if not math.isfinite(value):
-            raise FloatingPointError(
-                f"step {at}: the loss is {value}; lower optimiser.learning_rate (now {config.optimiser.learning_rate})"
-            )
-    return sum(values) / len(values)
-
-
 def use_bfloat16(config: DeepConfig, device: torch.device) -> bool:
     """Whether matrix products run in bfloat16; elsewhere a CPU would emulate it, slowly."""
     if config.optimiser.precision != "auto":
@@ -245,36 +218,3 @@ def use_bfloat16(config: DeepConfig, device: torch.device) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-
-
-def _identity(config: DeepConfig, prepared: Prepared, tree: Tree) -> dict[str, str]:
-    """What a checkpoint belongs to."""
-    nodes = hashlib.sha256(tree.first_child.tobytes() + tree.leaf_item.tobytes()).hexdigest()
-    return {"config": config.model_dump_json(), "log": prepared.interactions.fingerprint, "tree": nodes}
-
-
-def _save(file: Path, identity: dict[str, str], parts: Parts, progress: Progress) -> None:
-    state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
-    state |= {"identity": identity, "progress": asdict(progress)}
-    part_file = file.with_suffix(".part")
-    with part_file.open("wb") as stream:
-        torch.save(state, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(part_file, file)
-
-
-def _restore(file: Path, identity: dict[str, str], parts: Parts) -> Progress:
-    """Load a checkpoint (tensors and plain values only) and return how far it was."""
-    try:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file raises almost anything
-        raise InvalidConfig("--resume", str(file), f"a readable checkpoint ({type(error).__name__}); delete it to start anew") from error
-    if state.get("identity") != identity:
-        expected = "a checkpoint of the same configuration, log and tree; delete it or leave out --resume to start anew"
-        raise InvalidConfig("--resume", str(file), expected)
-    for name, part in parts.items():
-        part.load_state_dict(state[name])
-    progress = Progress(**state["progress"])
-    log.info("resumed at step %d", progress.step)
-    return progress

@@ -21,6 +21,8 @@ Legend: B instances, P positives, C candidates, K beam, R random items, b childr
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -42,62 +44,101 @@ def otm_robust_loss(
     model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: RobustObjective, generator: torch.Generator
 ) -> Tensor:
     """The loss of a batch (a scalar): query as the model takes it, target_BP int64[B, P] item rows, −1 = padding."""
-    tree, batch = topology.tree, len(target_BP)
-    state_BLS = model.state(query, generator)
-    positives = topology.positives(target_BP)
-    random_items_BR = draw_items(topology, batch, config.random_nodes, generator)
-    random_nodes = topology.paths(random_items_BR)
-    times_drawn_N = topology.items_below_N * (random_items_BR.shape[1] / tree.item_count)  # expected, per instance
-    whole = last_whole_level(model, tree, config)
+    tree = topology.tree
+    batch = _Batch(model, topology, query, target_BP, config, generator)
     total = torch.zeros((), device=topology.device)
-    beam_BK = torch.zeros((batch, 1), dtype=torch.int64, device=topology.device)
-    rank_BK = positive_rank_BP = torch.zeros((batch, 1), device=topology.device)
-    random_rank_BR = torch.zeros_like(random_items_BR, dtype=torch.float32)
+    beam_BK = torch.zeros((len(target_BP), 1), dtype=torch.int64, device=topology.device)
+    rank_BK = torch.zeros((len(target_BP), 1), device=topology.device)
+    level: _Level | None = None
     for h in range(1, tree.height + 1):
-        positive_BP, random_BR = positives[h], random_nodes[h]
-        is_target_BP = positive_BP != topology.padding
-        if beam_BK.shape[1] == tree.level_size(h - 1):  # nothing was pruned yet: the candidates are the whole level
-            nodes_BC = topology.level_nodes(h).expand(batch, -1)
-            if h <= whole:
-                logits = model.logits_of_level(state_BLS, h, tree.level(h)).float()
-            else:
-                logits = model.logits(state_BLS, nodes_BC, h).float()
-            rank_BC = logits + config.gamma * topology.inherited(rank_BK, h)
-            ineligible_BC = topology.ineligible_N[nodes_BC[:1]].expand(batch, -1)
-            level_BC = rank_BC.masked_fill(ineligible_BC, NEVER)
-            first = tree.level(h).start
-            positive_rank_BP = rank_BC.gather(1, torch.where(is_target_BP, positive_BP - first, 0))
-            random_rank_BR = rank_BC.gather(1, random_BR - first)
-        else:  # blocks: the beam's children, the targets' ancestors, the random items' ancestors
-            children_BKb = topology.children(beam_BK, h - 1)
-            nodes_BC = children_BKb.flatten(1)
-            parent_BP = topology.find(positives[h - 1], topology.parent_N1[positive_BP])[0]
-            parent_rank = [rank_BK.repeat_interleave(children_BKb.shape[2], 1), positive_rank_BP.gather(1, parent_BP), random_rank_BR]
-            blocks = torch.cat([nodes_BC, positive_BP, random_BR], 1)
-            logits = model.logits(state_BLS, blocks.clamp(max=topology.padding - 1), h).float()
-            widths = [nodes_BC.shape[1], positive_BP.shape[1], random_BR.shape[1]]
-            rank_BC, positive_rank_BP, random_rank_BR = (logits + config.gamma * torch.cat(parent_rank, 1)).split_with_sizes(widths, 1)
-            ineligible_BC = (nodes_BC == topology.padding) | topology.ineligible_N[nodes_BC.clamp(max=topology.padding - 1)]
-            in_beam_BR = topology.find(beam_BK.sort(1).values, topology.parent_N1[random_BR])[1]
-            known_BR = in_beam_BR | topology.find(positive_BP, random_BR)[1]
-            counted = [  # every node once: a target in its own block
-                rank_BC.masked_fill(ineligible_BC | topology.find(positive_BP, nodes_BC)[1], NEVER),
-                positive_rank_BP.masked_fill(~is_target_BP, NEVER),
-                (random_rank_BR - times_drawn_N[random_BR].log()).masked_fill(known_BR, NEVER),
-            ]
-            level_BC = torch.cat(counted, 1)
-        share_BP = is_target_BP / is_target_BP.sum(1, keepdim=True).clamp(min=1)
-        log_share_BP = positive_rank_BP - torch.logsumexp(level_BC, 1, keepdim=True)
-        total = total - config.level_decay ** (tree.height - h) * (share_BP * log_share_BP).sum()
-        if h == tree.height or h < whole:
-            beam_BK, rank_BK = nodes_BC, rank_BC
-        elif nodes_BC.shape[1] > config.beam_size:
-            place_BK = best_places(rank_BC.detach().masked_fill(ineligible_BC, -torch.inf), config.beam_size).sort(1).values
-            beam_BK, rank_BK = nodes_BC.gather(1, place_BK), rank_BC.gather(1, place_BK)
-            beam_BK = torch.where(ineligible_BC.gather(1, place_BK), topology.padding, beam_BK)
+        if level is None or beam_BK.shape[1] == tree.level_size(h - 1):  # nothing was pruned yet: the candidates are the whole level
+            level = batch.whole_level(h, rank_BK)
         else:
-            beam_BK, rank_BK = nodes_BC, rank_BC
-    return total / batch
+            level = batch.estimated_level(h, beam_BK, rank_BK, level)
+        total = total - config.level_decay ** (tree.height - h) * batch.log_shares(h, level).sum()
+        beam_BK, rank_BK = level.nodes_BC, level.rank_BC
+        if batch.whole <= h < tree.height and beam_BK.shape[1] > config.beam_size:
+            place_BK = best_places(rank_BK.detach().masked_fill(level.ineligible_BC, -torch.inf), config.beam_size).sort(1).values
+            beam_BK, rank_BK = beam_BK.gather(1, place_BK), rank_BK.gather(1, place_BK)
+            beam_BK = torch.where(level.ineligible_BC.gather(1, place_BK), topology.padding, beam_BK)
+    return total / len(target_BP)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """Ranks on one level: of the beam's candidates, of the targets' ancestors and of the random items' ancestors.
+
+    counted_BX  the ranks whose exponentials add up to Z, NEVER in places that do not count
+    """
+
+    nodes_BC: Tensor
+    rank_BC: Tensor
+    ineligible_BC: Tensor
+    counted_BX: Tensor
+    positive_rank_BP: Tensor
+    random_rank_BR: Tensor
+
+
+class _Batch:
+    """A batch on its way down the tree: query states, and on each level the ancestors of targets and of random items."""
+
+    def __init__(
+        self, model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: RobustObjective, generator: torch.Generator
+    ) -> None:
+        self.model, self.topology, self.gamma = model, topology, config.gamma
+        self.state_BLS = model.state(query, generator)
+        self.positives = topology.positives(target_BP)
+        random_items_BR = draw_items(topology, len(target_BP), config.random_nodes, generator)
+        self.random_nodes = topology.paths(random_items_BR)
+        self.times_drawn_N = topology.items_below_N * (config.random_nodes / topology.tree.item_count)  # expected, per instance
+        self.whole = last_whole_level(model, topology.tree, config)
+
+    def whole_level(self, h: int, rank_BK: Tensor) -> _Level:
+        """All nodes of a level; rank_BK: the ranks of all nodes of the level above."""
+        topology, span = self.topology, self.topology.tree.level(h)
+        nodes_BC = topology.level_nodes(h).expand(len(rank_BK), -1)
+        by_product = h <= self.whole
+        logits = self.model.logits_of_level(self.state_BLS, h, span) if by_product else self.model.logits(self.state_BLS, nodes_BC, h)
+        rank_BC = logits.float() + self.gamma * topology.inherited(rank_BK, h)
+        ineligible_BC = topology.ineligible_N[nodes_BC[:1]].expand(len(rank_BK), -1)
+        positive_BP = self.positives[h]
+        return _Level(
+            nodes_BC,
+            rank_BC,
+            ineligible_BC,
+            counted_BX=rank_BC.masked_fill(ineligible_BC, NEVER),
+            positive_rank_BP=rank_BC.gather(1, torch.where(positive_BP != topology.padding, positive_BP - span.start, 0)),
+            random_rank_BR=rank_BC.gather(1, self.random_nodes[h] - span.start),
+        )
+
+    def estimated_level(self, h: int, beam_BK: Tensor, rank_BK: Tensor, above: _Level) -> _Level:
+        """Three blocks of nodes: the beam's children, the targets' ancestors and the random items' ancestors."""
+        topology, positive_BP, random_BR = self.topology, self.positives[h], self.random_nodes[h]
+        children_BKb = topology.children(beam_BK, h - 1)
+        nodes_BC = children_BKb.flatten(1)
+        parent_BP = topology.find(self.positives[h - 1], topology.parent_N1[positive_BP])[0]
+        parent_rank = [
+            rank_BK.repeat_interleave(children_BKb.shape[2], 1), above.positive_rank_BP.gather(1, parent_BP), above.random_rank_BR
+        ]  # fmt: skip
+        blocks = torch.cat([nodes_BC, positive_BP, random_BR], 1)
+        logits = self.model.logits(self.state_BLS, blocks.clamp(max=topology.padding - 1), h).float()
+        widths = [nodes_BC.shape[1], positive_BP.shape[1], random_BR.shape[1]]
+        rank_BC, positive_rank_BP, random_rank_BR = (logits + self.gamma * torch.cat(parent_rank, 1)).split_with_sizes(widths, 1)
+        ineligible_BC = (nodes_BC == topology.padding) | topology.ineligible_N[nodes_BC.clamp(max=topology.padding - 1)]
+        in_beam_BR = topology.find(beam_BK.sort(1).values, topology.parent_N1[random_BR])[1]
+        known_BR = in_beam_BR | topology.find(positive_BP, random_BR)[1]
+        counted = [  # every node once: a target in its own block
+            rank_BC.masked_fill(ineligible_BC | topology.find(positive_BP, nodes_BC)[1], NEVER),
+            positive_rank_BP.masked_fill(positive_BP == topology.padding, NEVER),
+            (random_rank_BR - self.times_drawn_N[random_BR].log()).masked_fill(known_BR, NEVER),
+        ]
+        return _Level(nodes_BC, rank_BC, ineligible_BC, torch.cat(counted, 1), positive_rank_BP, random_rank_BR)
+
+    def log_shares(self, h: int, level: _Level) -> Tensor:
+        """[B, P]: log(e^r / Z) of the targets' ancestors, weighted alike within an instance; 0 at padding."""
+        is_target_BP = self.positives[h] != self.topology.padding
+        weight_BP = is_target_BP / is_target_BP.sum(1, keepdim=True).clamp(min=1)
+        return weight_BP * (level.positive_rank_BP - torch.logsumexp(level.counted_BX, 1, keepdim=True))
 
 
 def last_whole_level(model: NodeScorer, tree: Tree, config: RobustObjective) -> int:

@@ -1,0 +1,94 @@
+"""Checkpoints of a training run: how far it is, and all that it needs to go on exactly as it would have."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
+
+from espalier.errors import InvalidConfig
+from espalier.tree import Tree
+from training.deep.prepare import Prepared
+from training.deep.scorers.model import NodeScorer
+from training.specification.deep import DeepConfig
+
+log = logging.getLogger(__name__)
+
+Parts = Mapping[str, NodeScorer | AveragedModel | torch.optim.Optimizer]
+"""What a checkpoint holds besides the state of the run."""
+
+
+@dataclass
+class RunState:
+    """The steps made, the validation recalls so far, and the weights with the best of them (the last at a tie)."""
+
+    step: int = 0
+    recalls: list[float] = field(default_factory=list)
+    best: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, recall: float, model: NodeScorer) -> None:
+        if recall >= max(self.recalls, default=-1.0):
+            self.best = {name: values.detach().clone() for name, values in model.state_dict().items()}
+        self.recalls.append(recall)
+
+    def best_step(self, every: int) -> int:
+        """The step whose weights are kept."""
+        if not self.recalls:
+            return self.step
+        return min(self.step, every * (len(self.recalls) - self.recalls[::-1].index(max(self.recalls))))
+
+    def out_of_patience(self, patience: int) -> bool:
+        """Whether the last `patience` recalls were no better than what came before."""
+        return len(self.recalls) > patience and max(self.recalls[-patience:]) <= max(self.recalls[:-patience])
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file that belongs to one run, told by its `identity`. `parts` are saved, and restored in place."""
+
+    file: Path
+    identity: dict[str, str]
+    parts: Parts
+
+    def save(self, state: RunState) -> None:
+        """Replaces the file in one step."""
+        content: dict[str, Any] = {name: part.state_dict() for name, part in self.parts.items()}
+        content |= {"identity": self.identity, "progress": asdict(state)}
+        part_file = self.file.with_suffix(".part")
+        with part_file.open("wb") as stream:
+            torch.save(content, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(part_file, self.file)
+
+    def restore(self) -> RunState:
+        """Load the file (tensors and plain values only), if there is one. Raises InvalidConfig where it is damaged or another run's."""
+        if not self.file.exists():
+            return RunState()
+        try:
+            content: dict[str, Any] = torch.load(self.file, map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged file raises almost anything
+            expected = f"a readable checkpoint ({type(error).__name__}); delete it to start anew"
+            raise InvalidConfig("--resume", str(self.file), expected) from error
+        if content.get("identity") != self.identity:
+            expected = "a checkpoint of the same configuration, log and tree; delete it or leave out --resume to start anew"
+            raise InvalidConfig("--resume", str(self.file), expected)
+        for name, part in self.parts.items():
+            part.load_state_dict(content[name])
+        state = RunState(**content["progress"])
+        log.info("resumed at step %d", state.step)
+        return state
+
+
+def identity_of(config: DeepConfig, prepared: Prepared, tree: Tree) -> dict[str, str]:
+    """The configuration, log and tree of a run."""
+    nodes = hashlib.sha256(tree.first_child.tobytes() + tree.leaf_item.tobytes()).hexdigest()
+    return {"config": config.model_dump_json(), "log": prepared.interactions.fingerprint, "tree": nodes}
