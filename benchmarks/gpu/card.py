@@ -49,8 +49,8 @@ def _device() -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.split("\n")[0].strip()
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split("\n")[0].strip()
     except (OSError, subprocess.SubprocessError):
         return None

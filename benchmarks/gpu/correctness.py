@@ -181,10 +181,10 @@ def graph_cases(
             queries = random_queries(rng, whole, batch)
             yield _row(name, form, precision, "integer", what, partial(_integer, opened, whole, queries, params))
             real = make_bundle(Path(folder), rng, tree, kind, gamma, own, False, name="real", step=STEP)
-            asked = random_queries(rng, real, batch, False)
-            yield _row(name, form, precision, "replay", f"{what}, {own}", partial(_replay, opened, real, asked, params, rounding))
+            real_queries = random_queries(rng, real, batch, False)
+            yield _row(name, form, precision, "replay", f"{what}, {own}", partial(_replay, opened, real, real_queries, params, rounding))
             if alone:
-                yield _row(name, form, precision, "alone", what, partial(_alone, opened, real, asked, params))
+                yield _row(name, form, precision, "alone", what, partial(_alone, opened, real, real_queries, params))
 
 
 def linear_cases(name: str, opened: Open, precision: Precision, cases: int, device: Device, seed: int) -> Iterator[Row]:
@@ -209,10 +209,10 @@ def linear_cases(name: str, opened: Open, precision: Precision, cases: int, devi
             yield _row(name, "linear", precision, "integer", shown, partial(_integer, opened, whole, queries, params))
             ranking = Ranking(activation=real_activation, own=own, gamma=gamma)
             real = make_linear_bundle(Path(folder), rng, tree, ranking, False, "real", width, step=2.0**-8)
-            asked = random_queries(rng, real, batch, False)
+            real_queries = random_queries(rng, real, batch, False)
             shown = f"{what}, {real_activation}"
-            yield _row(name, "linear", precision, "replay", shown, partial(_replay, opened, real, asked, params, LINEAR_ROUNDING))
-            yield _row(name, "linear", precision, "alone", shown, partial(_alone, opened, real, asked, params))
+            yield _row(name, "linear", precision, "replay", shown, partial(_replay, opened, real, real_queries, params, LINEAR_ROUNDING))
+            yield _row(name, "linear", precision, "alone", shown, partial(_alone, opened, real, real_queries, params))
 
 
 def exported_cases(

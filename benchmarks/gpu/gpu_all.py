@@ -190,7 +190,7 @@ def run_all(run: Run, stages: Sequence[Stage], at_once: int) -> list[str]:
     return left
 
 
-def concluded(run: Run, asked: Sequence[Stage], left: Sequence[str], command: str) -> int:
+def concluded(run: Run, requested: Sequence[Stage], left: Sequence[str], command: str) -> int:
     """Write the report, say what is wrong and what is left; the exit status."""
     attempts = latest(read(run.lines))
     as_json, as_text = gpu_report.write(run.lines, run.out, command)
@@ -202,7 +202,7 @@ def concluded(run: Run, asked: Sequence[Stage], left: Sequence[str], command: st
         print(f"left for the next run: {', '.join(left)}", flush=True)
     gpu = any(row["stage"] == CARD and row.get("gpu") for row in rows)
     if not gpu:
-        needing = [stage.name for stage in asked if stage.without_gpu is None]
+        needing = [stage.name for stage in requested if stage.without_gpu is None]
         print(f"no NVIDIA GPU, not run: {', '.join(needing) or 'nothing'}", file=sys.stderr, flush=True)
     return WRONG if gpu_report.wrong(rows) else MORE if left else 0 if gpu else NO_GPU
 
@@ -228,23 +228,23 @@ def main(arguments: Sequence[str] | None = None, stages: Sequence[Stage] = STAGE
         parser.error(f"--summary: {run.lines} holds no lines")
     given.out.mkdir(parents=True, exist_ok=True)
     command = "python -m benchmarks.gpu_all --out DIR" + " --quick" * given.quick
-    asked = [stage for stage in stages if stage.name in wanted and stage.name != CARD]
+    requested = [stage for stage in stages if stage.name in wanted and stage.name != CARD]
     if given.summary:
-        return concluded(run, asked, [], command)
+        return concluded(run, requested, [], command)
     before = signal.signal(signal.SIGTERM, _interrupted)
     try:
-        left = _run(run, stages, asked, given)
+        left = _run(run, stages, requested, given)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-        left = [stage.name for stage in chosen(_runnable(run, asked), run, False, given.keep)]
+        left = [stage.name for stage in chosen(_runnable(run, requested), run, False, given.keep)]
     finally:
         run.stop()
         signal.signal(signal.SIGTERM, before)
-    return concluded(run, asked, left, command)
+    return concluded(run, requested, left, command)
 
 
-def _run(run: Run, stages: Sequence[Stage], asked: Sequence[Stage], given: argparse.Namespace) -> list[str]:
-    """The card, then what was asked for. Returns the names of the stages that there was no time for."""
+def _run(run: Run, stages: Sequence[Stage], requested: Sequence[Stage], given: argparse.Namespace) -> list[str]:
+    """The card, then the requested stages. Returns the names of the stages that there was no time for."""
     if run.stage(next(stage for stage in stages if stage.name == CARD)) not in COMPLETE:
         print(f"{CARD}: failed, see {run.out / 'gpu_all.log'}", file=sys.stderr, flush=True)
     found: Row = next((row for row in latest(read(run.lines))[CARD].rows if row["case"] == "device"), {})
@@ -253,7 +253,7 @@ def _run(run: Run, stages: Sequence[Stage], asked: Sequence[Stage], given: argpa
         print("no NVIDIA GPU: correctness alone is checked, on tiny trees in Triton's interpreter", flush=True)
     run.card, run.key = found.get("card"), f"{found.get('card')}, {run.mode}, {digest(found.get('versions'))}"
     at_once = max(1, len(os.sched_getaffinity(0)) // 2)
-    return run_all(run, chosen(_runnable(run, asked), run, given.again, given.keep), at_once)
+    return run_all(run, chosen(_runnable(run, requested), run, given.again, given.keep), at_once)
 
 
 def _runnable(run: Run, stages: Sequence[Stage]) -> list[Stage]:

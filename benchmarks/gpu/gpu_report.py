@@ -140,10 +140,10 @@ def _targets(rows: Sequence[Row]) -> str:
         if not best:
             continue
         row = min(best, key=lambda row: row["ms"])
-        asked = f"≤ {target.ms:g} ms" if target.ms is not None else f"≥ {target.queries_per_s:,.0f} queries/s"
+        target_text = f"≤ {target.ms:g} ms" if target.ms is not None else f"≥ {target.queries_per_s:,.0f} queries/s"
         got = f"{row['ms']:g} ms" if target.ms is not None else f"{row['queries_per_s']:,.0f} queries/s"
         reached = row["ms"] <= target.ms if target.ms is not None else row["queries_per_s"] >= (target.queries_per_s or 0)
-        found.append([f"{target.what}, beam {target.beam_size}", asked, got, "yes" if reached else "no"])
+        found.append([f"{target.what}, beam {target.beam_size}", target_text, got, "yes" if reached else "no"])
     return "## Targets\n\n" + _table(("what", "target", "measured", "reached"), found) if found else ""
 
 

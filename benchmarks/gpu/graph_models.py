@@ -23,6 +23,7 @@ from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.manifest import GraphScorer, Ranking, SearchDefaults
 from espalier.queries import HistoryKind
 from espalier.tree import Tree, complete_tree
+from training.deep.export import scorer_form
 from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer
 from training.specification.deep import PAPER_WINDOWS, MlpScorer, ProductScorer, Scorer
 
@@ -74,7 +75,13 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
     graphs = export_graphs(model, "history_nodes", torch.zeros((2, height + 1, length), dtype=torch.int64))
     tree = complete_tree(np.random.default_rng(0).permutation(1 << height), 2)
     kind, width = HistoryKind(length=length), FORMS[form].scorer.node_dim
-    scorer = GraphScorer(dtype="float16", node_dim=width, state_levels=height + 1, state_dim=model.head.state_dim)
+    scorer = GraphScorer(
+        dtype="float16",
+        node_dim=width,
+        state_levels=height + 1,
+        state_dim=model.head.state_dim,
+        form=scorer_form(model, graphs[1]),
+    )
     manifest = SimpleNamespace(
         name=f"{form}-{height}",
         version=1,

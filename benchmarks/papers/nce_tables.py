@@ -138,12 +138,12 @@ def run(function: str, loss: str, fold: Fold, seed: int) -> Row:
         raise InvalidData("--functions", function, "one with candidates")
     value, seconds, scores, options = best
     test = fold.test
-    asked = (scores(test.features_RF), test.grades_R, test.query_offset)
+    ranked = (scores(test.features_RF), test.grades_R, test.query_offset)
     per_query = {
-        "err": expected_reciprocal_rank(*asked, fold.max_grade),
-        "ndcg1": ndcg(*asked, 1),
-        "ndcg5": ndcg(*asked, 5),
-        "map": average_precision(*asked),
+        "err": expected_reciprocal_rank(*ranked, fold.max_grade),
+        "ndcg1": ndcg(*ranked, 1),
+        "ndcg5": ndcg(*ranked, 5),
+        "map": average_precision(*ranked),
     }
     differing = {name for name in options if len({json.dumps(other[name]) for _, other in tried}) > 1}
     return {

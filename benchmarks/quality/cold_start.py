@@ -6,10 +6,10 @@ A tenth of the items that have a text of their own is hidden, drawn by a seed: n
 theirs is a training query. Then they come as new items, with their text.
 
 debian-depends  a package's description → what it depends on, of packages with at least 3 dependants; an item's own text is the
-                description of the package of that name (those without one are never hidden). A tenth of the descriptions is asked. The
-                description of a hidden item may be a training query, with what it depends on itself as the answers.
+                description of the package of that name (those without one are never hidden). A tenth of the descriptions are the test
+                queries. The description of a hidden item may be a training query, with what it depends on itself as the answers.
 psearch         a shop's query → products judged 3 or 4 of 4 by people; an item's own text is its title, and the titles of all items that
-                are not hidden are training queries beside the queries of four fifths of the log; the fifth fold is asked, five times.
+                are not hidden are training queries beside the queries of four fifths of the log; each fifth is tested in turn.
 
 Rows, each a ranking of the same catalogue:
 
@@ -96,9 +96,9 @@ class Fold:
         answers = [(text, [row for row in answers if row in known]) for text, answers in self.train]
         pairs = [(text, own_row) for text, own_row in own if own_row[0] in set(rows.tolist())] + answers
         log = pl.DataFrame([(text, str(row)) for text, some in pairs for row in some], schema=["query", "item"], orient="row")
-        asked = [(text, str(row)) for text, some in self.test for row in some if row in set(rows.tolist())]
+        test = [(text, str(row)) for text, some in self.test for row in some if row in set(rows.tolist())]
         log.write_parquet(folder / "train.parquet")
-        pl.DataFrame(asked, schema=["query", "item"], orient="row").write_parquet(folder / "test.parquet")
+        pl.DataFrame(test, schema=["query", "item"], orient="row").write_parquet(folder / "test.parquet")
         self._items(rows).write_parquet(folder / "items.parquet")
         most = log["query"].n_unique()
         config = LinearConfig(
@@ -133,10 +133,10 @@ class Fold:
         texts = [self.task.texts[row] for row in self.new.tolist()]
         rows = csr_array(vstack([prepared.centroids, as_matrix(model.vectoriser.transform(texts))]))
         number = np.concatenate([self.old, self.new])
-        by_feature, asked = rows.T.tocsr(), as_matrix(model.vectoriser.transform([text for text, _ in self.test]))
+        by_feature, queries = rows.T.tocsr(), as_matrix(model.vectoriser.transform([text for text, _ in self.test]))
         parts = []
         for begin in range(0, len(self.test), 256):
-            cosine = (asked[begin : begin + 256] @ by_feature).toarray()
+            cosine = (queries[begin : begin + 256] @ by_feature).toarray()
             best = np.argsort(-cosine, axis=1, kind="stable")[:, :M]
             parts.append(np.where(np.take_along_axis(cosine, best, 1) > 0, number[best], NO_ITEM))
         return np.concatenate(parts)

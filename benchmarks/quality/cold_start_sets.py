@@ -90,7 +90,7 @@ def _hidden(texts: Sequence[str], seed: int) -> NDArray[np.bool_]:
 
 
 def _of_training(task: Task, part: int) -> Task:
-    """A set of the training pairs of the first fold: one of `part` is asked, and among the items that were not hidden others are."""
+    """A set of the training pairs of the first fold: one of `part` is a test query, and some of the other items are hidden."""
     kept = np.flatnonzero(~task.hidden)
     place = np.full(len(task.texts), -1)
     place[kept] = np.arange(len(kept))

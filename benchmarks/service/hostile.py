@@ -158,7 +158,7 @@ def measure(attack: Attack, service: Attacked, target: Target) -> Row:
         "ok": False,
         "rss_mb_bound": round(before + (attack.bound_mb or 0) if attack.bound_mb is not None else PEAK * before, 1),
         "livez_ms_p99": round(found.p99_ms, 1),
-        "livez_asked": found.asked,
+        "livez_asked": found.requests,
         "livez_failed": found.failed,
         "livez_refused": found.refused,
         "descriptors_before": fds,

@@ -28,7 +28,7 @@ EVERY_S = 0.04
 
 
 @dataclass
-class Asked:
+class Requests:
     """What became of the requests on connections of one sort."""
 
     ms: list[float] = field(default_factory=list)
@@ -42,12 +42,12 @@ class Liveness:
 
     max_ms: float
     p99_ms: float
-    asked: int
+    requests: int
     failed: int
     refused: int
 
 
-def ask(port: int, keep: bool, asked: Asked, end: threading.Event) -> None:
+def ask(port: int, keep: bool, requests: Requests, end: threading.Event) -> None:
     """Ask until the end."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     while not end.is_set():
@@ -57,15 +57,15 @@ def ask(port: int, keep: bool, asked: Asked, end: threading.Event) -> None:
             answer = connection.getresponse()
             answer.read()
         except (OSError, http.client.HTTPException):
-            asked.failed += 1
-            asked.ms.append(TIMEOUT_S * 1e3)
+            requests.failed += 1
+            requests.ms.append(TIMEOUT_S * 1e3)
             connection.close()
         else:
-            asked.ms.append((time.perf_counter() - began) * 1e3)
+            requests.ms.append((time.perf_counter() - began) * 1e3)
             if answer.status == 503 and answer.headers["connection"] == "close":
-                asked.refused += 1
+                requests.refused += 1
             elif answer.status != 200:
-                asked.failed += 1
+                requests.failed += 1
             if not keep or answer.headers["connection"] == "close":
                 connection.close()
         end.wait(max(0.0, EVERY_S - (time.perf_counter() - began)))
@@ -79,8 +79,8 @@ def main() -> None:
     gc.disable()
     with contextlib.suppress(OSError):
         os.nice(-10)  # what is measured is the service, not this process's place in the queue for a core
-    kept, fresh, end = Asked(), Asked(), threading.Event()
-    threads = [threading.Thread(target=ask, args=(port, keep, asked, end)) for keep, asked in ((True, kept), (False, fresh))]
+    kept, fresh, end = Requests(), Requests(), threading.Event()
+    threads = [threading.Thread(target=ask, args=(port, keep, requests, end)) for keep, requests in ((True, kept), (False, fresh))]
     for thread in threads:
         thread.start()
     while not (kept.ms and fresh.ms):
@@ -93,10 +93,12 @@ def main() -> None:
     print(json.dumps(vars(liveness(kept, fresh))))
 
 
-def liveness(*of: Asked) -> Liveness:
+def liveness(*of: Requests) -> Liveness:
     """The figures of several sorts of connections together."""
-    ms = sorted(one for asked in of for one in asked.ms)
-    return Liveness(ms[-1], ms[int(0.99 * (len(ms) - 1))], len(ms), sum(asked.failed for asked in of), sum(asked.refused for asked in of))
+    ms = sorted(one for requests in of for one in requests.ms)
+    return Liveness(
+        ms[-1], ms[int(0.99 * (len(ms) - 1))], len(ms), sum(requests.failed for requests in of), sum(requests.refused for requests in of)
+    )
 
 
 @contextmanager

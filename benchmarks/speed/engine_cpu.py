@@ -64,11 +64,11 @@ class LevelLoop:
         nodes = np.where(leaf[:, None] >= 0, ((leaf[:, None] + 1) >> shift) - 1, -1)
         states = self.query.run(None, {"history_nodes": nodes, "node_rows": self.rows_ND})[0][0]
         assert params.exclude_BE is not None
-        closed = excluded_nodes(tree, params.exclude_BE[b : b + 1])
+        excluded = excluded_nodes(tree, params.exclude_BE[b : b + 1])
         candidates = np.arange(tree.level(start).start, tree.level(start).stop)
         for level in range(start, tree.height + 1):
             logits = self.scorer.run(None, {"query_state": states[level - start][None], "node_rows": self.rows_ND[candidates][None]})[0][0]
-            logits[np.isin(candidates, closed.leaves_BX[0] if level == tree.height else closed.inner_BX[0])] = -np.inf
+            logits[np.isin(candidates, excluded.leaves_BX[0] if level == tree.height else excluded.inner_BX[0])] = -np.inf
             if level < tree.height:
                 kept = np.sort(np.argpartition(-logits, k)[:k]) if len(logits) > k else np.arange(len(logits))
                 beam = candidates[kept]

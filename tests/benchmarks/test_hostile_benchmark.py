@@ -18,7 +18,7 @@ from benchmarks.service.attacks.heads import endless_header
 from benchmarks.service.attacks.target import flood, tally
 from benchmarks.service.attacks.wire import LIVEZ, parsed
 from benchmarks.service.hostile import Row, judge, main
-from benchmarks.service.livez import Asked, liveness
+from benchmarks.service.livez import Requests, liveness
 
 QUIET: Row = {
     "attack": "nothing",
@@ -88,8 +88,8 @@ def test_what_an_attack_may_take_it_may_keep() -> None:
 
 
 def test_livez_that_is_not_answered_counts_with_the_time_out() -> None:
-    found = liveness(Asked([1.0, 2.0]), Asked([5000.0], failed=1, refused=0), Asked([3.0], refused=1))
-    assert (found.max_ms, found.asked, found.failed, found.refused) == (5000.0, 4, 1, 1)
+    found = liveness(Requests([1.0, 2.0]), Requests([5000.0], failed=1, refused=0), Requests([3.0], refused=1))
+    assert (found.max_ms, found.requests, found.failed, found.refused) == (5000.0, 4, 1, 1)
 
 
 def test_there_are_at_least_twelve_attacks_of_different_names() -> None:

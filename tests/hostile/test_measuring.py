@@ -81,5 +81,5 @@ def test_livez_is_asked_on_new_and_on_kept_connections(service: Attacked) -> Non
     with watched(service.port) as found:
         assert found == []
     assert found[0].failed == 0
-    assert found[0].asked >= 2
+    assert found[0].requests >= 2
     assert 0 < found[0].p99_ms <= found[0].max_ms < 5000

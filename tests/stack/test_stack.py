@@ -93,14 +93,8 @@ def test_the_service_image_holds_what_serves_and_nothing_that_trains(images: Ima
     assert images.python(SERVICE, program) == ["onnxruntime", "service", "opentelemetry"]
 
 
-ON_A_GPU = (
-    "espalier.engines.triton.graph_engine",
-    "espalier.engines.triton.linear_engine",
-    "espalier.engines.triton.kernels",
-    "espalier.engines.triton.torch_graph",
-    "espalier.engines.triton.scorer_form",
-)
-"""What needs triton: `open_engine` imports it where there is a GPU."""
+ON_A_GPU = ("espalier.engines.triton",)
+"""What needs torch and triton: `open_engine` imports it where there is a GPU."""
 
 
 @pytest.mark.parametrize(
