@@ -34,7 +34,7 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
         children = np.diff(tree.first_child[span.start : span.stop + 1]) if h < tree.height else np.zeros(1, np.int64)
         spread = f"{below.min()} … {below.max()} (mean {below.mean():.1f})"
         lines.append(f"{h:5d} {len(span):9d} {f'{children.min()}–{children.max()}':>10} {spread:>24}")
-    lines += ["", "Sample paths (items that each node holds, for example):"]
+    lines += ["", "Sample paths, with some items below each node:"]
     rng = np.random.default_rng(seed)
     for item in rng.choice(tree.item_count, min(SAMPLES, tree.item_count), replace=False):
         path = tree.ancestors(tree.leaf_of_item[[item]])[0]
@@ -60,7 +60,7 @@ def _scorer(manifest: Manifest) -> str:
 
 
 def _placed(manifest: Manifest) -> list[str]:
-    counts = [told["items"] for told in manifest.data.get("placed", [])]
+    counts = [placed["items"] for placed in manifest.data.get("placed", [])]
     return [f"placed without training: {sum(counts)} items"] if counts else []
 
 

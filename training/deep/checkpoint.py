@@ -52,7 +52,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file that belongs to one run, told by its `identity`. `parts` are saved, and restored in place."""
+    """The file of one run, which its `identity` names. `parts` are saved, and restored in place."""
 
     file: Path
     identity: dict[str, str]
