@@ -1,4 +1,4 @@
-"""Golden queries of a new bundle: what the reference engine answers, with each query's smallest margin at a cut.
+"""Golden queries of a new bundle: the reference engine's answers, with each query's smallest margin at a cut.
 
 Legend: B queries, K beam, C candidates.
 """

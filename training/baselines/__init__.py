@@ -1,1 +1,1 @@
-"""What a trained tree is compared with."""
+"""Baselines: other ways to retrieve or rank, which benchmarks compare with trees."""

@@ -22,7 +22,7 @@ from training.rankers.standardise import Standardise
 from training.specification.ranker import Scaling
 
 MAX_PAIRS = 3_000_000
-"""Of more, a seeded sample is taken: their differences are an array."""
+"""Of more pairs a seeded sample is taken: their differences are a dense array."""
 
 
 def fit_rank_svm(train: RankingSet, cost: float, scaling: Scaling = "z-score", missing: bool = False, seed: int = 0) -> Ranker:
@@ -45,7 +45,7 @@ def fit_rank_svm(train: RankingSet, cost: float, scaling: Scaling = "z-score", m
     standardise = Standardise(train.features_RF, scaling, missing)
     inputs_RF = standardise(torch.from_numpy(train.features_RF)).numpy().astype(np.float64)
     difference_PF = inputs_RF[pairs_P2[:, 0]] - inputs_RF[pairs_P2[:, 1]]
-    sign_P = np.where(np.arange(len(difference_PF)) % 2, -1.0, 1.0)  # LIBLINEAR wants two classes; the loss is the same either way
+    sign_P = np.where(np.arange(len(difference_PF)) % 2, -1.0, 1.0)  # LIBLINEAR needs two classes; the loss is symmetric
     solver = LinearSVC(loss="squared_hinge", dual=False, fit_intercept=False, C=cost / len(train) / share, tol=1e-4)
     solver.fit(difference_PF * sign_P[:, None], sign_P)
     function = LinearFunction(standardise.outputs, 1.0, torch.Generator())

@@ -1,7 +1,7 @@
 """Beam search in torch, batched over queries: what training uses to follow the search and to choose γ.
 
-Serving uses the engines; this one shares their rule (rank(n) = own(n) + γ · rank(parent), rank(root) = 0), their tie rule and what they
-make of exclusions, so that γ and a calibration chosen by it are right for them.
+Serving uses the engines. This search has the same ranking (rank(n) = own(n) + γ · rank(parent), rank(root) = 0), tie rule and exclusions,
+so a γ and a calibration chosen with it are right for them.
 
 Legend: B queries, C candidates, K beam, M results, E excluded items, X excluded nodes.
 """

@@ -1,7 +1,7 @@
 """Training instances: users' lists cut into a query and its targets.
 
-Knows interactions and cut points. Does not know trees or objectives. Batch number s of a run depends on (seed, s) only, so that a
-resumed run goes on exactly as it would have.
+Knows interactions and cut points. Does not know trees or objectives. Batch number s of a run depends on (seed, s) only, so a
+resumed run continues exactly as an uninterrupted one.
 
 Legend: B instances, T history, P targets, X places in a list, E events of the longest drawn list.
 """

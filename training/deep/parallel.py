@@ -1,10 +1,9 @@
 """Several processes that train one model, each on its rows of every batch (`torchrun -m training fit …`).
 
-Knows who takes which rows, and how sums over processes are made. Does not know models or objectives. Without torchrun there is one process,
-which takes all rows, and nothing here costs anything.
+Knows which process takes which rows and how values are averaged over processes. Does not know models or objectives. Without torchrun there
+is one process, which takes all rows; every function here is then free.
 
-Everybody draws the random numbers of the whole batch and keeps those of its own rows, so that the number of processes does not change
-what is trained on.
+Each process draws the random numbers of the whole batch and keeps those of its rows, so results do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 
 LONGEST_WAIT = timedelta(days=1)
-"""How long processes wait for each other: while process 0 builds a tree or exports, that can be hours; torch's own limit is minutes."""
+"""How long processes wait for each other. Process 0 may build a tree or export for hours; torch's own limit is minutes."""
 
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[None]:
-    """Be one of torchrun's processes inside: gloo on a CPU, NCCL on GPUs, one each. Nothing happens where torchrun did not start this.
+    """Join torchrun's group of processes inside: gloo on a CPU, NCCL on GPUs, one GPU each. No effect without torchrun.
 
     Raises InvalidConfig where there are more processes than GPUs.
     """
@@ -49,7 +48,7 @@ def joined(device: torch.device) -> Iterator[None]:
 
 
 def process() -> int:
-    """The number of this process; 0 is the one that writes files and says what happens."""
+    """The number of this process; process 0 writes files and logs."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -63,7 +62,7 @@ def wait_for_all() -> None:
 
 
 def own_rows(count: int) -> slice:
-    """The rows of a batch of `count` that this process takes; all processes take as many."""
+    """The rows of a batch of `count` that this process takes; all processes take the same number."""
     share = count // processes()
     return slice(process() * share, (process() + 1) * share)
 

@@ -1,4 +1,4 @@
-"""From a configuration to what training starts with: the log, its split, the item table, the earlier model and the tree."""
+"""The inputs of a training run, from its configuration: the log, its split, the item table, the earlier model and the tree."""
 
 from __future__ import annotations
 

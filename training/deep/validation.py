@@ -1,4 +1,4 @@
-"""Validation users: what training and export choose by. Searched in torch, with the model as it is.
+"""Validation users, by whose recall training and export choose. Searched in torch, with the model in training.
 
 Legend: B queries, M results.
 """
@@ -33,7 +33,7 @@ def validation_pairs(config: DeepConfig, prepared: Prepared, count: int) -> list
 
 
 def ranked_by(config: DeepConfig) -> tuple[Own, float]:
-    """What the objective trains the search to rank by: own, and γ."""
+    """The ranking that the objective trains: own, and γ."""
     return ("log_activation", 1.0) if config.ranks_by_path_product else ("logit", config.objective.gamma)
 
 

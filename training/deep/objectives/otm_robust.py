@@ -4,17 +4,17 @@
     Z_h  ≈ Σ_{n ∈ B̃_h ∪ S_h⁺} e^{r(n)} + Σ_{n ∈ R_h \\ (B̃_h ∪ S_h⁺)} e^{r(n)} / E[times n is drawn]
 
 B̃_h are the candidates of a beam search with the current parameters (OTM Eq. 3), S_h⁺ the targets' ancestors (z_n = 1, Eq. 1) and R_h the
-ancestors of random items. OTM's own loss (Eq. 16) says nothing about nodes that no training beam visits; their logits are then whatever the
-shared layers make of them, and a wider beam lets them in. Here every node of a level counts as it should in expectation: the estimate
-of Z_h is unbiased (so w_n > 0 everywhere, as Proposition 3 asks), and what beam search finds are its largest terms, which is what keeps its
-variance small. The beam is how the loss is estimated, no longer what it means, so the serving beam may differ from it.
+ancestors of random items. OTM's own loss (Eq. 16) leaves nodes untrained that no training beam visits, so a wider serving beam ranks some
+of them too high. Here every node of a level has its weight in expectation: the estimate of Z_h is unbiased (so w_n > 0 everywhere, as
+Proposition 3 requires). Beam search finds the largest terms of the sum, which keeps the variance small. The beam only serves the estimate,
+so the serving beam may differ from it.
 
-Where that costs no more, nothing is estimated: a small level is scored whole when the logits are inner products, as one matrix product.
-In a catalogue of some ten thousand items that is every level, and the loss is exact.
+A small level is not estimated: when logits are inner products, it is scored whole, as one matrix product. In a catalogue of some ten
+thousand items that is every level, and the loss is exact.
 
-The loss trains r, what the search ranks by, and not g: with γ > 0 a node's logit is a correction of its parent's rank. An instance's
-targets share a weight of 1, as they share a query's recall; levels count less the higher they are (d, `level_decay`), because it is the
-leaves that are returned, and the beam forgives the levels above them.
+The loss trains the rank r, by which the search orders nodes, not the logit g: with γ > 0 a logit corrects the parent's rank. The targets of
+an instance share a weight of 1, as they share its recall. Higher levels count less (d, `level_decay`): the search returns leaves, and the
+beam tolerates errors on the levels above.
 
 Legend: B instances, P positives, C candidates, K beam, R random items, b children.
 """
@@ -35,9 +35,9 @@ from training.deep.topology import Topology
 from training.specification.deep import RobustObjective
 
 WHOLE = 170
-"""A level is scored whole up to so many times the nodes that an instance would look up there: about where both cost the same on a CPU."""
+"""Score a level whole up to this multiple of the nodes that an instance would look up: there both cost about the same on a CPU."""
 NEVER = -1e30
-"""The rank of what does not count; finite, because 0 · −inf is not a number."""
+"""The rank of places that do not count; finite, because 0 · −inf is NaN."""
 
 
 def otm_robust_loss(
@@ -142,7 +142,7 @@ class _Batch:
 
 
 def last_whole_level(model: NodeScorer, tree: Tree, config: RobustObjective) -> int:
-    """The level down to which all are so small that one product of all their nodes is exact at the price of an estimate."""
+    """The lowest level that is scored whole, as are all above it; 0 for heads other than inner products."""
     if not isinstance(model.head, ProductHead):
         return 0
     for h in range(1, tree.height + 1):

@@ -1,7 +1,7 @@
 """Initial node rows from item embeddings: every node starts as the mean of the items below it.
 
-Random rows have to find out first what co-occurs with what; a factorisation of the same training users' lists knows. On dense logs that
-saves the start of a run, and random rows catch up (benchmarks/results).
+A factorisation of the training users' lists already holds which items co-occur; random rows must learn that first. On dense logs this only
+shortens the start of a run: random rows reach the same recall later (benchmarks/results).
 
 Legend: N nodes, I items, D node row.
 """
