@@ -206,7 +206,8 @@ class Batcher:
                 part.answer.set_exception(answer)
             else:
                 part.answer.set_result(answer)
-        self._make_room()
+        if self._room:
+            self._make_room()
 
     def _make_room(self) -> None:
         """Wake the first request that waits for room."""

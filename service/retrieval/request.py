@@ -44,6 +44,7 @@ class CheckedRequest(NamedTuple):
     m, beam_size   as requested, or the model's defaults
     depth          candidates to re-rank, 0 for none
     answer_values  most values that the answer can hold
+    traced         whether the search is to be explained
     """
 
     request: RetrieveRequest
@@ -52,11 +53,7 @@ class CheckedRequest(NamedTuple):
     beam_size: int
     depth: int
     answer_values: int
-
-    @property
-    def traced(self) -> bool:
-        """Whether the search is to be explained."""
-        return self.request.explain or bool(self.request.explain_items)
+    traced: bool
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,8 @@ def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> C
     _at_most("m", m, search.max_m)
     _at_most("beam_size", beam_size, search.max_beam_size)
     _at_most("queries", len(request.queries), settings.max_queries, "queries")
-    if request.explain or request.explain_items:
+    traced = request.explain or bool(request.explain_items)
+    if traced:
         _at_most("queries", len(request.queries), settings.max_explained, "queries with explain")
         _at_most("explain_items", len(request.explain_items), settings.max_explained, "ids")
     if request.fields:
@@ -96,7 +94,7 @@ def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> C
     depth = 0 if request.rerank is None else _checked_depth(request.rerank.depth, model)
     for i, query in enumerate(request.queries):
         _check_query(i, query, model, settings)
-    return CheckedRequest(request, model, m, beam_size, depth, _answer_values(request, model, max(m, depth), settings))
+    return CheckedRequest(request, model, m, beam_size, depth, _answer_values(request, model, max(m, depth), settings), traced)
 
 
 def conditions_of(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> Filter | None:
