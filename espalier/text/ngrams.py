@@ -7,7 +7,7 @@ Legend: B texts, V n-grams.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -40,23 +40,59 @@ def _mixed(state: Any) -> Any:
     return state ^ (state >> np.uint64(31))
 
 
+class Words(NamedTuple):
+    """Of one text: where each word begins and ends among the code points, int64, and its hash, uint64."""
+
+    begin: Array
+    end: Array
+    hash: Array
+
+
+class Grams(NamedTuple):
+    """The n-grams of one text and block: hash uint64; first word, and first character in that padded word, int64."""
+
+    hash: Array
+    word: Array
+    place: Array
+
+
+class Entries(NamedTuple):
+    """Every n-gram so far: hash uint64, block uint8, documents int32, the last document int32, its UTF-8 text by offsets int64."""
+
+    hash: Array
+    block: Array
+    documents: Array
+    last: Array
+    text_from: Array
+    text: Array
+
+
 @njit(cache=True, nogil=True)
-def _words(codes: Array, begin: int, end: int, classes: Array, word_from: Array, word_to: Array, word_hash: Array) -> int:
-    """Write where the words of codes[begin:end] begin and end, and their hashes. Returns their number."""
+def _room(text_from: Array) -> tuple[Words, Grams]:
+    """Arrays for the words and n-grams of the longest text: a word of one letter has three characters with its blanks."""
+    longest = 0
+    for t in range(len(text_from) - 1):
+        longest = max(longest, text_from[t + 1] - text_from[t])
+    words = Words(np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.uint64))
+    return words, Grams(np.empty(3 * longest, np.uint64), np.empty(3 * longest, np.int64), np.empty(3 * longest, np.int64))
+
+
+@njit(cache=True, nogil=True)
+def _find_words(codes: Array, begin: int, end: int, classes: Array, words: Words) -> int:
+    """Write the words of codes[begin:end]. Returns their number."""
     count, i = 0, begin
     while i < end:
         kind = classes[codes[i]]
         if kind == SEPARATOR:
             i += 1
             continue
-        word_from[count] = i
+        words.begin[count] = i
         state = _fold(SEED, np.uint64(codes[i]))
         i += 1
         while kind == LETTER and i < end and classes[codes[i]] == LETTER:
             state = _fold(state, np.uint64(codes[i]))
             i += 1
-        word_to[count] = i
-        word_hash[count] = state
+        words.end[count], words.hash[count] = i, state
         count += 1
     return count
 
@@ -68,40 +104,28 @@ def _padded(codes: Array, begin: int, end: int, place: int) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _ngrams(
-    codes: Array, words: int, word_from: Array, word_to: Array, word_hash: Array, unit: int, n: int, hashes: Array, word: Array,
-    place: Array,
-) -> int:  # fmt: skip
-    """Write the n-grams of a text's words: hash, first word, first character in the padded word. Returns their number."""
-    count = 0
+def _find_ngrams(codes: Array, count: int, words: Words, unit: int, n: int, grams: Grams) -> int:
+    """Write the n-grams of a text's `count` words. Returns their number."""
+    found = 0
     start = _fold(SEED, np.uint64(unit * 16 + n))
     if unit == WORDS:
-        for w in range(words - n + 1):
+        for w in range(count - n + 1):
             state = start
             for i in range(w, w + n):
-                state = _fold(state, word_hash[i])
-            hashes[count], word[count], place[count] = _mixed(state), w, 0
-            count += 1
+                state = _fold(state, words.hash[i])
+            grams.hash[found], grams.word[found], grams.place[found] = _mixed(state), w, 0
+            found += 1
     else:
-        for w in range(words):
-            begin, end = word_from[w], word_to[w]
+        for w in range(count):
+            begin, end = words.begin[w], words.end[w]
             length = end - begin + 2
             for first in range(max(1, length - n + 1)):
                 state = start
                 for i in range(first, min(first + n, length)):
                     state = _fold(state, np.uint64(_padded(codes, begin, end, i)))
-                hashes[count], word[count], place[count] = _mixed(state), w, first
-                count += 1
-    return count
-
-
-@njit(cache=True, nogil=True)
-def _longest(text_from: Array) -> int:
-    """Code points of the longest text."""
-    longest = 0
-    for t in range(len(text_from) - 1):
-        longest = max(longest, text_from[t + 1] - text_from[t])
-    return longest
+                grams.hash[found], grams.word[found], grams.place[found] = _mixed(state), w, first
+                found += 1
+    return found
 
 
 # -- compiled: weighing ---------------------------------------------------------------------------------------------------
@@ -126,55 +150,66 @@ def fill_table(hashes: Array, layout: Array, table: Array) -> int:
 
 
 @njit(cache=True, nogil=True)
-def weigh(
-    codes: Array, text_from: Array, classes: Array, layout: Array, table: Array, idf: Array, indptr: Array, indices: Array, values: Array
-) -> int:
-    """Write the rows of some texts. Returns the number of entries."""
-    mask = np.uint64(len(table) - 1)
-    longest = _longest(text_from)
-    word_from, word_to, word_hash = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.uint64)
-    word, place, hashes = np.empty(3 * longest, np.int64), np.empty(3 * longest, np.int64), np.empty(3 * longest, np.uint64)
-    features = np.empty(3 * longest, np.int32)
+def weigh(codes: Array, text_from: Array, classes: Array, layout: Array, table: Array, idf: Array, rows: tuple[Array, Array, Array]) -> int:
+    """Write the rows of some texts: indptr, indices, values. Returns the number of entries."""
+    indptr, indices, values = rows
+    words, grams = _room(text_from)
+    features = np.empty(len(grams.hash), np.int32)
     used = 0
     indptr[0] = 0
     for t in range(len(text_from) - 1):
-        row, filled = used, 0
-        words = _words(codes, text_from[t], text_from[t + 1], classes, word_from, word_to, word_hash)
+        begin, blocks = used, 0
+        count = _find_words(codes, text_from[t], text_from[t + 1], classes, words)
         for k in range(len(layout)):
-            unknown = layout[k, 4]
-            found = 0
-            for g in range(_ngrams(codes, words, word_from, word_to, word_hash, layout[k, 0], layout[k, 1], hashes, word, place)):
-                slot = hashes[g] & mask
-                while table[slot, 1] != 0 and table[slot, 0] != hashes[g]:
-                    slot = (slot + np.uint64(1)) & mask
-                if table[slot, 1] != 0:
-                    feature = np.int64(table[slot, 1]) - 1
-                elif unknown > 0:  # the bin depends on other bits than the slot does
-                    feature = layout[k, 2] + layout[k, 3] + np.int64(hashes[g] >> np.uint64(32)) % unknown
-                else:
-                    continue
-                if idf[feature] > 0:
-                    features[found] = feature
-                    found += 1
-            if found == 0:
-                continue
-            features[:found].sort()
-            block, squares, g = used, 0.0, 0
-            while g < found:
-                first = g
-                while g < found and features[g] == features[first]:
-                    g += 1
-                weight = (g - first) * np.float64(idf[features[first]])
-                squares += weight * weight
-                indices[used], values[used] = features[first], weight
-                used += 1
-            length = np.sqrt(squares)
-            for e in range(block, used):
-                values[e] = values[e] / length
-            filled += 1
-        for e in range(row, used):
-            values[e] = values[e] / np.sqrt(np.float64(filled))  # each block has length 1
+            found = _find_ngrams(codes, count, words, layout[k, 0], layout[k, 1], grams)
+            found = _find_features(grams, found, layout[k], table, idf, features)
+            if found > 0:
+                used = _write_block(features[:found], idf, indices, values, used)
+                blocks += 1
+        for e in range(begin, used):
+            values[e] = values[e] / np.sqrt(np.float64(blocks))  # each block has length 1
         indptr[t + 1] = used
+    return used
+
+
+@njit(cache=True, nogil=True)
+def _find_features(grams: Grams, count: int, block: Array, table: Array, idf: Array, features: Array) -> int:
+    """Write the features of a block's n-grams, those with an idf above 0, with repeats. Returns their number."""
+    mask = np.uint64(len(table) - 1)
+    first, known, unknown = block[2], block[3], block[4]
+    found = 0
+    for g in range(count):
+        slot = grams.hash[g] & mask
+        while table[slot, 1] != 0 and table[slot, 0] != grams.hash[g]:
+            slot = (slot + np.uint64(1)) & mask
+        if table[slot, 1] != 0:
+            feature = np.int64(table[slot, 1]) - 1
+        elif unknown > 0:  # the bin depends on other bits than the slot does
+            feature = first + known + np.int64(grams.hash[g] >> np.uint64(32)) % unknown
+        else:
+            continue
+        if idf[feature] > 0:
+            features[found] = feature
+            found += 1
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _write_block(features: Array, idf: Array, indices: Array, values: Array, used: int) -> int:
+    """Append a block's weights tf · idf, of length 1, to a row. Returns the number of entries."""
+    features.sort()
+    begin, squares, g = used, 0.0, 0
+    while g < len(features):
+        first = g
+        while g < len(features) and features[g] == features[first]:
+            g += 1
+        weight = (g - first) * np.float64(idf[features[first]])
+        squares += weight * weight
+        indices[used], values[used] = features[first], weight
+        used += 1
+    length = np.sqrt(squares)
+    for e in range(begin, used):
+        values[e] = values[e] / length
     return used
 
 
@@ -216,55 +251,66 @@ def _write_utf8(text: Array, at: int, code: Any) -> int:
 
 @njit(cache=True, nogil=True)
 def count_ngrams(
-    codes: Array, text_from: Array, classes: Array, layout: Array, document: int, size: int, slots: Array, entry_hash: Array,
-    entry_block: Array, entry_count: Array, entry_last: Array, entry_from: Array, text: Array,
-) -> int:  # fmt: skip
+    codes: Array, text_from: Array, classes: Array, layout: Array, document: int, size: int, slots: Array, arrays: tuple[Array, ...]
+) -> int:
     """Count the documents that have each n-gram. Returns the number of entries, or −1 − e if another n-gram has the hash of entry e.
 
     document  the number of the first text
-    size      the number of entries so far; the arrays have room for all that may come
+    size      the number of entries so far; `arrays`, those of Entries, have room for all that may come
     """
+    entries = Entries(*arrays)
     mask = np.uint64(len(slots) - 1)
-    longest = _longest(text_from)
-    word_from, word_to, word_hash = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.uint64)
-    word, place, hashes = np.empty(3 * longest, np.int64), np.empty(3 * longest, np.int64), np.empty(3 * longest, np.uint64)
+    words, grams = _room(text_from)
     for t in range(len(text_from) - 1):
-        words = _words(codes, text_from[t], text_from[t + 1], classes, word_from, word_to, word_hash)
+        count = _find_words(codes, text_from[t], text_from[t + 1], classes, words)
         for k in range(len(layout)):
             unit, n = layout[k, 0], layout[k, 1]
-            for g in range(_ngrams(codes, words, word_from, word_to, word_hash, unit, n, hashes, word, place)):
+            for g in range(_find_ngrams(codes, count, words, unit, n, grams)):
                 # Write the text after the last entry's; it stays there if the n-gram is new.
-                begin = at = entry_from[size]
-                if unit == WORDS:
-                    for w in range(word[g], word[g] + n):
-                        if w > word[g]:
-                            at = _write_utf8(text, at, np.uint32(BLANK))
-                        for i in range(word_from[w], word_to[w]):
-                            at = _write_utf8(text, at, codes[i])
-                else:
-                    first, last = word_from[word[g]], word_to[word[g]]
-                    for i in range(place[g], min(place[g] + n, last - first + 2)):
-                        at = _write_utf8(text, at, _padded(codes, first, last, i))
-                slot = hashes[g] & mask
-                while slots[slot] >= 0 and entry_hash[slots[slot]] != hashes[g]:
+                begin = entries.text_from[size]
+                end = _write_ngram(codes, words, unit, n, grams.word[g], grams.place[g], entries.text, begin)
+                slot = grams.hash[g] & mask
+                while slots[slot] >= 0 and entries.hash[slots[slot]] != grams.hash[g]:
                     slot = (slot + np.uint64(1)) & mask
                 entry = slots[slot]
                 if entry < 0:
                     slots[slot] = size
-                    entry_hash[size], entry_block[size], entry_count[size], entry_last[size] = hashes[g], k, 1, document + t
+                    entries.hash[size], entries.block[size], entries.documents[size], entries.last[size] = grams.hash[g], k, 1, document + t
                     size += 1
-                    entry_from[size] = at
-                    continue
-                same = entry_block[entry] == k and entry_from[entry + 1] - entry_from[entry] == at - begin
-                if same:
-                    for i in range(at - begin):
-                        same = same and text[entry_from[entry] + i] == text[begin + i]
-                if not same:
+                    entries.text_from[size] = end
+                elif entries.block[entry] != k or not _has_text(entries, entry, begin, end):
                     return -1 - int(entry)
-                if entry_last[entry] != document + t:
-                    entry_last[entry] = document + t
-                    entry_count[entry] += 1
+                elif entries.last[entry] != document + t:
+                    entries.last[entry] = document + t
+                    entries.documents[entry] += 1
     return size
+
+
+@njit(cache=True, nogil=True)
+def _write_ngram(codes: Array, words: Words, unit: int, n: int, word: int, place: int, text: Array, at: int) -> int:
+    """Write an n-gram as UTF-8. Returns the position after it."""
+    if unit == WORDS:
+        for w in range(word, word + n):
+            if w > word:
+                at = _write_utf8(text, at, np.uint32(BLANK))
+            for i in range(words.begin[w], words.end[w]):
+                at = _write_utf8(text, at, codes[i])
+    else:
+        begin, end = words.begin[word], words.end[word]
+        for i in range(place, min(place + n, end - begin + 2)):
+            at = _write_utf8(text, at, _padded(codes, begin, end, i))
+    return at
+
+
+@njit(cache=True, nogil=True)
+def _has_text(entries: Entries, entry: int, begin: int, end: int) -> Any:
+    """Whether an entry's text is text[begin:end]."""
+    own = entries.text_from[entry]
+    same = entries.text_from[entry + 1] - own == end - begin
+    if same:
+        for i in range(end - begin):
+            same = same and entries.text[own + i] == entries.text[begin + i]
+    return same
 
 
 @njit(cache=True, nogil=True)

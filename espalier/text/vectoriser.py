@@ -179,7 +179,7 @@ class Vectoriser:
     def _rows(self, codes: Array, text_from: Array) -> SparseRows:
         room = self._room * len(codes)
         indptr, indices, values = np.empty(len(text_from), np.int64), np.empty(room, np.int32), np.empty(room, np.float32)
-        used = weigh(codes, text_from, _classes(), self._layout, self._table, self._arrays["idf"], indptr, indices, values)
+        used = weigh(codes, text_from, _classes(), self._layout, self._table, self._arrays["idf"], (indptr, indices, values))
         return SparseRows(indptr, indices[:used].copy(), values[:used].copy(), self.width)
 
 
@@ -207,10 +207,8 @@ class _Counts:
         if len(self._slots) < 2 * most:
             self._slots = np.full(_power_of_two(3 * most), -1, np.int32)
             fill_slots(self._hash, self._size, self._slots)
-        size = count_ngrams(
-            codes, text_from, _classes(), self._layout, self._documents, self._size, self._slots, self._hash, self._block, self.count,
-            self._last, self._text_from, self._text,
-        )  # fmt: skip
+        entries = (self._hash, self._block, self.count, self._last, self._text_from, self._text)
+        size = count_ngrams(codes, text_from, _classes(), self._layout, self._documents, self._size, self._slots, entries)
         if size < 0:
             other = self._text[self._text_from[-1 - size] : self._text_from[-size]].tobytes().decode()
             raise InvalidData("texts", other, "n-grams with different hashes; another one has the hash of this one")
