@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from espalier.bundle import Bundle, GraphContent, write_bundle
+from espalier.bundle import Bundle
+from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
 from espalier.manifest import InnerProductForm, ManifestDraft, Ranking, SearchDefaults

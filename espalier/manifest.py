@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 
 from espalier.queries import FeaturesKind, HistoryKind, QueryKind, TextKind
 from espalier.rank_features import HISTORY, check_names, needs_node_rows
+from espalier.tree import Tree
 
 SCHEMA_VERSION: Literal[2] = 2
 """What is written. Version 2 adds `scorer.form` and `command`."""
@@ -38,6 +39,13 @@ class TreeInfo(_Strict):
     leaves: int = Field(ge=1)
     items: int = Field(ge=1)
     max_children: tuple[int, ...]
+
+    @staticmethod
+    def of(tree: Tree) -> TreeInfo:
+        """Those of a tree."""
+        return TreeInfo(
+            levels=tree.height + 1, nodes=tree.node_count, leaves=tree.leaf_count, items=tree.item_count, max_children=tree.max_children
+        )
 
 
 class InnerProductForm(_Strict):

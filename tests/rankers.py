@@ -10,7 +10,8 @@ import onnx
 import pyarrow as pa
 from onnx import TensorProto, helper, numpy_helper
 
-from espalier.bundle import Bundle, with_ranker
+from espalier.bundle import Bundle
+from espalier.bundle_writer import with_ranker
 from espalier.manifest import RankerInfo
 from espalier.rerank.features import RankFeatures
 from espalier.rerank.ranker import GOLDEN_SCORES, golden_scores

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from espalier.bundle import Bundle, is_model_name, make_folder
+from espalier.bundle import Bundle, is_model_name
+from espalier.bundle_writer import make_folder
 from espalier.errors import BundleExists, EspalierError, InvalidConfig
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none

@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from espalier.bundle import RANKER, Bundle, make_folder, with_parts
+from espalier.bundle import RANKER, Bundle
+from espalier.bundle_writer import make_folder, with_parts
 from espalier.checks.golden import GOLDEN_COLUMNS, verify_golden
 from espalier.engines import open_engine
 from espalier.manifest import RankerInfo

@@ -37,7 +37,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, csr_matrix, load_npz, save_npz
 
 from benchmarks.papers.xrlinear_peer import growth_mb
-from espalier.bundle import Bundle, LinearContent, write_bundle
+from espalier.bundle import Bundle
+from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.chunks import Chunks
 from espalier.engines import open_engine

@@ -34,7 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import ttest_rel
 
-from espalier.bundle import Bundle, with_ranker
+from espalier.bundle import Bundle
+from espalier.bundle_writer import with_ranker
 from espalier.engines import open_engine
 from espalier.manifest import RankerInfo
 from espalier.metrics import ndcg_at_m, precision_recall_f

@@ -30,7 +30,8 @@ import numpy as np
 import yaml
 
 from benchmarks.service.serving import get, serving
-from espalier.bundle import Bundle, GraphContent, write_bundle
+from espalier.bundle import Bundle
+from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.checks.golden import encode_table
 from espalier.engines import open_engine
 from espalier.manifest import ManifestDraft

@@ -24,7 +24,8 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from benchmarks.service.serving import serving
-from espalier.bundle import Bundle, GraphContent, write_bundle
+from espalier.bundle import Bundle
+from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, QueryBatch

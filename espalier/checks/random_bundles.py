@@ -13,7 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from espalier.bundle import Bundle, GraphContent, LinearContent, write_bundle
+from espalier.bundle import Bundle
+from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.chunks import Chunks
 from espalier.items import ItemTable

@@ -15,7 +15,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from espalier.bundle import RANKER, Bundle, with_ranker, write_bundle
+from espalier.bundle import RANKER, Bundle
+from espalier.bundle_writer import with_ranker, write_bundle
 from espalier.checks.random_bundles import make_bundle, random_queries
 from espalier.engines.onnx import graph_contents
 from espalier.engines.onnx.engine import OnnxEngine

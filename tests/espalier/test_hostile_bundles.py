@@ -15,8 +15,9 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from espalier import bundle as bundle_module
-from espalier.bundle import CHUNKS, Bundle, with_ranker
+from espalier import bundle_files
+from espalier.bundle import CHUNKS, Bundle
+from espalier.bundle_writer import with_ranker
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.chunks import ARRAYS, Chunks
 from espalier.errors import BundleCorrupt, InvalidTree
@@ -163,7 +164,7 @@ def test_arrays_lie_in_their_file(graphs: Bundle, begin: int) -> None:
 
 
 def test_a_header_of_absurd_size_is_not_read(graphs: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle_module, "MAX_HEADER_BYTES", 64)
+    monkeypatch.setattr(bundle_files, "MAX_HEADER_BYTES", 64)
     with pytest.raises(BundleCorrupt, match=r"a header of .* expected at most 64"):
         _ = Bundle.open(graphs.path).tree
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from espalier.bundle import CHUNKS, Bundle, LinearContent, write_bundle
+from espalier.bundle import CHUNKS, Bundle
+from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_masks, random_queries, random_tree
 from espalier.engines import open_engine
 from espalier.engines.linear.engine import SparseCpuEngine

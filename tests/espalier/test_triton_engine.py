@@ -28,7 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.trained_bundles import trained_kind
 from espalier import open_engine
-from espalier.bundle import Bundle, write_bundle
+from espalier.bundle import Bundle
+from espalier.bundle_writer import write_bundle
 from espalier.checks.random_bundles import make_bundle, random_masks, random_queries, random_tree
 from espalier.engines import ENGINES, gpu_usable
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph

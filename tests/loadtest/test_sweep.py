@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from espalier.bundle import Bundle, GraphContent, write_bundle
+from espalier.bundle import Bundle
+from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.checks.heldout import read_heldout
 from espalier.checks.random_bundles import make_bundle, random_tree
 from espalier.engines.onnx.engine import OnnxEngine

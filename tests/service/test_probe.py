@@ -19,7 +19,8 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.service.probe_damage import DAMAGES, content_of, damaged, draft_of
-from espalier.bundle import Bundle, write_bundle
+from espalier.bundle import Bundle
+from espalier.bundle_writer import write_bundle
 from espalier.checks.heldout import read_heldout
 from espalier.checks.random_bundles import make_bundle
 from espalier.engines import open_engine

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.bundle import RANKER, Bundle, with_ranker, write_bundle
+from espalier.bundle import RANKER, Bundle
+from espalier.bundle_writer import with_ranker, write_bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound
@@ -80,7 +81,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def rewritten(bundle: Bundle, path: Path, golden: pa.Table) -> Bundle:
     """The same bundle with other golden queries."""
-    from espalier.bundle import GraphContent
+    from espalier.bundle_writer import GraphContent
     from espalier.manifest import ManifestDraft
 
     draft = ManifestDraft(**{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields})

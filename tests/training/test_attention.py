@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
 
-from espalier.bundle import Bundle, GraphContent, write_bundle
+from espalier.bundle import Bundle
+from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.checks.random_bundles import random_masks, random_queries, random_tree
 from espalier.engines.onnx.engine import FixedShapes, OnnxEngine

@@ -26,7 +26,8 @@ from torch import Tensor
 
 import training.deep.objectives.otm as otm_module
 import training.deep.objectives.tdm as tdm_module
-from espalier.bundle import Bundle, GraphContent, write_bundle
+from espalier.bundle import Bundle
+from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.checks.random_bundles import Rng, random_tree
 from espalier.engines.reference import ReferenceEngine

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 import training.__main__
-from espalier.bundle import RANKER, Bundle, with_parts
+from espalier.bundle import RANKER, Bundle
+from espalier.bundle_writer import with_parts
 from espalier.checks.random_bundles import make_bundle, random_tree
 from espalier.errors import BundleCorrupt, BundleExists
 from espalier.manifest import RankerInfo

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from espalier.bundle import Bundle, GraphContent, write_bundle
+from espalier.bundle import Bundle
+from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.engines.onnx.runtime import ort
 from espalier.errors import BundleCorrupt
 from espalier.items import ItemTable

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from espalier.bundle import Bundle, LinearContent, write_bundle
+from espalier.bundle import Bundle
+from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.chunks import Chunks
 from espalier.manifest import ManifestDraft, SearchDefaults
 from espalier.queries import QueryBatch

@@ -35,7 +35,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy.sparse import csc_array, load_npz
 
-from espalier.bundle import Bundle, LinearContent, write_bundle
+from espalier.bundle import Bundle
+from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.chunks import MAX_CHILDREN, Chunks
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable

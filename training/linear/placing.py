@@ -30,7 +30,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from espalier.bundle import Bundle, LinearContent
+from espalier.bundle import Bundle
+from espalier.bundle_writer import LinearContent
 from espalier.checks.golden import encode_table
 from espalier.checks.heldout import read_heldout
 from espalier.chunks import MAX_CHILDREN, Chunks

@@ -11,7 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from espalier.bundle import RANKER, Bundle, with_parts
+from espalier.bundle import RANKER, Bundle
+from espalier.bundle_writer import with_parts
 from espalier.errors import InvalidConfig
 from espalier.manifest import GraphScorer, RankerInfo
 from espalier.queries import HistoryKind

@@ -11,8 +11,9 @@ import numpy as np
 import onnx
 import pyarrow as pa
 
-import espalier.bundle as bundle_module
-from espalier.bundle import GRAPH_PARTS, Bundle, GraphContent, write_bundle
+from espalier.bundle import GRAPH_PARTS, Bundle
+from espalier.bundle_files import sha256_of
+from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.engines.onnx.graphs import load_graph
 from espalier.engines.reference import ReferenceEngine
 from espalier.manifest import ManifestDraft
@@ -45,7 +46,7 @@ def reseal(path: Path, **changed: Any) -> None:
     """Give the files as they are now their sizes and checksums, so that only their content can be refused."""
     manifest = json.loads((path / "manifest.json").read_text()) | changed
     for name in GRAPH_PARTS:
-        manifest["files"][name] = {"sha256": bundle_module._sha256(path / name), "size": (path / name).stat().st_size}
+        manifest["files"][name] = {"sha256": sha256_of(path / name), "size": (path / name).stat().st_size}
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from espalier.bundle import Bundle, write_bundle
+from espalier.bundle import Bundle
+from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.errors import (

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from espalier.bundle import GRAPH_PARTS, Bundle, with_ranker, write_bundle
+from espalier.bundle import GRAPH_PARTS, Bundle
+from espalier.bundle_writer import with_ranker, write_bundle
 from espalier.checks.random_bundles import make_linear_bundle
 from espalier.manifest import RankerInfo, Ranking
 from espalier.tree import complete_tree

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import espalier.bundle as bundle_module
+import espalier.bundle_writer as bundle_writer
 import espalier.items as items_module
-from espalier.bundle import Bundle, find_versions, is_model_name, write_bundle
+from espalier.bundle import Bundle, find_versions, is_model_name
+from espalier.bundle_writer import write_bundle
 from espalier.errors import (
     BundleCorrupt,
     BundleExists,
@@ -46,25 +47,25 @@ def test_not_even_an_empty_folder_or_a_file_is_overwritten(original: Bundle, tmp
 
 
 def test_a_version_that_appears_meanwhile_is_not_overwritten(original: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, flush = tmp_path / "tiny" / "1", bundle_module._flush
+    path, flush = tmp_path / "tiny" / "1", bundle_writer._flush
 
     def appear(file: Path) -> None:
         path.mkdir(exist_ok=True)
         (path / "manifest.json").write_text("theirs")
         flush(file)
 
-    monkeypatch.setattr(bundle_module, "_flush", appear)
+    monkeypatch.setattr(bundle_writer, "_flush", appear)
     with pytest.raises(BundleExists, match="appeared while"):
         write_bundle(path, draft_of(original), content_of(original))
     assert snapshot(tmp_path) == {"tiny/1/manifest.json": b"theirs"}
 
 
 STEPS = {
-    "tree and nodes": (bundle_module, "save_file"),
+    "tree and nodes": (bundle_writer, "save_file"),
     "items": (items_module.ItemTable, "write"),
     "tables": (pq, "write_table"),
-    "checksums": (bundle_module, "_sha256"),
-    "flush": (bundle_module, "_flush"),
+    "checksums": (bundle_writer, "sha256_of"),
+    "flush": (bundle_writer, "_flush"),
     "rename": (Path, "rename"),
 }
 

@@ -1,0 +1,222 @@
+"""Writes bundles: into a temporary folder, which is renamed when it is complete. No version is ever overwritten."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from espalier.bundle import CHUNKS, RANKER, TEXT, WEIGHTS, Bundle, parts_of
+from espalier.bundle_files import sha256_of
+from espalier.chunks import ARRAYS as CHUNK_ARRAYS
+from espalier.chunks import Chunks
+from espalier.errors import BundleCorrupt, BundleExists, InvalidTree
+from espalier.items import ItemTable
+from espalier.manifest import (
+    SCHEMA_VERSION,
+    FileInfo,
+    GraphScorer,
+    LinearScorer,
+    Manifest,
+    ManifestDraft,
+    RankerInfo,
+    ScorerForm,
+    TreeInfo,
+)
+from espalier.tree import Tree
+
+if TYPE_CHECKING:  # numba takes a while to import, and only models of texts need it
+    from espalier.text.vectoriser import Vectoriser
+
+FILE_MODE, FOLDER_MODE = 0o644, 0o755
+"""Of what is written, whatever the umask and the libraries that write: a bundle is often read by another user than the one who made it."""
+
+
+@dataclass(frozen=True)
+class GraphContent:
+    """Everything that goes into a bundle of graphs besides the manifest.
+
+    node_rows_ND  float32[N, D] or float16[N, D]
+    golden        table with the query column (named as the query kind), `beam_size`, `m`, `item_rows`, `ranks`, `margin`
+    heldout       table with the query column and `relevant` (item ids)
+    weights       float32 arrays of the network, without the node rows; empty: no such file
+    form          what scorer_onnx computes; None: not declared
+    """
+
+    tree: Tree
+    node_rows_ND: NDArray[Any]
+    state_levels: int
+    state_dim: int
+    query_onnx: bytes
+    scorer_onnx: bytes
+    items: ItemTable
+    golden: pa.Table
+    heldout: pa.Table
+    weights: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    form: ScorerForm | None = None
+
+
+@dataclass(frozen=True)
+class LinearContent:
+    """Everything that goes into a bundle of linear scorers besides the manifest; the vectoriser where queries are texts."""
+
+    tree: Tree
+    chunks: Chunks
+    items: ItemTable
+    golden: pa.Table
+    heldout: pa.Table
+    vectoriser: Vectoriser | None = None
+
+
+def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | LinearContent) -> Bundle:
+    """Write models/<name>/<version>/ as one atomic step.
+
+    Raises BundleExists when `path` is there already, InvalidTree when padding every node to its level's largest child count
+    would more than double a level's candidates, BundleCorrupt when the parts do not fit each other.
+    """
+    tree = content.tree
+    if isinstance(content, GraphContent):
+        _check_padding(tree)
+    if len(content.items) != tree.item_count:
+        raise BundleCorrupt(f"items: {len(content.items)} rows, the tree holds {tree.item_count}")
+    with _new_version(path) as folder:
+        topology = {"level_offset": tree.level_offset, "first_child": tree.first_child, "leaf_item": tree.leaf_item}
+        save_file(topology, folder / "tree.safetensors")
+        scorer = _write_graphs(folder, content) if isinstance(content, GraphContent) else _write_linear(folder, content)
+        content.items.write(folder / "items.arrow")
+        pq.write_table(content.golden, folder / "golden.parquet")
+        pq.write_table(content.heldout, folder / "heldout.parquet")
+        _write_manifest(folder, draft.model_dump() | {"schema_version": SCHEMA_VERSION, "tree": TreeInfo.of(tree), "scorer": scorer})
+    return Bundle.open(path, verify=False)
+
+
+def with_parts(bundle: Bundle, path: Path, fields: Mapping[str, Any], parts: Mapping[str, bytes | pa.Table]) -> Bundle:
+    """Write a bundle with other manifest fields and some files replaced or added. Atomic, as `write_bundle`.
+
+    fields  of the manifest; name, version and creation time follow from `path` and now
+    parts   file name → its bytes, or the table of a Parquet file
+    """
+    manifest = bundle.manifest
+    with _new_version(path) as folder:
+        for name in {*parts_of(manifest), WEIGHTS} & manifest.files.keys() - parts.keys():
+            shutil.copyfile(bundle.path / name, folder / name)
+        for name, part in parts.items():
+            if isinstance(part, bytes):
+                (folder / name).write_bytes(part)
+            else:
+                pq.write_table(part, folder / name)
+        named = {
+            "schema_version": SCHEMA_VERSION,
+            "name": path.absolute().parent.name,
+            "version": int(path.name),
+            "created": datetime.now(UTC),
+        }
+        _write_manifest(folder, manifest.model_dump() | named | dict(fields))
+    return Bundle.open(path, verify=False)
+
+
+def with_ranker(bundle: Bundle, path: Path, info: RankerInfo, ranker_onnx: bytes, golden: pa.Table) -> Bundle:
+    """Write another version of a bundle, which has a ranker: in place of its own, if it has one. Atomic, as `write_bundle`.
+
+    golden  the golden queries with the ranker's scores
+    """
+    return with_parts(bundle, path, {"ranker": info}, {RANKER: ranker_onnx, "golden.parquet": golden})
+
+
+@contextmanager
+def _new_version(path: Path) -> Iterator[Path]:
+    """A folder to write a bundle into; it becomes `path` in one step when the block ends well. Raises BundleExists."""
+    path = path.absolute()
+    if path.exists():
+        raise BundleExists(f"{path}: a bundle is never overwritten; choose another version")
+    make_folder(path.parent)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        yield temporary
+        for file in temporary.iterdir():
+            file.chmod(FILE_MODE)
+            _flush(file)
+        temporary.chmod(FOLDER_MODE)
+        _flush(temporary)
+        try:
+            temporary.rename(path)
+        except OSError as error:
+            raise BundleExists(f"{path}: appeared while the bundle was being written") from error
+        _flush(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a model, and those above it that are missing, readable by everybody. What is there keeps its mode."""
+    for missing in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
+        try:
+            missing.mkdir()
+        except FileExistsError:  # another writer was quicker
+            continue
+        missing.chmod(FOLDER_MODE)
+
+
+def _write_manifest(folder: Path, fields: Mapping[str, Any]) -> None:
+    """The manifest of the files in a folder."""
+    names = sorted(file.name for file in folder.iterdir())
+    files = {name: FileInfo(sha256=sha256_of(folder / name), size=(folder / name).stat().st_size) for name in names}
+    manifest = Manifest(**{**fields, "files": files})
+    (folder / "manifest.json").write_text(manifest.model_dump_json(indent=2) + "\n")
+
+
+def _write_graphs(folder: Path, graphs: GraphContent) -> GraphScorer:
+    tree, rows = graphs.tree, graphs.node_rows_ND
+    if rows.shape[0] != tree.node_count or rows.dtype not in (np.float32, np.float16):
+        raise BundleCorrupt(f"node_rows: expected float32 or float16 [{tree.node_count}, D], got {rows.dtype}{list(rows.shape)}")
+    save_file({"node_rows": np.ascontiguousarray(rows)}, folder / "nodes.safetensors")
+    (folder / "query.onnx").write_bytes(graphs.query_onnx)
+    (folder / "scorer.onnx").write_bytes(graphs.scorer_onnx)
+    if graphs.weights:
+        save_file({name: np.ascontiguousarray(array) for name, array in graphs.weights.items()}, folder / WEIGHTS)
+    return GraphScorer(
+        dtype=str(rows.dtype),  # type: ignore[arg-type]  # checked above
+        node_dim=rows.shape[1],
+        state_levels=graphs.state_levels,
+        state_dim=graphs.state_dim,
+        form=graphs.form,
+    )
+
+
+def _write_linear(folder: Path, linear: LinearContent) -> LinearScorer:
+    chunks = linear.chunks
+    chunks.check(linear.tree)
+    save_file({name: np.ascontiguousarray(getattr(chunks, name)) for name in CHUNK_ARRAYS}, folder / CHUNKS)
+    if linear.vectoriser is not None:
+        save_file({name: np.ascontiguousarray(array) for name, array in linear.vectoriser.arrays().items()}, folder / TEXT)
+    return LinearScorer(features=chunks.width, rows=len(chunks.row_feature), weights=len(chunks.entry_weight))
+
+
+def _check_padding(tree: Tree) -> None:
+    for h, most in enumerate(tree.max_children):
+        padded, nodes = tree.level_size(h) * most, tree.level_size(h + 1)
+        if padded > 2 * nodes:
+            raise InvalidTree(
+                f"level {h}: its largest node has {most} children, so beams would be padded to {padded} candidates for {nodes} nodes; "
+                "more than twice is refused. Split the largest nodes or balance the tree"
+            )
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
