@@ -113,6 +113,8 @@ class Batcher:
         """Refuse new work and finish what was accepted. False when that took longer than `timeout_s`."""
         with self._lock:
             self._closed = True
+            if self._admission.overloaded:
+                sys.setswitchinterval(SWITCH_S)
         self._wake.release()
         self._make_room()
         await asyncio.to_thread(self._thread.join, timeout_s)
