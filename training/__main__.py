@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from espalier.bundle import Bundle, is_model_name
-from espalier.bundle_writer import make_folder
-from espalier.errors import BundleExists, EspalierError, InvalidConfig
+from espalier.bundle import Bundle
+from espalier.errors import EspalierError, InvalidConfig
+from training.versions import new_version, only_run, work_folder
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
-
-    from espalier.queries import QueryBatch
-    from training.evaluate import Rerank
     from training.specification.deep import DeepConfig
     from training.specification.linear import LinearConfig
 
@@ -56,9 +45,17 @@ def fit(
         return
     if test is not None:
         raise InvalidConfig("--test", str(test), "no such option: the test users of a log are a share of it, data.test_share")
-    from training.deep.fit import pick_device
+    _fit_deep(out, settings, data, device, resume)
 
-    _fit_to(out, settings, data, pick_device(device), resume)
+
+def _fit_deep(out: Path, settings: DeepConfig, data: Path | None, device: Literal["auto", "cpu", "cuda"], resume: bool) -> None:
+    begin, name = time.perf_counter(), new_version(out)
+    from training.deep.fit import pick_device
+    from training.deep.run import fit_and_export
+
+    bundle = fit_and_export(settings.model_copy(update={"name": name}), data, out, pick_device(device), resume)
+    if bundle is not None:
+        _tell(bundle, begin)
 
 
 def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool) -> None:
@@ -66,17 +63,15 @@ def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool) ->
 
     if device == "cuda":
         raise InvalidConfig("--device", device, "auto or cpu: linear scorers are trained on a CPU")
-    name, version = _new_version(out)
-    settings = settings.model_copy(update={"name": name})
-    begin, work = time.perf_counter(), out.absolute().parent / f".{version}.work"
-    with _only_run(work):
+    settings = settings.model_copy(update={"name": new_version(out)})
+    begin, work = time.perf_counter(), work_folder(out)
+    with only_run(work):
         if work.exists() and not resume:
             shutil.rmtree(work)
         work.mkdir(parents=True, exist_ok=True)
         bundle = fit_and_export(settings, out, work)
         shutil.rmtree(work)
-    log.info("wrote %s in %.0f s", out, time.perf_counter() - begin)
-    _tell_metrics(bundle)
+    _tell(bundle, begin)
 
 
 @app.command()
@@ -96,10 +91,9 @@ def relearn(
 ) -> None:
     """Learn the tree of a trained model anew (JTM), train on from its weights, and export a bundle."""
     from training.deep.earlier import relearn_config
-    from training.deep.fit import pick_device
 
     settings = relearn_config(model, {"rounds": rounds, "gap": gap, "samples": samples, "gamma": gamma}, steps)
-    _fit_to(out, settings, data, pick_device(device), resume)
+    _fit_deep(out, settings, data, device, resume)
 
 
 @app.command()
@@ -111,7 +105,7 @@ def import_pecos(
     """Turn a PECOS XR-Linear model into a bundle that finds the same labels."""
     from training.linear.import_pecos import import_pecos as write_imported
 
-    _new_version(out)
+    new_version(out)
     bundle = write_imported(folder, out, items)
     log.info("wrote %s: %d items, %d levels", out, bundle.manifest.tree.items, bundle.manifest.tree.levels)
 
@@ -140,7 +134,7 @@ def fit_ranker(
     from training.rankers.second_stage import StageConfig, add_ranker
     from training.specification.ranker import ranker_config
 
-    _new_version(out)
+    new_version(out)
     bundle = Bundle.open(model)
     ranker = ranker_config(config, loss=loss, kind=function, seed=seed)
     if judgements is not None:
@@ -167,11 +161,10 @@ def place(
     """Put new items that nobody has searched for into a trained model of texts or features, without training."""
     from training.linear.placing import place as place_items
 
-    _new_version(out)
+    new_version(out)
     begin = time.perf_counter()
     bundle = place_items(model, items, tuple(filter(None, text.split(","))), out)
-    log.info("wrote %s in %.0f s", out, time.perf_counter() - begin)
-    _tell_metrics(bundle)
+    _tell(bundle, begin)
 
 
 @app.command()
@@ -191,61 +184,9 @@ def options(
         print(keys.as_toml(kind) if form == "toml" else keys.as_text(kind))
 
 
-def _new_version(out: Path) -> tuple[str, str]:
-    """The name and the version that --out gives, after checking that they are such and not there yet."""
-    name, version = out.absolute().parent.name, out.name
-    if not (version.isdecimal() and int(version) >= 1 and str(int(version)) == version):
-        raise InvalidConfig("--out", str(out), "models/NAME/VERSION with a version number of at least 1")
-    if not is_model_name(name):
-        raise InvalidConfig("--out", name, "a model name of lower-case letters, digits, '.', '_' and '-', at most 64")
-    if out.exists():
-        raise BundleExists(f"{out}: a bundle is never overwritten; choose another version")
-    return name, version
-
-
-def _fit_to(out: Path, settings: DeepConfig, data: Path | None, where: torch.device, resume: bool) -> None:
-    name, version = _new_version(out)
-    from training.deep.parallel import joined, process
-
-    settings = settings.model_copy(update={"name": name})
-    work = out.absolute().parent / f".{version}.work"
-    with joined(where), _only_run(work) if process() == 0 else _in_silence():
-        _fit_and_export(settings, data, out, where, work, resume)
-
-
-def _fit_and_export(settings: DeepConfig, data: Path | None, out: Path, where: torch.device, work: Path, resume: bool) -> None:
-    from training.deep.earlier import as_earlier
-    from training.deep.export import export
-    from training.deep.fit import fit as fit_model
-    from training.deep.parallel import process, shared_tree, wait_for_all
-    from training.deep.prepare import build_tree, prepare
-
-    begin = time.perf_counter()
-    if process() == 0 and work.exists() and not resume:
-        shutil.rmtree(work)
-    wait_for_all()
-    prepared = prepare(settings, data, work / f"process-{process()}" if process() else work)  # it writes files there
-    log.info(
-        "%d users, %d items, %d events",
-        prepared.interactions.user_count,
-        prepared.interactions.item_count,
-        prepared.interactions.event_count,
-    )
-    for number in range(1, settings.rounds + 1):
-        folder = work if number == 1 else work / f"round-{number}"
-        folder.mkdir(exist_ok=True)
-        tree = shared_tree(partial(build_tree, settings, prepared, where), where)
-        model = fit_model(settings, prepared, tree, where, folder, resume)
-        prepared = replace(prepared, earlier=as_earlier(settings, tree, model))
-    if process() > 0:
-        return
-    bundle = export(settings, prepared, tree, model, out)
-    shutil.rmtree(work)
-    log.info("wrote %s in %.0f s", out, time.perf_counter() - begin)
-    _tell_metrics(bundle)
-
-
-def _tell_metrics(bundle: Bundle) -> None:
+def _tell(bundle: Bundle, begin: float) -> None:
+    """What was written, since when, and how well it finds."""
+    log.info("wrote %s in %.0f s", bundle.path, time.perf_counter() - begin)
     tested = "test users" if bundle.manifest.query.kind == "history" else "test queries"
     for key, rows in bundle.manifest.metrics.get("test", {}).items():
         figures = ", ".join(f"recall@{row['m']} {row['recall']:.4f}" for row in rows)
@@ -271,6 +212,7 @@ def evaluate(
     """Measure a bundle with a serving engine."""
     from espalier.engines import open_engine
     from training import evaluate as measure
+    from training.held_out import labelled_queries, pairs_of_log
 
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise InvalidConfig("--plot", str(plot), "a file name that ends in .png or .svg")
@@ -280,15 +222,15 @@ def evaluate(
     bundle = Bundle.open(model)
     beams, ms = _numbers("--beam", beam), _numbers("--m", m)
     opened = open_engine(bundle, device, engine, precision=precision)
-    stage = _stage(bundle, rerank, depth)
+    stage = measure.second_stage(bundle, rerank, depth)
     if bundle.manifest.query.kind == "history":
-        pairs = _test_pairs(bundle, data) if data else measure.held_out_pairs(bundle)
+        pairs = pairs_of_log(bundle, data) if data else measure.held_out_pairs(bundle)
         count, rows = len(pairs), measure.evaluate(bundle, opened, pairs, beams, ms, exclude_seen, batch, stage)
     else:
         if exclude_seen:
             raise InvalidConfig("--exclude-seen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
-        queries, relevant = _test_queries(bundle, data)
-        count, rows = len(queries), measure.measure(bundle, opened, measure.LabelledQueries(queries, relevant), beams, ms, batch, stage)
+        queries = labelled_queries(bundle, data)
+        count, rows = len(queries), measure.measure(bundle, opened, queries, beams, ms, batch, stage)
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
     notes = [", seen items excluded"] * exclude_seen + ([] if stage is None else [f", best {stage.depth} re-ranked"])
     print(f"{name} on {opened.name}, {count} queries{''.join(notes)}")
@@ -311,88 +253,12 @@ def evaluate(
         measure.plot_frontier(rows, f"{name}, {opened.name}", plot)
 
 
-def _stage(bundle: Bundle, rerank: bool, depth: int | None) -> Rerank | None:
-    """The second stage that `evaluate` asks for."""
-    if not rerank:
-        if depth is not None:
-            raise InvalidConfig("--depth", depth, "--rerank with it")
-        return None
-    info = bundle.manifest.ranker
-    if info is None:
-        raise InvalidConfig(
-            "--rerank", True, f"a model with a ranker, which {bundle.manifest.name} version {bundle.manifest.version} lacks"
-        )
-    if depth is not None and depth > info.max_depth:
-        raise InvalidConfig("--depth", depth, f"at most {info.max_depth}")
-    from espalier.rerank.ranker import Reranker
-    from training.evaluate import Rerank
-
-    return Rerank(Reranker(bundle), depth or info.depth)
-
-
 @app.command()
 def inspect(model: Annotated[Path, typer.Option(help="models/NAME/VERSION")]) -> None:
     """Show a bundle: levels, branching, balance, sample paths."""
     from training.inspect import inspect as report
 
     print(report(Bundle.open(model)))
-
-
-def _test_pairs(bundle: Bundle, data: Path) -> list:  # type: ignore[type-arg]
-    import tempfile
-
-    import numpy as np
-
-    from training.data.interactions import read_interactions
-    from training.data.splits import EvaluationPair, halves, split_users
-    from training.specification.deep import DeepConfig
-    from training.specification.models import config_of
-
-    config = config_of(bundle.manifest, DeepConfig)
-    with tempfile.TemporaryDirectory() as work:
-        interactions = read_interactions(data, config.data.format, Path(work))
-        split = split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
-        row_of = bundle.items.rows_of(interactions.item_ids.to_pylist())  # the log may have grown since
-        pairs = [EvaluationPair(p.user, row_of[p.history], row_of[p.relevant]) for p in halves(interactions, split.test, seed=config.seed)]
-    if interactions.fingerprint != bundle.manifest.data.get("sha256"):
-        log.warning("%s is not the log that the model was trained on; its test users may have been training users", data)
-    known = [EvaluationPair(p.user, p.history[p.history >= 0], p.relevant[p.relevant >= 0]) for p in pairs]
-    return [pair for pair in known if len(pair.relevant) and np.size(pair.history)]
-
-
-def _test_queries(bundle: Bundle, data: Path | None) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
-    """Queries with what is relevant to them: of a file in the format of the bundle's training data, or the bundle's own held-out ones."""
-    if data is None:
-        from espalier.checks.heldout import read_heldout
-
-        held = read_heldout(bundle)
-        return held.queries, held.relevant
-    from training.linear.prepare import read_queries
-
-    return read_queries(bundle, data)
-
-
-@contextmanager
-def _only_run(work: Path) -> Iterator[None]:
-    """Holds the right to train one version: two runs would share, and delete, each other's work folder."""
-    lock = work.with_suffix(".lock")
-    make_folder(lock.parent)
-    with lock.open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InvalidConfig(
-                "--out", str(work.parent / work.name.split(".")[1]), "a version that no other run is training now"
-            ) from error
-        yield
-        lock.unlink()
-
-
-@contextmanager
-def _in_silence() -> Iterator[None]:
-    """What a process does beside the one that tells."""
-    log.setLevel(logging.WARNING)
-    yield
 
 
 def _numbers(option: str, text: str) -> list[int]:

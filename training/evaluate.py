@@ -53,6 +53,22 @@ class Rerank:
     depth: int
 
 
+def second_stage(bundle: Bundle, rerank: bool, depth: int | None) -> Rerank | None:
+    """The second stage that `--rerank` and `--depth` ask for. Raises InvalidConfig where the model has none such."""
+    if not rerank:
+        if depth is not None:
+            raise InvalidConfig("--depth", depth, "--rerank with it")
+        return None
+    info = bundle.manifest.ranker
+    if info is None:
+        raise InvalidConfig(
+            "--rerank", True, f"a model with a ranker, which {bundle.manifest.name} version {bundle.manifest.version} lacks"
+        )
+    if depth is not None and depth > info.max_depth:
+        raise InvalidConfig("--depth", depth, f"at most {info.max_depth}")
+    return Rerank(Reranker(bundle), depth or info.depth)
+
+
 def held_out_pairs(bundle: Bundle) -> list[EvaluationPair]:
     """The bundle's own held-out queries (at most 1,000) with their relevant items."""
     if not isinstance(bundle.manifest.query, HistoryKind):

@@ -307,7 +307,7 @@ def test_relearn_raises_the_likelihood_and_writes_a_model_that_finds_about_as_mu
         raise OSError("no space left")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.deep.export.export", fail)
+        patch.setattr("training.deep.run.export", fail)
         assert command("relearn", "--model", bundle.path, "--out", out, *options) == 1
     assert command("relearn", "--model", bundle.path, "--out", out, *options, "--resume") == 0
     learned = re.findall(r"per sample (\S+) → (\S+) over (\d+) samples, (\d+) of (\d+) items moved", caplog.text)

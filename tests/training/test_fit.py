@@ -618,7 +618,7 @@ def test_a_killed_command_goes_on_with_resume(
 
     with pytest.MonkeyPatch.context() as patch:
         steps = watched(patch)
-        patch.setattr("training.deep.export.export", enough)
+        patch.setattr("training.deep.run.export", enough)
         assert "error: enough" in command("fit", "--config", config, "--out", out, "--resume").err
     assert steps == list(range(5, 12))
 

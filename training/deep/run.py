@@ -1,0 +1,62 @@
+"""A whole training run of a tree model, in one process or several: log, tree, scorer, bundle; resumable."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from espalier.bundle import Bundle
+from training.deep.earlier import as_earlier
+from training.deep.export import export
+from training.deep.fit import fit
+from training.deep.parallel import joined, process, shared_tree, wait_for_all
+from training.deep.prepare import build_tree, prepare
+from training.specification.deep import DeepConfig
+from training.versions import only_run, work_folder
+
+log = logging.getLogger(__name__)
+
+
+def fit_and_export(config: DeepConfig, data: Path | None, out: Path, device: torch.device, resume: bool) -> Bundle | None:
+    """Train what a configuration says and write models/NAME/VERSION; None in all processes but the first.
+
+    data    a log to read instead of the configured one
+    resume  go on from the last checkpoint of a run that was killed
+    """
+    work = work_folder(out)
+    with joined(device), only_run(work) if process() == 0 else _silence():
+        if process() == 0 and work.exists() and not resume:
+            shutil.rmtree(work)
+        wait_for_all()
+        return _trained(config, data, out, device, work, resume)
+
+
+def _trained(config: DeepConfig, data: Path | None, out: Path, device: torch.device, work: Path, resume: bool) -> Bundle | None:
+    prepared = prepare(config, data, work / f"process-{process()}" if process() else work)  # it writes files there
+    found = prepared.interactions
+    log.info("%d users, %d items, %d events", found.user_count, found.item_count, found.event_count)
+    for number in range(1, config.rounds + 1):
+        folder = work if number == 1 else work / f"round-{number}"
+        folder.mkdir(exist_ok=True)
+        tree = shared_tree(partial(build_tree, config, prepared, device), device)
+        model = fit(config, prepared, tree, device, folder, resume)
+        prepared = replace(prepared, earlier=as_earlier(config, tree, model))
+    if process() > 0:
+        return None
+    bundle = export(config, prepared, tree, model, out)
+    shutil.rmtree(work)
+    return bundle
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Processes but the first log warnings alone."""
+    logging.getLogger("training").setLevel(logging.WARNING)
+    yield

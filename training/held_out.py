@@ -1,0 +1,43 @@
+"""Queries that nothing was learned from, read from a file: the test users of a log, or the queries of a text or feature file."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from espalier.bundle import Bundle
+from espalier.checks.heldout import read_heldout
+from training.data.interactions import read_interactions
+from training.data.splits import EvaluationPair, halves, split_users
+from training.evaluate import LabelledQueries
+from training.specification.deep import DeepConfig
+from training.specification.models import config_of
+
+log = logging.getLogger(__name__)
+
+
+def pairs_of_log(bundle: Bundle, file: Path) -> list[EvaluationPair]:
+    """The test users of a log, split as in training, with known items alone. The log may have grown since."""
+    config = config_of(bundle.manifest, DeepConfig)
+    with tempfile.TemporaryDirectory() as work:
+        interactions = read_interactions(file, config.data.format, Path(work))
+        split = split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
+        row_of = bundle.items.rows_of(interactions.item_ids.to_pylist())
+        pairs = [EvaluationPair(p.user, row_of[p.history], row_of[p.relevant]) for p in halves(interactions, split.test, seed=config.seed)]
+    if interactions.fingerprint != bundle.manifest.data.get("sha256"):
+        log.warning("%s is not the log that the model was trained on; its test users may have been training users", file)
+    known = [EvaluationPair(p.user, p.history[p.history >= 0], p.relevant[p.relevant >= 0]) for p in pairs]
+    return [pair for pair in known if len(pair.relevant) and np.size(pair.history)]
+
+
+def labelled_queries(bundle: Bundle, file: Path | None) -> LabelledQueries:
+    """The queries of a file in the format of the bundle's training data, or the bundle's own held-out ones."""
+    if file is None:
+        held = read_heldout(bundle)
+        return LabelledQueries(held.queries, held.relevant)
+    from training.linear.prepare import read_queries
+
+    return LabelledQueries(*read_queries(bundle, file))

@@ -1,0 +1,45 @@
+"""Where a run writes: models/NAME/VERSION, and the folder beside it that holds the run's files until the bundle is there."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from espalier.bundle import is_model_name
+from espalier.bundle_writer import make_folder
+from espalier.errors import BundleExists, InvalidConfig
+
+
+def new_version(out: Path) -> str:
+    """The model's name in `--out`. Raises InvalidConfig unless it is NAME/VERSION, BundleExists where that is there already."""
+    name, version = out.absolute().parent.name, out.name
+    if not (version.isdecimal() and int(version) >= 1 and str(int(version)) == version):
+        raise InvalidConfig("--out", str(out), "models/NAME/VERSION with a version number of at least 1")
+    if not is_model_name(name):
+        raise InvalidConfig("--out", name, "a model name of lower-case letters, digits, '.', '_' and '-', at most 64")
+    if out.exists():
+        raise BundleExists(f"{out}: a bundle is never overwritten; choose another version")
+    return name
+
+
+def work_folder(out: Path) -> Path:
+    """The folder of the run that trains a version; `--resume` goes on with what is there."""
+    return out.absolute().parent / f".{out.name}.work"
+
+
+@contextmanager
+def only_run(work: Path) -> Iterator[None]:
+    """Holds the right to train one version: two runs would share, and delete, each other's work folder."""
+    lock = work.with_suffix(".lock")
+    make_folder(lock.parent)
+    with lock.open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InvalidConfig(
+                "--out", str(work.parent / work.name.split(".")[1]), "a version that no other run is training now"
+            ) from error
+        yield
+        lock.unlink()
