@@ -58,9 +58,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pl.DataFrame(log, schema=["query", "item"], orient="row").write_csv(folder / "log.csv")
     (folder / "shop.toml").write_text(
         f"""
-        algorithm = "xr-linear"
+        kind = "xr-linear"
         name = "any"
-        threads = 1
         [data]
         format = "log"
         train = "{folder}/log.csv"
