@@ -50,7 +50,7 @@ help:
 	@echo 'make train       install the trainer and train the next version of the sample'
 	@echo 'make install     install everything, for all commands of README and docs'
 	@echo 'make test        install, then all checks and the fast tests'
-	@echo 'make test-all    install, then the other tests: processes, long trainings, interpreters, attacks, images'
+	@echo 'make test-all    install, then the other tests: processes, long trainings, interpreters, images'
 	@echo 'make check       install, then the checks alone: ruff, mypy, import rules, and those of audit'
 	@echo 'make hostile-test  install, then attack a running service: heads, bodies, readers, connections, disks, signals'
 	@echo 'make stack-test  install, then build the images and bring docker-compose.yml up with them'
@@ -84,10 +84,10 @@ install: $(INSTALLED)
 test: check
 	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL)
 
-# What measures memory, sockets and containers runs alone, after the rest. What cannot run here is skipped and named in the summary.
+# The images' tests run alone, after the rest. What cannot run here is skipped and named in the summary.
 test-all: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL) -m '(slow or hypothesis) and not stack and not hostile' --hypothesis-profile thorough
-	$(VENV_PYTHON) -m pytest -m 'stack or hostile' -v
+	$(VENV_PYTHON) -m pytest -m stack -v
 
 check: $(INSTALLED)
 	$(VENV_PYTHON) -m ruff check
@@ -118,6 +118,7 @@ pin-images: $(INSTALLED)
 stack-test: $(INSTALLED)
 	$(VENV_PYTHON) -m pytest -m stack -v
 
+# Not in test-all: it judges memory and sockets under load, and fails now and then where other programs want the cores.
 hostile-test: $(INSTALLED)
 	$(VENV_PYTHON) -m pytest -m hostile -v
 
