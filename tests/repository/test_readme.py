@@ -1,4 +1,4 @@
-"""The README's commands, run for real on a short training of the embedded sample, and what that model is worth."""
+"""The README's commands, run for real on the trained sample, and what a short training of it is worth."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("espalier", "service", "data"):
         (folder / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "models/debian-depends/1", folder / "models/debian-depends/1")
     shutil.copytree(ROOT / "training", folder / "training")
     config = folder / CONFIG
     config.write_text(re.sub(r"steps = \d+", f"steps = {STEPS}", config.read_text()))
@@ -61,9 +62,6 @@ def run(checkout: Path, command: str) -> str:
 
 @pytest.fixture(scope="module")
 def model(checkout: Path) -> Bundle:
-    """`debian-depends`, trained by the command of the README (there with version 3)."""
-    command = next(line for line in PAGES.splitlines() if line.startswith(f"python -m training fit --config {CONFIG}"))
-    run(checkout, command.replace("debian-depends/3", "debian-depends/1"))
     return Bundle.open(checkout / "models/debian-depends/1")
 
 
@@ -89,14 +87,17 @@ def served(checkout: Path, model: Bundle) -> Iterator[httpx.Client]:
         server.wait(timeout=30)
 
 
-def test_a_short_training_of_the_sample_beats_popularity_by_far(model: Bundle, tmp_path: Path) -> None:
+def test_a_short_training_of_the_sample_beats_popularity_by_far(checkout: Path, tmp_path: Path) -> None:
+    command = next(line for line in PAGES.splitlines() if line.startswith(f"python -m training fit --config {CONFIG}"))
+    run(checkout, f"{command.partition(' --out ')[0]} --out {tmp_path}/debian-depends/1")
+    trained = Bundle.open(tmp_path / "debian-depends/1")
     config = read_deep_config(ROOT / CONFIG)
     interactions = read_interactions(ROOT / config.data.log, config.data.format, tmp_path)
     split = split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
     pairs = without_seen(halves(interactions, split.test, seed=config.seed))
     ranked = fit_popularity(interactions, split.train).rank([pair.history for pair in pairs], 50, True)
     popularity = float(precision_recall_f(ranked, [pair.relevant for pair in pairs], 50)[1].mean())
-    recall = next(row["recall"] for row in model.manifest.metrics["test"]["seen_excluded"] if row["m"] == 50)
+    recall = next(row["recall"] for row in trained.manifest.metrics["test"]["seen_excluded"] if row["m"] == 50)
     assert popularity > 0.3
     assert recall > popularity + 0.1
 
@@ -120,6 +121,9 @@ def test_the_curl_of_the_readme_is_answered_as_the_reference_engine_answers(serv
     items = answer["results"][0]["items"]
     assert [sorted(item["fields"]) for item in items] == [["section", "title"]] * 5
     assert answer["timing"]["ms_per_query"] > 0
+    written = re.findall(r'^ +\{"id": "(\S+)", "score": ([\d.]+),', README, re.MULTILINE)
+    assert [name for name, _ in written] == [item["id"] for item in items[: len(written)]] != []
+    assert [float(score) for _, score in written] == pytest.approx([item["score"] for item in items[: len(written)]], abs=1e-4)
 
     kind = model.manifest.query
     assert isinstance(kind, HistoryKind)

@@ -1,0 +1,63 @@
+"""The trained sample in models/debian-depends/1: whole, small, made by the repository's configuration from its data, as good as it says."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from espalier.bundle import Bundle
+from espalier.checks.golden import verify_golden
+from espalier.checks.heldout import read_heldout
+from espalier.engines import open_engine
+from espalier.engines.reference import ReferenceEngine
+from espalier.manifest import GraphScorer
+from espalier.metrics import precision_recall_f
+from espalier.search import SearchParams
+from tests import ROOT
+from training.specification.models import check_config, read_deep_config
+
+FOLDER = ROOT / "models/debian-depends/1"
+CONFIG = "training/configs/debian-depends.toml"
+MAX_BYTES = 16_000_000
+
+
+@pytest.fixture(scope="module")
+def sample() -> Bundle:
+    return Bundle.open(FOLDER)  # compares every file with its checksum
+
+
+def test_the_sample_is_small_and_holds_the_files_of_its_manifest_alone(sample: Bundle) -> None:
+    assert {path.name for path in FOLDER.iterdir()} == {"manifest.json", *sample.manifest.files}
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= MAX_BYTES
+    scorer = sample.manifest.scorer
+    assert isinstance(scorer, GraphScorer)
+    assert scorer.dtype == "float16"
+
+
+def test_the_sample_is_trained_on_the_data_of_the_repository_by_its_configuration(sample: Bundle) -> None:
+    config = read_deep_config(ROOT / CONFIG)
+    assert check_config(sample.manifest.training) == config
+    assert sample.manifest.data["sha256"] == hashlib.sha256((ROOT / config.data.log).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("engine", ["onnx-cpu", "reference"])
+def test_an_engine_answers_the_golden_queries_of_the_sample(sample: Bundle, engine: str) -> None:
+    table = sample.golden()
+    assert table.num_rows >= 32
+    found = ReferenceEngine(sample) if engine == "reference" else open_engine(sample, "cpu", engine)
+    assert verify_golden(sample, found, table) == 1
+
+
+def test_the_sample_finds_what_its_manifest_and_its_held_out_queries_say(sample: Bundle) -> None:
+    heldout = read_heldout(sample)
+    search = sample.manifest.search
+    ms = sorted(heldout.recall_by_m)
+    result = open_engine(sample, "cpu").search(heldout.queries, SearchParams.uniform(len(heldout.queries), search.beam_size, ms[-1]))
+    for m in ms:
+        recall_B = precision_recall_f(result.item_rows_BM, heldout.relevant, m)[1]
+        assert float(np.abs(recall_B - heldout.recall_by_m[m]).mean()) < 1e-3
+    measured = {row["m"]: row["recall"] for row in sample.manifest.metrics["test"]["seen_excluded"]}
+    assert measured[10] > 0.55
+    assert measured[50] > 0.72
