@@ -148,7 +148,7 @@ def test_a_full_temporary_folder_ends_no_worker_and_keeps_no_change_from_being_m
         for body in bodies * 8:  # each beam is a histogram of its own, and each worker will have seen some
             assert running.request("POST", "/retrieve", body)[0] in (200, 404, 422)
         assert running.request("PUT", "/models/books/removed", {"ids": ["item-7"]})[0] == 200
-        assert "has no space" in "".join(running.log)
+        until(lambda: "has no space" in "".join(running.log), "the log says so")
         assert running.workers() == workers
         filler.unlink()
         seen = 'espalier_query_seconds_count{beam="%d",engine="onnx-cpu",model="books"}'
