@@ -71,7 +71,7 @@ def test_todays_manifests_keep_the_kind() -> None:
         (DEEP | {"objective": {"kind": "otm"}}, ["objective.kind is `kind` now"]),
         (LINEAR, ["algorithm is `kind` now"]),
         (LINEAR | {"linear": {"few": 2}}, ["algorithm is `kind` now", "linear.few is `linear.min_positives` now"]),
-        (LINEAR | {"threads": 4}, ["threads is gone: it is always 0", "algorithm is `kind` now"]),
+        (LINEAR | {"threads": 4}, ["threads is gone: it is always the number of cores", "algorithm is `kind` now"]),
         (DEEP | {"optimiser": {"checkpoint_every": 50}}, ["optimiser.checkpoint_every is gone: it is always 500"]),
         (DEEP | {"tree": {"kind": "random", "embedding_dim": 8}}, ["tree.embedding_dim is gone: it is always 64"]),
         (DEEP | {"tree": {"kind": "random", "gap": 3}}, ["tree.gap has no effect: it is no key of tree.kind random"]),

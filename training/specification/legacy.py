@@ -28,10 +28,12 @@ class Gone:
 
     always   the value that holds now
     matters  where another value made another model. There a file that gives one is refused
+    now      what holds now, in words, where the value does not say it
     """
 
     always: object
     matters: Callable[[Raw], bool] = lambda raw: True
+    now: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Legacy:
             if key in _keys(found):
                 value = _popped(found, key)
                 if value == gone.always or not gone.matters(raw):
-                    tell("%s is gone: it is always %s", key, _written(gone.always))
+                    tell("%s is gone: it is always %s", key, gone.now or _written(gone.always))
                 elif source == "file":
                     raise InvalidConfig(key, value, f"{_written(gone.always)}, which is always taken: the key is gone")
                 else:

@@ -40,7 +40,7 @@ LEGACY = Legacy(
         "objective.beam_schedule": Gone("fixed", _trains_with_beam),
         "objective.stochastic_beam": Gone(False, _trains_with_beam),
         "optimiser.checkpoint_every": Gone(500, lambda raw: False),
-        "threads": Gone(0, lambda raw: False),
+        "threads": Gone(0, lambda raw: False, now="the number of cores"),
         "linear.beam_size": Gone(10, lambda raw: raw.get("linear", {}).get("negatives") != "teacher"),
         "linear.tolerance": Gone(0.1),
         "linear.passes": Gone(10),
