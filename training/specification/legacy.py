@@ -15,7 +15,6 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from espalier.errors import InvalidConfig
 from training.specification.sections import Raw, kind_key, kinds_of, sections_in
 
 log = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ class Gone:
     """A key that is no more.
 
     always   the value that holds now
-    matters  where another value made another model. There a file that gives one is refused
+    matters  where another value made another model; the warning says so there, for a manifest too
     now      what holds now, in words, where the value does not say it
     """
 
@@ -55,7 +54,7 @@ class Legacy:
     unused: Mapping[str, object] = field(default_factory=dict)
 
     def modernised(self, raw: Raw, source: Source) -> dict[str, Any]:
-        """A configuration with the keys of today. Raises InvalidConfig for a value that can no longer be given."""
+        """A configuration with the keys of today."""
         if "kind" in raw:
             return dict(raw)
         tell = log.warning if source == "file" else log.debug
@@ -65,10 +64,10 @@ class Legacy:
                 value = _popped(found, key)
                 if value == gone.always or not gone.matters(raw):
                     tell("%s is gone: it is always %s", key, gone.now or _written(gone.always))
-                elif source == "file":
-                    raise InvalidConfig(key, value, f"{_written(gone.always)}, which is always taken: the key is gone")
                 else:
-                    log.warning("%s is gone: the model was trained with %s, now it is always %s", key, value, _written(gone.always))
+                    log.warning(
+                        "%s is gone: it was %s here, now it is always %s: expect another model", key, _written(value), _written(gone.always)
+                    )
         for key, name in self.renamed.items():
             if key in _keys(found):
                 _set(found, name, _popped(found, key))
