@@ -18,7 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
+try:
+    from tqdm import tqdm
+except ModuleNotFoundError as missing:  # after `make run`, which installs only what serves
+    sys.exit(f"error: {missing.name} is not installed, which the sweep needs: run `make install`")
 
 from espalier.errors import EspalierError, InvalidConfig
 from loadtest.cell import Load, measure

@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError as missing:  # after `make run`, which installs only what serves
+    sys.exit(f"error: {missing.name} is not installed, which these commands need: run `make install`")
 
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError, InvalidConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import shutil
 import stat
@@ -60,6 +61,15 @@ def test_run_installs_the_service_alone_and_serves_every_new_version(clone: Path
     serve = lines.index(f"ESPALIER_POLL_S=${{ESPALIER_POLL_S-10}} {PYTHON} -m service --host 127.0.0.1 --port 9000")
     assert install < serve
     assert not any("torch" in line or "training" in line for line in lines)
+
+
+@pytest.mark.parametrize(("command", "library"), [("training", "typer"), ("loadtest.sweep", "tqdm")])
+def test_after_run_alone_other_commands_say_in_a_line_what_to_install(command: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for loaded in (f"{command}.__main__", command):
+        monkeypatch.delitem(sys.modules, loaded, raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(SystemExit, match=f"^error: {library} is not installed.*`make install`$"):
+        runpy.run_module(command, run_name="__main__")
 
 
 def test_run_on_a_gpu_installs_torch_too(clone: Path) -> None:
