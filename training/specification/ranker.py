@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from espalier.errors import InvalidConfig
 from training.specification.legacy import ANY, Gone, Legacy
@@ -19,6 +19,8 @@ Scaling = Literal["z-score", "quantile"]
 
 
 class _Ranker(Section):
+    model_config = ConfigDict(strict=True)  # "yes" is not true and "7" is not 7
+
     loss: ChoiceModel = Field(
         default="elimination",
         description='`"elimination"`: the least worthy item leaves first; `"plackett-luce"`: the best is chosen first',
