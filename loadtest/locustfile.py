@@ -109,15 +109,15 @@ class Reloader(User):
     @task
     def reload(self) -> None:
         self.turn = (self.turn + 1) % len(self.plan.versions)
-        self.change = gevent.spawn(self.become, self.plan.versions[self.turn])  # of its own, so that the end of the test waits for it
+        self.change = gevent.spawn(self.make_default, self.plan.versions[self.turn])  # of its own, so that the end of the test waits for it
         self.change.join()
 
     def on_stop(self) -> None:
         if self.change is not None:
             self.change.join()
-            self.become(self.plan.model["version"])
+            self.make_default(self.plan.model["version"])
 
-    def become(self, version: int) -> None:
+    def make_default(self, version: int) -> None:
         if version == self.default:
             return
         began, failure = time.perf_counter(), None

@@ -49,7 +49,9 @@ def propose(points: Sequence[Point], budget_ms: float) -> list[Proposal]:
         measured = [point for point in usable if point.recall is not None] or usable
         within = [point for point in measured if point.p99_ms <= budget_ms]
         proposals.append(
-            Proposal(budget_ms, m, loop, max(within, key=_worth, default=None), min(usable, key=lambda point: point.p99_ms, default=None))
+            Proposal(
+                budget_ms, m, loop, max(within, key=_preference, default=None), min(usable, key=lambda point: point.p99_ms, default=None)
+            )
         )
     return proposals
 
@@ -67,5 +69,5 @@ def sentence(proposal: Proposal) -> str:
     return f"{where}: no beam; the smallest p99 was {fastest.p99_ms:.2f} ms, of beam {fastest.beam_size}"
 
 
-def _worth(point: Point) -> tuple[float, float]:
+def _preference(point: Point) -> tuple[float, float]:
     return (float(point.beam_size), 0.0) if point.recall is None else (point.recall, -point.p99_ms)

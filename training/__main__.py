@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 try:
     import typer
@@ -20,12 +20,12 @@ from espalier.errors import EspalierError, InvalidConfig
 from training.versions import new_version, only_run, work_folder
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
+    from espalier.search import Engine
+    from training import evaluate as measure
     from training.specification.deep import DeepConfig
     from training.specification.linear import LinearConfig
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Train, measure and look at tree models.", pretty_exceptions_enable=False
-)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train, measure and inspect models.", pretty_exceptions_enable=False)
 log = logging.getLogger("training")
 
 
@@ -58,7 +58,7 @@ def _fit_deep(out: Path, settings: DeepConfig, data: Path | None, device: Litera
 
     bundle = fit_and_export(settings.model_copy(update={"name": name}), data, out, pick_device(device), resume)
     if bundle is not None:
-        _tell(bundle, begin)
+        _report(bundle, begin)
 
 
 def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool) -> None:
@@ -74,7 +74,7 @@ def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool) ->
         work.mkdir(parents=True, exist_ok=True)
         bundle = fit_and_export(settings, out, work)
         shutil.rmtree(work)
-    _tell(bundle, begin)
+    _report(bundle, begin)
 
 
 @app.command()
@@ -120,7 +120,7 @@ def fit_ranker(
     loss: Annotated[Literal["elimination", "plackett-luce"] | None, typer.Option(help="the model of choice that is fitted")] = None,
     function: Annotated[Literal["highway", "linear"] | None, typer.Option(help="the rank function")] = None,
     depth: Annotated[int, typer.Option(help="candidates of a query that are re-ranked")] = 200,
-    features: Annotated[str, typer.Option(help="what it is told of them, comma-separated; the default is all that there is")] = "",
+    features: Annotated[str, typer.Option(help="the features that it uses, comma-separated; the default is all that there are")] = "",
     data: Annotated[Path | None, typer.Option(help="the log, where it is no longer at the configured place")] = None,
     judgements: Annotated[Path | None, typer.Option(help="Parquet with judged items, to learn from instead of the log")] = None,
     users: Annotated[Literal["training", "validation"], typer.Option(help="whose lists of the log it learns from")] = "training",
@@ -167,7 +167,7 @@ def place(
     new_version(out)
     begin = time.perf_counter()
     bundle = place_items(model, items, tuple(filter(None, text.split(","))), out)
-    _tell(bundle, begin)
+    _report(bundle, begin)
 
 
 @app.command()
@@ -187,8 +187,8 @@ def options(
         print(keys.as_toml(kind) if form == "toml" else keys.as_text(kind))
 
 
-def _tell(bundle: Bundle, begin: float) -> None:
-    """What was written, since when, and how well it finds."""
+def _report(bundle: Bundle, begin: float) -> None:
+    """Log what was written, how long it took, and the recall on test users or queries."""
     log.info("wrote %s in %.0f s", bundle.path, time.perf_counter() - begin)
     tested = "test users" if bundle.manifest.query.kind == "history" else "test queries"
     for key, rows in bundle.manifest.metrics.get("test", {}).items():
@@ -215,7 +215,6 @@ def evaluate(
     """Measure a bundle with a serving engine."""
     from espalier.engines import open_engine
     from training import evaluate as measure
-    from training.held_out import labelled_queries, pairs_of_log
 
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise InvalidConfig("--plot", str(plot), "a file name that ends in .png or .svg")
@@ -226,14 +225,7 @@ def evaluate(
     beams, ms = _numbers("--beam", beam), _numbers("--m", m)
     opened = open_engine(bundle, device, engine, precision=precision)
     stage = measure.second_stage(bundle, rerank, depth)
-    if bundle.manifest.query.kind == "history":
-        pairs = pairs_of_log(bundle, data) if data else measure.held_out_pairs(bundle)
-        count, rows = len(pairs), measure.evaluate(bundle, opened, pairs, beams, ms, exclude_seen, batch, stage)
-    else:
-        if exclude_seen:
-            raise InvalidConfig("--exclude-seen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
-        queries = labelled_queries(bundle, data)
-        count, rows = len(queries), measure.measure(bundle, opened, queries, beams, ms, batch, stage)
+    count, rows = _measured(bundle, opened, data, beams, ms, exclude_seen, batch, stage)
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
     notes = [", seen items excluded"] * exclude_seen + ([] if stage is None else [f", best {stage.depth} re-ranked"])
     print(f"{name} on {opened.name}, {count} queries{''.join(notes)}")
@@ -254,6 +246,29 @@ def evaluate(
         json_file.write_text(json.dumps(report, indent=1) + "\n")
     if plot:
         measure.plot_frontier(rows, f"{name}, {opened.name}", plot)
+
+
+def _measured(
+    bundle: Bundle,
+    engine: Engine,
+    data: Path | None,
+    beams: list[int],
+    ms: list[int],
+    exclude_seen: bool,
+    batch: int,
+    stage: measure.Rerank | None,
+) -> tuple[int, list[dict[str, Any]]]:
+    """The number of queries, those of a file or the bundle's own held-out ones, and the rows of `training.evaluate`."""
+    from training import evaluate as measure
+    from training.held_out import labelled_queries, pairs_of_log
+
+    if bundle.manifest.query.kind == "history":
+        pairs = pairs_of_log(bundle, data) if data else measure.held_out_pairs(bundle)
+        return len(pairs), measure.evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch, stage)
+    if exclude_seen:
+        raise InvalidConfig("--exclude-seen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
+    queries = labelled_queries(bundle, data)
+    return len(queries), measure.measure(bundle, engine, queries, beams, ms, batch, stage)
 
 
 @app.command()

@@ -83,8 +83,8 @@ def history_graphs(
     pooled = [
         helper.make_node("Clip", ["history_nodes", "zero"], ["safe"]),
         helper.make_node("Gather", ["node_rows", "safe"], ["rows"]),
-        helper.make_node("GreaterOrEqual", ["history_nodes", "zero"], ["real"]),
-        helper.make_node("Cast", ["real"], ["mask"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("GreaterOrEqual", ["history_nodes", "zero"], ["present"]),
+        helper.make_node("Cast", ["present"], ["mask"], to=onnx.TensorProto.FLOAT),
         helper.make_node("Unsqueeze", ["mask", "last"], ["mask_column"]),
         helper.make_node("Mul", ["rows", "mask_column"], ["masked"]),
         helper.make_node("ReduceSum", ["masked", "two"], ["pooled"], keepdims=0),
@@ -132,7 +132,7 @@ def make_bundle(
     """A bundle with random node rows over items `item-0` …, with `columns` beside their titles, written under `folder`.
 
     graphs  query.onnx and scorer.onnx in place of hand-made ones, with states of `state_dim`, a scorer of `form` and its `weights`
-    step    real node rows and weights are `stepped`
+    step    node rows and weights that are no integers are `stepped`
     """
     slope = np.full((1, 1, 6), 0.25, np.float32) if slope is None else slope
     query_kind = HistoryKind(length=length) if kind == "history" else VectorKind(width=width)
@@ -175,7 +175,7 @@ def sparse_rows(dense_BF: NDArray[Any]) -> SparseRows:
 
 
 def random_chunks(rng: Rng, tree: Tree, width: int, integer: bool = True, step: float | None = None) -> Chunks:
-    """Weights of whole numbers make equal ranks, which is what ties are tested with. step: real ones are `stepped`."""
+    """Integer weights make equal ranks, which is what ties are tested with. step: other weights are `stepped`."""
     rows, entries, features, children, weights = [0], [0], [], [], []
     for p in range(tree.leaf_offset):
         count = int(tree.first_child[p + 1] - tree.first_child[p])
@@ -208,7 +208,7 @@ def make_linear_bundle(
     step: float | None = None,
     **search: int,
 ) -> Bundle:
-    """A bundle of random linear scorers over items `item-0` …, for feature queries. step: real weights are `stepped`."""
+    """A bundle of random linear scorers over items `item-0` …, for feature queries. step: weights that are no integers are `stepped`."""
     ids = [f"item-{i}" for i in range(tree.item_count)]
     features = pa.array([{"indices": [0], "values": [1.0]}], pa.struct({"indices": pa.list_(pa.int64()), "values": pa.list_(pa.float32())}))
     draft = ManifestDraft(

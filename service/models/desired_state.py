@@ -81,7 +81,7 @@ class DesiredState:
         """The file as messages call it: relative to the models folder."""
         return f"{self.folder.name}/{_FILES[kind]}"
 
-    def stands(self) -> bool:
+    def has_versions(self) -> bool:
         """Whether the folder is there and holds versions: an empty one is where nothing is mounted."""
         try:
             return any(name.isdecimal() for name in os.listdir(self.folder))

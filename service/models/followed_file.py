@@ -66,7 +66,7 @@ class FollowedFile(Generic[State]):
 
     def _without_file(self) -> None:
         name = self._disk.name_of(self._kind)
-        if not self._disk.stands():
+        if not self._disk.has_versions():
             self._deleted_at = None
             self.wrong = f"{name}: the folder is gone, or holds no version any more; its last content stays in force"
             return

@@ -214,7 +214,7 @@ def being_read(folder: Path) -> Iterator[None]:
         yield
 
 
-def bury(folder: Path, pid: int, summed: Sequence[str]) -> None:
+def remove_process(folder: Path, pid: int, summed: Sequence[str]) -> None:
     """Remove the files of a process that has ended. Its numbers of the kinds `summed` are added to the sums of ended processes.
 
     Numbers of single versions (label `version`) are dropped, because no process would forget them when the version is unloaded. Where there

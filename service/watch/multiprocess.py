@@ -84,7 +84,7 @@ def forget(labels: Mapping[str, str]) -> None:
 
 def forget_process(pid: int, folder: Path) -> None:
     """Take a worker that has ended out of the gauges. Its counters stay, in the sums of all that have ended."""
-    counter_files.bury(folder, pid, ("counter", "histogram"))
+    counter_files.remove_process(folder, pid, ("counter", "histogram"))
 
 
 class AllWorkers(Collector):

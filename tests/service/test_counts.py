@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from service.watch import counter_files
-from service.watch.counter_files import FREE, Counts, CountsFile, bury, key_of, read
+from service.watch.counter_files import FREE, Counts, CountsFile, key_of, read, remove_process
 from tests import ROOT
 from tests.waiting import until
 
@@ -84,7 +84,7 @@ def test_what_ended_processes_counted_is_in_one_file(tmp_path: Path) -> None:
             file.write(key(1), 1.0)
             file.close()
     for pid in (11, 12):
-        bury(tmp_path, pid, ("counter", "histogram"))
+        remove_process(tmp_path, pid, ("counter", "histogram"))
     assert {path.name for path in tmp_path.iterdir()} == {
         *("counter_0.db", "histogram_0.db"),
         *("counter_13.db", "histogram_13.db", "gauge_livesum_13.db"),
@@ -97,9 +97,9 @@ def test_while_somebody_reads_nothing_moves(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(counter_files, "PATIENCE_S", 0.01)
     CountsFile(tmp_path / "counter_11.db").write(key_of("y", "y_total", {}, ""), 2.0)
     with counter_files.being_read(tmp_path):
-        bury(tmp_path, 11, ("counter",))
+        remove_process(tmp_path, 11, ("counter",))
         assert [path.name for path in tmp_path.iterdir()] == ["counter_11.db"]
-    bury(tmp_path, 11, ("counter",))
+    remove_process(tmp_path, 11, ("counter",))
     assert [path.name for path in tmp_path.iterdir()] == ["counter_0.db"]
 
 
@@ -234,10 +234,10 @@ def test_what_cannot_be_summed_for_want_of_room_is_counted_as_before(tmp_path: P
             file.write(key_of("y", "y_total", {}, ""), float(pid))
             file.close()
         filler = fill(disk)
-        bury(disk, 11, ("counter",))
+        remove_process(disk, 11, ("counter",))
         assert {path.name for path in disk.iterdir()} == {"filler", "counter_11.db", "counter_12.db"}
         filler.unlink()
-        bury(disk, 11, ("counter",))
+        remove_process(disk, 11, ("counter",))
         assert {path.name for path in disk.iterdir()} == {"counter_0.db", "counter_12.db"}
 
 

@@ -134,7 +134,7 @@ class Matching:
         leaf_S = leaf_I[self.samples.target_S]
         for part, state_BLS in self._states(1, self.tree.height, self.tree.height, "measuring"):
             path_BL = self.tree.ancestors(leaf_S[part])
-            total += float(self._along(state_BLS, path_BL)[1].double().sum())
+            total += float(self._path_ranks(state_BLS, path_BL)[1].double().sum())
         return total
 
     def _spans(self, level: int, gap: int) -> list[tuple[Int64, Int64]]:
@@ -152,7 +152,7 @@ class Matching:
     def _weights(self, node_I: Int64, level: int, spans: list[tuple[Int64, Int64]]) -> Float32:
         """float32[I, C]: L_c^{l+1,l+d} of each item at each descendant, d levels below, of its node on level l.
 
-        Columns beyond a node's own descendants mean nothing.
+        Columns beyond a node's own descendants are padding.
         """
         device, parent_N1 = self.topology.device, self.topology.parent_N1
         width = int(max((stop_P - first_P).max() for first_P, stop_P in spans))
@@ -163,7 +163,7 @@ class Matching:
         for part, state_BLS in self._states(lowest, level + len(spans), width, f"matching level {level + len(spans)}"):
             up_B = torch.from_numpy(node_S[part]).to(device)
             if self.gamma and level:
-                rank_BC, _ = self._along(state_BLS, self._path(node_S[part], level))
+                rank_BC, _ = self._path_ranks(state_BLS, self._path(node_S[part], level))
             else:
                 rank_BC = torch.zeros((len(up_B), 1), device=device)
             total_BC = torch.zeros((len(up_B), 1), device=device)
@@ -172,7 +172,7 @@ class Matching:
                 nodes_BC = first_B[:, None] + torch.arange(int((stop_P - first_P).max()), device=device)
                 nodes_BC = torch.minimum(nodes_BC, stop_B[:, None] - 1)  # padding repeats the last node; nothing is assigned there
                 slot_BC = parent_N1[nodes_BC] - up_B[:, None]
-                step_BC, rank_BC = self._judge(state_BLS, nodes_BC, j - lowest, rank_BC.gather(1, slot_BC))
+                step_BC, rank_BC = self._node_ranks(state_BLS, nodes_BC, j - lowest, rank_BC.gather(1, slot_BC))
                 total_BC = total_BC.gather(1, slot_BC) + step_BC
                 up_B = first_B
             target_B = torch.from_numpy(self.samples.target_S[part]).to(device)
@@ -182,17 +182,17 @@ class Matching:
         return weights
 
     @torch.no_grad()
-    def _along(self, state_BLS: Tensor, path_BL: Int64) -> tuple[Tensor, Tensor]:
+    def _path_ranks(self, state_BLS: Tensor, path_BL: Int64) -> tuple[Tensor, Tensor]:
         """[B, 1] each: rank of the last node of paths from the root, and Σ log p̂ over their nodes but the root."""
         nodes_BL = torch.from_numpy(path_BL).to(self.topology.device)
         rank_B1 = torch.zeros((len(nodes_BL), 1), device=self.topology.device)
         total_B1 = torch.zeros_like(rank_B1)
         for h in range(1, nodes_BL.shape[1]):
-            step_B1, rank_B1 = self._judge(state_BLS, nodes_BL[:, h : h + 1], h - 1, rank_B1)
+            step_B1, rank_B1 = self._node_ranks(state_BLS, nodes_BL[:, h : h + 1], h - 1, rank_B1)
             total_B1 = total_B1 + step_B1
         return rank_B1, total_B1
 
-    def _judge(self, state_BLS: Tensor, nodes_BC: Tensor, place: int, rank_BC: Tensor) -> tuple[Tensor, Tensor]:
+    def _node_ranks(self, state_BLS: Tensor, nodes_BC: Tensor, place: int, rank_BC: Tensor) -> tuple[Tensor, Tensor]:
         """log p̂ and rank [B, C] of nodes, given their parents' ranks; `place` is their level's place among the states."""
         logits_BC = self.model.logits(state_BLS, nodes_BC, place).float()
         rank_BC = (logsigmoid(logits_BC) if self.likelihood == "path" else logits_BC) + self.gamma * rank_BC

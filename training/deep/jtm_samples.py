@@ -54,7 +54,7 @@ def draw_samples(
     wanted = None if wanted_I is None else events.with_target(wanted_I)
     total = events.count if wanted is None else len(wanted)
     drawn_S = np.arange(total) if total <= most else rng.choice(total, most, replace=False, shuffle=False)
-    user_S, event_S = events.located(drawn_S if wanted is None else wanted[drawn_S])
+    user_S, event_S = events.user_and_event(drawn_S if wanted is None else wanted[drawn_S])
     target_S = np.asarray(interactions.item_of_event_E[event_S], np.int64)
     order = np.lexsort((event_S, target_S))
     begin_S, length_S, event_S = events.begin_U[user_S[order]], events.length_U[user_S[order]], event_S[order]
@@ -63,7 +63,7 @@ def draw_samples(
     for start in range(0, len(order), size):
         part = slice(start, start + size)
         if interactions.order == "none":
-            event_BT = _others(rng, begin_S[part], length_S[part], event_S[part], length)
+            event_BT = _other_events(rng, begin_S[part], length_S[part], event_S[part], length)
         else:
             event_BT = event_S[part, None] + np.arange(-length, 0)
             event_BT[event_BT < begin_S[part, None]] = -1
@@ -81,18 +81,18 @@ class _NumberedEvents:
         self._stop_U: Int64 = np.cumsum(np.where(self.length_U >= 2, self.length_U - first, 0))
         self.count = int(self._stop_U[-1]) if len(users) else 0
 
-    def located(self, number_S: Int64) -> tuple[Int64, Int64]:
-        """User (a position in `users`) and event of some numbers."""
+    def user_and_event(self, number_S: Int64) -> tuple[Int64, Int64]:
+        """User (a position in `users`) and event of each number."""
         user_S = np.searchsorted(self._stop_U, number_S, side="right")
         return user_S, self.begin_U[user_S] + self.length_U[user_S] - (self._stop_U[user_S] - number_S)
 
-    def with_target(self, wanted_I: NDArray[np.bool_]) -> Int64:
-        """The numbers of the events whose item is wanted, ascending."""
+    def with_target(self, target_I: NDArray[np.bool_]) -> Int64:
+        """The numbers of the events whose item is a target (bool[I]), ascending."""
         blocks = (np.arange(start, min(start + KEYS, self.count)) for start in range(0, self.count, KEYS))
-        return np.concatenate([block[wanted_I[self._item_of_event_E[self.located(block)[1]]]] for block in blocks])
+        return np.concatenate([block[target_I[self._item_of_event_E[self.user_and_event(block)[1]]]] for block in blocks])
 
 
-def _others(rng: np.random.Generator, begin_B: Int64, length_B: Int64, event_B: Int64, length: int) -> Int64:
+def _other_events(rng: np.random.Generator, begin_B: Int64, length_B: Int64, event_B: Int64, length: int) -> Int64:
     """int64[B, T]: some of the other events of each list, −1 in front: of n at least one and at most n − 1, and no more than T."""
     place_E = np.arange(length_B.max())
     key_BE = rng.random((len(begin_B), len(place_E)))

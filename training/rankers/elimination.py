@@ -1,9 +1,9 @@
-"""Choice by elimination: the least worthy item leaves first, until none is left (NCE: Tran, Phung and Venkatesh 2016).
+"""Choice by elimination: the worst item is removed first, until none is left (NCE: Tran, Phung and Venkatesh 2016).
 
     ℓ(π) = Σ_i stage_i,   stage_i = f_i + log Z_i,   Z_i = Σ_{j ≤ i} exp(−f_j)                (Eq. 5; items 1 … N from best to worst)
     ∂ℓ/∂f_k = 1 − exp(−f_k) Σ_{i ≥ k} 1/Z_i
 
-Knows scores in order and which of them are real. Does not know grades (`ties.py` puts items in order) nor rank functions. Value, gradient
+Knows scores in order and which places are padding. Does not know grades (`ties.py` puts items in order) nor rank functions. Value, gradient
 and curvature take one cumulative sum of exponentials forth and one back, in logs: linear in time and memory, finite for any finite
 scores. The printed form of the gradient (after Eq. 5) has the sum at the wrong end; this one is its derivative.
 

@@ -179,7 +179,7 @@ class _Run:
         self._optimizer.step()
         if self.descent.max_norm is not None and isinstance(self.ranker.function, HighwayFunction):
             self.ranker.function.limit_norms(self.descent.max_norm)
-        _draw_nearer(self.averaged.function, self.ranker.function, self._step_share)
+        _update_average(self.averaged.function, self.ranker.function, self._step_share)
         return loss_B.detach().sum()
 
     def _losses(self, rows_BN: Tensor, present_BN: Tensor, generator: torch.Generator) -> Tensor:
@@ -221,7 +221,7 @@ def _optimizer(function: nn.Module, descent: Descent, learning_rate: float) -> t
 
 
 @torch.no_grad()
-def _draw_nearer(averaged: nn.Module, function: nn.Module, share: float) -> None:
+def _update_average(averaged: nn.Module, function: nn.Module, share: float) -> None:
     for mean, new in zip(averaged.parameters(), function.parameters(), strict=True):
         mean.lerp_(new, share)
 

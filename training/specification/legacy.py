@@ -1,6 +1,6 @@
 """Configurations as they were before each kind had keys of its own, and what became of their keys.
 
-A configuration that names its `kind` is of today and stays as it is. In any other, old keys get their new names, and keys that are gone, or
+A configuration that names its `kind` is of today and stays as it is. In any other, old keys get their new names; removed keys, and keys
 that its kind never looked at, are left out. A file gets one warning for each such key. The manifest of a bundle is read in silence, unless
 a value that trained the model can no longer be given.
 """
@@ -22,8 +22,8 @@ Source = Literal["file", "manifest"]
 
 
 @dataclass(frozen=True)
-class Gone:
-    """A key that is no more.
+class RemovedKey:
+    """A key that configurations no longer have.
 
     always   the value that holds now
     matters  where another value made another model; the warning says so there, for a manifest too
@@ -42,7 +42,7 @@ class Legacy:
     sections      those of today's kinds
     default_kind  where neither `kind` nor an old key says which
     renamed       old dotted key → new one
-    gone          dotted keys that are no more
+    removed       dotted keys that configurations no longer have
     unused        dotted keys that a section had whatever its kind → the only value that was accepted where the kind did not look at it,
                   or ANY
     """
@@ -50,35 +50,38 @@ class Legacy:
     sections: tuple[type[BaseModel], ...]
     default_kind: str
     renamed: Mapping[str, str] = field(default_factory=dict)
-    gone: Mapping[str, Gone] = field(default_factory=dict)
+    removed: Mapping[str, RemovedKey] = field(default_factory=dict)
     unused: Mapping[str, object] = field(default_factory=dict)
 
     def modernised(self, raw: Raw, source: Source) -> dict[str, Any]:
         """A configuration with the keys of today."""
         if "kind" in raw:
             return dict(raw)
-        tell = log.warning if source == "file" else log.debug
+        warn = log.warning if source == "file" else log.debug
         found = _copied(raw)
-        for key, gone in self.gone.items():
+        for key, removed in self.removed.items():
             if key in _keys(found):
                 value = _popped(found, key)
-                if value == gone.always or not gone.matters(raw):
-                    tell("%s is gone: it is always %s", key, gone.now or _written(gone.always))
+                if value == removed.always or not removed.matters(raw):
+                    warn("%s is gone: it is always %s", key, removed.now or _written(removed.always))
                 else:
                     log.warning(
-                        "%s is gone: it was %s here, now it is always %s: expect another model", key, _written(value), _written(gone.always)
+                        "%s is gone: it was %s here, now it is always %s: expect another model",
+                        key,
+                        _written(value),
+                        _written(removed.always),
                     )
         for key, name in self.renamed.items():
             if key in _keys(found):
                 _set(found, name, _popped(found, key))
-                tell("%s is `%s` now", key, name)
+                warn("%s is `%s` now", key, name)
         found.setdefault("kind", self.default_kind)
         section = next((section for section in self.sections if found["kind"] in kinds_of(section)), None)
         if section is not None:
-            self._leave_out_unused(section, found, "", f"kind {found['kind']}", tell)
+            self._leave_out_unused(section, found, "", f"kind {found['kind']}", warn)
         return found
 
-    def _leave_out_unused(self, section: type[BaseModel], raw: dict[str, Any], prefix: str, kind: str, tell: Callable[..., None]) -> None:
+    def _leave_out_unused(self, section: type[BaseModel], raw: dict[str, Any], prefix: str, kind: str, warn: Callable[..., None]) -> None:
         for name in list(raw):
             key, value = prefix + name, raw[name]
             known = section.model_fields.get(name)
@@ -86,10 +89,10 @@ class Legacy:
                 inner = _chosen(known, value) if isinstance(value, dict) else None
                 if inner is not None:
                     of_inner = f"{key}.{kind_key(inner)} {' or '.join(kinds_of(inner))}" if kind_key(inner) else kind
-                    self._leave_out_unused(inner, value, f"{key}.", of_inner, tell)
+                    self._leave_out_unused(inner, value, f"{key}.", of_inner, warn)
             elif key in self.unused and self.unused[key] in (ANY, value):
                 del raw[name]
-                tell("%s has no effect: it is no key of %s", key, kind)
+                warn("%s has no effect: it is no key of %s", key, kind)
 
 
 ANY = object()

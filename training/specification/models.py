@@ -13,7 +13,7 @@ from pydantic import Field
 from espalier.errors import InvalidConfig
 from espalier.manifest import ManifestDraft
 from training.specification.deep import DeepConfig, DeepKinds
-from training.specification.legacy import ANY, Gone, Legacy
+from training.specification.legacy import ANY, Legacy, RemovedKey
 from training.specification.linear import LinearConfig
 from training.specification.sections import Form, Raw, kinds_of, read_toml
 
@@ -35,16 +35,16 @@ LEGACY = Legacy(
     SPECIFICATION.sections,
     default_kind="otm-robust",
     renamed={"algorithm": "kind", "objective.kind": "kind", "linear.few": "linear.min_positives"},
-    gone={
-        "tree.embedding_dim": Gone(64, _embeds_items),
-        "objective.beam_schedule": Gone("fixed", _trains_with_beam),
-        "objective.stochastic_beam": Gone(False, _trains_with_beam),
-        "optimiser.checkpoint_every": Gone(500, lambda raw: False),
-        "threads": Gone(0, lambda raw: False, now="the number of cores"),
-        "linear.beam_size": Gone(10, lambda raw: raw.get("linear", {}).get("negatives") != "teacher"),
-        "linear.tolerance": Gone(0.1),
-        "linear.passes": Gone(10),
-        "linear.bias": Gone(1.0),
+    removed={
+        "tree.embedding_dim": RemovedKey(64, _embeds_items),
+        "objective.beam_schedule": RemovedKey("fixed", _trains_with_beam),
+        "objective.stochastic_beam": RemovedKey(False, _trains_with_beam),
+        "optimiser.checkpoint_every": RemovedKey(500, lambda raw: False),
+        "threads": RemovedKey(0, lambda raw: False, now="the number of cores"),
+        "linear.beam_size": RemovedKey(10, lambda raw: raw.get("linear", {}).get("negatives") != "teacher"),
+        "linear.tolerance": RemovedKey(0.1),
+        "linear.passes": RemovedKey(10),
+        "linear.bias": RemovedKey(1.0),
     },
     unused={
         **dict.fromkeys(("tree.gap", "tree.samples", "tree.gamma", "scorer.attention_hidden"), ANY),

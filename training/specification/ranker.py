@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from espalier.errors import InvalidConfig
-from training.specification.legacy import ANY, Gone, Legacy
+from training.specification.legacy import ANY, Legacy, RemovedKey
 from training.specification.sections import Form, Section, default_kind, read_toml
 
 Function = Literal["linear", "highway"]
@@ -74,17 +74,17 @@ RANKER_CONFIG: Form[RankerConfig] = Form(Annotated[RankerConfig, Field(discrimin
 LEGACY = Legacy(
     RANKER_CONFIG.sections,
     default_kind="highway",
-    gone={
-        "visible_dropout": Gone(0.0),
-        "max_norm": Gone(1.0),
-        "layers": Gone(3),
-        "init_std": Gone(0.1),
-        "optimizer": Gone("adam"),
-        "least_rate": Gone(1e-4),
-        "weight_decay": Gone(0.0),
-        "average": Gone(0.0),
-        "batch_queries": Gone(16),
-        "validate_at": Gone(10),
+    removed={
+        "visible_dropout": RemovedKey(0.0),
+        "max_norm": RemovedKey(1.0),
+        "layers": RemovedKey(3),
+        "init_std": RemovedKey(0.1),
+        "optimizer": RemovedKey("adam"),
+        "least_rate": RemovedKey(1e-4),
+        "weight_decay": RemovedKey(0.0),
+        "average": RemovedKey(0.0),
+        "batch_queries": RemovedKey(16),
+        "validate_at": RemovedKey(10),
     },
     unused=dict.fromkeys(("hidden", "dropout"), ANY),
 )

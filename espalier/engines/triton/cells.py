@@ -132,7 +132,7 @@ class ExcludedLists:
 
 
 class Beam:
-    """Nodes int32[B, width] and their ranks float32[B, width], of no value yet."""
+    """Nodes int32[B, width] and their ranks float32[B, width], not yet initialised."""
 
     def __init__(self, batch: int, width: int, device: torch.device) -> None:
         self.nodes = torch.empty((batch, width), dtype=torch.int32, device=device)
@@ -177,7 +177,7 @@ class Cell(ABC, Generic[State]):
             "excluded_count": ((batch,), torch.int32),
             **entries,
         }
-        size = sum(_bytes(*entry) for entry in entries.values())
+        size = sum(_padded_bytes(*entry) for entry in entries.values())
         self._host_bytes = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
         self._input_bytes = torch.zeros(size, dtype=torch.uint8, device=device)
         self.host, self.inputs = _views(self._host_bytes, entries), _views(self._input_bytes, entries)
@@ -309,8 +309,8 @@ class Cell(ABC, Generic[State]):
         )  # fmt: skip
 
 
-def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Of an array in a buffer of many, each of which begins at a multiple of 16."""
+def _padded_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Bytes that an array takes in a shared buffer (each array begins at a multiple of 16)."""
     return math.ceil(math.prod(shape) * dtype.itemsize / 16) * 16
 
 
@@ -319,5 +319,5 @@ def _views(buffer: Tensor, entries: Entries) -> dict[str, Tensor]:
     views, start = {}, 0
     for name, (shape, dtype) in entries.items():
         views[name] = buffer[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-        start += _bytes(shape, dtype)
+        start += _padded_bytes(shape, dtype)
     return views

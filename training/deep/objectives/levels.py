@@ -13,11 +13,11 @@ from training.deep.parallel import drawn_rows
 from training.deep.topology import Topology
 
 DENSE = 4
-"""Times as many numbers as are drawn; of fewer, so many draws would repeat that a key for each number is cheaper."""
+"""Draw with repeats removed from at least this many numbers per draw. From fewer, too many draws repeat: sort a random key per number."""
 
 
 def level_loss(logits_BC: Tensor, label_BC: Tensor, counted_BC: Tensor) -> Tensor:
-    """Σ_n BCE(z_n, g(x, n)) over real nodes, with ℓ = z·log(1+e^{−g}) + (1−z)·log(1+e^{g}) (OTM Eq. 2, sign corrected); a scalar."""
+    """Σ_n BCE(z_n, g(x, n)) over the counted nodes, with ℓ = z·log(1+e^{−g}) + (1−z)·log(1+e^{g}) (OTM Eq. 2, sign corrected); a scalar."""
     return binary_cross_entropy_with_logits(logits_BC.float(), label_BC, weight=counted_BC.to(label_BC.dtype), reduction="sum")
 
 
@@ -40,7 +40,7 @@ def draw_nodes(topology: Topology, h: int, batch: int, count: int, generator: to
 def drawn_sets(size: int, rows: int, count: int, generator: torch.Generator, device: torch.device) -> Tensor:
     """int64[rows, count]: numbers below `size`, in each row a sample without replacement, ascending.
 
-    Few of many are drawn one by one, and repeats drawn again: no number is favoured by that, so every set stays as likely as another.
+    From many numbers: draw with replacement and draw repeats again. That favours no number, so every set is equally likely.
     """
     if size < DENSE * count:
         keys = torch.rand((rows, size), generator=generator, device=device)

@@ -1,17 +1,17 @@
 """TDM's attention unit (TDM §5.1, figure 2): a behaviour counts for a node as much as a small network of the two says.
 
     a_t(n) = v · φ(U [i_t; i_t ⊙ n; n] + c) + d                 one weight per behaviour and node, no softmax
-    p_w(n) = Σ_{t ∈ window w} a_t(n) · i_t / (real behaviours of w)
+    p_w(n) = Σ_{t ∈ window w} a_t(n) · i_t / (number of behaviours in w)
     g(n)   = MLP([p_1(n); …; p_W(n); n])                         the 128–64–24 network of `heads.py`
 
 i_t is the row of behaviour t's ancestor on the level at hand (JTM's history), n the node's row; φ = PReLU with one slope. As for the other
-encoders a mean is over real behaviours, and padding counts nothing.
+encoders padding counts nothing, neither in the sum nor in the number.
 
 Nothing of width 3D is ever made, by exact algebra:
 
 - U [i; i ⊙ n; n] + c = K_t [n; 1] with K_t = [U₂ diag(i_t) + U₃ | U₁ i_t + c]: behaviours become matrices, once per query and level, and
   all hidden units of all behaviours are one matrix product with the candidates.
-- The first dense layer is linear in the windows, hence in the weights: it sees Σ_t a_t(n) · (its window's block · i_t / real). These
+- The first dense layer is linear in the windows, hence in the weights: it sees Σ_t a_t(n) · (its window's block · i_t / number). These
   projections are the query graph's part.
 
 A candidate costs T · (A · (D + 1) + A + S) multiplications, 73,000 at the papers' sizes, beside 13,000 of the network: several times the
@@ -42,7 +42,7 @@ BLOCK_BYTES = {"cpu": 1 << 23, "cuda": 1 << 30}
 class BehaviourEncoder(nn.Module):
     """history_nodes int64[B, L, T] (−1 = padding), node_rows float32[N, D] → features float32[B, L, T·D + T].
 
-    The rows of the behaviours' ancestors, then each behaviour's share of its window, 1 / (real behaviours in it); both 0 at padding.
+    The rows of the behaviours' ancestors, then each behaviour's share of its window, 1 / (number of behaviours in it); both 0 at padding.
     Levels are independent of each other, but padding is padding on all of them.
     """
 
@@ -55,7 +55,7 @@ class BehaviourEncoder(nn.Module):
 
     def forward(self, history_nodes: Tensor, node_rows: Tensor) -> Tensor:
         present_BLT = (history_nodes >= 0).to(node_rows.dtype)
-        count_BLT = present_BLT @ (self.member_TW @ self.member_TW.T)  # the real behaviours of each behaviour's window
+        count_BLT = present_BLT @ (self.member_TW @ self.member_TW.T)  # the number of behaviours in each behaviour's window
         share_BLT = present_BLT / count_BLT.clamp(min=1)
         rows_BLTD = lookup(history_nodes.clamp(min=0), node_rows) * present_BLT.unsqueeze(3)
         return torch.cat([rows_BLTD.flatten(2), share_BLT], 2)

@@ -4,7 +4,7 @@
 on the level at hand, the node rows are averaged inside time windows, the windows are concatenated. `VectorEncoder` passes a dense
 vector on.
 
-Legend: B queries, T history, R real behaviours, L levels, W windows, D node row, F features.
+Legend: B queries, T history, R behaviours without padding, L levels, W windows, D node row, F features.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from training.deep.scorers.lookup import lookup
 class WindowEncoder(nn.Module):
     """history_nodes int64[B, L, T] (−1 = padding), node_rows float32[N, D] → features float32[B, L, W·D].
 
-    A window's mean is over its real behaviours; an empty window is 0. Levels are independent of each other, but padding is padding
-    on all of them.
+    A window's mean is over its behaviours, padding left out; an empty window is 0. Levels are independent of each other, but padding is
+    padding on all of them.
     (The authors' code adds the padding's row into the sum; that is treated as a slip and left out.)
     """
 
@@ -38,15 +38,17 @@ class WindowEncoder(nn.Module):
 
     def forward(self, history_nodes: Tensor, node_rows: Tensor) -> Tensor:
         if node_rows.device.type == "cpu" and not torch.compiler.is_exporting():
-            return self.of_real(history_nodes, node_rows)  # histories are mostly padding; a GPU would add them up in no fixed order
+            return self._without_padding(
+                history_nodes, node_rows
+            )  # histories are mostly padding; a GPU would add them up in no fixed order
         present_B1T = (history_nodes[:, :1] >= 0).to(node_rows.dtype)  # padding is the same on every level
         weight_B1WT = self.member_WT * present_B1T.unsqueeze(2)
         weight_B1WT = weight_B1WT / weight_B1WT.sum(-1, keepdim=True).clamp(min=1)
         rows_BLTD = lookup(history_nodes.clamp(min=0), node_rows)
         return (weight_B1WT @ rows_BLTD).flatten(2)
 
-    def of_real(self, history_nodes: Tensor, node_rows: Tensor) -> Tensor:
-        """The same without looking padding up."""
+    def _without_padding(self, history_nodes: Tensor, node_rows: Tensor) -> Tensor:
+        """The same sums, gathering only the rows of behaviours that are not padding."""
         batch, levels, _ = history_nodes.shape
         present_BT = history_nodes[:, 0] >= 0
         count_BW = present_BT.to(node_rows.dtype) @ self.member_WT.T

@@ -22,16 +22,16 @@ def history_nodes_kernel(history_BT, leaf_of_item_I, parent_N, levels_L2, nodes_
     place = tl.arange(0, T_PAD)
     there = place < T
     item = tl.load(history_BT + b * T + place, mask=there, other=-1)
-    real = item >= 0
-    node = tl.load(leaf_of_item_I + item, mask=real, other=0)
+    known = item >= 0
+    node = tl.load(leaf_of_item_I + item, mask=known, other=0)
     out = nodes_BLT + b.to(tl.int64) * (height + 1 - first) * T + place
     for up in range(0, height - first + 1):
         level = height - up
-        tl.store(out + (level - first) * T, tl.where(real, node, -1).to(tl.int64), mask=there)
+        tl.store(out + (level - first) * T, tl.where(known, node, -1).to(tl.int64), mask=there)
         if level > first:
             children = tl.load(levels_L2 + 2 * (level - 1) + 1)
             if children > 0:
                 above = tl.load(levels_L2 + 2 * (level - 1))
                 node = above + (node - tl.load(levels_L2 + 2 * level)) // children
             else:
-                node = tl.load(parent_N + node, mask=real, other=0)
+                node = tl.load(parent_N + node, mask=known, other=0)
