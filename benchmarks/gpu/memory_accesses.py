@@ -25,21 +25,9 @@ def sanitized(
         return
     each = seconds / len(functions)
     for function in functions:
-        given = f'{{"precision": "float32", "cases": 2, "large": false, "cuda_graphs": false, "device": "{device}"}}'
         with tempfile.TemporaryDirectory() as folder:
             rows = Path(folder) / "rows.jsonl"
-            child = [
-                sys.executable,
-                "-m",
-                "benchmarks.gpu.stage",
-                str(rows),
-                function,
-                "benchmarks.gpu.correctness",
-                function,
-                given,
-                str(each / 2),
-                "",
-            ]
+            child = _stage_command(function, rows, each / 2, device)
             # torch's own store of memory would hide what is accessed beyond an array's end.
             environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
             begin = time.monotonic()
@@ -60,3 +48,10 @@ def sanitized(
             row: Row = {"case": f"compute-sanitizer, {function}", "ms": round((time.monotonic() - begin) * 1e3)}
             checked = sum(line["ok"] is True for line in read(rows))
             yield row | {"ok": done.returncode != 3 and checked > 0, "cases": checked, "note": "; ".join(found[:3])[:500]}
+
+
+def _stage_command(function: str, rows: Path, seconds: float, device: str) -> list[str]:
+    """A process that runs few cases of one function of `correctness.py` and writes its rows to a file."""
+    given = f'{{"precision": "float32", "cases": 2, "large": false, "cuda_graphs": false, "device": "{device}"}}'
+    arguments = [str(rows), function, "benchmarks.gpu.correctness", function, given, str(seconds), ""]
+    return [sys.executable, "-m", "benchmarks.gpu.stage", *arguments]

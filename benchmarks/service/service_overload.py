@@ -48,14 +48,26 @@ def main() -> None:
             for times in options.times:
                 offered = times * capacity["accepted_per_s"]
                 overload = row(f"{times:g} times", open_loop(("127.0.0.1", port), requests, offered, options.seconds), options.seconds)
-                overload["times"], overload["p99_ms_unloaded"] = times, light["p99_ms"]
-                overload["goodput_share"] = overload["accepted_per_s"] / capacity["accepted_per_s"]
-                overload["p99_ratio_alone"] = overload["p99_ms"] / alone["p99_ms"]
-                overload["p99_ratio_light"] = overload["p99_ms"] / light["p99_ms"]
-                overload["unplanned_5xx"] = sum(
-                    n for status, n in overload["statuses"].items() if status >= "500" and status not in ("503", "504")
-                )
-                rows.append(overload)
+                rows.append(overload | {"times": times} | compared(overload, alone, light, capacity))
+    print_rows(rows)
+    if options.json:
+        report = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), **vars_of(options), "rows": rows}
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def compared(overload: dict[str, Any], alone: dict[str, Any], light: dict[str, Any], capacity: dict[str, Any]) -> dict[str, Any]:
+    """An overload beside one client alone, a light load and the capacity."""
+    return {
+        "p99_ms_unloaded": light["p99_ms"],
+        "goodput_share": overload["accepted_per_s"] / capacity["accepted_per_s"],
+        "p99_ratio_alone": overload["p99_ms"] / alone["p99_ms"],
+        "p99_ratio_light": overload["p99_ms"] / light["p99_ms"],
+        "unplanned_5xx": sum(n for status, n in overload["statuses"].items() if status >= "500" and status not in ("503", "504")),
+    }
+
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    """A table of all rows, then a sentence for each overload, from the fourth on."""
     print(f"{'case':<10}{'offered/s':>11}{'answered 200/s':>16}{'p50 ms':>9}{'p99 ms':>9}  statuses")
     for line in rows:
         print(
@@ -68,9 +80,6 @@ def main() -> None:
             f"{line['p99_ratio_alone']:.2f} times that of one client alone, {line['unplanned_5xx']} unplanned 5xx, "
             f"{line['statuses'].get('0', 0)} unanswered"
         )
-    if options.json:
-        report = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), **vars_of(options), "rows": rows}
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def retrievals(model: str, items: int, m: int, beam_size: int, count: int = 256) -> list[bytes]:

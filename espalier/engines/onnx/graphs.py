@@ -85,7 +85,7 @@ def fuse_state(model: onnx.ModelProto) -> None:
     for node in graph.node:
         for name in node.input:
             users.setdefault(name, []).append(node)
-    weights = {tensor.name: tensor for tensor in graph.initializer}
+    matrices = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 2}
     for add in graph.node:
         if add.op_type != "Add" or any(name not in maker for name in add.input):
             continue
@@ -96,29 +96,31 @@ def fuse_state(model: onnx.ModelProto) -> None:
         if (
             product.op_type == "MatMul"
             and product.input[0] == "node_rows"
-            and product.input[1] in weights
-            and len(weights[product.input[1]].dims) == 2
+            and product.input[1] in matrices
             and state.op_type == "Unsqueeze"
             and state.input[0] == "query_state"
             and len(users[product.output[0]]) == 1
             and len(activation) == 1
             and activation[0].op_type in ("LeakyRelu", "Relu")
         ):
-            last = activation[0]
-            axis = numpy_helper.from_array(np.array([0]), "fuse_state/axis")
-            graph.initializer.append(axis)
-            rows, sums, active = (f"fuse_state/{part}" for part in ("rows", "sums", "active"))
-            attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in last.attribute}
-            fused = [
-                helper.make_node("Squeeze", ["node_rows", axis.name], [rows]),
-                helper.make_node("Gemm", [rows, product.input[1], "query_state"], [sums]),
-                helper.make_node(last.op_type, [sums], [active], **attributes),
-                helper.make_node("Unsqueeze", [active, axis.name], list(last.output)),
-            ]
-            others = [node for node in graph.node if node not in (product, add, last)]
-            del graph.node[:]
-            graph.node.extend([*fused, *others])  # first, since they need nothing but inputs and weights
+            _replace_first_layer(graph, product, add, activation[0])
             return
+
+
+def _replace_first_layer(graph: onnx.GraphProto, product: onnx.NodeProto, add: onnx.NodeProto, activation: onnx.NodeProto) -> None:
+    axis = numpy_helper.from_array(np.array([0]), "fuse_state/axis")
+    graph.initializer.append(axis)
+    rows, sums, active = (f"fuse_state/{part}" for part in ("rows", "sums", "active"))
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in activation.attribute}
+    fused = [
+        helper.make_node("Squeeze", ["node_rows", axis.name], [rows]),
+        helper.make_node("Gemm", [rows, product.input[1], "query_state"], [sums]),
+        helper.make_node(activation.op_type, [sums], [active], **attributes),
+        helper.make_node("Unsqueeze", [active, axis.name], list(activation.output)),
+    ]
+    others = [node for node in graph.node if node not in (product, add, activation)]
+    del graph.node[:]
+    graph.node.extend([*fused, *others])  # first, since they need nothing but inputs and weights
 
 
 def opset_of(model: onnx.ModelProto) -> int:
