@@ -35,7 +35,8 @@ from service.models.probe import Replay
 from tests.file_modes import assert_every_user_can_read, umask
 from training.__main__ import main
 from training.data.csr import as_rows
-from training.linear.import_pecos import PROCESSORS, import_pecos
+from training.linear.import_pecos import import_pecos
+from training.linear.pecos_files import PROCESSORS
 from training.publish import GOLDEN_QUERIES
 
 PECOS = Path(__file__).parents[1] / "data" / "pecos"
