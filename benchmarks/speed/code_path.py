@@ -1,0 +1,165 @@
+"""How long the way through the code is: distinct files and functions of ours that four ways cross.
+
+    python -m benchmarks.code_path --json F
+
+log → bundle (`training fit` of a tree model and of a linear one, a few steps on made data) and query → answer, text → answer (one warm
+POST /retrieve each to a service in this process). Counted are functions of espalier, training and service, in all threads, when they are
+called; of the requests, what every one of eight crosses. To compare two states of the repository, run this file by its path from the root
+of each; the configurations are those that both read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+ROOT = Path.cwd()
+PACKAGES = tuple(f"{ROOT / name}{os.sep}" for name in ("espalier", "training", "service"))
+REQUESTS = 8
+BODIES: dict[str, dict[str, Any]] = {
+    "query → answer": {"model": "planted", "queries": [{"history": ["item-3", "item-11", "item-19"]}], "m": 5},
+    "text → answer": {"model": "shop", "queries": [{"text": "a red lamp"}], "m": 5},
+}
+PLANTED = """
+name = "planted"
+data = {{ log = "{folder}/log.csv" }}
+instances = {{ windows = [8, 4, 2], targets = 20 }}
+scorer = {{ kind = "mlp", node_dim = 8, hidden = [32, 16] }}
+optimiser = {{ steps = 6, batch = 60, average = 1 }}
+search = {{ beam_size = 20, m = 10, max_beam_size = 32, max_m = 64 }}
+"""
+SHOP = """
+algorithm = "xr-linear"
+name = "shop"
+data = {{ format = "log", train = "{folder}/searches.csv", items = "{folder}/items.parquet", own_texts = [["title"]] }}
+tree = {{ branching = 4, max_leaf = 8 }}
+"""
+
+crossed: set[tuple[str, str]] | None = None
+
+
+def _note(frame: FrameType, event: str, argument: object) -> None:
+    code = frame.f_code
+    if event == "call" and crossed is not None and code.co_filename.startswith(PACKAGES) and not code.co_name.startswith("<"):
+        crossed.add((code.co_filename, code.co_qualname))
+
+
+def _counted(way: str, found: set[tuple[str, str]]) -> dict[str, Any]:
+    row = {"way": way, "files": len({file for file, _ in found}), "functions": len(found)}
+    print(f"{way}: {row['files']} files, {row['functions']} functions", flush=True)
+    return row
+
+
+def _write_data(folder: Path) -> None:
+    rng = np.random.default_rng(42)
+    users = [rng.permutation(16)[:14] * 8 + user % 8 for user in range(300)]
+    events = [f"user-{user},item-{item}" for user, items in enumerate(users) for item in items]
+    (folder / "log.csv").write_text("\n".join(["user,item", *events, ""]))
+    items = [
+        f"{colour} {thing}"
+        for colour in ["red", "green", "blue", "black", "white"]
+        for thing in ["lamp", "chair", "table", "cup", "pot", "pan", "bed", "desk"]
+    ]
+    searches = [f"{text},{item.replace(' ', '-')}" for item in items for text in (item, f"{item} for my kitchen", f"buy a {item}")]
+    (folder / "searches.csv").write_text("\n".join(["query,item", *searches, ""]))
+    pl.DataFrame({"id": [item.replace(" ", "-") for item in items], "title": items}).write_parquet(folder / "items.parquet")
+    (folder / "planted.toml").write_text(PLANTED.format(folder=folder))
+    (folder / "shop.toml").write_text(SHOP.format(folder=folder))
+
+
+def trainings(folder: Path) -> list[dict[str, Any]]:
+    """Both kinds of models, trained twice: what is cached after the first time, compiled code say, does not count."""
+    global crossed
+    from training.__main__ import main as train
+
+    rows = []
+    for name in ("planted", "shop"):
+        for version in (1, 2):
+            crossed = set()
+            out = folder / "models" / name / str(version)
+            sys.argv = ["training", "fit", "--config", str(folder / f"{name}.toml"), "--out", str(out), "--device", "cpu"]
+            try:
+                train()
+            except SystemExit as stop:
+                if stop.code:
+                    raise
+            found, crossed = crossed, None
+        rows.append(_counted(f"log → bundle, {name}", found))
+    return rows
+
+
+def requests(folder: Path) -> list[dict[str, Any]]:
+    """One warm request of each kind, to a service on a free port of this process's own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.chdir(folder)  # where the service looks for `models`
+    rows: list[dict[str, Any]] = []
+    client = threading.Thread(target=_ask, args=(f"http://127.0.0.1:{port}", rows))
+    client.start()
+    from service.__main__ import main as serve
+
+    serve(["--host", "127.0.0.1", "--port", str(port)])
+    client.join()
+    return rows
+
+
+def _ask(url: str, rows: list[dict[str, Any]]) -> None:
+    global crossed
+    try:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"{url}/readyz", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        for way, body in BODIES.items():
+            rounds = []
+            for number in range(1 + REQUESTS):  # the first one warms up
+                time.sleep(0.3)  # so that nothing of the request before is counted
+                crossed = set()
+                request = urllib.request.Request(f"{url}/retrieve", json.dumps(body).encode(), {"Content-Type": "application/json"})
+                with urllib.request.urlopen(request, timeout=10) as answer:
+                    if not json.load(answer)["results"][0]["items"]:
+                        raise RuntimeError(f"{way}: no item came back")
+                time.sleep(0.05)
+                if number:
+                    rounds.append(crossed)
+                crossed = None
+            rows.append(_counted(way, set.intersection(*rounds)))
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    """Count, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the rows here")
+    chosen = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    threading.setprofile(_note)
+    sys.setprofile(_note)
+    with tempfile.TemporaryDirectory() as name:
+        _write_data(Path(name))
+        rows = trainings(Path(name)) + requests(Path(name))
+        os.chdir(ROOT)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
