@@ -238,25 +238,26 @@ def run(options: argparse.Namespace) -> None:
     title = f"{name}, {leaves} leaves, {len(pairs)} test users{', seen items excluded' if exclude_seen else ''}"
     print(title)
     print_rows(rows)
-    report = {
+    if options.json:
+        product_dnn = asdict(settings) | {"instances": settings.instances.model_dump(mode="json"), "curve": model.curve}
+        sizes = {"items": bundle.tree.item_count, "queries": len(pairs), "exclude_seen": exclude_seen, "rounds": options.rounds}
+        measured = {"log": real.name if options.set else real.log.name} | sizes | {"product_dnn": product_dnn, "rows": rows}
+        write_report(options.json, bundle, measured)
+    if options.plot:
+        options.plot.parent.mkdir(parents=True, exist_ok=True)
+        plot_rows(rows, title, options.plot)
+
+
+def write_report(file: Path, bundle: Bundle, measured: dict[str, Any]) -> None:
+    """Which model was measured, when and on what, then the measurements."""
+    about = {
         "model": bundle.manifest.name,
         "version": bundle.manifest.version,
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": f"{hardware()}, one thread used",
-        "log": real.name if options.set else real.log.name,
-        "items": bundle.tree.item_count,
-        "queries": len(pairs),
-        "exclude_seen": exclude_seen,
-        "rounds": options.rounds,
-        "product_dnn": asdict(settings) | {"instances": settings.instances.model_dump(mode="json"), "curve": model.curve},
-        "rows": rows,
     }
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
-    if options.plot:
-        options.plot.parent.mkdir(parents=True, exist_ok=True)
-        plot_rows(rows, title, options.plot)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(about | measured, indent=1) + "\n")
 
 
 def numbers(option: str, text: str) -> list[int]:
