@@ -197,7 +197,7 @@ def encode_features(kind: FeaturesKind, queries: Sequence[tuple[Sequence[int], S
             raise InvalidQuery(f"{field}.values", f"{len(weights)} numbers", f"{len(own)}, one for each index")
         if not len(own):
             continue
-        low, high = min(own), max(own)  # before NumPy, which has no integer for every one of Python's
+        low, high = min(own), max(own)  # of Python's integers: some do not fit into NumPy's
         if low < 0 or high >= kind.width:
             raise InvalidQuery(f"{field}.indices", int(high if high >= kind.width else low), f"feature numbers from 0 to {kind.width - 1}")
         numbers, wide = np.asarray(own, np.int64), np.asarray(weights, np.float64)

@@ -343,12 +343,12 @@ def _check_bytes(value: int) -> int:
 
 
 def _no_cookies() -> CookieJar:
-    """A jar that keeps nothing: the service sets no cookies, and whoever does would have them kept, and sent back, without end."""
+    """A jar that keeps nothing: the service sets no cookies, and those of a proxy in front of it are not sent back."""
     return CookieJar(DefaultCookiePolicy(allowed_domains=()))
 
 
 def _forget_redirect(response: httpx.Response) -> None:
-    """Redirects are not followed, so httpx must not make a request of one: some addresses fail there in ways of their own."""
+    """Redirects are not followed, so httpx must not make a request of one: building one fails for some addresses."""
     response.headers.pop("Location", None)
 
 

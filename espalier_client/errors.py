@@ -164,6 +164,6 @@ def _text(document: Mapping[str, Any], name: str) -> str:
 
 
 def plain(text: str, most: int = 2000) -> str:
-    """Text of a stranger, fit for a line of a log: at most so many characters, what cannot be printed as spaces."""
+    """Untrusted text made safe for one line of a log: cut to `most` characters, with a space for each that cannot be printed."""
     cut = text if len(text) <= most else f"{text[:most]}…"
     return cut if cut.isprintable() else "".join(letter if letter.isprintable() else " " for letter in cut)

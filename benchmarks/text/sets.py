@@ -111,9 +111,9 @@ def depends(frame: pl.DataFrame, choosing: bool = False) -> Task:
         test, training = np.split(training, [len(training) // 10])
     train = pairs_of([(known[b][0], row) for b in np.sort(training).tolist() for row in known[b][1]])
     trained = set(train.texts)
-    asked = {known[b][0]: np.array(known[b][1]) for b in np.sort(test).tolist() if known[b][0] not in trained}
+    relevant_of = {known[b][0]: np.array(known[b][1]) for b in np.sort(test).tolist() if known[b][0] not in trained}
     # An item whose dependants are all held out cannot be found: it stays, as the paper's cold starts do.
-    return Task("debian-depends", items, [fold_of(train, list(asked), list(asked.values()))])
+    return Task("debian-depends", items, [fold_of(train, list(relevant_of), list(relevant_of.values()))])
 
 
 def psearch(frame: pl.DataFrame, choosing: bool = False) -> Task:

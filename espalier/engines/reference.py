@@ -1,8 +1,7 @@
 """`reference`: the beam search in NumPy, one query and one level at a time. The oracle of every other engine; for tests.
 
-It runs the bundle's two ONNX graphs in ONNX's own NumPy evaluator, so it shares no code with ONNX Runtime; linear scorers it multiplies
-out in float64. Follows OTM Eq. 3–4
-with the ranking formula rank(n) = own(n) + γ · rank(parent(n)), rank(root) = 0.
+It runs the bundle's two ONNX graphs in ONNX's own NumPy evaluator, so it shares no code with ONNX Runtime. It computes linear scorers in
+float64. Follows OTM Eq. 3–4 with the ranking formula rank(n) = own(n) + γ · rank(parent(n)), rank(root) = 0.
 
 Legend: B queries, T history, L levels, K beam, C candidates, M results, N nodes, D node row, S state.
 """

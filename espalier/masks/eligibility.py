@@ -121,9 +121,9 @@ def widened_beam(beam_size: int, eligible: int, items: int, most: float) -> int:
 
     √(items / eligible) times `beam_size`, at most `most` times, and at most `eligible`.
 
-    Inner nodes are judged by all that lies below them, so the thinner a filter cuts across the tree, the more of them must be kept to find
-    the best of what it leaves. The root makes up for that with filters from half to a thousandth of the items (benchmarks/results). A beam
-    of all eligible items prunes none, so it need not be wider.
+    The score of an inner node reflects all items below it, eligible or not. So the fewer items a filter leaves, the more nodes must be kept
+    to find the best of them. The square root compensates for filters that leave from a half to a thousandth of the items
+    (benchmarks/results). A beam of all eligible items prunes none, so it need not be wider.
     """
     if eligible == 0:
         return 1

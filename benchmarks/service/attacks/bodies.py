@@ -25,7 +25,7 @@ def oversized_bodies(target: Target) -> Seen:
     wires = target.connect_many(10)
     for wire in wires:
         wire.send(_head(4 * MIB))
-    flood(target, wires, b"x" * MIB, 4 * MIB, heed=False)
+    flood(target, wires, b"x" * MIB, 4 * MIB, until_answered=False)
     outcomes = [wire.outcome(5) for wire in wires]
     ok = bool(wires) and set(outcomes) == {"413"} and all(wire.ends(2 * SLACK_S) for wire in wires)
     return Seen(ok, f"{tally(outcomes)}, expected 413 and the end of the connection")

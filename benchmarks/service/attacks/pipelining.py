@@ -25,7 +25,7 @@ def pipelined_posts(target: Target) -> Seen:
 def _unread(target: Target, block: bytes) -> Seen:
     """Requests without end, whose answers nobody reads: the service should stop reading, and then give the connection up."""
     wires = target.connect_many(CONNECTIONS, receive_buffer=4096)
-    sent = flood(target, wires, block, MOST, heed=False)
+    sent = flood(target, wires, block, MOST, until_answered=False)
     target.hold(wires, target.limits.write_timeout_s + SLACK_S)
     ended = [wire.ends(SLACK_S) for wire in wires]
     ok = len(wires) == CONNECTIONS and max(sent, default=0) < TAKEN and all(ended)

@@ -111,10 +111,10 @@ class Target:
         return self.retrieval(256, 1000, self.fields, beam_size=WIDE)
 
 
-def flood(target: Target, wires: Sequence[Wire], block: bytes, most: int, heed: bool = True) -> list[int]:
+def flood(target: Target, wires: Sequence[Wire], block: bytes, most: int, until_answered: bool = True) -> list[int]:
     """Send `block` over and over, up to `most` bytes a connection; the bytes that each took.
 
-    heed  stop on a connection when something is answered there; otherwise nothing is read
+    until_answered  stop on a connection when something is answered there; otherwise nothing is read
     Ends early when the target says stop, or when no connection has taken a byte for STALL_S.
     """
     view = memoryview(block)
@@ -125,7 +125,7 @@ def flood(target: Target, wires: Sequence[Wire], block: bytes, most: int, heed: 
         going = [wire for wire in wires if not wire.ended and wire not in answered and sent[wire] < most]
         if not going:
             break
-        readable, writable = ready(going if heed else [], going, 0.1)
+        readable, writable = ready(going if until_answered else [], going, 0.1)
         answered |= set(readable)
         for wire in writable:
             if wire not in answered and (taken := wire.push(view[sent[wire] % len(block) :])):

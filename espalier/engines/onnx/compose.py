@@ -14,9 +14,9 @@ Inputs of the composed graph (those that the tree and the plan need):
     first_child int64[N+1] · leaf_item int64[#leaves]
 Outputs: item_rows int64[B, M], ranks float32[B, M]; with a trace candidates_h int64[B, C] and candidate_ranks_h float32[B, C] of each
 level, nodes_h int64[B, K] and ranks_h float32[B, K] of each level but the last (ranks are −inf where a slot is empty or its node has no
-eligible item below; item rows and nodes mean nothing there). Of a careful plan, for vectors: finite float32[B], 1 where the logits of all
-nodes that were scored are finite, else 0. Of a plan that is not careful all `ranks` are NaN, and the other outputs mean nothing, where a
-rank may have left float32.
+eligible item below; item rows and nodes are undefined there). A careful plan, for vectors, also has finite float32[B]: 1 where the logits
+of all nodes that were scored are finite, else 0. In a plan that is not careful, where a rank may have overflowed float32, all `ranks` are
+NaN and the other outputs are undefined.
 
 Legend: B queries, T history, L levels, K beam, C candidates, M results, X excluded nodes, N nodes, F masks, I items, D node row, S state.
 """

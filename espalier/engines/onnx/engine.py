@@ -305,8 +305,8 @@ class OnnxEngine:
 
 
 FIXED_FILLERS = {"history": -1, "vector": 0, "beam_size": 1, "excluded_leaves": NO_NODE, "excluded_inner": NO_NODE, "mask_of": 0}
-"""The inputs of a fixed run that have a buffer of their own, and what they hold at first. Later, rows past a call's queries hold former
-ones, whose answers nobody reads."""
+"""The inputs of a fixed run that have a buffer of their own, and their first values. Later, rows past a call's queries hold queries of
+earlier calls; their answers are not read."""
 
 
 def _filtered(params: SearchParams) -> bool:

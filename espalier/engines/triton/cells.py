@@ -146,14 +146,14 @@ class Beam:
 class Cell(ABC, Generic[State]):
     """One batch size, beam bucket and m: static buffers, the launches over them, and on a GPU their CUDA graph.
 
-    What lies between the launches is taken from a pool that all cells of an engine share, since they run one after another.
+    Memory between the launches comes from a pool that all cells of an engine share, since they run one after another.
 
     batch, wanted  most queries of a call, most results of a query
     start          the level that the search begins with
-    slots          nodes kept, of each level from the one above the start, whose nodes are all there, to the leaves
+    slots          nodes kept on each level, from the one above the start (all of its nodes) to the leaves
     inputs         on the device: the queries' numbers, and what `entries` names
-    finite         float32[batch] on the device: 1, or 0 where some node that was scored has a logit that is not finite; kernels that look
-                   at that write it
+    finite         float32[batch] on the device: 1, or 0 where some node that was scored has a logit that is not finite; written by kernels
+                   that check logits
     """
 
     def __init__(self, context: CellContext, batch: int, bucket: int, wanted: int, entries: Entries) -> None:

@@ -124,10 +124,10 @@ def score_children_kernel(
             c = begin + tl.arange(0, TILE)
             slot, child = c // CHILDREN, c % CHILDREN
             begin_slot = begin // CHILDREN
-            alive = tl.load(kept_BK + begin_slot) >= 0
+            occupied = tl.load(kept_BK + begin_slot) >= 0
             node = tl.full([TILE], -1, tl.int32)
             rank = tl.full([TILE], MINUS_INF, tl.float32)
-            if alive:  # empty slots of a beam come last: a tile that begins in one is empty
+            if occupied:  # empty slots of a beam come last: a tile that begins in one is empty
                 inside = slot < slots
                 parent = tl.load(kept_BK + slot, mask=inside, other=-1)
                 there = parent >= 0
