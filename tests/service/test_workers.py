@@ -129,6 +129,7 @@ def test_while_the_models_folder_is_away_the_workers_that_have_loaded_serve_on(m
 def test_a_worker_takes_no_connections_before_it_serves_what_the_others_do(models: Path) -> None:
     add_version(models, 1, name="films")
     with service(models, 2) as running:
+        until(lambda: "".join(running.log).count("is ready on") == 4, "both workers serve both models")
         (models / "books").rename(models.parent / "away")
         os.kill(running.workers()[0], signal.SIGKILL)
         until(lambda: any("takes no connections: others serve books" in line for line in running.log), "it says so")
