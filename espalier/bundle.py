@@ -64,7 +64,7 @@ WEIGHTS, RANKER = "weights.safetensors", "ranker.onnx"
 CHUNKS, TEXT = "chunks.safetensors", "text.safetensors"
 LINEAR_PARTS = (*COMMON_PARTS, CHUNKS)
 ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT, RANKER)
-"""What some bundle must have besides its manifest; `parts_of` says which of them a given one must."""
+"""All files that a bundle may need besides its manifest; `parts_of` says which of them a given bundle needs."""
 MAX_MANIFEST_BYTES = 16 << 20
 
 

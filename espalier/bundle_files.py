@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from espalier.errors import BundleCorrupt
 
 MAX_HEADER_BYTES = 16 << 20
-"""Of a safetensors file."""
+"""Largest header of a safetensors file."""
 MAX_QUERY_ROWS, MAX_QUERY_BYTES = 1 << 20, 1 << 30
-"""Of golden or held-out queries, and of what they take once they are unpacked: a small Parquet file can unpack to any size."""
+"""Most golden or held-out queries, and their largest size once unpacked: a small Parquet file can unpack to any size."""
 
 
 def map_safetensors(file: Path) -> dict[str, NDArray[Any]]:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # numba takes a while to import, and only models of texts nee
     from espalier.text.vectoriser import Vectoriser
 
 FILE_MODE, FOLDER_MODE = 0o644, 0o755
-"""Of what is written, whatever the umask and the libraries that write: a bundle is often read by another user than the one who made it."""
+"""Permissions of what is written, whatever the umask: a bundle is often read by another user than the one who made it."""
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ def average_precision(
 def _ranked(
     scores_R: NDArray[np.floating], grades_R: NDArray[np.floating], query_offset: Int64
 ) -> tuple[Int64, Int64, NDArray[np.floating]]:
-    """Of the rows in the order of the ranking: place in their query, from 1; query; grade."""
+    """The rows in the order of the ranking, as three arrays: place in their query, from 1; query; grade."""
     rows = len(grades_R)
     if scores_R.shape != (rows,) or grades_R.shape != (rows,):
         raise InvalidData("scores_R", f"shapes {list(scores_R.shape)}, {list(grades_R.shape)}", "as many scores as grades")

@@ -31,7 +31,7 @@ from loadtest.report import write_report
 from loadtest.target import Json, Target, describe, parse_url
 
 PHASES = 4
-"""Of a cell; the progress bar counts them."""
+"""Steps of measuring a cell; the progress bar counts them."""
 
 
 def parser() -> argparse.ArgumentParser:

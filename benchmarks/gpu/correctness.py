@@ -65,7 +65,7 @@ FIXED_SHAPES = {
     "cpu": FixedShapes(batches=(1, 2), m_sizes=(64,), excluded=16),
 }
 OVERLAP: dict[Precision, float] = {"float32": 1.0, "float16": 0.97, "bfloat16": 0.8}
-"""Of the answers that float32 gives with 2^16 items."""
+"""Least share of float32's answers that each precision must find among 2^16 items."""
 FLOAT32: Precision = "float32"
 
 
@@ -231,7 +231,7 @@ def exported_cases(
 
 
 LINEAR_ROUNDING = 1e-3
-"""Of ranks of a few hundred, which a fourth power makes of weights that are exact in every precision."""
+"""Absolute error of ranks of a few hundred, which a fourth power makes of weights that are exact in every precision."""
 
 
 def _integer(opened: Open, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> list[str]:

@@ -45,7 +45,7 @@ VECTOR = 64
 LARGEST = 24e9
 """Bytes of scores of a brute-force search that are still tried."""
 AGREED = 0.8
-"""Of the answers of torch's search, whose activations are rounded to float16 in between."""
+"""Least share of the answers of torch's search, whose activations are rounded to float16 in between."""
 TUNED: dict[str, tuple[int, ...]] = {
     "tile": (16, 32), "tiles_per_program": (1, 2, 8), "busy_tiles": (512, 8192), "bits": (1, 4), "warps": (2, 8), "select_warps": (4, 16),
 }  # fmt: skip

@@ -46,7 +46,7 @@ NON_ZEROS = 40
 M = 10
 SINGLES = 500
 AGREED: dict[Precision, float] = {"float32": 0.999, "float16": 0.98, "bfloat16": 0.9}
-"""Of the items of sparse-cpu, that each precision has to find."""
+"""Least share of sparse-cpu's items that each precision has to find."""
 Device = Literal["cuda", "cpu"]
 
 

@@ -45,7 +45,7 @@ LEFT = 8
 LIVEZ_MS = 100.0
 PEAK, AFTER = 1.5, 1.1
 STEPS = 20
-"""Of the quick training: what the model answers does not matter here."""
+"""Steps of the quick training: what the model answers does not matter here."""
 
 
 class Row(TypedDict):

@@ -212,7 +212,7 @@ class ItemFilters:
 
 
 ENTRY_BYTES = 700
-"""What Python's objects around a kept mask take."""
+"""Bytes of the Python objects around a cached mask."""
 
 
 def _cost(filter: Filter, mask: NodeMask) -> int:

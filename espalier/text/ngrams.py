@@ -41,7 +41,7 @@ def _mixed(state: Any) -> Any:
 
 
 class Words(NamedTuple):
-    """Of one text: where each word begins and ends among the code points, int64, and its hash, uint64."""
+    """The words of one text: where each begins and ends among the code points, int64, and its hash, uint64."""
 
     begin: Array
     end: Array

@@ -90,7 +90,7 @@ class Entry:
 
     @property
     def state(self) -> State:
-        """Of the default version."""
+        """The state of the default version."""
         if self.loaded is not None:
             return "ready"
         return "failed" if self.tried and self.loading is None else "loading"

@@ -31,7 +31,7 @@ LANES = 16
 """Blocks are padded to this many float32 numbers."""
 FAST = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
 STEPS, NEAR, FAR = 20, 1e-3, 30.0
-"""Of a logistic example: most Newton steps, the step that is the last one, and the largest margin."""
+"""For a logistic example: most Newton steps, the step that is the last one, and the largest margin."""
 
 
 class Rows(NamedTuple):

@@ -19,7 +19,7 @@ from training.onnx_graphs import onnx_bytes
 from training.rankers.fit import Ranker
 
 PARITY_TOLERANCE = 1e-4
-"""Of the largest score of the compared rows, at least 1."""
+"""Tolerance as a share of the largest score of the compared rows, at least 1."""
 COMPARED_ROWS = 256
 
 

@@ -32,7 +32,7 @@ from training.rankers.standardise import Standardise
 from training.specification.ranker import HighwayConfig, RankerConfig
 
 LAYERS = 3
-"""Of the highway network, as in the paper."""
+"""Layers of the highway network, as in the paper."""
 INIT_STD = 0.1
 """Standard deviation of the first weights; the paper says "small"."""
 SCORED_ROWS = 1 << 16

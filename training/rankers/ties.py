@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 BISECTIONS = 14
-"""Of an interval of at most log(1 + |D|). The value hardly depends on where the nodes lie."""
+"""Halvings of an interval of at most log(1 + |D|). The value hardly depends on where the nodes lie."""
 STEP = 0.4
 NODES = torch.arange(-20.0, 7.2, STEP)
 """In units of the mode's width. To the left the integrand falls like exp(t), to the right like a Gaussian or faster."""

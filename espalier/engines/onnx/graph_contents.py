@@ -16,7 +16,7 @@ import onnx
 from espalier.errors import BundleCorrupt
 
 MAX_NODES = 100_000
-"""Of a graph whose local functions are written out: a few functions that call each other twice could become any number."""
+"""Most nodes of a graph once its local functions are expanded: a few functions that call each other twice could make any number."""
 MAX_CALLS = 64
 """Local functions that may call each other in a row."""
 NUMBERS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")

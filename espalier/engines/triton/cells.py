@@ -29,7 +29,7 @@ from espalier.search import NO_ITEM, LevelTrace
 from espalier.tree import Tree
 
 _CAPTURE = threading.Lock()
-"""Of the process: two captures at a time would end each other."""
+"""One capture at a time in a process: two would invalidate each other."""
 Entries = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """Arrays of a buffer by name: their shapes and types."""
 State = TypeVar("State")

@@ -31,7 +31,7 @@ from espalier.tree import Tree
 
 ROUNDING: dict[Precision, float] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.15}
 COPY_BYTES = 256 << 20
-"""Of node rows that are brought to the device at a time."""
+"""Bytes of node rows that are copied to the device at a time."""
 
 
 class TritonEngine(GpuEngine["GraphCell"]):

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 LARGEST = tl.constexpr(3.4028234663852886e38)
-"""Of float32."""
+"""The largest finite float32."""
 
 
 @triton.jit
