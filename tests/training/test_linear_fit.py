@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from service.models.probe import Replay
 from tests.file_modes import assert_every_user_can_read, umask
 from tests.service.running import Json, problem, run
 from training.__main__ import evaluate, fit, inspect
+from training.linear import run as linear_run
 
 COLOURS = ["red", "green", "blue", "yellow", "black", "white"]
 THINGS = ["teapot", "kettle", "lamp", "chair", "table", "spoon", "ladder", "bucket"]
@@ -360,6 +362,22 @@ def test_a_wrong_log_says_which_row(shop: Path, tmp_path: Path, rows: str, messa
     (tmp_path / "log.csv").write_text(rows)
     with pytest.raises(InvalidData, match=message):
         fit(config=shop / "shop.toml", out=tmp_path / "m" / "1", data=tmp_path / "log.csv", test=None, device="cpu", resume=False)
+
+
+def test_training_takes_the_cores_that_the_process_may_use(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine of more cores, as in a container or under taskset."""
+    used: list[int] = []
+
+    def stop(*arguments: Any) -> None:
+        used.append(arguments[-1])
+        raise OSError("seen enough")
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 5, 7})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(linear_run, "hierarchical_kmeans", stop)
+    with pytest.raises(OSError, match="seen enough"):
+        fit(config=shop / "shop.toml", out=tmp_path / "models" / "shop" / "2", data=None, test=None, device="cpu", resume=False)
+    assert used == [3]
 
 
 def test_linear_scorers_are_not_trained_on_a_gpu(shop: Path, tmp_path: Path) -> None:

@@ -25,13 +25,13 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     """Train what a configuration says and write models/NAME/VERSION.
 
     work     an existing folder, empty or of a run of the same configuration and data that was killed; it goes on from there
-    threads  none: as many as there are cores
+    threads  none: as many as there are cores that this process may use, of which a container may have fewer than the machine
     Raises InvalidConfig where the folder is another run's, and what `prepare` raises.
     """
     begin = time.perf_counter()
     prepared = prepare(config)
     _check_identity(work / "identity", config, prepared.fingerprint)
-    threads = threads or os.cpu_count() or 1
+    threads = threads or len(os.sched_getaffinity(0))
     tree = hierarchical_kmeans(prepared.labels, config.tree.branching, config.tree.max_leaf, config.seed, threads)
     log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
     with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
