@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from espalier.tree import Tree
 from training.deep.prepare import Prepared
 from training.deep.scorers.model import NodeScorer
 from training.specification.deep import DeepConfig
+from training.specification.models import earlier_config
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +77,11 @@ class Checkpoint:
             return RunState()
         try:
             content: dict[str, Any] = torch.load(self.file, map_location="cpu", weights_only=True)
+            identity = _of_today(content["identity"])
         except Exception as error:  # a damaged file raises almost anything
             expected = f"a readable checkpoint ({type(error).__name__}); delete it to start anew"
             raise InvalidConfig("--resume", str(self.file), expected) from error
-        if content.get("identity") != self.identity:
+        if identity != self.identity:
             expected = "a checkpoint of the same configuration, log and tree; delete it or leave out --resume to start anew"
             raise InvalidConfig("--resume", str(self.file), expected)
         for name, part in self.parts.items():
@@ -92,3 +95,8 @@ def identity_of(config: DeepConfig, prepared: Prepared, tree: Tree) -> dict[str,
     """The configuration, log and tree of a run."""
     nodes = hashlib.sha256(tree.first_child.tobytes() + tree.leaf_item.tobytes()).hexdigest()
     return {"config": config.model_dump_json(), "log": prepared.interactions.fingerprint, "tree": nodes}
+
+
+def _of_today(identity: Mapping[str, str]) -> dict[str, str]:
+    """The identity in a file, whose configuration may have the keys of an earlier release."""
+    return {**identity, "config": earlier_config(json.loads(identity["config"])).model_dump_json()}

@@ -98,7 +98,12 @@ def config_of(manifest: ManifestDraft, family: type[Family]) -> Family:
     """The specification that a bundle was trained with. Raises InvalidConfig where it was trained elsewhere, or is of another family."""
     if not was_trained_here(manifest):
         raise InvalidConfig("--model", f"{manifest.name} version {manifest.version}", "a model that was trained here")
-    return _of_family(SPECIFICATION.checked(LEGACY.modernised(manifest.training, "manifest")), family, "--model")
+    return _of_family(earlier_config(manifest.training), family, "--model")
+
+
+def earlier_config(raw: Raw) -> DeepConfig | LinearConfig:
+    """The specification that an earlier run wrote down. Raises InvalidConfig."""
+    return SPECIFICATION.checked(LEGACY.modernised(raw, "manifest"))
 
 
 def was_trained_here(manifest: ManifestDraft) -> bool:
