@@ -1,7 +1,7 @@
 """Several worker processes behind one listening socket: started, replaced when one dies, stopped together.
 
-uvicorn's own supervisor is not used: it kills workers that answer no ping in 5 s, does not wait for accepted requests, restarts a broken
-worker for ever, and knows nothing of counts that a dead worker leaves. A worker stops when its pipe says so or is closed, not by a signal:
+uvicorn's own supervisor is not used: it kills workers that answer no ping in 5 s, restarts a broken worker for ever, and knows nothing of
+counts that a dead worker leaves. A worker stops when its pipe says so or is closed, not by a signal:
 so it also stops when its parent is gone, and a signal to the whole process group does not count as a second one. Knows processes; server.py
 has what a worker does.
 """
