@@ -189,93 +189,66 @@ def _gather(indptr: Array, indices: Array, values: Array, rows: Array, number_of
 
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def _descend(rows: Rows, targets: Targets, descent: Descent, block: Block, order: Array, seed: int) -> None:
-    """Passes over the examples in random orders, until the projected gradients of a pass are within the tolerance."""
-    random = np.uint64(seed) * np.uint64(2654435761) + np.uint64(block.first + 1)
-    for _ in range(descent.passes):
+    """Passes over the examples in random orders, until the projected gradients of a pass are within the tolerance.
+
+    One function on purpose, with the tuples unpacked: a function that gets arrays counts the references of each, here once an example.
+    """
+    begin, number, value, squares = rows
+    positive_from, positive_child, positive_cost = targets
+    logistic, cost, tolerance, passes, bias = descent
+    weights, dual, sign, half_cost, score, step, first, size = block
+    last, width = weights.shape[0] - 1, weights.shape[1]
+    one, zero, half = np.float32(1), np.float32(0), np.float32(0.5)
+    random = np.uint64(seed) * np.uint64(2654435761) + np.uint64(first + 1)
+    for _ in range(passes):
         for a in range(len(order) - 1, 0, -1):
             random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
             b = np.int64((random >> np.uint64(33)) % np.uint64(a + 1))
             order[a], order[b] = order[b], order[a]
         highest, lowest = np.float32(-np.float32(1e30)), np.float32(1e30)
         for r in order:
-            _score(r, rows, descent, block)
-            _set_positives(r, targets, block, True, descent.cost)
-            if descent.logistic:
-                moved, low, high = _step_logistic(r, rows, block)
+            # score: w · x of each child
+            for c in range(width):
+                score[c] = weights[last, c] * bias
+            for e in range(begin[r], begin[r + 1]):
+                x, weight = value[e], weights[number[e]]
+                for c in range(width):
+                    score[c] += x * weight[c]
+            for p in range(positive_from[r], positive_from[r + 1]):
+                if first <= positive_child[p] < first + size:
+                    sign[positive_child[p] - first] = one
+                    half_cost[positive_child[p] - first] = half / positive_cost[p]
+            # The example's duals move to their optimum; for the logistic loss the margin's change takes the place of the gradient.
+            alpha, square, moved = dual[r], squares[r], zero
+            if logistic:
+                for c in range(size):
+                    after, push = _logistic(sign[c] * score[c], square, half / half_cost[c], alpha[c])
+                    highest, lowest = max(highest, push), min(lowest, push)
+                    step[c] = (after - alpha[c]) * sign[c]
+                    alpha[c] = after
+                    moved = max(moved, abs(step[c]))
             else:
-                moved, low, high = _step_hinge(r, rows, block)
-            highest, lowest = max(highest, high), min(lowest, low)
-            _set_positives(r, targets, block, False, descent.cost)
+                for c in range(width):
+                    gradient = sign[c] * score[c] - one + half_cost[c] * alpha[c]
+                    projected = gradient if alpha[c] > zero else min(gradient, zero)
+                    highest, lowest = max(highest, projected), min(lowest, projected)
+                    after = max(alpha[c] - gradient / (square + half_cost[c]), zero)
+                    step[c] = (after - alpha[c]) * sign[c]
+                    alpha[c] = after
+                    moved = max(moved, abs(step[c]))
+            for p in range(positive_from[r], positive_from[r + 1]):
+                if first <= positive_child[p] < first + size:
+                    sign[positive_child[p] - first] = -one
+                    half_cost[positive_child[p] - first] = half / cost
             if moved > np.float32(1e-6):
-                _move_weights(r, rows, descent, block)
-        if highest - lowest <= descent.tolerance:
+                for e in range(begin[r], begin[r + 1]):
+                    x, weight = value[e], weights[number[e]]
+                    for c in range(width):
+                        weight[c] += x * step[c]
+                for c in range(width):
+                    weights[last, c] += bias * step[c]
+        if highest - lowest <= tolerance:
             break
-
-
-@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy", forceinline=True)
-def _score(r: int, rows: Rows, descent: Descent, block: Block) -> None:
-    """block.score: w · x of each child."""
-    last, width = block.weights.shape[0] - 1, block.weights.shape[1]
-    for c in range(width):
-        block.score[c] = block.weights[last, c] * descent.bias
-    for e in range(rows.begin[r], rows.begin[r + 1]):
-        x, weight = rows.value[e], block.weights[rows.number[e]]
-        for c in range(width):
-            block.score[c] += x * weight[c]
-
-
-@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy", forceinline=True)
-def _set_positives(r: int, targets: Targets, block: Block, positive: bool, cost: Any) -> None:
-    """Give the example's positives their sign and cost, or those of a negative again."""
-    one, half = np.float32(1), np.float32(0.5)
-    for p in range(targets.positive_from[r], targets.positive_from[r + 1]):
-        c = targets.child[p] - block.first
-        if 0 <= c < block.size:
-            block.sign[c] = one if positive else -one
-            block.half_cost[c] = half / (targets.cost[p] if positive else cost)
-
-
-@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy", forceinline=True)
-def _step_hinge(r: int, rows: Rows, block: Block) -> tuple[Any, Any, Any]:
-    """Move the example's duals to their optimum. Returns the largest step, and the smallest and largest projected gradient."""
-    one, zero = np.float32(1), np.float32(0)
-    alpha, square, moved = block.dual[r], rows.square[r], zero
-    lowest, highest = np.float32(1e30), -np.float32(1e30)
-    for c in range(block.weights.shape[1]):
-        gradient = block.sign[c] * block.score[c] - one + block.half_cost[c] * alpha[c]
-        projected = gradient if alpha[c] > zero else min(gradient, zero)
-        highest, lowest = max(highest, projected), min(lowest, projected)
-        after = max(alpha[c] - gradient / (square + block.half_cost[c]), zero)
-        block.step[c] = (after - alpha[c]) * block.sign[c]
-        alpha[c] = after
-        moved = max(moved, abs(block.step[c]))
-    return moved, lowest, highest
-
-
-@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy", forceinline=True)
-def _step_logistic(r: int, rows: Rows, block: Block) -> tuple[Any, Any, Any]:
-    """As `_step_hinge`; the margin's change takes the place of the projected gradient."""
-    half, zero = np.float32(0.5), np.float32(0)
-    alpha, square, moved = block.dual[r], rows.square[r], zero
-    lowest, highest = np.float32(1e30), -np.float32(1e30)
-    for c in range(block.size):
-        after, push = _logistic(block.sign[c] * block.score[c], square, half / block.half_cost[c], alpha[c])
-        highest, lowest = max(highest, push), min(lowest, push)
-        block.step[c] = (after - alpha[c]) * block.sign[c]
-        alpha[c] = after
-        moved = max(moved, abs(block.step[c]))
-    return moved, lowest, highest
-
-
-@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy", forceinline=True)
-def _move_weights(r: int, rows: Rows, descent: Descent, block: Block) -> None:
-    last, width = block.weights.shape[0] - 1, block.weights.shape[1]
-    for e in range(rows.begin[r], rows.begin[r + 1]):
-        x, weight = rows.value[e], block.weights[rows.number[e]]
-        for c in range(width):
-            weight[c] += x * block.step[c]
-    for c in range(width):
-        block.weights[last, c] += descent.bias * block.step[c]
 
 
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")

@@ -86,7 +86,7 @@ def read_only(*arrays: Array) -> tuple[Array, ...]:
     return tuple(views)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@njit(cache=True, nogil=True)
 def slot_of(feature: int, size: int) -> Any:
     """Where the search for a feature begins in a hash table of 2^n slots (Fibonacci hashing)."""
     return np.int64((np.uint64(feature) * np.uint64(11400714819323198485)) >> np.uint64(32)) & (size - 1)
