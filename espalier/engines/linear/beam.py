@@ -24,17 +24,6 @@ FAST = {"reassoc", "contract", "arcp", "nsz"}
 LARGEST = np.finfo(np.float32).max
 
 
-class Queries(NamedTuple):
-    """indptr, indices, values: the features · beam_size_B, m_B: int64[B] · excluded_BX: int64[B, X], −1 as padding."""
-
-    indptr: Array
-    indices: Array
-    values: Array
-    beam_size_B: Array
-    m_B: Array
-    excluded_BX: Array
-
-
 class Ranker(NamedTuple):
     """last: the level whose nodes are results · gamma: float32 · power: of the hinge, 0 for the sigmoid, −1 for logits."""
 
@@ -60,26 +49,19 @@ class Workspace(NamedTuple):
     heap: Array
 
 
-class Results(NamedTuple):
-    """nodes_BM int64, ranks_BM float32; the others are a trace of each level, int64 and float32, with no levels if there is none."""
-
-    nodes_BM: Array
-    ranks_BM: Array
-    candidates_BHC: Array
-    candidate_ranks_BHC: Array
-    kept_BHK: Array
-    kept_ranks_BHK: Array
-
-
 @njit(cache=True, nogil=True, fastmath=FAST)
 def search_queries(
     positions: Array, queries: Arrays, tables: Arrays, eligible_N: Array, ranker: tuple[int, Any, int], work: Arrays, out: Arrays
 ) -> int:
     """Search the queries at `positions` among the eligible nodes (bool[N]; empty if all are).
 
-    The tuples have the fields of Queries, FeatureTables, Ranker, Workspace and Results. They are plain ones, because numba takes twice as
-    long to unpack named ones, 5 µs a call. Returns −1, or the position of a feature number out of range or of a value that is not finite,
-    where the search stops.
+    queries  indptr, indices, values: the features; beam_size_B, m_B: int64[B]; excluded_BX: int64[B, X], −1 as padding
+    tables, ranker, work   the fields of FeatureTables, Ranker and Workspace
+    out      nodes_BM int64, ranks_BM float32; a trace of each level: candidates_BHC int64, their ranks float32, kept_BHK int64, their ranks
+             float32, with no levels if there is no trace
+
+    The tuples are plain ones, because numba takes twice as long to unpack named ones, 5 µs a call. Returns −1, or the position of a feature
+    number out of range or of a value that is not finite, where the search stops.
 
     It is one long function on purpose: numba counts the references of each array that a function is given. With a function for a node's
     logits and one for its ranks a query took 12 to 18 % longer at beam 50, and compiling took longer.

@@ -153,7 +153,7 @@ class ChunkSearch:
         self._room = beam_size, m
 
     def _results(self, batch: int, m: int, trace: bool) -> tuple[Array, ...]:
-        """Arrays for a search to write to, see Results."""
+        """Arrays for a search to write to, `out` of search_queries."""
         traced = NO_TRACE
         if trace:
             work = Workspace(*self._workspaces[0])
