@@ -24,8 +24,8 @@ except ModuleNotFoundError as missing:  # after `make run`, which installs only 
     sys.exit(f"error: {missing.name} is not installed, which the sweep needs: run `make install`")
 
 from espalier.errors import EspalierError, InvalidConfig
+from espalier.hardware import hardware
 from loadtest.cell import Load, measure
-from loadtest.hardware import hardware
 from loadtest.queries import digest, queries_of, without_seen
 from loadtest.report import write_report
 from loadtest.target import Json, Target, describe, parse_url

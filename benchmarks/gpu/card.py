@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu.lines import Row
 from benchmarks.gpu.timing import ceilings
-from loadtest.hardware import hardware
+from espalier.hardware import hardware
 
 PACKAGES = ("torch", "triton", "onnx", "onnxruntime", "onnxruntime-gpu", "onnxscript", "numpy", "numba", "pyarrow", "fastapi", "uvicorn")
 

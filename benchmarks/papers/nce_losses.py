@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loadtest.hardware import hardware
+from espalier.hardware import hardware
 from training.rankers.elimination import elimination_loss
 from training.rankers.plackett_luce import plackett_luce_loss
 from training.rankers.ties import tied_elimination_loss

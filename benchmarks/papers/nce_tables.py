@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from benchmarks.papers.nce_summary import FIGURES, METHODS, Row, markdown, plot, summary
 from espalier.errors import InvalidData
+from espalier.hardware import hardware
 from espalier.metrics import average_precision, expected_reciprocal_rank, ndcg
-from loadtest.hardware import hardware
 from training.baselines.boosting import BoostingConfig, fit_boosted_trees
 from training.baselines.rank_svm import fit_rank_svm
 from training.data.letor import read_letor, read_svmlight

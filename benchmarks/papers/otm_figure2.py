@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from benchmarks import real_logs
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig
+from espalier.hardware import hardware
 from espalier.tree import Tree
-from loadtest.hardware import hardware
 from training.data.splits import halves
 from training.deep.prepare import build_tree, prepare
 from training.specification.models import deep_config

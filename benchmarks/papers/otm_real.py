@@ -40,8 +40,8 @@ import torch
 from benchmarks import real_logs
 from benchmarks.papers.otm_real_report import MS, Row, continued, markdown, measured, plot_curves, print_rows, recall_change, save
 from espalier.errors import EspalierError, InvalidConfig
+from espalier.hardware import hardware
 from espalier.tree import Tree
-from loadtest.hardware import hardware
 from training.baselines.item_cf import tune_neighbours
 from training.baselines.popularity import fit_popularity
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.papers.paper_plot import Cell, plot_beside_paper
+from espalier.hardware import hardware
 from espalier.metrics import regret_at_m
-from loadtest.hardware import hardware
 
 ITEMS, HEIGHT = 1000, 10
 GRID = 1 << 24

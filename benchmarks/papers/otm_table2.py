@@ -36,8 +36,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from tqdm import tqdm
 
 from benchmarks.papers.paper_plot import Cell, plot_beside_paper
+from espalier.hardware import hardware
 from espalier.metrics import regret_at_m
-from loadtest.hardware import hardware
 
 ITEMS, HEIGHT, FEATURES, TRAIN, TEST = 1000, 10, 10, 10_000, 1_000
 LEAVES = 1 << HEIGHT

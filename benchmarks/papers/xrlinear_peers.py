@@ -44,13 +44,13 @@ from espalier.chunks import Chunks
 from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import EspalierError, InvalidData
+from espalier.hardware import hardware
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, SearchDefaults
 from espalier.queries import FeaturesKind, QueryBatch
 from espalier.search import SearchParams
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
-from loadtest.hardware import hardware
 from training.data.csr import as_rows, normalised
 from training.data.xmc import LabelledPoints, read_xmc
 from training.linear.fit import fit_linear

@@ -29,10 +29,10 @@ from benchmarks.papers.xrlinear_peers import bundle_of
 from espalier.bundle import Bundle
 from espalier.chunks import Chunks
 from espalier.engines import open_engine
+from espalier.hardware import hardware
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from espalier.tree import Tree
-from loadtest.hardware import hardware
 from training.data.csr import as_rows, normalised
 from training.data.xmc import LabelledPoints
 from training.linear.fit import fit_linear

@@ -33,12 +33,12 @@ from benchmarks.synthetic import VECTOR_DIM, diffusion_bundle
 from espalier.bundle import Bundle
 from espalier.checks.golden import encode_table
 from espalier.engines.onnx.engine import OnnxEngine
+from espalier.hardware import hardware
 from espalier.masks.eligibility import every_item, widened_beam
 from espalier.masks.filters import ItemFilters
 from espalier.queries import QueryBatch
 from espalier.search import NodeMask, SearchParams
 from espalier.tree import Tree
-from loadtest.hardware import hardware
 
 M = 100
 QUERIES = 64

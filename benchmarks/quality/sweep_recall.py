@@ -22,7 +22,7 @@ from benchmarks.service.serving import serving
 from benchmarks.synthetic import planted_bundle
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
-from loadtest.hardware import hardware
+from espalier.hardware import hardware
 from loadtest.sweep import main as sweep
 from loadtest.sweep import numbers
 from training.evaluate import evaluate, held_out_pairs

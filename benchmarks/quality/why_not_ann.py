@@ -42,10 +42,10 @@ from benchmarks import real_logs
 from espalier.bundle import Bundle
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.errors import EspalierError, InvalidConfig, InvalidData
+from espalier.hardware import hardware
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import NO_ITEM, SearchParams
-from loadtest.hardware import hardware
 from training.baselines.ann import AnnIndex, Kind, faiss_is_installed
 from training.baselines.product_dnn import ProductDnn, ProductDnnConfig, fit_product_dnn, load_product_dnn
 from training.data.interactions import Interactions, read_interactions

@@ -35,7 +35,7 @@ from benchmarks.service.attacks import ATTACKS, Attack, Limits, Seen, Target
 from benchmarks.service.attacks.connections import DESCRIPTORS
 from benchmarks.service.attacks.wire import post
 from benchmarks.service.livez import TIMEOUT_S, Liveness, watched
-from loadtest.hardware import hardware
+from espalier.hardware import hardware
 
 GUARD_MB = 3000.0
 """An attack is stopped here; at twice as much the service is killed."""

@@ -34,9 +34,9 @@ from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.checks.golden import encode_table
 from espalier.engines import open_engine
+from espalier.hardware import hardware
 from espalier.manifest import ManifestDraft
 from espalier.tree import Tree
-from loadtest.hardware import hardware
 from training.evaluate import with_recall
 from training.golden import golden_of_histories
 

@@ -26,12 +26,12 @@ from starlette.responses import Response
 from benchmarks.service.serving import serving
 from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent, write_bundle
+from espalier.hardware import hardware
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import Engine, SearchParams, SearchResult
 from espalier.tree import complete_tree
-from loadtest.hardware import hardware
 from loadtest.loops import closed_loop, percentiles_ms, request_bytes
 from service.__main__ import listen
 from service.app import create_app

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.service.serving import serving
 from benchmarks.synthetic import synthetic_bundle
-from loadtest.hardware import hardware
+from espalier.hardware import hardware
 from loadtest.loops import Answered, closed_loop, open_loop, percentiles_ms, request_bytes, statuses
 
 HISTORY, M = 20, 100

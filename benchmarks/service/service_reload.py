@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.service.service_overload import M, retrievals
 from benchmarks.service.serving import serving
 from benchmarks.synthetic import synthetic_bundle
-from loadtest.hardware import hardware
+from espalier.hardware import hardware
 from loadtest.loops import Answered, closed_loop, open_loop, percentiles_ms, statuses
 
 KEY = "reload-benchmark-key"

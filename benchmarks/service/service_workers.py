@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.service.service_overload import M, retrievals
 from benchmarks.service.serving import serving
 from benchmarks.synthetic import synthetic_bundle
-from loadtest.hardware import hardware
+from espalier.hardware import hardware
 from loadtest.loops import closed_loop, percentiles_ms, statuses
 
 CONCURRENCY = 8

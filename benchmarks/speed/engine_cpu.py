@@ -25,10 +25,10 @@ from espalier.bundle import Bundle
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.onnx.graphs import load_graph
 from espalier.engines.onnx.runtime import ort
+from espalier.hardware import hardware
 from espalier.masks.eligibility import excluded_nodes
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
-from loadtest.hardware import hardware
 
 M = 200
 QUERIES = 64

@@ -34,8 +34,8 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import real_logs
+from espalier.hardware import hardware
 from espalier.items import ItemTable
-from loadtest.hardware import hardware
 from training.data.interactions import Interactions
 from training.data.splits import split_users
 from training.deep.fit import build_model, pick_device, train_step, use_bfloat16

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from benchmarks.text.sets import Fold, Task
 from espalier.errors import InvalidConfig
+from espalier.hardware import hardware
 from espalier.metrics import precision_recall_f
 from espalier.search import NO_ITEM
-from loadtest.hardware import hardware
 
 Int64 = NDArray[np.int64]
 Row = dict[str, Any]

@@ -20,12 +20,12 @@ from espalier.checks.heldout import read_heldout
 from espalier.checks.random_bundles import make_bundle, random_tree
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.errors import EspalierError
+from espalier.hardware import hardware
 from espalier.manifest import ManifestDraft
 from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
 from loadtest import sweep as sweep_module
 from loadtest.cell import measure
-from loadtest.hardware import hardware
 from loadtest.queries import read_queries
 from loadtest.sweep import main
 from loadtest.target import Json, parse_url
