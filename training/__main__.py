@@ -47,7 +47,7 @@ def fit(
         _fit_linear(out, settings, device, resume)
         return
     if test is not None:
-        raise InvalidConfig("--test", str(test), "no such option: the test users of a log are a share of it, data.test_share")
+        raise InvalidConfig("--test", str(test), "no such option: what is measured on is said by data.split")
     _fit_deep(out, settings, data, device, resume)
 
 

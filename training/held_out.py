@@ -11,7 +11,7 @@ import numpy as np
 from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
 from training.data.interactions import read_interactions
-from training.data.splits import EvaluationPair, halves, split_users
+from training.data.splits import EvaluationPair, split_log
 from training.evaluate import LabelledQueries
 from training.specification.deep import DeepConfig
 from training.specification.models import config_of
@@ -24,9 +24,9 @@ def pairs_of_log(bundle: Bundle, file: Path) -> list[EvaluationPair]:
     config = config_of(bundle.manifest, DeepConfig)
     with tempfile.TemporaryDirectory() as work:
         interactions = read_interactions(file, config.data.format, Path(work))
-        split = split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
+        split = split_log(interactions, config.data.split, config.data.format, Path(work), seed=config.seed)
         row_of = bundle.items.rows_of(interactions.item_ids.to_pylist())
-        pairs = [EvaluationPair(p.user, row_of[p.history], row_of[p.relevant]) for p in halves(interactions, split.test, seed=config.seed)]
+        pairs = [EvaluationPair(p.user, row_of[p.history], row_of[p.relevant]) for p in split.test]
     if interactions.fingerprint != bundle.manifest.data.get("sha256"):
         log.warning("%s is not the log that the model was trained on; its test users may have been training users", file)
     known = [EvaluationPair(p.user, p.history[p.history >= 0], p.relevant[p.relevant >= 0]) for p in pairs]

@@ -45,7 +45,7 @@ from espalier.tree import Tree
 from training.baselines.item_cf import tune_neighbours
 from training.baselines.popularity import fit_popularity
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
-from training.data.splits import EvaluationPair, halves, without_seen
+from training.data.splits import EvaluationPair, without_seen
 from training.deep.earlier import as_earlier
 from training.deep.export import export
 from training.deep.fit import CURVE, fit, use_bfloat16
@@ -113,7 +113,7 @@ class Run:
 
     @property
     def test(self) -> list[EvaluationPair]:
-        return halves(self.prepared.interactions, self.prepared.split.test, seed=self.config.seed)
+        return list(self.prepared.split.test)
 
 
 def method_config(config: DeepConfig, method: str) -> DeepConfig:
@@ -195,7 +195,8 @@ def tree_rows(run: Run, method: str, beams: Sequence[int], bundles: Path | None)
 
 def baseline_rows(run: Run, method: str) -> list[Row]:
     interactions, split = run.prepared.interactions, run.prepared.split
-    validation, rows = halves(interactions, split.validation, seed=run.config.seed), []
+    validation: list[EvaluationPair] = list(split.validation)
+    rows: list[Row] = []
     begin = time.perf_counter()
     dnn = None
     if method in PRODUCT_DNN:

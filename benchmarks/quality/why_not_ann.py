@@ -49,7 +49,7 @@ from espalier.search import NO_ITEM, SearchParams
 from training.baselines.ann import AnnIndex, Kind, faiss_is_installed
 from training.baselines.product_dnn import ProductDnn, ProductDnnConfig, fit_product_dnn, load_product_dnn
 from training.data.interactions import Interactions, read_interactions
-from training.data.splits import EvaluationPair, Split, halves, split_users, without_seen
+from training.data.splits import EvaluationPair, Split, split_log, without_seen
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
 
@@ -172,7 +172,7 @@ def read_log(bundle: Bundle, config: DeepConfig, log: Path, folder: Path) -> tup
     interactions = read_interactions(log, config.data.format, folder)
     if interactions.fingerprint != bundle.manifest.data.get("sha256"):
         raise InvalidConfig("log", str(log), f"the log that {bundle.path} was trained on")
-    return interactions, split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
+    return interactions, split_log(interactions, config.data.split, config.data.format, folder, seed=config.seed)
 
 
 def print_rows(rows: Sequence[Row]) -> None:
@@ -219,7 +219,7 @@ def run(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         interactions, split = read_log(bundle, config, real.log, Path(folder))
         model = trained_product_dnn(interactions, split, settings, config.seed, options.work)
-        pairs = halves(interactions, split.test, seed=config.seed)
+        pairs = list(split.test)
     pairs = (without_seen(pairs) if exclude_seen else pairs)[: options.queries]
     if not pairs:
         raise InvalidData("test users", 0, "at least one with something relevant")

@@ -37,13 +37,14 @@ from benchmarks import real_logs
 from espalier.hardware import hardware
 from espalier.items import ItemTable
 from training.data.interactions import Interactions
-from training.data.splits import split_users
+from training.data.splits import Split
 from training.deep.fit import build_model, pick_device, train_step, use_bfloat16
 from training.deep.instances import InstanceSource
 from training.deep.prepare import Prepared, prepare
 from training.deep.topology import Topology
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
+from training.specification.splits import UserSplit
 from training.trees.random import random_tree
 
 PAPER_PLT = 0.184
@@ -74,7 +75,8 @@ def synthetic(items: int, users: int, seed: int = 0) -> Prepared:
         fingerprint="",
         order="file",
     )
-    return Prepared(interactions, split_users(interactions, 0.1, 0.1, seed=seed), ItemTable.build(pa.table({"id": ids})))
+    split = Split(interactions, np.arange(users), validation=(), test=(), config=UserSplit())
+    return Prepared(split, ItemTable.build(pa.table({"id": ids})))
 
 
 def configured(config: DeepConfig, method: str, beam: int, batch: int) -> DeepConfig:

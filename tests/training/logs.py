@@ -6,7 +6,9 @@ import numpy as np
 import pyarrow as pa
 
 from training.data.interactions import Interactions
+from training.data.splits import Split, halves
 from training.specification.log_format import Order
+from training.specification.splits import UserSplit
 
 
 def log_of(lists: list[list[int]], order: Order = "file", items: int | None = None) -> Interactions:
@@ -23,3 +25,10 @@ def log_of(lists: list[list[int]], order: Order = "file", items: int | None = No
         fingerprint="",
         order=order,
     )
+
+
+def split_of(log: Interactions, train: int, validation: int, test: int, seed: int = 1) -> Split:
+    """OTM's protocol with these users: the first so many train, the next so many choose, the last so many are measured on."""
+    ends = np.cumsum([train, validation, test])
+    parts = [halves(log, np.arange(end - count, end), seed=seed) for count, end in zip((validation, test), ends[1:], strict=True)]
+    return Split(log, np.arange(train), validation=parts[0], test=parts[1], config=UserSplit())

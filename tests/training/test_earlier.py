@@ -25,7 +25,7 @@ from espalier.bundle import GRAPH_PARTS, WEIGHTS, Bundle
 from espalier.checks.random_bundles import random_tree
 from espalier.errors import BundleCorrupt, InvalidConfig
 from training.__main__ import main
-from training.data.splits import halves, without_seen
+from training.data.splits import without_seen
 from training.deep.earlier import EarlierModel, as_earlier, grow, likelihood_of, load_scorer, relearn_config
 from training.deep.fit import build_model, fit
 from training.deep.jtm import Matching, learn_tree
@@ -120,7 +120,7 @@ def opened(config: DeepConfig, work: Path) -> tuple[Prepared, EarlierModel]:
 
 def recall(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer) -> float:
     """recall@10 of test users, seen items excluded."""
-    pairs = without_seen(halves(prepared.interactions, prepared.split.test, seed=config.seed))
+    pairs = without_seen(prepared.split.test)
     rows_BM, _ = search_pairs(config, topology, model, pairs, 0.0, "logit", 20, 10)
     return float(np.mean([np.isin(pair.relevant, rows).mean() for rows, pair in zip(rows_BM, pairs, strict=True)]))
 

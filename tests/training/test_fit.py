@@ -42,7 +42,7 @@ from tests.pictures import Pictures
 from training.__main__ import main
 from training.baselines.popularity import fit_popularity
 from training.data.item_tables import item_table
-from training.data.splits import halves, without_seen
+from training.data.splits import without_seen
 from training.deep.export import check_parity, export
 from training.deep.fit import fit
 from training.deep.instances import Instances, InstanceSource
@@ -122,14 +122,14 @@ class Run:
 
     def recall(self, model: NodeScorer) -> float:
         """recall@10 of test users, seen items excluded."""
-        pairs = without_seen(halves(self.prepared.interactions, self.prepared.split.test, seed=self.config.seed))
+        pairs = without_seen(self.prepared.split.test)
         gamma = 1.0 if self.config.kind == "plt" else float(self.config.search.gamma)
         own: Any = "log_activation" if self.config.kind == "plt" else "logit"
         rows_BM, _ = search_pairs(self.config, Topology(self.tree, CPU), model, pairs, gamma, own, 20, 10)
         return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], 10)[1].mean())
 
     def popularity(self) -> float:
-        pairs = without_seen(halves(self.prepared.interactions, self.prepared.split.test, seed=self.config.seed))
+        pairs = without_seen(self.prepared.split.test)
         popularity = fit_popularity(self.prepared.interactions, self.prepared.split.train)
         rows_BM = popularity.rank([pair.history for pair in pairs], 10, exclude_seen=True)
         return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], 10)[1].mean())
@@ -414,8 +414,9 @@ def test_a_checkpoint_with_the_keys_of_an_earlier_release_is_resumed_where_its_c
 
 def test_a_checkpoint_of_another_log_is_refused(short: Run, tmp_path: Path) -> None:
     killed(short, tmp_path / "work")
-    interactions = dataclasses.replace(short.prepared.interactions, fingerprint="0" * 64)
-    other = dataclasses.replace(short, prepared=dataclasses.replace(short.prepared, interactions=interactions))
+    lists = dataclasses.replace(short.prepared.interactions, fingerprint="0" * 64)
+    split = dataclasses.replace(short.prepared.split, lists=lists)
+    other = dataclasses.replace(short, prepared=dataclasses.replace(short.prepared, split=split))
     with pytest.raises(InvalidConfig, match="--resume"):
         other.fit(tmp_path / "work", resume=True)
 
@@ -479,7 +480,7 @@ def test_engines_agree_on_a_trained_and_exported_model(trained: Callable[[str], 
     """The signature test, on graphs that torch exported: the reference rescores the beams that the engine kept."""
     bundle, run = trained(kind).bundle, trained(kind).run
     engine, reference = OnnxEngine(bundle, "cpu"), ReferenceEngine(bundle)
-    histories = [pair.history for pair in halves(run.prepared.interactions, run.prepared.split.test, seed=1)][:10]
+    histories = [pair.history for pair in run.prepared.split.test][:10]
     queries = pad_histories(HistoryKind(length=14), [np.empty(0, np.int64), *histories])
     rng = np.random.default_rng(6)
     batch = len(queries)

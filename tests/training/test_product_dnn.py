@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.quality import why_not_ann
 from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
 from espalier.metrics import precision_recall_f
-from tests.training.logs import log_of
+from tests.training.logs import log_of, split_of
 from training.baselines import ann
 from training.baselines.ann import AnnIndex, Kind, equally_long, faiss_is_installed
 from training.baselines.popularity import fit_popularity
@@ -33,7 +33,7 @@ from training.baselines.product_dnn import (
 )
 from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
 from training.data.interactions import Interactions
-from training.data.splits import EvaluationPair, Split, halves
+from training.data.splits import EvaluationPair, Split
 from training.data.user_item_matrix import events_of_items
 from training.specification.deep import InstanceConfig
 
@@ -62,7 +62,8 @@ def planted_log() -> tuple[Interactions, Split]:
     rng = np.random.default_rng(5)
     groups = rng.choice(GROUPS, 300, p=np.arange(GROUPS, 0, -1) / (GROUPS * (GROUPS + 1) / 2))
     lists = [(rng.permutation(ITEMS // GROUPS)[:8] * GROUPS + group).tolist() for group in groups]
-    return log_of(lists, items=ITEMS), Split(train=np.arange(200), validation=np.arange(200, 250), test=np.arange(250, 300))
+    log = log_of(lists, items=ITEMS)
+    return log, split_of(log, 200, 50, 50)
 
 
 def test_the_kept_weights_are_averages_over_steps() -> None:
@@ -187,7 +188,7 @@ def test_biases_start_at_the_log_of_the_training_users_popularity() -> None:
 def test_learns_a_planted_structure_that_popularity_cannot_see(loss: Literal["full", "sampled"]) -> None:
     log, split = planted_log()
     model = fit_product_dnn(log, split, replace(SMALL, loss=loss, init="random", init_std=0.3, dropout=0.1), seed=1)
-    pairs = halves(log, split.test, seed=1)
+    pairs = split.test
     histories, relevant = [pair.history for pair in pairs], [pair.relevant for pair in pairs]
     by_popularity, learned = (
         precision_recall_f(rank(histories, 6, True), relevant, 6)[1].mean() for rank in (fit_popularity(log, split.train).rank, model.rank)
@@ -206,7 +207,7 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: P
     one.save(tmp_path / "model.safetensors")
     read = load_product_dnn(tmp_path / "model.safetensors")
     assert (read.windows, read.curve) == (one.windows, one.curve)
-    histories = [pair.history for pair in halves(log, split.test, seed=1)]
+    histories = [pair.history for pair in split.test]
     assert_array_equal(read.rank(histories, 7, exclude_seen=True), one.rank(histories, 7, exclude_seen=True))
 
 
@@ -219,7 +220,7 @@ def test_the_weights_of_the_best_round_are_kept_and_training_ends_after_the_pati
     best = recalls.index(max(recalls))
     assert len(recalls) == best + 3
     assert steps[-1] < 400
-    pairs = halves(log, split.validation, seed=3)
+    pairs = split.validation
     found_BM = model.rank([pair.history for pair in pairs], 10, exclude_seen=True)
     assert precision_recall_f(found_BM, [pair.relevant for pair in pairs], 10)[1].mean() == pytest.approx(max(recalls))
 
@@ -235,7 +236,7 @@ def test_bfloat16_changes_products_and_little_else() -> None:
 def test_test_and_validation_users_are_not_learned_from() -> None:
     log, split = planted_log()
     lists = [log.of(user).tolist() for user in range(log.user_count)]
-    for user in (*split.test, *split.validation):
+    for user in range(len(split.train), log.user_count):
         lists[user] = [(item + 1) % ITEMS for item in lists[user]]
     changed = log_of(lists, items=ITEMS)
     config = replace(SMALL, max_steps=4, round_steps=4)
@@ -273,7 +274,7 @@ def test_queries_and_splits_that_make_no_sense_are_refused_by_name() -> None:
     cases: list[tuple[str, Callable[[], object]]] = [
         ("m", lambda: model.rank([np.array([0])], 0, exclude_seen=False)),
         ("histories", lambda: model.user_vectors([np.array([1])])),
-        ("split.validation", lambda: fit_product_dnn(log, replace(split, validation=np.zeros(0, np.int64)), SMALL, seed=1)),
+        ("split.validation", lambda: fit_product_dnn(log, replace(split, validation=()), SMALL, seed=1)),
     ]
     for field, refused in cases:
         with pytest.raises((InvalidConfig, InvalidData)) as error:

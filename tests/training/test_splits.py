@@ -1,36 +1,140 @@
-"""Held-out users and the halves of their lists."""
+"""What is learned from and what is held out, under each protocol."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from espalier.errors import InvalidConfig
+from espalier.errors import InvalidData
 from tests.training.logs import log_of
-from training.data.splits import EvaluationPair, halves, split_users, without_seen
-from training.specification.log_format import Order
+from training.data import splits
+from training.data.interactions import Interactions, read_interactions
+from training.data.splits import EvaluationPair, Split, halves, split_log, without_seen
+from training.specification.log_format import CsvFormat, ListsFormat, Order
+from training.specification.splits import DateSplit, FileSplit, LastSplit, UserSplit
 
 
-def test_every_user_is_in_exactly_one_part_of_the_stated_size() -> None:
-    split = split_users(log_of([[0, 1]] * 57), 0.2, 0.1, seed=3)
+def by_user(log: Interactions, work: Path, *, seed: int, test_share: float = 0.1, validation_share: float = 0.1) -> Split:
+    shares = UserSplit(test_share=test_share, validation_share=validation_share)
+    return split_log(log, shares, CsvFormat(), work, seed=seed)
+
+
+def test_every_user_is_in_exactly_one_part_of_the_stated_size(tmp_path: Path) -> None:
+    split = by_user(log_of([[0, 1]] * 57), tmp_path, seed=3, test_share=0.2, validation_share=0.1)
     assert (len(split.test), len(split.validation), len(split.train)) == (11, 5, 41)
-    assert_array_equal(np.sort(np.concatenate([split.train, split.validation, split.test])), np.arange(57))
+    held = [pair.user for pair in (*split.validation, *split.test)]
+    assert_array_equal(np.sort(np.concatenate([split.train, held])), np.arange(57))
 
 
-def test_the_seed_decides_the_split() -> None:
+def test_the_seed_decides_the_split(tmp_path: Path) -> None:
     log = log_of([[0, 1]] * 100)
-    assert_array_equal(split_users(log, seed=1).test, split_users(log, seed=1).test)
-    assert not np.array_equal(split_users(log, seed=1).test, split_users(log, seed=2).test)
+    one, same, other = ([pair.user for pair in by_user(log, tmp_path, seed=seed).test] for seed in (1, 1, 2))
+    assert one == same != other
 
 
-@pytest.mark.parametrize(
-    ("test", "validation", "field"), [(-0.1, 0.1, "test_share"), (0.5, 0.5, "validation_share"), (0.1, 1, "validation_share")]
-)
-def test_shares_that_leave_no_training_users_are_refused(test: float, validation: float, field: str) -> None:
-    with pytest.raises(InvalidConfig) as error:
-        split_users(log_of([[0, 1]] * 10), test, validation, seed=0)
-    assert error.value.field == field
+def test_a_split_that_leaves_nobody_to_choose_by_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData, match="validation"):
+        by_user(log_of([[0, 1]] * 9), tmp_path, seed=0, validation_share=0.1)
+
+
+def test_leave_one_out_learns_from_all_but_the_last_two_and_asks_for_the_next(tmp_path: Path) -> None:
+    log = log_of([[4, 3, 2, 1], [5, 6], [0, 1, 2]])
+    split = split_log(log, LastSplit(), CsvFormat(), tmp_path, seed=1)
+    assert [split.lists.of(user).tolist() for user in split.train] == [[4, 3], [5, 6], [0]]
+    assert shown(split.validation) == [(0, [4, 3], [2]), (2, [0], [1])]
+    assert shown(split.test) == [(0, [4, 3, 2], [1]), (2, [0, 1], [2])]
+    assert (split.lists.item_count, split.lists.user_count) == (7, 3)
+
+
+def test_a_date_parts_what_is_known_from_what_comes(tmp_path: Path) -> None:
+    split = dated(tmp_path, {"kind": "date", "validation_from": 20, "test_from": 30})
+    assert lists(split) == {"a": ["p", "q"], "b": ["p"], "d": ["r", "s", "p"]}
+    assert named(split, split.validation) == [("a", ["p", "q"], ["r"])]
+    assert named(split, split.test) == [("a", ["p", "q", "r"], ["s"]), ("b", ["p"], ["q", "r"])]  # c came after the date
+
+
+def test_without_dates_a_tenth_of_the_events_is_tested_on_and_the_tenth_before_chooses(tmp_path: Path) -> None:
+    split = dated(tmp_path, {"kind": "date"})
+    assert isinstance(split.config, DateSplit)
+    assert (split.config.validation_from, split.config.test_from) == (31, 40)
+
+
+@pytest.mark.parametrize("zone", ["", "Z"])
+def test_dates_are_written_as_the_log_writes_them(tmp_path: Path, zone: str) -> None:
+    rows = [f"u{n % 5},i{n},2024-05-{n + 1:02d}T12:00:00{zone}" for n in range(30)]
+    (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *rows]) + "\n")
+    form = CsvFormat(timestamp="time", timestamp_type="datetime", order="timestamp", min_user_events=1)
+    log = read_interactions(tmp_path / "log.csv", form, tmp_path)
+    chosen = split_log(log, DateSplit(), form, tmp_path, seed=1)
+    assert isinstance(chosen.config, DateSplit)
+    assert str(chosen.config.test_from) == "2024-05-28T12:00:00+00:00"
+    written = split_log(log, DateSplit(validation_from="2024-05-25T12:00:00", test_from="2024-05-28T12:00:00Z"), form, tmp_path, seed=1)
+    assert (shown(written.test), shown(written.validation)) == (shown(chosen.test), shown(chosen.validation))
+    by_day = split_log(log, DateSplit(validation_from="2024-05-20", test_from="2024-05-28"), form, tmp_path, seed=1)
+    assert shown(by_day.test) == shown(chosen.test)
+
+
+def test_dates_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData, match="test_from"):
+        dated(tmp_path, {"kind": "date", "validation_from": 30, "test_from": 30})
+
+
+@pytest.mark.parametrize("order", ["file", "none"])
+def test_a_second_file_says_what_is_relevant_and_validation_hides_as_much(tmp_path: Path, order: Literal["file", "none"]) -> None:
+    (tmp_path / "train.txt").write_text("".join(f"u{user} {' '.join(f'i{user + item}' for item in range(8))}\n" for user in range(20)))
+    (tmp_path / "test.txt").write_text("u3 i1 i2\nu1 i9 i0\nnobody i1\nu4 never\nu2 i5 never i6 i7\n" + "u5 i1 i2 i3 i4\n" * 8)
+    form = ListsFormat(format="lists", separator=" ", order=order, min_user_events=1)
+    log = read_interactions(tmp_path / "train.txt", form, tmp_path)
+    split = split_log(log, FileSplit(kind="file", test=tmp_path / "test.txt", validation_share=0.25), form, tmp_path, seed=1)
+    everything = {user: [f"i{user + item}" for item in range(8)] for user in range(20)}
+    found = {user: (sorted(history), relevant) for user, history, relevant in named(split, split.test)}
+    assert found["u1"] == (sorted(everything[1]), ["i9", "i0"])
+    assert found["u2"] == (sorted(everything[2]), ["i5", "i6", "i7"])
+    assert sorted(found) == ["u1", "u2", "u3", "u5"]
+    hidden = {user: (history, relevant) for user, history, relevant in named(split, split.validation)}
+    assert len(hidden) == 5
+    for name, items in lists(split).items():
+        history, relevant = hidden.get(name, (items, []))
+        assert history == items
+        assert sorted(items + relevant) == sorted(everything[int(name[1:])])
+        if name in hidden:
+            assert len(relevant) == round(8 * 41 / (41 + 160))
+            assert order == "none" or relevant == everything[int(name[1:])][-2:]
+    assert order == "file" or any(relevant != everything[int(name[1:])][-2:] for name, (_, relevant) in hidden.items())
+
+
+def test_of_very_many_queries_some_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "MAX_QUERIES", 7)
+    log = log_of([[0, 1, 2]] * 30)
+    one, same, other = ([pair.user for pair in split_log(log, LastSplit(), CsvFormat(), tmp_path, seed=s).test] for s in (1, 1, 2))
+    assert len(one) == 7
+    assert one == sorted(one) == same != other
+
+
+def dated(folder: Path, raw: dict[str, Any]) -> Split:
+    events = ["a p 1", "a q 2", "a r 20", "a s 40", "b p 3", "b q 30", "b r 31", "c p 50", "d r 5", "d s 6", "d p 7"]
+    (folder / "log.csv").write_text("\n".join(["user,item,time", *(event.replace(" ", ",") for event in events)]) + "\n")
+    form = CsvFormat(timestamp="time", order="timestamp", min_user_events=1)
+    return split_log(read_interactions(folder / "log.csv", form, folder), DateSplit.model_validate(raw), form, folder, seed=1)
+
+
+def lists(split: Split) -> dict[str, list[str]]:
+    users, items = split.lists.user_ids.to_pylist(), split.lists.item_ids.to_pylist()
+    return {users[user]: [items[row] for row in split.lists.of(user)] for user in split.train.tolist()}
+
+
+def named(split: Split, pairs: Sequence[EvaluationPair]) -> list[tuple[str, list[str], list[str]]]:
+    users, items = split.lists.user_ids.to_pylist(), split.lists.item_ids.to_pylist()
+    return [(users[pair.user], [items[row] for row in pair.history], [items[row] for row in pair.relevant]) for pair in pairs]
+
+
+def shown(pairs: Sequence[EvaluationPair]) -> list[tuple[int, list[int], list[int]]]:
+    return [(pair.user, pair.history.tolist(), pair.relevant.tolist()) for pair in pairs]
 
 
 def test_the_first_half_is_the_query_and_the_whole_second_half_is_relevant() -> None:

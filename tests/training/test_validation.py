@@ -40,7 +40,7 @@ def test_seen_items_count_as_relevant_only_where_the_search_returns_them(tmp_pat
 def test_at_most_so_many_users_are_taken_from_all_over(tmp_path: Path, count: int) -> None:
     config, data = prepared(tmp_path)
     users = [pair.user for pair in validation.validation_pairs(config, data, count)]
-    everybody = data.split.validation.tolist()
+    everybody = [pair.user for pair in data.split.validation]
     assert users == everybody[:: -(-len(everybody) // count)]
     assert 0 < len(users) <= count
 

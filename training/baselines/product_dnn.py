@@ -34,7 +34,7 @@ from espalier.queries import HistoryKind, pad_histories
 from espalier.search import NO_ITEM
 from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
 from training.data.interactions import Interactions
-from training.data.splits import EvaluationPair, Split, halves, without_seen
+from training.data.splits import EvaluationPair, Split, without_seen
 from training.data.user_item_matrix import events_of_items
 from training.deep.averaging import AVERAGE_EVERY, averaged_over
 from training.deep.instances import InstanceSource
@@ -208,7 +208,7 @@ def fit_product_dnn(
 
     Raises InvalidData where no validation user has a query, FloatingPointError when a loss is not finite.
     """
-    pairs = halves(interactions, split.validation, seed=seed)
+    pairs = list(split.validation)
     pairs = (without_seen(pairs) if config.exclude_seen else pairs)[:VALIDATION_QUERIES]
     if not pairs:
         raise InvalidData("split.validation", f"{len(split.validation)} users", "at least one with a query and something relevant")

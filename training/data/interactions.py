@@ -33,6 +33,8 @@ Int64 = NDArray[np.int64]
 
 EVENTS_FILE = "item_of_event.int32"
 """Name, inside the work folder, of the file behind `Interactions.item_of_event_E`."""
+TIMES_FILE = "time_of_event"
+"""Likewise of `Interactions.time_of_event_E`."""
 
 CHUNK = 1 << 22
 """Events handled at a time (a single user may have more)."""
@@ -50,6 +52,8 @@ class Interactions:
     category_names       sorted
     fingerprint          SHA-256 of the log's bytes, as they are on disk
     order                as in LogFormat
+    time_of_event_E      int64[E] (microseconds of a date and time) or float64[E], as the log has them, a read-only memory map; None
+                         without timestamps
     """
 
     user_ids: pa.Array
@@ -60,6 +64,7 @@ class Interactions:
     category_names: tuple[str, ...]
     fingerprint: str
     order: Order
+    time_of_event_E: Stamps | None = None
 
     @property
     def user_count(self) -> int:
@@ -96,12 +101,14 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
     with tempfile.TemporaryDirectory(dir=work_dir, prefix="reading-") as scratch_name:
         scratch = Path(scratch_name)
         codes = _encode(path, log, scratch, block_bytes)
-        offset_U1, item_of_event_E = _group_by_user(codes, log, scratch)
+        offset_U1, item_of_event_E, stamp_E = _group_by_user(codes, log, scratch)
         item_order, item_row = _kept_items(codes, item_of_event_E, log.min_item_events)
         user_order = _kept_users(codes, offset_U1, item_of_event_E, item_row, log.min_user_events)
-        kept_offset_U1 = _write_events(offset_U1, item_of_event_E, item_row, user_order, scratch / EVENTS_FILE)
+        kept_offset_U1 = _write_events(offset_U1, item_of_event_E, stamp_E, item_row, user_order, scratch)
         # Replacing, not overwriting: an earlier result that still maps the old file stays intact.
         os.replace(scratch / EVENTS_FILE, work_dir / EVENTS_FILE)
+        if stamp_E is not None:
+            os.replace(scratch / TIMES_FILE, work_dir / TIMES_FILE)
     categories, names = _categories(codes, item_order) if log.category is not None else (None, ())
     return Interactions(
         user_ids=pa.array(codes.users.ids, pa.large_string()).take(pa.array(user_order)),
@@ -112,6 +119,7 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
         category_names=names,
         fingerprint=fingerprint,
         order=log.order,
+        time_of_event_E=None if stamp_E is None else _stamps(work_dir / TIMES_FILE, log),
     )
 
 
@@ -191,8 +199,8 @@ def _stamps(file: Path, log: LogFormat) -> Stamps:
     return np.memmap(file, np.int64, mode="r")
 
 
-def _group_by_user(codes: _Codes, log: LogFormat, scratch: Path) -> tuple[Int64, Int32]:
-    """Offsets and item codes grouped by user, in the log's stated order; −1 where `unique` drops an event."""
+def _group_by_user(codes: _Codes, log: LogFormat, scratch: Path) -> tuple[Int64, Int32, Stamps | None]:
+    """Offsets, item codes and timestamps grouped by user, in the log's stated order; code −1 where `unique` drops an event."""
     events, users, items = len(codes.user_E), len(codes.users), len(codes.items)
     count_U = np.zeros(users, np.int64)
     for start in range(0, events, CHUNK):
@@ -200,9 +208,7 @@ def _group_by_user(codes: _Codes, log: LogFormat, scratch: Path) -> tuple[Int64,
     offset_U1 = np.concatenate([[0], np.cumsum(count_U)]).astype(np.int64)
 
     item_E = np.memmap(scratch / "grouped-item", np.int32, mode="w+", shape=(events,))
-    stamp_E = None
-    if codes.stamp_E is not None:
-        stamp_E = np.memmap(scratch / "grouped-stamp", codes.stamp_E.dtype, mode="w+", shape=(events,))
+    stamp_E = None if codes.stamp_E is None else _like(codes.stamp_E, scratch / "grouped-stamp")
     cursor_U = offset_U1[:-1].copy()
     for start in range(0, events, CHUNK):
         user = np.asarray(codes.user_E[start : start + CHUNK])
@@ -215,20 +221,28 @@ def _group_by_user(codes: _Codes, log: LogFormat, scratch: Path) -> tuple[Int64,
             stamp_E[place] = codes.stamp_E[start : start + CHUNK][by_user]
 
     if stamp_E is None and not log.unique:
-        return offset_U1, item_E
+        return offset_U1, item_E, None
     for first, last in _user_chunks(offset_U1):
         start, stop = int(offset_U1[first]), int(offset_U1[last])
         user = np.repeat(np.arange(last - first), count_U[first:last])
         item = np.asarray(item_E[start:stop])
         if stamp_E is not None:
-            item = item[np.lexsort((stamp_E[start:stop], user))]  # lexsort is stable: ties keep file order
+            by_time = np.lexsort((stamp_E[start:stop], user))  # lexsort is stable: ties keep file order
+            item, stamp_E[start:stop] = item[by_time], stamp_E[start:stop][by_time]
         if log.unique:
             kept = np.unique(user * items + item, return_index=True)[1]
             repeated = np.ones(len(item), np.bool_)
             repeated[kept] = False
             item = np.where(repeated, np.int32(-1), item)
         item_E[start:stop] = item
-    return offset_U1, item_E
+    return offset_U1, item_E, stamp_E
+
+
+def _like(stamp_E: Stamps, file: Path) -> Stamps:
+    """An array of the same shape and type in a new file."""
+    if stamp_E.dtype == np.float64:
+        return np.memmap(file, np.float64, mode="w+", shape=stamp_E.shape)
+    return np.memmap(file, np.int64, mode="w+", shape=stamp_E.shape)
 
 
 def _kept_items(codes: _Codes, item_of_event_E: Int32, minimum: int) -> tuple[Int64, Int32]:
@@ -258,18 +272,23 @@ def _kept_users(codes: _Codes, offset_U1: Int64, item_of_event_E: Int32, item_ro
     return order
 
 
-def _write_events(offset_U1: Int64, item_of_event_E: Int32, item_row: Int32, user_order: Int64, target: Path) -> Int64:
-    """Write the kept events of the kept users, in row order; returns their offsets."""
+def _write_events(
+    offset_U1: Int64, item_of_event_E: Int32, stamp_E: Stamps | None, item_row: Int32, user_order: Int64, folder: Path
+) -> Int64:
+    """Write the kept events of the kept users, and their timestamps, in row order; returns their offsets."""
     length = (offset_U1[1:] - offset_U1[:-1])[user_order]
     source_U1 = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
     kept_length = np.zeros(len(user_order), np.int64)
-    with target.open("wb") as file:
+    with (folder / EVENTS_FILE).open("wb") as file, (folder / TIMES_FILE).open("wb") as times:
         for first, last in _user_chunks(source_U1):
             part = length[first:last]
             within = np.arange(part.sum()) - np.repeat(source_U1[first:last] - source_U1[first], part)
-            row = item_row[item_of_event_E[np.repeat(offset_U1[user_order[first:last]], part) + within]]
+            event = np.repeat(offset_U1[user_order[first:last]], part) + within
+            row = item_row[item_of_event_E[event]]
             kept_length[first:last] = np.add.reduceat(row >= 0, source_U1[first:last] - source_U1[first], dtype=np.int64)
             row[row >= 0].tofile(file)
+            if stamp_E is not None:
+                stamp_E[event[row >= 0]].tofile(times)
     return np.concatenate([[0], np.cumsum(kept_length)]).astype(np.int64)
 
 

@@ -1,53 +1,223 @@
-"""The evaluation protocol of TDM, JTM and OTM: held-out users, and the halves of their lists.
+"""What may be learned from, and the queries that models are chosen by and measured on: the protocols of the field.
 
-Knows interactions and seeds. Does not know models or metrics. By hand: the cuts are two lines, and
+Knows interactions, configurations and seeds. Does not know models or metrics. By hand: the cuts are a few lines, and
 scikit-learn's splitters would give other users for the same seed.
+
+Legend: U users, E events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidConfig
-from training.data.interactions import Interactions
+from espalier.errors import InvalidData
+from training.data.interactions import Interactions, read_interactions
+from training.specification.log_format import LogFormat, TableFormat
+from training.specification.splits import DateSplit, FileSplit, LastSplit, SplitConfig, UserSplit, microseconds
+
+log = logging.getLogger(__name__)
 
 Int64 = NDArray[np.int64]
 
-
-@dataclass(frozen=True)
-class Split:
-    """int64 user rows, ascending; every user is in exactly one part."""
-
-    train: Int64
-    validation: Int64
-    test: Int64
+MAX_QUERIES = 100_000
+"""Of more validation or test queries so many are drawn, by the seed."""
+LISTS_FILE = "lists.int32"
+"""Name, inside the work folder, of the file behind the events of lists that a split has cut."""
 
 
 @dataclass(frozen=True)
 class EvaluationPair:
-    """One held-out query: int64 item rows of the history (oldest first) and of what came after; neither is empty."""
+    """One held-out query: int64 item rows of the history (oldest first) and of what is relevant for it; neither is empty."""
 
     user: int
     history: Int64
     relevant: Int64
 
 
-def split_users(interactions: Interactions, test_share: float = 0.1, validation_share: float = 0.1, *, seed: int) -> Split:
+@dataclass(frozen=True)
+class Split:
+    """What is learned from, and what is held out.
+
+    lists             the users' lists without the events that are held out; users and items are the log's
+    train             int64 rows of the users whose lists are learned from, ascending
+    validation, test  queries, by user
+    config            what was configured, with the dates that were chosen
+    """
+
+    lists: Interactions
+    train: Int64
+    validation: Sequence[EvaluationPair]
+    test: Sequence[EvaluationPair]
+    config: SplitConfig
+
+
+def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFormat, work: Path, *, seed: int) -> Split:
+    """The split that a configuration asks for. Files of cut lists, and a second file's events, lie in `work`.
+
+    Raises InvalidData where no user is left to learn from or to choose by.
+    """
+    if isinstance(config, LastSplit):
+        split = _last(interactions, config, work)
+    elif isinstance(config, DateSplit):
+        split = _by_date(interactions, config, log_format, work)
+    elif isinstance(config, FileSplit):
+        split = _by_file(interactions, config, log_format, work, seed)
+    else:
+        split = _by_user(interactions, config, seed)
+    for name, part, expected in (
+        ("training", split.train, "a user whose list is learned from"),
+        ("validation", split.validation, "a user with a history and something relevant after it; validation chooses weights and options"),
+    ):
+        if not len(part):
+            raise InvalidData("log", f"{interactions.user_count} users, none for {name} under split.kind {config.kind}", expected)
+    return replace(split, validation=_drawn(split.validation, "validation", (seed, 2)), test=_drawn(split.test, "test", (seed, 3)))
+
+
+def _by_user(interactions: Interactions, config: UserSplit, seed: int) -> Split:
     """Users at random: the first ⌊share · U⌋ of one seeded permutation are test users, the next validation users, the rest train."""
-    for name, share in (("test_share", test_share), ("validation_share", validation_share)):
-        if not 0 <= share < 1:
-            raise InvalidConfig(name, share, "at least 0 and below 1")
-    if test_share + validation_share >= 1:
-        raise InvalidConfig("validation_share", validation_share, f"less than {1 - test_share:g}, so that training users remain")
     users = interactions.user_count
     shuffled = np.random.default_rng(seed).permutation(users).astype(np.int64)
-    test, validation = int(test_share * users), int(validation_share * users)
-    parts = np.split(shuffled, [test, test + validation])
-    return Split(test=np.sort(parts[0]), validation=np.sort(parts[1]), train=np.sort(parts[2]))
+    test, validation = int(config.test_share * users), int(config.validation_share * users)
+    parts = [np.sort(part) for part in np.split(shuffled, [test, test + validation])]
+    queries = [halves(interactions, part, seed=seed) for part in parts[:2]]
+    return Split(interactions, parts[2], validation=queries[1], test=queries[0], config=config)
+
+
+def _last(interactions: Interactions, config: LastSplit, work: Path) -> Split:
+    """Lists of fewer than three events are learned from whole."""
+    length_U = np.diff(interactions.offset_U1)
+    learned_U = np.where(length_U >= 3, length_U - 2, length_U)
+    validation, test = [], []
+    for user in np.flatnonzero(length_U >= 3).tolist():
+        items = interactions.of(user)
+        validation.append(EvaluationPair(user, items[:-2], items[-2:-1]))
+        test.append(EvaluationPair(user, items[:-1], items[-1:]))
+    lists = _with_events(interactions, _first_events(interactions.offset_U1, learned_U), work)
+    return Split(lists, np.flatnonzero(learned_U), validation, test, config)
+
+
+def _by_date(interactions: Interactions, config: DateSplit, log_format: LogFormat, work: Path) -> Split:
+    """A query is a user with events before a date and from it on; who has none before is a new user, without a history."""
+    time_E, offset_U1 = interactions.time_of_event_E, interactions.offset_U1
+    if time_E is None:
+        raise InvalidData("log", "no timestamps", "timestamps, since data.split.kind is date")
+    dated = isinstance(log_format, TableFormat) and log_format.timestamp_type == "datetime"
+    moments = [_moment(value, time_E, share) for value, share in ((config.validation_from, 0.8), (config.test_from, 0.9))]
+    written = [_iso(int(moment)) if dated else moment for moment in moments]
+    if not moments[0] < moments[1]:
+        raise InvalidData("data.split.test_from", written[1], f"a time after validation begins, at {written[0]}")
+    validation, test, new = [], [], 0
+    learned_U = np.zeros(interactions.user_count, np.int64)
+    for user in range(interactions.user_count):
+        items = interactions.of(user)
+        first, second = np.searchsorted(time_E[offset_U1[user] : offset_U1[user + 1]], moments).tolist()
+        learned_U[user] = first
+        if 0 < first < second:
+            validation.append(EvaluationPair(user, items[:first], items[first:second]))
+        if 0 < second < len(items):
+            test.append(EvaluationPair(user, items[:second], items[second:]))
+        new += second == 0
+    log.info(
+        "validation from %s: %d queries; test from %s: %d queries; %d users have no event before it and are not asked for",
+        *(written[0], len(validation), written[1], len(test), new),
+    )
+    dates = {"validation_from": written[0], "test_from": written[1]}
+    lists = _with_events(interactions, _first_events(offset_U1, learned_U), work)
+    return Split(lists, np.flatnonzero(learned_U), validation, test, config.model_copy(update=dates))
+
+
+def _moment(value: int | float | str | None, time_E: NDArray[np.int64] | NDArray[np.float64], share: float) -> int | float:
+    """A configured time, or the time before which `share` of the events lie, in the log's numbers."""
+    if value is None:
+        place = min(int(share * len(time_E)), len(time_E) - 1)
+        moment: int | float = np.partition(time_E, place)[place].item()
+        return moment
+    return microseconds(value) if isinstance(value, str) else value
+
+
+def _iso(moment: int) -> str:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=moment)).isoformat()
+
+
+def _by_file(interactions: Interactions, config: FileSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
+    """A test query is a user's whole list. Validation hides from some users' lists the share that the file hides from all."""
+    with tempfile.TemporaryDirectory(dir=work, prefix="test-") as folder:
+        held = read_interactions(config.test, log_format.model_copy(update={"min_user_events": 1, "min_item_events": 1}), Path(folder))
+        user_of, item_of = _rows(interactions.user_ids, held.user_ids), _rows(interactions.item_ids, held.item_ids)
+        test, unknown, unfound = [], 0, 0
+        for other, user in enumerate(user_of.tolist()):
+            relevant = item_of[held.of(other)]
+            unknown += user < 0
+            unfound += 0 if user < 0 else int(np.count_nonzero(relevant < 0))
+            if user >= 0 and (relevant >= 0).any():
+                test.append(EvaluationPair(user, interactions.of(user), relevant[relevant >= 0]))
+        share = held.event_count / (held.event_count + interactions.event_count)
+    if unknown or unfound:
+        log.warning("%s: %d users and %d items of other users are not in the log; they are left out", config.test, unknown, unfound)
+    test.sort(key=lambda pair: pair.user)
+    validation, kept_E = _hidden(interactions, share, config.validation_share, seed)
+    lists = _with_events(interactions, kept_E, work)
+    return Split(lists, np.flatnonzero(np.diff(lists.offset_U1)), validation, test, config)
+
+
+def _hidden(interactions: Interactions, share: float, users: float, seed: int) -> tuple[list[EvaluationPair], NDArray[np.bool_]]:
+    """Validation queries, and bool[E]: what is left to learn from. At least one event of a drawn user is hidden, and one stays."""
+    rng, offset_U1 = np.random.default_rng([seed, 4]), interactions.offset_U1
+    kept_E = np.ones(interactions.event_count, np.bool_)
+    able = np.flatnonzero(np.diff(offset_U1) >= 2)
+    drawn = np.sort(rng.permutation(able)[: max(1, int(users * interactions.user_count))])
+    pairs = []
+    for user in drawn.tolist():
+        items = interactions.of(user)
+        hidden = min(max(1, round(share * len(items))), len(items) - 1)
+        places = np.arange(len(items))[-hidden:] if interactions.order != "none" else np.sort(rng.choice(len(items), hidden, replace=False))
+        kept_E[offset_U1[user] + places] = False
+        pairs.append(EvaluationPair(user, np.delete(items, places), items[places]))
+    return pairs, kept_E
+
+
+def _rows(ids: pa.Array, names: pa.Array) -> Int64:
+    """int64[len(names)]: the place of each name among the ids, −1 for none."""
+    return np.asarray(pc.fill_null(pc.index_in(names, value_set=ids), -1), np.int64)
+
+
+def _first_events(offset_U1: Int64, count_U: Int64) -> NDArray[np.bool_]:
+    """bool[E]: whether an event is among the first so many of its user."""
+    place_E = np.arange(offset_U1[-1]) - np.repeat(offset_U1[:-1], np.diff(offset_U1))
+    kept_E: NDArray[np.bool_] = place_E < np.repeat(count_U, np.diff(offset_U1))
+    return kept_E
+
+
+def _with_events(interactions: Interactions, kept_E: NDArray[np.bool_], work: Path) -> Interactions:
+    """The same users and items with some of the events, which lie in a file under `work`."""
+    before_E1 = np.concatenate([[0], np.cumsum(kept_E)])
+    with tempfile.NamedTemporaryFile(dir=work, prefix="reading-", delete=False) as file:
+        interactions.item_of_event_E[kept_E].tofile(file)
+    os.replace(file.name, work / LISTS_FILE)  # replacing: an earlier result that still maps the old file stays intact
+    return replace(
+        interactions,
+        offset_U1=before_E1[interactions.offset_U1],
+        item_of_event_E=np.memmap(work / LISTS_FILE, np.int32, mode="r"),
+        time_of_event_E=None,
+    )
+
+
+def _drawn(pairs: Sequence[EvaluationPair], name: str, seed: tuple[int, int]) -> Sequence[EvaluationPair]:
+    if len(pairs) <= MAX_QUERIES:
+        return pairs
+    log.info("%d of %d %s queries are drawn", MAX_QUERIES, len(pairs), name)
+    return [pairs[place] for place in np.sort(np.random.default_rng(seed).choice(len(pairs), MAX_QUERIES, replace=False))]
 
 
 def halves(interactions: Interactions, users: Int64, *, seed: int) -> list[EvaluationPair]:

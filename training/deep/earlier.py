@@ -176,7 +176,7 @@ def _check_alike(config: DeepConfig, before: DeepConfig) -> None:
     for key, value, wanted in pairs:
         if value != wanted:
             raise InvalidConfig(key, value, f"{wanted!r}, as in earlier_model")
-    split = [(c.seed, c.data.test_share, c.data.validation_share, c.data.format) for c in (config, before)]
+    split = [(c.seed, c.data.split, c.data.format) for c in (config, before)]
     if split[0] != split[1]:
         log.warning("the earlier model was trained with another split: test users of this one may have been its training users")
 

@@ -30,7 +30,7 @@ from espalier.queries import HistoryKind, pad_histories
 from espalier.scorer_form import mlp_form
 from espalier.search import Engine
 from espalier.tree import Tree
-from training.data.splits import EvaluationPair, halves, without_seen
+from training.data.splits import EvaluationPair, without_seen
 from training.deep.prepare import Prepared
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs
@@ -53,9 +53,9 @@ def export(config: DeepConfig, prepared: Prepared, tree: Tree, model: NodeScorer
     """Write the bundle of a trained model to models/<name>/<version>/ and return it, verified and measured on test users."""
     model = model.eval()
     ranking, trials = choose_ranking(config, prepared, Topology(tree, model.node_rows.device), model)
-    validation = halves(prepared.interactions, prepared.split.validation, seed=config.seed)[: GOLDEN_QUERIES - 1]
+    validation = prepared.split.validation[: GOLDEN_QUERIES - 1]
     histories = [np.empty(0, np.int64), *(pair.history for pair in validation)]
-    test = halves(prepared.interactions, prepared.split.test, seed=config.seed)
+    test = list(prepared.split.test)
     heldout = _heldout_table(prepared, test[:HELD_OUT_QUERIES])
     content = _content(config, tree, model.cpu(), prepared.items, histories, heldout)
     draft = _draft(config, prepared, ranking, path)

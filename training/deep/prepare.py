@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.errors import InvalidConfig, InvalidData
+from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
 from espalier.tree import Tree
 from training.data.interactions import Interactions, read_interactions
 from training.data.item_tables import item_table
-from training.data.splits import Split, split_users
+from training.data.splits import Split, split_log
 from training.deep.earlier import EarlierModel, open_earlier
 from training.deep.jtm import learn_tree
 from training.deep.jtm_samples import draw_samples
@@ -37,26 +37,27 @@ EMBEDDING_DIM = 64
 
 @dataclass(frozen=True)
 class Prepared:
-    """Item rows of `interactions`, of `items` and of the earlier model's tree are the same."""
+    """Item rows of the lists, of `items` and of the earlier model's tree are the same."""
 
-    interactions: Interactions
     split: Split
     items: ItemTable
     earlier: EarlierModel | None = None
+
+    @property
+    def interactions(self) -> Interactions:
+        """What may be learned from."""
+        return self.split.lists
 
 
 def prepare(config: DeepConfig, data: Path | None, work: Path) -> Prepared:
     """Read the log (or `data` instead of the configured one), the item table and the earlier model; events stay in files under `work`."""
     interactions = read_interactions(data or config.data.log, config.data.format, work)
-    split = split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
-    for name, part in (("train", split.train), ("validation", split.validation)):
-        if len(part) == 0:
-            raise InvalidData("log", f"{interactions.user_count} users", f"enough users for a {name} part")
+    split = split_log(interactions, config.data.split, config.data.format, work, seed=config.seed)
     items = item_table(config.data.items, interactions.item_ids)
     earlier = None
     if config.earlier_model is not None and isinstance(config.tree, TreeOfEarlierModel):
-        earlier = open_earlier(config.earlier_model, config, config.tree, interactions, split.train, items)
-    return Prepared(interactions, split, items, earlier)
+        earlier = open_earlier(config.earlier_model, config, config.tree, split.lists, split.train, items)
+    return Prepared(split, items, earlier)
 
 
 def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CPU) -> Tree:

@@ -19,6 +19,7 @@ from training.deep.fit import fit
 from training.deep.parallel import joined, process, shared_tree, wait_for_all
 from training.deep.prepare import build_tree, prepare
 from training.specification.deep import DeepConfig
+from training.specification.splits import SplitConfig
 from training.versions import only_run, work_folder
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ def fit_and_export(config: DeepConfig, data: Path | None, out: Path, device: tor
 
 def _trained(config: DeepConfig, data: Path | None, out: Path, device: torch.device, work: Path, resume: bool) -> Bundle | None:
     prepared = prepare(config, data, work / f"process-{process()}" if process() else work)  # it writes files there
+    config = with_dates(config, prepared.split.config)
     found = prepared.interactions
     log.info("%d users, %d items, %d events", found.user_count, found.item_count, found.event_count)
     for number in range(1, config.rounds + 1):
@@ -53,6 +55,11 @@ def _trained(config: DeepConfig, data: Path | None, out: Path, device: torch.dev
     bundle = export(config, prepared, tree, model, out)
     shutil.rmtree(work)
     return bundle
+
+
+def with_dates(config: DeepConfig, split: SplitConfig) -> DeepConfig:
+    """The configuration with the dates that the split chose, so that a log that has grown is cut at the same ones."""
+    return config.model_copy(update={"data": config.data.model_copy(update={"split": split})})
 
 
 @contextmanager

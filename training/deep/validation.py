@@ -15,7 +15,7 @@ from torch import Tensor
 
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
-from training.data.splits import EvaluationPair, halves, without_seen
+from training.data.splits import EvaluationPair, without_seen
 from training.deep.beam import search
 from training.deep.prepare import Prepared
 from training.deep.scorers.model import NodeScorer
@@ -26,8 +26,8 @@ Own = Literal["logit", "log_activation"]
 
 
 def validation_pairs(config: DeepConfig, prepared: Prepared, count: int) -> list[EvaluationPair]:
-    """At most `count` validation users' queries, spread over all of them; seen items are left out where the search leaves them out."""
-    pairs = halves(prepared.interactions, prepared.split.validation, seed=config.seed)
+    """At most `count` validation queries, spread over all of them; seen items are left out where the search leaves them out."""
+    pairs = list(prepared.split.validation)
     pairs = without_seen(pairs) if config.search.exclude_seen else pairs
     return pairs[:: max(1, -(-len(pairs) // count))]
 

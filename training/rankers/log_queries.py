@@ -48,7 +48,7 @@ def from_log(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool) 
 
 def _from_histories(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool) -> QuerySplit:
     from training.data.interactions import read_interactions
-    from training.data.splits import halves, split_users, without_seen
+    from training.data.splits import halves, split_log, without_seen
 
     config = config_of(bundle.manifest, DeepConfig)
     with tempfile.TemporaryDirectory() as work:
@@ -57,14 +57,15 @@ def _from_histories(bundle: Bundle, data: Path | None, users: str, exclude_seen:
             raise InvalidData(
                 str(data or config.data.log), "another log", "the one that the model was trained on: it says who is a test user"
             )
-        split = split_users(interactions, config.data.test_share, config.data.validation_share, seed=config.seed)
+        split = split_log(interactions, config.data.split, config.data.format, Path(work), seed=config.seed)
         row_of = bundle.items.rows_of(interactions.item_ids.to_pylist())
 
-        def pairs(part: Int64) -> list[EvaluationPair]:
-            found = [EvaluationPair(p.user, row_of[p.history], row_of[p.relevant]) for p in halves(interactions, part, seed=config.seed)]
+        def in_rows(pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
+            found = [EvaluationPair(p.user, row_of[p.history], row_of[p.relevant]) for p in pairs]
             return without_seen(found) if exclude_seen else found
 
-        train, valid, test = pairs(split.train), pairs(split.validation), pairs(split.test)
+        train = in_rows(halves(split.lists, split.train, seed=config.seed))
+        valid, test = in_rows(split.validation), in_rows(split.test)
     if users == "validation":
         order = np.random.default_rng(config.seed).permutation(len(valid))
         train, valid = [valid[i] for i in order[len(order) // 2 :]], [valid[i] for i in order[: len(order) // 2]]

@@ -13,8 +13,9 @@ from pydantic import Field, field_validator, model_validator
 from espalier.errors import InvalidConfig
 from espalier.manifest import ModelName
 from espalier.queries import MAX_HISTORY
-from training.specification.log_format import CsvFormat, ListsFormat, LogFormat
+from training.specification.log_format import CsvFormat, ListsFormat, LogFormat, TableFormat
 from training.specification.sections import Form, SearchLimits, Section, default_kind
+from training.specification.splits import DateSplit, LastSplit, SplitConfig, UserSplit, microseconds
 
 PAPER_WINDOWS = (20, 20, 10, 10, 2, 2, 2, 1, 1, 1)
 """Window lengths, old to recent, of TDM, JTM and OTM: 69 behaviours."""
@@ -25,21 +26,54 @@ Layers = tuple[Annotated[int, Field(ge=1)], ...]
 
 
 class DataConfig(Section):
-    """The log, the item table, and the split into users."""
+    """The log, the item table, and what is held out for measuring."""
 
     log: Path = Field(description="the log; `--data` reads another one")
     items: Path | None = Field(default=None, description="Parquet table of the items, with a column `id`")
     format: LogFormat = CsvFormat()
-    test_share: float = Field(default=0.1, ge=0, lt=1, description="share of users who are measured on once, at the end")
-    validation_share: float = Field(default=0.1, gt=0, lt=1, description="share of users by whom weights, γ and calibration are chosen")
+    split: SplitConfig = UserSplit()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shares_of_earlier_releases(cls, raw: object) -> object:
+        """`data.test_share` and `data.validation_share` are `data.split.test_share` and `data.split.validation_share` now."""
+        if not isinstance(raw, dict) or not raw.keys() & set(_SHARES):
+            return raw
+        if "split" in raw:
+            name = next(name for name in _SHARES if name in raw)
+            raise InvalidConfig(f"data.{name}", raw[name], f"no such key beside data.split: write data.split.{name}")
+        return {key: value for key, value in raw.items() if key not in _SHARES} | {
+            "split": {"kind": "users"} | {key: raw[key] for key in _SHARES if key in raw}
+        }
 
     @model_validator(mode="after")
-    def _leaves_training_users(self) -> DataConfig:
-        if self.test_share + self.validation_share >= 1:
-            raise InvalidConfig(
-                "data.validation_share", self.validation_share, f"less than {1 - self.test_share:g}, 1 less data.test_share"
-            )
+    def _log_can_be_split(self) -> DataConfig:
+        if isinstance(self.split, LastSplit) and self.format.order == "none":
+            raise InvalidConfig("data.split.kind", "last", "another kind, since data.format.order is none: no item is the last one")
+        if isinstance(self.split, DateSplit):
+            if self.format.timestamp is None:
+                raise InvalidConfig("data.split.kind", "date", "another kind, since data.format.timestamp names no column")
+            self._check_times(self.split)
         return self
+
+    def _check_times(self, split: DateSplit) -> None:
+        """Raises InvalidConfig for a time that is not written as the log writes its times."""
+        dated = isinstance(self.format, TableFormat) and self.format.timestamp_type == "datetime"
+        for name in ("validation_from", "test_from"):
+            value = getattr(split, name)
+            if value is None:
+                continue
+            if isinstance(value, str) != dated:
+                expected = "an ISO 8601 date and time" if dated else "a number"
+                raise InvalidConfig(f"data.split.{name}", value, f"{expected}, as the log's timestamps are")
+            if isinstance(value, str):
+                try:
+                    microseconds(value)
+                except ValueError as error:
+                    raise InvalidConfig(f"data.split.{name}", value, "an ISO 8601 date and time") from error
+
+
+_SHARES = ("test_share", "validation_share")
 
 
 class InstanceConfig(Section):

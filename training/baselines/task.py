@@ -1,0 +1,140 @@
+"""What a retrieval method is given and what it gives back, the same for our models and everything that they are compared with.
+
+Knows lists, queries and figures. Does not know methods.
+
+Legend: B queries, M results.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidData
+from espalier.items import ItemTable
+from espalier.metrics import ndcg_at_m, precision_recall_f
+from training.data.splits import EvaluationPair, Split, without_seen
+from training.specification.deep import InstanceConfig
+
+log = logging.getLogger(__name__)
+
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of retrieved lists: the mean over queries of recall@m or nDCG@m."""
+
+    name: Literal["recall", "ndcg"]
+    m: int
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.m}"
+
+    def of(self, item_rows_BM: Int64, pairs: Sequence[EvaluationPair]) -> Float64:
+        """float64[B]: the figure of each query."""
+        relevant = [pair.relevant for pair in pairs]
+        return ndcg_at_m(item_rows_BM, relevant, self.m) if self.name == "ndcg" else precision_recall_f(item_rows_BM, relevant, self.m)[1]
+
+
+class Rank(Protocol):
+    """How a fitted method answers."""
+
+    def __call__(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
+        """int64[B, M = m]: item rows, best first, ties by the lower row; NO_ITEM fills a row that is too short.
+
+        histories     item rows, oldest first; entries below 0 (unknown items) are skipped; one may be empty
+        exclude_seen  the history's items do not come back
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method learns from, and by what it chooses.
+
+    split         a method learns from the lists of `split.train`, chooses by `split.validation` and never looks at `split.test`
+    items         the item table, rows as in the lists
+    metric        the figure of validation queries by which options and weights are chosen
+    exclude_seen  whether seen items are left out when it chooses
+    instances     how methods that learn from (history, targets) cut the lists
+    seed          of every draw
+    seconds       wall-clock time for choosing and training together; a method that would need more ends early with the best that it has
+    """
+
+    split: Split
+    items: ItemTable
+    metric: Metric
+    exclude_seen: bool
+    instances: InstanceConfig
+    seed: int = 1
+    seconds: float | None = None
+
+    def validation_pairs(self, most: int | None = None) -> list[EvaluationPair]:
+        """At most so many validation queries, evenly spread. Raises InvalidData where there is none."""
+        pairs = list(self.split.validation)
+        pairs = without_seen(pairs) if self.exclude_seen else pairs
+        if not pairs:
+            raise InvalidData("split.validation", f"{len(self.split.validation)} queries", "at least one with something relevant")
+        return pairs if most is None else pairs[:: max(1, -(-len(pairs) // most))]
+
+    def measured(self, rank: Rank, pairs: Sequence[EvaluationPair]) -> float:
+        """The mean of `metric` over these queries."""
+        found_BM = rank([pair.history for pair in pairs], self.metric.m, self.exclude_seen)
+        return float(self.metric.of(found_BM, pairs).mean())
+
+    def deadline(self) -> Deadline:
+        """The end of `seconds` from now."""
+        return Deadline(None if self.seconds is None else time.monotonic() + self.seconds)
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A point in time, or none."""
+
+    at_s: float | None
+
+    def is_over(self) -> bool:
+        return self.at_s is not None and time.monotonic() >= self.at_s
+
+    def left_s(self) -> float:
+        """Seconds until then, at least 0; infinite without a deadline."""
+        return float("inf") if self.at_s is None else max(0.0, self.at_s - time.monotonic())
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Options that were tried, and their figure on validation queries."""
+
+    options: dict[str, Any]
+    figure: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A method after choosing and training.
+
+    rank      how it answers
+    options   those that were chosen
+    trials    all that were tried, in order
+    bytes     of the arrays that answering needs
+    seconds   wall-clock time of choosing and training together
+    ended     why it ended early, where it did: a sentence for the report
+    """
+
+    rank: Rank
+    options: dict[str, Any]
+    bytes: int
+    seconds: float
+    trials: list[Trial] = field(default_factory=list)
+    ended: str | None = None
+
+
+Method = Callable[[Task], Fitted]

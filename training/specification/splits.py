@@ -1,0 +1,74 @@
+"""What models are measured on, and what they may learn from: the keys of `data.split`."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from espalier.errors import InvalidConfig
+from training.specification.sections import Section, default_kind
+
+
+def _iso(value: object) -> object:
+    """A date of TOML as text."""
+    return value.isoformat() if isinstance(value, date) else value
+
+
+Time = Annotated[int | float | str, BeforeValidator(_iso)]
+"""A point in time as the log writes it: a number, or an ISO 8601 date, with a time of day or without."""
+
+
+class UserSplit(Section):
+    """Held-out users: the first half of a list is the query, the second half is relevant (OTM)."""
+
+    kind: Literal["users"] = "users"
+    test_share: float = Field(default=0.1, ge=0, lt=1, description="share of users who are measured on once, at the end")
+    validation_share: float = Field(default=0.1, gt=0, lt=1, description="share of users by whom weights, γ and calibration are chosen")
+
+    @model_validator(mode="after")
+    def _leaves_training_users(self) -> UserSplit:
+        if self.test_share + self.validation_share >= 1:
+            expected = f"less than {1 - self.test_share:g}, 1 less data.split.test_share"
+            raise InvalidConfig("data.split.validation_share", self.validation_share, expected)
+        return self
+
+
+class LastSplit(Section):
+    """Leave one out: the last item of every list is relevant for testing, the one before it for validation (SASRec, BERT4Rec)."""
+
+    kind: Literal["last"] = "last"
+
+
+class DateSplit(Section):
+    """Two points in time: what lies before the first is learned from, what follows is validation, then test. As in production."""
+
+    kind: Literal["date"] = "date"
+    validation_from: Time | None = Field(
+        default=None, description="the first moment of validation, as the log writes times; by default 80 % of the events lie before"
+    )
+    test_from: Time | None = Field(default=None, description="the first moment of the test; by default 90 % of the events lie before")
+
+
+class FileSplit(Section):
+    """A second file, in the format of the log, with what is relevant for each user of the log."""
+
+    kind: Literal["file"] = "file"
+    test: Path = Field(description="the file; its users and items are those of the log")
+    validation_share: float = Field(
+        default=0.1, gt=0, lt=1, description="share of users from whose lists as much is hidden, for validation, as the file hides"
+    )
+
+
+SplitConfig = Annotated[UserSplit | LastSplit | DateSplit | FileSplit, Field(discriminator="kind"), default_kind("users")]
+
+
+def microseconds(value: str) -> int:
+    """Microseconds from 1970 to an ISO 8601 date and time; UTC where it names no zone. Raises ValueError."""
+    moment = datetime.fromisoformat(value) if len(value) > 10 else datetime.combine(date.fromisoformat(value), time())
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
