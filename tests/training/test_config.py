@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from espalier.errors import InvalidConfig
 from tests import ROOT
 from training.specification.deep import DeepConfig, MlpScorer, ProductScorer
 from training.specification.models import check_config, deep_config, read_config, read_deep_config
+from training.specification.splits import DateSplit, UserSplit
 
 CONFIGS = ROOT / "training" / "configs"
 
@@ -257,3 +259,51 @@ def test_a_configuration_cannot_be_changed_after_the_check() -> None:
     assert isinstance(config, DeepConfig)
     with pytest.raises(ValueError, match="frozen"):
         setattr(config, "seed", 3)  # noqa: B010
+
+
+# -- what is held out -------------------------------------------------------------------------------------------------------
+
+DATED = {"timestamp": "time", "timestamp_type": "datetime", "order": "timestamp"}
+
+
+def data_of(format: dict[str, Any], split: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "x", "data": {"log": "log.csv", "format": format, "split": split}}
+
+
+def test_the_shares_of_earlier_releases_are_those_of_the_split() -> None:
+    config = deep_config({"name": "x", "data": {"log": "log.csv", "test_share": 0.2}})
+    assert config.data.split == UserSplit(test_share=0.2)
+
+
+@pytest.mark.parametrize(
+    ("format", "split", "field"),
+    [
+        ({"order": "none"}, {"kind": "last"}, "data.split.kind"),
+        ({}, {"kind": "date"}, "data.split.kind"),
+        (DATED, {"kind": "date", "test_from": 3}, "data.split.test_from"),
+        (DATED, {"kind": "date", "validation_from": "May"}, "data.split.validation_from"),
+        ({"timestamp": "time", "order": "timestamp"}, {"kind": "date", "test_from": "2024-05-01"}, "data.split.test_from"),
+        ({}, {"kind": "file"}, "data.split.test"),
+        ({}, {"kind": "halves"}, "data.split.kind"),
+        ({}, {"kind": "last", "test_share": 0.1}, "data.split.test_share"),
+    ],
+)
+def test_a_split_that_the_log_does_not_allow_is_refused_by_name(format: dict[str, Any], split: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidConfig) as error:
+        deep_config(data_of(format, split))
+    assert error.value.field == field
+
+
+def test_an_old_share_beside_a_split_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match=re.escape("data.split.test_share")):
+        deep_config({"name": "x", "data": {"log": "log.csv", "test_share": 0.2, "split": {"kind": "last"}}})
+
+
+def test_a_date_of_toml_is_a_date(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(
+        'name = "x"\n[data]\nlog = "log.csv"\nsplit = { kind = "date", test_from = 2024-05-01 }\n'
+        'format = { timestamp = "time", timestamp_type = "datetime", order = "timestamp" }\n'
+    )
+    split = read_deep_config(tmp_path / "x.toml").data.split
+    assert isinstance(split, DateSplit)
+    assert split.test_from == "2024-05-01"

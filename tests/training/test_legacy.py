@@ -34,7 +34,9 @@ def meaning(config: DeepConfig | LinearConfig) -> dict[str, Any]:
     if isinstance(config, LinearConfig):
         renamed = {"linear.few": found.pop("linear.min_positives"), "linear.activation": config.linear.ranking.activation}
         return found | renamed | {"algorithm": kind}
-    return found | {"objective.kind": kind}
+    assert found.pop("data.split.kind") == "users"
+    shares = {f"data.{name}": found.pop(f"data.split.{name}") for name in ("test_share", "validation_share")}
+    return found | shares | {"objective.kind": kind}
 
 
 def leaves(raw: dict[str, Any], prefix: str = "") -> dict[str, Any]:
