@@ -7,7 +7,8 @@ B̃_h are the candidates of a beam search with the current parameters (OTM Eq. 3
 ancestors of random items. OTM's own loss (Eq. 16) leaves nodes untrained that no training beam visits, so a wider serving beam ranks some
 of them too high. Here every node of a level has its weight in expectation: the estimate of Z_h is unbiased (so w_n > 0 everywhere, as
 Proposition 3 requires). Beam search finds the largest terms of the sum, which keeps the variance small. The beam only serves the estimate,
-so the serving beam may differ from it.
+so the serving beam may differ from it. A softmax over the nodes of a level is the loss of TDR and DTR too (Liu et al. 2024, arXiv
+2408.11345), which estimate it otherwise.
 
 A small level is not estimated: when logits are inner products, it is scored whole, as one matrix product. In a catalogue of some ten
 thousand items that is every level, and the loss is exact.

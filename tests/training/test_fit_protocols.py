@@ -1,0 +1,89 @@
+"""Training, `evaluate --data` and the queries of a ranker under each protocol: the same queries everywhere, nothing learned from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from training.deep.run import fit_and_export
+from training.evaluate import held_out_pairs
+from training.held_out import pairs_of_log
+from training.rankers.log_queries import from_log
+from training.specification.deep import DeepConfig
+from training.specification.models import config_of, deep_config
+from training.specification.splits import DateSplit
+
+CPU = torch.device("cpu")
+USERS, ITEMS, EVENTS = 60, 40, 12
+SPLITS: dict[str, dict[str, Any]] = {
+    "users": {"test_share": 0.2, "validation_share": 0.2},
+    "last": {},
+    "date": {},
+    "file": {"validation_share": 0.3},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def write_log(file: Path, users: int = USERS) -> Path:
+    """User u's event n is at time 3 n + u mod 3."""
+    rng = np.random.default_rng(7)
+    rows = [(f"u{user}", f"i{item}", 3 * n + user % 3) for user in range(users) for n, item in enumerate(rng.permutation(ITEMS)[:EVENTS])]
+    file.write_text("user,item,time\n" + "".join(f"{user},{item},{time}\n" for user, item, time in rows))
+    return file
+
+
+def config_under(kind: str, folder: Path, log: Path) -> DeepConfig:
+    (folder / "test.csv").write_text("user,item,time\n" + "".join(f"u{user},i{user % ITEMS},99\n" for user in range(0, USERS, 4)))
+    split = {"kind": kind} | SPLITS[kind] | ({"test": str(folder / "test.csv")} if kind == "file" else {})
+    return deep_config(
+        {
+            "name": "shop",
+            "data": {"log": str(log), "format": {"timestamp": "time", "order": "timestamp", "min_user_events": 1}, "split": split},
+            "instances": {"windows": [4, 2]},
+            "scorer": {"node_dim": 4, "hidden": []},
+            "optimiser": {"steps": 3, "batch": 8},
+            "search": {"beam_size": 8, "m": 5, "max_m": 40, "max_beam_size": 64},
+        }
+    )
+
+
+@pytest.mark.parametrize(("kind", "queries", "relevant"), [("users", 12, 6), ("last", USERS, 1), ("date", USERS, None), ("file", 15, 1)])
+def test_a_model_is_measured_on_the_queries_of_its_protocol(tmp_path: Path, kind: str, queries: int, relevant: int | None) -> None:
+    log = write_log(tmp_path / "log.csv")
+    bundle = fit_and_export(config_under(kind, tmp_path, log), None, tmp_path / "shop/1", CPU, resume=False)
+    assert bundle is not None
+    held, of_log = held_out_pairs(bundle), pairs_of_log(bundle, log)
+    assert len(held) == len(of_log) == queries
+    assert [set(pair.relevant) for pair in held] == [set(pair.relevant) for pair in of_log]
+    if relevant is not None:
+        assert {len(pair.relevant) for pair in held} == {relevant}
+    of_ranker = from_log(bundle, None, "training", exclude_seen=False)
+    assert [set(items) for items in of_ranker.test.items] == [set(pair.relevant) for pair in of_log]
+    assert len(of_ranker.train) > 0
+
+
+def test_dates_that_training_chose_hold_for_a_log_that_has_grown(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.csv")
+    bundle = fit_and_export(config_under("date", tmp_path, log), None, tmp_path / "shop/1", CPU, resume=False)
+    assert bundle is not None
+    split = config_of(bundle.manifest, DeepConfig).data.split
+    assert isinstance(split, DateSplit)
+    assert split.test_from is not None
+    before = pairs_of_log(bundle, log)
+    with log.open("a") as file:
+        file.writelines(f"u{user},i{(user + n) % ITEMS},{200 + n}\n" for user in range(USERS) for n in range(20))
+    after = pairs_of_log(bundle, log)
+    assert [pair.history.tolist() for pair in before] == [pair.history.tolist() for pair in after]
+    assert all(len(late.relevant) > len(early.relevant) for early, late in zip(before, after, strict=True))
