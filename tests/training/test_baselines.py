@@ -7,14 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
 from tests.training.logs import log_of
 from training.baselines import item_cf as module
 from training.baselines.item_cf import fit_item_cf, tune_neighbours
+from training.baselines.neighbour_lists import NeighbourLists
 from training.baselines.popularity import fit_popularity
 from training.data.splits import EvaluationPair
 from training.data.user_item_matrix import history_matrix, user_item_matrix
+
+
+def dense(lists: NeighbourLists) -> NDArray[np.float64]:
+    """S as a matrix."""
+    matrix = np.zeros((len(lists.offset_I1) - 1,) * 2)
+    matrix[np.repeat(np.arange(len(matrix)), np.diff(lists.offset_I1)), lists.item_N] = lists.score_N
+    return matrix
+
 
 LISTS = [[0, 1, 1], [1, 2], [1, 2, 3], [3]]
 """Users of item: 0 → {0}, 1 → {0 1 2}, 2 → {1 2}, 3 → {2 3}."""
@@ -42,29 +52,37 @@ def test_popularity_leaves_out_what_was_seen_and_pads() -> None:
 
 
 def test_item_cf_similarity_is_the_cosine_of_user_sets() -> None:
-    neighbours = fit_item_cf(log_of(LISTS), np.arange(4), 10).neighbours_II.toarray()
+    similarity = dense(fit_item_cf(log_of(LISTS), np.arange(4), 10).neighbours)
     half, r3, r6 = 0.5, 1 / np.sqrt(3), 1 / np.sqrt(6)
-    assert_allclose(neighbours, [[0, r3, 0, 0], [r3, 0, 2 * r6, r6], [0, 2 * r6, 0, half], [0, r6, half, 0]])
+    assert_allclose(similarity, [[0, r3, 0, 0], [r3, 0, 2 * r6, r6], [0, 2 * r6, 0, half], [0, r6, half, 0]], rtol=1e-6)
 
 
 def test_item_cf_keeps_the_best_neighbours_and_the_lower_row_of_equals() -> None:
     log = log_of([[0, 1, 2, 3], [0, 3]])
-    kept = fit_item_cf(log, np.arange(2), 2).neighbours_II
-    assert [kept.indices[kept.indptr[i] : kept.indptr[i + 1]].tolist() for i in range(4)] == [[3, 1], [2, 0], [1, 0], [0, 1]]
-    assert_array_equal(fit_item_cf(log, np.arange(2), 3).limited(2).neighbours_II.toarray(), kept.toarray())
+    kept = fit_item_cf(log, np.arange(2), 2).neighbours
+    assert kept.item_N.tolist() == [3, 1, 2, 0, 1, 0, 0, 1]
+    assert kept.offset_I1.tolist() == [0, 2, 4, 6, 8]
+    assert_array_equal(dense(fit_item_cf(log, np.arange(2), 3).limited(2).neighbours), dense(kept))
 
 
 def test_item_cf_ranks_by_summed_similarity() -> None:
     item_cf = fit_item_cf(log_of(LISTS), np.arange(4), 10)
     # From {1, 3}: item 2 gets 2/√6 + 1/2, item 0 gets 1/√3, item 1 gets 1/√6 (through 3), item 3 the same (through 1).
-    histories = [np.array([1, 3, 3, -1]), np.array([], np.int64)]
-    assert item_cf.rank(histories, 5, exclude_seen=False).tolist() == [[2, 0, 1, 3, -1], [-1] * 5]
-    assert item_cf.rank(histories, 1, exclude_seen=True).tolist() == [[2], [-1]]
-    assert item_cf.rank(histories, 3, exclude_seen=True).tolist() == [[2, 0, -1], [-1] * 3]
+    histories = [np.array([1, 3, 3, -1])]
+    assert item_cf.rank(histories, 5, exclude_seen=False).tolist() == [[2, 0, 1, 3, -1]]
+    assert item_cf.rank(histories, 1, exclude_seen=True).tolist() == [[2]]
+    assert item_cf.rank(histories, 3, exclude_seen=True).tolist() == [[2, 0, -1]]
+
+
+def test_what_neighbours_leave_empty_is_filled_with_popular_items() -> None:
+    item_cf = fit_item_cf(log_of(LISTS, items=6), np.arange(4), 10)
+    histories = [np.array([0]), np.array([5]), np.array([], np.int64)]
+    assert item_cf.rank(histories, 4, exclude_seen=False).tolist() == [[1, 2, 3, 0], [1, 2, 3, 0], [1, 2, 3, 0]]
+    assert item_cf.rank(histories, 6, exclude_seen=True).tolist() == [[1, 2, 3, 4, 5, -1], [1, 2, 3, 0, 4, -1], [1, 2, 3, 0, 4, 5]]
 
 
 def test_item_cf_knows_training_users_only() -> None:
-    assert fit_item_cf(log_of(LISTS), np.array([1, 3]), 10).neighbours_II.nnz == 2
+    assert fit_item_cf(log_of(LISTS), np.array([1, 3]), 10).neighbours.item_N.tolist() == [2, 1]
 
 
 @given(seed=st.integers(0, 2**32 - 1), neighbours=st.integers(1, 12), block=st.integers(1, 15), exclude_seen=st.booleans())
@@ -88,18 +106,18 @@ def test_item_cf_equals_dense_arithmetic_in_blocks_of_any_size(seed: int, neighb
         score = similarity[history].sum(axis=0)
         if exclude_seen:
             score[history] = 0
-        found = ranked[b][ranked[b] >= 0]
-        assert len(found) == min(6, np.count_nonzero(score))
-        assert_allclose(score[found], np.sort(score)[::-1][: len(found)])
+        assert len(set(ranked[b].tolist())) == 6
+        assert not exclude_seen or not set(ranked[b]) & set(history)
+        assert_allclose(score[ranked[b]], np.sort(score)[::-1][:6], rtol=1e-6)
 
 
 def test_tuning_takes_the_best_recall_and_the_smaller_of_equals() -> None:
-    # Item 0's neighbours are 1 (two users) and 2 (one user): only with two neighbours does 2 come back.
-    log = log_of([[0, 1], [0, 1], [0, 2]])
-    pairs = [EvaluationPair(9, np.array([0]), np.array([2]))]
-    tuned, recall = tune_neighbours(log, np.arange(3), pairs, m=2, exclude_seen=True, grid=(5, 2, 1))
+    # Item 0's neighbours are 1 (two users) and 3 (one user); the most popular other item is 2. Only with two neighbours does 3 come back.
+    log = log_of([[0, 1], [0, 1], [0, 3], [2], [2], [2]])
+    pairs = [EvaluationPair(9, np.array([0]), np.array([3]))]
+    tuned, recall = tune_neighbours(log, np.arange(6), pairs, m=2, exclude_seen=True, grid=(5, 2, 1))
     assert recall == {1: 0.0, 2: 1.0, 5: 1.0}
-    assert np.diff(tuned.neighbours_II.indptr).max() == 2
+    assert np.diff(tuned.neighbours.offset_I1).max() == 2
 
 
 def test_bad_arguments_are_refused_by_name() -> None:

@@ -1,0 +1,86 @@
+"""The search over options, on figures that are written down."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from espalier.errors import InvalidConfig
+from training.baselines.task import Deadline
+from training.baselines.tuning import Option, Options, search
+
+NEVER = Deadline(None)
+
+
+def test_it_finds_the_top_of_a_hill_and_measures_nothing_twice() -> None:
+    grid = [Option("a", (1, 2, 3, 4)), Option("b", (1, 2, 3, 4)), Option("c", ("x", "y", "z"), ordered=False)]
+    found = search(lambda o: -2 * (o["a"] - 4) ** 2 - (o["b"] - o["a"]) ** 2 + (o["c"] == "z"), [{"a": 1, "b": 1, "c": "x"}], grid, NEVER)
+    assert found.best.options == {"a": 4, "b": 4, "c": "z"}
+    tried = [tuple(trial.options.values()) for trial in found.trials]
+    assert len(tried) == len(set(tried)) < 4 * 4 * 3
+    assert found.ended is None
+
+
+def test_equal_figures_keep_the_start() -> None:
+    start = {"a": 2, "b": "y"}
+    found = search(lambda _: 0.5, [start], [Option("a", (1, 2, 3)), Option("b", ("x", "y"), ordered=False)], NEVER)
+    assert found.best.options == start
+    assert len(found.trials) == 4
+
+
+@pytest.mark.parametrize(
+    ("option", "start", "wanted", "expected"),
+    [
+        (Option("a", (0.1, 0.2), add=0.1, most=0.5), 0.1, 9.0, 0.5),
+        (Option("a", (0.1, 0.2), add=0.1, least=-0.2), 0.2, -9.0, -0.2),
+        (Option("a", (10, 20), times=2, most=100), 10, 70.0, 80),
+        (Option("a", (10, 20), times=2, least=2), 20, 0.0, 2),
+        (Option("a", (1.0, 2.0)), 1.0, 9.0, 2.0),
+    ],
+)
+def test_it_goes_on_beyond_the_grid_by_its_step_within_limits(option: Option, start: float, wanted: float, expected: float) -> None:
+    found = search(lambda o: -abs(o["a"] - wanted), [{"a": start}], [option], NEVER)
+    assert found.best.options == {"a": expected}
+    assert isinstance(found.best.options["a"], type(start))
+
+
+def test_from_beyond_the_grid_the_way_back_is_the_same() -> None:
+    option = Option("a", (1, 2), times=3)
+    assert [option.beside(6, direction) for direction in (1, -1)] == [18, 2]
+    assert option.beside(18, -1) == 2  # the largest of the grid
+    assert option.beside(2, -1) == 1
+
+
+def test_it_climbs_from_the_best_start() -> None:
+    found = search(lambda o: float(o["a"] ** 2), [{"a": 1}, {"a": -2}, {"a": 0}], [Option("a", (-3, -2, -1, 0, 1, 2))], NEVER)
+    assert found.best.options == {"a": -3}
+
+
+def test_a_deadline_ends_it_with_the_best_so_far() -> None:
+    def slow(options: Options) -> float:
+        time.sleep(0.02)
+        return float(options["a"])
+
+    found = search(slow, [{"a": 1}], [Option("a", (1, 2), add=1)], Deadline(time.monotonic() + 0.1))
+    assert 1 <= len(found.trials) <= 7
+    assert found.best is found.trials[-1]
+    assert found.ended is not None
+    assert "deadline" in found.ended
+    over = search(slow, [{"a": 1}, {"a": 5}], [Option("a", (1, 2))], Deadline(time.monotonic()))
+    assert [trial.options for trial in over.trials] == [{"a": 1}]
+
+
+def test_the_number_of_trials_is_limited() -> None:
+    found = search(lambda o: float(o["a"]), [{"a": 1}], [Option("a", (1, 2), add=1)], NEVER, most_trials=5)
+    assert [trial.figure for trial in found.trials] == [1, 2, 3, 4, 5]
+    assert found.ended == "the search ended after 5 trials"
+
+
+def test_a_grid_says_what_it_tries_and_is_checked() -> None:
+    assert str(Option("a", (1, 2), times=2)) == "a: 1, 2 then ×÷2"
+    for values in ((), (2, 1), (1, 1)):
+        with pytest.raises(InvalidConfig, match=r"grid\.a"):
+            Option("a", values)
+    with pytest.raises(InvalidConfig, match=r"start\.a"):
+        search(lambda _: 0.0, [{}], [Option("a", (1,))], NEVER)

@@ -1,0 +1,22 @@
+"""The baselines by name, each imported when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import cast
+
+from training.baselines.task import Fitted, Method, Task
+
+
+def _at(module: str, function: str) -> Method:
+    def method(task: Task) -> Fitted:
+        return cast(Method, getattr(import_module(f"training.baselines.{module}"), function))(task)
+
+    return method
+
+
+METHODS: dict[str, Method] = {
+    "popularity": _at("popularity", "popularity"),
+    "item-cf": _at("item_cf", "item_cf"),
+    "neighbours": _at("neighbours", "neighbours"),
+}

@@ -1,0 +1,116 @@
+"""Item-to-item scores that answer queries: what a history's items have as neighbours, weighted by recency and summed.
+
+Knows a sparse matrix of scores. Does not know how they came about (`item_cf.py`, `neighbours.py`).
+
+    score(b | history) = Σ_{d < L} qd^d · S[h_d, b],   h_0 the last item of the history
+
+Legend: B queries, I items, M results, T history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from training.baselines.scores import empty_rows, filled, keep_best
+
+Array = NDArray[Any]
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class NeighbourLists:
+    """S, an I × I matrix in sparse rows.
+
+    offset_I1    int64[I + 1]: row a is offset_I1[a] … offset_I1[a + 1] − 1
+    item_N       int32: the neighbours · score_N float32: S[a, b], above 0
+    popular_I    int64[I]: all item rows, most popular first; they fill up what neighbours leave empty
+    """
+
+    offset_I1: Int64
+    item_N: Int32
+    score_N: Float32
+    popular_I: Int64
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in (self.offset_I1, self.item_N, self.score_N, self.popular_I))
+
+    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool, weight_L: NDArray[np.float64] | None = None) -> Int64:
+        """int64[B, M = m]: the best items, ties by the lower row; then, where fewer than m have a score, the most popular others.
+
+        decay    qd · longest  L; None takes the whole history. Entries below 0 (unknown items) are skipped and do not count for L.
+        """
+        rows_BM = empty_rows(len(histories), m)
+        known = [np.asarray(history, np.int64)[np.asarray(history) >= 0] for history in histories]
+        latest = [history[::-1][: None if weight_L is None else len(weight_L)] for history in known]
+        offset = np.concatenate([[0], np.cumsum([len(history) for history in latest])]).astype(np.int64)
+        seen_offset = np.concatenate([[0], np.cumsum([len(history) for history in known])]).astype(np.int64) if exclude_seen else offset[:1]
+        seen = np.concatenate([np.zeros(0, np.int64), *known]) if exclude_seen else np.zeros(0, np.int64)
+        rows = (self.offset_I1, self.item_N, self.score_N)
+        _rank(
+            rows,
+            np.concatenate([np.zeros(0, np.int64), *latest]),
+            offset,
+            seen,
+            seen_offset,
+            np.ones(0) if weight_L is None else weight_L,
+            rows_BM,
+        )
+        return filled(rows_BM, known, self.popular_I, exclude_seen)
+
+    def limited(self, most: int) -> NeighbourLists:
+        """The same with the best `most` neighbours of each item, best first, ties by the lower row."""
+        length = np.minimum(np.diff(self.offset_I1), most)
+        offset = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
+        item_N, score_N = np.empty(offset[-1], np.int32), np.empty(offset[-1], np.float32)
+        _limit((self.offset_I1, self.item_N, self.score_N), offset, item_N, score_N)
+        return NeighbourLists(offset, item_N, score_N, self.popular_I)
+
+
+@njit(cache=True, nogil=True)
+def _rank(
+    rows: tuple[Array, Array, Array], latest: Array, offset: Array, seen: Array, seen_offset: Array, weight_L: Array, rows_BM: Array
+) -> None:
+    """Sums are of float64, in which those of few float32 numbers are exact: ties do not depend on the order of a history."""
+    offset_I1, item_N, score_N = rows
+    items = len(offset_I1) - 1
+    total_I = np.zeros(items, np.float64)
+    scored, found, score_M = np.empty(items, np.int64), np.empty(items, np.float64), np.empty(rows_BM.shape[1], np.float64)
+    for b in range(len(rows_BM)):
+        count = 0
+        for t in range(offset[b], offset[b + 1]):
+            weight = weight_L[t - offset[b]] if len(weight_L) else 1.0
+            for n in range(offset_I1[latest[t]], offset_I1[latest[t] + 1]):
+                item, score = item_N[n], weight * score_N[n]
+                if score == 0:
+                    continue
+                if total_I[item] == 0:
+                    scored[count] = item
+                    count += 1
+                total_I[item] += score
+        if len(seen_offset) > 1:
+            for t in range(seen_offset[b], seen_offset[b + 1]):
+                if total_I[seen[t]] != 0:
+                    total_I[seen[t]] = -np.inf
+        for n in range(count):
+            found[n] = total_I[scored[n]]
+            total_I[scored[n]] = 0
+        keep_best(scored, found, count, rows_BM[b], score_M)
+
+
+@njit(cache=True, nogil=True)
+def _limit(rows: tuple[Array, Array, Array], offset: Array, item_N: Array, score_N: Array) -> None:
+    offset_I1, items, scores = rows
+    for a in range(len(offset) - 1):
+        first, last = offset_I1[a], offset_I1[a + 1]
+        keep_best(
+            items[first:last], scores[first:last], last - first, item_N[offset[a] : offset[a + 1]], score_N[offset[a] : offset[a + 1]]
+        )

@@ -1,0 +1,184 @@
+"""Item neighbours with distance decay, direction, damping and recency: what an expert tries first, since it costs seconds.
+
+    M = after + back · before                                    of `cooccurrence.py`, within W events, weighted by dec^(distance − 1)
+    S[a, b] = (M[a, b] / ((pop_a + s)^row · (pop_b + s)^column))^power
+    score(b | history) = Σ_{d < L} recency^d · S[h_d, b],        h_0 the last item of the history
+
+pop is how many events of training users an item has. Lists without an order have no distance, direction or recency: W is the whole list,
+and all these are 1. Item-CF (Sarwar et al. 2001) is the case row = column = ½ of lists without repeats.
+
+Options are chosen on validation users by coordinate passes over GRID (GRID_WITHOUT_ORDER), from the better of two starts; then as few
+neighbours an item are kept as find as much. On a log whose lists hold more pairs than TUNING_PAIRS, a seeded sample of users is searched
+with; all users count in the end.
+
+Legend: I items, N pairs of items with a count, L items of a history that count.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from training.baselines.cooccurrence import Counts, Lists, counted, lists_of
+from training.baselines.neighbour_lists import NeighbourLists
+from training.baselines.scores import by_popularity
+from training.baselines.task import Deadline, Fitted, Task, Trial
+from training.baselines.tuning import Option, Options, search
+from training.data.interactions import Interactions
+
+log = logging.getLogger(__name__)
+
+Array = NDArray[Any]
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+
+DAMPING = (
+    Option("column", (0.0, 0.1, 0.2, 0.3, 0.4, 0.5), add=0.1, least=-1.0, most=1.0),
+    Option("row", (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), add=0.1, least=-0.5, most=1.5),
+    Option("power", (0.6, 0.8, 1.0, 1.25), add=0.1, least=0.1, most=2.5),
+    Option("user", (0.0, 0.25, 0.5, 0.75, 1.0)),
+    Option("shrink", (0.0, 1.0, 3.0, 10.0), times=3, least=1.0, most=1000.0),
+)
+GRID = (
+    Option("recency", (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 1.0)),
+    Option("back", (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)),
+    Option("decay", (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 1.0)),
+    *DAMPING,
+    Option("window", (5, 10, 20, 50, 100), times=2, most=400),
+    Option("longest", (20, 50, 100, 200), times=2, most=800),
+)
+GRID_WITHOUT_ORDER = DAMPING
+KEPT = (100, 200, 500, 1000, 2000, 5000)
+"""Neighbours an item that are tried in the end; all of them is the last that is."""
+_DAMPED: Options = {"column": 0.2, "row": 0.5, "power": 0.8, "user": 0.0, "shrink": 0.0}
+WIDE: Options = {"recency": 0.93, "back": 0.5, "decay": 0.95, **_DAMPED, "window": 50, "longest": 100}
+NARROW: Options = {"recency": 0.7, "back": 0.125, "decay": 0.85, **_DAMPED, "window": 20, "longest": 100}
+WITHOUT_ORDER: Options = {"recency": 1.0, "back": 1.0, "decay": 1.0, **_DAMPED, "window": 2000, "longest": 2000}
+"""Starts: for lists whose order says little, for those whose next item follows from the last ones, and for those without an order."""
+VALIDATION_QUERIES = 5000
+TUNING_PAIRS = 1 << 28
+"""Most pairs of events, within the wide start's window, that a trial counts: some seconds."""
+FINAL_PAIRS = 1 << 34
+"""Most such pairs that the last fit counts: some minutes."""
+MOST_EVENTS = 1 << 27
+"""Most events that are learned from, some 20 bytes each."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """`lists` holds S; weight_L float64[L] those of the last item of a history, the one before it, …."""
+
+    lists: NeighbourLists
+    weight_L: Float64
+
+    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
+        """int64[B, M = m]: as `NeighbourLists.rank`: popular items come after those with a score."""
+        return self.lists.rank(histories, m, exclude_seen, self.weight_L)
+
+
+def neighbours_of(counts: Counts, events_I: Int64, options: Options) -> Neighbours:
+    """S and the history's weights, by what the options say."""
+    damped_I = np.maximum(events_I, 1) + options["shrink"]
+    score_N = np.empty(len(counts.item_N), np.float32)
+    scales = (damped_I ** -options["row"], damped_I ** -options["column"])
+    _scale(counts, *scales, float(options["back"]), float(options["power"]), score_N)
+    popular_I = by_popularity(events_I)
+    return Neighbours(NeighbourLists(counts.offset_I1, counts.item_N, score_N, popular_I), fading(options["recency"], options["longest"]))
+
+
+def fading(factor: float, most: int) -> Float64:
+    """float64[at most `most`]: factor^0, factor^1, …; what is below 1e−6 is left out."""
+    weights = np.power(float(factor), np.arange(most))
+    return weights[weights >= 1e-6]
+
+
+@njit(cache=True, nogil=True)
+def _scale(counts: Counts, row_I: Array, column_I: Array, back: float, power: float, score_N: Array) -> None:
+    for a in range(len(counts.offset_I1) - 1):
+        for n in range(counts.offset_I1[a], counts.offset_I1[a + 1]):
+            score = (counts.after_N[n] + back * counts.before_N[n]) * row_I[a] * column_I[counts.item_N[n]]
+            score_N[n] = score if power == 1 else score**power
+
+
+@dataclass
+class Counting:
+    """Counts of some lists by the options that they depend on; the latest are kept, since most steps of a search need the same."""
+
+    lists: Lists
+    latest: dict[tuple[Any, ...], Counts] = field(default_factory=dict)
+    most: int = 3
+
+    def of(self, options: Options) -> Counts:
+        key = (options["window"], options["decay"], options["user"])
+        if key not in self.latest:
+            while len(self.latest) >= self.most:
+                del self.latest[next(iter(self.latest))]
+            self.latest[key] = counted(self.lists, fading(options["decay"], options["window"]), options["user"])
+        return self.latest[key]
+
+    def fit(self, options: Options) -> Neighbours:
+        return neighbours_of(self.of(options), self.lists.events_I, options)
+
+
+def neighbours(task: Task) -> Fitted:
+    """Choose the options on validation queries, at most VALIDATION_QUERIES of them, and fit on all training users."""
+    begin, deadline = time.perf_counter(), task.deadline()
+    interactions, users = task.split.lists, task.split.train
+    ordered = interactions.order != "none"
+    starts, grid = ([WIDE, NARROW], GRID) if ordered else ([WITHOUT_ORDER], GRID_WITHOUT_ORDER)
+    pairs = task.validation_pairs(VALIDATION_QUERIES)
+    window = starts[0]["window"]
+    learned, tuned = (sample_of(interactions, users, window, most, task.seed) for most in (FINAL_PAIRS, TUNING_PAIRS))
+    log.info("neighbours: %s", "; ".join(map(str, grid)))
+    counting = Counting(lists_of(interactions, tuned))
+    first = time.perf_counter()
+    counting.of(starts[0])
+    last_fit_s = 2 * (time.perf_counter() - first) * len(learned) / len(tuned)
+    searched = Deadline(None if deadline.at_s is None else deadline.at_s - last_fit_s)
+    found = search(lambda options: task.measured(counting.fit(options).rank, pairs), starts, grid, searched)
+    kept, more = _fewest(task, counting.fit(found.best.options), found.best, searched)
+    ended = found.ended
+    if len(tuned) < len(learned) and deadline.left_s() < last_fit_s / 2:
+        ended = f"learned from {len(tuned)} of {len(users)} users: no time to count the others"
+    elif len(tuned) < len(learned):
+        counting = Counting(lists_of(interactions, learned))
+    if len(learned) < len(users) and ended is None:
+        ended = f"learned from {len(learned)} of {len(users)} users, a limit of memory and time"
+    best = counting.fit(found.best.options)
+    best = best if kept is None else replace(best, lists=best.lists.limited(kept))
+    options = {**found.best.options, "kept": kept}
+    return Fitted(best.rank, options, best.lists.bytes, time.perf_counter() - begin, [*found.trials, *more], ended)
+
+
+def sample_of(interactions: Interactions, users: Int64, window: int, most_pairs: int, seed: int) -> Int64:
+    """The users; of those with more events than MOST_EVENTS or more pairs within the window, a seeded sample that has not. Ascending."""
+    length = np.diff(interactions.offset_U1)[users]
+    reach = np.minimum(np.maximum(length - 1, 0), window)
+    pairs = 2 * reach * length - reach * (reach + 1)
+    if pairs.sum() <= most_pairs and length.sum() <= MOST_EVENTS:
+        return users
+    order = np.random.default_rng(seed).permutation(len(users))
+    fits = (np.cumsum(pairs[order]) <= most_pairs) & (np.cumsum(length[order]) <= MOST_EVENTS)
+    return np.sort(users[order[: max(1, int(np.count_nonzero(fits)))]])
+
+
+def _fewest(task: Task, whole: Neighbours, best: Trial, deadline: Deadline) -> tuple[int | None, list[Trial]]:
+    """How many neighbours an item are kept: the fewest of KEPT that find at least as much as all, None for all; and what was tried."""
+    pairs, trials = task.validation_pairs(VALIDATION_QUERIES), []
+    longest = int(np.diff(whole.lists.offset_I1).max(initial=0))
+    for kept in sorted((kept for kept in KEPT if kept < longest), reverse=True):
+        if deadline.is_over():
+            break
+        limited = replace(whole, lists=whole.lists.limited(kept))
+        trials.append(Trial({**best.options, "kept": kept}, task.measured(limited.rank, pairs)))
+        if trials[-1].figure < best.figure:
+            break
+    enough = [trial.options["kept"] for trial in trials if trial.figure >= best.figure]
+    return min(enough, default=None), trials

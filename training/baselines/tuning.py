@@ -1,0 +1,131 @@
+"""A search over options by a figure of validation queries: one option after another, until no step of any is better.
+
+Knows options, figures and a deadline. Does not know methods.
+
+It begins at the best of some starts. An ordered option climbs: its next value up, and on while that is better, else the next one down.
+Where the best value is the last of the grid, it goes on beyond it by the option's step, within its limits. Of an unordered option every
+value is tried. Equal figures keep what was there, so the start and the grid's order say what is simpler. No combination is measured twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from espalier.errors import InvalidConfig
+from training.baselines.task import Deadline, Trial
+
+log = logging.getLogger(__name__)
+
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option and its grid.
+
+    values        ascending where it is ordered
+    add, times    how an ordered one goes on beyond its grid, at most one of them; with neither it does not
+    least, most   limits beyond the grid
+    ordered       whether values next to each other give similar figures
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    add: float = 0.0
+    times: float = 0.0
+    least: float = float("-inf")
+    most: float = float("inf")
+    ordered: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.values or (self.ordered and list(self.values) != sorted(set(self.values))):
+            raise InvalidConfig(f"grid.{self.name}", self.values, "at least one value, ascending")
+
+    def beside(self, value: Any, direction: int) -> Any | None:
+        """The next value up (direction 1) or down (−1), None where there is none."""
+        further = [other for other in self.values if (other - value) * direction > 0]
+        if further:
+            return min(further) if direction > 0 else max(further)
+        if self.add:
+            new = round(value + direction * self.add, 9)
+        elif self.times:
+            new = round(value * self.times**direction, 9)
+        else:
+            return None
+        new = int(new) if isinstance(value, int) else new
+        return new if self.least <= new <= self.most and new != value else None
+
+    def __str__(self) -> str:
+        beyond = f" then {'±' if self.add else '×÷'}{self.add or self.times:g}" if self.add or self.times else ""
+        return f"{self.name}: {', '.join(map(str, self.values))}{beyond}"
+
+
+@dataclass
+class Search:
+    """What was tried, in order, and the best of it."""
+
+    figure: Callable[[Options], float]
+    deadline: Deadline
+    most_trials: int
+    trials: list[Trial] = field(default_factory=list)
+    ended: str | None = None
+
+    @property
+    def best(self) -> Trial:
+        """The trial with the highest figure, the earlier of equals."""
+        return max(self.trials, key=lambda trial: trial.figure)
+
+    def is_better(self, options: Options) -> bool:
+        """Measure them, unless that was done or time is over; whether they are the best now, and nothing earlier is as good."""
+        if any(trial.options == options for trial in self.trials):
+            return False
+        if self.trials and self.deadline.is_over():
+            self.ended = f"the search ended at its deadline after {len(self.trials)} trials"
+        elif len(self.trials) >= self.most_trials:
+            self.ended = f"the search ended after {self.most_trials} trials"
+        if self.ended:
+            return False
+        before = self.best.figure if self.trials else float("-inf")
+        self.trials.append(Trial(dict(options), self.figure(options)))
+        log.info("  %.5f  %s", self.trials[-1].figure, ", ".join(f"{name} {value}" for name, value in options.items()))
+        return self.trials[-1].figure > before
+
+
+def search(
+    figure: Callable[[Options], float], starts: Sequence[Options], grid: Sequence[Option], deadline: Deadline, most_trials: int = 200
+) -> Search:
+    """Measure each start and climb from the best. The first is measured in any case; every trial counts, whatever ends the search."""
+    for start in starts:
+        for option in grid:
+            if option.name not in start:
+                raise InvalidConfig(f"start.{option.name}", None, f"one of {option.values}")
+    found = Search(figure, deadline, most_trials)
+    for start in starts:
+        found.is_better(start)
+    better = True
+    while better and found.ended is None:
+        better = False
+        for option in grid:
+            better |= _climb(found, option) if option.ordered else _try_all(found, option)
+    return found
+
+
+def _climb(found: Search, option: Option) -> bool:
+    better = False
+    for direction in (1, -1):
+        while (value := option.beside(found.best.options[option.name], direction)) is not None:
+            if not found.is_better({**found.best.options, option.name: value}):
+                break
+            better = True
+        if better:
+            break
+    return better
+
+
+def _try_all(found: Search, option: Option) -> bool:
+    before = found.best.options
+    better = [found.is_better({**before, option.name: value}) for value in option.values]
+    return any(better)
