@@ -45,6 +45,7 @@ from espalier.tree import Tree
 from training.baselines.item_cf import tune_neighbours
 from training.baselines.popularity import fit_popularity
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
+from training.baselines.task import Metric
 from training.data.splits import EvaluationPair, without_seen
 from training.deep.earlier import as_earlier
 from training.deep.export import export
@@ -206,11 +207,11 @@ def baseline_rows(run: Run, method: str) -> list[Row]:
             max_steps=run.config.optimiser.steps,
             round_steps=min(run.config.optimiser.validate_every, run.config.optimiser.steps),
             patience=run.config.optimiser.patience,
-            recall_at=run.config.search.m,
+            metric=Metric("recall", run.config.search.m),
             exclude_seen=run.config.search.exclude_seen,
             bfloat16=use_bfloat16(run.config, CPU),
         )
-        dnn = fit_product_dnn(interactions, split, settings, seed=run.config.seed)
+        dnn = fit_product_dnn(split, settings, seed=run.config.seed)
     for exclude_seen in (False, True):
         pairs = without_seen(run.test) if exclude_seen else run.test
         if dnn is not None:

@@ -48,7 +48,7 @@ from espalier.queries import HistoryKind, pad_histories
 from espalier.search import NO_ITEM, SearchParams
 from training.baselines.ann import AnnIndex, Kind, faiss_is_installed
 from training.baselines.product_dnn import ProductDnn, ProductDnnConfig, fit_product_dnn, load_product_dnn
-from training.data.interactions import Interactions, read_interactions
+from training.data.interactions import read_interactions
 from training.data.splits import EvaluationPair, Split, split_log, without_seen
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
@@ -152,27 +152,27 @@ def measure(systems: Sequence[System], pairs: Sequence[EvaluationPair], timed: i
     ]
 
 
-def trained_product_dnn(interactions: Interactions, split: Split, config: ProductDnnConfig, seed: int, work: Path) -> ProductDnn:
+def trained_product_dnn(split: Split, config: ProductDnnConfig, seed: int, work: Path) -> ProductDnn:
     """From `work`, if it was trained there before with this configuration, seed and log."""
-    key = hashlib.sha256(repr((config, seed, interactions.fingerprint)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((config, seed, split.lists.fingerprint)).encode()).hexdigest()[:16]
     file = work / f"product-dnn-{key}.safetensors"
     if not file.exists():
         work.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(".part")
-        fit_product_dnn(interactions, split, config, seed=seed).save(partial)
+        fit_product_dnn(split, config, seed=seed).save(partial)
         partial.replace(file)
     return load_product_dnn(file)
 
 
-def read_log(bundle: Bundle, config: DeepConfig, log: Path, folder: Path) -> tuple[Interactions, Split]:
-    """The log that the model was trained on, and its split.
+def read_split(bundle: Bundle, config: DeepConfig, log: Path, folder: Path) -> Split:
+    """Of the log that the model was trained on.
 
     Raises InvalidConfig for another log, whose item rows would be other items.
     """
     interactions = read_interactions(log, config.data.format, folder)
     if interactions.fingerprint != bundle.manifest.data.get("sha256"):
         raise InvalidConfig("log", str(log), f"the log that {bundle.path} was trained on")
-    return interactions, split_log(interactions, config.data.split, config.data.format, folder, seed=config.seed)
+    return split_log(interactions, config.data.split, config.data.format, folder, seed=config.seed)
 
 
 def print_rows(rows: Sequence[Row]) -> None:
@@ -217,8 +217,8 @@ def run(options: argparse.Namespace) -> None:
     instances = config.instances.model_copy(update={"targets": ProductDnnConfig().instances.targets})  # the same queries, its own targets
     settings = ProductDnnConfig(instances, loss=loss, max_steps=options.steps, exclude_seen=exclude_seen)
     with tempfile.TemporaryDirectory() as folder:
-        interactions, split = read_log(bundle, config, real.log, Path(folder))
-        model = trained_product_dnn(interactions, split, settings, config.seed, options.work)
+        split = read_split(bundle, config, real.log, Path(folder))
+        model = trained_product_dnn(split, settings, config.seed, options.work)
         pairs = list(split.test)
     pairs = (without_seen(pairs) if exclude_seen else pairs)[: options.queries]
     if not pairs:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from benchmarks.quality import why_not_ann
 from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
+from espalier.items import ItemTable
 from espalier.metrics import precision_recall_f
 from tests.training.logs import log_of, split_of
 from training.baselines import ann
@@ -30,8 +33,10 @@ from training.baselines.product_dnn import (
     build_network,
     fit_product_dnn,
     load_product_dnn,
+    product_dnn,
 )
 from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
+from training.baselines.task import Deadline, Metric, Task
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split
 from training.data.user_item_matrix import events_of_items
@@ -40,6 +45,7 @@ from training.specification.deep import InstanceConfig
 Float32 = NDArray[np.float32]
 CPU = torch.device("cpu")
 ITEMS, GROUPS = 120, 12
+ITEM_TABLE = ItemTable.build(pa.table({"id": [f"i{row}" for row in range(ITEMS)]}))
 SMALL = ProductDnnConfig(
     loss="full",
     dropout=0.0,
@@ -53,7 +59,7 @@ SMALL = ProductDnnConfig(
     learning_rate=2e-2,
     max_steps=120,
     round_steps=40,
-    recall_at=10,
+    metric=Metric("recall", 10),
 )
 
 
@@ -72,8 +78,7 @@ def test_the_kept_weights_are_averages_over_steps() -> None:
     short = replace(SMALL, max_steps=40)
     start_IE = build_network(interactions, split.train, short, 1).input_IE.detach().numpy()
     gone = [
-        float(np.linalg.norm(fit_product_dnn(interactions, split, replace(short, average=average), seed=1).input_IE - start_IE))
-        for average in (1, 100)
+        float(np.linalg.norm(fit_product_dnn(split, replace(short, average=average), seed=1).input_IE - start_IE)) for average in (1, 100)
     ]
     assert 0 < gone[1] < 0.98 * gone[0]
 
@@ -187,7 +192,7 @@ def test_biases_start_at_the_log_of_the_training_users_popularity() -> None:
 @pytest.mark.parametrize("loss", ["full", "sampled"])
 def test_learns_a_planted_structure_that_popularity_cannot_see(loss: Literal["full", "sampled"]) -> None:
     log, split = planted_log()
-    model = fit_product_dnn(log, split, replace(SMALL, loss=loss, init="random", init_std=0.3, dropout=0.1), seed=1)
+    model = fit_product_dnn(split, replace(SMALL, loss=loss, init="random", init_std=0.3, dropout=0.1), seed=1)
     pairs = split.test
     histories, relevant = [pair.history for pair in pairs], [pair.relevant for pair in pairs]
     by_popularity, learned = (
@@ -197,9 +202,9 @@ def test_learns_a_planted_structure_that_popularity_cannot_see(loss: Literal["fu
 
 
 def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: Path) -> None:
-    log, split = planted_log()
+    _, split = planted_log()
     config = replace(SMALL, loss="sampled", dropout=0.2, max_steps=12, round_steps=5)
-    one, same, other = (fit_product_dnn(log, split, config, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (fit_product_dnn(split, config, seed=seed) for seed in (1, 1, 2))
     assert [step for step, _ in one.curve] == [5, 10, 12]
     assert one.curve == same.curve
     assert_array_equal(one.item_vectors, same.item_vectors)
@@ -212,10 +217,10 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: P
 
 
 def test_the_weights_of_the_best_round_are_kept_and_training_ends_after_the_patience() -> None:
-    log, split = planted_log()
+    _, split = planted_log()
     # At so large a step the model is soon worse than it was.
     config = replace(SMALL, learning_rate=1.0, max_steps=400, round_steps=2, patience=2, init="random")
-    model = fit_product_dnn(log, split, config, seed=3)
+    model = fit_product_dnn(split, config, seed=3)
     steps, recalls = zip(*model.curve, strict=True)
     best = recalls.index(max(recalls))
     assert len(recalls) == best + 3
@@ -226,34 +231,34 @@ def test_the_weights_of_the_best_round_are_kept_and_training_ends_after_the_pati
 
 
 def test_bfloat16_changes_products_and_little_else() -> None:
-    log, split = planted_log()
+    _, split = planted_log()
     config = replace(SMALL, max_steps=4, round_steps=4)
-    wide, narrow = (fit_product_dnn(log, split, replace(config, bfloat16=bfloat16), seed=1).item_vectors for bfloat16 in (False, True))
+    wide, narrow = (fit_product_dnn(split, replace(config, bfloat16=bfloat16), seed=1).item_vectors for bfloat16 in (False, True))
     assert narrow.dtype == np.float32
     assert 0 < np.abs(wide - narrow).mean() < 0.01
 
 
 def test_test_and_validation_users_are_not_learned_from() -> None:
     log, split = planted_log()
-    lists = [log.of(user).tolist() for user in range(log.user_count)]
+    items = [log.of(user).tolist() for user in range(log.user_count)]
     for user in range(len(split.train), log.user_count):
-        lists[user] = [(item + 1) % ITEMS for item in lists[user]]
-    changed = log_of(lists, items=ITEMS)
+        items[user] = [(item + 1) % ITEMS for item in items[user]]
+    changed = log_of(items, items=ITEMS)
     config = replace(SMALL, max_steps=4, round_steps=4)
-    one, two = (fit_product_dnn(interactions, split, config, seed=1) for interactions in (log, changed))
+    one, two = (fit_product_dnn(replace(split, lists=lists), config, seed=1) for lists in (log, changed))
     assert_array_equal(one.item_vectors, two.item_vectors)
 
 
 def test_a_loss_that_is_not_finite_ends_training() -> None:
-    log, split = planted_log()
+    _, split = planted_log()
     with pytest.raises(FloatingPointError, match="lower learning_rate"):
-        fit_product_dnn(log, split, replace(SMALL, learning_rate=1e30), seed=1)
+        fit_product_dnn(split, replace(SMALL, learning_rate=1e30), seed=1)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *((key, 0) for key in ("input_dim", "dim", "negatives", "batch", "max_steps", "round_steps", "patience", "recall_at")),
+        *((key, 0) for key in ("input_dim", "dim", "negatives", "batch", "max_steps", "round_steps", "patience")),
         *(("init_std", value) for value in (0.0, math.inf)),
         ("learning_rate", -1.0),
         ("hidden", (8, 0)),
@@ -270,16 +275,36 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(key: str, value: Any) 
 
 
 def test_queries_and_splits_that_make_no_sense_are_refused_by_name() -> None:
-    model, (log, split) = two_towers([[1.0, 0.0]]), planted_log()
+    model, (_, split) = two_towers([[1.0, 0.0]]), planted_log()
     cases: list[tuple[str, Callable[[], object]]] = [
         ("m", lambda: model.rank([np.array([0])], 0, exclude_seen=False)),
         ("histories", lambda: model.user_vectors([np.array([1])])),
-        ("split.validation", lambda: fit_product_dnn(log, replace(split, validation=()), SMALL, seed=1)),
+        ("split.validation", lambda: fit_product_dnn(replace(split, validation=()), SMALL, seed=1)),
     ]
     for field, refused in cases:
         with pytest.raises((InvalidConfig, InvalidData)) as error:
             refused()
         assert error.value.field == field
+
+
+def test_the_method_is_chosen_by_the_tasks_metric_and_answers_as_it_was_measured() -> None:
+    _, split = planted_log()
+    task = Task(split, ITEM_TABLE, Metric("ndcg", 5), exclude_seen=True, instances=SMALL.instances, seed=1, seconds=2.0)
+    fitted = product_dnn(task)
+    assert fitted.trials[0].figure == pytest.approx(task.measured(fitted.rank, task.validation_pairs()))
+    assert fitted.trials[0].figure > 0.5
+    assert fitted.options["loss"] == "full"
+    assert fitted.options["metric"] == {"name": "ndcg", "m": 5}
+    assert fitted.bytes > 4 * ITEMS * 2 * 128
+
+
+def test_a_deadline_ends_training_with_a_measurement_and_the_rate_falls_towards_it() -> None:
+    _, split = planted_log()
+    model = fit_product_dnn(split, replace(SMALL, max_steps=10**6, round_steps=10**6), seed=1, deadline=Deadline(time.monotonic() + 0.3))
+    assert len(model.curve) == 1
+    assert 1 <= model.curve[0][0] < 10**5
+    model = fit_product_dnn(split, SMALL, seed=1, deadline=Deadline(time.monotonic()))
+    assert model.curve[0][0] == 1, "one step at least"
 
 
 # -- nearest neighbours ---------------------------------------------------------------------------------------------------
@@ -392,9 +417,9 @@ def test_the_benchmark_reports_the_mean_recall_of_each_system_at_each_m() -> Non
 def test_the_benchmark_trains_once_for_each_configuration_and_log(tmp_path: Path) -> None:
     log, split = planted_log()
     short = replace(SMALL, max_steps=2, round_steps=2)
-    one, again = (why_not_ann.trained_product_dnn(log, split, short, 1, tmp_path) for _ in range(2))
+    one, again = (why_not_ann.trained_product_dnn(split, short, 1, tmp_path) for _ in range(2))
     assert_array_equal(one.item_vectors, again.item_vectors)
     assert len(list(tmp_path.iterdir())) == 1
-    why_not_ann.trained_product_dnn(log, split, replace(short, dropout=0.1), 1, tmp_path)
-    why_not_ann.trained_product_dnn(replace(log, fingerprint="another"), split, short, 1, tmp_path)
+    why_not_ann.trained_product_dnn(split, replace(short, dropout=0.1), 1, tmp_path)
+    why_not_ann.trained_product_dnn(replace(split, lists=replace(log, fingerprint="another")), short, 1, tmp_path)
     assert len(list(tmp_path.iterdir())) == 3

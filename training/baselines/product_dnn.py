@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -29,14 +30,15 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
-from espalier.search import NO_ITEM
 from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
+from training.baselines.scores import best_of_all
+from training.baselines.task import Deadline, Fitted, Metric, Task, Trial
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split, without_seen
 from training.data.user_item_matrix import events_of_items
 from training.deep.averaging import AVERAGE_EVERY, averaged_over
+from training.deep.fit import computes_in_bfloat16
 from training.deep.instances import InstanceSource
 from training.deep.scorers.encoders import WindowEncoder
 from training.deep.scorers.heads import dropped
@@ -48,9 +50,9 @@ log = logging.getLogger(__name__)
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 
-BLOCK = 256
-"""Queries ranked at a time: bounds the memory of their scores over all items."""
 VALIDATION_QUERIES = 2000
+WHOLE_ITEMS = 50_000
+"""Most items for which a step of the whole softmax takes a fraction of a second."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class ProductDnnConfig:
     proposal       sampled: what they are drawn from; `popularity` is 1 + the training users' events of the item, normalised
     learning_rate  of Adam, at the first step; it falls linearly to 0 at `max_steps`
     round_steps    steps between two measurements on validation users
-    patience       rounds without a better recall after which training ends
-    recall_at      m of the recall that chooses the step
+    patience       rounds without a better figure after which training ends
+    metric         of validation queries, which chooses the step
     exclude_seen   whether it leaves out the items of the history
     bfloat16       whether matrix products run in it, as `training.deep.fit.use_bfloat16` decides for trees; weights and losses stay float32
     """
@@ -95,12 +97,12 @@ class ProductDnnConfig:
     max_steps: int = 4000
     round_steps: int = 200
     patience: int = 5
-    recall_at: int = 200
+    metric: Metric = field(default_factory=lambda: Metric("recall", 200))
     exclude_seen: bool = True
     bfloat16: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("input_dim", "dim", "average", "negatives", "batch", "max_steps", "round_steps", "patience", "recall_at"):
+        for name in ("input_dim", "dim", "average", "negatives", "batch", "max_steps", "round_steps", "patience"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(name, getattr(self, name), "at least 1")
         for name in ("init_std", "learning_rate"):
@@ -124,7 +126,7 @@ class ProductDnn:
     input_IE       float32[I, E], the input table
     layers         (float32[in, out], float32[out]) of each dense layer; ReLU between them
     item_vectors   float32[I, D], contiguous; the last number of each is its bias
-    curve          (step, validation recall) of every round
+    curve          (step, validation figure) of every round
     """
 
     windows: tuple[int, ...]
@@ -151,23 +153,17 @@ class ProductDnn:
             hidden_BF = (np.maximum(hidden_BF, 0) if place else hidden_BF) @ weight + bias
         return np.concatenate([hidden_BF, np.ones((len(hidden_BF), 1), np.float32)], axis=1)
 
-    def rank(self, histories: list[Int64], m: int, exclude_seen: bool) -> Int64:
+    @property
+    def bytes(self) -> int:
+        """Of what answering needs."""
+        return self.input_IE.nbytes + self.item_vectors.nbytes + sum(weight.nbytes + bias.nbytes for weight, bias in self.layers)
+
+    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
         """int64[B, M = m]: items by inner product, ties by the lower row, without the history's own when `exclude_seen`.
 
         NO_ITEM fills the row where fewer than m items are left.
         """
-        if m < 1:
-            raise InvalidConfig("m", m, "at least 1")
-        rows_BM = np.full((len(histories), m), NO_ITEM, np.int64)
-        for start in range(0, len(histories), BLOCK):
-            part = histories[start : start + BLOCK]
-            score_BI = self.user_vectors(part) @ self.item_vectors.T
-            for b, (score_I, history) in enumerate(zip(score_BI, part, strict=True)):
-                if exclude_seen:
-                    score_I[history[history >= 0]] = -np.inf
-                best = _best(score_I, m)
-                rows_BM[start + b, : len(best)] = best
-        return rows_BM
+        return best_of_all(lambda part: self.user_vectors(part) @ self.item_vectors.T, len(self.item_vectors), histories, m, exclude_seen)
 
     def save(self, file: Path) -> None:
         """Write a safetensors file, which `load_product_dnn` reads."""
@@ -190,29 +186,54 @@ def load_product_dnn(file: Path) -> ProductDnn:
     )
 
 
-def _best(score_I: Float32, m: int) -> Int64:
-    """Item rows of the best m finite scores, best first, ties by the lower row."""
-    count = min(m, len(score_I))
-    threshold = np.partition(score_I, len(score_I) - count)[len(score_I) - count]
-    contenders = np.flatnonzero((score_I >= threshold) & (score_I > -np.inf))
-    return contenders[np.argsort(-score_I[contenders], kind="stable")][:count]
-
-
 # -- training -------------------------------------------------------------------------------------------------------------
 
 
+def product_dnn(task: Task) -> Fitted:
+    """The whole softmax, or where the catalogue has more than WHOLE_ITEMS items the sampled one. One target, and no grid: one fit."""
+    config = ProductDnnConfig(
+        instances=task.instances.model_copy(update={"targets": 1}),
+        loss="full" if task.split.lists.item_count <= WHOLE_ITEMS else "sampled",
+        metric=task.metric,
+        exclude_seen=task.exclude_seen,
+        bfloat16=computes_in_bfloat16(torch.device("cpu")),
+    )
+    begin, deadline = time.monotonic(), task.deadline()
+    model = fit_product_dnn(task.split, config, seed=task.seed, deadline=deadline)
+    last_step = model.curve[-1][0]
+    options = asdict(config) | {"instances": config.instances.model_dump(mode="json")}
+    return Fitted(
+        rank=model.rank,
+        options=options,
+        trials=[Trial(options, max(figure for _, figure in model.curve))],
+        bytes=model.bytes,
+        seconds=time.monotonic() - begin,
+        ended=f"training ended at its deadline after {last_step} steps" if deadline.is_over() else None,
+    )
+
+
 def fit_product_dnn(
-    interactions: Interactions, split: Split, config: ProductDnnConfig, *, seed: int, device: torch.device | None = None
+    split: Split,
+    config: ProductDnnConfig,
+    *,
+    seed: int,
+    device: torch.device | None = None,
+    deadline: Deadline | None = None,
 ) -> ProductDnn:
-    """Trained on `split.train`, with the weights of the round that had the best recall on (at most 2,000) users of `split.validation`.
+    """Trained on `split.train`, with the weights of the round that had the best figure on (at most 2,000) queries of `split.validation`.
+
+    A deadline ends training after a round's measurement at the latest; with one the learning rate falls as fast as it comes nearer.
 
     Raises InvalidData where no validation user has a query, FloatingPointError when a loss is not finite.
     """
-    pairs = list(split.validation)
-    pairs = (without_seen(pairs) if config.exclude_seen else pairs)[:VALIDATION_QUERIES]
+    interactions = split.lists
+    pairs = without_seen(split.validation) if config.exclude_seen else list(split.validation)
+    pairs = pairs[:: max(1, -(-len(pairs) // VALIDATION_QUERIES))]
     if not pairs:
         raise InvalidData("split.validation", f"{len(split.validation)} users", "at least one with a query and something relevant")
     device = device or torch.device("cpu")
+    deadline = deadline or Deadline(None)
+    schedule = _Schedule(config, deadline)
     network = build_network(interactions, split.train, config, seed).to(device)
     weight_I = events_of_items(interactions, split.train) + 1 if config.proposal == "popularity" else np.ones(interactions.item_count)
     proposal = Proposal(weight_I, device)
@@ -225,10 +246,11 @@ def fit_product_dnn(
     with tqdm(total=config.max_steps, unit="step", desc="product-dnn", mininterval=1.0, disable=None) as bar:
         for step in range(config.max_steps):
             for group in optimiser.param_groups:
-                group["lr"] = config.learning_rate * (1 - step / config.max_steps)
+                group["lr"] = schedule.learning_rate(step)
             loss = _train_step(network, source, optimiser, proposal, config, seed, step)
             bar.update()
-            measured = (step + 1) % config.round_steps == 0 or step + 1 == config.max_steps
+            over = step + 1 == config.max_steps or deadline.is_over()
+            measured = (step + 1) % config.round_steps == 0 or over
             if measured or (step + 1) % AVERAGE_EVERY == 0:
                 averaged.update_parameters(network)
             if not measured:
@@ -236,12 +258,12 @@ def fit_product_dnn(
             if not math.isfinite(float(loss)):
                 raise FloatingPointError(f"step {step}: the loss is {float(loss)}; lower learning_rate (now {config.learning_rate})")
             now = kept.frozen()
-            curve.append((step + 1, _recall(now, pairs, config)))
-            log.info("step %d: loss %.4f, validation recall@%d %.4f", step + 1, float(loss), config.recall_at, curve[-1][1])
+            curve.append((step + 1, _figure(now, pairs, config)))
+            log.info("step %d: loss %.4f, validation %s %.4f", step + 1, float(loss), config.metric, curve[-1][1])
             behind = len(curve) - 1 - max(range(len(curve)), key=lambda round_: (curve[round_][1], -round_))
             if behind == 0:
                 best = now
-            elif behind >= config.patience:
+            if over or behind >= config.patience:
                 break
     return replace(best, curve=tuple(curve))
 
@@ -272,9 +294,20 @@ def _train_step(
     return loss.detach()
 
 
-def _recall(model: ProductDnn, pairs: Sequence[EvaluationPair], config: ProductDnnConfig) -> float:
-    found_BM = model.rank([pair.history for pair in pairs], config.recall_at, config.exclude_seen)
-    return float(precision_recall_f(found_BM, [pair.relevant for pair in pairs], config.recall_at)[1].mean())
+def _figure(model: ProductDnn, pairs: Sequence[EvaluationPair], config: ProductDnnConfig) -> float:
+    found_BM = model.rank([pair.history for pair in pairs], config.metric.m, config.exclude_seen)
+    return float(config.metric.of(found_BM, pairs).mean())
+
+
+class _Schedule:
+    """A learning rate that falls linearly to 0 at `max_steps`, or at the deadline where that comes first."""
+
+    def __init__(self, config: ProductDnnConfig, deadline: Deadline) -> None:
+        self.config, self.deadline, self.seconds = config, deadline, deadline.left_s()
+
+    def learning_rate(self, step: int) -> float:
+        left = 1.0 if math.isinf(self.seconds) else self.deadline.left_s() / max(self.seconds, 1e-9)
+        return self.config.learning_rate * min(left, 1 - step / self.config.max_steps)
 
 
 class Network(nn.Module):

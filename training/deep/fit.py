@@ -211,9 +211,14 @@ def train_step(
 
 
 def use_bfloat16(config: DeepConfig, device: torch.device) -> bool:
-    """Whether matrix products run in bfloat16; elsewhere a CPU would emulate it, slowly."""
+    """Whether matrix products run in bfloat16."""
     if config.optimiser.precision != "auto":
         return config.optimiser.precision == "bfloat16"
+    return computes_in_bfloat16(device)
+
+
+def computes_in_bfloat16(device: torch.device) -> bool:
+    """Whether the device does; elsewhere a CPU would emulate it, slowly."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     capabilities = torch.cpu.get_capabilities()

@@ -1,0 +1,308 @@
+"""SASRec: the encoder's causality, the losses against torch's, batches against their lists, and planted sequences."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from espalier.errors import InvalidConfig, InvalidData
+from espalier.items import ItemTable
+from tests.training.logs import log_of
+from training.baselines import blocked_softmax
+from training.baselines.blocked_softmax import sampled_loss, whole_softmax_loss
+from training.baselines.popularity import fit_popularity
+from training.baselines.sampled_softmax import Proposal
+from training.baselines.sasrec import SasRecConfig, fit_sasrec
+from training.baselines.sequence_batches import SequenceSource
+from training.baselines.sequence_encoder import Dropout, SequenceEncoder
+from training.baselines.task import Metric, Task
+from training.data.splits import EvaluationPair, Split
+from training.specification.deep import InstanceConfig
+from training.specification.splits import LastSplit
+
+ITEMS = 30
+ITEM_TABLE = ItemTable.build(pa.table({"id": [f"i{row}" for row in range(ITEMS)]}))
+TINY = SasRecConfig(
+    width=16, layers=1, heads=2, length=8, dropout=0.0, places=128, learning_rate=1e-2, warm_steps=5, average=10, max_rounds=12
+)
+
+
+def encoder(length: int = 12) -> SequenceEncoder:
+    torch.manual_seed(3)
+    return SequenceEncoder(8, 2, 2, length)
+
+
+def planted_task(order: Any = "file", seed: int = 1, seconds: float | None = None, users: int = 150) -> Task:
+    """Each item's successor is one fixed item. The next item is known from the last one alone, and no item is more popular by much."""
+    rng = np.random.default_rng(7)
+    after_I = np.roll(rng.permutation(ITEMS), 1)
+    successor = dict(zip(np.sort(after_I).tolist(), after_I.tolist(), strict=True))
+    lists = []
+    for start, length in zip(rng.integers(ITEMS, size=users).tolist(), rng.integers(4, 14, users).tolist(), strict=True):
+        items = [start]
+        while len(items) < length:
+            items.append(successor[items[-1]])
+        lists.append(items)
+    log = log_of(lists, order=order, items=ITEMS)
+    train, held = np.arange(users - 50), np.arange(users - 50, users)
+    pairs = [EvaluationPair(user, log.of(user)[:-1], log.of(user)[-1:]) for user in held.tolist()]
+    split = Split(log, train, validation=pairs[:25], test=pairs[25:], config=LastSplit())
+    return Task(split, ITEM_TABLE, Metric("recall", 1), exclude_seen=False, instances=InstanceConfig(), seed=seed, seconds=seconds)
+
+
+# -- the encoder ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_later_item_changes_no_earlier_state() -> None:
+    items_BTD = torch.randn(3, 7, 8, generator=torch.Generator().manual_seed(1))
+    changed_BTD = items_BTD.clone()
+    changed_BTD[:, 4] = torch.randn(3, 8, generator=torch.Generator().manual_seed(2))
+    before, after = encoder()(items_BTD), encoder()(changed_BTD)
+    torch.testing.assert_close(after[:, :4], before[:, :4])
+    assert (after[:, 4:] - before[:, 4:]).abs().amax(-1).min() > 1e-4, "and every state from there on depends on it"
+
+
+def test_padding_behind_changes_no_state() -> None:
+    items_BTD = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
+    padded_BTD = torch.cat([items_BTD, torch.full((2, 4, 8), 9.0)], 1)
+    torch.testing.assert_close(encoder()(padded_BTD)[:, :5], encoder()(items_BTD))
+
+
+def test_order_matters_to_the_encoder() -> None:
+    items_BTD = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(1))
+    swapped_BTD = items_BTD[:, [1, 0, 2, 3]]
+    assert (encoder()(items_BTD)[0, 3] - encoder()(swapped_BTD)[0, 3]).abs().max() > 1e-4
+
+
+def test_a_sequence_beyond_the_encoders_length_is_refused() -> None:
+    with pytest.raises(InvalidData, match="at most 4"):
+        encoder(length=4)(torch.zeros(1, 5, 8))
+
+
+def test_a_width_that_heads_do_not_divide_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="a multiple of heads, 3"):
+        SequenceEncoder(8, 1, 3, 4)
+
+
+def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
+    dropped = Dropout(0.25, torch.Generator().manual_seed(1))(torch.ones(300, 301))
+    assert float((dropped == 0).float().mean()) == pytest.approx(0.25, abs=0.01)
+    assert float(dropped.mean()) == pytest.approx(1, abs=0.01)
+    assert_allclose(dropped[dropped > 0].numpy(), 4 / 3, rtol=1e-6)
+
+
+# -- losses ---------------------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 2**32 - 1), logits=st.integers(1, 100))
+def test_the_whole_softmax_is_torchs_cross_entropy_in_blocks_of_any_size(seed: int, logits: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    state_ND, item_ID = (torch.randn(rows, 4, generator=rng).requires_grad_() for rows in (9, 7))
+    target_N = torch.randint(7, (9,), generator=rng)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocked_softmax, "LOGITS", logits)
+        mine = whole_softmax_loss(state_ND, item_ID, target_N)
+    expected = torch.nn.functional.cross_entropy(state_ND @ item_ID.T, target_N)
+    torch.testing.assert_close(mine, expected)
+    for one, other in zip(
+        torch.autograd.grad(2 * mine, (state_ND, item_ID)), torch.autograd.grad(2 * expected, (state_ND, item_ID)), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_sampled_loss_is_its_formula_and_leaves_the_target_out_of_the_negatives(seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    state_ND, item_ID = (torch.randn(rows, 4, generator=rng).requires_grad_() for rows in (6, 9))
+    target_N = torch.randint(9, (6,), generator=rng)
+    negative_S = torch.randperm(9, generator=rng)[:5].sort().values
+    weight_S = torch.randn(5, generator=rng)
+    mine = sampled_loss(state_ND, item_ID, target_N, negative_S, weight_S)
+    losses = []
+    for state_D, target in zip(state_ND, target_N.tolist(), strict=True):
+        others = [item_ID[s] @ state_D + w for s, w in zip(negative_S.tolist(), weight_S, strict=True) if s != target]
+        losses.append(torch.stack([item_ID[target] @ state_D, *others]).logsumexp(0) - item_ID[target] @ state_D)
+    expected = torch.stack(losses).mean()
+    torch.testing.assert_close(mine, expected)
+    for one, other in zip(torch.autograd.grad(mine, (state_ND, item_ID)), torch.autograd.grad(expected, (state_ND, item_ID)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_sampled_partition_function_is_unbiased() -> None:
+    rng = torch.Generator().manual_seed(1)
+    state_ND, item_ID, target_N = torch.randn(1, 4, generator=rng), torch.randn(12, 4, generator=rng), torch.tensor([3])
+    proposal = Proposal(np.arange(1.0, 13.0), torch.device("cpu"))
+    own = float(state_ND[0] @ item_ID[3])
+    sums = [float((sampled_loss(state_ND, item_ID, target_N, *proposal.draw(6, rng)) + own).exp()) for _ in range(3000)]
+    assert np.mean(sums) == pytest.approx(float((state_ND @ item_ID.T).exp().sum()), rel=0.03)
+
+
+def test_a_block_holds_no_more_logits_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    softmax = torch.softmax
+
+    def counted(score: torch.Tensor, axis: int) -> torch.Tensor:
+        seen.append(score.numel())
+        return softmax(score, axis)
+
+    monkeypatch.setattr(blocked_softmax, "LOGITS", 64)
+    monkeypatch.setattr(torch, "softmax", counted)
+    whole_softmax_loss(torch.randn(50, 4), torch.randn(7, 4), torch.zeros(50, dtype=torch.int64))
+    assert max(seen) == 64
+    assert sum(seen) == 50 * 8
+    seen.clear()
+    whole_softmax_loss(torch.randn(3, 4), torch.randn(100, 4), torch.zeros(3, dtype=torch.int64))
+    assert seen == [101] * 3, "at least one position at a time"
+
+
+# -- batches --------------------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 2**32 - 1), length=st.integers(1, 9), places=st.integers(1, 40))
+def test_an_epoch_holds_every_pair_of_neighbours_once_in_batches_within_the_limit(seed: int, length: int, places: int) -> None:
+    rng = np.random.default_rng(seed)
+    lists = [rng.integers(50, size=rng.integers(1, 25)).tolist() for _ in range(12)]
+    source = SequenceSource(log_of([*lists, [51, 51]], items=52), np.arange(12), length, places, seed)
+    pairs = []
+    for batch in source.epoch(int(rng.integers(5))):
+        real_BT = batch.target_BT >= 0
+        assert_array_equal(real_BT, batch.history_BT >= 0)
+        assert real_BT.shape[1] <= length
+        assert real_BT.size <= places or len(real_BT) == 1
+        assert_array_equal(batch.history_BT[:, 1:][real_BT[:, 1:]], batch.target_BT[:, :-1][real_BT[:, 1:]])
+        pairs += list(zip(batch.history_BT[real_BT].tolist(), batch.target_BT[real_BT].tolist(), strict=True))
+    assert sorted(pairs) == sorted(pair for items in lists for pair in itertools.pairwise(items))
+
+
+def test_short_lists_do_not_cost_what_the_longest_one_costs() -> None:
+    lists = [[1, 2, 3]] * 40 + [list(range(40))]
+    source = SequenceSource(log_of(lists), np.arange(41), length=50, places=60, seed=1)
+    computed = sum(batch.history_BT.size for batch in source.epoch(0))
+    assert computed <= 1.3 * (40 * 2 + 39)
+
+
+def test_a_list_without_order_is_shuffled_for_each_epoch() -> None:
+    source = SequenceSource(log_of([list(range(9))], order="none"), np.array([0]), length=4, places=60, seed=1)
+    epochs = [next(iter(source.epoch(number))) for number in range(3)]
+    assert all(batch.history_BT.shape == (1, 4) for batch in epochs)
+    assert len({tuple(batch.history_BT[0].tolist()) for batch in epochs}) == 3
+    again = next(iter(source.epoch(2)))
+    assert_array_equal(again.history_BT, epochs[2].history_BT)
+
+
+def test_lists_of_one_event_teach_nothing() -> None:
+    with pytest.raises(InvalidData, match="at least one with two events or more"):
+        SequenceSource(log_of([[1], [2]]), np.arange(2), 4, 8, 1)
+
+
+# -- fits -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["full", "sampled"])
+def test_it_learns_what_only_the_order_says(loss: Any) -> None:
+    task = planted_task()
+    fitted = fit_sasrec(task, [replace(TINY, loss=loss, negatives=20)])
+    popular_I = fit_popularity(task.split.lists, task.split.train).best_I
+    test = task.split.test
+    assert task.measured(fitted.rank, test) > 0.9
+    assert np.mean([pair.relevant[0] == popular_I[0] for pair in test]) < 0.3
+    shuffled = fit_sasrec(planted_task(order="none"), [replace(TINY, loss=loss, negatives=20)])
+    assert task.measured(shuffled.rank, test) < 0.6, "an order-blind model does not know which of the neighbours comes next"
+
+
+def test_answers_are_exact_and_the_same_in_any_batch() -> None:
+    task = planted_task()
+    fitted = fit_sasrec(task, [replace(TINY, max_rounds=1)])
+    histories = [pair.history for pair in task.split.test] + [np.array([], np.int64), np.array([-1, 4, -1]), np.arange(20)]
+    together = fitted.rank(histories, ITEMS, exclude_seen=True)
+    for history, rows_M in zip(histories, together, strict=True):
+        alone = fitted.rank([history], ITEMS, exclude_seen=True)[0]
+        assert_array_equal(alone, rows_M)
+        assert sorted(rows_M[rows_M >= 0]) == sorted(set(range(ITEMS)) - set(history.tolist())), "all unseen items, no other"
+    assert_array_equal(fitted.rank([np.array([-1, 4, -1])], 5, exclude_seen=False), fitted.rank([np.array([4])], 5, exclude_seen=False))
+
+
+def test_a_history_without_a_known_item_is_answered_by_popularity() -> None:
+    task = planted_task()
+    fitted = fit_sasrec(task, [replace(TINY, max_rounds=1)])
+    counts = np.bincount(np.concatenate([task.split.lists.of(user) for user in task.split.train.tolist()]), minlength=ITEMS)
+    expected = np.lexsort((np.arange(ITEMS), -counts))[:5]
+    assert_array_equal(fitted.rank([np.array([], np.int64), np.array([-1])], 5, exclude_seen=True), [expected, expected])
+
+
+def test_a_fit_is_a_function_of_task_and_seed() -> None:
+    histories = [pair.history for pair in planted_task().split.test]
+    one, same, other = (
+        fit_sasrec(planted_task(seed=seed), [replace(TINY, dropout=0.3, loss="sampled", negatives=9, max_rounds=2)]) for seed in (1, 1, 2)
+    )
+    assert_array_equal(one.rank(histories, 9, exclude_seen=False), same.rank(histories, 9, exclude_seen=False))
+    assert not np.array_equal(one.rank(histories, 9, exclude_seen=False), other.rank(histories, 9, exclude_seen=False))
+
+
+def test_held_out_users_are_not_learned_from() -> None:
+    task = planted_task()
+    lists = [task.split.lists.of(user).tolist() for user in range(150)]
+    changed = log_of([*lists[:100], *([5, 6, 7, 8] for _ in range(50))], items=ITEMS)
+    histories = [pair.history for pair in task.split.test]
+    one, two = (
+        fit_sasrec(replace(task, split=replace(task.split, lists=log)), [replace(TINY, max_rounds=2)])
+        for log in (task.split.lists, changed)
+    )
+    assert_array_equal(one.rank(histories, 9, exclude_seen=False), two.rank(histories, 9, exclude_seen=False))
+
+
+def test_a_deadline_ends_training_early_with_what_there_is() -> None:
+    begin = time.monotonic()
+    fitted = fit_sasrec(planted_task(seconds=0.0), [replace(TINY, max_rounds=10**6, patience=10**6)] * 2)
+    assert time.monotonic() - begin < 30
+    assert fitted.ended is not None
+    assert "deadline" in fitted.ended
+    assert len(fitted.trials) == 1
+    assert fitted.rank([np.array([3])], 4, exclude_seen=True).min() >= 0
+
+
+def test_of_several_configurations_the_best_by_the_metric_is_kept() -> None:
+    hopeless = replace(TINY, learning_rate=1e-9, init="random")
+    fitted = fit_sasrec(planted_task(), [hopeless, TINY])
+    assert fitted.options["learning_rate"] == TINY.learning_rate
+    assert [trial.options["learning_rate"] for trial in fitted.trials] == [1e-9, 1e-2]
+    assert fitted.trials[1].figure > fitted.trials[0].figure
+
+
+def test_bfloat16_learns_as_well() -> None:
+    task = planted_task()
+    assert task.measured(fit_sasrec(task, [replace(TINY, bfloat16=True)]).rank, task.split.test) > 0.9
+
+
+def test_a_loss_that_is_not_finite_ends_the_fit() -> None:
+    with pytest.raises(FloatingPointError, match="lower learning_rate"):
+        fit_sasrec(planted_task(), [replace(TINY, learning_rate=1e30, warm_steps=0)])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((name, 0) for name in ("width", "layers", "heads", "length", "negatives", "places", "average", "patience", "max_rounds")),
+        ("init_std", 0.0),
+        ("learning_rate", float("inf")),
+        ("dropout", 1.0),
+        ("weight_decay", -0.1),
+        ("warm_steps", -1),
+        ("loss", "half"),
+        ("init", "zero"),
+    ],
+)
+def test_bad_options_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidConfig) as error:
+        replace(TINY, **{field: value})
+    assert error.value.field == field

@@ -1,0 +1,93 @@
+"""Batches of item sequences for models that predict the next item at every place.
+
+Knows lists and their order. Does not know models. Batches hold sequences of about one length, so that little padding is computed: a list
+of six items does not cost what the longest one costs.
+
+Legend: B sequences, T places, W windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidData
+from training.data.interactions import Interactions
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SequenceBatch:
+    """int64[B, T], oldest first, −1 behind the last: at each place an item row and the row of the item after it."""
+
+    history_BT: Int64
+    target_BT: Int64
+
+
+class SequenceSource:
+    """The lists of some users (int64 rows), those with at least two events.
+
+    length  most places of a sequence. A longer list is cut into windows, elsewhere in each epoch, that hold every pair of neighbours once
+    places  most places of a batch, padding included; at least one sequence is in it
+
+    A list without an order is shuffled for each epoch, and its first places count.
+    """
+
+    def __init__(self, lists: Interactions, users: Int64, length: int, places: int, seed: int) -> None:
+        self.lists, self.length, self.places, self.seed = lists, length, places, seed
+        self.users = users[np.diff(lists.offset_U1)[users] >= 2]
+        if len(self.users) == 0:
+            raise InvalidData("log", f"{len(users)} training users", "at least one with two events or more")
+        self.targets = int((np.diff(lists.offset_U1)[self.users] - 1).sum())
+
+    def epoch(self, number: int) -> Iterator[SequenceBatch]:
+        """The batches of one epoch, in random order; they depend on (seed, number) alone."""
+        rng = np.random.default_rng([self.seed, 2, number])
+        start_W, count_W = self._whole(rng) if self.lists.order == "none" else self._windows(rng)
+        by_length_W = np.lexsort((rng.random(len(count_W)), np.minimum(count_W, self.length)))
+        cuts = _cuts(np.minimum(count_W, self.length)[by_length_W], self.places)
+        for batch in rng.permutation(len(cuts) - 1):
+            chosen_B = by_length_W[cuts[batch] : cuts[batch + 1]]
+            yield self._batch(rng, start_W[chosen_B], count_W[chosen_B])
+
+    def _windows(self, rng: np.random.Generator) -> tuple[Int64, Int64]:
+        """(first event, places) of each window: a list's places are cut at every multiple of `length` after a random first cut."""
+        start_U = self.lists.offset_U1[self.users]
+        places_U = self.lists.offset_U1[self.users + 1] - start_U - 1
+        first_U = np.where(places_U <= self.length, places_U, 1 + (rng.random(len(start_U)) * self.length).astype(np.int64))
+        windows_U = 1 + -(-(places_U - first_U) // self.length)
+        user_W = np.repeat(np.arange(len(windows_U)), windows_U)
+        number_W = np.arange(len(user_W)) - np.repeat(np.cumsum(windows_U) - windows_U, windows_U)
+        end_W = np.minimum(first_U[user_W] + number_W * self.length, places_U[user_W])
+        begin_W = np.where(number_W == 0, 0, first_U[user_W] + (number_W - 1) * self.length)
+        return start_U[user_W] + begin_W, end_W - begin_W
+
+    def _whole(self, rng: np.random.Generator) -> tuple[Int64, Int64]:
+        start_U = self.lists.offset_U1[self.users]
+        return start_U, self.lists.offset_U1[self.users + 1] - start_U - 1
+
+    def _batch(self, rng: np.random.Generator, start_B: Int64, count_B: Int64) -> SequenceBatch:
+        place_T = np.arange(min(int(count_B.max()), self.length) + 1)
+        place_BT = np.where(place_T <= count_B[:, None], start_B[:, None] + place_T, -1)
+        if self.lists.order == "none":
+            for row_T, start, count in zip(place_BT, start_B.tolist(), count_B.tolist(), strict=True):
+                shuffled = start + rng.permutation(count + 1)[: len(row_T)]
+                row_T[: len(shuffled)] = shuffled
+        items_BT = np.where(place_BT >= 0, self.lists.item_of_event_E[np.maximum(place_BT, 0)], -1).astype(np.int64)
+        return SequenceBatch(np.where(items_BT[:, 1:] >= 0, items_BT[:, :-1], -1), items_BT[:, 1:])
+
+
+def _cuts(length_W: Int64, places: int) -> list[int]:
+    """Where ascending lengths are cut so that each part times its longest is at most `places`; a part holds at least one."""
+    cuts = [0]
+    while cuts[-1] < len(length_W):
+        first = cuts[-1]
+        # The longest of a part is its last: part size × length grows with the part, so the last that fits is searched for.
+        size = np.arange(1, 1 + min(len(length_W) - first, max(1, places // max(1, int(length_W[first])))))
+        fits = int(np.count_nonzero(size * length_W[first : first + len(size)] <= places))
+        cuts.append(first + max(1, fits))
+    return cuts

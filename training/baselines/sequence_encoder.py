@@ -1,0 +1,101 @@
+"""The encoder of SASRec (Kang & McAuley 2018, arXiv 1808.09781): a causal transformer over a history of items.
+
+Knows vectors of items and their order. Does not know item tables, losses or search. A block normalises what it reads and not what it
+writes (pre-norm), which trains at most learning rates; its dense part is 4 D wide.
+
+    x_t ← v_t + position_t                                                  v the item's vector
+    x_t ← x_t + W_o · Σ_{s ≤ t} softmax_s(⟨q_t, k_s⟩ / √(D/H)) · v_s         q, k, v = W · norm(x)
+    x_t ← x_t + W_2 · gelu(W_1 · norm(x_t))
+    state_t = norm(x_t)
+
+Legend: B sequences, T places, D width, H heads, E width of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from espalier.errors import InvalidConfig, InvalidData
+
+
+class Dropout:
+    """Sets a share of numbers to 0 and raises the others in proportion. The share is rounded to a multiple of 1/256.
+
+    A mask takes 8 random bits a number: torch's own masks take a CPU longer than the matrix products around them.
+    """
+
+    def __init__(self, share: float, generator: torch.Generator) -> None:
+        self.dropped_of_256 = round(256 * share)
+        self.generator = generator
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.dropped_of_256 == 0:
+            return x
+        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None, generator=self.generator)
+        byte = words.view(torch.uint8)[: x.numel()].view(x.shape)
+        return x * ((byte >= self.dropped_of_256).to(x.dtype) * (256 / (256 - self.dropped_of_256)))
+
+
+class SequenceEncoder(nn.Module):
+    """Vectors of items → states.
+
+    width   D, a multiple of `heads`
+    length  most places of a sequence; each has a learned position vector, counted from the oldest item
+    """
+
+    def __init__(self, width: int, layers: int, heads: int, length: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise InvalidConfig("width", width, f"a multiple of heads, {heads}")
+        self.position_TD = nn.Parameter(torch.randn(length, width) * 0.02)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, items_BTD: Tensor, dropout: Dropout | None = None) -> Tensor:
+        """[B, T, D] → [B, T, D]: the state at t depends on places 0 … t alone. Oldest first, padding behind, where it changes nothing.
+
+        Raises InvalidData where T is above `length`.
+        """
+        length = items_BTD.shape[1]
+        if length > len(self.position_TD):
+            raise InvalidData("items_BTD", f"{length} places", f"at most {len(self.position_TD)}")
+        x_BTD = items_BTD + self.position_TD[:length]
+        x_BTD = x_BTD if dropout is None else dropout(x_BTD)
+        future_TT = torch.full((length, length), -torch.inf, device=x_BTD.device).triu(1)
+        for block in self.blocks:
+            x_BTD = block(x_BTD, future_TT, dropout)
+        state_BTD: Tensor = self.norm(x_BTD)
+        return state_BTD
+
+
+class Block(nn.Module):
+    """Attention, then two dense layers; each is added to what it read."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.dense_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        for layer in (self.query_key_value, self.out, self.up, self.down):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x_BTD: Tensor, future_TT: Tensor, dropout: Dropout | None) -> Tensor:
+        """future_TT is −∞ where the column is later than the row, else 0."""
+        part_BTD = self.out(self._attended(self.attention_norm(x_BTD), future_TT))
+        x_BTD = x_BTD + (part_BTD if dropout is None else dropout(part_BTD))
+        part_BTD = self.down(nn.functional.gelu(self.up(self.dense_norm(x_BTD))))
+        return x_BTD + (part_BTD if dropout is None else dropout(part_BTD))
+
+    def _attended(self, x_BTD: Tensor, future_TT: Tensor) -> Tensor:
+        # Plain products: for sequences of some hundred places a CPU is faster with them than with torch's fused attention.
+        batch, length, width = x_BTD.shape
+        parts_BT3HE = self.query_key_value(x_BTD).view(batch, length, 3, self.heads, width // self.heads)
+        query_BHTE, key_BHTE, value_BHTE = parts_BT3HE.permute(2, 0, 3, 1, 4)
+        logit_BHTT = (query_BHTE * (self.heads / width) ** 0.5) @ key_BHTE.transpose(-1, -2)
+        weight_BHTT = torch.softmax(logit_BHTT + future_TT.to(logit_BHTT.dtype), -1)
+        attended_BHTE = weight_BHTT.to(value_BHTE.dtype) @ value_BHTE
+        attended_BTD: Tensor = attended_BHTE.transpose(1, 2).reshape(batch, length, width)
+        return attended_BTD
