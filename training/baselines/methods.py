@@ -19,4 +19,8 @@ METHODS: dict[str, Method] = {
     "popularity": _at("popularity", "popularity"),
     "item-cf": _at("item_cf", "item_cf"),
     "neighbours": _at("neighbours", "neighbours"),
+    "product-dnn": _at("product_dnn", "product_dnn"),
+    "sasrec": _at("sasrec", "sasrec"),
+    "sasrec-full": _at("sasrec", "sasrec_full"),
+    "sasrec-sampled": _at("sasrec", "sasrec_sampled"),
 }
