@@ -24,6 +24,7 @@ SETS: dict[str, tuple[str, str | None]] = {
     "ml-1m": ("ml-1m.toml", "ratings.dat.gz"),
     "sasrec-amazon-games": ("amazon-games.toml", "Video.txt.gz"),
     "s3rec-yelp": ("yelp.toml", "Yelp.txt.gz"),
+    "ml-1m-sasrec": ("ml-1m-sasrec.toml", "ml-1m.txt.gz"),
 }
 """Name of a set → its file in training/configs, and the log inside DIR/NAME; None: the embedded sample, which needs no DIR."""
 

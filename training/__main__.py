@@ -1,4 +1,4 @@
-"""`python -m training fit | relearn | place | import-pecos | fit-ranker | evaluate | inspect | options`: the offline commands."""
+"""`python -m training fit | relearn | place | import-pecos | fit-ranker | evaluate | compare | inspect | options`: the offline commands."""
 
 from __future__ import annotations
 
@@ -269,6 +269,23 @@ def _measured(
         raise InvalidConfig("--exclude-seen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
     queries = labelled_queries(bundle, data)
     return len(queries), measure.measure(bundle, engine, queries, beams, ms, batch, stage)
+
+
+@app.command()
+def compare(
+    config: Annotated[Path, typer.Option(help="TOML file of a tree model; `data.split` says how test queries are held out")],
+    data: Annotated[Path | None, typer.Option(help="a log to read instead of the configured one")] = None,
+    methods: Annotated[str | None, typer.Option(help="comma-separated; docs/compare.md lists them, `fusion:A:B` is any two")] = None,
+    minutes: Annotated[float, typer.Option(help="wall-clock time of everything; methods that need more end early, and say so")] = 5,
+    beam: Annotated[str, typer.Option(help="serving beams of the tree, comma-separated")] = "50,200,800",
+    json_file: Annotated[Path | None, typer.Option("--json", help="written after every method; what is there is not run again")] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw recall against ms per query (PNG or SVG)")] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where the tree is trained")] = "auto",
+) -> None:
+    """Would a tree pay on this log? Train it and what it competes with, and measure all on the same queries."""
+    from training.compare import command
+
+    command.run(config, data, methods, minutes, _numbers("--beam", beam), json_file, plot, device)
 
 
 @app.command()

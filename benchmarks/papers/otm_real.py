@@ -1,18 +1,24 @@
 """Tables 3–4 of OTM's protocol on real logs: every method on the same users, tree and metrics; recall over the serving beam.
 
     python -m benchmarks.otm_real --data DIR --set sasrec-amazon-games --methods otm-robust,tdm,item-cf --seeds 3 --json F [--plot F.png]
-    python -m benchmarks.otm_real --log FILE --config FILE --methods otm-robust,tdm --json F
+    python -m benchmarks.otm_real --log FILE --config FILE --methods recipe,neighbours,ease,sasrec,fusion --seeds 3 --json F
 
 DIR/NAME holds a set as benchmarks/real_logs.py names it. A test user's first half is the query, the second half is relevant. A seed is one
 of the split, the tree, the first weights and every draw. Nothing is chosen on test users: every method keeps the weights with the best
-recall of validation users and trains until that has stopped rising, or for `--steps`; a row's `best_step` and `steps` say which.
+recall of validation users and trains until that has stopped rising, or for `--steps`; a row's `best_step` and `steps` say which. With
+`--minutes`, every baseline and the recipe end within that.
 
-`otm-robust` is the default recipe on the set's instances. The other tree methods have the papers' scorer (24 numbers a row, 128–64–24)
-over the same tree, and, unlike in the papers, the same first rows, averaged weights and the learning rate that served TDM best. `jtm` and
-the three `otm` methods go on from the trained `tdm`: the one on a re-learned tree, the others as a warm start, which OTM wants on real
-logs. `tdm-same-scorer` is TDM with the scorer, rows and instances of `otm-robust`, at γ = 0: what the objective alone is worth.
-The product-DNN starts from the same co-occurrence embeddings, averages its weights and is chosen by the same recall. `tdm-random-rows` and
-`product-dnn-random-rows` (with a sampled softmax) start as published.
+`recipe` is what `python -m training fit` does with the set's configuration, whatever its kind and the defaults now are; its rows are those
+of the exported bundle, searched by the engine that serves it. Baselines are those of training.baselines.methods, chosen on the same
+validation users by the same recall@`search.m`; the quick ones are chosen anew for rows with seen items left out. `fusion` is the recipe
+with `neighbours`, `fusion:A:B` any two. A method that cannot be fitted, for its memory or a package, is left out (`left_out` says why).
+
+`otm-robust` is the robust objective with its defaults on the set's instances. The other tree methods have the papers' scorer (24 numbers
+a row, 128–64–24) over the same tree, and, unlike in the papers, the same first rows, averaged weights and the learning rate that served TDM
+best. `jtm` and the three `otm` methods go on from the trained `tdm`: the one on a re-learned tree, the others as a warm start, which OTM
+wants on real logs. `tdm-same-scorer` is TDM with the scorer, rows and instances of `otm-robust`, at γ = 0: what the objective alone is
+worth.
+`product-dnn-sampled` and `product-dnn-random-rows` have a sampled softmax; the latter and `tdm-random-rows` start as published.
 
 A tree method may be changed, for an ablation: `otm-robust+objective.gamma=0+scorer.kind="mlp"`.
 
@@ -23,207 +29,90 @@ also at γ = 0.5. Rows are written after every method, and what is there is not 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import re
 import tempfile
 import time
-import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import real_logs
-from benchmarks.papers.otm_real_report import MS, Row, continued, markdown, measured, plot_curves, print_rows, recall_change, save
+from benchmarks.papers.otm_real_report import MS, Row, markdown, measured, plot_curves, print_rows, recall_change
+from benchmarks.papers.otm_real_trees import TREES, Run, is_tree, method_config, tree_rows
 from espalier.errors import EspalierError, InvalidConfig
 from espalier.hardware import hardware
-from espalier.tree import Tree
-from training.baselines.item_cf import tune_neighbours
-from training.baselines.popularity import fit_popularity
+from training.baselines.methods import METHODS as BASELINES
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
-from training.baselines.task import Metric
-from training.data.splits import EvaluationPair, without_seen
-from training.deep.earlier import as_earlier
-from training.deep.export import export
-from training.deep.fit import CURVE, fit, use_bfloat16
-from training.deep.prepare import Prepared, build_tree, prepare
-from training.deep.scorers.model import NodeScorer
-from training.deep.topology import Topology
-from training.deep.validation import ranked_by, search_pairs
-from training.specification.deep import DeepConfig, OptimiserConfig, ProductScorer, RobustObjective
-from training.specification.models import deep_config
+from training.baselines.task import Fitted, Method, Task
+from training.compare.contest import RECIPE, Contest, Entry, attempted, checked_names, fuse
+from training.compare.figures import answered
+from training.compare.report import continued, save
+from training.data.splits import without_seen
+from training.deep.fit import use_bfloat16
+from training.deep.prepare import prepare
+from training.specification.deep import DeepConfig
 
-CPU = torch.device("cpu")
-Sections = dict[str, dict[str, Any]]
-RECIPE: Sections = {
-    "scorer": ProductScorer().model_dump(),
-    "objective": RobustObjective().model_dump(),
-    "optimiser": OptimiserConfig().model_dump(include={"batch", "learning_rate", "average"}),
-}
-PUBLISHED: Sections = {
-    "scorer": {"kind": "mlp", "node_dim": 24, "hidden": (128, 64, 24)},
-    "instances": {"targets": 20},
-    "optimiser": {"batch": 100, "learning_rate": 1e-2},
-}
-ON_TDM: Sections = {"tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}, "optimiser": {"learning_rate": 2e-3}}
-
-
-def _published(kind: str, *more: Sections) -> tuple[str, Sections]:
-    sections: Sections = {name: dict(keys) for name, keys in PUBLISHED.items()}
-    for part in more:
-        for name, keys in part.items():
-            sections[name] = sections.get(name, {}) | keys
-    return kind, sections
-
-
-OF_200: Sections = {"objective": {"beam_size": 200}}
-TREES: dict[str, tuple[str, Sections]] = {
-    "otm-robust": ("otm-robust", RECIPE),
-    "tdm-same-scorer": ("tdm", RECIPE | {"objective": {}}),
-    "tdm": _published("tdm"),
-    "tdm-random-rows": _published("tdm", {"scorer": {"init": "random"}}),
-    "plt": _published("plt"),
-    "hsm": _published("hsm"),
-    "jtm": _published("tdm", ON_TDM, {"tree": {"kind": "jtm"}}),
-    "otm": _published("otm", OF_200, ON_TDM),
-    "otm-no-bs": _published("otm-no-bs", OF_200, ON_TDM),
-    "otm-no-optest": _published("otm-no-optest", OF_200, ON_TDM),
-}
-"""Method → its kind, and what it changes in a set's configuration."""
 PRODUCT_DNN: dict[str, dict[str, Any]] = {
-    "product-dnn": {"loss": "full"},
     "product-dnn-sampled": {"loss": "sampled"},
     "product-dnn-random-rows": {"loss": "sampled", "init": "random"},
 }
-METHODS = ("popularity", "item-cf", *PRODUCT_DNN, *TREES)
+"""Variants of `product-dnn`, for the papers' tables."""
+METHODS = (RECIPE, *BASELINES, *PRODUCT_DNN, *TREES)
 ALL_LEAVES = 1 << 62
 
 
-@dataclass
-class Run:
-    """One seed of one log: what its methods share. `trained` keeps what later ones start from."""
+def product_dnn(config: DeepConfig, variant: Mapping[str, Any]) -> Method:
+    """A variant as a method, with the steps and the patience of the set's configuration."""
 
-    config: DeepConfig
-    prepared: Prepared
-    folder: Path
-    trained: dict[str, tuple[Tree, NodeScorer]] = field(default_factory=dict)
+    def method(task: Task) -> Fitted:
+        begin = time.monotonic()
+        settings = ProductDnnConfig(
+            instances=task.instances.model_copy(update={"targets": 1}),
+            **variant,
+            max_steps=config.optimiser.steps,
+            round_steps=min(config.optimiser.validate_every, config.optimiser.steps),
+            patience=config.optimiser.patience,
+            metric=task.metric,
+            exclude_seen=task.exclude_seen,
+            bfloat16=use_bfloat16(config, torch.device("cpu")),
+        )
+        model = fit_product_dnn(task.split, settings, seed=task.seed)
+        return Fitted(model.rank, dict(variant), model.bytes, time.monotonic() - begin)
 
-    @property
-    def test(self) -> list[EvaluationPair]:
-        return list(self.prepared.split.test)
-
-
-def method_config(config: DeepConfig, method: str) -> DeepConfig:
-    """The set's configuration with what the method changes. Raises InvalidConfig where a change names no key or gives a wrong value."""
-    name, *changes = method.split("+")
-    kind, own = TREES[name]
-    sections: Sections = {"scorer": {}} | {section: dict(keys) for section, keys in own.items()}
-    changed: Sections = {}
-    for change in changes:
-        place, _, text = change.partition("=")
-        section, _, key = place.partition(".")
-        if not key:
-            raise InvalidConfig("--methods", change, "section.key=value of a configuration, such as objective.gamma=0")
-        if section == "scorer" and sections["scorer"].get("init") == "earlier":
-            raise InvalidConfig("--methods", change, f"no other scorer, since {name} goes on from tdm's weights")
-        try:
-            changed.setdefault(section, {})[key] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidConfig("--methods", change, "a value as in TOML, strings in quotation marks") from error
-    raw = config.model_dump(mode="json") | {"kind": kind, "scorer": {}, "objective": {}}  # the set's own do not count
-    if changed.get("scorer", {}).get("kind", sections["scorer"].get("kind")) != sections["scorer"].get("kind"):
-        sections["scorer"] = {}  # another kind has other defaults
-    for part in (sections, changed):
-        for section, keys in part.items():
-            raw[section] = raw.get(section, {}) | keys
-    if raw["scorer"].get("init") == "earlier":
-        raw["earlier_model"] = "tdm"  # the one in memory: see train_tree
-    return deep_config(raw)
+    return method
 
 
-def train_tree(run: Run, method: str) -> tuple[Tree, NodeScorer, Row]:
-    """The trained method, and how it was trained: seconds and steps, without those of the model that it goes on from."""
-    config, prepared = method_config(run.config, method), run.prepared
-    if config.scorer.init == "earlier":
-        if "tdm" not in run.trained:
-            train_tree(run, "tdm")
-        prepared = replace(prepared, earlier=as_earlier(method_config(run.config, "tdm"), *run.trained["tdm"]))
-    begin = time.perf_counter()
-    tree = build_tree(config, prepared)
-    work = run.folder / re.sub(r"[^a-z0-9.-]", "_", method)
-    work.mkdir(exist_ok=True)
-    model = fit(config, prepared, tree, CPU, work, resume=False).eval()
-    curve = json.loads((work / CURVE).read_text())
-    if method == "tdm":
-        run.trained[method] = tree, model
-    seconds = round(time.perf_counter() - begin, 1)
-    return tree, model, {"train_seconds": seconds, "best_step": curve["best_step"], "steps": curve["steps"]}
-
-
-def tree_rows(run: Run, method: str, beams: Sequence[int], bundles: Path | None) -> list[Row]:
-    tree, model, training = train_tree(run, method)
-    config = method_config(run.config, method)
-    own, gamma = ranked_by(config)
-    gammas = [gamma] if own == "log_activation" else sorted({0.0, gamma} | ({0.5} if config.kind == "tdm" else set()))
-    topology, rows = Topology(tree, CPU), []
-    for gamma in gammas:
-        best_B = None
-        for beam in beams:
-            beam = min(beam, tree.leaf_count)
-            for exclude_seen in (False, True):
-                searched = config.model_copy(update={"search": config.search.model_copy(update={"exclude_seen": exclude_seen})})
-                pairs = without_seen(run.test) if exclude_seen else run.test
-                with torch.autocast("cpu", torch.bfloat16, enabled=use_bfloat16(config, CPU)):
-                    found_BM, _ = search_pairs(searched, topology, model, pairs, gamma, own, beam, max(MS))
-                about = {"gamma": gamma, "beam_size": beam, "exclude_seen": exclude_seen} | training
-                new, recall_B = measured(found_BM, pairs, about)
-                if not exclude_seen:
-                    if best_B is not None:
-                        new[-1] |= recall_change(recall_B - best_B)
-                    if best_B is None or recall_B.mean() > best_B.mean():
-                        best_B = recall_B
-                rows += new
-    if bundles is not None and method in TREES:
-        path = bundles / f"{run.config.name}-{method}" / str(run.config.seed)
-        if not path.exists():
-            export(config.model_copy(update={"name": path.parent.name}), run.prepared, tree, model, path)
+def method_rows(contest: Contest, method: str, seconds: float | None) -> list[Row] | str:
+    """The rows of the recipe, a baseline or a fusion, raw and with seen items left out; or why it is left out."""
+    rows: list[Row] = []
+    for exclude_seen in (False, True):
+        entry = attempted(contest, method, exclude_seen, seconds)
+        if isinstance(entry, str):
+            return entry
+        rows += _rows_of(entry, contest, exclude_seen)
     return rows
 
 
-def baseline_rows(run: Run, method: str) -> list[Row]:
-    interactions, split = run.prepared.interactions, run.prepared.split
-    validation: list[EvaluationPair] = list(split.validation)
+def _rows_of(entry: Entry, contest: Contest, exclude_seen: bool) -> list[Row]:
+    test = list(contest.prepared.split.test)
+    pairs = without_seen(test) if exclude_seen else test
     rows: list[Row] = []
-    begin = time.perf_counter()
-    dnn = None
-    if method in PRODUCT_DNN:
-        settings = ProductDnnConfig(
-            instances=run.config.instances.model_copy(update={"targets": 1}),
-            **PRODUCT_DNN[method],
-            max_steps=run.config.optimiser.steps,
-            round_steps=min(run.config.optimiser.validate_every, run.config.optimiser.steps),
-            patience=run.config.optimiser.patience,
-            metric=Metric("recall", run.config.search.m),
-            exclude_seen=run.config.search.exclude_seen,
-            bfloat16=use_bfloat16(run.config, CPU),
-        )
-        dnn = fit_product_dnn(split, settings, seed=run.config.seed)
-    for exclude_seen in (False, True):
-        pairs = without_seen(run.test) if exclude_seen else run.test
-        if dnn is not None:
-            rank = dnn.rank
-        elif method == "popularity":
-            rank = fit_popularity(interactions, split.train).rank
-        else:
-            tune_on = without_seen(validation) if exclude_seen else validation
-            rank = tune_neighbours(interactions, split.train, tune_on, m=max(MS), exclude_seen=exclude_seen)[0].rank
-        found_BM = rank([pair.history for pair in pairs], max(MS), exclude_seen)
-        about = {"gamma": None, "beam_size": None, "exclude_seen": exclude_seen, "train_seconds": round(time.perf_counter() - begin, 1)}
-        rows += measured(found_BM, pairs, about)[0]
+    best_B = None
+    for beam, fitted in entry.by_beam.items():
+        about = {"gamma": fitted.options.get("gamma") if entry.name == RECIPE else None, "beam_size": beam, "exclude_seen": exclude_seen}
+        about |= {"train_seconds": round(fitted.seconds, 1), "bytes": int(fitted.bytes), "ended": fitted.ended}
+        about |= {name: fitted.options[name] for name in ("best_step", "steps") if entry.name == RECIPE}
+        new, recall_B = measured(answered(fitted.rank, pairs, max(MS), exclude_seen), pairs, about)
+        if best_B is not None and not exclude_seen:
+            new[-1] |= recall_change(recall_B - best_B)
+        if best_B is None or np.mean(recall_B) > np.mean(best_B):
+            best_B = recall_B
+        rows += new
     return rows
 
 
@@ -242,6 +131,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--beams", default="50,200,800", help="serving beams, comma-separated, ascending; `all` for all leaves")
     parser.add_argument("--steps", type=int, help="at most so many steps, for a quick look")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--minutes", type=float, help="at most so many for choosing and training each method but the papers' trees")
     parser.add_argument("--export", type=Path, metavar="DIR", help="write the tree methods' bundles to DIR/SET-METHOD/SEED")
     parser.add_argument("--json", type=Path, help="rows are written after every method; methods already there are not run again")
     parser.add_argument("--plot", type=Path, help="recall over the serving beam (PNG or SVG)")
@@ -255,24 +145,27 @@ def checked_methods(text: str, config: DeepConfig) -> list[str]:
     """The methods of `--methods`. Raises InvalidConfig on an unknown one, or on a change that gives no valid configuration."""
     methods = re.split(r",(?![^\[]*\])", text)  # commas inside [ ] belong to a value
     for method in methods:
-        if method not in METHODS and not is_tree(method):
-            raise InvalidConfig("--methods", method, f"some of {', '.join(METHODS)}")
-        if is_tree(method) and method_config(config, method).rounds > 1:
+        if not is_tree(method):
+            checked_names(method, METHODS)
+        elif method_config(config, method).rounds > 1:
             raise InvalidConfig("--methods", method, "tree.rounds of 1")
     return methods
 
 
-def is_tree(method: str) -> bool:
-    return method.split("+")[0] in TREES
-
-
-def seed_rows(config: DeepConfig, log: Path, methods: Sequence[str], beams: Sequence[int], bundles: Path | None) -> Iterator[list[Row]]:
-    """The rows of each method for the configuration's seed."""
+def seed_rows(
+    config: DeepConfig, log: Path, methods: Sequence[str], beams: Sequence[int], minutes: float | None, bundles: Path | None
+) -> Iterator[tuple[str, list[Row] | str]]:
+    """Each method with its rows for the configuration's seed, or with why it is left out."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, prepare(config, log, Path(folder)), Path(folder))
+        baselines = BASELINES | {name: product_dnn(config, variant) for name, variant in PRODUCT_DNN.items()}
+        contest = Contest(config, run.prepared, run.folder, beams, baselines, fuse)
         for method in methods:
-            found = tree_rows(run, method, beams, bundles) if is_tree(method) else baseline_rows(run, method)
-            yield [{"method": method, "seed": config.seed} | row for row in found]
+            if is_tree(method):
+                found: list[Row] | str = tree_rows(run, method, beams, bundles)
+            else:
+                found = method_rows(contest, method, None if minutes is None else 60 * minutes)
+            yield method, found if isinstance(found, str) else [{"method": method, "seed": config.seed} | row for row in found]
 
 
 def benchmark(args: argparse.Namespace) -> None:
@@ -293,18 +186,23 @@ def benchmark(args: argparse.Namespace) -> None:
         "beams": args.beams,
         "config": real.config.model_dump(mode="json"),
         "rows": [],
+        "left_out": [],
     }
     if args.json:
-        report = continued(report, args.json)
+        report = continued(report, args.json, ("set", "steps", "beams", "config"))
     done = {(row["method"], row["seed"]) for row in report["rows"]}
     for seed in range(1, args.seeds + 1):
         config = real.config.model_copy(update={"seed": seed, "name": real.name})
         if args.steps:
             config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"steps": args.steps})})
         missing = [method for method in methods if (method, seed) not in done]
-        for rows in seed_rows(config, real.log, missing, beams, args.export) if missing else ():
-            print_rows(rows)
-            report["rows"] += rows
+        for method, rows in seed_rows(config, real.log, missing, beams, args.minutes, args.export) if missing else ():
+            report["left_out"] = [left for left in report["left_out"] if (left["method"], left["seed"]) != (method, seed)]
+            if isinstance(rows, str):
+                report["left_out"].append({"method": method, "seed": seed, "reason": rows})
+            else:
+                print_rows(rows)
+                report["rows"] += rows
             if args.json:
                 save(report, args.json)
     if args.plot:

@@ -7,7 +7,6 @@ Legend: B test users, M results of each.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidConfig
 from espalier.metrics import precision_recall_f
 from training.data.splits import EvaluationPair
 
@@ -105,22 +103,3 @@ def plot_curves(rows: Sequence[Row], title: str, file: Path) -> None:
     figure.legend(loc="outside right upper", fontsize=8)
     figure.savefig(file, dpi=150)
     pyplot.close(figure)
-
-
-def continued(report: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The report with the rows that `file` has from an earlier run. Raises InvalidConfig where that run was another one."""
-    if not file.exists():
-        return report
-    earlier = json.loads(file.read_text())
-    for key in ("set", "steps", "beams", "config"):
-        if earlier.get(key) != report[key]:
-            expected = f"rows of the same run; its {key} is {earlier.get(key)!r}, not {report[key]!r}"
-            raise InvalidConfig("--json", str(file), expected)
-    return report | {"rows": earlier["rows"]}
-
-
-def save(report: dict[str, Any], file: Path) -> None:
-    """Replace the file in one step, so that a killed run leaves whole rows."""
-    partial = file.with_suffix(".part")
-    partial.write_text(json.dumps(report, indent=1) + "\n")
-    partial.replace(file)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import real_logs
-from benchmarks.papers import otm_real, otm_real_report
+from benchmarks.papers import otm_real, otm_real_report, otm_real_trees
 from espalier.errors import InvalidConfig
 from tests.pictures import Pictures
 from training.specification.deep import OtmConfig, OtmObjective
@@ -22,9 +22,9 @@ CONFIG = read_deep_config(real_logs.CONFIGS / "amazon-games.toml")
 
 
 def test_every_tree_method_changes_the_configuration_into_a_valid_one() -> None:
-    configs = {method: otm_real.method_config(CONFIG, method) for method in otm_real.TREES}
+    configs = {method: otm_real_trees.method_config(CONFIG, method) for method in otm_real_trees.TREES}
     assert configs["otm-robust"].objective == CONFIG.objective
-    assert {method: config.kind for method, config in configs.items()} == {method: method for method in otm_real.TREES} | {
+    assert {method: config.kind for method, config in configs.items()} == {method: method for method in otm_real_trees.TREES} | {
         "tdm-same-scorer": "tdm",
         "tdm-random-rows": "tdm",
         "jtm": "tdm",
@@ -34,10 +34,10 @@ def test_every_tree_method_changes_the_configuration_into_a_valid_one() -> None:
 
 
 def test_a_method_may_be_changed_key_by_key() -> None:
-    config = otm_real.method_config(CONFIG, 'otm-robust+objective.gamma=0.25+scorer.kind="mlp"')
+    config = otm_real_trees.method_config(CONFIG, 'otm-robust+objective.gamma=0.25+scorer.kind="mlp"')
     assert (config.objective.gamma, config.scorer.kind) == (0.25, "mlp")
     for order in ('scorer.node_dim=48+scorer.kind="mlp"', 'scorer.kind="mlp"+scorer.node_dim=48'):
-        scorer = otm_real.method_config(CONFIG, f"otm-robust+{order}").scorer
+        scorer = otm_real_trees.method_config(CONFIG, f"otm-robust+{order}").scorer
         assert (scorer.kind, scorer.node_dim, scorer.hidden) == ("mlp", 48, (128, 64, 24))
     for wrong in (
         "otm+scorer.hidden=[8]",
@@ -47,15 +47,15 @@ def test_a_method_may_be_changed_key_by_key() -> None:
         "otm-robust+objective.gamma=2",
     ):
         with pytest.raises(InvalidConfig):
-            otm_real.method_config(CONFIG, wrong)
+            otm_real_trees.method_config(CONFIG, wrong)
 
 
 def test_a_sets_own_objective_is_not_a_methods() -> None:
     own = OtmConfig(
         kind="otm", name=CONFIG.name, data=CONFIG.data, search=CONFIG.search, objective=OtmObjective(warm_start=0.6, random_nodes=40)
     )
-    for method in otm_real.TREES:
-        assert otm_real.method_config(own, method) == otm_real.method_config(CONFIG, method)
+    for method in otm_real_trees.TREES:
+        assert otm_real_trees.method_config(own, method) == otm_real_trees.method_config(CONFIG, method)
 
 
 def test_rows_are_written_after_every_method_and_not_made_twice(

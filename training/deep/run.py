@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,16 +13,19 @@ from pathlib import Path
 import torch
 
 from espalier.bundle import Bundle
+from espalier.tree import Tree
 from training.deep.earlier import as_earlier
 from training.deep.export import export
 from training.deep.fit import fit
 from training.deep.parallel import joined, process, shared_tree, wait_for_all
-from training.deep.prepare import build_tree, prepare
+from training.deep.prepare import Prepared, build_tree, prepare
 from training.specification.deep import DeepConfig
 from training.specification.splits import SplitConfig
 from training.versions import only_run, work_folder
 
 log = logging.getLogger(__name__)
+
+Shorten = Callable[[DeepConfig, Prepared, Tree], DeepConfig]
 
 
 def fit_and_export(config: DeepConfig, data: Path | None, out: Path, device: torch.device, resume: bool) -> Bundle | None:
@@ -41,20 +44,32 @@ def fit_and_export(config: DeepConfig, data: Path | None, out: Path, device: tor
 
 def _trained(config: DeepConfig, data: Path | None, out: Path, device: torch.device, work: Path, resume: bool) -> Bundle | None:
     prepared = prepare(config, data, work / f"process-{process()}" if process() else work)  # it writes files there
-    config = with_dates(config, prepared.split.config)
     found = prepared.interactions
     log.info("%d users, %d items, %d events", found.user_count, found.item_count, found.event_count)
+    bundle = train_and_export(config, prepared, out, device, work, resume)
+    if bundle is not None:
+        shutil.rmtree(work)
+    return bundle
+
+
+def train_and_export(
+    config: DeepConfig, prepared: Prepared, out: Path, device: torch.device, work: Path, resume: bool, shorten: Shorten | None = None
+) -> Bundle | None:
+    """Train what a configuration says on a log that has been read, and write models/NAME/VERSION; None in all processes but the first.
+
+    work      an empty folder, or with `resume` that of a run that was killed; checkpoints and curves stay there
+    shorten   what becomes of the configuration once a tree is there: fewer steps, where time is limited
+    """
+    config = with_dates(config, prepared.split.config)
     for number in range(1, config.rounds + 1):
         folder = work if number == 1 else work / f"round-{number}"
         folder.mkdir(exist_ok=True)
         tree = shared_tree(partial(build_tree, config, prepared, device), device)
+        if shorten is not None:
+            config = shorten(config, prepared, tree)
         model = fit(config, prepared, tree, device, folder, resume)
         prepared = replace(prepared, earlier=as_earlier(config, tree, model))
-    if process() > 0:
-        return None
-    bundle = export(config, prepared, tree, model, out)
-    shutil.rmtree(work)
-    return bundle
+    return export(config, prepared, tree, model, out) if process() == 0 else None
 
 
 def with_dates(config: DeepConfig, split: SplitConfig) -> DeepConfig:

@@ -1,0 +1,82 @@
+"""A split that others have fixed: one file to learn from and one to find, a user a line; recall@20 and nDCG@20 over all other items.
+
+    python -m benchmarks.fixed_split --data DIR --set amazon-book-kgat --methods recipe,neighbours,ease --json F
+    python -m benchmarks.fixed_split --train FILE --test FILE --methods recipe,neighbours,ease --json F
+
+A line is a user's id and then items, separated by blanks; the files may be gzipped. A test query is a user's whole line of the first file,
+relevant are the items of the same user's line in the second, and items of the query do not come back. Items have no order. Everything is
+chosen by recall@20 of validation users, from whose lists in the first file as much is hidden as the second file hides.
+
+Rows: {"method", "seed", "beam_size", "recall20", "ndcg20", "recall20_se", "ndcg20_se", "train_seconds", "bytes"}, with a beam for the
+recipe alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks import real_logs
+from benchmarks.quality import leaderboard
+from espalier.errors import InvalidConfig
+from training.baselines.task import Metric
+from training.specification.deep import DeepConfig
+from training.specification.models import deep_config, read_deep_config
+
+METRICS = {"recall20": Metric("recall", 20), "ndcg20": Metric("ndcg", 20)}
+SETS = {"amazon-book-kgat": ("amazon-book-kgat.toml", "train.txt.gz", "test.txt.gz")}
+"""Name → its file in training/configs, and the two files inside DIR/NAME."""
+
+
+def protocol(config: DeepConfig, name: str, train: Path, test: Path) -> DeepConfig:
+    """A configuration for two files of lists without order, whatever log and split it has itself."""
+    raw = config.model_dump(mode="json") | {"name": name}
+    lists = {"format": "lists", "separator": " ", "order": "none", "min_user_events": 1}
+    raw["data"] |= {"log": str(train), "format": lists, "split": {"kind": "file", "test": str(test)}}
+    raw["search"] |= {"m": 20, "exclude_seen": True}
+    return deep_config(raw)
+
+
+def files_of(options: argparse.Namespace) -> tuple[str, Path, Path, Path]:
+    """Name, configuration, and the files to learn from and to find. Raises InvalidConfig where they are not named or missing."""
+    config = real_logs.CONFIGS / SETS["amazon-book-kgat"][0] if options.config is None else options.config
+    if (options.set is None) == (options.train is None):
+        raise InvalidConfig("--set", options.set, f"one of {', '.join(SETS)} with --data DIR, or --train FILE and --test FILE instead")
+    if options.set is None:
+        if options.test is None:
+            raise InvalidConfig("--test", None, "a file beside --train")
+        name, train, test = options.train.name.split(".")[0], options.train, options.test
+    else:
+        if options.set not in SETS:
+            raise InvalidConfig("--set", options.set, f"one of {', '.join(SETS)}")
+        if options.data is None:
+            raise InvalidConfig("--data", None, f"a folder that holds {options.set}")
+        own, *names = SETS[options.set]
+        name, (train, test) = options.set, [options.data / options.set / file for file in names]
+        config = real_logs.CONFIGS / own if options.config is None else options.config
+    for option, file in (("--train", train), ("--test", test)):
+        if not file.is_file():
+            raise InvalidConfig(option, str(file), "a file that exists")
+    return name, config, train, test
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    name, config, train, test = files_of(options)
+    leaderboard.run(options, name, protocol(read_deep_config(config), name, train, test), train, METRICS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder in which DIR/NAME holds a set")
+    parser.add_argument("--set", metavar="NAME", help=", ".join(SETS))
+    parser.add_argument("--train", type=Path, metavar="FILE", help="instead of a set: what is learned from")
+    parser.add_argument("--test", type=Path, metavar="FILE", help="what is to be found")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="another configuration of the recipe; log, format and split are the above"
+    )
+    leaderboard.add_arguments(parser)
+    leaderboard.main_of(benchmark, parser)
+
+
+if __name__ == "__main__":
+    main()

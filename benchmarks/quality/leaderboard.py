@@ -1,0 +1,148 @@
+"""Methods on one log, seed after seed: what `benchmarks.next_item` and `benchmarks.fixed_split` share.
+
+Rows are printed and written as they come; what is in the JSON is not run again. The JSON has, besides the rows, how each method was fitted
+(`fits`: options, trials, seconds, bytes), why one was left out, and the paired differences between methods at their chosen serving beams.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from espalier.errors import EspalierError, InvalidConfig
+from espalier.hardware import hardware
+from training.baselines.methods import METHODS
+from training.baselines.task import Metric
+from training.compare.contest import RECIPE, Contest, attempted, checked_names, fuse, in_order
+from training.compare.figures import Figures
+from training.compare.outcome import differences, fit_of, measured_at_beams, queries_of, row_of
+from training.compare.report import Key, Report, continued, queries_file, read_figures, save, save_figures
+from training.deep.prepare import prepare
+from training.specification.deep import DeepConfig
+
+Row = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--methods", default="recipe,neighbours,sasrec", help=f"some of {RECIPE}, {', '.join(METHODS)}, fusion, fusion:A:B")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds 1 … N")
+    parser.add_argument("--beams", default="50,200,800", help="serving beams of the recipe, comma-separated")
+    parser.add_argument("--steps", type=int, help="at most so many steps of the recipe, for a quick look")
+    parser.add_argument("--minutes", type=float, help="at most so many for choosing and training each method")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path, help="rows are written after every method; methods already there are not run again")
+
+
+def beams_of(text: str) -> list[int]:
+    """The numbers of `--beams`, ascending. Raises InvalidConfig."""
+    if not all(part.strip().isdecimal() and int(part) >= 1 for part in text.split(",")):
+        raise InvalidConfig("--beams", text, "whole numbers of at least 1, comma-separated")
+    return sorted({int(part) for part in text.split(",")})
+
+
+def run(options: argparse.Namespace, name: str, config: DeepConfig, log: Path, metrics: Mapping[str, Metric]) -> Report:
+    """The report; its rows are {"method", "seed", "beam_size", "train_seconds", "bytes", …}, with "NAME" and "NAME_se" of each metric.
+
+    metrics  name in the rows → metric
+    """
+    beams, methods = beams_of(options.beams), checked_names(options.methods, [RECIPE, *METHODS])
+    if options.steps is not None:
+        optimiser = config.optimiser.model_copy(update={"steps": min(options.steps, config.optimiser.steps)})
+        config = config.model_copy(update={"optimiser": optimiser})
+    torch.set_num_threads(options.threads)
+    report: Report = {
+        "set": name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": hardware(),
+        "threads": options.threads,
+        "steps": options.steps,
+        "beams": options.beams,
+        "minutes": options.minutes,
+        "config": config.model_dump(mode="json"),
+        "rows": [],
+        "fits": [],
+        "left_out": [],
+        "differences": [],
+    }
+    figures: dict[Key, Figures] = {}
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        report = continued(report, options.json, ("set", "steps", "beams", "minutes", "config"))
+        figures = read_figures(queries_file(options.json))
+    done = {(row["method"], row["seed"]) for row in report["rows"]}
+    for seed in range(1, options.seeds + 1):
+        missing = [method for method in methods if (method, seed) not in done]
+        if missing:
+            _run_seed(options, config.model_copy(update={"seed": seed}), log, missing, beams, metrics, report, figures)
+    print_differences(report["differences"])
+    return report
+
+
+def _run_seed(
+    options: argparse.Namespace,
+    config: DeepConfig,
+    log: Path,
+    methods: Sequence[str],
+    beams: Sequence[int],
+    metrics: Mapping[str, Metric],
+    report: Report,
+    figures: dict[Key, Figures],
+) -> None:
+    seed, exclude_seen = config.seed, config.search.exclude_seen
+    with tempfile.TemporaryDirectory() as folder:
+        contest = Contest(config, prepare(config, log, Path(folder) / "log"), Path(folder), beams, METHODS, fuse)
+        pairs = queries_of(contest.prepared.split.test, exclude_seen)
+        for method in in_order(methods):
+            report["left_out"] = [left for left in report["left_out"] if (left["method"], left["seed"]) != (method, seed)]
+            entry = attempted(contest, method, exclude_seen, None if options.minutes is None else 60 * options.minutes)
+            if isinstance(entry, str):
+                report["left_out"].append({"method": method, "seed": seed, "reason": entry})
+            else:
+                fit = fit_of(entry, seed)
+                report["fits"].append(fit)
+                for beam, measured in measured_at_beams(entry, pairs, list(metrics.values()), exclude_seen).items():
+                    figures[method, seed, beam] = measured
+                    about = {"train_seconds": fit["seconds"], "bytes": fit["bytes"], "ended": fit["ended"]}
+                    row = row_of(entry, beam, seed, measured)
+                    del row["figures"]
+                    for name, metric in metrics.items():
+                        row |= {name: measured.mean(metric), f"{name}_se": measured.standard_error(metric)}
+                    report["rows"].append(row | about | {"queries": len(pairs)})
+                    print_row(report["rows"][-1], list(metrics))
+            report["differences"] = differences(report["rows"], figures, list(metrics.values()))
+            if options.json is not None:
+                save_figures(figures, queries_file(options.json))
+                save(report, options.json)
+
+
+def print_row(row: Row, names: Sequence[str]) -> None:
+    at = "" if row["beam_size"] is None else f"beam {row['beam_size']}"
+    found = "  ".join(f"{name} {row[name]:.4f} ± {row[f'{name}_se']:.4f}" for name in names)
+    ended = f"  ended early: {row['ended']}" if row["ended"] else ""
+    print(
+        f"{row['method']:24s} {row['seed']}  {at:10s} {found}  {row['train_seconds']:8.0f} s {row['bytes'] / 1e6:8.1f} MB{ended}",
+        flush=True,
+    )
+
+
+def print_differences(found: Sequence[Row]) -> None:
+    for row in found:
+        interval = f"{row['mean']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
+        print(f"{row['first']} − {row['second']}, {row['metric']}: {interval}, {row['queries']} users")
+
+
+def main_of(benchmark: Any, parser: argparse.ArgumentParser) -> None:
+    """Run a benchmark with the options of the command line; errors end it in one line."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("training").setLevel(logging.INFO)
+    try:
+        benchmark(parser.parse_args())
+    except (EspalierError, FloatingPointError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error

@@ -1,0 +1,362 @@
+"""The comparison: figures and intervals, the division of time, what is left out, what is resumed, and the whole on a small log."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from espalier.errors import InvalidConfig, InvalidData
+from espalier.search import NO_ITEM
+from tests.pictures import Pictures
+from training.baselines.task import Fitted, Metric, Task, Trial
+from training.compare import budget as budget_module
+from training.compare import clock, figures, recipe
+from training.compare.budget import Budget
+from training.compare.compare import Asked, compare
+from training.compare.contest import checked_names, in_order, parts_of
+from training.compare.figures import Figures, answered, figures_of, paired
+from training.compare.outcome import queries_of
+from training.compare.plot import plot_rows
+from training.compare.report import Key, continued, queries_file, read_figures, save_figures
+from training.compare.table import show
+from training.data.splits import EvaluationPair
+from training.deep.export import GAMMAS
+from training.deep.prepare import build_tree, prepare
+from training.publish import HELD_OUT_QUERIES
+from training.specification.deep import DeepConfig
+from training.specification.models import deep_config
+
+RECALL_2, NDCG_2 = Metric("recall", 2), Metric("ndcg", 2)
+
+
+# -- figures --------------------------------------------------------------------------------------------------------------
+
+
+def pair(user: int, relevant: list[int]) -> EvaluationPair:
+    return EvaluationPair(user, np.array([9]), np.array(relevant))
+
+
+def test_figures_are_means_over_queries_with_standard_errors() -> None:
+    found_BM = np.array([[1, 2], [3, 4], [5, NO_ITEM]])
+    measured = figures_of(found_BM, [pair(0, [2]), pair(1, [3, 4]), pair(2, [6])], [RECALL_2, NDCG_2])
+    assert measured.values[RECALL_2].tolist() == [1, 1, 0]
+    assert measured.mean(RECALL_2) == pytest.approx(2 / 3)
+    assert measured.standard_error(RECALL_2) == pytest.approx(np.std([1, 1, 0], ddof=1) / np.sqrt(3))
+    assert measured.values[NDCG_2][0] == pytest.approx(1 / np.log2(3))
+    with pytest.raises(InvalidData):
+        figures_of(found_BM[:0], [], [RECALL_2])
+
+
+def test_queries_are_answered_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "BLOCK", 3)
+    sizes = []
+
+    def rank(histories: Sequence[Any], m: int, exclude_seen: bool) -> Any:
+        sizes.append(len(histories))
+        return np.array([[history[0], int(exclude_seen)] for history in histories])
+
+    pairs = [EvaluationPair(user, np.array([user]), np.array([0])) for user in range(7)]
+    assert answered(rank, pairs, 2, True).tolist() == [[user, 1] for user in range(7)]
+    assert sizes == [3, 3, 1]
+
+
+def of(users: list[int], values: list[float]) -> Figures:
+    return Figures(np.array(users), {RECALL_2: np.array(values)})
+
+
+def test_differences_are_paired_query_by_query() -> None:
+    found = paired([of([0, 1, 2, 3], [1, 1, 0.5, 1])], [of([0, 1, 2, 3], [0.5, 1, 0.5, 0.5])], RECALL_2)
+    error = np.std([0.5, 0, 0, 0.5], ddof=1) / 2
+    assert (found.mean, found.low, found.high, found.queries) == pytest.approx((0.25, 0.25 - 1.96 * error, 0.25 + 1.96 * error, 4))
+
+
+def test_seeds_of_one_user_are_averaged_before_the_interval() -> None:
+    """Three seeds over the same users are no more queries than one."""
+    rng = np.random.default_rng(1)
+    first, second = rng.random(50), rng.random(50)
+    one = paired([of([*range(50)], list(first))], [of([*range(50)], list(second))], RECALL_2)
+    three = paired([of([*range(50)], list(first))] * 3, [of([*range(50)], list(second))] * 3, RECALL_2)
+    assert_allclose([three.mean, three.low, three.high], [one.mean, one.low, one.high])
+    other_users = paired([of([0, 1], [1, 0]), of([1, 2], [1, 1])], [of([0, 1], [0, 0]), of([1, 2], [0, 0])], RECALL_2)
+    assert other_users.queries == 3
+    assert other_users.mean == pytest.approx((1 + 0.5 + 1) / 3)
+
+
+def test_an_interval_holds_the_truth_in_about_95_of_100_samples() -> None:
+    rng = np.random.default_rng(2)
+    held = 0
+    for _ in range(400):
+        shared = rng.random(200)
+        difference = paired([of([*range(200)], list(shared + rng.normal(0.02, 0.1, 200)))], [of([*range(200)], list(shared))], RECALL_2)
+        held += difference.low <= 0.02 <= difference.high
+    assert 365 <= held <= 393
+
+
+def test_methods_of_other_queries_are_not_compared() -> None:
+    with pytest.raises(InvalidData):
+        paired([of([0, 1], [1, 0])], [of([0, 2], [1, 0])], RECALL_2)
+    with pytest.raises(InvalidData):
+        paired([of([0, 1], [1, 0])] * 2, [of([0, 1], [1, 0])], RECALL_2)
+
+
+def test_test_queries_are_thinned_evenly_and_without_what_was_seen() -> None:
+    pairs = [EvaluationPair(user, np.array([user]), np.array([user % 2, user])) for user in range(10)]
+    assert [pair.user for pair in queries_of(pairs, False, 4)] == [0, 3, 6, 9]
+    assert [pair.user for pair in queries_of(pairs, True)] == [*range(2, 10)]
+    with pytest.raises(InvalidData, match=r"data\.split"):
+        queries_of(pairs[:2], True)
+
+
+# -- names and time -------------------------------------------------------------------------------------------------------
+
+
+def test_methods_are_named_once_and_known() -> None:
+    known = ["recipe", "neighbours", "ease"]
+    assert checked_names("ease, recipe,ease,fusion,fusion:ease:neighbours", known) == ["ease", "recipe", "fusion", "fusion:ease:neighbours"]
+    assert parts_of("fusion") == ("recipe", "neighbours")
+    for wrong in ("eas", "fusion:ease", "fusion:ease:ease", "fusion:ease:all", ""):
+        with pytest.raises(InvalidConfig, match="--methods"):
+            checked_names(wrong, known)
+
+
+def test_quick_methods_come_first_and_fusions_last() -> None:
+    assert in_order(["fusion", "recipe", "sasrec", "ease", "neighbours"]) == ["ease", "neighbours", "recipe", "sasrec", "fusion"]
+
+
+class Clock:
+    """A time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+def test_time_is_divided_and_what_is_left_goes_to_those_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    time_ = Clock()
+    monkeypatch.setattr(budget_module, "time", time_)
+    budget = Budget(100, ["ease", "neighbours", "product-dnn", "recipe"])
+    assert budget.seconds("ease") == pytest.approx(0.9 * 20), "half of the quick methods' 40 s"
+    time_.now_s += 2
+    assert budget.seconds("neighbours") == pytest.approx(0.9 * 38)
+    time_.now_s += 8
+    assert budget.seconds("product-dnn") == pytest.approx(0.9 * 45), "half of the 90 s that are left"
+    time_.now_s += 80
+    assert budget.seconds("recipe") == pytest.approx(0.9 * 10)
+
+
+def test_methods_never_get_less_than_a_second_and_any_time_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    time_ = Clock()
+    monkeypatch.setattr(budget_module, "time", time_)
+    late = Budget(10, ["ease", "recipe"])
+    time_.now_s += 50
+    assert late.seconds("ease") == late.seconds("recipe") == 1
+    assert Budget(None, ["ease", "recipe"]).seconds("ease") is None
+    alone = Budget(10, ["ease"])
+    assert alone.seconds("ease") == pytest.approx(9), "all of it where there is nothing else"
+
+
+def test_a_query_is_timed_alone_and_warm() -> None:
+    asked: list[int] = []
+
+    def rank(histories: Sequence[Any], m: int, exclude_seen: bool) -> Any:
+        asked.append(len(histories))
+        time.sleep(0.3 if len(asked) == 1 else 0.002)  # compiles at first
+        return np.zeros((1, m), np.int64)
+
+    threads = torch.get_num_threads()
+    assert 2 <= clock.ms_per_query(rank, [np.array([1])] * 5, 10, True) < 30
+    assert set(asked) == {1}
+    assert torch.get_num_threads() == threads
+
+
+# -- a whole comparison ---------------------------------------------------------------------------------------------------
+
+
+CLUSTERS, SIZE, USERS = 6, 8, 240
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Users who each have six of the eight items of one cluster: who knows half of a list knows the rest."""
+    rng = np.random.default_rng(3)
+    lines = ["user,item"]
+    for user in range(USERS):
+        lines += [f"u{user},i{item * CLUSTERS + user % CLUSTERS}" for item in rng.permutation(SIZE)[:6]]
+    file = tmp_path_factory.mktemp("log") / "log.csv"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def settings(log: Path, steps: int = 60) -> DeepConfig:
+    raw: dict[str, Any] = {
+        "kind": "otm-robust",
+        "name": "planted",
+        "data": {"log": str(log), "format": {"min_user_events": 4, "order": "none"}, "split": {"test_share": 0.3, "validation_share": 0.3}},
+        "instances": {"windows": [8], "targets": 4},
+        "scorer": {"kind": "product", "node_dim": 8, "hidden": [16], "dropout": 0.0},
+        "optimiser": {"steps": steps, "batch": 30, "learning_rate": 0.02, "average": 10, "validate_every": 20},
+        "search": {"beam_size": 8, "m": 5},
+    }
+    return deep_config(raw)
+
+
+def the_cluster(task: Task) -> Fitted:
+    """Knows the truth: the items of the first history item's cluster."""
+
+    def rank(histories: Sequence[Any], m: int, exclude_seen: bool) -> Any:
+        rows_BM = np.full((len(histories), m), NO_ITEM, np.int64)
+        cluster_I = np.array([int(name[1:]) % CLUSTERS for name in task.items.column("id").to_pylist()])
+        for row, history in zip(rows_BM, histories, strict=True):
+            items = np.flatnonzero(cluster_I == cluster_I[history[0]])
+            items = items[~np.isin(items, history)][:m] if exclude_seen else items[:m]
+            row[: len(items)] = items
+        return rows_BM
+
+    return Fitted(rank, {"depth": 1}, 10, 0.5, [Trial({"depth": 1}, 1.0)])
+
+
+def the_first(task: Task) -> Fitted:
+    """Knows nothing: every query gets the first items."""
+
+    def rank(histories: Sequence[Any], m: int, exclude_seen: bool) -> Any:
+        items = np.arange(len(task.items))
+        left = [items[~np.isin(items, history)] if exclude_seen else items for history in histories]
+        return np.array([rows[:m] for rows in left])
+
+    return Fitted(rank, {}, 10, 0.1, ended="it gave up")
+
+
+def refused(task: Task) -> Fitted:
+    raise InvalidConfig("memory", "7 GB", "at most 1 GB")
+
+
+def not_installed(task: Task) -> Fitted:
+    raise ModuleNotFoundError("No module named 'faraway'")
+
+
+def interrupted(task: Task) -> Fitted:
+    raise KeyboardInterrupt
+
+
+def fuse(first: Fitted, second: Fitted, task: Task) -> Fitted:
+    """All of the first."""
+    return Fitted(first.rank, {"weight": 1.0}, first.bytes + second.bytes, first.seconds + second.seconds)
+
+
+BASELINES = {"truth": the_cluster, "popularity": the_first, "ease": refused, "ials": not_installed, "slow": interrupted}
+
+
+def asked(log: Path, *methods: str, **other: Any) -> Asked:
+    plain: dict[str, Any] = {"config": settings(log), "seconds": None, "beams": [2, 8], "device": torch.device("cpu")}
+    return Asked(data=None, methods=methods, baselines=BASELINES, fuse=fuse, **plain | other)
+
+
+def test_a_log_is_compared_from_end_to_end(log: Path, tmp_path: Path, pictures: Pictures, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.json"
+    report = compare(asked(log, "popularity", "truth", "ease", "ials", "recipe", "fusion:recipe:truth"), file)
+    assert json.loads(file.read_text()) == json.loads(json.dumps(report))
+    rows = {(row["method"], row["beam_size"]): row for row in report["rows"]}
+    chosen = next(beam for (name, beam), row in rows.items() if name == "recipe" and row["chosen"])
+    assert list(rows) == [("popularity", None), ("truth", None), ("recipe", 2), ("recipe", 8), ("fusion:recipe:truth", chosen)]
+    assert rows["truth", None]["figures"]["recall@5"] == {"mean": 1.0, "se": 0.0}
+    assert rows["recipe", 8]["figures"]["recall@5"]["mean"] > 0.9 > rows["popularity", None]["figures"]["recall@5"]["mean"] + 0.5
+    assert rows["fusion:recipe:truth", chosen]["figures"] == rows["recipe", chosen]["figures"]
+    assert all(row["ms_per_query"] > 0 for row in report["rows"])
+    assert {left["method"]: left["reason"] for left in report["left_out"]} == {
+        "ease": "memory: got '7 GB', expected at most 1 GB",
+        "ials": "No module named 'faraway'",
+    }
+    fits = {fit["method"]: fit for fit in report["fits"]}
+    assert fits["recipe"]["options"]["steps"] <= 60
+    assert fits["recipe"]["bytes"] > 1000
+    assert fits["truth"]["trials"] == [{"options": {"depth": 1}, "figure": 1.0}]
+    assert {(row["first"], row["second"]) for row in report["differences"]} >= {("truth", "recipe"), ("popularity", "truth")}
+    ahead = next(
+        row for row in report["differences"] if (row["first"], row["second"], row["metric"]) == ("popularity", "truth", "recall@5")
+    )
+    assert ahead["mean"] == pytest.approx(rows["popularity", None]["figures"]["recall@5"]["mean"] - 1)
+    assert len(report["verdict"]) == 2
+    assert report["log"]["users"] == USERS
+
+    show(report)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed[2:8]] == ["method", "popularity", "truth", "recipe,", "recipe,", "fusion:recipe:truth,"]
+    assert "* popularity ended early: it gave up" in printed
+    assert "left out: ials: No module named 'faraway'" in printed
+    assert printed[-2:] == report["verdict"]
+    plot_rows(report["rows"], "recall@5", "planted", tmp_path / "rows.png")
+    drawn = pictures.lines(tmp_path / "rows.png")
+    assert drawn["recipe"] == [
+        (rows["recipe", beam]["ms_per_query"], rows["recipe", beam]["figures"]["recall@5"]["mean"]) for beam in (2, 8)
+    ]
+
+
+def test_methods_of_an_interrupted_run_are_not_run_again(log: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    first = compare(asked(log, "truth", "slow", "popularity"), file)
+    assert first["interrupted"] is True
+    assert {row["method"] for row in json.loads(file.read_text())["rows"]} == {"truth", "popularity"}, "quick methods come first"
+    again = compare(asked(log, "truth", "popularity"), file)
+    assert [row["method"] for row in again["rows"]] == ["truth", "popularity"]
+    assert [row for row in again["rows"] if row["method"] == "truth"] == [row for row in first["rows"] if row["method"] == "truth"]
+    assert again["interrupted"] is False
+    assert {(row["first"], row["second"]) for row in again["differences"]} == {("truth", "popularity")}, "kept figures are compared too"
+    with pytest.raises(InvalidConfig, match=r"--json: .* its config is"):
+        compare(asked(log, "truth", config=settings(log, steps=7)), file)
+    queries_file(file).unlink()
+    lost = compare(asked(log, "truth", "popularity"), file)
+    assert len(lost["differences"]) == len(again["differences"]), "run again, since nothing could be compared with them"
+
+
+def test_figures_of_queries_survive_their_file(tmp_path: Path) -> None:
+    kept: dict[Key, Figures] = {("recipe", 1, 50): Figures(np.array([3, 5]), {RECALL_2: np.array([0.5, 1]), NDCG_2: np.array([0.25, 0])})}
+    kept["a|b", 2, None] = Figures(np.array([1]), {RECALL_2: np.array([0.0])})
+    save_figures(kept, tmp_path / "f.npz")
+    found = read_figures(tmp_path / "f.npz")
+    assert found.keys() == kept.keys()
+    for key, known in kept.items():
+        assert found[key].user_B.tolist() == known.user_B.tolist()
+        assert {metric: values.tolist() for metric, values in found[key].values.items()} == {
+            metric: values.tolist() for metric, values in known.values.items()
+        }
+    assert read_figures(tmp_path / "none.npz") == {}
+
+
+def test_a_damaged_report_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text('{"rows": [')
+    with pytest.raises(InvalidConfig, match="--json"):
+        continued({"rows": []}, tmp_path / "rows.json", ())
+
+
+def test_the_recipe_makes_as_many_steps_as_fit_the_time(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings(log, steps=1000)
+    prepared = prepare(config, None, tmp_path)
+    tree = build_tree(config, prepared)
+    monkeypatch.setattr(recipe, "_costs", lambda *_: (0.1, 0.001))
+    monkeypatch.setattr(recipe, "EXPORT_S", 0.0)
+    queries, tested = len(prepared.split.validation), len(prepared.split.test)
+    export_s = 0.001 * (len(GAMMAS) * queries + 2 * tested + HELD_OUT_QUERIES)
+    short = recipe.shortened(config, prepared, tree, torch.device("cpu"), export_s + 50).optimiser
+    rounds_s = short.steps / short.validate_every * 0.001 * queries
+    assert short.steps * 0.1 + rounds_s == pytest.approx(50, abs=1)
+    assert recipe.shortened(config, prepared, tree, torch.device("cpu"), 1e6) is config
+    assert recipe.shortened(config, prepared, tree, torch.device("cpu"), 0).optimiser.steps == 50, "a twentieth, however short the time"
+
+
+def test_a_recipe_that_was_cut_short_says_so(log: Path) -> None:
+    report = compare(asked(log, "recipe", config=settings(log, steps=3000), seconds=12.0), None)
+    ended = report["fits"][0]["ended"]
+    steps = int(ended.split()[0].replace(",", ""))
+    assert 150 <= steps < 3000
+    assert ended.startswith(f"{steps:,} of 3,000 steps, as many as fit into")
+    assert report["fits"][0]["options"]["steps"] <= steps

@@ -1,0 +1,46 @@
+"""How the wall-clock time of a comparison is divided among methods that are fitted one after another.
+
+Quick methods come first and may take a part of the time together; what is left is divided among the trained ones, and every method leaves
+what it did not need to those after it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from training.compare.contest import FUSION, QUICK
+
+QUICK_SHARE = 0.4
+"""The most that quick methods take together, where there are others."""
+MEASURING_SHARE = 0.1
+"""Of a method's time, for answering test queries and for timing."""
+FUSION_WEIGHT = 0.3
+"""A fusion's part beside a trained method's: it tries few weights, but answers by two methods."""
+LEAST_S = 1.0
+
+
+class Budget:
+    """Seconds for each method, by what is left when it begins."""
+
+    def __init__(self, seconds: float | None, methods: Sequence[str]) -> None:
+        """methods  in the order in which they will be fitted: quick ones first (`in_order`)"""
+        begin = time.monotonic()
+        self._end_s = None if seconds is None else begin + seconds
+        self._quick_end_s = None if seconds is None else begin + seconds * (QUICK_SHARE if any(m not in QUICK for m in methods) else 1)
+        self._waiting = list(methods)
+
+    def seconds(self, method: str) -> float | None:
+        """For choosing and training this method, which is the next one; None: as long as it takes."""
+        waiting = self._waiting[self._waiting.index(method) :]
+        self._waiting = waiting[1:]
+        if self._end_s is None or self._quick_end_s is None:
+            return None
+        quick = method in QUICK
+        left_s = (self._quick_end_s if quick else self._end_s) - time.monotonic()
+        weights = {name: _weight(name) for name in waiting if (name in QUICK) == quick}
+        return max(LEAST_S, (1 - MEASURING_SHARE) * left_s * weights[method] / sum(weights.values()))
+
+
+def _weight(method: str) -> float:
+    return FUSION_WEIGHT if method.split(":")[0] == FUSION else 1.0

@@ -1,0 +1,53 @@
+"""What `python -m training compare` does with its options: checks them, compares, prints and draws."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Literal
+
+from espalier.errors import InvalidConfig
+from training.baselines.methods import METHODS
+from training.compare.compare import Asked, compare
+from training.compare.contest import RECIPE, checked_names, fuse
+from training.compare.plot import plot_rows
+from training.compare.report import Report
+from training.compare.table import show
+from training.deep.fit import pick_device
+from training.specification.models import read_deep_config
+
+log = logging.getLogger(__name__)
+
+DEFAULT_METHODS = ("popularity", "item-cf", "neighbours", "ease", "ials", "product-dnn", "sasrec", RECIPE, "fusion")
+
+
+def run(
+    config: Path,
+    data: Path | None,
+    methods: str | None,
+    minutes: float | None,
+    beams: list[int],
+    json_file: Path | None,
+    plot: Path | None,
+    device: Literal["auto", "cpu", "cuda"],
+) -> Report:
+    """Compare, print the table and the verdict, and write the files that were asked for. Raises InvalidConfig on a wrong option."""
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        raise InvalidConfig("--plot", str(plot), "a file name that ends in .png or .svg")
+    if minutes is not None and not minutes > 0:
+        raise InvalidConfig("--minutes", minutes, "a number above 0")
+    if min(beams) < 1:
+        raise InvalidConfig("--beam", beams, "serving beams of at least 1")
+    settings = read_deep_config(config)
+    names = list(DEFAULT_METHODS) if methods is None else checked_names(methods, [RECIPE, *METHODS])
+    for file in (json_file, plot):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+    seconds = None if minutes is None else 60 * minutes
+    asked = Asked(settings, data, names, METHODS, fuse, beams, seconds, pick_device(device))
+    report = compare(asked, json_file)
+    show(report)
+    if plot is not None and report["rows"]:
+        title = f"{report['name']}, {report['log']['items']:,} items, {report['queries']:,} test queries"
+        plot_rows(report["rows"], report["metric"], title, plot)
+    return report

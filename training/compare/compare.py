@@ -1,0 +1,197 @@
+"""`python -m training compare`: the recipe and the baselines on one log, and whether a tree pays there.
+
+Knows a configuration, names of methods, a time and files. How methods learn and answer is theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from espalier.hardware import hardware
+from training.baselines.task import Method, Metric
+from training.compare.budget import Budget
+from training.compare.clock import ms_per_query
+from training.compare.contest import FUSION, RECIPE, Contest, Fuse, attempted, in_order, parts_of
+from training.compare.figures import Figures, paired
+from training.compare.outcome import differences, fit_of, measured_at_beams, queries_of, row_of
+from training.compare.report import Key, Report, continued, queries_file, read_figures, save, save_figures
+from training.compare.verdict import Contestant, Field, verdict
+from training.data.splits import EvaluationPair
+from training.deep.prepare import prepare
+from training.publish import training_command
+from training.specification.deep import DeepConfig
+
+log = logging.getLogger(__name__)
+
+MOST_QUERIES = 10_000
+"""Test queries that are measured, evenly spread: answering takes time, too, and standard errors are small by then."""
+SAME = ("log", "config", "metric", "queries")
+"""What a report must have in common with the run that continues it."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is compared, and for how long.
+
+    baselines  name → method
+    fuse       makes one method of two
+    beams      serving beams of the recipe
+    seconds    wall-clock time of everything; None: as long as it takes
+    """
+
+    config: DeepConfig
+    data: Path | None
+    methods: Sequence[str]
+    baselines: Mapping[str, Method]
+    fuse: Fuse
+    beams: Sequence[int]
+    seconds: float | None
+    device: torch.device
+
+
+def compare(asked: Asked, json_file: Path | None) -> Report:
+    """The report: what was run, `rows`, `fits`, `left_out`, `differences` and the two sentences of the `verdict`.
+
+    json_file   written after every method; methods that are in it are not run again
+
+    After an interrupt the report is of what was done until then, and says so. Raises InvalidConfig where the file holds another run,
+    InvalidData where there is no test query.
+    """
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        prepared = prepare(asked.config, asked.data, work / "log")
+        contest = Contest(asked.config, prepared, work, asked.beams, asked.baselines, asked.fuse, asked.device)
+        pairs = queries_of(prepared.split.test, asked.config.search.exclude_seen, MOST_QUERIES)
+        report = _begun(asked, contest, pairs)
+        figures: dict[Key, Figures] = {}
+        if json_file is not None:
+            report = continued(report, json_file, SAME)
+            figures = read_figures(queries_file(json_file))
+        _drop_rows_without(figures, report)
+        done = {row["method"] for row in report["rows"]}
+        missing = in_order([name for name in asked.methods if name not in done])
+        seconds = None if asked.seconds is None else asked.seconds - (time.monotonic() - begin)
+        budget = Budget(seconds, missing)
+        try:
+            for name in missing:
+                _run(contest, name, pairs, budget.seconds(name), report, figures)
+                _write(report, figures, json_file)
+        except KeyboardInterrupt:
+            report["interrupted"] = True
+            log.warning("interrupted: what was done until now is reported")
+    report["rows"].sort(key=lambda row: (_place(row["method"], asked.methods), row["beam_size"] or 0))
+    report["differences"] = differences(report["rows"], figures, metrics_of(asked.config))
+    if report["rows"]:
+        report["verdict"] = list(verdict(field_of(report, figures, contest.metric)))
+    report["seconds"] = round(time.monotonic() - begin, 1)
+    _write(report, figures, json_file)
+    return report
+
+
+def metrics_of(config: DeepConfig) -> list[Metric]:
+    """Those of the table: recall and nDCG at 10 and at the configured `search.m`, by whose recall everything is chosen."""
+    return [metric for m in sorted({10, config.search.m}) for metric in (Metric("recall", m), Metric("ndcg", m))]
+
+
+def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> Report:
+    config, lists = asked.config, contest.prepared.interactions
+    return {
+        "name": config.name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": hardware(),
+        "threads": torch.get_num_threads(),
+        "command": training_command(),
+        "log": {"sha256": lists.fingerprint, "users": lists.user_count, "items": lists.item_count, "events": lists.event_count},
+        "config": config.model_dump(mode="json"),
+        "minutes": None if asked.seconds is None else asked.seconds / 60,
+        "metric": str(contest.metric),
+        "queries": len(pairs),
+        "exclude_seen": config.search.exclude_seen,
+        "rows": [],
+        "fits": [],
+        "left_out": [],
+        "differences": [],
+        "verdict": [],
+        "interrupted": False,
+    }
+
+
+def _run(
+    contest: Contest, name: str, pairs: Sequence[EvaluationPair], seconds: float | None, report: Report, figures: dict[Key, Figures]
+) -> None:
+    """Fit and measure a method; its rows, or why it is left out, join the report."""
+    log.info("%s%s …", name, "" if seconds is None else f", at most {seconds:.0f} s")
+    exclude_seen, seed = contest.config.search.exclude_seen, contest.config.seed
+    report["left_out"] = [left for left in report["left_out"] if left["method"] != name]
+    entry = attempted(contest, name, exclude_seen, seconds)
+    if isinstance(entry, str):
+        report["left_out"].append({"method": name, "reason": entry})
+        return
+    histories = [pair.history for pair in pairs]
+    for beam, measured in measured_at_beams(entry, pairs, metrics_of(contest.config), exclude_seen).items():
+        ms = ms_per_query(entry.by_beam[beam].rank, histories, contest.metric.m, exclude_seen)
+        figures[name, seed, beam] = measured
+        report["rows"].append(row_of(entry, beam, seed, measured) | {"ms_per_query": ms})
+        at = "" if beam is None else f", beam {beam}"
+        log.info("%s%s: %s %.4f, %.3g ms a query", name, at, contest.metric, measured.mean(contest.metric), ms)
+    report["fits"].append(fit_of(entry, seed))
+
+
+def _write(report: Report, figures: Mapping[Key, Figures], json_file: Path | None) -> None:
+    if json_file is not None:
+        save_figures(figures, queries_file(json_file))
+        save(report, json_file)
+
+
+def _drop_rows_without(figures: Mapping[Key, Figures], report: Report) -> None:
+    """Methods whose figures of each query are no longer there are run again: nothing could be compared with them."""
+    lost = {row["method"] for row in report["rows"] if (row["method"], row["seed"], row["beam_size"]) not in figures}
+    for part in ("rows", "fits"):
+        report[part] = [entry for entry in report[part] if entry["method"] not in lost]
+
+
+def _place(name: str, methods: Sequence[str]) -> int:
+    return methods.index(name) if name in methods else len(methods)
+
+
+def field_of(report: Report, figures: Mapping[Key, Figures], metric: Metric) -> Field:
+    """The contestants of a report, each at its chosen beam."""
+    fits = {fit["method"]: fit for fit in report["fits"]}
+    contestants, key_of = {}, {}
+    for row in report["rows"]:
+        if row["chosen"]:
+            name, fit = row["method"], fits[row["method"]]
+            parts = parts_of(name) if name.split(":")[0] == FUSION else ()
+            key_of[name] = name, row["seed"], row["beam_size"]
+            contestants[name] = Contestant(
+                name,
+                row["figures"][str(metric)]["mean"],
+                row["validation"],
+                fit["seconds"],
+                fit["bytes"],
+                row["ms_per_query"],
+                fit["ended"],
+                parts,
+            )
+
+    def of(first: str, second: str) -> Any:
+        return paired([figures[key_of[first]]], [figures[key_of[second]]], metric)
+
+    return Field(
+        metric=str(metric),
+        tree=contestants.get(RECIPE),
+        baselines=[contestant for name, contestant in contestants.items() if name != RECIPE and not contestant.parts],
+        fusions=[contestant for contestant in contestants.values() if contestant.parts],
+        left_out={left["method"]: left["reason"] for left in report["left_out"]},
+        paired=of,
+    )

@@ -1,0 +1,171 @@
+"""Methods by name on one log and one seed: each is fitted when it is first asked for, and kept for what is made of it later.
+
+    contest = Contest(config, prepared, folder, device, baselines)
+    contest.entry("recipe", exclude_seen, seconds)      what `fit` trains
+    contest.entry("neighbours", exclude_seen, seconds)  a baseline of training.baselines.methods
+    contest.entry("fusion:recipe:neighbours", …)        any two, fused; `fusion` is these two
+
+Knows names, tasks and what a method gives back. Does not know test queries.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from espalier.errors import EspalierError, InvalidConfig
+from training.baselines.task import Fitted, Method, Metric, Task
+from training.compare.recipe import Recipe, fit_recipe
+from training.deep.prepare import Prepared
+from training.specification.deep import DeepConfig
+
+log = logging.getLogger(__name__)
+
+RECIPE, FUSION = "recipe", "fusion"
+FUSED_BY_DEFAULT = "fusion:recipe:neighbours"
+QUICK = ("popularity", "item-cf", "neighbours", "content", "ease", "ials")
+"""Baselines without training by gradient steps: seconds on most logs."""
+TUNED_FOR_EACH = ("popularity", "item-cf", "neighbours", "content")
+"""Baselines that are chosen anew for answers with and without seen items: it takes seconds."""
+ENOUGH = 0.995
+"""The smallest serving beam is chosen that finds so much of what the best one finds: wider beams cost time for next to nothing."""
+CHOOSING_QUERIES = 2000
+"""Validation queries by which a serving beam, and the best method, are chosen, at most."""
+REFUSALS = (EspalierError, ImportError, MemoryError, FloatingPointError)
+"""What a method may raise where it cannot be fitted to a log: it is left out, and others go on."""
+
+Fuse = Callable[[Fitted, Fitted, Task], Fitted]
+
+
+def fuse(first: Fitted, second: Fitted, task: Task) -> Fitted:
+    """`training.baselines.fusion.fuse`."""
+    return cast(Fuse, import_module("training.baselines.fusion").fuse)(first, second, task)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A fitted method.
+
+    by_beam     serving beam, ascending → how it answers with it; one entry, None, where a method has no beam
+    beam_size   the smallest beam that finds at least ENOUGH of what the best one finds, on validation queries
+    validation  beam → its figure on validation queries, seen items left out or not as the method was chosen
+    """
+
+    name: str
+    by_beam: Mapping[int | None, Fitted]
+    beam_size: int | None
+    validation: Mapping[int | None, float]
+
+    @property
+    def fitted(self) -> Fitted:
+        return self.by_beam[self.beam_size]
+
+
+@dataclass
+class Contest:
+    """One log and one seed, for all methods.
+
+    metric  by which everything is chosen: recall at the configured `search.m`
+    beams   serving beams of the recipe
+    """
+
+    config: DeepConfig
+    prepared: Prepared
+    folder: Path
+    beams: Sequence[int]
+    baselines: Mapping[str, Method]
+    fuse: Fuse
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    _entries: dict[tuple[str, bool], Entry] = field(default_factory=dict)
+    _recipe: Recipe | None = None
+
+    @property
+    def metric(self) -> Metric:
+        return Metric("recall", self.config.search.m)
+
+    def task(self, exclude_seen: bool, seconds: float | None) -> Task:
+        split, items = self.prepared.split, self.prepared.items
+        return Task(split, items, self.metric, exclude_seen, self.config.instances, self.config.seed, seconds)
+
+    def entry(self, name: str, exclude_seen: bool, seconds: float | None = None) -> Entry:
+        """The method, fitted within so many seconds, which include those of methods that it is made of and that are not fitted yet.
+
+        exclude_seen  whether it is chosen with seen items left out; baselines that take long are chosen once, as `search.exclude_seen` says
+
+        Raises one of REFUSALS where it cannot be fitted to this log.
+        """
+        if name in self.baselines and name not in TUNED_FOR_EACH:
+            exclude_seen = self.config.search.exclude_seen
+        key = name, exclude_seen
+        if key not in self._entries:
+            self._entries[key] = self._fit(name, exclude_seen, seconds)
+        return self._entries[key]
+
+    def _fit(self, name: str, exclude_seen: bool, seconds: float | None) -> Entry:
+        task = self.task(exclude_seen, seconds)
+        if name == RECIPE:
+            return self._best_beam(task, self._trained(seconds))
+        if name in self.baselines:
+            return self._entry(name, {None: self.baselines[name](task)}, task)
+        first, second = parts_of(name)
+        deadline = task.deadline()
+        entries = []
+        for part, share in ((first, 2), (second, 1)):  # what fits in the end is left for choosing the fusion
+            entries.append(self.entry(part, exclude_seen, None if seconds is None else 0.9 * deadline.left_s() / share))
+        fused = self.fuse(entries[0].fitted, entries[1].fitted, self.task(exclude_seen, None if seconds is None else deadline.left_s()))
+        beams = [entry.beam_size for entry in entries if entry.beam_size is not None]
+        return self._entry(name, {beams[0] if beams else None: fused}, task)
+
+    def _trained(self, seconds: float | None) -> Recipe:
+        if self._recipe is None:
+            self._recipe = fit_recipe(self.config, self.prepared, self.folder, self.device, seconds)
+        return self._recipe
+
+    def _best_beam(self, task: Task, recipe: Recipe) -> Entry:
+        leaves = recipe.bundle.tree.leaf_count
+        return self._entry(RECIPE, {beam: recipe.at(beam) for beam in sorted({min(beam, leaves) for beam in self.beams})}, task)
+
+    def _entry(self, name: str, by_beam: Mapping[int | None, Fitted], task: Task) -> Entry:
+        pairs = task.validation_pairs(CHOOSING_QUERIES)
+        validation = {beam: task.measured(fitted.rank, pairs) for beam, fitted in by_beam.items()}
+        enough = ENOUGH * max(validation.values())
+        return Entry(name, by_beam, next(beam for beam, figure in validation.items() if figure >= enough), validation)
+
+
+def parts_of(name: str) -> tuple[str, str]:
+    """The two methods of a fusion. Raises InvalidConfig for a name that is none."""
+    fusion, *parts = (FUSED_BY_DEFAULT if name == FUSION else name).split(":")
+    if fusion != FUSION or len(parts) != 2 or parts[0] == parts[1]:
+        raise InvalidConfig("--methods", name, "fusion, or fusion:A:B with two methods")
+    return parts[0], parts[1]
+
+
+def checked_names(text: str, known: Sequence[str]) -> list[str]:
+    """The methods of a comma-separated list, each once. Raises InvalidConfig on one that is neither known nor a fusion of known ones."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        parts = parts_of(name) if name.split(":")[0] == FUSION else (name,)
+        for part in parts:
+            if part not in known:
+                raise InvalidConfig("--methods", part, f"some of {', '.join([*known, FUSION, 'fusion:A:B'])}")
+    return names
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """Quick methods first, fusions last: what is quick leaves its time to others, and a fusion finds its parts fitted."""
+    return sorted(names, key=lambda name: (name.split(":")[0] == FUSION, name not in QUICK))
+
+
+def attempted(contest: Contest, name: str, exclude_seen: bool, seconds: float | None) -> Entry | str:
+    """The method, fitted, or why it is left out."""
+    try:
+        return contest.entry(name, exclude_seen, seconds)
+    except REFUSALS as refusal:
+        log.warning("%s is left out: %s", name, refusal)
+        return str(refusal) or type(refusal).__name__

@@ -1,0 +1,91 @@
+"""One table of figures for every protocol: of each query, their means with standard errors, and paired differences between methods.
+
+Knows answers, queries and metrics. Does not know methods, logs or files.
+
+Legend: B queries, M results, U users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidData
+from training.baselines.task import Metric, Rank
+from training.data.splits import EvaluationPair
+
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+
+BLOCK = 4096
+"""Queries answered in one call: bounds what a method holds at a time."""
+Z95 = 1.96
+"""Standard errors from a mean to the ends of its 95 % interval."""
+
+
+@dataclass(frozen=True, eq=False)
+class Figures:
+    """What the answers to some queries are worth.
+
+    user_B    int64[B]: who asked; one user may have asked several times
+    values    metric → float64[B]
+    """
+
+    user_B: Int64
+    values: dict[Metric, Float64]
+
+    def mean(self, metric: Metric) -> float:
+        return float(self.values[metric].mean())
+
+    def standard_error(self, metric: Metric) -> float:
+        """Over queries; 0 for a single one."""
+        return standard_error(self.values[metric])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of what one method finds more than another, user by user, and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    queries: int
+
+
+def answered(rank: Rank, pairs: Sequence[EvaluationPair], m: int, exclude_seen: bool) -> Int64:
+    """int64[B, M = m]: the answers to all queries, a block at a time."""
+    parts = [rank([pair.history for pair in pairs[start : start + BLOCK]], m, exclude_seen) for start in range(0, len(pairs), BLOCK)]
+    return np.concatenate([np.zeros((0, m), np.int64), *parts])
+
+
+def figures_of(found_BM: Int64, pairs: Sequence[EvaluationPair], metrics: Sequence[Metric]) -> Figures:
+    """The figures of the answers to `pairs`. Raises InvalidData where there is none."""
+    if not len(pairs):
+        raise InvalidData("queries", 0, "at least one with something relevant")
+    return Figures(np.array([pair.user for pair in pairs], np.int64), {metric: metric.of(found_BM, pairs) for metric in metrics})
+
+
+def standard_error(values_B: Float64) -> float:
+    """Of a mean: the sample standard deviation over √B."""
+    return float(values_B.std(ddof=1) / len(values_B) ** 0.5) if len(values_B) > 1 else 0.0
+
+
+def paired(first: Sequence[Figures], second: Sequence[Figures], metric: Metric) -> Difference:
+    """How much more the first method finds than the second.
+
+    first, second  their figures, seed by seed, each pair of them over the same queries
+
+    A user's differences are averaged first, over queries and seeds, since they are not independent; the interval is the mean over users
+    ± 1.96 standard errors. Raises InvalidData where the queries differ.
+    """
+    if len(first) != len(second) or any(not np.array_equal(one.user_B, other.user_B) for one, other in zip(first, second, strict=True)):
+        raise InvalidData("figures", "of other queries", "both methods' figures over the same queries and seeds")
+    user_B = np.concatenate([figures.user_B for figures in first])
+    difference_B = np.concatenate([one.values[metric] - other.values[metric] for one, other in zip(first, second, strict=True)])
+    _, place_B = np.unique(user_B, return_inverse=True)
+    difference_U = np.bincount(place_B, weights=difference_B) / np.bincount(place_B)
+    mean, error = float(difference_U.mean()), standard_error(difference_U)
+    return Difference(mean, mean - Z95 * error, mean + Z95 * error, len(difference_U))

@@ -1,0 +1,34 @@
+"""A picture of a comparison: what every method finds against its time for a query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def plot_rows(rows: Sequence[dict[str, Any]], metric: str, title: str, file: Path) -> None:
+    """One labelled point a method, with its standard error; the serving beams of the recipe are a line. PNG or SVG by the file's suffix."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    for name in dict.fromkeys(row["method"] for row in rows):
+        line = sorted((row for row in rows if row["method"] == name), key=lambda row: row["beam_size"] or 0)
+        ms = [row["ms_per_query"] for row in line]
+        found = [row["figures"][metric]["mean"] for row in line]
+        errors = [row["figures"][metric]["se"] for row in line]
+        axes.errorbar(ms, found, errors, marker="o", capsize=2, linestyle="-" if len(line) > 1 else "none", label=name)
+        place = max(range(len(line)), key=lambda at: ms[at])
+        axes.annotate(name, (ms[place], found[place]), textcoords="offset points", xytext=(6, 6), fontsize=9)
+        if len(line) > 1:
+            for row, x, y in zip(line, ms, found, strict=True):
+                axes.annotate(str(row["beam_size"]), (x, y), textcoords="offset points", xytext=(0, -13), ha="center", fontsize=7)
+    axes.set(xscale="log", xlabel="ms per query, one at a time on one thread (numbers: serving beam)", ylabel=metric, title=title)
+    axes.margins(x=0.12)
+    axes.set_ylim(0, 1.12 * max(row["figures"][metric]["mean"] for row in rows))
+    axes.grid(alpha=0.3, which="both")
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)
