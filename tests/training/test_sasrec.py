@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from tests.training.logs import log_of
-from training.baselines import blocked_softmax
+from training.baselines import blocked_softmax, sasrec
 from training.baselines.blocked_softmax import sampled_loss, whole_softmax_loss
+from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
 from training.baselines.sampled_softmax import Proposal
-from training.baselines.sasrec import SasRecConfig, fit_sasrec
+from training.baselines.sasrec import SasRecConfig, fit_sasrec, grid
 from training.baselines.sequence_batches import SequenceSource
 from training.baselines.sequence_encoder import Dropout, SequenceEncoder
 from training.baselines.task import Metric, Task
@@ -33,7 +35,7 @@ from training.specification.splits import LastSplit
 ITEMS = 30
 ITEM_TABLE = ItemTable.build(pa.table({"id": [f"i{row}" for row in range(ITEMS)]}))
 TINY = SasRecConfig(
-    width=16, layers=1, heads=2, length=8, dropout=0.0, places=128, learning_rate=1e-2, warm_steps=5, average=10, max_rounds=12
+    width=16, layers=1, heads=2, length=8, dropout=0.0, places=128, learning_rate=1e-2, warm_steps=5, average=10, max_rounds=20
 )
 
 
@@ -210,13 +212,13 @@ def test_lists_of_one_event_teach_nothing() -> None:
 
 @pytest.mark.parametrize("loss", ["full", "sampled"])
 def test_it_learns_what_only_the_order_says(loss: Any) -> None:
-    task = planted_task()
+    task = planted_task(users=300)
     fitted = fit_sasrec(task, [replace(TINY, loss=loss, negatives=20)])
     popular_I = fit_popularity(task.split.lists, task.split.train).best_I
     test = task.split.test
     assert task.measured(fitted.rank, test) > 0.9
     assert np.mean([pair.relevant[0] == popular_I[0] for pair in test]) < 0.3
-    shuffled = fit_sasrec(planted_task(order="none"), [replace(TINY, loss=loss, negatives=20)])
+    shuffled = fit_sasrec(planted_task("none", users=300), [replace(TINY, loss=loss, negatives=20)])
     assert task.measured(shuffled.rank, test) < 0.6, "an order-blind model does not know which of the neighbours comes next"
 
 
@@ -287,6 +289,36 @@ def test_bfloat16_learns_as_well() -> None:
 def test_a_loss_that_is_not_finite_ends_the_fit() -> None:
     with pytest.raises(FloatingPointError, match="lower learning_rate"):
         fit_sasrec(planted_task(), [replace(TINY, learning_rate=1e30, warm_steps=0)])
+
+
+# -- the method -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_method_tries_both_dropouts_and_is_measured_as_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = planted_task()
+    monkeypatch.setattr(sasrec, "SasRecConfig", partial(SasRecConfig, max_rounds=1, warm_steps=1))
+    fitted = METHODS["sasrec"](task)
+    assert [trial.options["dropout"] for trial in fitted.trials] == [0.5, 0.2], "some 35 events an item: the strong one first"
+    assert fitted.options["loss"] == "full"
+    assert max(trial.figure for trial in fitted.trials) == task.measured(fitted.rank, task.validation_pairs())
+    assert fitted.bytes > 4 * ITEMS * 128
+    assert fitted.ended is None or "deadline" not in fitted.ended
+
+
+def test_a_large_catalogue_has_a_sampled_softmax_and_narrower_rows_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = planted_task()
+    assert [(config.width, config.loss) for config in grid(task, "sampled")] == [(128, "sampled")] * 2
+    monkeypatch.setattr(sasrec, "WHOLE_ITEMS", ITEMS - 1)
+    monkeypatch.setattr(sasrec, "MAX_BYTES", 32 * ITEMS * 64)
+    monkeypatch.setattr(sasrec, "SasRecConfig", partial(SasRecConfig, max_rounds=1))
+    assert {name: METHODS["sasrec"](task).options[name] for name in ("width", "loss")} == {"width": 64, "loss": "sampled"}
+    monkeypatch.setattr(sasrec, "MAX_BYTES", 32 * ITEMS * 32 - 1)
+    with pytest.raises(InvalidData, match="30 items, whose training takes 30720 bytes at width 32"):
+        METHODS["sasrec-full"](task)
+
+
+def test_a_dense_log_is_tried_with_the_weaker_dropout_first() -> None:
+    assert [config.dropout for config in grid(planted_task(users=1000), "full")] == [0.2, 0.5]
 
 
 @pytest.mark.parametrize(

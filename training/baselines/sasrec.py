@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, count, islice, pairwise
 from typing import Literal, cast
 
@@ -51,6 +51,8 @@ STEPS = 1000
 VALIDATION_QUERIES = 5000
 WHOLE_ITEMS = 10_000
 """Most items for which the whole softmax is the default: then it costs about what the encoder does."""
+MAX_BYTES = 8 << 30
+"""Most that item tables may take in training."""
 FEW_EVENTS = 50
 """Events an item below which the stronger dropout is tried first."""
 
@@ -81,10 +83,10 @@ class SasRecConfig:
     length: int = 200
     dropout: float = 0.2
     loss: Literal["full", "sampled"] = "full"
-    negatives: int = 4096
+    negatives: int = 2048
     places: int = 2048
-    init: Literal["embeddings", "random"] = "random"
-    init_std: float = 0.02
+    init: Literal["embeddings", "random"] = "embeddings"
+    init_std: float = 0.05
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     warm_steps: int = 200
@@ -322,13 +324,33 @@ def sasrec_sampled(task: Task) -> Fitted:
 
 
 def _fitted(task: Task, loss: Literal["full", "sampled"]) -> Fitted:
-    """The grid is the dropout, 0.5 and 0.2: the one that suits the log's events an item first, since a deadline may leave no time for both.
+    return fit_sasrec(task, grid(task, loss))
 
-    The rest is by rule: histories as long as nine of ten lists, from 20 to 200.
+
+def grid(task: Task, loss: Literal["full", "sampled"]) -> list[SasRecConfig]:
+    """Dropout 0.5 and 0.2: the one that suits the log's events an item first, since a deadline may leave no time for the other.
+
+    The rest is by rule: histories as long as 19 of 20 lists, from 20 to 200 places; some 400 steps an epoch in batches of 1,024 to 4,096
+    places; the width halved, down to 32, until training fits in MAX_BYTES. Raises InvalidData where it does not fit.
     """
     lists, users = task.split.lists, task.split.train
     length_U = np.diff(lists.offset_U1)[users]
-    length = int(np.clip(np.quantile(length_U, 0.9), 20, 200)) if len(users) else 20
-    grid = (0.5, 0.2) if length_U.sum() < FEW_EVENTS * lists.item_count else (0.2, 0.5)
-    bfloat16 = computes_in_bfloat16(torch.device("cpu"))
-    return fit_sasrec(task, [SasRecConfig(loss=loss, length=length, dropout=dropout, bfloat16=bfloat16) for dropout in grid])
+    length = int(np.clip(np.quantile(length_U, 0.95), 20, 200)) if len(users) else 20
+    width = next((width for width in (128, 64, 32) if _training_bytes(lists.item_count, width) <= MAX_BYTES), None)
+    if width is None:
+        needed = f"{lists.item_count} items, whose training takes {_training_bytes(lists.item_count, 32)} bytes at width 32"
+        raise InvalidData("log", needed, f"at most {MAX_BYTES} bytes")
+    sparse = length_U.sum() < FEW_EVENTS * lists.item_count
+    common = SasRecConfig(
+        width=width,
+        length=length,
+        loss=loss,
+        places=int(np.clip(length_U.sum() // 400, 1024, 4096)),
+        bfloat16=computes_in_bfloat16(torch.device("cpu")),
+    )
+    return [replace(common, dropout=dropout) for dropout in ((0.5, 0.2) if sparse else (0.2, 0.5))]
+
+
+def _training_bytes(items: int, width: int) -> int:
+    """Of the item table in training: itself, two gradients, two moments, the average, the best, and the average as it is measured."""
+    return 8 * 4 * items * width
