@@ -19,6 +19,8 @@ METHODS: dict[str, Method] = {
     "popularity": _at("popularity", "popularity"),
     "item-cf": _at("item_cf", "item_cf"),
     "neighbours": _at("neighbours", "neighbours"),
+    "ease": _at("ease", "ease"),
+    "ials": _at("ials", "ials"),
     "product-dnn": _at("product_dnn", "product_dnn"),
     "sasrec": _at("sasrec", "sasrec"),
     "sasrec-full": _at("sasrec", "sasrec_full"),

@@ -60,7 +60,7 @@ KEPT = (100, 200, 500, 1000, 2000, 5000)
 _DAMPED: Options = {"column": 0.2, "row": 0.5, "power": 0.8, "user": 0.0, "shrink": 0.0}
 WIDE: Options = {"recency": 0.93, "back": 0.5, "decay": 0.95, **_DAMPED, "window": 50, "longest": 100}
 NARROW: Options = {"recency": 0.7, "back": 0.125, "decay": 0.85, **_DAMPED, "window": 20, "longest": 100}
-WITHOUT_ORDER: Options = {"recency": 1.0, "back": 1.0, "decay": 1.0, **_DAMPED, "window": 2000, "longest": 2000}
+WITHOUT_ORDER: Options = {"recency": 1.0, "back": 1.0, "decay": 1.0, **_DAMPED, "user": 0.5, "window": 2000, "longest": 2000}
 """Starts: for lists whose order says little, for those whose next item follows from the last ones, and for those without an order."""
 VALIDATION_QUERIES = 5000
 TUNING_PAIRS = 1 << 28

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from espalier.errors import InvalidConfig
 from training.baselines.task import Deadline, Trial
@@ -20,6 +20,7 @@ from training.baselines.task import Deadline, Trial
 log = logging.getLogger(__name__)
 
 Options = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,54 @@ class Search:
         return self.trials[-1].figure > before
 
 
+@dataclass
+class Remembered(Generic[T]):
+    """What some of the options give at a high price, kept for the best trial so far and for the latest: two at most."""
+
+    make: Callable[[Options], T]
+    names: tuple[str, ...]
+    best: tuple[Any, ...] = ()
+    figure: float = float("-inf")
+    held: dict[tuple[Any, ...], T] = field(default_factory=dict)
+
+    def of(self, options: Options) -> T:
+        key = tuple(options[name] for name in self.names)
+        if key not in self.held:
+            for other in [other for other in self.held if other != self.best]:
+                del self.held[other]  # first: there is room for two alone
+            self.held[key] = self.make(options)
+        return self.held[key]
+
+    def watched(self, figure: Callable[[Options], float]) -> Callable[[Options], float]:
+        """The same figure; this learns by it which trial is the best."""
+
+        def measured(options: Options) -> float:
+            found = figure(options)
+            if found > self.figure:
+                self.figure, self.best = found, tuple(options[name] for name in self.names)
+            return found
+
+        return measured
+
+
 def search(
-    figure: Callable[[Options], float], starts: Sequence[Options], grid: Sequence[Option], deadline: Deadline, most_trials: int = 200
+    figure: Callable[[Options], float],
+    starts: Sequence[Options],
+    grid: Sequence[Option],
+    deadline: Deadline,
+    *,
+    most_trials: int = 200,
+    earlier: Sequence[Trial] = (),
 ) -> Search:
-    """Measure each start and climb from the best. The first is measured in any case; every trial counts, whatever ends the search."""
+    """Measure each start and climb from the best. The first is measured in any case; every trial counts, whatever ends the search.
+
+    earlier  trials of a search that this one goes on from, which needs no start then
+    """
     for start in starts:
         for option in grid:
             if option.name not in start:
                 raise InvalidConfig(f"start.{option.name}", None, f"one of {option.values}")
-    found = Search(figure, deadline, most_trials)
+    found = Search(figure, deadline, most_trials, list(earlier))
     for start in starts:
         found.is_better(start)
     better = True

@@ -1,0 +1,194 @@
+"""EASE^R: item-to-item weights by ridge regression in closed form (Steck 2019, "Embarrassingly shallow autoencoders for sparse data").
+
+    P = (XᵀX + diag(λ · pop^ridge))⁻¹,   B = −P / diag(P) by columns, 0 on the diagonal
+    score(j | history) = pop_j^−column · Σ_{d < L} recency^d · pop_{h_d}^−row · B[h_d, j],   h_0 the last item of the history
+
+X holds, for each training user and each item of the list, |list|^(−user / 2). pop is how many training users have the item. ridge, row,
+column and user at 0 and recency at 1 are the paper's model; ridge = a, row = 0 and column = −a / 2 are the one with columns of X scaled by
+pop^(−a/2), but for the history. Lists without an order have a recency of 1.
+
+Two dense I × I matrices of float32 are held, the inverse that is being made and the best so far. λ, ridge and user take an inversion
+each, so they come after recency, row and column, which take none, and a deadline leaves out what they would have found.
+
+Legend: B queries, I items, M results, L items of a history that count.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.linalg import lapack
+
+from espalier.errors import InvalidConfig, InvalidData
+from training.baselines.memory import available_bytes
+from training.baselines.neighbours import fading
+from training.baselines.scores import best_of_all, by_popularity, filled
+from training.baselines.task import Deadline, Fitted, Task
+from training.baselines.tuning import Option, Options, Remembered, search
+from training.data.interactions import Interactions
+from training.data.user_item_matrix import user_item_matrix
+
+log = logging.getLogger(__name__)
+
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+WITHOUT_INVERSION = (
+    Option("recency", (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99, 1.0)),
+    Option("column", (-0.2, -0.1, 0.0, 0.1, 0.2), add=0.1, least=-1.0, most=1.0),
+    Option("row", (0.0, 0.1, 0.2, 0.3, 0.4), add=0.1, least=-0.5, most=1.0),
+)
+WITH_INVERSION = (
+    Option("l2", (30.0, 100.0, 300.0, 1000.0), times=3, least=0.1, most=1e5),
+    Option("ridge", (0.0, 0.25, 0.5, 0.75)),
+    Option("user", (0.0, 0.5, 1.0)),
+)
+START: Options = {"recency": 1.0, "column": 0.0, "row": 0.0, "l2": 300.0, "ridge": 0.0, "user": 0.0}
+LONGEST, LONGEST_WITHOUT_ORDER = 200, 2000
+"""The latest items of a history that count; without an order, any so many."""
+VALIDATION_QUERIES = 2000
+BLOCK = 512
+"""Rows of XᵀX made at a time."""
+MOST_BYTES = 16 << 30
+"""The matrices take no more, nor more than half of the memory that the machine has left."""
+PROBE = 1500
+"""Items of the matrix whose inversion says how long one takes here."""
+
+
+@dataclass(frozen=True)
+class Ease:
+    """How it answers.
+
+    weights_II  float32[I, I], B · row_I, column_I float64[I] pop^−row and pop^−column; column_I is NaN where no training user has the item
+    weight_L    float64[L] of the last item of a history, the one before it, … · popular_I int64[I]: as in `scores.filled`
+    """
+
+    weights_II: Float32
+    row_I: Float64
+    column_I: Float64
+    weight_L: Float64
+    popular_I: Int64
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in (self.weights_II, self.row_I, self.column_I, self.popular_I))
+
+    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
+        """int64[B, M = m]: the best items with training users, ties by the lower row; an empty history gets popular ones."""
+        known = [np.asarray(history, np.int64)[np.asarray(history) >= 0] for history in histories]
+        rows_BM = best_of_all(self.scores, len(self.popular_I), known, m, exclude_seen)
+        return filled(rows_BM, known, self.popular_I, exclude_seen)
+
+    def scores(self, histories: Sequence[Int64]) -> Float32:
+        """float32[B, I]; NaN for an item without training users, and for every item where no item of the history has any."""
+        latest = [history[::-1][: len(self.weight_L)] for history in histories]
+        offset = np.concatenate([[0], np.cumsum([len(items) for items in latest])])
+        items = np.concatenate([np.zeros(0, np.int64), *latest])
+        weights = np.concatenate([np.zeros(0), *(self.weight_L[: len(items)] for items in latest)]) * self.row_I[items]
+        history_BI = sparse.csr_array((weights.astype(np.float32), items, offset), shape=(len(latest), len(self.popular_I)))
+        score_BI: Float32 = (history_BI @ self.weights_II) * self.column_I.astype(np.float32)
+        score_BI[~np.array([np.isfinite(self.column_I[items]).any() for items in latest], np.bool_)] = np.nan
+        return score_BI
+
+
+def answering(weights_II: Float32, users_I: NDArray[np.int64], options: Options, longest: int) -> Ease:
+    """B with what the other options say. users_I: how many training users an item has."""
+    damped_I = np.maximum(users_I, 1).astype(np.float64)
+    column_I = np.where(users_I > 0, damped_I ** -options["column"], np.nan)
+    return Ease(weights_II, damped_I ** -options["row"], column_I, fading(options["recency"], longest), by_popularity(users_I))
+
+
+def weights(matrix: sparse.csr_array[np.float64], options: Options) -> Float32:
+    """float32[I, I]: B, of the binary matrix of training users and items. In place of XᵀX: one such matrix is all that it needs."""
+    items = matrix.shape[1]
+    length = np.diff(matrix.indptr)
+    scaled = sparse.csr_array(
+        (np.repeat(np.maximum(length, 1.0) ** (-options["user"] / 2), length).astype(np.float32), matrix.indices, matrix.indptr),
+        shape=matrix.shape,
+    )
+    by_item = scaled.T.tocsr()
+    gram_II = np.empty((items, items), np.float32)
+    for first in range(0, items, BLOCK):
+        (by_item[first : first + BLOCK] @ scaled).toarray(out=gram_II[first : first + BLOCK])
+    users_I = np.bincount(matrix.indices, minlength=items)
+    gram_II[np.diag_indices(items)] += (options["l2"] * np.maximum(users_I, 1.0) ** options["ridge"]).astype(np.float32)
+    invert(gram_II)
+    diagonal_I = gram_II.diagonal().copy()
+    for first in range(0, items, BLOCK):
+        gram_II[first : first + BLOCK] /= -diagonal_I
+    np.fill_diagonal(gram_II, 0)
+    return gram_II
+
+
+def invert(matrix_II: Float32) -> None:
+    """The inverse of a symmetric positive definite matrix in its place, by Cholesky. Raises InvalidData where it is not such a one."""
+    _, failed = lapack.spotrf(matrix_II.T, lower=0, clean=0, overwrite_a=1)
+    if not failed:
+        _, failed = lapack.spotri(matrix_II.T, lower=0, overwrite_c=1)
+    if failed:
+        raise InvalidData("l2", "a matrix that float32 cannot invert", "a larger one")
+    for first in range(0, len(matrix_II), BLOCK):  # LAPACK wrote one triangle, here the lower one
+        last = first + BLOCK
+        matrix_II[first:last, last:] = matrix_II[last:, first:last].T
+        corner = matrix_II[first:last, first:last]
+        corner[...] = np.tril(corner) + np.tril(corner, -1).T
+
+
+def ease(task: Task, most_bytes: int | None = None) -> Fitted:
+    """Choose the options on validation queries, at most VALIDATION_QUERIES, and fit on all training users.
+
+    most_bytes  what the two matrices may take; None for MOST_BYTES, or half of what the machine has left where that is less
+
+    Raises InvalidData where they would take more, and InvalidConfig where one inversion would take longer than the task has.
+    """
+    begin, deadline = time.perf_counter(), task.deadline()
+    interactions = task.split.lists
+    refuse_too_many(interactions, min(MOST_BYTES, available_bytes() // 2) if most_bytes is None else most_bytes)
+    inversion_s = inversion_seconds(interactions.item_count)
+    if inversion_s > deadline.left_s():
+        raise InvalidConfig("seconds", task.seconds, f"at least {inversion_s:.0f} for EASE's inversion of {interactions.item_count} items")
+    ordered = interactions.order != "none"
+    cheap, longest = WITHOUT_INVERSION[0 if ordered else 1 :], LONGEST if ordered else LONGEST_WITHOUT_ORDER
+    log.info("ease: %s", "; ".join(map(str, (*cheap, *WITH_INVERSION))))
+    matrix = user_item_matrix(interactions, task.split.train)
+    users_I = np.bincount(matrix.indices, minlength=interactions.item_count)
+    inverses = Remembered(lambda options: weights(matrix, options), tuple(option.name for option in WITH_INVERSION))
+    pairs = task.validation_pairs(VALIDATION_QUERIES)
+
+    def fitted(options: Options) -> Ease:
+        return answering(inverses.of(options), users_I, options, longest)
+
+    figure = inverses.watched(lambda options: task.measured(fitted(options).rank, pairs))
+    found, tried = search(figure, [START], cheap, deadline), 0
+    while found.ended is None and len(found.trials) > tried:
+        tried = len(found.trials)
+        early = Deadline(None if deadline.at_s is None else deadline.at_s - inversion_s)
+        found = search(figure, [], WITH_INVERSION, early, earlier=found.trials)
+        found = search(figure, [], cheap, deadline, earlier=found.trials) if found.ended is None else found
+    best = fitted(found.best.options)
+    return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, found.ended)
+
+
+def refuse_too_many(interactions: Interactions, most_bytes: int) -> None:
+    """Raises InvalidData where two I × I matrices take more memory than they may."""
+    items = interactions.item_count
+    if 8 * items**2 > most_bytes:
+        expected = f"at most {int((most_bytes / 8) ** 0.5)}: EASE's two matrices would take {8 * items**2 / 2**30:.1f} GiB"
+        raise InvalidData("items", f"{items} items", f"{expected} and may take {most_bytes / 2**30:.1f} GiB")
+
+
+def inversion_seconds(items: int) -> float:
+    """About how long an inversion takes here, by a small one; it grows with I³."""
+    if items <= PROBE:
+        return 0.0
+    probe = np.eye(PROBE, dtype=np.float32) * 2
+    begin = time.perf_counter()
+    invert(probe)
+    return (time.perf_counter() - begin) * (items / PROBE) ** 3

@@ -1,0 +1,86 @@
+"""Reciprocal-rank fusion of two methods' answers (Cormack, Clarke and Büttcher 2009).
+
+    score(i) = (1 − share) / (c + rank₁(i)) + share / (c + rank₂(i)),   ranks from 1; an item that a method does not return gets 0 from it
+
+Knows answers. Does not know methods.
+
+Legend: B queries, M results, D items that each method is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.search import NO_ITEM
+from training.baselines.scores import empty_rows, keep_best
+from training.baselines.task import Fitted, Rank, Task
+from training.baselines.tuning import Option, Options, search
+
+log = logging.getLogger(__name__)
+
+Int64 = NDArray[np.int64]
+
+GRID = (
+    Option("share", (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)),
+    Option("constant", (5, 10, 20, 40, 80), times=2, least=1, most=1000),
+)
+START: Options = {"share": 0.5, "constant": 40}
+DEPTH = 200
+"""Items that each method is asked for at least."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Two answers in one. share: the weight of the second."""
+
+    first: Rank
+    second: Rank
+    share: float
+    constant: float
+
+    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
+        """int64[B, M = m]: the best of both, each asked for `depth(m)` items; ties by the lower row."""
+        empty_rows(0, m)
+        rows = [rank(histories, depth(m), exclude_seen) for rank in (self.first, self.second)]
+        return fused(rows[0], rows[1], m, self.share, self.constant)
+
+
+def depth(m: int) -> int:
+    """How many items each method is asked for: what the other ranks low may still come up."""
+    return max(2 * m, DEPTH)
+
+
+def fused(first_BD: Int64, second_BD: Int64, m: int, share: float, constant: float) -> Int64:
+    """int64[B, M = m]: the best by the formula; NO_ITEM places give nothing."""
+    rows_BM = empty_rows(len(first_BD), m)
+    gain_D = 1 / (constant + np.arange(1, 1 + max(first_BD.shape[1], second_BD.shape[1])))
+    for b, (first_D, second_D) in enumerate(zip(first_BD, second_BD, strict=True)):
+        items, place = np.unique(np.concatenate([first_D, second_D]), return_inverse=True)
+        gains = np.concatenate([(1 - share) * gain_D[: len(first_D)], share * gain_D[: len(second_D)]])
+        scores = np.where(items == NO_ITEM, -np.inf, np.bincount(place, weights=gains))
+        keep_best(items, scores, len(items), rows_BM[b], np.empty(m))
+    return rows_BM
+
+
+def fuse(first: Fitted, second: Fitted, task: Task) -> Fitted:
+    """Both, with share and constant chosen on validation queries. Seconds and bytes are those of both and of the fusion together."""
+    begin = time.perf_counter()
+    pairs = task.validation_pairs()
+    histories = [pair.history for pair in pairs]
+    rows = [fitted.rank(histories, depth(task.metric.m), task.exclude_seen) for fitted in (first, second)]
+    log.info("fusion: %s", "; ".join(map(str, GRID)))
+
+    def figure(options: Options) -> float:
+        return float(task.metric.of(fused(rows[0], rows[1], task.metric.m, options["share"], options["constant"]), pairs).mean())
+
+    found = search(figure, [START], GRID, task.deadline())
+    best = found.best.options
+    seconds = first.seconds + second.seconds + time.perf_counter() - begin
+    rank = Fusion(first.rank, second.rank, best["share"], best["constant"]).rank
+    return Fitted(rank, best, first.bytes + second.bytes, seconds, found.trials, found.ended)

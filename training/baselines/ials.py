@@ -1,0 +1,163 @@
+"""iALS: matrix factorisation of implicit feedback by alternating least squares (Hu, Koren and Volinsky 2008), by the `implicit` package.
+
+    Σ_{u, i} c_ui (x_ui − ⟨w_u, h_i⟩)² + λ (‖W‖² + ‖H‖²),   c_ui = 1 + alpha · x_ui,   λ = l2 · √(U · I)
+
+x_ui is 1 where user u has item i. A history gets its user vector by the same least squares, the item vectors fixed, with alpha ·
+recency^d in place of alpha for the item d before the last: it need not have been in training. Items of histories that no vector was
+learned for do not count.
+
+λ follows Rendle et al. 2022 ("Revisiting the performance of iALS on item recommendation benchmarks"), who scale it by the number of
+users, and of items, for which they find the same l2 good on several logs; `implicit` has one λ, and the product of both scales is what
+counts, since W · c and H / c are the same model. Their scaling by the events of each row is not in `implicit`.
+
+Legend: U users, I items, F factors, B queries, M results, L items of a history that count.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from espalier.errors import DeviceUnavailable, InvalidData
+from training.baselines.memory import available_bytes
+from training.baselines.neighbours import fading
+from training.baselines.scores import best_of_all, by_popularity, filled
+from training.baselines.task import Fitted, Task
+from training.baselines.tuning import Option, Options, Remembered, search
+from training.data.user_item_matrix import user_item_matrix
+
+if TYPE_CHECKING:
+    from implicit.cpu.als import AlternatingLeastSquares
+
+log = logging.getLogger(__name__)
+
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+GRID = (
+    Option("recency", (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99, 1.0)),
+    Option("l2", (0.0003, 0.001, 0.003, 0.01), times=3, least=1e-7, most=1.0),
+    Option("alpha", (1.0, 3.0, 10.0, 30.0), times=3, least=0.01, most=1000.0),
+    Option("factors", (64, 128, 256), times=2, least=8, most=1024),
+    Option("iterations", (8, 16), times=2, least=2, most=64),
+)
+TRAINED = ("l2", "alpha", "factors", "iterations")
+"""Options that the factors depend on."""
+START: Options = {"recency": 1.0, "l2": 0.003, "alpha": 10.0, "factors": 128, "iterations": 16}
+LONGEST = 1000
+VALIDATION_QUERIES = 2000
+MOST_TRIALS = 60
+
+
+@dataclass(frozen=True)
+class Ials:
+    """The item vectors float32[I, F] are the model's; weight_L and popular_I as in `ease.py`; trained_I bool[I]: has training users."""
+
+    model: AlternatingLeastSquares
+    trained_I: NDArray[np.bool_]
+    weight_L: Float64
+    popular_I: Int64
+
+    @property
+    def bytes(self) -> int:
+        return int(self.model.item_factors.nbytes) + self.trained_I.nbytes + self.popular_I.nbytes
+
+    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
+        """int64[B, M = m]: the best items with training users, ties by the lower row; an empty history gets popular ones."""
+        known = [np.asarray(history, np.int64)[np.asarray(history) >= 0] for history in histories]
+        rows_BM = best_of_all(self.scores, len(self.popular_I), known, m, exclude_seen)
+        return filled(rows_BM, known, self.popular_I, exclude_seen)
+
+    def scores(self, histories: Sequence[Int64]) -> Float32:
+        """float32[B, I]; NaN for an item without training users, and for every item where no item of the history has any."""
+        from threadpoolctl import threadpool_limits
+
+        latest = [_latest(history[self.trained_I[history]], len(self.weight_L)) for history in histories]
+        offset = np.concatenate([[0], np.cumsum([len(items) for items in latest])])
+        weights = np.concatenate([np.zeros(0), *(self.weight_L[: len(items)] for items in latest)])
+        items = np.concatenate([np.zeros(0, np.int64), *latest])
+        history_BI = sparse.csr_matrix((weights.astype(np.float32), items, offset), shape=(len(latest), len(self.popular_I)))
+        with threadpool_limits(1, "blas"):
+            user_BF = self.model.recalculate_user(np.arange(len(latest)), history_BI)
+            score_BI: Float32 = user_BF @ self.model.item_factors.T
+        score_BI[:, ~self.trained_I] = np.nan
+        score_BI[np.diff(offset) == 0] = np.nan
+        return score_BI
+
+
+def _latest(history: Int64, most: int) -> Int64:
+    """The different items of a history, the last first, at most so many."""
+    items, place = np.unique(history[::-1], return_index=True)
+    return items[np.argsort(place)][:most]
+
+
+def factors_of(matrix: sparse.csr_array[np.float64], options: Options, seed: int) -> AlternatingLeastSquares:
+    """Trained on a binary matrix of users and items, on the cores that the process may use; does not depend on their number."""
+    from implicit.cpu.als import AlternatingLeastSquares
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, "blas"):  # threads of BLAS beside those of `implicit` make it ten times slower
+        model = AlternatingLeastSquares(
+            factors=options["factors"],
+            regularization=options["l2"] * float(np.sqrt(np.prod(np.array(matrix.shape, np.float64)))),
+            alpha=options["alpha"],
+            iterations=options["iterations"],
+            num_threads=len(os.sched_getaffinity(0)),
+            random_state=seed,
+        )
+        model.fit(sparse.csr_matrix(matrix.astype(np.float32)), show_progress=False)
+    model.user_factors = None
+    return model
+
+
+def ials(task: Task, most_bytes: int | None = None) -> Fitted:
+    """Choose the options on validation queries, at most VALIDATION_QUERIES and MOST_TRIALS trials, and fit on all training users.
+
+    most_bytes  what the vectors of training users and items may take; None for a quarter of what the machine has left
+
+    Raises DeviceUnavailable where `implicit` is not installed, InvalidData where the smallest vectors would take more memory.
+    """
+    begin, deadline = time.perf_counter(), task.deadline()
+    if not implicit_is_installed():
+        raise DeviceUnavailable("implicit is not installed: pip install -e '.[baselines]' -c constraints.txt")
+    matrix = user_item_matrix(task.split.lists, task.split.train)
+    rows, least = sum(matrix.shape), 8
+    most_factors = (available_bytes() // 4 if most_bytes is None else most_bytes) // (4 * rows)
+    if most_factors < least:
+        expected = f"vectors of {least} float32 numbers for each in {most_factors * 4 * rows / 2**30:.1f} GiB"
+        raise InvalidData("log", f"{rows} users and items", expected)
+    grid = [_limited(option, most_factors) if option.name == "factors" else option for option in GRID]
+    grid = grid if task.split.lists.order != "none" else grid[1:]
+    log.info("ials: %s", "; ".join(map(str, grid)))
+    users_I = np.bincount(matrix.indices, minlength=matrix.shape[1])
+    models = Remembered(lambda options: factors_of(matrix, options, task.seed), TRAINED)
+    pairs = task.validation_pairs(VALIDATION_QUERIES)
+
+    def fitted(options: Options) -> Ials:
+        return Ials(models.of(options), users_I > 0, fading(options["recency"], LONGEST), by_popularity(users_I))
+
+    start = {**START, "factors": min(START["factors"], most_factors)}
+    found = search(
+        models.watched(lambda options: task.measured(fitted(options).rank, pairs)), [start], grid, deadline, most_trials=MOST_TRIALS
+    )
+    best = fitted(found.best.options)
+    return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, found.ended)
+
+
+def _limited(option: Option, most: int) -> Option:
+    values = tuple(value for value in option.values if value <= most) or (most,)
+    return Option(option.name, values, times=option.times, least=option.least, most=min(option.most, most))
+
+
+def implicit_is_installed() -> bool:
+    return importlib.util.find_spec("implicit") is not None
