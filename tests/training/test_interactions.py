@@ -94,6 +94,14 @@ def test_a_byte_order_mark_is_no_part_of_the_first_id(tmp_path: Path) -> None:
     assert lists(read(write(tmp_path, "log", "\ufeffu a\n"), format="lists", separator=" ")) == {"u": ["a"]}
 
 
+def test_users_without_items_and_blanks_at_the_end_of_a_line_are_passed_over(tmp_path: Path) -> None:
+    """As published files of what is to be found have them."""
+    for text in ("u a b \nv \nw c\n", "v\nu a b\nw c  \n", "u a b\r\nv \r\nw c \r\n"):
+        assert lists(read(write(tmp_path, "log", text), format="lists", separator=" ")) == {"u": ["a", "b"], "w": ["c"]}
+    with pytest.raises(InvalidData, match="none of them empty"):
+        read(write(tmp_path, "log", "u,a,\n"), format="lists", separator=",")
+
+
 def test_lists_without_an_order_say_so(tmp_path: Path) -> None:
     assert read(write(tmp_path, "log", "u a b\n"), format="lists", separator=" ", order="none").order == "none"
 
@@ -115,10 +123,10 @@ def test_lists_are_the_same_in_blocks_of_any_size(tmp_path: Path, lines: list[tu
 @pytest.mark.parametrize(
     ("content", "line", "value", "expected"),
     [
-        (b"u a\nv\n", 2, "'v'", "then at least one of an item"),
+        (b"\nu;a\nv;b\n", 2, "'u;a'", "then at least one of an item"),
         (b"u a\n\n a b\n", 3, "' a b'", "none of them empty"),
         (b"u a b\nv a  b\n", 2, "'v a  b'", "none of them empty"),
-        (b"u a b \n", 1, "'u a b '", "none of them empty"),
+        (b" u a\n", 1, "' u a'", "none of them empty"),
         (b"u a\nv \xff\n", 2, r"b'\xff'", "UTF-8"),
     ],
 )

@@ -106,25 +106,43 @@ def _text_columns(path: Path, log: CsvFormat, block_bytes: int) -> Iterator[pa.R
 
 
 def _lists(path: Path, separator: str, block_bytes: int) -> Iterator[LogBatch]:
-    """The events of a file with one user a line. Blank lines are passed over, as in the other text formats."""
-    lines_before = 0
+    """The events of a file with one user a line. Blank lines are passed over, as in the other text formats.
+
+    So are lines with nothing but a user: files of what is to be found have them. A file of nothing else is refused, for its separator is
+    probably another one.
+    """
+    lines_before, events, alone = 0, 0, None
     for text in _whole_lines(path, block_bytes):
-        lines = pa.array([line.removesuffix("\r") for line in text.split("\n")], pa.string())
+        lines = pa.array([_without_end(line, separator) for line in text.split("\n")], pa.string())
         number = np.flatnonzero(pc.not_equal(lines, "").to_numpy(zero_copy_only=False))
         fields = pc.split_pattern(lines.take(pa.array(number)), separator)
         length = pc.list_value_length(fields).to_numpy()
         values = pc.list_flatten(fields)
         empty = np.flatnonzero(pc.equal(values, "").to_numpy(zero_copy_only=False))
-        bad = np.concatenate([np.flatnonzero(length < 2), np.searchsorted(np.cumsum(length), empty, side="right")])
+        bad = np.searchsorted(np.cumsum(length), empty, side="right")
         if len(bad):
-            row = int(number[bad.min()])
-            expected = f"an id of a user, then at least one of an item, with {separator!r} between ids, none of them empty"
-            raise InvalidData(f"{path.name}: line {lines_before + row + 1}", lines[row].as_py(), expected)
+            raise _not_a_list(path, separator, lines_before + int(number[bad.min()]), lines[int(number[bad.min()])].as_py())
+        events += len(values) - len(length)
+        if alone is None and len(number):
+            alone = lines_before + int(number[0]), lines[int(number[0])].as_py()
         is_user = np.zeros(len(values), bool)
         is_user[np.cumsum(length) - length] = True
         users = values.filter(pa.array(is_user)).take(pa.array(np.repeat(np.arange(len(length)), length - 1)))
         yield LogBatch(users, values.filter(pa.array(~is_user)), None, None)
         lines_before += len(lines)
+    if events == 0 and alone is not None:
+        raise _not_a_list(path, separator, *alone)
+
+
+def _without_end(line: str, separator: str) -> str:
+    """Without a carriage return, and without blanks after the last id where blanks are between them."""
+    line = line.removesuffix("\r")
+    return line.rstrip(separator) if separator.isspace() else line
+
+
+def _not_a_list(path: Path, separator: str, line: int, value: str) -> InvalidData:
+    expected = f"an id of a user, then at least one of an item, with {separator!r} between ids, none of them empty"
+    return InvalidData(f"{path.name}: line {line + 1}", value, expected)
 
 
 def _whole_lines(path: Path, block_bytes: int) -> Iterator[str]:
