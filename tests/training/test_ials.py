@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -12,6 +14,7 @@ from tests.training.test_ease import grouped
 from training.baselines import ials as module
 from training.baselines.ials import START, Ials, factors_of, ials, implicit_is_installed
 from training.baselines.neighbours import fading
+from training.baselines.task import Deadline
 from training.data.user_item_matrix import user_item_matrix
 
 installed = pytest.mark.skipif(not implicit_is_installed(), reason="the extra `baselines` is not installed")
@@ -60,6 +63,14 @@ def test_items_that_no_training_user_has_come_last() -> None:
     assert answer[-len(absent) :] == absent
     assert len(fitted.trials) == 1
     assert "deadline" in str(fitted.ended)
+
+
+@installed
+def test_a_deadline_ends_training_after_an_iteration() -> None:
+    matrix = user_item_matrix(grouped(1), np.arange(60))
+    ended = factors_of(matrix, SMALL, 1, Deadline(time.monotonic()))
+    one = factors_of(matrix, {**SMALL, "iterations": 1}, 1)
+    assert ended.item_factors.tolist() == one.item_factors.tolist() != factors_of(matrix, SMALL, 1).item_factors.tolist()
 
 
 @installed

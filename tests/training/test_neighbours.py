@@ -158,7 +158,7 @@ def test_lists_without_an_order_have_no_distance_direction_or_recency() -> None:
 def test_a_deadline_that_is_over_gives_the_first_start() -> None:
     fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), seconds=0.0))
     assert [trial.options for trial in fitted.trials] == [WIDE]
-    assert fitted.ended == "the search ended at its deadline after 1 trials"
+    assert fitted.ended == "the search's deadline left out trials, the first after 1"
 
 
 def test_too_many_pairs_are_a_seeded_sample_of_users(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from espalier.errors import InvalidConfig
 from training.baselines.task import Deadline
-from training.baselines.tuning import Option, Options, search
+from training.baselines.tuning import Option, Options, Remembered, search
 
 NEVER = Deadline(None)
 
@@ -71,10 +71,36 @@ def test_a_deadline_ends_it_with_the_best_so_far() -> None:
     assert [trial.options for trial in over.trials] == [{"a": 1}]
 
 
+def test_what_would_take_too_long_is_left_out_and_the_rest_goes_on() -> None:
+    grid = [Option("a", (1, 2, 3)), Option("b", (1, 2, 3))]
+    found = search(
+        lambda o: o["a"] + o["b"], [{"a": 1, "b": 1}], grid, Deadline(time.monotonic() + 50), cost_s=lambda o: 100 * (o["a"] > 2)
+    )
+    assert found.best.options == {"a": 2, "b": 3}
+    assert "deadline" in str(found.ended)
+
+
+def test_the_best_and_the_latest_of_what_is_costly_are_held() -> None:
+    made = []
+
+    def make(options: Options) -> int:
+        made.append(options["a"])
+        return int(options["a"])
+
+    remembered = Remembered(make, ("a",))
+    figure = remembered.watched(lambda options: -abs(remembered.of(options) - 3) + options["b"] / 10)
+    for a, b in ((1, 0), (3, 0), (5, 0), (3, 1), (3, 2), (6, 0), (3, 3)):
+        assert figure({"a": a, "b": b}) == -abs(a - 3) + b / 10
+        assert len(remembered.held) <= 2
+    assert made == [1, 3, 5, 6]
+    assert remembered.has({"a": 3})
+    assert not remembered.has({"a": 5})
+
+
 def test_the_number_of_trials_is_limited() -> None:
     found = search(lambda o: float(o["a"]), [{"a": 1}], [Option("a", (1, 2), add=1)], NEVER, most_trials=5)
     assert [trial.figure for trial in found.trials] == [1, 2, 3, 4, 5]
-    assert found.ended == "the search ended after 5 trials"
+    assert found.ended == "the search's limit left out trials, the first after 5"
 
 
 def test_a_grid_says_what_it_tries_and_is_checked() -> None:

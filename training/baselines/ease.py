@@ -29,7 +29,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from training.baselines.memory import available_bytes
 from training.baselines.neighbours import fading
 from training.baselines.scores import best_of_all, by_popularity, filled
-from training.baselines.task import Deadline, Fitted, Task
+from training.baselines.task import Fitted, Task
 from training.baselines.tuning import Option, Options, Remembered, search
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import user_item_matrix
@@ -166,12 +166,7 @@ def ease(task: Task, most_bytes: int | None = None) -> Fitted:
         return answering(inverses.of(options), users_I, options, longest)
 
     figure = inverses.watched(lambda options: task.measured(fitted(options).rank, pairs))
-    found, tried = search(figure, [START], cheap, deadline), 0
-    while found.ended is None and len(found.trials) > tried:
-        tried = len(found.trials)
-        early = Deadline(None if deadline.at_s is None else deadline.at_s - inversion_s)
-        found = search(figure, [], WITH_INVERSION, early, earlier=found.trials)
-        found = search(figure, [], cheap, deadline, earlier=found.trials) if found.ended is None else found
+    found = search(figure, [START], (*cheap, *WITH_INVERSION), deadline, cost_s=lambda options: 0 if inverses.has(options) else inversion_s)
     best = fitted(found.best.options)
     return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, found.ended)
 

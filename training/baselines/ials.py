@@ -15,6 +15,7 @@ Legend: U users, I items, F factors, B queries, M results, L items of a history 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -31,7 +32,7 @@ from espalier.errors import DeviceUnavailable, InvalidData
 from training.baselines.memory import available_bytes
 from training.baselines.neighbours import fading
 from training.baselines.scores import best_of_all, by_popularity, filled
-from training.baselines.task import Fitted, Task
+from training.baselines.task import Deadline, Fitted, Task
 from training.baselines.tuning import Option, Options, Remembered, search
 from training.data.user_item_matrix import user_item_matrix
 
@@ -57,6 +58,7 @@ START: Options = {"recency": 1.0, "l2": 0.003, "alpha": 10.0, "factors": 128, "i
 LONGEST = 1000
 VALIDATION_QUERIES = 2000
 MOST_TRIALS = 60
+NO_DEADLINE = Deadline(None)
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,17 @@ def _latest(history: Int64, most: int) -> Int64:
     return items[np.argsort(place)][:most]
 
 
-def factors_of(matrix: sparse.csr_array[np.float64], options: Options, seed: int) -> AlternatingLeastSquares:
-    """Trained on a binary matrix of users and items, on the cores that the process may use; does not depend on their number."""
+class _TimeIsOver(Exception):
+    """Leaves `implicit`'s loop over iterations."""
+
+
+def factors_of(
+    matrix: sparse.csr_array[np.float64], options: Options, seed: int, deadline: Deadline = NO_DEADLINE
+) -> AlternatingLeastSquares:
+    """Trained on a binary matrix of users and items, on the cores that the process may use; does not depend on their number.
+
+    After the deadline no iteration begins but the first; the vectors are those of the iterations so far.
+    """
     from implicit.cpu.als import AlternatingLeastSquares
     from threadpoolctl import threadpool_limits
 
@@ -115,7 +126,13 @@ def factors_of(matrix: sparse.csr_array[np.float64], options: Options, seed: int
             num_threads=len(os.sched_getaffinity(0)),
             random_state=seed,
         )
-        model.fit(sparse.csr_matrix(matrix.astype(np.float32)), show_progress=False)
+
+        def iterated(iteration: int, seconds: float, loss: float | None) -> None:
+            if deadline.is_over() and iteration + 1 < options["iterations"]:
+                raise _TimeIsOver
+
+        with contextlib.suppress(_TimeIsOver):
+            model.fit(sparse.csr_matrix(matrix.astype(np.float32)), show_progress=False, callback=iterated)
     model.user_factors = None
     return model
 
@@ -140,18 +157,33 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
     grid = grid if task.split.lists.order != "none" else grid[1:]
     log.info("ials: %s", "; ".join(map(str, grid)))
     users_I = np.bincount(matrix.indices, minlength=matrix.shape[1])
-    models = Remembered(lambda options: factors_of(matrix, options, task.seed), TRAINED)
+    seconds: list[float] = []
+
+    def trained(options: Options) -> AlternatingLeastSquares:
+        started = time.perf_counter()
+        model = factors_of(matrix, options, task.seed, deadline)
+        seconds.append((time.perf_counter() - started) / _work(options))
+        return model
+
+    models = Remembered(trained, TRAINED)
     pairs = task.validation_pairs(VALIDATION_QUERIES)
 
     def fitted(options: Options) -> Ials:
         return Ials(models.of(options), users_I > 0, fading(options["recency"], LONGEST), by_popularity(users_I))
 
+    def cost_s(options: Options) -> float:
+        return 0.0 if models.has(options) else seconds[-1] * _work(options)
+
     start = {**START, "factors": min(START["factors"], most_factors)}
-    found = search(
-        models.watched(lambda options: task.measured(fitted(options).rank, pairs)), [start], grid, deadline, most_trials=MOST_TRIALS
-    )
+    figure = models.watched(lambda options: task.measured(fitted(options).rank, pairs))
+    found = search(figure, [start], grid, deadline, most_trials=MOST_TRIALS, cost_s=cost_s)
     best = fitted(found.best.options)
     return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, found.ended)
+
+
+def _work(options: Options) -> float:
+    """What training takes grows like this or less."""
+    return float(options["iterations"] * options["factors"] ** 2)
 
 
 def _limited(option: Option, most: int) -> Option:

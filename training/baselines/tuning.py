@@ -71,8 +71,13 @@ class Search:
     figure: Callable[[Options], float]
     deadline: Deadline
     most_trials: int
+    cost_s: Callable[[Options], float]
     trials: list[Trial] = field(default_factory=list)
     ended: str | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.trials) >= self.most_trials
 
     @property
     def best(self) -> Trial:
@@ -83,11 +88,10 @@ class Search:
         """Measure them, unless that was done or time is over; whether they are the best now, and nothing earlier is as good."""
         if any(trial.options == options for trial in self.trials):
             return False
-        if self.trials and self.deadline.is_over():
-            self.ended = f"the search ended at its deadline after {len(self.trials)} trials"
-        elif len(self.trials) >= self.most_trials:
-            self.ended = f"the search ended after {self.most_trials} trials"
-        if self.ended:
+        if self.trials and (self.is_full or self.cost_s(options) >= self.deadline.left_s()):
+            self.ended = (
+                self.ended or f"the search's {'limit' if self.is_full else 'deadline'} left out trials, the first after {len(self.trials)}"
+            )
             return False
         before = self.best.figure if self.trials else float("-inf")
         self.trials.append(Trial(dict(options), self.figure(options)))
@@ -105,13 +109,19 @@ class Remembered(Generic[T]):
     figure: float = float("-inf")
     held: dict[tuple[Any, ...], T] = field(default_factory=dict)
 
+    def has(self, options: Options) -> bool:
+        return self._key(options) in self.held
+
     def of(self, options: Options) -> T:
-        key = tuple(options[name] for name in self.names)
+        key = self._key(options)
         if key not in self.held:
             for other in [other for other in self.held if other != self.best]:
                 del self.held[other]  # first: there is room for two alone
             self.held[key] = self.make(options)
         return self.held[key]
+
+    def _key(self, options: Options) -> tuple[Any, ...]:
+        return tuple(options[name] for name in self.names)
 
     def watched(self, figure: Callable[[Options], float]) -> Callable[[Options], float]:
         """The same figure; this learns by it which trial is the best."""
@@ -119,7 +129,7 @@ class Remembered(Generic[T]):
         def measured(options: Options) -> float:
             found = figure(options)
             if found > self.figure:
-                self.figure, self.best = found, tuple(options[name] for name in self.names)
+                self.figure, self.best = found, self._key(options)
             return found
 
         return measured
@@ -132,21 +142,21 @@ def search(
     deadline: Deadline,
     *,
     most_trials: int = 200,
-    earlier: Sequence[Trial] = (),
+    cost_s: Callable[[Options], float] = lambda _: 0.0,
 ) -> Search:
     """Measure each start and climb from the best. The first is measured in any case; every trial counts, whatever ends the search.
 
-    earlier  trials of a search that this one goes on from, which needs no start then
+    cost_s  about how many seconds a trial takes; one that would take more than is left is left out, and cheaper ones go on
     """
     for start in starts:
         for option in grid:
             if option.name not in start:
                 raise InvalidConfig(f"start.{option.name}", None, f"one of {option.values}")
-    found = Search(figure, deadline, most_trials, list(earlier))
+    found = Search(figure, deadline, most_trials, cost_s)
     for start in starts:
         found.is_better(start)
     better = True
-    while better and found.ended is None:
+    while better:  # with nothing left to try in time, no step is better
         better = False
         for option in grid:
             better |= _climb(found, option) if option.ordered else _try_all(found, option)
