@@ -46,10 +46,11 @@ from benchmarks.papers.otm_real_report import MS, Row, markdown, measured, plot_
 from benchmarks.papers.otm_real_trees import TREES, Run, is_tree, method_config, tree_rows
 from espalier.errors import EspalierError, InvalidConfig
 from espalier.hardware import hardware
+from training.baselines.fusion import fuse
 from training.baselines.methods import METHODS as BASELINES
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
 from training.baselines.task import Fitted, Method, Task
-from training.compare.contest import RECIPE, Contest, Entry, attempted, checked_names, fuse
+from training.compare.contest import RECIPE, Contest, Entry, attempted, checked_names
 from training.compare.figures import answered
 from training.compare.report import continued, save
 from training.data.splits import without_seen

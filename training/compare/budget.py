@@ -9,14 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from training.compare.contest import FUSION, QUICK
+from training.compare.contest import FUSION, QUICK, RECIPE
 
 QUICK_SHARE = 0.4
 """The most that quick methods take together, where there are others."""
 MEASURING_SHARE = 0.1
 """Of a method's time, for answering test queries and for timing."""
-FUSION_WEIGHT = 0.3
-"""A fusion's part beside a trained method's: it tries few weights, but answers by two methods."""
+WEIGHTS = {RECIPE: 2.0, FUSION: 0.3}
+"""Parts of what is left for trained methods, where they are not 1. A tree that ends early is judged too low, and the question is about
+the tree; a fusion tries few weights, but answers by two methods."""
 LEAST_S = 1.0
 
 
@@ -43,4 +44,4 @@ class Budget:
 
 
 def _weight(method: str) -> float:
-    return FUSION_WEIGHT if method.split(":")[0] == FUSION else 1.0
+    return WEIGHTS.get(method.split(":")[0], 1.0)

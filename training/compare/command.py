@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from espalier.errors import InvalidConfig
+from training.baselines.fusion import fuse
 from training.baselines.methods import METHODS
 from training.compare.compare import Asked, compare
-from training.compare.contest import RECIPE, checked_names, fuse
+from training.compare.contest import RECIPE, checked_names
 from training.compare.plot import plot_rows
 from training.compare.report import Report
 from training.compare.table import show
@@ -49,5 +50,6 @@ def run(
     show(report)
     if plot is not None and report["rows"]:
         title = f"{report['name']}, {report['log']['items']:,} items, {report['queries']:,} test queries"
-        plot_rows(report["rows"], report["metric"], title, plot)
+        early = {fit["method"] for fit in report["fits"] if fit["ended"]}
+        plot_rows(report["rows"], early, report["metric"], title, plot)
     return report

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -37,15 +35,11 @@ ENOUGH = 0.995
 """The smallest serving beam is chosen that finds so much of what the best one finds: wider beams cost time for next to nothing."""
 CHOOSING_QUERIES = 2000
 """Validation queries by which a serving beam, and the best method, are chosen, at most."""
+FUSION_QUERIES = 5000
 REFUSALS = (EspalierError, ImportError, MemoryError, FloatingPointError)
 """What a method may raise where it cannot be fitted to a log: it is left out, and others go on."""
 
 Fuse = Callable[[Fitted, Fitted, Task], Fitted]
-
-
-def fuse(first: Fitted, second: Fitted, task: Task) -> Fitted:
-    """`training.baselines.fusion.fuse`."""
-    return cast(Fuse, import_module("training.baselines.fusion").fuse)(first, second, task)
 
 
 @dataclass(frozen=True)
@@ -118,9 +112,15 @@ class Contest:
         entries = []
         for part, share in ((first, 2), (second, 1)):  # what fits in the end is left for choosing the fusion
             entries.append(self.entry(part, exclude_seen, None if seconds is None else 0.9 * deadline.left_s() / share))
-        fused = self.fuse(entries[0].fitted, entries[1].fitted, self.task(exclude_seen, None if seconds is None else deadline.left_s()))
+        left_s = None if seconds is None else deadline.left_s()
+        fused = self.fuse(entries[0].fitted, entries[1].fitted, self._thinned(self.task(exclude_seen, left_s)))
         beams = [entry.beam_size for entry in entries if entry.beam_size is not None]
         return self._entry(name, {beams[0] if beams else None: fused}, task)
+
+    def _thinned(self, task: Task) -> Task:
+        """With at most so many validation queries as a fusion is chosen by: two methods answer each of them."""
+        validation = task.split.validation
+        return replace(task, split=replace(task.split, validation=validation[:: max(1, -(-len(validation) // FUSION_QUERIES))]))
 
     def _trained(self, seconds: float | None) -> Recipe:
         if self._recipe is None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 
-def plot_rows(rows: Sequence[dict[str, Any]], metric: str, title: str, file: Path) -> None:
-    """One labelled point a method, with its standard error; the serving beams of the recipe are a line. PNG or SVG by the file's suffix."""
+def plot_rows(rows: Sequence[dict[str, Any]], early: Collection[str], metric: str, title: str, file: Path) -> None:
+    """One labelled point a method, with its standard error; the serving beams of the recipe are a line. PNG or SVG by the file's suffix.
+
+    early   methods that ended early, which are marked
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -22,11 +25,15 @@ def plot_rows(rows: Sequence[dict[str, Any]], metric: str, title: str, file: Pat
         errors = [row["figures"][metric]["se"] for row in line]
         axes.errorbar(ms, found, errors, marker="o", capsize=2, linestyle="-" if len(line) > 1 else "none", label=name)
         place = max(range(len(line)), key=lambda at: ms[at])
-        axes.annotate(name, (ms[place], found[place]), textcoords="offset points", xytext=(6, 6), fontsize=9)
+        axes.annotate(
+            f"{name} *" if name in early else name, (ms[place], found[place]), textcoords="offset points", xytext=(6, 6), fontsize=9
+        )
         if len(line) > 1:
             for row, x, y in zip(line, ms, found, strict=True):
                 axes.annotate(str(row["beam_size"]), (x, y), textcoords="offset points", xytext=(0, -13), ha="center", fontsize=7)
-    axes.set(xscale="log", xlabel="ms per query, one at a time on one thread (numbers: serving beam)", ylabel=metric, title=title)
+    note = "; *: ended early" if early else ""
+    axes.set(xscale="log", xlabel=f"ms per query, one at a time on one thread (numbers: serving beam{note})", ylabel=metric, title=title)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.margins(x=0.12)
     axes.set_ylim(0, 1.12 * max(row["figures"][metric]["mean"] for row in rows))
     axes.grid(alpha=0.3, which="both")

@@ -131,7 +131,9 @@ def _fusion_that_pays(field: Field, best: Contestant) -> Contestant | None:
 
 def _reserves(field: Field, tree: Contestant, best: Contestant) -> str:
     """What makes the verdict less sure, and the full stop."""
-    short = [f"{contestant.name} was cut short, {contestant.ended}" for contestant in (tree, best) if contestant.ended]
+    short = [
+        f"{contestant.name} ended early ({contestant.ended}; more time may change this)" for contestant in (tree, best) if contestant.ended
+    ]
     missing = [name for name in field.left_out if name.split(":")[0] != "fusion"]
     left_out = [f"{_listed(missing)} {'was' if len(missing) == 1 else 'were'} left out"] if missing else []
     reserves = "; ".join([*short, *left_out])
