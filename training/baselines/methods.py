@@ -21,6 +21,7 @@ METHODS: dict[str, Method] = {
     "neighbours": _at("neighbours", "neighbours"),
     "ease": _at("ease", "ease"),
     "ials": _at("ials", "ials"),
+    "content": _at("content", "content"),
     "product-dnn": _at("product_dnn", "product_dnn"),
     "sasrec": _at("sasrec", "sasrec"),
     "sasrec-full": _at("sasrec", "sasrec_full"),

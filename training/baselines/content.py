@@ -1,0 +1,134 @@
+"""Neighbours by content: items whose texts and attributes are like those of the history's. Needs no events, so new items have scores, too.
+
+    v_i = tf-idf of item i's words and attributes, of length 1;   score(j | history) = Σ_d recency^d · ⟨v_{h_d}, v_j⟩,   h_0 the last item
+
+Words are those of the item table's string columns other than `id`, in lower case; each entry of a list column is one attribute. Numbers
+are not content. A word that one item alone has says nothing about others and is left out. tf is 1 + log(count) (scikit-learn's sublinear
+one); at most MOST_ENTRIES words of all items together count, an item's first ones.
+
+Legend: B queries, I items, V words, M results.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from scipy import sparse
+
+from espalier.errors import InvalidData
+from espalier.items import ItemTable
+from training.baselines.neighbours import fading
+from training.baselines.scores import best_of_all, by_popularity, filled
+from training.baselines.task import Fitted, Task
+from training.baselines.tuning import Option, Options, search
+from training.data.user_item_matrix import events_of_items
+
+log = logging.getLogger(__name__)
+
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+GRID = (Option("recency", (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 1.0)),)
+START: Options = {"recency": 0.9}
+LONGEST = 100
+"""Items of a history that count."""
+VALIDATION_QUERIES = 1000
+MOST_ENTRIES = 1 << 27
+"""Most words of all items together, repeats included; 8 bytes each in the end."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """vectors_IV: float32[I, V] sparse, v_i · by_word_VI the same by words · weight_L and popular_I as in `ease.py`."""
+
+    vectors_IV: sparse.csr_array[np.float32]
+    by_word_VI: sparse.csr_array[np.float32]
+    weight_L: Float64
+    popular_I: Int64
+
+    @property
+    def bytes(self) -> int:
+        arrays = [array for matrix in (self.vectors_IV, self.by_word_VI) for array in (matrix.data, matrix.indices, matrix.indptr)]
+        return sum(array.nbytes for array in (*arrays, self.popular_I))
+
+    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
+        """int64[B, M = m]: the items with most in common, ties by the lower row; then, where fewer share a word, popular ones."""
+        known = [np.asarray(history, np.int64)[np.asarray(history) >= 0] for history in histories]
+        rows_BM = best_of_all(self.scores, len(self.popular_I), known, m, exclude_seen)
+        return filled(rows_BM, known, self.popular_I, exclude_seen)
+
+    def scores(self, histories: Sequence[Int64]) -> Float32:
+        """float32[B, I]; NaN for an item that shares no word with the history."""
+        latest = [history[::-1][: len(self.weight_L)] for history in histories]
+        offset = np.concatenate([[0], np.cumsum([len(items) for items in latest])])
+        weights = np.concatenate([np.zeros(0), *(self.weight_L[: len(items)] for items in latest)]).astype(np.float32)
+        items = np.concatenate([np.zeros(0, np.int64), *latest])
+        history_BI = sparse.csr_array((weights, items, offset), shape=(len(latest), len(self.popular_I)))
+        score_BI: Float32 = (history_BI @ self.vectors_IV @ self.by_word_VI).toarray()
+        score_BI[score_BI <= 0] = np.nan
+        return score_BI
+
+
+def item_vectors(items: ItemTable) -> sparse.csr_array[np.float32]:
+    """float32[I, V]: the tf-idf vector of each item; all 0 for one without words. Raises InvalidData where no two items share a word."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    columns = [name for name in items.fields if name != "id" and _is_content(items.column(name).type)]
+    expected = "a column beside id with texts, or with lists of attributes, that items share"
+    if not columns:
+        raise InvalidData("items", items.fields, expected)
+    most = max(1, MOST_ENTRIES // max(1, len(items)))
+    vectorizer = TfidfVectorizer(
+        analyzer=lambda row: list(islice(_words(items, columns, row), most)), min_df=2, sublinear_tf=True, dtype=np.float32
+    )
+    try:
+        return sparse.csr_array(vectorizer.fit_transform(range(len(items))))
+    except ValueError as error:  # an empty vocabulary, or nothing left by min_df
+        raise InvalidData("items", columns, expected) from error
+
+
+def _is_content(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _words(items: ItemTable, columns: Sequence[str], row: int) -> Iterator[str]:
+    """An item's words, and its attributes with the name of their column, so that two columns' values are not taken for each other."""
+    for column in columns:
+        value = items.column(column)[row].as_py()
+        if isinstance(value, str):
+            yield from re.findall(r"\w+", value.lower())
+        else:
+            yield from (f"{column}={entry}" for entry in value or () if entry is not None)
+
+
+def content(task: Task) -> Fitted:
+    """Choose the recency on validation queries, at most VALIDATION_QUERIES; lists without an order have none.
+
+    Raises InvalidData where the item table has nothing but ids and numbers.
+    """
+    begin, deadline = time.perf_counter(), task.deadline()
+    vectors = item_vectors(task.items)
+    by_word = vectors.T.tocsr()
+    popular = by_popularity(events_of_items(task.split.lists, task.split.train))
+    pairs = task.validation_pairs(VALIDATION_QUERIES)
+    ordered = task.split.lists.order != "none"
+    grid, start = (GRID, START) if ordered else ((), {"recency": 1.0})
+    log.info("content: %s", "; ".join(map(str, grid)))
+
+    def fitted(options: Options) -> Content:
+        return Content(vectors, by_word, fading(options["recency"], LONGEST), popular)
+
+    found = search(lambda options: task.measured(fitted(options).rank, pairs), [start], grid, deadline)
+    best = fitted(found.best.options)
+    return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, found.ended)
