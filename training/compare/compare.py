@@ -32,7 +32,7 @@ from training.specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
 
-MOST_QUERIES = 10_000
+MOST_QUERIES = 5_000
 """Test queries that are measured, evenly spread: answering takes time, too, and standard errors are small by then."""
 SAME = ("log", "config", "metric", "queries")
 """What a report must have in common with the run that continues it."""
