@@ -22,6 +22,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +39,7 @@ from training.data.user_item_matrix import user_item_matrix
 
 if TYPE_CHECKING:
     from implicit.cpu.als import AlternatingLeastSquares
+    from threadpoolctl import ThreadpoolController
 
 log = logging.getLogger(__name__)
 
@@ -82,19 +84,25 @@ class Ials:
 
     def scores(self, histories: Sequence[Int64]) -> Float32:
         """float32[B, I]; NaN for an item without training users, and for every item where no item of the history has any."""
-        from threadpoolctl import threadpool_limits
-
         latest = [_latest(history[self.trained_I[history]], len(self.weight_L)) for history in histories]
         offset = np.concatenate([[0], np.cumsum([len(items) for items in latest])])
         weights = np.concatenate([np.zeros(0), *(self.weight_L[: len(items)] for items in latest)])
         items = np.concatenate([np.zeros(0, np.int64), *latest])
         history_BI = sparse.csr_matrix((weights.astype(np.float32), items, offset), shape=(len(latest), len(self.popular_I)))
-        with threadpool_limits(1, "blas"):
+        with _blas().limit(limits=1, user_api="blas"):
             user_BF = self.model.recalculate_user(np.arange(len(latest)), history_BI)
             score_BI: Float32 = user_BF @ self.model.item_factors.T
         score_BI[:, ~self.trained_I] = np.nan
         score_BI[np.diff(offset) == 0] = np.nan
         return score_BI
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """The BLAS libraries that are loaded. Looking for them takes milliseconds, longer than a query."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def _latest(history: Int64, most: int) -> Int64:
@@ -115,9 +123,8 @@ def factors_of(
     After the deadline no iteration begins but the first; the vectors are those of the iterations so far.
     """
     from implicit.cpu.als import AlternatingLeastSquares
-    from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(1, "blas"):  # threads of BLAS beside those of `implicit` make it ten times slower
+    with _blas().limit(limits=1, user_api="blas"):  # threads of BLAS beside those of `implicit` make it ten times slower
         model = AlternatingLeastSquares(
             factors=options["factors"],
             regularization=options["l2"] * float(np.sqrt(np.prod(np.array(matrix.shape, np.float64)))),
