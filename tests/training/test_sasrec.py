@@ -24,10 +24,10 @@ from training.baselines.blocked_softmax import sampled_loss, whole_softmax_loss
 from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
 from training.baselines.sampled_softmax import Proposal
-from training.baselines.sasrec import SasRecConfig, fit_sasrec, grid
+from training.baselines.sasrec import SasRecConfig, Training, fit_sasrec, grid
 from training.baselines.sequence_batches import SequenceSource
 from training.baselines.sequence_encoder import Dropout, SequenceEncoder
-from training.baselines.task import Metric, Task
+from training.baselines.task import Deadline, Metric, Task
 from training.data.splits import EvaluationPair, Split
 from training.specification.deep import InstanceConfig
 from training.specification.splits import LastSplit
@@ -80,10 +80,9 @@ def test_padding_behind_changes_no_state() -> None:
     torch.testing.assert_close(encoder()(padded_BTD)[:, :5], encoder()(items_BTD))
 
 
-def test_order_matters_to_the_encoder() -> None:
-    items_BTD = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(1))
-    swapped_BTD = items_BTD[:, [1, 0, 2, 3]]
-    assert (encoder()(items_BTD)[0, 3] - encoder()(swapped_BTD)[0, 3]).abs().max() > 1e-4
+def test_a_place_matters_to_the_encoder() -> None:
+    state_TD = encoder()(torch.ones(1, 4, 8) * torch.arange(8.0))[0]
+    assert all((state_TD[t] - state_TD[t + 1]).abs().max() > 1e-4 for t in range(3)), "of one item again and again, too"
 
 
 def test_a_sequence_beyond_the_encoders_length_is_refused() -> None:
@@ -279,6 +278,18 @@ def test_of_several_configurations_the_best_by_the_metric_is_kept() -> None:
     assert fitted.options["learning_rate"] == TINY.learning_rate
     assert [trial.options["learning_rate"] for trial in fitted.trials] == [1e-9, 1e-2]
     assert fitted.trials[1].figure > fitted.trials[0].figure
+
+
+def test_the_weights_of_the_best_round_are_kept_and_training_ends_after_the_patience() -> None:
+    # At so large a step the model is soon worse than it was.
+    training = Training(planted_task(), replace(TINY, learning_rate=0.5, patience=3, average=1))
+    rounds = 0
+    while not training.is_over:
+        training.round(Deadline(None))
+        rounds += 1
+    best = training.curve.index(max(training.curve))
+    assert rounds == best + 4 < TINY.max_rounds
+    assert training.curve[-1] < training.best == training.task.measured(training.kept.rank, training.pairs)
 
 
 def test_bfloat16_learns_as_well() -> None:
