@@ -161,30 +161,44 @@ def test_a_deadline_that_is_over_gives_the_first_start() -> None:
     assert fitted.ended == "the search's deadline left out trials, the first after 1"
 
 
-def test_too_many_pairs_are_a_seeded_sample_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = log_of([[0, 1, 2, 3]] * 40)  # 12 ordered pairs each
+def test_of_too_much_work_a_seeded_sample_of_users_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = log_of([[0, 1, 2, 3]] * 40)  # 12 visits each, of 16 pairs of items together
     users = np.arange(5, 40)
-    assert sample_of(log, users, 50, 12 * 35, seed=1) is users
-    sample = sample_of(log, users, 50, 12 * 20, seed=1)
+    assert sample_of(log, users, 50, 12 * 35 + 16 * 16, seed=1) is users
+    sample = sample_of(log, users, 50, 12 * 20 + 16 * 16, seed=1)
     assert len(sample) == 20
     assert sample.tolist() == sorted(set(sample.tolist()) & set(users.tolist()))
-    assert sample.tolist() != sample_of(log, users, 50, 12 * 20, seed=2).tolist()
-    assert len(sample_of(log, users, 1, 12 * 20, seed=1)) == 35  # 6 each within a window of 1
+    assert sample.tolist() != sample_of(log, users, 50, 12 * 20 + 16 * 16, seed=2).tolist()
+    assert len(sample_of(log, users, 1, 12 * 20 + 16 * 16, seed=1)) == 35  # 6 visits each within a window of 1
+    assert len(sample_of(log, users, 50, 0, seed=1)) == 1
     monkeypatch.setattr(neighbours, "MOST_EVENTS", 40)
-    assert len(sample_of(log, users, 50, 12 * 20, seed=1)) == 10
+    assert len(sample_of(log, users, 50, 1 << 40, seed=1)) == 10
 
 
 def test_a_sample_is_searched_with_and_all_users_count_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5)
-    monkeypatch.setattr(neighbours, "TUNING_PAIRS", 5000)
+    monkeypatch.setattr(neighbours, "TUNING_WORK", 20_000 + 16 * 33**2)
     fitted = methods.METHODS["neighbours"](task)
     options = {name: value for name, value in fitted.options.items() if name != "kept"}
     whole = Counting(lists_of(task.split.lists, task.split.train)).fit(options)
     histories = [pair.history for pair in task.validation_pairs()]
     assert fitted.rank(histories, 10, True).tolist() == whole.rank(histories, 10, True).tolist()
     assert fitted.ended is None
-    monkeypatch.setattr(neighbours, "FINAL_PAIRS", 10_000)
+    monkeypatch.setattr(neighbours, "FINAL_WORK", 20_000 + 16 * 33**2)
     assert "of 150 users" in str(methods.METHODS["neighbours"](task).ended)
+
+
+def test_less_time_means_a_smaller_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, users = planted(1, "file"), list(range(150))
+    assert neighbours.most_work(task_of(log, users, [150]), 1000, 10) == 1000
+    monkeypatch.setattr(neighbours, "LEAST_WORK", 50)
+    assert [neighbours.most_work(task_of(log, users, [150], seconds=seconds), 1000, 10) for seconds in (1.0, 20.0, 500.0)] == [
+        50,
+        200,
+        1000,
+    ]
+    task = task_of(log, users, list(range(150, 200)), m=5, seconds=0.0)
+    assert methods.METHODS["neighbours"](task).ended == "learned from 1 of 150 users, a limit of memory and time"
 
 
 def test_the_fewest_neighbours_that_find_as_much_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

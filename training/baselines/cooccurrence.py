@@ -26,7 +26,7 @@ Float32 = NDArray[np.float32]
 
 END = -1
 """Stands behind each list."""
-MOST_PAIRS = 1 << 27
+MOST_PAIRS = 1 << 26
 """Most pairs of items whose counts are kept, 12 bytes each; beyond them, items with the most neighbours keep their most frequent ones."""
 BLOCK_PAIRS = 1 << 24
 """About how many pairs are counted at a time."""
@@ -44,12 +44,6 @@ class Lists:
     item_E: Int32
     length_E: Float32
     events_I: Int64
-
-    def pairs_within(self, window: int) -> int:
-        """How many pairs of events `counted` visits, each from both of its ends."""
-        length = np.diff(np.flatnonzero(self.item_E == END), prepend=-1) - 1
-        reach = np.minimum(length - 1, window)
-        return int((2 * reach * length - reach * (reach + 1)).sum())
 
 
 def lists_of(interactions: Interactions, users: Int64) -> Lists:

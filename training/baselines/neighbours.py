@@ -8,8 +8,8 @@ pop is how many events of training users an item has. Lists without an order hav
 and all these are 1. Item-CF (Sarwar et al. 2001) is the case row = column = ½ of lists without repeats.
 
 Options are chosen on validation users by coordinate passes over GRID (GRID_WITHOUT_ORDER), from the better of two starts; then as few
-neighbours an item are kept as find as much. On a log whose lists hold more pairs than TUNING_PAIRS, a seeded sample of users is searched
-with; all users count in the end.
+neighbours an item are kept as find as much. On a large log a seeded sample of users is searched with, and all users count in the end, or
+as many as the task's time allows.
 
 Legend: I items, N pairs of items with a count, L items of a history that count.
 """
@@ -26,7 +26,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from training.baselines.cooccurrence import Counts, Lists, counted, lists_of
+from training.baselines.cooccurrence import MOST_PAIRS, Counts, Lists, counted, lists_of
 from training.baselines.neighbour_lists import NeighbourLists
 from training.baselines.scores import by_popularity
 from training.baselines.task import Deadline, Fitted, Task, Trial
@@ -63,10 +63,14 @@ NARROW: Options = {"recency": 0.7, "back": 0.125, "decay": 0.85, **_DAMPED, "win
 WITHOUT_ORDER: Options = {"recency": 1.0, "back": 1.0, "decay": 1.0, **_DAMPED, "user": 0.5, "window": 2000, "longest": 2000}
 """Starts: for lists whose order says little, for those whose next item follows from the last ones, and for those without an order."""
 VALIDATION_QUERIES = 5000
-TUNING_PAIRS = 1 << 28
-"""Most pairs of events, within the wide start's window, that a trial counts: some seconds."""
-FINAL_PAIRS = 1 << 34
-"""Most such pairs that the last fit counts: some minutes."""
+NEW_PAIR = 16
+"""What the first visit of a pair of items takes, in visits of a pair that has a count already: about 6 ns."""
+TUNING_WORK, TUNING_WORK_PER_SECOND = 1 << 31, 1 << 22
+"""Most visits of a trial, some 10 seconds, and for each second that the task has, a fortieth of it."""
+FINAL_WORK, FINAL_WORK_PER_SECOND = 1 << 35, 1 << 25
+"""Those of the last fit, some minutes, and a fifth of the task's time."""
+LEAST_WORK = 1 << 22
+"""What any task has time for."""
 MOST_EVENTS = 1 << 27
 """Most events that are learned from, some 20 bytes each."""
 
@@ -113,12 +117,11 @@ class Counting:
 
     lists: Lists
     latest: dict[tuple[Any, ...], Counts] = field(default_factory=dict)
-    most: int = 3
 
     def of(self, options: Options) -> Counts:
         key = (options["window"], options["decay"], options["user"])
         if key not in self.latest:
-            while len(self.latest) >= self.most:
+            while len(self.latest) > 2 or sum(len(counts.item_N) for counts in self.latest.values()) > MOST_PAIRS // 2:
                 del self.latest[next(iter(self.latest))]
             self.latest[key] = counted(self.lists, fading(options["decay"], options["window"]), options["user"])
         return self.latest[key]
@@ -134,39 +137,47 @@ def neighbours(task: Task) -> Fitted:
     ordered = interactions.order != "none"
     starts, grid = ([WIDE, NARROW], GRID) if ordered else ([WITHOUT_ORDER], GRID_WITHOUT_ORDER)
     pairs = task.validation_pairs(VALIDATION_QUERIES)
-    window = starts[0]["window"]
-    learned, tuned = (sample_of(interactions, users, window, most, task.seed) for most in (FINAL_PAIRS, TUNING_PAIRS))
     log.info("neighbours: %s", "; ".join(map(str, grid)))
-    counting = Counting(lists_of(interactions, tuned))
-    first = time.perf_counter()
-    counting.of(starts[0])
-    last_fit_s = 2 * (time.perf_counter() - first) * len(learned) / len(tuned)
+    works = (most_work(task, FINAL_WORK, FINAL_WORK_PER_SECOND), most_work(task, TUNING_WORK, TUNING_WORK_PER_SECOND))
+    window = starts[0]["window"]
+    learned, tuned = (sample_of(interactions, users, window, work, task.seed) for work in works)
+    Counting(lists_of(interactions, tuned[:1])).fit(starts[0])  # compiles
+    counting, first = Counting(lists_of(interactions, tuned)), time.perf_counter()
+    counting.fit(starts[0])
+    last_fit_s = 0.0 if len(learned) == len(tuned) else (time.perf_counter() - first) * len(learned) / len(tuned)
+    if last_fit_s > deadline.left_s() / 2:  # this machine is slower than those that the limits are for
+        learned = sample_of(interactions, learned, window, int(works[0] * deadline.left_s() / (2 * last_fit_s)), task.seed)
+        learned, last_fit_s = (learned, deadline.left_s() / 2) if len(learned) > len(tuned) else (tuned, 0.0)
     searched = Deadline(None if deadline.at_s is None else deadline.at_s - last_fit_s)
     found = search(lambda options: task.measured(counting.fit(options).rank, pairs), starts, grid, searched)
     kept, more = _fewest(task, counting.fit(found.best.options), found.best, searched)
-    ended = found.ended
-    if len(tuned) < len(learned) and deadline.left_s() < last_fit_s / 2:
-        ended = f"learned from {len(tuned)} of {len(users)} users: no time to count the others"
-    elif len(tuned) < len(learned):
+    if len(tuned) < len(learned):
         counting = Counting(lists_of(interactions, learned))
-    if len(learned) < len(users) and ended is None:
-        ended = f"learned from {len(learned)} of {len(users)} users, a limit of memory and time"
+    ended = found.ended if len(learned) == len(users) else f"learned from {len(learned)} of {len(users)} users, a limit of memory and time"
     best = counting.fit(found.best.options)
     best = best if kept is None else replace(best, lists=best.lists.limited(kept))
     options = {**found.best.options, "kept": kept}
     return Fitted(best.rank, options, best.lists.bytes, time.perf_counter() - begin, [*found.trials, *more], ended)
 
 
-def sample_of(interactions: Interactions, users: Int64, window: int, most_pairs: int, seed: int) -> Int64:
-    """The users; of those with more events than MOST_EVENTS or more pairs within the window, a seeded sample that has not. Ascending."""
+def most_work(task: Task, most: int, per_second: int) -> int:
+    """The limit, and what the task's time allows; at least LEAST_WORK."""
+    return most if task.seconds is None else max(LEAST_WORK, min(most, int(per_second * task.seconds)))
+
+
+def sample_of(interactions: Interactions, users: Int64, window: int, most_work: int, seed: int) -> Int64:
+    """The users; of those with more events than MOST_EVENTS or more work than that, a seeded sample that has not. Ascending.
+
+    Work is the visits of pairs within the window, from both ends, and NEW_PAIR for each pair of items that may be new.
+    """
     length = np.diff(interactions.offset_U1)[users]
     reach = np.minimum(np.maximum(length - 1, 0), window)
-    pairs = 2 * reach * length - reach * (reach + 1)
-    if pairs.sum() <= most_pairs and length.sum() <= MOST_EVENTS:
-        return users
+    visits = 2 * reach * length - reach * (reach + 1)
     order = np.random.default_rng(seed).permutation(len(users))
-    fits = (np.cumsum(pairs[order]) <= most_pairs) & (np.cumsum(length[order]) <= MOST_EVENTS)
-    return np.sort(users[order[: max(1, int(np.count_nonzero(fits)))]])
+    total = np.cumsum(visits[order])
+    work = total + NEW_PAIR * np.minimum(total, interactions.item_count**2)
+    fits = int(np.count_nonzero((work <= most_work) & (np.cumsum(length[order]) <= MOST_EVENTS)))
+    return users if fits == len(users) else np.sort(users[order[: max(1, fits)]])
 
 
 def _fewest(task: Task, whole: Neighbours, best: Trial, deadline: Deadline) -> tuple[int | None, list[Trial]]:
