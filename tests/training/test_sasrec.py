@@ -24,7 +24,9 @@ from training.baselines.blocked_softmax import sampled_loss, whole_softmax_loss
 from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
 from training.baselines.sampled_softmax import Proposal
-from training.baselines.sasrec import SasRecConfig, Training, fit_sasrec, grid
+from training.baselines.sasrec import fit_sasrec, grid
+from training.baselines.sasrec_model import SasRecConfig
+from training.baselines.sasrec_training import Training
 from training.baselines.sequence_batches import SequenceSource
 from training.baselines.sequence_encoder import Dropout, SequenceEncoder
 from training.baselines.task import Deadline, Metric, Task
