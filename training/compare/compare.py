@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 MOST_QUERIES = 5_000
 """Test queries that are measured, evenly spread: answering takes time, too, and standard errors are small by then."""
-SAME = ("log", "config", "metric", "queries")
+SAME = ("log", "config", "metric", "queries", "beams")
 """What a report must have in common with the run that continues it."""
 
 
@@ -115,6 +115,7 @@ def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> R
         "config": config.model_dump(mode="json"),
         "minutes": None if asked.seconds is None else asked.seconds / 60,
         "metric": str(contest.metric),
+        "beams": list(asked.beams),
         "queries": len(pairs),
         "exclude_seen": config.search.exclude_seen,
         "rows": [],
@@ -190,8 +191,7 @@ def field_of(report: Report, figures: Mapping[Key, Figures], metric: Metric) -> 
     return Field(
         metric=str(metric),
         tree=contestants.get(RECIPE),
-        baselines=[contestant for name, contestant in contestants.items() if name != RECIPE and not contestant.parts],
-        fusions=[contestant for contestant in contestants.values() if contestant.parts],
+        others=[contestant for name, contestant in contestants.items() if name != RECIPE],
         left_out={left["method"]: left["reason"] for left in report["left_out"]},
         paired=of,
     )

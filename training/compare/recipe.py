@@ -48,7 +48,7 @@ BATCH = 64
 """Queries in one engine call."""
 WARM_STEPS, TIMED_STEPS = 3, 12
 """Steps that are made to see how long one takes; the first ones allocate and compile."""
-LEAST_SHARE = 0.05
+LEAST_SHARE = 0.01
 """Of the configured steps: so many are made however short the time is."""
 ROUNDS_SHARE = 0.25
 """The most of the training time that may go into measuring validation users."""
@@ -99,7 +99,7 @@ class Recipe:
 def fit_recipe(config: DeepConfig, prepared: Prepared, folder: Path, device: torch.device, seconds: float | None = None) -> Recipe:
     """Train, export to a folder inside `folder`, and open.
 
-    seconds   wall-clock time of all this: as many steps as should fit are made, never more than configured, at least a twentieth of that
+    seconds   wall-clock time of all this: as many steps as should fit are made, never more than configured, at least a hundredth of that
     """
     deadline = Deadline(None if seconds is None else time.monotonic() + seconds)
     begin, work = time.monotonic(), folder / "work"

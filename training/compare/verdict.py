@@ -55,17 +55,26 @@ class Field:
 
     metric: str
     tree: Contestant | None
-    baselines: Sequence[Contestant]
-    fusions: Sequence[Contestant]
+    others: Sequence[Contestant]
     left_out: Mapping[str, str]
     paired: Paired
+
+    @property
+    def baselines(self) -> list[Contestant]:
+        """All that is to be had without the tree, fusions of other methods included."""
+        return [other for other in self.others if self.tree is None or self.tree.name not in other.parts]
+
+    @property
+    def fusions(self) -> list[Contestant]:
+        """The tree fused with another method."""
+        return [other for other in self.others if self.tree is not None and self.tree.name in other.parts]
 
 
 def verdict(field: Field) -> tuple[str, str]:
     """What the tree finds, and whether it pays: two sentences."""
     tree = field.tree
     if tree is None:
-        why = next((f": {reason}" for name, reason in field.left_out.items() if name == "recipe"), ", since it was not asked for")
+        why = next((f": {reason}" for name, reason in field.left_out.items() if name == "recipe"), ", since it was not run")
         return f"No tree was measured{why.rstrip('.')}.", "Whether one pays here is open."
     if not field.baselines:
         return f"The tree has {field.metric} {tree.figure:.4f}; no baseline was measured.", "Whether it pays is open."
@@ -105,7 +114,7 @@ def _pays(field: Field, tree: Contestant, best: Contestant, difference: Differen
         return f"The tree pays{more} ({costs})"
     if fused is not None:
         gain = _interval(field.paired(fused.name, best.name))
-        return f"The tree pays only beside another method: {_fused(fused)} find {gain} more than {best.name} alone ({costs})"
+        return f"The tree pays only beside another method: {_fused(fused)} find {gain} more than {best.name} ({costs}; fused: {fused.cost})"
     if difference.high < 0 or _is_settled(difference, best):
         rivals = [other for other in field.baselines if field.paired(tree.name, other.name).low <= 0]
         if difference.high >= 0 and difference.low > -MARGIN * best.figure and all(tree.ms < MUCH_FASTER * rival.ms for rival in rivals):
@@ -121,8 +130,7 @@ def _is_settled(difference: Difference, best: Contestant) -> bool:
 
 def _fusion_that_pays(field: Field, best: Contestant) -> Contestant | None:
     """The fusion with the tree, the best of them on validation queries, where it finds so much more than the best baseline that it pays."""
-    of_tree = [fusion for fusion in field.fusions if field.tree is not None and field.tree.name in fusion.parts]
-    fused = max(of_tree, key=lambda fusion: fusion.validation, default=None)
+    fused = max(field.fusions, key=lambda fusion: fusion.validation, default=None)
     if fused is None:
         return None
     gain = field.paired(fused.name, best.name)
