@@ -53,12 +53,12 @@ WITH_INVERSION = (
 START: Options = {"recency": 1.0, "column": 0.0, "row": 0.0, "l2": 300.0, "ridge": 0.0, "user": 0.0}
 LONGEST, LONGEST_WITHOUT_ORDER = 200, 2000
 """The latest items of a history that count; without an order, any so many."""
-VALIDATION_QUERIES = 2000
+VALIDATION_QUERIES = 5000
 BLOCK = 512
 """Rows of XᵀX made at a time."""
 MOST_BYTES = 16 << 30
 """The matrices take no more, nor more than half of the memory that the machine has left."""
-PROBE = 1500
+PROBE = 2500
 """Items of the matrix whose inversion says how long one takes here."""
 
 
@@ -183,6 +183,7 @@ def inversion_seconds(items: int) -> float:
     """About how long an inversion takes here, by a small one; it grows with I³."""
     if items <= PROBE:
         return 0.0
+    invert(np.eye(BLOCK, dtype=np.float32))  # the first one starts threads
     probe = np.eye(PROBE, dtype=np.float32) * 2
     begin = time.perf_counter()
     invert(probe)

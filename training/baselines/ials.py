@@ -56,9 +56,9 @@ GRID = (
 )
 TRAINED = ("l2", "alpha", "factors", "iterations")
 """Options that the factors depend on."""
-START: Options = {"recency": 1.0, "l2": 0.003, "alpha": 10.0, "factors": 128, "iterations": 16}
+START: Options = {"recency": 1.0, "l2": 0.003, "alpha": 10.0, "factors": 64, "iterations": 8}
 LONGEST = 1000
-VALIDATION_QUERIES = 2000
+VALIDATION_QUERIES = 5000
 MOST_TRIALS = 60
 NO_DEADLINE = Deadline(None)
 

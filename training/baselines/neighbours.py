@@ -32,6 +32,7 @@ from training.baselines.scores import by_popularity
 from training.baselines.task import Deadline, Fitted, Task, Trial
 from training.baselines.tuning import Option, Options, search
 from training.data.interactions import Interactions
+from training.data.splits import EvaluationPair
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ WIDE: Options = {"recency": 0.93, "back": 0.5, "decay": 0.95, **_DAMPED, "window
 NARROW: Options = {"recency": 0.7, "back": 0.125, "decay": 0.85, **_DAMPED, "window": 20, "longest": 100}
 WITHOUT_ORDER: Options = {"recency": 1.0, "back": 1.0, "decay": 1.0, **_DAMPED, "user": 0.5, "window": 2000, "longest": 2000}
 """Starts: for lists whose order says little, for those whose next item follows from the last ones, and for those without an order."""
-VALIDATION_QUERIES = 5000
+VALIDATION_QUERIES, QUERIES_PER_SECOND = 20_000, 100
+"""Most queries by which options are chosen, and for each second that the task has: a trial answers all of them."""
 NEW_PAIR = 16
 """What the first visit of a pair of items takes, in visits of a pair that has a count already: about 6 ns."""
 TUNING_WORK, TUNING_WORK_PER_SECOND = 1 << 31, 1 << 22
@@ -131,12 +133,12 @@ class Counting:
 
 
 def neighbours(task: Task) -> Fitted:
-    """Choose the options on validation queries, at most VALIDATION_QUERIES of them, and fit on all training users."""
+    """Choose the options on validation queries, at most `most_queries`, and fit on all training users."""
     begin, deadline = time.perf_counter(), task.deadline()
     interactions, users = task.split.lists, task.split.train
     ordered = interactions.order != "none"
     starts, grid = ([WIDE, NARROW], GRID) if ordered else ([WITHOUT_ORDER], GRID_WITHOUT_ORDER)
-    pairs = task.validation_pairs(VALIDATION_QUERIES)
+    pairs = task.validation_pairs(most_queries(task))
     log.info("neighbours: %s", "; ".join(map(str, grid)))
     works = (most_work(task, FINAL_WORK, FINAL_WORK_PER_SECOND), most_work(task, TUNING_WORK, TUNING_WORK_PER_SECOND))
     window = starts[0]["window"]
@@ -150,7 +152,7 @@ def neighbours(task: Task) -> Fitted:
         learned, last_fit_s = (learned, deadline.left_s() / 2) if len(learned) > len(tuned) else (tuned, 0.0)
     searched = Deadline(None if deadline.at_s is None else deadline.at_s - last_fit_s)
     found = search(lambda options: task.measured(counting.fit(options).rank, pairs), starts, grid, searched)
-    kept, more = _fewest(task, counting.fit(found.best.options), found.best, searched)
+    kept, more = _fewest(task, pairs, counting.fit(found.best.options), found.best, searched)
     if len(tuned) < len(learned):
         counting = Counting(lists_of(interactions, learned))
     ended = found.ended if len(learned) == len(users) else f"learned from {len(learned)} of {len(users)} users, a limit of memory and time"
@@ -158,6 +160,11 @@ def neighbours(task: Task) -> Fitted:
     best = best if kept is None else replace(best, lists=best.lists.limited(kept))
     options = {**found.best.options, "kept": kept}
     return Fitted(best.rank, options, best.lists.bytes, time.perf_counter() - begin, [*found.trials, *more], ended)
+
+
+def most_queries(task: Task) -> int:
+    """How many validation queries a trial answers, at least 1,000."""
+    return VALIDATION_QUERIES if task.seconds is None else max(1000, min(VALIDATION_QUERIES, int(QUERIES_PER_SECOND * task.seconds)))
 
 
 def most_work(task: Task, most: int, per_second: int) -> int:
@@ -180,9 +187,11 @@ def sample_of(interactions: Interactions, users: Int64, window: int, most_work: 
     return users if fits == len(users) else np.sort(users[order[: max(1, fits)]])
 
 
-def _fewest(task: Task, whole: Neighbours, best: Trial, deadline: Deadline) -> tuple[int | None, list[Trial]]:
+def _fewest(
+    task: Task, pairs: Sequence[EvaluationPair], whole: Neighbours, best: Trial, deadline: Deadline
+) -> tuple[int | None, list[Trial]]:
     """How many neighbours an item are kept: the fewest of KEPT that find at least as much as all, None for all; and what was tried."""
-    pairs, trials = task.validation_pairs(VALIDATION_QUERIES), []
+    trials: list[Trial] = []
     longest = int(np.diff(whole.lists.offset_I1).max(initial=0))
     for kept in sorted((kept for kept in KEPT if kept < longest), reverse=True):
         if deadline.is_over():
