@@ -20,33 +20,30 @@ LOGITS = 1 << 20
 """Logits that exist at a time; at least those of one position. Fewer make the products slow, more no faster."""
 
 
-def whole_softmax_loss(state_ND: Tensor, item_ID: Tensor, target_N: Tensor) -> Tensor:
-    """The mean cross-entropy against all items.
+def softmax_loss(state_ND: Tensor, target_ND: Tensor, negative_SD: Tensor, own_N: Tensor, log_weight_S: Tensor | None = None) -> Tensor:
+    """The mean cross-entropy.
 
-    state_ND  float32 or bfloat16, which products then run in; losses and gradients of items are float32
-    target_N  int64[N], item rows
+    state_ND      float32 or bfloat16, which products then run in; losses and gradients of items are float32
+    target_ND     float32[N, D], each position's target
+    negative_SD   float32[S, D], shared by all positions: all items, or a sample
+    own_N         int64[N], where the target is among the negatives, which does not count there; −1 = nowhere
+    log_weight_S  float32[S], of a sample: log of (times drawn / times expected), the log-q correction, with which Z is an unbiased estimate
     """
-    none = torch.zeros(0, device=item_ID.device)
-    return cast(Tensor, _Softmax.apply(state_ND, item_ID, item_ID[target_N], none, target_N))  # type: ignore[no-untyped-call]  # as torch is
+    weight_S = torch.zeros(0) if log_weight_S is None else log_weight_S
+    return cast(Tensor, _Softmax.apply(state_ND, target_ND, negative_SD, own_N, weight_S))  # type: ignore[no-untyped-call]  # as torch is
 
 
-def sampled_loss(state_ND: Tensor, item_ID: Tensor, target_N: Tensor, negative_S: Tensor, log_weight_S: Tensor) -> Tensor:
-    """The same with the sum over the other items estimated from negatives that all positions share.
-
-    negative_S    int64[S], distinct and ascending
-    log_weight_S  float32[S], log of (times drawn / times expected), the log-q correction: Z is then an unbiased estimate
-    """
+def places_of(target_N: Tensor, negative_S: Tensor) -> Tensor:
+    """int64[N]: where each item is among others, distinct and ascending int64[S]; −1 = nowhere."""
     place_N = torch.searchsorted(negative_S, target_N).clamp(max=len(negative_S) - 1)
-    own_N = torch.where(negative_S[place_N] == target_N, place_N, -1)
-    loss = _Softmax.apply(state_ND, item_ID[negative_S], item_ID[target_N], log_weight_S, own_N)  # type: ignore[no-untyped-call]
-    return cast(Tensor, loss)
+    return torch.where(negative_S[place_N] == target_N, place_N, -1)
 
 
 class _Softmax(torch.autograd.Function):
-    """own_N: the target's place among the negatives, where it does not count; −1 = it is not there. log_weight_S may be empty: all 0."""
+    """Gradients are made in the forward pass. An empty log_weight_S stands for zeros."""
 
     @staticmethod
-    def forward(ctx: Any, state_ND: Tensor, negative_SD: Tensor, target_ND: Tensor, log_weight_S: Tensor, own_N: Tensor) -> Tensor:
+    def forward(ctx: Any, state_ND: Tensor, target_ND: Tensor, negative_SD: Tensor, own_N: Tensor, log_weight_S: Tensor) -> Tensor:
         low_SD = negative_SD.to(state_ND.dtype)
         own_score_N = (state_ND.float() * target_ND).sum(1)
         state_gradient_ND, target_gradient_ND = torch.empty_like(state_ND), torch.empty_like(target_ND)
@@ -71,10 +68,10 @@ class _Softmax(torch.autograd.Function):
             target_gradient_ND[block] = above_B1 * state_BD
             negative_gradient_SD += share_BS.T @ state_BD
         count = max(1, len(state_ND))
-        ctx.save_for_backward(state_gradient_ND / count, negative_gradient_SD / count, target_gradient_ND / count)
+        ctx.save_for_backward(state_gradient_ND / count, target_gradient_ND / count, negative_gradient_SD / count)
         return loss / count
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        state_ND, negative_SD, target_ND = ctx.saved_tensors
-        return state_ND * gradients[0].to(state_ND.dtype), negative_SD * gradients[0], target_ND * gradients[0], None, None
+        state_ND, target_ND, negative_SD = ctx.saved_tensors
+        return state_ND * gradients[0].to(state_ND.dtype), target_ND * gradients[0], negative_SD * gradients[0], None, None

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from training.baselines.blocked_softmax import sampled_loss, whole_softmax_loss
+from training.baselines.blocked_softmax import places_of, softmax_loss
 from training.baselines.sampled_softmax import Proposal
 from training.baselines.sasrec_model import SasRec, SasRecConfig
 from training.baselines.sequence_batches import SequenceBatch, SequenceSource
@@ -26,6 +26,7 @@ from training.baselines.sequence_encoder import Dropout, SequenceEncoder
 from training.baselines.task import Deadline, Task
 from training.data.user_item_matrix import events_of_items
 from training.deep.averaging import AVERAGE_EVERY, averaged_over
+from training.deep.scorers.lookup import lookup
 from training.trees.embeddings import item_embeddings, spread_unseen
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Network(nn.Module):
 
     def forward(self, history_BT: Tensor, dropout: Dropout | None = None) -> Tensor:
         """int64[B, T], −1 = padding behind → states [B, T, D]."""
-        state_BTD: Tensor = self.encoder(nn.functional.embedding(history_BT.clamp(min=0), self.item_ID), dropout)
+        state_BTD: Tensor = self.encoder(lookup(history_BT.clamp(min=0), self.item_ID), dropout)
         return state_BTD
 
 
@@ -113,15 +114,18 @@ class Training:
             group["lr"] = config.learning_rate * min(1.0, (self.step + 1) / max(1, config.warm_steps))
         target_BT = torch.from_numpy(batch.target_BT)
         real_BT = target_BT >= 0
-        self.optimiser.zero_grad()
+        self.optimiser.zero_grad(set_to_none=False)  # new arrays of the item table's size take longer than old ones
         with torch.autocast("cpu", torch.bfloat16, enabled=config.bfloat16):
             state_BTD = network(torch.from_numpy(batch.history_BT), self.dropout)
         state_ND, target_N = state_BTD[real_BT], target_BT[real_BT]
         state_ND = state_ND.bfloat16() if config.bfloat16 else state_ND
+        target_ND = lookup(target_N, network.item_ID)
         if config.loss == "full":
-            loss = whole_softmax_loss(state_ND, network.item_ID, target_N)
+            loss = softmax_loss(state_ND, target_ND, network.item_ID, target_N)
         else:
-            loss = sampled_loss(state_ND, network.item_ID, target_N, *self.proposal.draw(config.negatives, self.generator))
+            negative_S, log_weight_S = self.proposal.draw(config.negatives, self.generator)
+            own_N = places_of(target_N, negative_S)
+            loss = softmax_loss(state_ND, target_ND, lookup(negative_S, network.item_ID), own_N, log_weight_S)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         self.optimiser.step()
