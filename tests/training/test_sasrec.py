@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
@@ -26,18 +27,30 @@ from training.baselines.popularity import fit_popularity
 from training.baselines.sampled_softmax import Proposal
 from training.baselines.sasrec import fit_sasrec, grid
 from training.baselines.sasrec_model import SasRecConfig
-from training.baselines.sasrec_training import Training
+from training.baselines.sasrec_training import Training, start_table
 from training.baselines.sequence_batches import SequenceSource
 from training.baselines.sequence_encoder import Dropout, SequenceEncoder
 from training.baselines.task import Deadline, Metric, Task
 from training.data.splits import EvaluationPair, Split
 from training.specification.deep import InstanceConfig
 from training.specification.splits import LastSplit
+from training.trees.embeddings import item_embeddings
 
 ITEMS = 30
 ITEM_TABLE = ItemTable.build(pa.table({"id": [f"i{row}" for row in range(ITEMS)]}))
 TINY = SasRecConfig(
-    width=16, layers=1, heads=2, length=8, dropout=0.0, places=128, learning_rate=1e-2, warm_steps=5, average=10, max_rounds=20
+    init="random",
+    init_std=0.02,
+    width=16,
+    layers=1,
+    heads=2,
+    length=8,
+    dropout=0.0,
+    places=128,
+    learning_rate=1e-2,
+    warm_steps=5,
+    average=10,
+    max_rounds=20,
 )
 
 
@@ -62,6 +75,11 @@ def planted_task(order: Any = "file", seed: int = 1, seconds: float | None = Non
     pairs = [EvaluationPair(user, log.of(user)[:-1], log.of(user)[-1:]) for user in held.tolist()]
     split = Split(log, train, validation=pairs[:25], test=pairs[25:], config=LastSplit())
     return Task(split, ITEM_TABLE, Metric("recall", 1), exclude_seen=False, instances=InstanceConfig(), seed=seed, seconds=seconds)
+
+
+def unit(rows_ID: NDArray[np.float32]) -> NDArray[np.float32]:
+    scaled_ID: NDArray[np.float32] = rows_ID / np.linalg.norm(rows_ID, axis=1, keepdims=True)
+    return scaled_ID
 
 
 # -- the encoder ----------------------------------------------------------------------------------------------------------
@@ -296,13 +314,23 @@ def test_the_weights_of_the_best_round_are_kept_and_training_ends_after_the_pati
         return next(figures)
 
     monkeypatch.setattr(Task, "measured", measured)
-    training = Training(planted_task(), replace(TINY, patience=3))
+    task, config = planted_task(), replace(TINY, patience=3)
+    training = Training(task, config, start_table(task, config))
     while not training.is_over:
         training.round(Deadline(None))
     assert training.curve == [0.1, 0.5, 0.5, 0.2, 0.4]
     assert training.best == 0.5
     assert training.kept is models[1], "the earlier of equals"
     assert (models[1].item_ID - models[2].item_ID).abs().max() > 1e-3, "a model is a copy, which later rounds do not change"
+
+
+def test_items_start_as_co_occurrence_embeddings_or_at_random() -> None:
+    task = planted_task()
+    table_ID = start_table(task, replace(TINY, init="embeddings", init_std=0.05)).numpy()
+    assert np.sqrt(np.mean(table_ID**2)) == pytest.approx(0.05)
+    embeddings_ID = item_embeddings(task.split.lists, task.split.train, 16, seed=1)
+    assert_allclose(unit(table_ID) @ unit(table_ID).T, unit(embeddings_ID) @ unit(embeddings_ID).T, atol=1e-5)
+    assert np.abs(unit(start_table(task, TINY).numpy()) - unit(table_ID)).max() > 0.1
 
 
 def test_bfloat16_learns_as_well() -> None:
@@ -333,11 +361,11 @@ def test_a_large_catalogue_has_a_sampled_softmax_and_narrower_rows_until_they_fi
     task = planted_task()
     assert [(config.width, config.loss) for config in grid(task, "sampled")] == [(128, "sampled")] * 2
     monkeypatch.setattr(sasrec, "WHOLE_ITEMS", ITEMS - 1)
-    monkeypatch.setattr(sasrec, "MAX_BYTES", 32 * ITEMS * 64)
+    monkeypatch.setattr(sasrec, "MAX_BYTES", 40 * ITEMS * 64)
     monkeypatch.setattr(sasrec, "SasRecConfig", partial(SasRecConfig, max_rounds=1))
     assert {name: METHODS["sasrec"](task).options[name] for name in ("width", "loss")} == {"width": 64, "loss": "sampled"}
-    monkeypatch.setattr(sasrec, "MAX_BYTES", 32 * ITEMS * 32 - 1)
-    with pytest.raises(InvalidData, match="30 items, whose training takes 30720 bytes at width 32"):
+    monkeypatch.setattr(sasrec, "MAX_BYTES", 40 * ITEMS * 32 - 1)
+    with pytest.raises(InvalidData, match="30 items, whose training takes 38400 bytes at width 32"):
         METHODS["sasrec-full"](task)
 
 

@@ -19,10 +19,11 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from espalier.errors import InvalidConfig, InvalidData
-from training.baselines.sasrec_model import SasRecConfig
-from training.baselines.sasrec_training import Training
+from training.baselines.sasrec_model import SasRec, SasRecConfig
+from training.baselines.sasrec_training import Training, start_table
 from training.baselines.task import Fitted, Task, Trial
 from training.deep.fit import computes_in_bfloat16
 
@@ -43,29 +44,34 @@ def fit_sasrec(task: Task, candidates: Sequence[SasRecConfig]) -> Fitted:
     given up early. A deadline ends the one that is trained; of the first at least one batch is.
     """
     begin, deadline = time.monotonic(), task.deadline()
-    best: Training | None = None
+    tables: dict[tuple[int, str, float], Tensor] = {}
     trials: list[Trial] = []
+    best: SasRec | None = None
     ended: str | None = None
     for config in candidates:
-        if best is not None and deadline.is_over():
+        if trials and deadline.is_over():
             ended = ended or f"the deadline left no time for {len(candidates) - len(trials)} of {len(candidates)} configurations"
             break
         log.info("sasrec %s", config)
-        training = Training(task, config)
+        key = (config.width, config.init, config.init_std)
+        if key not in tables:
+            tables[key] = start_table(task, config)
+        training = Training(task, config, tables[key])
         while not training.is_over and not (training.curve and deadline.is_over()):
             training.round(deadline)
         if not training.is_over:
             ended = f"training ended at its deadline after {training.step} steps of configuration {len(trials) + 1} of {len(candidates)}"
+        if best is None or training.best > max(trial.figure for trial in trials):
+            best = training.kept
         trials.append(Trial(asdict(config), training.best))
-        if best is None or training.best > best.best:
-            best = training
+        del training  # its gradients and moments, before those of the next
     if best is None:
         raise InvalidConfig("candidates", candidates, "at least one")
     return Fitted(
-        rank=best.kept.rank,
-        options=asdict(best.config),
+        rank=best.rank,
+        options=max(trials, key=lambda trial: trial.figure).options,
         trials=trials,
-        bytes=best.kept.bytes,
+        bytes=best.bytes,
         seconds=time.monotonic() - begin,
         ended=ended,
     )
@@ -115,5 +121,5 @@ def grid(task: Task, loss: Literal["full", "sampled"]) -> list[SasRecConfig]:
 
 
 def _training_bytes(items: int, width: int) -> int:
-    """Of the item table in training: itself, two gradients, two moments, the average, the best, and the average as it is measured."""
-    return 8 * 4 * items * width
+    """Of item tables in training: the trained one, two gradients, two moments, the start, the average, its copy, the best of two fits."""
+    return 10 * 4 * items * width

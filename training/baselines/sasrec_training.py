@@ -53,13 +53,13 @@ class Network(nn.Module):
 class Training:
     """One fit, round by round: an epoch, or STEPS steps where that is less, then the figure of the averaged weights."""
 
-    def __init__(self, task: Task, config: SasRecConfig) -> None:
+    def __init__(self, task: Task, config: SasRecConfig, start_ID: Tensor) -> None:
         lists, users = task.split.lists, task.split.train
         self.task, self.config, self.pairs = task, config, task.validation_pairs(VALIDATION_QUERIES)
         self.source = SequenceSource(lists, users, config.length, config.places, task.seed)
         self.events_I = events_of_items(lists, users).astype(np.float32)
         torch.manual_seed(task.seed)
-        self.network = Network(start_table(task, config), config)
+        self.network = Network(start_ID.clone(), config)
         self.averaged = averaged_over(config.average, self.network)
         self.kept = self._copied()
         self.generator = torch.Generator().manual_seed(task.seed)
@@ -141,9 +141,10 @@ class Training:
 
 
 def start_table(task: Task, config: SasRecConfig) -> Tensor:
-    """float32[I, D]: the items before training, from torch's generator as it stands."""
+    """float32[I, D]: the items before training. For a large log the embeddings take minutes, during which no deadline is looked at."""
+    generator = torch.Generator().manual_seed(task.seed)
     lists, users = task.split.lists, task.split.train
-    table_ID = torch.randn(lists.item_count, config.width)
+    table_ID = torch.randn(lists.item_count, config.width, generator=generator)
     if config.init == "embeddings":
         known = max(1, min(config.width, len(users) - 1, lists.item_count - 1))
         table_ID *= 1 / math.sqrt(config.width)
