@@ -116,11 +116,13 @@ def test_a_tree_that_finds_as_much_in_less_time_pays_by_its_speed() -> None:
 
 
 def test_what_was_left_out_or_cut_short_is_said() -> None:
-    cut = replace(TREE, ended="500 of 2,000 steps, as many as fit into 60 s")
+    cut = replace(TREE, figure=0.2, ended="500 of 2,000 steps, as many as fit into 60 s")
     pays = judged(cut, NEIGHBOURS, left_out={"ease": "needs 90 GB", "ials": "not installed", "fusion": "no neighbours"})[1]
-    assert pays.endswith(
-        "; but recipe ended early (500 of 2,000 steps, as many as fit into 60 s; more time may change this); ease and ials were left out."
-    )
+    assert pays.startswith("So far, use neighbours (")
+    early = "recipe ended early (500 of 2,000 steps, as many as fit into 60 s), and more time may change this"
+    assert pays.endswith(f"); but {early}; ease and ials were left out.")
+    assert judged(TREE, replace(NEIGHBOURS, ended="2 trials"))[1].startswith("So far, the tree pays (")
+    assert judged(TREE, NEIGHBOURS, replace(EASE, ended="2 trials"))[1].startswith("The tree pays (")
     assert judged(TREE, NEIGHBOURS, left_out={"ease": "needs 90 GB"})[1].endswith("); but ease was left out.")
 
 

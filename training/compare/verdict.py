@@ -80,7 +80,10 @@ def verdict(field: Field) -> tuple[str, str]:
         return f"The tree has {field.metric} {tree.figure:.4f}; no baseline was measured.", "Whether it pays is open."
     best = max(field.baselines, key=lambda baseline: baseline.validation)
     difference = field.paired(tree.name, best.name)
-    return _found(field, tree, best, difference), _pays(field, tree, best, difference) + _reserves(field, tree, best)
+    pays = _pays(field, tree, best, difference)
+    if tree.ended or best.ended:
+        pays = f"So far, {pays[0].lower()}{pays[1:]}"
+    return _found(field, tree, best, difference), pays + _reserves(field, tree, best)
 
 
 def _found(field: Field, tree: Contestant, best: Contestant, difference: Difference) -> str:
@@ -139,9 +142,7 @@ def _fusion_that_pays(field: Field, best: Contestant) -> Contestant | None:
 
 def _reserves(field: Field, tree: Contestant, best: Contestant) -> str:
     """What makes the verdict less sure, and the full stop."""
-    short = [
-        f"{contestant.name} ended early ({contestant.ended}; more time may change this)" for contestant in (tree, best) if contestant.ended
-    ]
+    short = [f"{one.name} ended early ({one.ended}), and more time may change this" for one in (tree, best) if one.ended]
     missing = [name for name in field.left_out if name.split(":")[0] != "fusion"]
     left_out = [f"{_listed(missing)} {'was' if len(missing) == 1 else 'were'} left out"] if missing else []
     reserves = "; ".join([*short, *left_out])
