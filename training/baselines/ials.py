@@ -59,6 +59,8 @@ TRAINED = ("l2", "alpha", "factors", "iterations")
 START: Options = {"recency": 1.0, "l2": 0.003, "alpha": 10.0, "factors": 64, "iterations": 8}
 LONGEST = 1000
 VALIDATION_QUERIES = 5000
+FEW_QUERIES = 16
+"""So many are answered by one thread: starting others takes longer."""
 MOST_TRIALS = 60
 NO_DEADLINE = Deadline(None)
 
@@ -89,6 +91,7 @@ class Ials:
         weights = np.concatenate([np.zeros(0), *(self.weight_L[: len(items)] for items in latest)])
         items = np.concatenate([np.zeros(0, np.int64), *latest])
         history_BI = sparse.csr_matrix((weights.astype(np.float32), items, offset), shape=(len(latest), len(self.popular_I)))
+        self.model.num_threads = len(os.sched_getaffinity(0)) if len(latest) > FEW_QUERIES else 1
         with _blas().limit(limits=1, user_api="blas"):
             user_BF = self.model.recalculate_user(np.arange(len(latest)), history_BI)
             score_BI: Float32 = user_BF @ self.model.item_factors.T
