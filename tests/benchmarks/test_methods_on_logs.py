@@ -62,7 +62,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Calls a benchmark's main with options and gives back its JSON."""
 
     def call(benchmark: Any, *options: str) -> dict[str, Any]:
-        monkeypatch.setattr(sys, "argv", [benchmark.__name__, "--json", str(tmp_path / "rows.json"), *options])
+        monkeypatch.setattr(sys, "argv", [benchmark.__name__, "--threads", "1", "--json", str(tmp_path / "rows.json"), *options])
         benchmark.main()
         report: dict[str, Any] = json.loads((tmp_path / "rows.json").read_text())
         return report
