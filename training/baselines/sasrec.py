@@ -99,12 +99,12 @@ def _fitted(task: Task, loss: Literal["full", "sampled"]) -> Fitted:
 def grid(task: Task, loss: Literal["full", "sampled"]) -> list[SasRecConfig]:
     """Dropout 0.5 and 0.2: the one that suits the log's events an item first, since a deadline may leave no time for the other.
 
-    The rest is by rule: histories as long as 19 of 20 lists, from 20 to 200 places; some 400 steps an epoch in batches of 1,024 to 4,096
+    The rest is by rule: histories as long as 99 of 100 lists, from 50 to 200 places; some 400 steps an epoch in batches of 1,024 to 4,096
     places; the width halved, down to 32, until training fits in MAX_BYTES. Raises InvalidData where it does not fit.
     """
     lists, users = task.split.lists, task.split.train
     length_U = np.diff(lists.offset_U1)[users]
-    length = int(np.clip(np.quantile(length_U, 0.95), 20, 200)) if len(users) else 20
+    length = int(np.clip(np.quantile(length_U, 0.99), 50, 200)) if len(users) else 50
     width = next((width for width in (128, 64, 32) if _training_bytes(lists.item_count, width) <= MAX_BYTES), None)
     if width is None:
         needed = f"{lists.item_count} items, whose training takes {_training_bytes(lists.item_count, 32)} bytes at width 32"
