@@ -92,13 +92,15 @@ def test_answers_are_those_of_the_formula(seed: int, exclude_seen: bool) -> None
     after = by_hand(lists, items, 3, 0.8, 0.25)
     events = np.maximum(np.bincount(np.concatenate(lists), minlength=items), 1) + 2.0
     similarity = ((after + 0.3 * after.T) / np.outer(events**0.6, events**0.4)) ** 0.9
-    for history, row in zip(histories, found, strict=True):
+    for history, answer in zip(histories, found, strict=True):
         known = history[history >= 0]
         score = sum((0.7**d * similarity[item] for d, item in enumerate(known[::-1][:4])), np.zeros(items))
         if exclude_seen:
             score[known] = -1
+        row = answer[answer >= 0]
+        assert len(row) == min(6, items - len(set(known.tolist())) if exclude_seen else items)
         assert not exclude_seen or not set(row.tolist()) & set(known.tolist())
-        assert_allclose(score[row], np.sort(score)[::-1][:6], rtol=1e-4, atol=1e-9)
+        assert_allclose(score[row], np.sort(score)[::-1][: len(row)], rtol=1e-4, atol=1e-9)
 
 
 def test_equal_scores_come_by_the_lower_row_and_popular_items_fill_up() -> None:
@@ -113,6 +115,16 @@ def test_without_back_an_item_does_not_lead_to_what_came_before_it() -> None:
     assert counting.fit({**OPTIONS, "back": 0.1}).rank([np.array([1])], 1, exclude_seen=True).tolist() == [[0]]
     # Scores of 0 are no scores, however many of them a history has.
     assert counting.fit({**OPTIONS, "back": 0.0, "longest": 800}).rank([np.full(500, 1)], 1, exclude_seen=False).tolist() == [[3]]
+
+
+def test_counts_that_are_kept_are_those_of_the_same_options() -> None:
+    lists = lists_of(log_of(some_lists(1, 8, 12), items=8), np.arange(12))
+    counting = Counting(lists)
+    for change in ({}, {"user": 0.9}, {"window": 2}, {"decay": 0.5}, {"user": 0.9, "decay": 0.5}, {}):
+        options = {**OPTIONS, **change}
+        found, expected = counting.of(options), Counting(lists).of(options)
+        assert found.after_N.tolist() == expected.after_N.tolist()
+        assert len(counting.latest) <= 3
 
 
 def test_weights_fade_to_nothing() -> None:
@@ -202,9 +214,16 @@ def test_less_time_means_a_smaller_sample(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_fewest_neighbours_that_find_as_much_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "KEPT", (1, 10, 20))
-    task = task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5)
-    fitted = methods.METHODS["neighbours"](task)
-    kept = fitted.options["kept"]
-    assert {trial.options["kept"] for trial in fitted.trials if "kept" in trial.options} == {20, kept} - {None}
-    assert task.measured(fitted.rank, task.validation_pairs()) == max(trial.figure for trial in fitted.trials)
+    monkeypatch.setattr(neighbours, "KEPT", (1, 2, 3, 9))
+    log = log_of([*[[0, 1]] * 5, [0, 2], [0, 3], [0, 4], [5, 1], [5, 2], [0, 1]], items=6)
+    fitted = methods.METHODS["neighbours"](task_of(log, list(range(10)), [10]))
+    assert [trial.options["kept"] for trial in fitted.trials if "kept" in trial.options] == [3, 2, 1]  # no item has 9
+    assert fitted.options["kept"] == 1
+    assert fitted.bytes == 8 * 7 + 8 * 6 + 8 * 6  # where rows begin, one neighbour and its score an item, popularity
+
+
+def test_neighbours_that_are_needed_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "KEPT", (1, 2, 12))
+    fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5))
+    assert [trial.options["kept"] for trial in fitted.trials if "kept" in trial.options] == [12]
+    assert fitted.options["kept"] is None

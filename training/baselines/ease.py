@@ -4,8 +4,8 @@
     score(j | history) = pop_j^−column · Σ_{d < L} recency^d · pop_{h_d}^−row · B[h_d, j],   h_0 the last item of the history
 
 X holds, for each training user and each item of the list, |list|^(−user / 2). pop is how many training users have the item. ridge, row,
-column and user at 0 and recency at 1 are the paper's model; ridge = a, row = 0 and column = −a / 2 are the one with columns of X scaled by
-pop^(−a/2), but for the history. Lists without an order have a recency of 1.
+column and user at 0 and recency at 1 are the paper's model; ridge = a, row = 0 and column = a / 2 are the one whose columns of X, and of
+histories, are scaled by pop^(−a/2). Lists without an order have a recency of 1.
 
 Two dense I × I matrices of float32 are held, the inverse that is being made and the best so far. λ, ridge and user take an inversion
 each, so they come after recency, row and column, which take none, and a deadline leaves out what they would have found.

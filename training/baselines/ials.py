@@ -51,7 +51,7 @@ GRID = (
     Option("recency", (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99, 1.0)),
     Option("l2", (0.0003, 0.001, 0.003, 0.01), times=3, least=1e-7, most=1.0),
     Option("alpha", (1.0, 3.0, 10.0, 30.0), times=3, least=0.01, most=1000.0),
-    Option("factors", (64, 128, 256), times=2, least=8, most=1024),
+    Option("factors", (64, 128, 256), times=2, least=8, most=512),
     Option("iterations", (8, 16), times=2, least=2, most=64),
 )
 TRAINED = ("l2", "alpha", "factors", "iterations")
