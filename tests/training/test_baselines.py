@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidConfig, InvalidData
+from espalier.errors import InvalidConfig
 from tests.training.logs import log_of
+from tests.training.tasks import task_of
 from training.baselines import item_cf as module
-from training.baselines.item_cf import fit_item_cf, tune_neighbours
+from training.baselines.item_cf import fit_item_cf
+from training.baselines.methods import METHODS
 from training.baselines.neighbour_lists import NeighbourLists
 from training.baselines.popularity import fit_popularity
-from training.data.splits import EvaluationPair
-from training.data.user_item_matrix import history_matrix, user_item_matrix
+from training.data.user_item_matrix import user_item_matrix
 
 
 def dense(lists: NeighbourLists) -> NDArray[np.float64]:
@@ -33,7 +34,6 @@ LISTS = [[0, 1, 1], [1, 2], [1, 2, 3], [3]]
 def test_the_matrix_is_binary_and_holds_the_given_users_in_their_order() -> None:
     matrix = user_item_matrix(log_of([[0, 1, 1], [2], [3, 0]]), np.array([2, 0]))
     assert matrix.toarray().tolist() == [[1, 0, 0, 1], [1, 1, 0, 0]]
-    assert history_matrix([np.array([2, -1, 2]), np.array([], np.int64)], 3).toarray().tolist() == [[0, 0, 1], [0, 0, 0]]
 
 
 def test_popularity_counts_users_not_events_and_breaks_ties_by_row() -> None:
@@ -111,27 +111,27 @@ def test_item_cf_equals_dense_arithmetic_in_blocks_of_any_size(seed: int, neighb
         assert_allclose(score[ranked[b]], np.sort(score)[::-1][:6], rtol=1e-6)
 
 
-def test_tuning_takes_the_best_recall_and_the_smaller_of_equals() -> None:
+def test_tuning_takes_the_best_figure_and_the_smaller_of_equals(monkeypatch: pytest.MonkeyPatch) -> None:
     # Item 0's neighbours are 1 (two users) and 3 (one user); the most popular other item is 2. Only with two neighbours does 3 come back.
-    log = log_of([[0, 1], [0, 1], [0, 3], [2], [2], [2]])
-    pairs = [EvaluationPair(9, np.array([0]), np.array([3]))]
-    tuned, recall = tune_neighbours(log, np.arange(6), pairs, m=2, exclude_seen=True, grid=(5, 2, 1))
-    assert recall == {1: 0.0, 2: 1.0, 5: 1.0}
-    assert np.diff(tuned.neighbours.offset_I1).max() == 2
+    log = log_of([[0, 1], [0, 1], [0, 3], [2], [2], [2], [0, 3]])
+    monkeypatch.setattr(module, "GRID", (1, 2, 5))
+    fitted = METHODS["item-cf"](task_of(log, list(range(6)), [6], m=2))
+    assert [trial.figure for trial in fitted.trials] == [0, 1, 1]
+    assert fitted.options == {"neighbours": 2}
+    assert fitted.rank([np.array([0])], 2, True).tolist() == [[1, 3]]
+    ended = METHODS["item-cf"](task_of(log, list(range(6)), [6], m=2, seconds=0.0))
+    assert ended.options == {"neighbours": 1}
+    assert ended.ended == "the search ended at its deadline after 1 of 3 trials"
 
 
 def test_bad_arguments_are_refused_by_name() -> None:
     log, users = log_of(LISTS), np.arange(4)
-    pair = EvaluationPair(0, np.array([0]), np.array([1]))
     for refused, field in (
         (lambda: fit_item_cf(log, users, 0), "neighbours"),
         (lambda: fit_item_cf(log, users, 1).limited(0), "neighbours"),
         (lambda: fit_item_cf(log, users, 1).rank([], 0, exclude_seen=False), "m"),
         (lambda: fit_popularity(log, users).rank([], 0, exclude_seen=False), "m"),
-        (lambda: tune_neighbours(log, users, [pair], m=1, exclude_seen=False, grid=()), "grid"),
     ):
         with pytest.raises(InvalidConfig) as error:
             refused()
         assert error.value.field == field
-    with pytest.raises(InvalidData):
-        tune_neighbours(log, users, [], m=1, exclude_seen=False)

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidConfig, InvalidData
-from espalier.metrics import precision_recall_f
+from espalier.errors import InvalidConfig
 from training.baselines.neighbour_lists import NeighbourLists
 from training.baselines.scores import by_popularity, keep_best
 from training.baselines.task import Fitted, Task, Trial
 from training.data.interactions import Interactions
-from training.data.splits import EvaluationPair
 from training.data.user_item_matrix import user_item_matrix
 
 Int64 = NDArray[np.int64]
@@ -72,29 +70,6 @@ def fit_item_cf(interactions: Interactions, users: Int64, neighbours: int) -> It
             values.append(score[: lengths[-1]].astype(np.float32))
     offset = np.cumsum(lengths).astype(np.int64)
     return ItemCf(NeighbourLists(offset, np.concatenate(columns), np.concatenate(values), by_popularity(users_of_item)))
-
-
-def tune_neighbours(
-    interactions: Interactions,
-    users: Int64,
-    pairs: Sequence[EvaluationPair],
-    *,
-    m: int,
-    exclude_seen: bool,
-    grid: Sequence[int] = GRID,
-) -> tuple[ItemCf, dict[int, float]]:
-    """The Item-CF with the best mean recall@m on validation `pairs`, and the recall of every N of the grid; ties go to the smaller N."""
-    if not pairs:
-        raise InvalidData("pairs", [], "at least one validation pair")
-    if not grid:
-        raise InvalidConfig("grid", grid, "at least one number of neighbours")
-    largest = fit_item_cf(interactions, users, max(grid))
-    histories, relevant = [pair.history for pair in pairs], [pair.relevant for pair in pairs]
-    recall = {}
-    for neighbours in sorted(set(grid)):
-        rows_BM = largest.limited(neighbours).rank(histories, m, exclude_seen)
-        recall[neighbours] = float(precision_recall_f(rows_BM, relevant, m)[1].mean())
-    return largest.limited(max(recall, key=lambda neighbours: recall[neighbours])), recall
 
 
 def item_cf(task: Task) -> Fitted:

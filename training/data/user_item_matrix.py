@@ -20,13 +20,6 @@ def user_item_matrix(interactions: Interactions, users: Int64) -> sparse.csr_arr
     return _ones(items, offset, interactions.item_count)
 
 
-def history_matrix(histories: list[Int64], items: int) -> sparse.csr_array[np.float64]:
-    """float64[len(histories), I]: the same for lists of item rows; entries below 0 (unknown items) are skipped."""
-    known = [np.asarray(history, np.int64)[np.asarray(history) >= 0] for history in histories]
-    offset = np.concatenate([[0], np.cumsum([len(history) for history in known])]).astype(np.int64)
-    return _ones(np.concatenate([np.zeros(0, np.int64), *known]), offset, items)
-
-
 def _ones(columns: NDArray[np.int32] | Int64, offset: Int64, items: int) -> sparse.csr_array[np.float64]:
     matrix = sparse.csr_array((np.ones(len(columns)), columns, offset), shape=(len(offset) - 1, items))
     matrix.sum_duplicates()
