@@ -190,7 +190,7 @@ def benchmark(args: argparse.Namespace) -> None:
         "left_out": [],
     }
     if args.json:
-        report = continued(report, args.json, ("set", "steps", "beams", "config"))
+        report = continued(report, args.json, ("set", "steps", "beams", "config"), ("rows", "left_out"))
     done = {(row["method"], row["seed"]) for row in report["rows"]}
     for seed in range(1, args.seeds + 1):
         config = real.config.model_copy(update={"seed": seed, "name": real.name})

@@ -29,6 +29,8 @@ from training.deep.prepare import prepare
 from training.specification.deep import DeepConfig
 
 Row = dict[str, Any]
+SAME = ("set", "steps", "beams", "minutes", "config")
+KEPT = ("rows", "fits", "left_out", "differences")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +77,7 @@ def run(options: argparse.Namespace, name: str, config: DeepConfig, log: Path, m
     figures: dict[Key, Figures] = {}
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        report = continued(report, options.json, ("set", "steps", "beams", "minutes", "config"))
+        report = continued(report, options.json, SAME, KEPT)
         figures = read_figures(queries_file(options.json))
     done = {(row["method"], row["seed"]) for row in report["rows"]}
     for seed in range(1, options.seeds + 1):

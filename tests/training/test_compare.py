@@ -320,6 +320,7 @@ def test_methods_of_an_interrupted_run_are_not_run_again(log: Path, tmp_path: Pa
     assert [row["method"] for row in again["rows"]] == ["truth", "popularity"]
     assert [row for row in again["rows"] if row["method"] == "truth"] == [row for row in first["rows"] if row["method"] == "truth"]
     assert again["interrupted"] is False
+    assert again["seconds"] > first["seconds"], "of both runs"
     assert {(row["first"], row["second"]) for row in again["differences"]} == {("truth", "popularity")}, "kept figures are compared too"
     with pytest.raises(InvalidConfig, match=r"--json: .* its config is"):
         compare(asked(log, "truth", config=settings(log, steps=7)), file)
@@ -345,7 +346,7 @@ def test_figures_of_queries_survive_their_file(tmp_path: Path) -> None:
 def test_a_damaged_report_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text('{"rows": [')
     with pytest.raises(InvalidConfig, match="--json"):
-        continued({"rows": []}, tmp_path / "rows.json", ())
+        continued({"rows": []}, tmp_path / "rows.json", (), ())
 
 
 def test_the_recipe_makes_as_many_steps_as_fit_the_time(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

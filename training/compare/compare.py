@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 MOST_QUERIES = 5_000
 """Test queries that are measured, evenly spread: answering takes time, too, and standard errors are small by then."""
+KEPT = ("rows", "fits", "left_out", "seconds")
+"""What it takes over from there."""
 PLANNED = 0.92
 """Of the time: the rest is for starting, and for what takes longer than it should."""
 SAME = ("log", "config", "metric", "queries", "beams")
@@ -77,7 +79,7 @@ def compare(asked: Asked, json_file: Path | None) -> Report:
         report = _begun(asked, contest, pairs)
         figures: dict[Key, Figures] = {}
         if json_file is not None:
-            report = continued(report, json_file, SAME)
+            report = continued(report, json_file, SAME, KEPT)
             figures = read_figures(queries_file(json_file))
         _drop_rows_without(figures, report)
         done = {row["method"] for row in report["rows"]}
@@ -95,7 +97,7 @@ def compare(asked: Asked, json_file: Path | None) -> Report:
     report["differences"] = differences(report["rows"], figures, metrics_of(asked.config))
     if report["rows"]:
         report["verdict"] = list(verdict(field_of(report, figures, contest.metric)))
-    report["seconds"] = round(time.monotonic() - begin, 1)
+    report["seconds"] = round(report["seconds"] + time.monotonic() - begin, 3)
     _write(report, figures, json_file)
     return report
 
@@ -126,6 +128,7 @@ def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> R
         "differences": [],
         "verdict": [],
         "interrupted": False,
+        "seconds": 0.0,
     }
 
 

@@ -24,10 +24,11 @@ Key = tuple[str, int, int | None]
 """Method, seed, serving beam (None: it has none)."""
 
 
-def continued(report: Report, file: Path, same: Sequence[str]) -> Report:
-    """The report with the `rows`, `fits` and the like that `file` has from an earlier run.
+def continued(report: Report, file: Path, same: Sequence[str], kept: Sequence[str]) -> Report:
+    """The report with what `file` has from an earlier run.
 
     same  what must be equal in both. Raises InvalidConfig where it is not: rows of another run do not belong into one table.
+    kept  what is taken over, where it is there
     """
     if not file.exists():
         return report
@@ -39,7 +40,7 @@ def continued(report: Report, file: Path, same: Sequence[str]) -> Report:
     for key in same:
         if earlier.get(key) != now[key]:
             raise InvalidConfig("--json", str(file), f"rows of the same run; its {key} is {earlier.get(key)!r}, not {now[key]!r}")
-    return report | {key: earlier[key] for key, value in report.items() if isinstance(value, list) and key in earlier}
+    return report | {key: earlier[key] for key in kept if key in earlier}
 
 
 def save(report: Report, file: Path) -> None:
