@@ -62,7 +62,7 @@ class SasRecConfig:
     weight_decay: float = 0.0
     warm_steps: int = 200
     average: int = 300
-    patience: int = 6
+    patience: int = 4
     max_rounds: int = 200
     bfloat16: bool = False
 
