@@ -34,6 +34,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,11 @@ from espalier.hardware import hardware
 from training.baselines.fusion import fuse
 from training.baselines.methods import METHODS as BASELINES
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
-from training.baselines.task import Fitted, Method, Task
+from training.baselines.task import Fitted, Method, Metric, Task
 from training.compare.contest import RECIPE, Contest, Entry, attempted, checked_names
-from training.compare.figures import answered
-from training.compare.report import continued, save
+from training.compare.figures import Figures, answered, figures_of
+from training.compare.outcome import differences, fit_of
+from training.compare.report import Key, continued, queries_file, read_figures, save, save_figures
 from training.data.splits import without_seen
 from training.deep.fit import use_bfloat16
 from training.deep.prepare import prepare
@@ -64,6 +66,7 @@ PRODUCT_DNN: dict[str, dict[str, Any]] = {
 }
 """Variants of `product-dnn`, for the papers' tables."""
 METHODS = (RECIPE, *BASELINES, *PRODUCT_DNN, *TREES)
+METRICS = [Metric("recall", m) for m in MS]
 ALL_LEAVES = 1 << 62
 
 
@@ -88,18 +91,28 @@ def product_dnn(config: DeepConfig, variant: Mapping[str, Any]) -> Method:
     return method
 
 
-def method_rows(contest: Contest, method: str, seconds: float | None) -> list[Row] | str:
-    """The rows of the recipe, a baseline or a fusion, raw and with seen items left out; or why it is left out."""
-    rows: list[Row] = []
+@dataclass
+class Found:
+    """A method's rows, how it was fitted, and, by `exclude_seen`, what each query was worth at the serving beam that validation chose."""
+
+    rows: list[Row] = field(default_factory=list)
+    fits: list[Row] = field(default_factory=list)
+    figures: dict[bool, Figures] = field(default_factory=dict)
+
+
+def found_by(contest: Contest, method: str, seconds: float | None) -> Found | str:
+    """The recipe, a baseline or a fusion, raw and with seen items left out; or why it is left out."""
+    found = Found()
     for exclude_seen in (False, True):
         entry = attempted(contest, method, exclude_seen, seconds)
         if isinstance(entry, str):
             return entry
-        rows += _rows_of(entry, contest, exclude_seen)
-    return rows
+        found.rows += _rows_of(entry, contest, exclude_seen, found.figures)
+        found.fits.append(fit_of(entry, contest.config.seed) | {"exclude_seen": exclude_seen})
+    return found
 
 
-def _rows_of(entry: Entry, contest: Contest, exclude_seen: bool) -> list[Row]:
+def _rows_of(entry: Entry, contest: Contest, exclude_seen: bool, figures: dict[bool, Figures]) -> list[Row]:
     test = list(contest.prepared.split.test)
     pairs = without_seen(test) if exclude_seen else test
     rows: list[Row] = []
@@ -108,12 +121,24 @@ def _rows_of(entry: Entry, contest: Contest, exclude_seen: bool) -> list[Row]:
         about = {"gamma": fitted.options.get("gamma") if entry.name == RECIPE else None, "beam_size": beam, "exclude_seen": exclude_seen}
         about |= {"train_seconds": round(fitted.seconds, 1), "bytes": int(fitted.bytes), "ended": fitted.ended}
         about |= {name: fitted.options[name] for name in ("best_step", "steps") if entry.name == RECIPE}
-        new, recall_B = measured(answered(fitted.rank, pairs, max(MS), exclude_seen), pairs, about)
+        found_BM = answered(fitted.rank, pairs, max(MS), exclude_seen)
+        new, recall_B = measured(found_BM, pairs, about)
+        if beam == entry.beam_size:
+            figures[exclude_seen] = figures_of(found_BM, pairs, METRICS)
         if best_B is not None and not exclude_seen:
             new[-1] |= recall_change(recall_B - best_B)
         if best_B is None or np.mean(recall_B) > np.mean(best_B):
             best_B = recall_B
         rows += new
+    return rows
+
+
+def all_differences(figures: Mapping[Key, Figures]) -> list[Row]:
+    """Of every two methods, raw and with seen items left out, paired by query: {"first", "second", "metric", "mean", "low", "high", …}."""
+    rows: list[Row] = []
+    for kept in ("raw", "seen excluded"):
+        chosen = [key for key in figures if key[0].endswith(f", {kept}")]
+        rows += differences([{"method": key[0], "seed": key[1], "beam_size": None, "chosen": True} for key in chosen], figures, METRICS)
     return rows
 
 
@@ -155,18 +180,20 @@ def checked_methods(text: str, config: DeepConfig) -> list[str]:
 
 def seed_rows(
     config: DeepConfig, log: Path, methods: Sequence[str], beams: Sequence[int], minutes: float | None, bundles: Path | None
-) -> Iterator[tuple[str, list[Row] | str]]:
-    """Each method with its rows for the configuration's seed, or with why it is left out."""
+) -> Iterator[tuple[str, Found | str]]:
+    """Each method with what it found for the configuration's seed, or with why it is left out."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, prepare(config, log, Path(folder)), Path(folder))
         baselines = BASELINES | {name: product_dnn(config, variant) for name, variant in PRODUCT_DNN.items()}
         contest = Contest(config, run.prepared, run.folder, beams, baselines, fuse)
         for method in methods:
             if is_tree(method):
-                found: list[Row] | str = tree_rows(run, method, beams, bundles)
+                found: Found | str = Found(tree_rows(run, method, beams, bundles))
             else:
-                found = method_rows(contest, method, None if minutes is None else 60 * minutes)
-            yield method, found if isinstance(found, str) else [{"method": method, "seed": config.seed} | row for row in found]
+                found = found_by(contest, method, None if minutes is None else 60 * minutes)
+            if isinstance(found, Found):
+                found.rows = [{"method": method, "seed": config.seed} | row for row in found.rows]
+            yield method, found
 
 
 def benchmark(args: argparse.Namespace) -> None:
@@ -187,24 +214,32 @@ def benchmark(args: argparse.Namespace) -> None:
         "beams": args.beams,
         "config": real.config.model_dump(mode="json"),
         "rows": [],
+        "fits": [],
         "left_out": [],
+        "differences": [],
     }
+    figures: dict[Key, Figures] = {}
     if args.json:
-        report = continued(report, args.json, ("set", "steps", "beams", "config"), ("rows", "left_out"))
+        report = continued(report, args.json, ("set", "steps", "beams", "config"), ("rows", "fits", "left_out", "differences"))
+        figures = read_figures(queries_file(args.json))
     done = {(row["method"], row["seed"]) for row in report["rows"]}
     for seed in range(1, args.seeds + 1):
         config = real.config.model_copy(update={"seed": seed, "name": real.name})
         if args.steps:
             config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"steps": args.steps})})
         missing = [method for method in methods if (method, seed) not in done]
-        for method, rows in seed_rows(config, real.log, missing, beams, args.minutes, args.export) if missing else ():
+        for method, found in seed_rows(config, real.log, missing, beams, args.minutes, args.export) if missing else ():
             report["left_out"] = [left for left in report["left_out"] if (left["method"], left["seed"]) != (method, seed)]
-            if isinstance(rows, str):
-                report["left_out"].append({"method": method, "seed": seed, "reason": rows})
+            if isinstance(found, str):
+                report["left_out"].append({"method": method, "seed": seed, "reason": found})
             else:
-                print_rows(rows)
-                report["rows"] += rows
+                print_rows(found.rows)
+                report["rows"] += found.rows
+                report["fits"] += found.fits
+                figures |= {(f"{method}, {'seen excluded' if seen else 'raw'}", seed, None): of for seen, of in found.figures.items()}
+                report["differences"] = all_differences(figures)
             if args.json:
+                save_figures(figures, queries_file(args.json))
                 save(report, args.json)
     if args.plot:
         plot_curves(report["rows"], real.name, args.plot)

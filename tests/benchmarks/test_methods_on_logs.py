@@ -176,6 +176,15 @@ def test_otm_real_knows_the_recipe_baselines_and_fusions(log: Path, run: Run, mo
     keys = {"method", "seed", "m", "beam_size", "exclude_seen", "gamma", "precision", "recall", "f", "recall_se", "train_seconds"}
     assert all(keys <= row.keys() for row in rows)
     assert {row["beam_size"] for row in rows if row["method"] == "neighbours"} == {None}
+    assert {(fit["method"], fit["exclude_seen"]) for fit in report["fits"]} == {
+        (method, seen) for method in ("recipe", "neighbours", "sasrec") for seen in (False, True)
+    }
+    ahead = {(row["first"], row["second"], row["metric"]): row["mean"] for row in report["differences"]}
+    at = {(row["method"], row["exclude_seen"]): row["recall"] for row in rows if row["m"] == 10 and row["beam_size"] is None}
+    for seen, of in ((False, "raw"), (True, "seen excluded")):
+        mean = ahead[f"neighbours, {of}", f"sasrec, {of}", "recall@10"]
+        assert mean == pytest.approx(at["neighbours", seen] - at["sasrec", seen])
+    assert len(ahead) == 3 * 2 * 3
 
 
 def test_the_recipe_is_what_the_configuration_says(log: Path) -> None:
