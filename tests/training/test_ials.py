@@ -40,7 +40,9 @@ def test_a_history_gets_its_vector_by_least_squares() -> None:
 
 
 @installed
-def test_options_are_chosen_by_validation_queries() -> None:
+def test_options_are_chosen_by_validation_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START", SMALL)
+    monkeypatch.setattr(module, "MOST_TRIALS", 9)
     task = task_of(grouped(3), list(range(60)), list(range(60, 80)), m=4)
     fitted = ials(task)
     assert task.measured(fitted.rank, task.validation_pairs()) == max(trial.figure for trial in fitted.trials) > 0.4
@@ -74,8 +76,9 @@ def test_a_deadline_ends_training_after_an_iteration() -> None:
 
 
 @installed
-def test_vectors_take_no_more_memory_than_they_may() -> None:
+def test_vectors_take_no_more_memory_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(grouped(3), list(range(60)), list(range(60, 80)), m=4)
+    monkeypatch.setattr(module, "MOST_TRIALS", 9)
     fitted = ials(task, most_bytes=4 * 96 * 20)
     assert {trial.options["factors"] for trial in fitted.trials} <= set(range(8, 21))
     with pytest.raises(InvalidData, match="96 users and items"):
