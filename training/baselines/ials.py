@@ -62,6 +62,8 @@ VALIDATION_QUERIES = 5000
 FEW_QUERIES = 16
 """So many are answered by one thread: starting others takes longer."""
 MOST_TRIALS = 60
+EVENTS_PER_THREAD = 50_000
+"""On less a thread waits for the others longer than it works."""
 NO_DEADLINE = Deadline(None)
 
 
@@ -121,7 +123,7 @@ class _TimeIsOver(Exception):
 def factors_of(
     matrix: sparse.csr_array[np.float64], options: Options, seed: int, deadline: Deadline = NO_DEADLINE
 ) -> AlternatingLeastSquares:
-    """Trained on a binary matrix of users and items, on the cores that the process may use; does not depend on their number.
+    """Trained on a binary matrix of users and items, on at most the cores that the process may use; does not depend on their number.
 
     After the deadline no iteration begins but the first; the vectors are those of the iterations so far.
     """
@@ -133,7 +135,7 @@ def factors_of(
             regularization=options["l2"] * float(np.sqrt(np.prod(np.array(matrix.shape, np.float64)))),
             alpha=options["alpha"],
             iterations=options["iterations"],
-            num_threads=len(os.sched_getaffinity(0)),
+            num_threads=max(1, min(len(os.sched_getaffinity(0)), matrix.nnz // EVENTS_PER_THREAD)),
             random_state=seed,
         )
 
@@ -143,7 +145,7 @@ def factors_of(
 
         with contextlib.suppress(_TimeIsOver):
             model.fit(sparse.csr_matrix(matrix.astype(np.float32)), show_progress=False, callback=iterated)
-    model.user_factors = None
+    model.user_factors, model.num_threads = None, 1  # queries are answered on one thread
     return model
 
 
