@@ -46,7 +46,8 @@ def print_rows(rows: Sequence[Row]) -> None:
             keys = ("method", "seed", "gamma", "beam_size", "exclude_seen")
             same = [other for other in rows if all(other[key] == row[key] for key in keys)]
             figures = "  ".join(f"R@{other['m']} {100 * other['recall']:6.2f}" for other in same)
-            at = "" if row["beam_size"] is None else f"γ {row['gamma']:g} beam {row['beam_size']}"
+            places = [("γ", row["gamma"]), ("beam", row["beam_size"])]  # a fusion has the tree's beam and no γ
+            at = " ".join(f"{name} {value:g}" for name, value in places if value is not None)
             print(
                 f"{row['method']:20s} {row['seed']}  {at:18s} {'seen excluded' if row['exclude_seen'] else 'raw':13s} {figures}", flush=True
             )
@@ -91,7 +92,9 @@ def plot_curves(rows: Sequence[Row], title: str, file: Path) -> None:
             beams = sorted({row["beam_size"] for row in of_line if row["beam_size"] is not None})
             recall = {beam: np.mean([row["recall"] for row in of_line if row["beam_size"] == beam]) for beam in beams}
             if beams:
-                axes.plot(beams, [recall[beam] for beam in beams], marker="o", label=f"{method}, γ = {gamma:g}")
+                axes.plot(
+                    beams, [recall[beam] for beam in beams], marker="o", label=method if gamma is None else f"{method}, γ = {gamma:g}"
+                )
             else:
                 recall_at = float(np.mean([row["recall"] for row in of_line]))
                 axes.axhline(recall_at, linestyle=":", color=f"C{len(axes.lines) % 10}", label=method)
