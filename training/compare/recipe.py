@@ -48,6 +48,8 @@ BATCH = 64
 """Queries in one engine call."""
 WARM_STEPS, TIMED_STEPS = 3, 12
 """Steps that are made to see how long one takes; the first ones allocate and compile."""
+HEADROOM = 0.85
+"""Of the time that is left for steps: the first steps may be faster than later ones, on a machine that others use too."""
 LEAST_SHARE = 0.01
 """Of the configured steps: so many are made however short the time is."""
 ROUNDS_SHARE = 0.25
@@ -136,7 +138,7 @@ def shortened(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.
     configured = config.optimiser
     queries = min(VALIDATION_QUERIES, len(prepared.split.validation))
     export_s = EXPORT_S + search_s * (len(GAMMAS) * queries + 2 * len(prepared.split.test) + HELD_OUT_QUERIES)
-    for_steps_s = max(0.0, left_s - 2 * probe_s - export_s) / config.rounds  # building the model is paid for once more
+    for_steps_s = HEADROOM * max(0.0, left_s - 2 * probe_s - export_s) / config.rounds  # building the model is paid for once more
     round_s = search_s * min(QUERIES_OF_A_ROUND, queries)
     rounds = max(1, min(configured.steps // configured.validate_every, int(ROUNDS_SHARE * for_steps_s / max(round_s, 1e-6))))
     steps = int((for_steps_s - rounds * round_s) / step_s)
