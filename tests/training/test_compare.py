@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from numpy.testing import assert_allclose
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.search import NO_ITEM
 from tests.pictures import Pictures
-from training.baselines.task import Fitted, Metric, Task, Trial
+from training.baselines.task import Fitted, Method, Metric, Task, Trial
 from training.compare import budget as budget_module
-from training.compare import clock, figures, recipe
+from training.compare import clock, command, figures, recipe
 from training.compare.budget import Budget
 from training.compare.compare import Asked, compare
 from training.compare.contest import checked_names, in_order, parts_of
@@ -135,6 +136,12 @@ def test_methods_are_named_once_and_known() -> None:
     for wrong in ("eas", "fusion:ease", "fusion:ease:ease", "fusion:ease:all", ""):
         with pytest.raises(InvalidConfig, match="--methods"):
             checked_names(wrong, known)
+
+
+@pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan"), float("inf")])
+def test_minutes_that_are_no_time_are_refused(minutes: float) -> None:
+    with pytest.raises(InvalidConfig, match="--minutes"):
+        command.run(Path("c.toml"), None, None, minutes, [50], None, None, "cpu")
 
 
 def test_quick_methods_come_first_and_fusions_last() -> None:
@@ -343,10 +350,48 @@ def test_figures_of_queries_survive_their_file(tmp_path: Path) -> None:
     assert read_figures(tmp_path / "none.npz") == {}
 
 
-def test_a_damaged_report_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "rows.json").write_text('{"rows": [')
+@pytest.mark.parametrize("damaged", [b'{"rows": [', b"[]", b'{"rows": 7}', b"\xff\xfe{"])
+def test_a_damaged_report_is_refused(tmp_path: Path, damaged: bytes) -> None:
+    (tmp_path / "rows.json").write_bytes(damaged)
     with pytest.raises(InvalidConfig, match="--json"):
-        continued({"rows": []}, tmp_path / "rows.json", (), ())
+        continued({"rows": []}, tmp_path / "rows.json", (), ("rows",))
+
+
+def test_damaged_figures_of_queries_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "f.npz"
+    save_figures({("recipe", 1, 50): Figures(np.arange(500), {RECALL_2: np.linspace(0, 1, 500)})}, file)
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    for damaged in (b"", b"garbage", whole[:middle], whole[:middle] + b"\0\0\0\0" + whole[middle + 4 :]):
+        file.write_bytes(damaged)
+        with pytest.raises(InvalidConfig, match=r"--json: got '.*f\.npz'"):
+            read_figures(file)
+
+
+def test_methods_that_ended_early_are_run_again_with_more_time(log: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    runs: list[str] = []
+
+    def counted(name: str) -> Method:
+        def method(task: Task) -> Fitted:
+            runs.append(name)
+            return BASELINES[name](task)
+
+        return method
+
+    def run(seconds: float | None) -> list[str]:
+        runs.clear()
+        baselines = {name: counted(name) for name in ("popularity", "truth")}  # popularity ends early, always
+        report = compare(replace(asked(log, *baselines, seconds=seconds), baselines=baselines), file)
+        assert sorted(row["method"] for row in report["rows"]) == sorted(fit["method"] for fit in report["fits"]) == sorted(baselines)
+        assert report["minutes"] == (None if seconds is None else seconds / 60)
+        return list(runs)
+
+    assert run(60) == ["popularity", "truth"]
+    assert run(60) == run(30) == []
+    assert run(90) == ["popularity"]
+    assert run(None) == ["popularity"]
+    assert run(None) == run(90) == []
 
 
 def test_the_recipe_makes_as_many_steps_as_fit_the_time(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -281,6 +281,7 @@ def test_the_shares_of_earlier_releases_are_those_of_the_split() -> None:
         ({"order": "none"}, {"kind": "last"}, "data.split.kind"),
         ({}, {"kind": "date"}, "data.split.kind"),
         (DATED, {"kind": "date", "test_from": 3}, "data.split.test_from"),
+        ({"timestamp": "time", "order": "timestamp"}, {"kind": "date", "test_from": float("nan")}, "data.split.test_from"),
         (DATED, {"kind": "date", "validation_from": "May"}, "data.split.validation_from"),
         ({"timestamp": "time", "order": "timestamp"}, {"kind": "date", "test_from": "2024-05-01"}, "data.split.test_from"),
         ({}, {"kind": "file"}, "data.split.test"),

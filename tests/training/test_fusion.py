@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,3 +73,10 @@ def test_the_weight_goes_to_the_method_that_finds_more(better: int) -> None:
     assert task.measured(fitted.rank, task.validation_pairs()) == 1 == max(trial.figure for trial in fitted.trials)
     assert fitted.bytes == 20
     assert fitted.seconds >= 4
+    assert fitted.ended is None
+
+
+def test_a_fusion_of_a_method_that_ended_early_says_so() -> None:
+    short = replace(constant_answer(8), ended="3 of 60 steps")
+    fitted = fuse(constant_answer(5), short, task_of(log_of([[0, 7]] * 4, items=20), [0, 1], [2, 3], m=2))
+    assert fitted.ended == "of its parts, one ended early: 3 of 60 steps"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from espalier.errors import InvalidData
+from espalier.errors import InvalidConfig, InvalidData
 from tests.training.logs import log_of
 from training.data import splits
 from training.data.interactions import Interactions, read_interactions
@@ -84,6 +84,11 @@ def test_dates_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
         dated(tmp_path, {"kind": "date", "validation_from": 30, "test_from": 30})
 
 
+def test_dates_that_leave_nothing_to_learn_from_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData, match=r"log: .*11 events, all held out.*to learn from"):
+        dated(tmp_path, {"kind": "date", "validation_from": 1, "test_from": 2})
+
+
 @pytest.mark.parametrize("order", ["file", "none"])
 def test_a_second_file_says_what_is_relevant_and_validation_hides_as_much(tmp_path: Path, order: Literal["file", "none"]) -> None:
     (tmp_path / "train.txt").write_text("".join(f"u{user} {' '.join(f'i{user + item}' for item in range(8))}\n" for user in range(20)))
@@ -105,6 +110,8 @@ def test_a_second_file_says_what_is_relevant_and_validation_hides_as_much(tmp_pa
         if name in hidden:
             assert len(relevant) == round(8 * 41 / (41 + 160))
             assert order == "none" or relevant == everything[int(name[1:])][-2:]
+    with pytest.raises(InvalidConfig, match=r"data\.split\.test: .*absent"):
+        split_log(log, FileSplit(kind="file", test=tmp_path / "absent.txt"), form, tmp_path, seed=1)
     assert order == "file" or any(relevant != everything[int(name[1:])][-2:] for name, (_, relevant) in hidden.items())
 
 

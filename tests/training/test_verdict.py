@@ -126,6 +126,15 @@ def test_what_was_left_out_or_cut_short_is_said() -> None:
     assert judged(TREE, NEIGHBOURS, left_out={"ease": "needs 90 GB"})[1].endswith("); but ease was left out.")
 
 
+def test_a_tree_is_not_said_to_pay_without_reserve_where_others_had_no_fair_try() -> None:
+    short = replace(EASE, name="sasrec", ended="12 steps")
+    assert judged(TREE, NEIGHBOURS, short)[1].endswith("; but sasrec ended early.")
+    assert judged(replace(TREE, ended="9 steps"), NEIGHBOURS, short)[1].endswith("may change this; sasrec ended early, too.")
+    assert "sasrec" not in judged(replace(TREE, figure=0.26), NEIGHBOURS, short)[1], "more time for others is nothing for the tree"
+    assert judged(TREE, EASE)[1].endswith("; but neighbours, often the best baseline, were not run.")
+    assert "not run" not in judged(TREE, EASE, left_out={"neighbours": "no lists"})[1]
+
+
 def test_without_a_tree_or_a_baseline_nothing_is_claimed() -> None:
     found, pays = judged(None, NEIGHBOURS, left_out={"recipe": "a batch is too large."})
     assert found == "No tree was measured: a batch is too large."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -35,8 +36,8 @@ def run(
     """Compare, print the table and the verdict, and write the files that were asked for. Raises InvalidConfig on a wrong option."""
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise InvalidConfig("--plot", str(plot), "a file name that ends in .png or .svg")
-    if minutes is not None and not minutes > 0:
-        raise InvalidConfig("--minutes", minutes, "a number above 0")
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise InvalidConfig("--minutes", minutes, "a finite number above 0")
     if min(beams) < 1:
         raise InvalidConfig("--beam", beams, "serving beams of at least 1")
     settings = read_deep_config(config)

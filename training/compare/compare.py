@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 MOST_QUERIES = 5_000
 """Test queries that are measured, evenly spread: answering takes time, too, and standard errors are small by then."""
-KEPT = ("rows", "fits", "left_out", "seconds")
+KEPT = ("rows", "fits", "left_out", "seconds", "minutes")
 """What it takes over from there."""
 PLANNED = 0.92
 """Of the time: the rest is for starting, and for what takes longer than it should."""
@@ -81,7 +81,9 @@ def compare(asked: Asked, json_file: Path | None) -> Report:
         if json_file is not None:
             report = continued(report, json_file, SAME, KEPT)
             figures = read_figures(queries_file(json_file))
-        _drop_rows_without(figures, report)
+        minutes, report["minutes"] = report["minutes"], _minutes(asked)
+        has_more_time = minutes is not None and (asked.seconds is None or asked.seconds > 60 * minutes)
+        _drop_rows_to_run_again(figures, report, has_more_time)
         done = {row["method"] for row in report["rows"]}
         missing = in_order([name for name in asked.methods if name not in done])
         seconds = None if asked.seconds is None else PLANNED * asked.seconds - (time.monotonic() - begin)
@@ -117,7 +119,7 @@ def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> R
         "command": training_command(),
         "log": {"sha256": lists.fingerprint, "users": lists.user_count, "items": lists.item_count, "events": lists.event_count},
         "config": config.model_dump(mode="json"),
-        "minutes": None if asked.seconds is None else asked.seconds / 60,
+        "minutes": _minutes(asked),
         "metric": str(contest.metric),
         "beams": list(asked.beams),
         "queries": len(pairs),
@@ -159,9 +161,16 @@ def _write(report: Report, figures: Mapping[Key, Figures], json_file: Path | Non
         save(report, json_file)
 
 
-def _drop_rows_without(figures: Mapping[Key, Figures], report: Report) -> None:
-    """Methods whose figures of each query are no longer there are run again: nothing could be compared with them."""
+def _minutes(asked: Asked) -> float | None:
+    return None if asked.seconds is None else asked.seconds / 60
+
+
+def _drop_rows_to_run_again(figures: Mapping[Key, Figures], report: Report, has_more_time: bool) -> None:
+    """Methods whose figures of each query are no longer there: nothing could be compared with them. With more time than the earlier run
+    had, those that ended early, too."""
     lost = {row["method"] for row in report["rows"] if (row["method"], row["seed"], row["beam_size"]) not in figures}
+    lost |= {fit["method"] for fit in report["fits"] if fit["ended"] and has_more_time}
+    lost |= {row["method"] for row in report["rows"]} - {fit["method"] for fit in report["fits"]}
     for part in ("rows", "fits"):
         report[part] = [entry for entry in report[part] if entry["method"] not in lost]
 

@@ -9,9 +9,11 @@ queries, is in a file of arrays beside it (`F.json` → `F.queries.npz`).
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -27,16 +29,20 @@ Key = tuple[str, int, int | None]
 def continued(report: Report, file: Path, same: Sequence[str], kept: Sequence[str]) -> Report:
     """The report with what `file` has from an earlier run.
 
-    same  what must be equal in both. Raises InvalidConfig where it is not: rows of another run do not belong into one table.
+    same  what must be equal in both: rows of another run do not belong into one table
     kept  what is taken over, where it is there
+
+    Raises InvalidConfig where the file is no report or one of another run.
     """
     if not file.exists():
         return report
     try:
         earlier = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # no JSON, or no text
         raise InvalidConfig("--json", str(file), f"a report of an earlier run, or no file; {error}") from error
     now = json.loads(json.dumps(report))
+    if not isinstance(earlier, dict) or any(isinstance(now[key], list) and not isinstance(earlier.get(key, []), list) for key in kept):
+        raise InvalidConfig("--json", str(file), "a report of an earlier run, or no file; this is JSON of another shape")
     for key in same:
         if earlier.get(key) != now[key]:
             raise InvalidConfig("--json", str(file), f"rows of the same run; its {key} is {earlier.get(key)!r}, not {now[key]!r}")
@@ -68,11 +74,18 @@ def save_figures(figures: Mapping[Key, Figures], file: Path) -> None:
 
 
 def read_figures(file: Path) -> dict[Key, Figures]:
-    """What `save_figures` wrote; nothing where there is no file."""
+    """What `save_figures` wrote; nothing where there is no file. Raises InvalidConfig where it is damaged."""
     if not file.exists():
         return {}
+    try:
+        return _read_figures(file)
+    except (ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
+        raise InvalidConfig("--json", str(file), f"what each query was worth, as an earlier run wrote it, or no file; {error}") from error
+
+
+def _read_figures(file: Path) -> dict[Key, Figures]:
     found: dict[Key, Figures] = {}
-    with np.load(file, allow_pickle=False) as arrays:
+    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
         for name in arrays.files:
             method, seed, beam, what = name.rsplit("|", 3)
             key = method, int(seed), int(beam) if beam else None

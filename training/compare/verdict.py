@@ -17,6 +17,8 @@ MARGIN = 0.05
 """Of the baseline's figure: what is less than this does not pay for a model that has to be trained and served."""
 MIN_QUERIES = 30
 """With fewer, intervals of means are wrong."""
+STRONG = "neighbours"
+"""The cheap baseline that is often the best: where it was not run, no claim that a tree pays is without reserve."""
 MUCH_FASTER = 0.5
 """Of a baseline's time for a query: a tree that finds as much in less than this pays by its speed."""
 
@@ -81,9 +83,10 @@ def verdict(field: Field) -> tuple[str, str]:
     best = max(field.baselines, key=lambda baseline: baseline.validation)
     difference = field.paired(tree.name, best.name)
     pays = _pays(field, tree, best, difference)
+    reserves = _reserves(field, tree, best, says_so=pays.startswith("The tree pays"))
     if tree.ended or best.ended:
         pays = f"So far, {pays[0].lower()}{pays[1:]}"
-    return _found(field, tree, best, difference), pays + _reserves(field, tree, best)
+    return _found(field, tree, best, difference), pays + reserves
 
 
 def _found(field: Field, tree: Contestant, best: Contestant, difference: Difference) -> str:
@@ -140,12 +143,16 @@ def _fusion_that_pays(field: Field, best: Contestant) -> Contestant | None:
     return fused if gain.low > 0 and gain.high >= MARGIN * best.figure else None
 
 
-def _reserves(field: Field, tree: Contestant, best: Contestant) -> str:
-    """What makes the verdict less sure, and the full stop."""
+def _reserves(field: Field, tree: Contestant, best: Contestant, *, says_so: bool) -> str:
+    """What makes the verdict less sure, and the full stop. says_so: whether the tree is said to pay, for which all others count."""
     short = [f"{one.name} ended early ({one.ended}), and more time may change this" for one in (tree, best) if one.ended]
     missing = [name for name in field.left_out if name.split(":")[0] != "fusion"]
     left_out = [f"{_listed(missing)} {'was' if len(missing) == 1 else 'were'} left out"] if missing else []
-    reserves = "; ".join([*short, *left_out])
+    others = [one.name for one in field.baselines if says_so and one.ended and one.name != best.name]
+    also = [f"{_listed(others)} ended early, too" if short else f"{_listed(others)} ended early"] if others else []
+    has_strong = any(one.name == STRONG for one in field.baselines) or STRONG in field.left_out
+    unasked = [f"{STRONG}, often the best baseline, were not run"] if says_so and not has_strong else []
+    reserves = "; ".join([*short, *also, *left_out, *unasked])
     return f"; but {reserves}." if reserves else "."
 
 

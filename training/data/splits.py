@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidData
+from espalier.errors import InvalidConfig, InvalidData
 from training.data.interactions import Interactions, read_interactions
 from training.specification.log_format import LogFormat, TableFormat
 from training.specification.splits import DateSplit, FileSplit, LastSplit, SplitConfig, UserSplit, microseconds
@@ -65,7 +65,7 @@ class Split:
 def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFormat, work: Path, *, seed: int) -> Split:
     """The split that a configuration asks for. Files of cut lists, and a second file's events, lie in `work`.
 
-    Raises InvalidData where no user is left to learn from or to choose by.
+    Raises InvalidData where no user is left to learn from or to choose by, InvalidConfig where a second file is not there.
     """
     if isinstance(config, LastSplit):
         split = _last(interactions, config, work)
@@ -116,7 +116,7 @@ def _by_date(interactions: Interactions, config: DateSplit, log_format: LogForma
     moments = [_moment(value, time_E, share) for value, share in ((config.validation_from, 0.8), (config.test_from, 0.9))]
     written = [_iso(int(moment)) if dated else moment for moment in moments]
     if not moments[0] < moments[1]:
-        raise InvalidData("data.split.test_from", written[1], f"a time after validation begins, at {written[0]}")
+        raise InvalidData("data.split.test_from", written[1], f"a time after data.split.validation_from, {written[0]}")
     validation, test, new = [], [], 0
     learned_U = np.zeros(interactions.user_count, np.int64)
     for user in range(interactions.user_count):
@@ -152,6 +152,8 @@ def _iso(moment: int) -> str:
 
 def _by_file(interactions: Interactions, config: FileSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
     """A test query is a user's whole list. Validation hides from some users' lists the share that the file hides from all."""
+    if not config.test.is_file():
+        raise InvalidConfig("data.split.test", str(config.test), "a file that exists")
     with tempfile.TemporaryDirectory(dir=work, prefix="test-") as folder:
         held = read_interactions(config.test, log_format.model_copy(update={"min_user_events": 1, "min_item_events": 1}), Path(folder))
         user_of, item_of = _rows(interactions.user_ids, held.user_ids), _rows(interactions.item_ids, held.item_ids)
@@ -201,6 +203,8 @@ def _first_events(offset_U1: Int64, count_U: Int64) -> NDArray[np.bool_]:
 
 def _with_events(interactions: Interactions, kept_E: NDArray[np.bool_], work: Path) -> Interactions:
     """The same users and items with some of the events, which lie in a file under `work`."""
+    if not kept_E.any():
+        raise InvalidData("log", f"{len(kept_E)} events, all held out", "data.split that leaves events to learn from")
     before_E1 = np.concatenate([[0], np.cumsum(kept_E)])
     with tempfile.NamedTemporaryFile(dir=work, prefix="reading-", delete=False) as file:
         interactions.item_of_event_E[kept_E].tofile(file)

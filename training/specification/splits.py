@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
 from espalier.errors import InvalidConfig
 from training.specification.sections import Section, default_kind
@@ -17,7 +17,7 @@ def _iso(value: object) -> object:
     return value.isoformat() if isinstance(value, date) else value
 
 
-Time = Annotated[int | float | str, BeforeValidator(_iso)]
+Time = Annotated[int | FiniteFloat | str, BeforeValidator(_iso)]
 """A point in time as the log writes it: a number, or an ISO 8601 date, with a time of day or without."""
 
 
