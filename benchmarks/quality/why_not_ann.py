@@ -47,7 +47,8 @@ from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import NO_ITEM, SearchParams
 from training.baselines.ann import AnnIndex, Kind, faiss_is_installed
-from training.baselines.product_dnn import ProductDnn, ProductDnnConfig, fit_product_dnn, load_product_dnn
+from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
+from training.baselines.product_dnn_model import ProductDnn, load_product_dnn
 from training.data.interactions import read_interactions
 from training.data.splits import EvaluationPair, Split, split_log, without_seen
 from training.specification.deep import DeepConfig

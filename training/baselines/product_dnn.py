@@ -8,7 +8,7 @@ history averaged, over an input table of its own; a network makes the user vecto
 A fit is a function of configuration, seed and data: batch, dropout and negatives of step s come from (seed, s). Training users alone are
 learned from; validation users choose the step whose weights are kept.
 
-Legend: B queries, T history, W windows, P targets, I items, E input width, D vector width, F features, M results.
+Legend: B queries, T history, P targets, I items, E input width, D vector width, F features.
 """
 
 from __future__ import annotations
@@ -19,20 +19,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.queries import HistoryKind, pad_histories
+from training.baselines.product_dnn_model import ProductDnn
 from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
-from training.baselines.scores import best_of_all
 from training.baselines.task import Deadline, Fitted, Metric, Task, Trial
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split, without_seen
@@ -118,97 +115,34 @@ class ProductDnnConfig:
                 raise InvalidConfig(name, getattr(self, name), " or ".join(known))
 
 
-@dataclass(frozen=True)
-class ProductDnn:
-    """A trained model in NumPy, so that one query costs no framework's overhead.
-
-    windows        history window lengths, old to recent
-    input_IE       float32[I, E], the input table
-    layers         (float32[in, out], float32[out]) of each dense layer; ReLU between them
-    item_vectors   float32[I, D], contiguous; the last number of each is its bias
-    curve          (step, validation figure) of every round
-    """
-
-    windows: tuple[int, ...]
-    input_IE: Float32
-    layers: tuple[tuple[Float32, Float32], ...]
-    item_vectors: Float32
-    curve: tuple[tuple[int, float], ...] = ()
-
-    def user_vectors(self, histories: Sequence[Int64]) -> Float32:
-        """float32[B, D], the last number of each is 1, so that ⟨user, item⟩ has the bias in it.
-
-        histories  item rows, oldest first; entries below 0 (unknown items) are skipped. Raises InvalidData on rows beyond the catalogue.
-        """
-        history_BT = pad_histories(HistoryKind(length=sum(self.windows)), histories).array
-        if history_BT.size and history_BT.max() >= len(self.input_IE):
-            raise InvalidData("histories", int(history_BT.max()), f"item rows below {len(self.input_IE)}")
-        start_W = np.cumsum((0, *self.windows[:-1]))
-        present_BT = history_BT >= 0
-        rows_BTE = self.input_IE[history_BT]
-        rows_BTE[~present_BT] = 0
-        count_BW: NDArray[np.floating] = np.maximum(np.add.reduceat(present_BT, start_W, axis=1, dtype=np.float32), 1)
-        hidden_BF: Float32 = (np.add.reduceat(rows_BTE, start_W, axis=1) / count_BW[:, :, None]).reshape(len(history_BT), -1)
-        for place, (weight, bias) in enumerate(self.layers):
-            hidden_BF = (np.maximum(hidden_BF, 0) if place else hidden_BF) @ weight + bias
-        return np.concatenate([hidden_BF, np.ones((len(hidden_BF), 1), np.float32)], axis=1)
-
-    @property
-    def bytes(self) -> int:
-        """Of what answering needs."""
-        return self.input_IE.nbytes + self.item_vectors.nbytes + sum(weight.nbytes + bias.nbytes for weight, bias in self.layers)
-
-    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
-        """int64[B, M = m]: items by inner product, ties by the lower row, without the history's own when `exclude_seen`.
-
-        NO_ITEM fills the row where fewer than m items are left.
-        """
-        return best_of_all(lambda part: self.user_vectors(part) @ self.item_vectors.T, len(self.item_vectors), histories, m, exclude_seen)
-
-    def save(self, file: Path) -> None:
-        """Write a safetensors file, which `load_product_dnn` reads."""
-        arrays: dict[str, NDArray[Any]] = {"windows": np.array(self.windows), "curve": np.array(self.curve, np.float64).reshape(-1, 2)}
-        arrays |= {"input_IE": self.input_IE, "item_vectors": self.item_vectors}
-        for i, (weight, bias) in enumerate(self.layers):
-            arrays |= {f"weight_{i}": weight, f"bias_{i}": bias}
-        save_file(arrays, file)
-
-
-def load_product_dnn(file: Path) -> ProductDnn:
-    """What `save` wrote."""
-    arrays = load_file(file)
-    return ProductDnn(
-        windows=tuple(arrays["windows"].tolist()),
-        input_IE=arrays["input_IE"],
-        layers=tuple((arrays[f"weight_{i}"], arrays[f"bias_{i}"]) for i in range(sum(name.startswith("weight_") for name in arrays))),
-        item_vectors=arrays["item_vectors"],
-        curve=tuple((int(step), float(recall)) for step, recall in arrays["curve"]),
-    )
-
-
-# -- training -------------------------------------------------------------------------------------------------------------
-
-
 def product_dnn(task: Task) -> Fitted:
-    """The whole softmax, or where the catalogue has more than WHOLE_ITEMS items the sampled one. One target, and no grid: one fit."""
-    config = ProductDnnConfig(
-        instances=task.instances.model_copy(update={"targets": 1}),
-        loss="full" if task.split.lists.item_count <= WHOLE_ITEMS else "sampled",
-        metric=task.metric,
-        exclude_seen=task.exclude_seen,
-        bfloat16=computes_in_bfloat16(torch.device("cpu")),
-    )
+    """The whole softmax, or where the catalogue has more than WHOLE_ITEMS items the sampled one.
+
+    Instances have one target, or as many as the task's: the better of both on validation queries, where these differ. A deadline leaves
+    half of the time to each.
+    """
     begin, deadline = time.monotonic(), task.deadline()
-    model = fit_product_dnn(task.split, config, seed=task.seed, deadline=deadline)
-    last_step = model.curve[-1][0]
-    options = asdict(config) | {"instances": config.instances.model_dump(mode="json")}
+    targets = sorted({1, task.instances.targets})
+    fits = []
+    for number, count in enumerate(targets):
+        config = ProductDnnConfig(
+            instances=task.instances.model_copy(update={"targets": count}),
+            loss="full" if task.split.lists.item_count <= WHOLE_ITEMS else "sampled",
+            metric=task.metric,
+            exclude_seen=task.exclude_seen,
+            bfloat16=computes_in_bfloat16(torch.device("cpu")),
+        )
+        model = fit_product_dnn(task.split, config, seed=task.seed, deadline=deadline.part(len(targets) - number))
+        options = asdict(config) | {"instances": config.instances.model_dump(mode="json")}
+        fits.append((model, max(figure for _, figure in model.curve), options))
+    best, _, options = max(fits, key=lambda fit: fit[1])
     return Fitted(
-        rank=model.rank,
+        rank=best.rank,
         options=options,
-        trials=[Trial(options, max(figure for _, figure in model.curve))],
-        bytes=model.bytes,
+        trials=[Trial(tried, figure) for _, figure, tried in fits],
+        bytes=best.bytes,
         seconds=time.monotonic() - begin,
-        ended=f"training ended at its deadline after {last_step} steps" if deadline.is_over() else None,
+        ended=f"training ended at its deadline after {best.curve[-1][0]} steps" if deadline.is_over() else None,
     )
 
 

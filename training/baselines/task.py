@@ -104,6 +104,10 @@ class Deadline:
     def is_over(self) -> bool:
         return self.at_s is not None and time.monotonic() >= self.at_s
 
+    def part(self, parts: int) -> Deadline:
+        """The end of the first of so many equal parts of the time that is left."""
+        return self if self.at_s is None else Deadline(time.monotonic() + self.left_s() / parts)
+
     def left_s(self) -> float:
         """Seconds until then, at least 0; infinite without a deadline."""
         return float("inf") if self.at_s is None else max(0.0, self.at_s - time.monotonic())
