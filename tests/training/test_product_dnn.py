@@ -25,9 +25,10 @@ from espalier.items import ItemTable
 from espalier.metrics import precision_recall_f
 from tests.training.logs import log_of, split_of
 from training.baselines import ann
+from training.baselines import product_dnn as product_dnn_method
 from training.baselines.ann import AnnIndex, Kind, equally_long, faiss_is_installed
 from training.baselines.popularity import fit_popularity
-from training.baselines.product_dnn import ProductDnnConfig, build_network, fit_product_dnn, product_dnn
+from training.baselines.product_dnn import ProductDnnConfig, build_network, fit_product_dnn
 from training.baselines.product_dnn_model import ProductDnn, load_product_dnn
 from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
 from training.baselines.task import Deadline, Metric, Task
@@ -281,12 +282,17 @@ def test_queries_and_splits_that_make_no_sense_are_refused_by_name() -> None:
         assert error.value.field == field
 
 
-def test_the_method_is_chosen_by_the_tasks_metric_and_answers_as_it_was_measured() -> None:
+def test_the_method_is_chosen_by_the_tasks_metric_and_answers_as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """One target an instance, or as many as the task's: the better of both."""
     _, split = planted_log()
+
+    def short(split: Split, config: ProductDnnConfig, **more: Any) -> ProductDnn:
+        return fit_product_dnn(split, replace(config, max_steps=90, round_steps=45, batch=64, learning_rate=2e-2), **more)
+
+    monkeypatch.setattr(product_dnn_method, "fit_product_dnn", short)
     instances = SMALL.instances.model_copy(update={"targets": 3})
-    task = Task(split, ITEM_TABLE, Metric("ndcg", 5), exclude_seen=True, instances=instances, seed=1, seconds=3.0)
-    fitted = product_dnn(task)
+    task = Task(split, ITEM_TABLE, Metric("ndcg", 5), exclude_seen=True, instances=instances, seed=1)
+    fitted = product_dnn_method.product_dnn(task)
     assert [trial.options["instances"]["targets"] for trial in fitted.trials] == [1, 3]
     best = max(fitted.trials, key=lambda trial: trial.figure)
     assert fitted.options == best.options
