@@ -54,6 +54,7 @@ def test_leave_one_out_learns_from_all_but_the_last_two_and_asks_for_the_next(tm
 def test_a_date_parts_what_is_known_from_what_comes(tmp_path: Path) -> None:
     split = dated(tmp_path, {"kind": "date", "validation_from": 20, "test_from": 30})
     assert lists(split) == {"a": ["p", "q"], "b": ["p"], "d": ["r", "s", "p"]}
+    assert split.lists.time_of_event_E is None, "times of events that are no longer there"
     assert named(split, split.validation) == [("a", ["p", "q"], ["r"])]
     assert named(split, split.test) == [("a", ["p", "q", "r"], ["s"]), ("b", ["p"], ["q", "r"])]  # c came after the date
 
@@ -101,6 +102,7 @@ def test_a_second_file_says_what_is_relevant_and_validation_hides_as_much(tmp_pa
     assert found["u1"] == (sorted(everything[1]), ["i9", "i0"])
     assert found["u2"] == (sorted(everything[2]), ["i5", "i6", "i7"])
     assert sorted(found) == ["u1", "u2", "u3", "u5"]
+    assert [pair.user for pair in split.test] == sorted(pair.user for pair in split.test), "by user, not as the file has them"
     hidden = {user: (history, relevant) for user, history, relevant in named(split, split.validation)}
     assert len(hidden) == 5
     for name, items in lists(split).items():
@@ -113,6 +115,15 @@ def test_a_second_file_says_what_is_relevant_and_validation_hides_as_much(tmp_pa
     with pytest.raises(InvalidConfig, match=r"data\.split\.test: .*absent"):
         split_log(log, FileSplit(kind="file", test=tmp_path / "absent.txt"), form, tmp_path, seed=1)
     assert order == "file" or any(relevant != everything[int(name[1:])][-2:] for name, (_, relevant) in hidden.items())
+
+
+def test_users_of_a_second_file_may_have_few_events(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("".join(f"u{user} a b c d\n" for user in range(5)))
+    (tmp_path / "test.txt").write_text("u1 d\n")
+    form = ListsFormat(format="lists", separator=" ", min_user_events=4, min_item_events=2)
+    log = read_interactions(tmp_path / "train.txt", form, tmp_path)
+    split = split_log(log, FileSplit(kind="file", test=tmp_path / "test.txt"), form, tmp_path, seed=1)
+    assert named(split, split.test) == [("u1", ["a", "b", "c", "d"], ["d"])]
 
 
 def test_of_very_many_queries_some_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

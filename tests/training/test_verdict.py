@@ -88,6 +88,8 @@ def test_a_tree_may_pay_beside_neighbours_alone(figure: float) -> None:
     assert "; fused: 10 s to train, 2.0 MB, 2 ms a query)" in pays
     little = judged(replace(TREE, figure=figure), NEIGHBOURS, fused(0.285, "recipe", "neighbours"), error=0.001)[1]
     assert little.startswith("Use neighbours (")
+    unsure = judged(replace(TREE, figure=figure), NEIGHBOURS, fused(0.30, "recipe", "neighbours"), error=0.011)[1]
+    assert "fused" not in unsure, "the fusion may as well find less"
     without_tree = judged(replace(TREE, figure=figure), NEIGHBOURS, fused(0.31, "ease", "neighbours"))[1]
     assert without_tree.startswith("Use fusion:ease:neighbours ("), "what is to be had without a tree"
 
@@ -113,6 +115,7 @@ def test_a_tree_that_finds_as_much_in_less_time_pays_by_its_speed() -> None:
     quick_rival = replace(EASE, figure=0.279, ms=0.4)
     assert judged(level, slow, quick_rival)[1].startswith("Use neighbours (")
     assert judged(replace(level, figure=0.26), slow)[1].startswith("Use neighbours ("), "less is not as much"
+    assert judged(replace(level, figure=0.27), slow)[1].startswith("Use neighbours ("), "nor is surely less, however little"
 
 
 def test_what_was_left_out_or_cut_short_is_said() -> None:
