@@ -167,7 +167,6 @@ def _by_file(interactions: Interactions, config: FileSplit, log_format: LogForma
         share = held.event_count / (held.event_count + interactions.event_count)
     if unknown or unfound:
         log.warning("%s: %d users and %d items of other users are not in the log; they are left out", config.test, unknown, unfound)
-    test.sort(key=lambda pair: pair.user)
     validation, kept_E = _hidden(interactions, share, config.validation_share, seed)
     lists = _with_events(interactions, kept_E, work)
     return Split(lists, np.flatnonzero(np.diff(lists.offset_U1)), validation, test, config)
