@@ -142,6 +142,7 @@ def test_what_a_test_user_did_changes_no_answer(name: str) -> None:
     def answers(tested: list[int]) -> list[list[int]]:
         lists = [[user % 5, 5 + user % 4, 10, (user + 1) % 5] for user in range(12)]
         task = task_of(log_of([*lists, *[tested] * 20], items=14), list(range(10)), [10, 11], m=3)
-        return METHODS[name](task).rank([np.array([12]), np.array([0, 10])], 5, exclude_seen=False).tolist()
+        found: list[list[int]] = METHODS[name](task).rank([np.array([12]), np.array([0, 10])], 5, exclude_seen=False).tolist()
+        return found
 
     assert answers([12, 13, 12, 13]) == answers([11, 7, 3])
