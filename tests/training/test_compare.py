@@ -34,6 +34,7 @@ from training.deep.prepare import build_tree, prepare
 from training.publish import HELD_OUT_QUERIES
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
+from training.specification.splits import FileSplit
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -334,6 +335,20 @@ def test_methods_of_an_interrupted_run_are_not_run_again(log: Path, tmp_path: Pa
     queries_file(file).unlink()
     lost = compare(asked(log, "truth", "popularity"), file)
     assert len(lost["differences"]) == len(again["differences"]), "run again, since nothing could be compared with them"
+
+
+def test_a_comparison_is_not_continued_on_another_test_file(log: Path, tmp_path: Path) -> None:
+    test, file = tmp_path / "test.csv", tmp_path / "rows.json"
+    config = settings(log)
+    split = FileSplit(kind="file", test=test)
+    asked_ = asked(log, "truth", config=config.model_copy(update={"data": config.data.model_copy(update={"split": split})}))
+    unseen = [f"u{user},i{item * CLUSTERS + user % CLUSTERS}" for user in range(40) for item in range(SIZE)]
+    test.write_text("\n".join(["user,item", *unseen]) + "\n")
+    compare(asked_, file)
+    compare(asked_, file)
+    test.write_text("\n".join(["user,item", *unseen[::-1]]) + "\n")
+    with pytest.raises(InvalidConfig, match=r"--json: .* its log is"):
+        compare(asked_, file)
 
 
 def test_figures_of_queries_survive_their_file(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Knows a configuration, names of methods, a time and files. How methods learn and
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import tempfile
 import time
@@ -29,6 +30,7 @@ from training.data.splits import EvaluationPair
 from training.deep.prepare import prepare
 from training.publish import training_command
 from training.specification.deep import DeepConfig
+from training.specification.splits import FileSplit
 
 log = logging.getLogger(__name__)
 
@@ -111,13 +113,17 @@ def metrics_of(config: DeepConfig) -> list[Metric]:
 
 def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> Report:
     config, lists = asked.config, contest.prepared.interactions
+    log_ = {"sha256": lists.fingerprint, "users": lists.user_count, "items": lists.item_count, "events": lists.event_count}
+    if isinstance(config.data.split, FileSplit):
+        with config.data.split.test.open("rb") as test:
+            log_["test_sha256"] = hashlib.file_digest(test, "sha256").hexdigest()
     return {
         "name": config.name,
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": hardware(),
         "threads": torch.get_num_threads(),
         "command": training_command(),
-        "log": {"sha256": lists.fingerprint, "users": lists.user_count, "items": lists.item_count, "events": lists.event_count},
+        "log": log_,
         "config": config.model_dump(mode="json"),
         "minutes": _minutes(asked),
         "metric": str(contest.metric),
