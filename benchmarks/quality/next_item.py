@@ -4,8 +4,9 @@
     python -m benchmarks.next_item --log FILE --config FILE --methods recipe,neighbours --json F
 
 A user's last item is the test item, the one before it the validation item; all before these is learned from. A test query's history is all
-but the last item, so the validation item is in it. All items are ranked, without those of the history. `hr10` and `ndcg10` are means over
-users. Everything is chosen by validation users' recall@10, which is HR@10; a seed is one of training, the queries are the same.
+but the last item, so the validation item is in it. All items are ranked, without those of the history; a user whose last item is one of
+them is not asked. `hr10` and `ndcg10` are means over the users who are. Everything is chosen by validation users' recall@10, which is
+HR@10; a seed is one of training, the queries are the same.
 
 Rows: {"method", "seed", "beam_size", "hr10", "ndcg10", "hr10_se", "ndcg10_se", "train_seconds", "bytes"}, with a beam for the recipe alone.
 """
