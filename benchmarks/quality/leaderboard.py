@@ -27,6 +27,7 @@ from training.compare.outcome import differences, fit_of, measured_at_beams, que
 from training.compare.report import Key, Report, continued, queries_file, read_figures, save, save_figures
 from training.deep.prepare import prepare
 from training.specification.deep import DeepConfig
+from training.specification.splits import FileSplit
 
 Row = dict[str, Any]
 SAME = ("set", "steps", "beams", "minutes", "config")
@@ -41,6 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, help="at most so many for choosing and training each method")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, help="rows are written after every method; methods already there are not run again")
+
+
+def without_folders(config: DeepConfig) -> Row:
+    """The configuration with the names of its files, wherever they lie: a report may be published, and continued on another machine."""
+    raw = config.model_dump(mode="json")
+    raw["data"]["log"] = config.data.log.name
+    if isinstance(config.data.split, FileSplit):
+        raw["data"]["split"]["test"] = config.data.split.test.name
+    return raw
 
 
 def beams_of(text: str) -> list[int]:
@@ -68,7 +78,7 @@ def run(options: argparse.Namespace, name: str, config: DeepConfig, log: Path, m
         "steps": options.steps,
         "beams": options.beams,
         "minutes": options.minutes,
-        "config": config.model_dump(mode="json"),
+        "config": without_folders(config),
         "rows": [],
         "fits": [],
         "left_out": [],

@@ -133,6 +133,7 @@ def test_a_fixed_split_is_two_files_of_users(tmp_path: Path, run: Run) -> None:
     assert rows["neighbours"]["recall20"] > 0.5 > 0.3 > rows["popularity"]["recall20"], "20 of 24 others of a cluster, or of all 150"
     assert rows["neighbours"]["queries"] == USERS
     assert report["config"]["data"]["format"]["order"] == "none"
+    assert (report["config"]["data"]["log"], report["config"]["data"]["split"]["test"]) == ("train.txt", "test.txt"), "no folders"
 
 
 @pytest.mark.parametrize(
