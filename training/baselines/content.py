@@ -29,7 +29,7 @@ from training.baselines.neighbours import fading
 from training.baselines.scores import best_of_all, by_popularity, filled
 from training.baselines.task import Fitted, Task
 from training.baselines.tuning import Option, Options, search
-from training.data.user_item_matrix import events_of_items
+from training.data.user_item_matrix import events_of_items, latest_items
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +68,7 @@ class Content:
 
     def scores(self, histories: Sequence[Int64]) -> Float32:
         """float32[B, I]; NaN for an item that shares no word with the history."""
-        latest = [history[::-1][: len(self.weight_L)] for history in histories]
-        offset = np.concatenate([[0], np.cumsum([len(items) for items in latest])])
-        weights = np.concatenate([np.zeros(0), *(self.weight_L[: len(items)] for items in latest)]).astype(np.float32)
-        items = np.concatenate([np.zeros(0, np.int64), *latest])
-        history_BI = sparse.csr_array((weights, items, offset), shape=(len(latest), len(self.popular_I)))
+        history_BI = latest_items(histories, self.weight_L, len(self.popular_I))
         score_BI: Float32 = (history_BI @ self.vectors_IV @ self.by_word_VI).toarray()
         score_BI[score_BI <= 0] = np.nan
         return score_BI

@@ -32,7 +32,7 @@ from training.baselines.scores import best_of_all, by_popularity, filled
 from training.baselines.task import Fitted, Task
 from training.baselines.tuning import Option, Options, Remembered, search
 from training.data.interactions import Interactions
-from training.data.user_item_matrix import user_item_matrix
+from training.data.user_item_matrix import latest_items, user_item_matrix
 
 log = logging.getLogger(__name__)
 
@@ -88,13 +88,11 @@ class Ease:
 
     def scores(self, histories: Sequence[Int64]) -> Float32:
         """float32[B, I]; NaN for an item without training users, and for every item where no item of the history has any."""
-        latest = [history[::-1][: len(self.weight_L)] for history in histories]
-        offset = np.concatenate([[0], np.cumsum([len(items) for items in latest])])
-        items = np.concatenate([np.zeros(0, np.int64), *latest])
-        weights = np.concatenate([np.zeros(0), *(self.weight_L[: len(items)] for items in latest)]) * self.row_I[items]
-        history_BI = sparse.csr_array((weights.astype(np.float32), items, offset), shape=(len(latest), len(self.popular_I)))
+        history_BI = latest_items(histories, self.weight_L, len(self.popular_I))
+        known_B = history_BI.astype(np.bool_) @ np.isfinite(self.column_I)
+        history_BI.data *= self.row_I[history_BI.indices].astype(np.float32)
         score_BI: Float32 = (history_BI @ self.weights_II) * self.column_I.astype(np.float32)
-        score_BI[~np.array([np.isfinite(self.column_I[items]).any() for items in latest], np.bool_)] = np.nan
+        score_BI[~known_B] = np.nan
         return score_BI
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
@@ -18,6 +20,17 @@ def user_item_matrix(interactions: Interactions, users: Int64) -> sparse.csr_arr
     within = np.arange(offset[-1]) - np.repeat(offset[:-1], length)
     items = np.asarray(interactions.item_of_event_E)[np.repeat(start, length) + within]
     return _ones(items, offset, interactions.item_count)
+
+
+def latest_items(histories: Sequence[Int64], weight_L: NDArray[np.float64], items: int) -> sparse.csr_array[np.float32]:
+    """float32[len(histories), I]: the weights of the items of each history, weight_L[0] for the last one; at most L count.
+
+    An item that a history holds twice is stored twice: products of the matrix add its weights.
+    """
+    latest = [history[::-1][: len(weight_L)] for history in histories]
+    offset = np.concatenate([[0], np.cumsum([len(rows) for rows in latest])])
+    weights = np.concatenate([np.zeros(0), *(weight_L[: len(rows)] for rows in latest)]).astype(np.float32)
+    return sparse.csr_array((weights, np.concatenate([np.zeros(0, np.int64), *latest]), offset), shape=(len(latest), items))
 
 
 def _ones(columns: NDArray[np.int32] | Int64, offset: Int64, items: int) -> sparse.csr_array[np.float64]:
