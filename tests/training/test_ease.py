@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.training.tasks import task_of
 from training.baselines import ease as module
 from training.baselines.ease import START, answering, ease, invert, refuse_too_many, weights
 from training.baselines.memory import available_bytes
+from training.baselines.tuning import Options
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import user_item_matrix
 
@@ -109,8 +111,13 @@ def grouped(seed: int) -> Interactions:
 
 def test_options_are_chosen_by_validation_queries_the_latest_and_the_best_inverse_held(monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(grouped(3), list(range(60)), list(range(60, 80)), m=4)
-    made = []
-    monkeypatch.setattr(module, "weights", lambda matrix, options: made.append(options) or weights(matrix, options))  # type: ignore[func-returns-value]
+    made: list[Options] = []
+
+    def noted(matrix: Any, options: Options) -> Any:
+        made.append(options)
+        return weights(matrix, options)
+
+    monkeypatch.setattr(module, "weights", noted)
     fitted = ease(task)
     assert task.measured(fitted.rank, task.validation_pairs()) == max(trial.figure for trial in fitted.trials) > 0.4
     inverted = [tuple(options[name] for name in ("l2", "ridge", "user")) for options in made]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,14 +38,14 @@ def test_whole_rows_are_ranked_in_blocks_of_any_size(block: int, most_scores: in
     histories = [np.array([b, -1, b + 3]) for b in range(6)]
     sizes = []
 
-    def scores(part: list[Int64]) -> NDArray[np.float32]:
+    def scores(part: Sequence[Int64]) -> NDArray[np.float32]:
         sizes.append(len(part))
         return score_BI[[history[0] for history in part]]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", block)
         patch.setattr(module, "BLOCK_SCORES", most_scores)
-        found = best_of_all(scores, 9, histories, 8, exclude_seen=True)  # type: ignore[arg-type]
+        found = best_of_all(scores, 9, histories, 8, exclude_seen=True)
     assert max(sizes) <= max(1, min(block, most_scores // 9))
     for b, history in enumerate(histories):
         unseen = [item for item in np.argsort(-score_BI[b]).tolist() if item not in history and item != 4]

@@ -26,7 +26,7 @@ from scipy import sparse
 from espalier.errors import InvalidData
 from espalier.items import ItemTable
 from training.baselines.neighbours import fading
-from training.baselines.scores import best_of_all, by_popularity, filled
+from training.baselines.scores import best_then_popular, by_popularity
 from training.baselines.task import Fitted, Task
 from training.baselines.tuning import Option, Options, search
 from training.data.user_item_matrix import events_of_items, latest_items
@@ -62,9 +62,7 @@ class Content:
 
     def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
         """int64[B, M = m]: the items with most in common, ties by the lower row; then, where fewer share a word, popular ones."""
-        known = [np.asarray(history, np.int64)[np.asarray(history) >= 0] for history in histories]
-        rows_BM = best_of_all(self.scores, len(self.popular_I), known, m, exclude_seen)
-        return filled(rows_BM, known, self.popular_I, exclude_seen)
+        return best_then_popular(self.scores, self.popular_I, histories, m, exclude_seen)
 
     def scores(self, histories: Sequence[Int64]) -> Float32:
         """float32[B, I]; NaN for an item that shares no word with the history."""

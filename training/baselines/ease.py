@@ -28,7 +28,7 @@ from scipy.linalg import lapack
 from espalier.errors import InvalidConfig, InvalidData
 from training.baselines.memory import available_bytes
 from training.baselines.neighbours import fading
-from training.baselines.scores import best_of_all, by_popularity, filled
+from training.baselines.scores import best_then_popular, by_popularity
 from training.baselines.task import Fitted, Task
 from training.baselines.tuning import Option, Options, Remembered, search
 from training.data.interactions import Interactions
@@ -82,9 +82,7 @@ class Ease:
 
     def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
         """int64[B, M = m]: the best items with training users, ties by the lower row; an empty history gets popular ones."""
-        known = [np.asarray(history, np.int64)[np.asarray(history) >= 0] for history in histories]
-        rows_BM = best_of_all(self.scores, len(self.popular_I), known, m, exclude_seen)
-        return filled(rows_BM, known, self.popular_I, exclude_seen)
+        return best_then_popular(self.scores, self.popular_I, histories, m, exclude_seen)
 
     def scores(self, histories: Sequence[Int64]) -> Float32:
         """float32[B, I]; NaN for an item without training users, and for every item where no item of the history has any."""

@@ -47,6 +47,17 @@ def best_of_all(scores: Callable[[Sequence[Int64]], Float32], items: int, histor
     return rows_BM
 
 
+def best_then_popular(
+    scores: Callable[[Sequence[Int64]], Float32], popular_I: Int64, histories: Sequence[Int64], m: int, exclude_seen: bool
+) -> Int64:
+    """int64[B, M = m]: as `best_of_all`; then, where fewer items have a score, popular ones (`filled`).
+
+    histories  entries below 0 (unknown items) are skipped
+    """
+    known = [np.asarray(history, np.int64)[np.asarray(history) >= 0] for history in histories]
+    return filled(best_of_all(scores, len(popular_I), known, m, exclude_seen), known, popular_I, exclude_seen)
+
+
 def empty_rows(queries: int, m: int) -> Int64:
     """int64[queries, m] of NO_ITEM. Raises InvalidConfig where m is below 1."""
     if m < 1:
