@@ -13,7 +13,7 @@ from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from training.deep.export import scorer_form
 from training.deep.scorers.model import export_graphs, new_scorer
-from training.specification.deep import SCORER
+from training.specification.scorers import SCORER
 
 
 def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.random.Generator, name: str = "trained") -> Bundle:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from benchmarks.speed import training_speed
-from training.specification.deep import InstanceConfig, ProductScorer
+from training.specification.deep import InstanceConfig
+from training.specification.scorers import ProductScorer
 
 pytestmark = pytest.mark.slow
 

@@ -35,8 +35,8 @@ from training.deep.prepare import build_tree, prepare
 from training.deep.scorers import attention
 from training.deep.scorers.attention import AttentionHead
 from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer
-from training.specification.deep import SCORER
 from training.specification.models import deep_config
+from training.specification.scorers import SCORER
 
 WINDOWS = (3, 2, 1)
 DIM, NODES = 4, 20

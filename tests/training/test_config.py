@@ -11,8 +11,9 @@ import pytest
 
 from espalier.errors import InvalidConfig
 from tests import ROOT
-from training.specification.deep import DeepConfig, MlpScorer, ProductScorer
+from training.specification.deep import DeepConfig
 from training.specification.models import check_config, deep_config, read_config, read_deep_config
+from training.specification.scorers import MlpScorer, ProductScorer
 from training.specification.splits import DateSplit, UserSplit
 
 CONFIGS = ROOT / "training" / "configs"

@@ -27,8 +27,8 @@ from training.deep.jtm import Likelihood, Matching, learn_tree, leaves_below
 from training.deep.jtm_samples import Samples, draw_samples
 from training.deep.scorers.model import NodeScorer, new_scorer
 from training.deep.topology import Topology
-from training.specification.deep import ProductScorer
 from training.specification.log_format import Order
+from training.specification.scorers import ProductScorer
 from training.trees.balanced import balanced_tree
 
 Rng = np.random.Generator

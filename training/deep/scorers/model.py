@@ -16,7 +16,7 @@ from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.lookup import lookup, rows_of
 from training.onnx_graphs import onnx_bytes
-from training.specification.deep import AttentionScorer, MlpScorer, Scorer
+from training.specification.scorers import AttentionScorer, MlpScorer, Scorer
 
 Encoder = WindowEncoder | BehaviourEncoder | VectorEncoder
 Head = ProductHead | MlpHead | AttentionHead

@@ -1,0 +1,55 @@
+"""The scorers of a tree model: keys, defaults and limits of each kind."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from training.specification.sections import Form, Section, default_kind
+
+PAPER_HIDDEN = (128, 64, 24)
+"""Layers of the network of TDM, JTM and OTM."""
+
+Layers = tuple[Annotated[int, Field(ge=1)], ...]
+
+
+class _Scorer(Section):
+    init: Literal["embeddings", "random", "earlier"] = Field(
+        default="embeddings",
+        description='node rows at the start: `"embeddings"`, the mean co-occurrence embedding of the items below; `"random"`; '
+        '`"earlier"`, rows and weights of `earlier_model`',
+    )
+    init_std: float = Field(default=0.3, gt=0, description="root mean square of the first node rows")
+    dtype: Literal["float32", "float16"] = Field(default="float32", description="of the node rows in the bundle; float16 halves its size")
+
+
+class ProductScorer(_Scorer):
+    """The inner product of a node row with a network of the history."""
+
+    kind: Literal["product"] = "product"
+    node_dim: int = Field(default=128, ge=2, description="width of a node row")
+    hidden: Layers = Field(default=(256,), description="widths of the network's hidden layers")
+    dropout: float = Field(default=0.3, ge=0, lt=1, description="share of each layer's inputs that is 0 in training")
+
+
+class _PaperScorer(_Scorer):
+    node_dim: int = Field(default=24, ge=2, description="width of a node row")
+    hidden: Layers = Field(default=PAPER_HIDDEN, min_length=1, description="widths of the network's hidden layers")
+
+
+class MlpScorer(_PaperScorer):
+    """The papers' network of history and node row."""
+
+    kind: Literal["mlp"] = "mlp"
+
+
+class AttentionScorer(_PaperScorer):
+    """The papers' network with TDM's attention unit."""
+
+    kind: Literal["attention"] = "attention"
+    attention_hidden: int = Field(default=36, ge=1, description="units of the network that weighs a behaviour")
+
+
+Scorer = Annotated[ProductScorer | MlpScorer | AttentionScorer, Field(discriminator="kind"), default_kind("product")]
+SCORER: Form[Scorer] = Form(Scorer)
