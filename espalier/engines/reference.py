@@ -30,7 +30,7 @@ from espalier.text.sparse_rows import SparseRows
 class Step:
     """One level of one query's search: all candidates with their ranks, and which were kept; both in ascending node order.
 
-    finite  whether the logits of all nodes that were scored are finite
+    finite  whether the logits of all candidates are finite; always True on a level that other engines need not score
     """
 
     level: int
@@ -102,13 +102,14 @@ class ReferenceEngine:
             logits_C = self.logits(state_LS, level, candidates_C)
             ranks_C = ranks_of(ranking, logits_C, rank_K[parent_C])
             finite_C = np.isfinite(logits_C)
-            if ranking.gamma > 0 or level >= start:  # else the beam holds the level whole, and nobody asks for its ranks
+            scored = ranking.gamma > 0 or level >= start  # else the beam holds the level whole, and nobody asks for its ranks
+            if scored:
                 present_C = finite_C & np.isfinite(ranks_C)
                 candidates_C, parent_C, ranks_C = candidates_C[present_C], parent_C[present_C], ranks_C[present_C]
             size = int(params.beam_size_B[b] if level < tree.height else params.m_B[b])
             best = np.sort(np.argsort(-ranks_C, kind="stable")[:size])
             kept_K = candidates_C[best]
-            steps.append(Step(level, candidates_C, ranks_C, kept_K, bool(finite_C.all())))
+            steps.append(Step(level, candidates_C, ranks_C, kept_K, bool(finite_C.all()) or not scored))
             if follow is not None and level in follow:
                 best = np.flatnonzero(np.isin(candidates_C, follow[level]))
                 kept_K = candidates_C[best]
