@@ -50,7 +50,6 @@ from espalier.hardware import hardware
 from training.baselines.fusion import fuse
 from training.baselines.methods import METHODS as BASELINES
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
-from training.baselines.task import Fitted, Method, Metric, Task
 from training.compare.contest import RECIPE, Contest, Entry, attempted, checked_names
 from training.compare.figures import Figures, answered, figures_of
 from training.compare.outcome import differences, fit_of
@@ -58,6 +57,7 @@ from training.compare.report import Key, continued, queries_file, read_figures, 
 from training.data.splits import without_seen
 from training.deep.fit import use_bfloat16
 from training.deep.prepare import prepare
+from training.retrieval.task import Fitted, Method, Metric, Task
 from training.specification.deep import DeepConfig
 
 PRODUCT_DNN: dict[str, dict[str, Any]] = {

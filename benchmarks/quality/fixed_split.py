@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks import real_logs
 from benchmarks.quality import leaderboard
 from espalier.errors import InvalidConfig
-from training.baselines.task import Metric
+from training.retrieval.task import Metric
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config, read_deep_config
 

@@ -20,12 +20,12 @@ from espalier.errors import EspalierError, InvalidConfig
 from espalier.hardware import hardware
 from training.baselines.fusion import fuse
 from training.baselines.methods import METHODS
-from training.baselines.task import Metric
 from training.compare.contest import RECIPE, Contest, attempted, checked_names, in_order
 from training.compare.figures import Figures
 from training.compare.outcome import differences, fit_of, measured_at_beams, queries_of, row_of
 from training.compare.report import Key, Report, continued, queries_file, read_figures, save, save_figures
 from training.deep.prepare import prepare
+from training.retrieval.task import Metric
 from training.specification.deep import DeepConfig
 from training.specification.splits import FileSplit
 

@@ -17,7 +17,7 @@ import argparse
 
 from benchmarks import real_logs
 from benchmarks.quality import leaderboard
-from training.baselines.task import Metric
+from training.retrieval.task import Metric
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
 

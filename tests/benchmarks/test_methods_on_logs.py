@@ -15,7 +15,7 @@ from benchmarks.papers import otm_real
 from benchmarks.quality import fixed_split, leaderboard, next_item
 from espalier.errors import InvalidConfig
 from training.baselines.methods import METHODS
-from training.baselines.task import Fitted, Task
+from training.retrieval.task import Fitted, Task
 from training.specification.models import deep_config, read_deep_config
 
 pytestmark = pytest.mark.slow

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 
 from espalier.items import ItemTable
-from training.baselines.task import Metric, Task
 from training.data.interactions import Interactions
 from training.data.splits import Split, halves
+from training.retrieval.task import Metric, Task
 from training.specification.deep import InstanceConfig
 from training.specification.splits import UserSplit
 

@@ -15,9 +15,9 @@ from tests.training.tasks import task_of
 from training.baselines import item_cf as module
 from training.baselines.item_cf import fit_item_cf
 from training.baselines.methods import METHODS
-from training.baselines.neighbour_lists import NeighbourLists
 from training.baselines.popularity import fit_popularity
 from training.data.user_item_matrix import user_item_matrix
+from training.neighbours.neighbour_lists import NeighbourLists
 
 
 def dense(lists: NeighbourLists) -> NDArray[np.float64]:

@@ -17,7 +17,6 @@ from numpy.testing import assert_allclose
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.search import NO_ITEM
 from tests.pictures import Pictures
-from training.baselines.task import Fitted, Method, Metric, Task, Trial
 from training.compare import budget as budget_module
 from training.compare import clock, command, figures, recipe
 from training.compare.budget import Budget
@@ -32,6 +31,7 @@ from training.data.splits import EvaluationPair
 from training.deep.export import GAMMAS
 from training.deep.prepare import build_tree, prepare
 from training.publish import HELD_OUT_QUERIES
+from training.retrieval.task import Fitted, Method, Metric, Task, Trial
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
 from training.specification.splits import FileSplit

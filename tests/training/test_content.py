@@ -16,7 +16,7 @@ from tests.training.logs import log_of
 from tests.training.tasks import task_of
 from training.baselines import content as module
 from training.baselines.content import Content, content, item_vectors
-from training.baselines.neighbours import fading
+from training.neighbours.fit import fading
 
 
 def table(**columns: Any) -> ItemTable:

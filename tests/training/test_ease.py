@@ -17,9 +17,9 @@ from tests.training.tasks import task_of
 from training.baselines import ease as module
 from training.baselines.ease import START, answering, ease, invert, refuse_too_many, weights
 from training.baselines.memory import available_bytes
-from training.baselines.tuning import Options
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import user_item_matrix
+from training.retrieval.tuning import Options
 
 
 def some_lists(seed: int, items: int, users: int) -> list[list[int]]:

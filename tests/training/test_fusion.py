@@ -15,7 +15,7 @@ from espalier.errors import InvalidConfig
 from tests.training.logs import log_of
 from tests.training.tasks import task_of
 from training.baselines.fusion import Fusion, depth, fuse, fused
-from training.baselines.task import Fitted
+from training.retrieval.task import Fitted
 
 Int64 = NDArray[np.int64]
 

@@ -13,9 +13,9 @@ from tests.training.tasks import task_of
 from tests.training.test_ease import grouped
 from training.baselines import ials as module
 from training.baselines.ials import START, Ials, factors_of, ials, implicit_is_installed
-from training.baselines.neighbours import fading
-from training.baselines.task import Deadline
 from training.data.user_item_matrix import user_item_matrix
+from training.neighbours.fit import fading
+from training.retrieval.task import Deadline
 
 installed = pytest.mark.skipif(not implicit_is_installed(), reason="the extra `baselines` is not installed")
 SMALL = {**START, "factors": 6, "iterations": 8}

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from tests.training.logs import log_of
 from tests.training.tasks import task_of
-from training.baselines import cooccurrence, methods, neighbours
-from training.baselines.cooccurrence import counted, lists_of
-from training.baselines.neighbours import WIDE, Counting, fading, neighbours_of, sample_of
-from training.baselines.tuning import Options
+from training.baselines import methods
+from training.neighbours import cooccurrence
+from training.neighbours import fit as neighbours
+from training.neighbours.cooccurrence import counted, lists_of
+from training.neighbours.fit import WIDE, Counting, fading, neighbours_of, sample_of
+from training.retrieval.tuning import Options
 from training.specification.log_format import Order
 
 Float64 = NDArray[np.float64]

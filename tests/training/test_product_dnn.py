@@ -31,10 +31,10 @@ from training.baselines.popularity import fit_popularity
 from training.baselines.product_dnn import ProductDnnConfig, build_network, fit_product_dnn
 from training.baselines.product_dnn_model import ProductDnn, load_product_dnn
 from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
-from training.baselines.task import Deadline, Metric, Task
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split
 from training.data.user_item_matrix import events_of_items
+from training.retrieval.task import Deadline, Metric, Task
 from training.specification.deep import InstanceConfig
 
 Float32 = NDArray[np.float32]

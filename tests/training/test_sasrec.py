@@ -30,8 +30,8 @@ from training.baselines.sasrec_model import SasRecConfig
 from training.baselines.sasrec_training import Training, start_table
 from training.baselines.sequence_batches import SequenceSource
 from training.baselines.sequence_encoder import Dropout, SequenceEncoder
-from training.baselines.task import Deadline, Metric, Task
 from training.data.splits import EvaluationPair, Split
+from training.retrieval.task import Deadline, Metric, Task
 from training.specification.deep import InstanceConfig
 from training.specification.splits import LastSplit
 from training.trees.embeddings import item_embeddings

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig
-from training.baselines import scores as module
-from training.baselines.scores import best_of_all, by_popularity, empty_rows, filled, keep_best
+from training.retrieval import scores as module
+from training.retrieval.scores import best_of_all, by_popularity, empty_rows, filled, keep_best
 
 Int64 = NDArray[np.int64]
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from espalier.errors import InvalidConfig
-from training.baselines.task import Deadline
-from training.baselines.tuning import Option, Options, Remembered, search
+from training.retrieval.task import Deadline
+from training.retrieval.tuning import Option, Options, Remembered, search
 
 NEVER = Deadline(None)
 

@@ -25,11 +25,11 @@ from scipy import sparse
 
 from espalier.errors import InvalidData
 from espalier.items import ItemTable
-from training.baselines.neighbours import fading
-from training.baselines.scores import best_then_popular, by_popularity
-from training.baselines.task import Fitted, Task
-from training.baselines.tuning import Option, Options, search
 from training.data.user_item_matrix import events_of_items, latest_items
+from training.neighbours.fit import fading
+from training.retrieval.scores import best_then_popular, by_popularity
+from training.retrieval.task import Fitted, Task
+from training.retrieval.tuning import Option, Options, search
 
 log = logging.getLogger(__name__)
 

@@ -27,12 +27,12 @@ from scipy.linalg import lapack
 
 from espalier.errors import InvalidConfig, InvalidData
 from training.baselines.memory import available_bytes
-from training.baselines.neighbours import fading
-from training.baselines.scores import best_then_popular, by_popularity
-from training.baselines.task import Fitted, Task
-from training.baselines.tuning import Option, Options, Remembered, search
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import latest_items, user_item_matrix
+from training.neighbours.fit import fading
+from training.retrieval.scores import best_then_popular, by_popularity
+from training.retrieval.task import Fitted, Task
+from training.retrieval.tuning import Option, Options, Remembered, search
 
 log = logging.getLogger(__name__)
 

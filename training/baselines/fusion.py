@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.search import NO_ITEM
-from training.baselines.scores import empty_rows, keep_best
-from training.baselines.task import Fitted, Rank, Task
-from training.baselines.tuning import Option, Options, search
+from training.retrieval.scores import empty_rows, keep_best
+from training.retrieval.task import Fitted, Rank, Task
+from training.retrieval.tuning import Option, Options, search
 
 log = logging.getLogger(__name__)
 

@@ -31,11 +31,11 @@ from scipy import sparse
 
 from espalier.errors import DeviceUnavailable, InvalidData
 from training.baselines.memory import available_bytes
-from training.baselines.neighbours import fading
-from training.baselines.scores import best_then_popular, by_popularity
-from training.baselines.task import Deadline, Fitted, Task
-from training.baselines.tuning import Option, Options, Remembered, search
 from training.data.user_item_matrix import user_item_matrix
+from training.neighbours.fit import fading
+from training.retrieval.scores import best_then_popular, by_popularity
+from training.retrieval.task import Deadline, Fitted, Task
+from training.retrieval.tuning import Option, Options, Remembered, search
 
 if TYPE_CHECKING:
     from implicit.cpu.als import AlternatingLeastSquares

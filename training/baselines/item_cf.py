@@ -2,7 +2,7 @@
 
     sim(i, j) = |U_i ∩ U_j| / sqrt(|U_i| · |U_j|),   score(j | history) = Σ_{i ∈ history} sim(i, j)
 
-Neither order nor repeats count. `neighbours.py` is what an expert makes of it.
+Neither order nor repeats count. `training.neighbours` is what an expert makes of it.
 
 Legend: B queries, I items, M results.
 """
@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig
-from training.baselines.neighbour_lists import NeighbourLists
-from training.baselines.scores import by_popularity, keep_best
-from training.baselines.task import Fitted, Task, Trial
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import user_item_matrix
+from training.neighbours.neighbour_lists import NeighbourLists
+from training.retrieval.scores import by_popularity, keep_best
+from training.retrieval.task import Fitted, Task, Trial
 
 Int64 = NDArray[np.int64]
 

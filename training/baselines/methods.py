@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
-from training.baselines.task import Fitted, Method, Task
+from training.retrieval.task import Fitted, Method, Task
 
 
 def _at(module: str, function: str) -> Method:

@@ -30,7 +30,6 @@ from tqdm import tqdm
 from espalier.errors import InvalidConfig, InvalidData
 from training.baselines.product_dnn_model import ProductDnn
 from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
-from training.baselines.task import Deadline, Fitted, Metric, Task, Trial
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split, without_seen
 from training.data.user_item_matrix import events_of_items
@@ -39,6 +38,7 @@ from training.deep.fit import computes_in_bfloat16
 from training.deep.instances import InstanceSource
 from training.deep.scorers.encoders import WindowEncoder
 from training.deep.scorers.heads import dropped
+from training.retrieval.task import Deadline, Fitted, Metric, Task, Trial
 from training.specification.deep import InstanceConfig
 from training.trees.embeddings import item_embeddings, spread_unseen
 

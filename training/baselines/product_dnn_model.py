@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from espalier.errors import InvalidData
 from espalier.queries import HistoryKind, pad_histories
-from training.baselines.scores import best_of_all
+from training.retrieval.scores import best_of_all
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]

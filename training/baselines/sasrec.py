@@ -24,8 +24,8 @@ from torch import Tensor
 from espalier.errors import InvalidConfig, InvalidData
 from training.baselines.sasrec_model import SasRec, SasRecConfig
 from training.baselines.sasrec_training import Training, start_table
-from training.baselines.task import Fitted, Task, Trial
 from training.deep.fit import computes_in_bfloat16
+from training.retrieval.task import Fitted, Task, Trial
 
 log = logging.getLogger(__name__)
 

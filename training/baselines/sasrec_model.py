@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.errors import InvalidConfig, InvalidData
-from training.baselines.scores import best_of_all
 from training.baselines.sequence_encoder import SequenceEncoder
+from training.retrieval.scores import best_of_all
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]

@@ -23,10 +23,10 @@ from training.baselines.sampled_softmax import Proposal
 from training.baselines.sasrec_model import SasRec, SasRecConfig
 from training.baselines.sequence_batches import SequenceBatch, SequenceSource
 from training.baselines.sequence_encoder import Dropout, SequenceEncoder
-from training.baselines.task import Deadline, Task
 from training.data.user_item_matrix import events_of_items
 from training.deep.averaging import AVERAGE_EVERY, averaged_over
 from training.deep.scorers.lookup import lookup
+from training.retrieval.task import Deadline, Task
 from training.trees.embeddings import item_embeddings, spread_unseen
 
 log = logging.getLogger(__name__)

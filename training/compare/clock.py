@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from training.baselines.task import Rank
+from training.retrieval.task import Rank
 
 ROUNDS = 3
 MOST_QUERIES = 200

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from espalier.hardware import hardware
-from training.baselines.task import Method, Metric
 from training.compare.budget import Budget
 from training.compare.clock import ms_per_query
 from training.compare.contest import FUSION, RECIPE, Contest, Fuse, attempted, in_order, parts_of
@@ -29,6 +28,7 @@ from training.compare.verdict import Contestant, Field, verdict
 from training.data.splits import EvaluationPair
 from training.deep.prepare import prepare
 from training.publish import training_command
+from training.retrieval.task import Method, Metric
 from training.specification.deep import DeepConfig
 from training.specification.splits import FileSplit
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from espalier.errors import EspalierError, InvalidConfig
-from training.baselines.task import Fitted, Method, Metric, Task
 from training.compare.recipe import Recipe, fit_recipe
 from training.deep.prepare import Prepared
+from training.retrieval.task import Fitted, Method, Metric, Task
 from training.specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.baselines.task import Metric, Rank
 from training.data.splits import EvaluationPair
+from training.retrieval.task import Metric, Rank
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]

@@ -10,11 +10,11 @@ from dataclasses import asdict
 from typing import Any
 
 from espalier.errors import InvalidData
-from training.baselines.task import Metric
 from training.compare.contest import Entry
 from training.compare.figures import Figures, answered, figures_of, paired
 from training.compare.report import Key
 from training.data.splits import EvaluationPair, without_seen
+from training.retrieval.task import Metric
 
 
 def queries_of(pairs: Sequence[EvaluationPair], exclude_seen: bool, most: int | None = None) -> list[EvaluationPair]:

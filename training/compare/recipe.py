@@ -28,7 +28,6 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import NO_ITEM, Engine, SearchParams
 from espalier.tree import Tree
-from training.baselines.task import Deadline, Fitted, Trial
 from training.deep.export import GAMMAS, VALIDATION_QUERIES
 from training.deep.fit import CURVE, build_model, train_step
 from training.deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
@@ -38,6 +37,7 @@ from training.deep.run import train_and_export
 from training.deep.topology import Topology
 from training.deep.validation import validation_pairs, validation_recall
 from training.publish import HELD_OUT_QUERIES
+from training.retrieval.task import Deadline, Fitted, Trial
 from training.specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from zipfile import BadZipFile
 import numpy as np
 
 from espalier.errors import InvalidConfig
-from training.baselines.task import Metric
 from training.compare.figures import Figures
+from training.retrieval.task import Metric
 
 Report = dict[str, Any]
 Key = tuple[str, int, int | None]

@@ -26,13 +26,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from training.baselines.cooccurrence import MOST_PAIRS, Counts, Lists, counted, lists_of
-from training.baselines.neighbour_lists import NeighbourLists
-from training.baselines.scores import by_popularity
-from training.baselines.task import Deadline, Fitted, Task, Trial
-from training.baselines.tuning import Option, Options, search
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair
+from training.neighbours.cooccurrence import MOST_PAIRS, Counts, Lists, counted, lists_of
+from training.neighbours.neighbour_lists import NeighbourLists
+from training.retrieval.scores import by_popularity
+from training.retrieval.task import Deadline, Fitted, Task, Trial
+from training.retrieval.tuning import Option, Options, search
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Item-to-item scores that answer queries: what a history's items have as neighbours, weighted by recency and summed.
 
-Knows a sparse matrix of scores. Does not know how they came about (`item_cf.py`, `neighbours.py`).
+Knows a sparse matrix of scores. Does not know how they came about (`fit.py`, `item_cf.py` of baselines).
 
     score(b | history) = Σ_{d < L} qd^d · S[h_d, b],   h_0 the last item of the history
 
@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from training.baselines.scores import empty_rows, filled, keep_best
+from training.retrieval.scores import empty_rows, filled, keep_best
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]

@@ -16,8 +16,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from training.baselines.scores import keep_best
 from training.data.interactions import Interactions
+from training.retrieval.scores import keep_best
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
