@@ -10,20 +10,20 @@ from training.retrieval.task import Fitted, Method, Task
 
 def _at(module: str, function: str) -> Method:
     def method(task: Task) -> Fitted:
-        return cast(Method, getattr(import_module(f"training.baselines.{module}"), function))(task)
+        return cast(Method, getattr(import_module(f"training.{module}"), function))(task)
 
     return method
 
 
 METHODS: dict[str, Method] = {
-    "popularity": _at("popularity", "popularity"),
-    "item-cf": _at("item_cf", "item_cf"),
-    "neighbours": _at("neighbours", "neighbours"),
-    "ease": _at("ease", "ease"),
-    "ials": _at("ials", "ials"),
-    "content": _at("content", "content"),
-    "product-dnn": _at("product_dnn", "product_dnn"),
-    "sasrec": _at("sasrec", "sasrec"),
-    "sasrec-full": _at("sasrec", "sasrec_full"),
-    "sasrec-sampled": _at("sasrec", "sasrec_sampled"),
+    "popularity": _at("baselines.popularity", "popularity"),
+    "item-cf": _at("baselines.item_cf", "item_cf"),
+    "neighbours": _at("neighbours.fit", "neighbours"),
+    "ease": _at("baselines.ease", "ease"),
+    "ials": _at("baselines.ials", "ials"),
+    "content": _at("baselines.content", "content"),
+    "product-dnn": _at("baselines.product_dnn", "product_dnn"),
+    "sasrec": _at("baselines.sasrec", "sasrec"),
+    "sasrec-full": _at("baselines.sasrec", "sasrec_full"),
+    "sasrec-sampled": _at("baselines.sasrec", "sasrec_sampled"),
 }
