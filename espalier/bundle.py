@@ -22,6 +22,10 @@ and, where the search has a second stage,
 
     ranker.onnx         features[N, F] of candidates → scores[N]
 
+and, where past items speak for others,
+
+    memory.safetensors  the arrays of espalier.memory
+
 Written to a temporary folder and renamed; readable by every user; opened by mmap; never overwritten; no pickle. Knows files, not
 searches; `bundle_writer.py` writes them.
 """
@@ -52,6 +56,7 @@ from espalier.manifest import (
     ModelName,
     TreeInfo,
 )
+from espalier.memory import Memory
 from espalier.queries import HistoryKind, TextKind, VectorKind
 from espalier.tree import Tree
 
@@ -60,10 +65,10 @@ if TYPE_CHECKING:  # numba takes a while to import, and only models of texts nee
 
 COMMON_PARTS = ("tree.safetensors", "items.arrow", "golden.parquet", "heldout.parquet")
 GRAPH_PARTS = (*COMMON_PARTS, "nodes.safetensors", "query.onnx", "scorer.onnx")
-WEIGHTS, RANKER = "weights.safetensors", "ranker.onnx"
+WEIGHTS, RANKER, MEMORY = "weights.safetensors", "ranker.onnx", "memory.safetensors"
 CHUNKS, TEXT = "chunks.safetensors", "text.safetensors"
 LINEAR_PARTS = (*COMMON_PARTS, CHUNKS)
-ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT, RANKER)
+ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT, RANKER, MEMORY)
 """All files that a bundle may need besides its manifest; `parts_of` says which of them a given bundle needs."""
 MAX_MANIFEST_BYTES = 16 << 20
 
@@ -151,6 +156,17 @@ class Bundle:
         return chunks
 
     @cached_property
+    def memory(self) -> Memory | None:
+        """The memory, mapped and checked; None where the bundle has none."""
+        info, file = self.manifest.memory, self.path / MEMORY
+        if info is None:
+            return None
+        try:
+            return Memory.of_arrays(map_safetensors(file), info, self.manifest.tree.items)
+        except BundleCorrupt as error:
+            raise BundleCorrupt(f"{file}: {error}") from error
+
+    @cached_property
     def vectoriser(self) -> Vectoriser:
         """What makes features of texts. Raises BundleCorrupt where queries are no texts."""
         from espalier.text.vectoriser import Vectoriser
@@ -191,7 +207,7 @@ def parts_of(manifest: Manifest) -> tuple[str, ...]:
     """The files that a bundle must have besides its manifest."""
     ranker = () if manifest.ranker is None else (RANKER,)
     if isinstance(manifest.scorer, GraphScorer):
-        return (*GRAPH_PARTS, *ranker)
+        return (*GRAPH_PARTS, *ranker, *(() if manifest.memory is None else (MEMORY,)))
     return (*LINEAR_PARTS, TEXT, *ranker) if isinstance(manifest.query, TextKind) else (*LINEAR_PARTS, *ranker)
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from espalier.bundle import CHUNKS, RANKER, TEXT, WEIGHTS, Bundle, parts_of
+from espalier.bundle import CHUNKS, MEMORY, RANKER, TEXT, WEIGHTS, Bundle, parts_of
 from espalier.bundle_files import sha256_of
 from espalier.chunks import ARRAYS as CHUNK_ARRAYS
 from espalier.chunks import Chunks
@@ -31,10 +31,12 @@ from espalier.manifest import (
     LinearScorer,
     Manifest,
     ManifestDraft,
+    MemoryInfo,
     RankerInfo,
     ScorerForm,
     TreeInfo,
 )
+from espalier.memory import Memory
 from espalier.tree import Tree
 
 if TYPE_CHECKING:  # numba takes a while to import, and only models of texts need it
@@ -49,10 +51,13 @@ class GraphContent:
     """Everything that goes into a bundle of graphs besides the manifest.
 
     node_rows_ND  float32[N, D] or float16[N, D]
-    golden        table with the query column (named as the query kind), `beam_size`, `m`, `item_rows`, `ranks`, `margin`
+    golden        table with the query column (named as the query kind), `beam_size`, `m`, `item_rows`, `ranks`, `margin`, and `keys`
+                  where there is a memory
     heldout       table with the query column and `relevant` (item ids)
     weights       float32 arrays of the network, without the node rows; empty: no such file
     form          what scorer_onnx computes; None: not declared
+    memory        what past items add to a search; None: nothing
+    encoder       what query_onnx takes of a history, see `GraphScorer`
     """
 
     tree: Tree
@@ -66,6 +71,8 @@ class GraphContent:
     heldout: pa.Table
     weights: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     form: ScorerForm | None = None
+    memory: Memory | None = None
+    encoder: Literal["levels", "sequence"] = "levels"
 
 
 @dataclass(frozen=True)
@@ -95,10 +102,12 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
         topology = {"level_offset": tree.level_offset, "first_child": tree.first_child, "leaf_item": tree.leaf_item}
         save_file(topology, folder / "tree.safetensors")
         scorer = _write_graphs(folder, content) if isinstance(content, GraphContent) else _write_linear(folder, content)
+        memory = _write_memory(folder, content) if isinstance(content, GraphContent) else None
         content.items.write(folder / "items.arrow")
         pq.write_table(content.golden, folder / "golden.parquet")
         pq.write_table(content.heldout, folder / "heldout.parquet")
-        _write_manifest(folder, draft.model_dump() | {"schema_version": SCHEMA_VERSION, "tree": TreeInfo.of(tree), "scorer": scorer})
+        made = {"schema_version": SCHEMA_VERSION, "tree": TreeInfo.of(tree), "scorer": scorer, "memory": memory}
+        _write_manifest(folder, draft.model_dump() | made)
     return Bundle.open(path, verify=False)
 
 
@@ -192,7 +201,17 @@ def _write_graphs(folder: Path, graphs: GraphContent) -> GraphScorer:
         state_levels=graphs.state_levels,
         state_dim=graphs.state_dim,
         form=graphs.form,
+        encoder=graphs.encoder,
     )
+
+
+def _write_memory(folder: Path, graphs: GraphContent) -> MemoryInfo | None:
+    memory = graphs.memory
+    if memory is None:
+        return None
+    memory.check(graphs.tree.item_count)
+    save_file({name: np.ascontiguousarray(array) for name, array in memory.arrays().items()}, folder / MEMORY)
+    return MemoryInfo(weight=memory.key_weight, length=len(memory.weight), entries=len(memory.item))
 
 
 def _write_linear(folder: Path, linear: LinearContent) -> LinearScorer:

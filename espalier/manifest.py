@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
 
 from espalier.queries import FeaturesKind, HistoryKind, QueryKind, TextKind
@@ -15,7 +16,7 @@ from espalier.rank_features import HISTORY, check_names, needs_node_rows
 from espalier.tree import Tree
 
 SCHEMA_VERSION: Literal[2] = 2
-"""What is written. Version 2 adds `scorer.form` and `command`."""
+"""What is written. Version 2 adds `scorer.form`, `scorer.encoder`, `memory` and `command`."""
 READ_VERSIONS = (1, 2)
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -82,7 +83,9 @@ ScorerForm = Annotated[InnerProductForm | MlpForm, Field(discriminator="kind")]
 class GraphScorer(_Strict):
     """ONNX graphs over node rows [nodes, node_dim] of `dtype`, query states [state_levels, state_dim]; state_levels is levels or 1.
 
-    form  what scorer.onnx computes, for engines with kernels of their own; they verify it. None: not declared
+    form     what scorer.onnx computes, for engines with kernels of their own; they verify it. None: not declared
+    encoder  what query.onnx takes of a history: the items' ancestors on each level that is asked for (`levels`), or their leaves, in
+             order, for the states of all levels in one pass (`sequence`)
     """
 
     kind: Literal["graphs"] = "graphs"
@@ -91,6 +94,7 @@ class GraphScorer(_Strict):
     state_levels: int = Field(ge=1)
     state_dim: int = Field(ge=1)
     form: ScorerForm | None = None
+    encoder: Literal["levels", "sequence"] = "levels"
 
 
 class LinearScorer(_Strict):
@@ -173,6 +177,21 @@ class RankerInfo(_Strict):
         return self
 
 
+class MemoryInfo(_Strict):
+    """memory.safetensors (espalier.memory): beams are cut and leaves ordered by key = rank + weight · mem.
+
+    weight   λ
+    length   how many of a history's last items count
+    entries  of the sparse matrix item → item
+    search   `pushed`: by key on every level
+    """
+
+    weight: float = Field(gt=0, le=float(np.finfo(np.float32).max))
+    length: int = Field(ge=1)
+    entries: int = Field(ge=0)
+    search: Literal["pushed"] = "pushed"
+
+
 class FileInfo(_Strict):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size: int = Field(ge=0)
@@ -204,13 +223,29 @@ class Manifest(ManifestDraft):
     tree: TreeInfo
     scorer: Scorer
     ranker: RankerInfo | None = None
+    memory: MemoryInfo | None = None
     files: dict[PartName, FileInfo]
 
     @model_validator(mode="after")
     def _version_has_parts(self) -> Manifest:
-        form = self.scorer.form if isinstance(self.scorer, GraphScorer) else None
-        if self.schema_version == 1 and (self.command, form) != (None, None):
-            raise ValueError("schema version 1 has neither a command nor a scorer's form")
+        form, encoder = (self.scorer.form, self.scorer.encoder) if isinstance(self.scorer, GraphScorer) else (None, "levels")
+        if self.schema_version == 1 and (self.command, form, encoder, self.memory) != (None, None, "levels", None):
+            raise ValueError("schema version 1 has neither a command nor a memory nor a scorer's form or sequence encoder")
+        return self
+
+    @model_validator(mode="after")
+    def _history_parts_fit(self) -> Manifest:
+        history = self.query if isinstance(self.query, HistoryKind) else None
+        if self.memory is not None:
+            if history is None or not isinstance(self.scorer, GraphScorer):
+                raise ValueError(f"a memory cannot serve {self.query.kind} queries of {self.scorer.kind} scorers")
+            if self.memory.length > history.length:
+                raise ValueError(f"a memory of {self.memory.length} items, histories have {history.length}")
+        if isinstance(self.scorer, GraphScorer) and self.scorer.encoder == "sequence":
+            if history is None:
+                raise ValueError(f"a sequence encoder cannot read {self.query.kind} queries")
+            if self.scorer.state_levels != self.tree.levels:
+                raise ValueError(f"a sequence encoder has {self.tree.levels} states, one for each level, got {self.scorer.state_levels}")
         return self
 
     @model_validator(mode="after")

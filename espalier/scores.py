@@ -20,20 +20,25 @@ def finish(
     ranks_BM: NDArray[np.float32],
     trace: tuple[LevelTrace, ...] | None,
     finite_B: NDArray[np.bool_] | None = None,
+    keys_BM: NDArray[np.float32] | None = None,
 ) -> SearchResult:
     """The result of a search from its best leaves: places past a query's m, or of rank −inf, hold no item.
 
     eligible_B  int64[B]: how many items each query could have got
+    keys_BM     what the leaves were ordered by, and scores are made of; None: their ranks
     """
     found_BM = ranks_BM > -np.inf
     if len(m_B) > 1:  # otherwise its m is the width
         found_BM &= np.arange(ranks_BM.shape[1]) < m_B[:, None]
         ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
+        keys_BM = None if keys_BM is None else np.where(found_BM, keys_BM, np.float32(-np.inf))
+    keys_BM = ranks_BM if keys_BM is None else keys_BM
     count_B = found_BM.sum(1)
     return SearchResult(
         item_rows_BM=np.where(found_BM, item_rows_BM, NO_ITEM),
-        scores_BM=scores_of_ranks(ranking, ranks_BM),
+        scores_BM=scores_of_ranks(ranking, keys_BM),
         ranks_BM=ranks_BM,
+        keys_BM=keys_BM,
         count_B=count_B,
         complete_B=count_B >= np.minimum(m_B, eligible_B),
         trace=trace,
@@ -42,7 +47,10 @@ def finish(
 
 
 def scores_of_ranks(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32, same shape, in [0, 1]: a rank's calibration where there is one, else its exponential (`path`) or sigmoid; 0 for −inf."""
+    """float32, same shape, in [0, 1], of ranks, or of keys where there is a memory; 0 for −inf.
+
+    A calibration where there is one, else the exponential (`path`) or the sigmoid.
+    """
     wide = ranks.astype(np.float64)
     if ranking.calibration is not None:
         wide = np.where(np.isneginf(wide), wide, ranking.calibration.slope * wide + ranking.calibration.intercept)

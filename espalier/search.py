@@ -107,6 +107,8 @@ class LevelTrace:
     ranks_BK            float32[B, K]   their ranks, −inf where a slot is empty
     candidates_BC       int64[B, C]     the nodes that were chosen from, −1 where a slot is empty or its node has no eligible item below
     candidate_ranks_BC  float32[B, C]   their ranks, −inf in those slots
+    keys_BK             float32[B, K]   what the kept nodes were chosen by; without a memory their ranks
+    candidate_keys_BC   float32[B, C]   likewise
     """
 
     level: int
@@ -114,6 +116,8 @@ class LevelTrace:
     ranks_BK: NDArray[np.float32]
     candidates_BC: NDArray[np.int64]
     candidate_ranks_BC: NDArray[np.float32]
+    keys_BK: NDArray[np.float32]
+    candidate_keys_BC: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,8 @@ class SearchResult:
 
     item_rows_BM  int64[B, M]     best first, NO_ITEM as padding; M = max of m_B
     scores_BM     float32[B, M]   in [0, 1], 0 where there is no item
-    ranks_BM      float32[B, M]   what the items were ordered by, −inf where there is no item
+    ranks_BM      float32[B, M]   −inf where there is no item
+    keys_BM       float32[B, M]   what the items were ordered by, −inf where there is no item; without a memory equal to ranks_BM
     count_B       int64[B]        items in each row
     complete_B    bool[B]         False iff fewer than min(m, eligible items) came back
     trace         the levels from the start level to H, when asked for
@@ -132,6 +137,7 @@ class SearchResult:
     item_rows_BM: NDArray[np.int64]
     scores_BM: NDArray[np.float32]
     ranks_BM: NDArray[np.float32]
+    keys_BM: NDArray[np.float32]
     count_B: NDArray[np.int64]
     complete_B: NDArray[np.bool_]
     trace: tuple[LevelTrace, ...] | None = None

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.checks.golden import GOLDEN_COLUMNS
+from espalier.checks.golden import columns_of_golden
 from espalier.engines.reference import ReferenceEngine, Step, best_leaves
 from espalier.errors import BundleCorrupt
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
@@ -20,17 +20,18 @@ from espalier.search import SearchParams
 
 
 def golden_answers(bundle: Bundle, queries: QueryBatch, written: pa.Array, params: SearchParams) -> pa.Table:
-    """The golden table of some queries; `written` holds the queries as clients write them."""
+    """The golden table of some queries; `written` holds the queries as clients write them. With `keys` where the bundle has a memory."""
     reference = ReferenceEngine(bundle)
-    rows, ranks, margins = [], [], []
+    rows, ranks, keys, margins = [], [], [], []
     for b in range(len(queries)):
         steps = reference.steps(queries, params, b)
-        leaves, rank = best_leaves(steps[-1], int(params.m_B[b]))
+        leaves, rank, key = best_leaves(steps[-1], int(params.m_B[b]))
         rows.append(bundle.tree.leaf_item[leaves - bundle.tree.leaf_offset])
         ranks.append(rank)
+        keys.append(key)
         margins.append(_margin(steps, int(params.m_B[b])))
-    values = {"beam_size": params.beam_size_B, "m": params.m_B, "item_rows": rows, "ranks": ranks, "margin": margins}
-    columns = {name: pa.array(values[name], kind) for name, kind in GOLDEN_COLUMNS.items()}
+    values = {"beam_size": params.beam_size_B, "m": params.m_B, "item_rows": rows, "ranks": ranks, "keys": keys, "margin": margins}
+    columns = {name: pa.array(values[name], kind) for name, kind in columns_of_golden(bundle.manifest.memory).items()}
     return pa.table({bundle.manifest.query.kind: written} | columns)
 
 
@@ -45,11 +46,11 @@ def golden_of_histories(bundle: Bundle, histories: Sequence[NDArray[np.int64]], 
 
 
 def _margin(steps: Sequence[Step], m: int) -> float:
-    """The smallest difference in rank between a kept and a dropped candidate over all cuts; inf where nothing was dropped."""
+    """The smallest difference in key between a kept and a dropped candidate over all cuts; inf where nothing was dropped."""
     smallest = np.inf
     for step in steps[:-1]:
         kept_C = np.isin(step.candidates_C, step.kept_K)
         if not kept_C.all():
-            smallest = min(smallest, float(step.ranks_C[kept_C].min() - step.ranks_C[~kept_C].max()))
-    last = np.sort(steps[-1].ranks_C)[::-1]
+            smallest = min(smallest, float(step.keys_C[kept_C].min() - step.keys_C[~kept_C].max()))
+    last = np.sort(steps[-1].keys_C)[::-1]
     return min(smallest, float(last[m - 1] - last[m])) if len(last) > m else smallest

@@ -62,7 +62,7 @@ class TrivialEngine:
         shape = (len(queries), int(params.m_B.max(initial=0)))
         scores_BM = np.broadcast_to(np.linspace(1, 0.5, shape[1], dtype=np.float32), shape)
         rows_BM = np.broadcast_to(np.arange(shape[1]), shape)
-        return SearchResult(rows_BM, scores_BM, scores_BM, params.m_B, np.ones(shape[0], np.bool_))
+        return SearchResult(rows_BM, scores_BM, scores_BM, scores_BM, params.m_B, np.ones(shape[0], np.bool_))
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from espalier.search import Engine, LevelTrace, SearchParams, SearchResult
 def differences(got: SearchResult, expected: SearchResult) -> list[str]:
     """Which of a result's arrays differ from the reference's, with integer weights."""
     wrong = []
-    for name in ("item_rows_BM", "ranks_BM", "scores_BM", "count_B", "complete_B"):
+    for name in ("item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"):
         mine, right = getattr(got, name), getattr(expected, name)
         if mine.shape != right.shape:
             wrong.append(f"{name}: got the shape {mine.shape}, expected {right.shape}")
@@ -67,7 +67,7 @@ def wrong_alone(engine: Engine, queries: QueryBatch, params: SearchParams, count
         one = np.array([b])
         alone = engine.search(queries.take(one), params.take(one))
         m = params.m_B[b]
-        for name in ("item_rows_BM", "ranks_BM"):
+        for name in ("item_rows_BM", "ranks_BM", "keys_BM"):
             if not np.array_equal(getattr(alone, name)[0], getattr(together, name)[b, :m]):
                 wrong.append(f"query {b}: {name} differs between alone and in a batch of {len(queries)}")
     return wrong
@@ -88,8 +88,8 @@ def replayed(
             wrong.append(f"{where}: {len(beam) - mine.sum()} kept nodes are no candidates")
         if mine.sum() != min(len(mine), size):
             wrong.append(f"{where}: {mine.sum()} of {len(mine)} candidates kept, expected {min(len(mine), size)}")
-        if mine.any() and not mine.all() and not step.ranks_C[mine].min() >= step.ranks_C[~mine].max() - rounding:
-            worse = step.ranks_C[~mine].max() - step.ranks_C[mine].min()
+        if mine.any() and not mine.all() and not step.keys_C[mine].min() >= step.keys_C[~mine].max() - rounding:
+            worse = step.keys_C[~mine].max() - step.keys_C[mine].min()
             wrong.append(f"{where}: a kept node is worse than a dropped one by {worse:.3g}, rounding {rounding:g}")
     return steps, wrong
 
@@ -97,20 +97,22 @@ def replayed(
 def _wrong_candidates(level: LevelTrace, b: int, step: Step, rounding: float) -> list[str]:
     """The candidates of query b and their ranks are the reference's, and its beam is among them with the same ranks."""
     eligible_C = level.candidates_BC[b] >= 0
-    candidates_C, ranks_C = level.candidates_BC[b][eligible_C], level.candidate_ranks_BC[b][eligible_C]
+    candidates_C = level.candidates_BC[b][eligible_C]
     if not np.array_equal(candidates_C, step.candidates_C):
         return [f"{len(candidates_C)} candidates, the reference has {len(step.candidates_C)} or others"]
     wrong = []
-    close_C = np.isclose(ranks_C, step.ranks_C, rtol=0, atol=rounding)  # −inf is close to −inf
-    if not close_C.all():
-        away = np.abs(ranks_C[~close_C] - step.ranks_C[~close_C]).max()
-        wrong.append(f"the ranks of {np.sum(~close_C)} candidates are up to {away:.3g} away, rounding {rounding:g}")
-    if not np.all(level.candidate_ranks_BC[b][~eligible_C] == -np.inf):
-        wrong.append("a place without a candidate has a rank")
-    kept_K = level.nodes_BK[b] >= 0
-    if not np.all(level.ranks_BK[b][~kept_K] == -np.inf):
-        wrong.append("a place without a kept node has a rank")
-    rank_of = dict(zip(candidates_C.tolist(), ranks_C.tolist(), strict=True))
-    if [rank_of.get(node) for node in level.nodes_BK[b][kept_K].tolist()] != level.ranks_BK[b][kept_K].tolist():
-        wrong.append("a kept node has another rank than as a candidate")
+    for name, of_step in (("rank", step.ranks_C), ("key", step.keys_C)):
+        all_C, kept_K = getattr(level, f"candidate_{name}s_BC")[b], getattr(level, f"{name}s_BK")[b]
+        mine_C, is_kept = all_C[eligible_C], level.nodes_BK[b] >= 0
+        close_C = np.isclose(mine_C, of_step, rtol=0, atol=rounding)  # −inf is close to −inf
+        if not close_C.all():
+            away = np.abs(mine_C[~close_C] - of_step[~close_C]).max()
+            wrong.append(f"the {name}s of {np.sum(~close_C)} candidates are up to {away:.3g} away, rounding {rounding:g}")
+        if not np.all(all_C[~eligible_C] == -np.inf):
+            wrong.append(f"a place without a candidate has a {name}")
+        if not np.all(kept_K[~is_kept] == -np.inf):
+            wrong.append(f"a place without a kept node has a {name}")
+        of_node = dict(zip(candidates_C.tolist(), mine_C.tolist(), strict=True))
+        if [of_node.get(node) for node in level.nodes_BK[b][is_kept].tolist()] != kept_K[is_kept].tolist():
+            wrong.append(f"a kept node has another {name} than as a candidate")
     return wrong

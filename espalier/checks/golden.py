@@ -31,7 +31,22 @@ GOLDEN_COLUMNS = {
     "ranks": pa.list_(pa.float32()),
     "margin": pa.float64(),
 }
-"""The columns of golden.parquet beside the query's; margin is the smallest gap at a cut of the search, inf where nothing was cut."""
+"""The columns of golden.parquet beside the query's; margin is the smallest gap at a cut of the search, inf where nothing was cut.
+
+Where the bundle has a memory, a column `keys`, as `ranks`, says what the items are ordered by.
+"""
+KEYS = "keys"
+
+
+def columns_of_golden(memory: object) -> dict[str, pa.DataType]:
+    """The columns beside the query's of a bundle with this memory; None: without one."""
+    return GOLDEN_COLUMNS if memory is None else GOLDEN_COLUMNS | {KEYS: GOLDEN_COLUMNS["ranks"]}
+
+
+def golden_ranks(table: pa.Table) -> tuple[list[list[float]], list[list[float]]]:
+    """The ranks of each golden query's items, and what they are ordered by: their keys, or the ranks where there is no memory."""
+    ranks = table.column("ranks").to_pylist()
+    return ranks, table.column(KEYS).to_pylist() if KEYS in table.column_names else ranks
 
 
 def encode_table(bundle: Bundle, table: pa.Table) -> QueryBatch:
@@ -58,7 +73,9 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
     try:
         beam_size_B, m_B, margin_B = (np.asarray(table.column(name)) for name in ("beam_size", "m", "margin"))
         expected = [np.asarray(rows, np.int64) for rows in table.column("item_rows").to_pylist()]
-        expected_ranks = [np.asarray(ranks, np.float32) for ranks in table.column("ranks").to_pylist()]
+        if bundle.manifest.memory is not None:
+            table.column(KEYS)
+        expected_ranks, expected_keys = ([np.asarray(row, np.float32) for row in column] for column in golden_ranks(table))
         queries = encode_table(bundle, table)
     except KeyError as error:
         raise BundleCorrupt(f"{bundle.path / 'golden.parquet'}: {error}") from error
@@ -72,36 +89,50 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
         raise BundleCorrupt(
             f"{bundle.path}: golden queries overlap by {overlap_B[~wide].mean():.4f} on {engine.name}, at least {MIN_MEAN_OVERLAP} expected"
         )
-    for b, (rows, ranks) in enumerate(zip(expected, expected_ranks, strict=True)):
-        fault = _rank_fault(rows, ranks, result.item_rows_BM[b], result.ranks_BM[b], 2 * engine.rounding)
+    for b, (rows, ranks, keys) in enumerate(zip(expected, expected_ranks, expected_keys, strict=True)):
+        got_rows, tolerance = result.item_rows_BM[b], 2 * engine.rounding
+        fault = _rank_fault("rank", rows, ranks, got_rows, result.ranks_BM[b], tolerance)
+        fault = (
+            fault or _rank_fault("key", rows, keys, got_rows, result.keys_BM[b], tolerance) or _order_fault(rows, keys, got_rows, tolerance)
+        )
         if fault:
             raise BundleCorrupt(f"{bundle.path}: golden query {b} on {engine.name}: {fault}")
     return float(overlap_B.mean()) if len(overlap_B) else 1.0
 
 
 def _rank_fault(
+    name: str,
     expected: NDArray[np.int64],
     expected_ranks: NDArray[np.float32],
     got: NDArray[np.int64],
     got_ranks: NDArray[np.float32],
     tolerance: float,
 ) -> str:
-    """What is wrong with the ranks or the order of the items that were expected and came; empty where nothing is."""
+    """What is wrong with the ranks, or keys, of the items that were expected and came; empty where nothing is."""
     if len(expected_ranks) != len(expected):
-        return f"{len(expected_ranks)} ranks are stored for {len(expected)} items"
+        return f"{len(expected_ranks)} {name}s are stored for {len(expected)} items"
     rows, place, got_place = np.intersect1d(expected, got, return_indices=True)
-    if not len(rows):
-        return ""
     stored, computed = expected_ranks[place].astype(np.float64), got_ranks[got_place].astype(np.float64)
-    tolerance *= max(1.0, float(np.abs(stored).max()))
+    tolerance *= _scale(stored)
     wrong = np.flatnonzero(~(np.abs(computed - stored) <= tolerance))  # also where one is NaN
-    if len(wrong):
-        i = wrong[0]
-        return f"item row {rows[i]} has rank {computed[i]:.6g}, expected {stored[i]:.6g} ± {tolerance:.2g}"
+    if not len(wrong):
+        return ""
+    i = wrong[0]
+    return f"item row {rows[i]} has {name} {computed[i]:.6g}, expected {stored[i]:.6g} ± {tolerance:.2g}"
+
+
+def _order_fault(expected: NDArray[np.int64], expected_keys: NDArray[np.float32], got: NDArray[np.int64], tolerance: float) -> str:
+    """What is wrong with the order of the items that were expected and came; empty where nothing is."""
+    rows, place, got_place = np.intersect1d(expected, got, return_indices=True)
     order = np.argsort(got_place)
-    in_answer = stored[order]
-    late = np.flatnonzero(in_answer[1:] > np.minimum.accumulate(in_answer)[:-1] + tolerance)
+    in_answer = expected_keys[place][order].astype(np.float64)
+    late = np.flatnonzero(in_answer[1:] > np.minimum.accumulate(in_answer)[:-1] + tolerance * _scale(in_answer))
     return f"item row {rows[order[late[0] + 1]]} comes after items of lower rank" if len(late) else ""
+
+
+def _scale(ranks: NDArray[np.float64]) -> float:
+    """What a tolerance is multiplied by: the largest rank, where it exceeds 1."""
+    return max(1.0, float(np.abs(ranks).max(initial=0)))
 
 
 def _overlap(expected: NDArray[np.int64], got: NDArray[np.int64]) -> float:

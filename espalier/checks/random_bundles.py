@@ -15,11 +15,12 @@ from onnx import helper, numpy_helper
 
 from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
-from espalier.checks.golden import GOLDEN_COLUMNS
+from espalier.checks.golden import GOLDEN_COLUMNS, columns_of_golden
 from espalier.chunks import Chunks
 from espalier.items import ItemTable
 from espalier.manifest import DenseLayer, InnerProductForm, ManifestDraft, MlpForm, Ranking, ScorerForm, SearchDefaults
 from espalier.masks.eligibility import node_mask
+from espalier.memory import Memory
 from espalier.queries import FeaturesKind, HistoryKind, QueryBatch, TextKind, VectorKind, pad_histories
 from espalier.search import NodeMask
 from espalier.text.sparse_rows import SparseRows
@@ -104,6 +105,40 @@ def history_graphs(
     return query, graph_model(nodes, ["query_state", "node_rows"], "logits", constants, width)
 
 
+def sequence_query(rng: Rng, width: int, hidden: int, levels: int, length: int, integer: bool, step: float | None = None) -> bytes:
+    """A sequence encoder: states[h] = W_h · Σ_t p_t · row of the leaf at place t, p_t a weight of the place."""
+    pooled = [
+        helper.make_node("Clip", ["history_leaves", "zero"], ["safe"]),
+        helper.make_node("Gather", ["node_rows", "safe"], ["rows"]),
+        helper.make_node("GreaterOrEqual", ["history_leaves", "zero"], ["present"]),
+        helper.make_node("Cast", ["present"], ["mask"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Mul", ["mask", "place"], ["weights"]),
+        helper.make_node("Unsqueeze", ["weights", "last"], ["weights_column"]),
+        helper.make_node("Mul", ["rows", "weights_column"], ["weighted"]),
+        helper.make_node("ReduceSum", ["weighted", "one"], ["pooled"], keepdims=0),
+        helper.make_node("MatMul", ["pooled", "w"], ["all_states"]),
+        helper.make_node("Reshape", ["all_states", "shape"], ["query_state"]),
+    ]
+    constants = {
+        "zero": np.array(0),
+        "one": np.array([1]),
+        "last": np.array([-1]),
+        "shape": np.array([-1, levels, hidden]),
+        "place": drawn(rng, (length,), integer, step),
+        "w": drawn(rng, (width, levels * hidden), integer, step),
+    }
+    return graph_model(pooled, ["history_leaves", "node_rows"], "query_state", constants, width)
+
+
+def random_memory(rng: Rng, items: int, length: int, integer: bool = True) -> Memory:
+    """Some entries of most items, of values that are often equal or 0; whole numbers, and λ a half, unless drawn from a line."""
+    rows = [np.flatnonzero(rng.random(items) < rng.choice([0.0, 3 / items, 0.3])) for _ in range(items)]
+    item = np.concatenate(rows).astype(np.int32)
+    value, weight = (rng.integers(0, 4, size) if integer else rng.random(size) for size in (len(item), length))
+    offset = np.append(0, np.cumsum([len(row) for row in rows])).astype(np.int64)
+    return Memory(offset, item, value.astype(np.float32), weight.astype(np.float32), 0.5 if integer else float(rng.choice([0.1, 10.0])))
+
+
 HISTORY_FORM = MlpForm(layers=(DenseLayer(weight="u", slope="slope"),), out=DenseLayer(weight="v"))
 """What the scorer of `history_graphs` computes."""
 
@@ -127,16 +162,22 @@ def make_bundle(
     form: ScorerForm | None = None,
     weights: Mapping[str, NDArray[np.float32]] | None = None,
     step: float | None = None,
+    memory: Memory | None = None,
+    encoder: Literal["levels", "sequence"] = "levels",
     **search: int,
 ) -> Bundle:
     """A bundle with random node rows over items `item-0` …, with `columns` beside their titles, written under `folder`.
 
     graphs  query.onnx and scorer.onnx in place of hand-made ones, with states of `state_dim`, a scorer of `form` and its `weights`
     step    node rows and weights that are no integers are `stepped`
+    memory  as `random_memory` makes one
+    encoder `sequence`: the query encoder is that of `sequence_query`
     """
     slope = np.full((1, 1, 6), 0.25, np.float32) if slope is None else slope
     query_kind = HistoryKind(length=length) if kind == "history" else VectorKind(width=width)
     query, scorer = graphs or (history_graphs(rng, width, 6, integer, slope, step) if kind == "history" else linear_graphs(width))
+    if encoder == "sequence" and graphs is None:
+        query = sequence_query(rng, width, 6, tree.height + 1, length, integer, step)
     shape = (tree.node_count, width)
     rows = drawn(rng, shape, integer, step)
     ids = [f"item-{i}" for i in range(tree.item_count)]
@@ -161,8 +202,10 @@ def make_bundle(
         query_onnx=query,
         scorer_onnx=scorer,
         items=items,
-        golden=pa.table({kind: history.slice(0, 0)} | {name: pa.array([], t) for name, t in GOLDEN_COLUMNS.items()}),
+        golden=pa.table({kind: history.slice(0, 0)} | {name: pa.array([], t) for name, t in columns_of_golden(memory).items()}),
         heldout=pa.table({kind: history, "relevant": pa.array([["item-0"]])}),
+        memory=memory,
+        encoder=encoder,
     )
     return write_bundle(folder / name / str(version), draft, content)
 
@@ -258,10 +301,11 @@ def graph_model(nodes: list[onnx.NodeProto], inputs: list[str], output: str, con
     shapes: dict[str, tuple[int, list[str | int | None]]] = {
         "vector": (onnx.TensorProto.FLOAT, ["B", width]),
         "history_nodes": (onnx.TensorProto.INT64, ["B", "L", "T"]),
+        "history_leaves": (onnx.TensorProto.INT64, ["B", "T"]),
         "query_state": (onnx.TensorProto.FLOAT, ["B", "S"]),
         "logits": (onnx.TensorProto.FLOAT, ["B", "C"]),
     }
-    rows: list[str | int | None] = ["N", width] if "history_nodes" in inputs or "vector" in inputs else ["B", "C", width]
+    rows: list[str | int | None] = ["N", width] if output == "query_state" else ["B", "C", width]
 
     def info(name: str, is_output: bool = False) -> onnx.ValueInfoProto:
         if name == "node_rows":

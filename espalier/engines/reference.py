@@ -1,7 +1,8 @@
 """`reference`: the beam search in NumPy, one query and one level at a time. The oracle of every other engine; for tests.
 
 It runs the bundle's two ONNX graphs in ONNX's own NumPy evaluator, so it shares no code with ONNX Runtime. It computes linear scorers in
-float64. Follows OTM Eq. 3–4 with the ranking formula rank(n) = own(n) + γ · rank(parent(n)), rank(root) = 0.
+float64. Follows OTM Eq. 3–4 with the ranking formula rank(n) = own(n) + γ · rank(parent(n)), rank(root) = 0, and where the bundle has a
+memory, key(n) = rank(n) + λ · mem(n).
 
 Legend: B queries, T history, L levels, K beam, C candidates, M results, N nodes, D node row, S state.
 """
@@ -18,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import Bundle
 from espalier.engines.onnx.graphs import read_graph
+from espalier.errors import BundleCorrupt
 from espalier.manifest import Activation, LinearScorer, Ranking
 from espalier.masks.eligibility import every_item, node_mask
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
@@ -28,14 +30,16 @@ from espalier.text.sparse_rows import SparseRows
 
 @dataclass(frozen=True)
 class Step:
-    """One level of one query's search: all candidates with their ranks, and which were kept; both in ascending node order.
+    """One level of one query's search: all candidates with ranks and keys, and which were kept; both in ascending node order.
 
+    keys_C  what they are chosen by: the ranks, and λ · mem where there is a memory
     finite  whether the logits of all candidates are finite; always True on a level that other engines need not score
     """
 
     level: int
     candidates_C: NDArray[np.int64]
     ranks_C: NDArray[np.float32]
+    keys_C: NDArray[np.float32]
     kept_K: NDArray[np.int64]
     finite: bool
 
@@ -47,7 +51,7 @@ class ReferenceEngine:
     rounding = 1e-4
 
     def __init__(self, bundle: Bundle) -> None:
-        self.bundle = bundle
+        self.bundle, self._memory = bundle, bundle.memory
         if isinstance(bundle.manifest.scorer, LinearScorer):
             return
         self._rows_ND = np.asarray(bundle.node_rows_ND, np.float32)
@@ -69,20 +73,20 @@ class ReferenceEngine:
         params.check(len(queries), tree.item_count, tree.node_count)
         width = int(params.m_B.max(initial=0))
         rows_BM = np.full((len(queries), width), NO_ITEM, np.int64)
-        ranks_BM = np.full((len(queries), width), -np.inf, np.float32)
+        ranks_BM, keys_BM = (np.full((len(queries), width), -np.inf, np.float32) for _ in range(2))
         eligible_B, finite_B = np.zeros(len(queries), np.int64), np.ones(len(queries), np.bool_)
         paths: list[list[Step]] = []
         for b in range(len(queries)):
             steps = self.steps(queries, params, b)
             paths.append(steps)
-            leaves, ranks = best_leaves(steps[-1], int(params.m_B[b]))
+            leaves, ranks, keys = best_leaves(steps[-1], int(params.m_B[b]))
             rows_BM[b, : len(leaves)] = tree.leaf_item[leaves - tree.leaf_offset]
-            ranks_BM[b, : len(leaves)] = ranks
+            ranks_BM[b, : len(leaves)], keys_BM[b, : len(leaves)] = ranks, keys
             eligible_B[b] = self.eligible_nodes(params, b).items
             finite_B[b] = all(step.finite for step in steps)
         trace = _trace(paths) if params.trace else None
         vectors_finite_B = finite_B if isinstance(queries.kind, VectorKind) else None
-        return finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, trace, vectors_finite_B)
+        return finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, trace, vectors_finite_B, keys_BM)
 
     def steps(self, queries: QueryBatch, params: SearchParams, b: int, follow: Mapping[int, NDArray[np.int64]] | None = None) -> list[Step]:
         """The search of query b, level by level from 1 to H; every level is scored, also those that need no pruning.
@@ -92,6 +96,7 @@ class ReferenceEngine:
         tree, ranking = self.bundle.tree, self.bundle.manifest.ranking
         state_LS = self.states(queries.take(np.array([b])))[0]
         eligible_N = self.eligible_nodes(params, b).eligible_N
+        part_N = self.memory_parts(queries.array[b], eligible_N) if self._memory is not None else None
         kept_K, rank_K = np.zeros(1, np.int64), np.zeros(1, np.float32)
         start = tree.start_level(int(params.beam_size_B[b]))
         steps = []
@@ -101,15 +106,16 @@ class ReferenceEngine:
             candidates_C, parent_C = candidates_C[eligible_C], parent_C[eligible_C]
             logits_C = self.logits(state_LS, level, candidates_C)
             ranks_C = ranks_of(ranking, logits_C, rank_K[parent_C])
+            keys_C = ranks_C if part_N is None else _sum(ranks_C, part_N[candidates_C])
             finite_C = np.isfinite(logits_C)
             scored = ranking.gamma > 0 or level >= start  # else the beam holds the level whole, and nobody asks for its ranks
             if scored:
-                present_C = finite_C & np.isfinite(ranks_C)
-                candidates_C, parent_C, ranks_C = candidates_C[present_C], parent_C[present_C], ranks_C[present_C]
+                present_C = finite_C & np.isfinite(ranks_C) & np.isfinite(keys_C)
+                candidates_C, ranks_C, keys_C = candidates_C[present_C], ranks_C[present_C], keys_C[present_C]
             size = int(params.beam_size_B[b] if level < tree.height else params.m_B[b])
-            best = np.sort(np.argsort(-ranks_C, kind="stable")[:size])
+            best = np.sort(np.argsort(-keys_C, kind="stable")[:size])
             kept_K = candidates_C[best]
-            steps.append(Step(level, candidates_C, ranks_C, kept_K, bool(finite_C.all()) or not scored))
+            steps.append(Step(level, candidates_C, ranks_C, keys_C, kept_K, bool(finite_C.all()) or not scored))
             if follow is not None and level in follow:
                 best = np.flatnonzero(np.isin(candidates_C, follow[level]))
                 kept_K = candidates_C[best]
@@ -133,13 +139,32 @@ class ReferenceEngine:
             return dense_BLS
         inputs: dict[str, NDArray[np.generic]] = {"node_rows": self._rows_ND}
         if isinstance(queries.kind, HistoryKind):
-            leaf = self.bundle.tree.leaf_of_item
-            inputs["history_nodes"] = np.moveaxis(self.bundle.tree.ancestors(np.where(queries.array >= 0, leaf[queries.array], -1)), 2, 1)
+            leaves_BT = np.where(queries.array >= 0, self.bundle.tree.leaf_of_item[queries.array], -1)
+            if self.bundle.graph_scorer.encoder == "sequence":
+                inputs["history_leaves"] = leaves_BT
+            else:
+                inputs["history_nodes"] = np.moveaxis(self.bundle.tree.ancestors(leaves_BT), 2, 1)
         else:
             inputs["vector"] = queries.array
         wanted = {name: inputs[name] for name in self._query.input_names}
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             return np.asarray(next(iter(self._query.run(None, wanted))), np.float32)
+
+    def memory_parts(self, history_T: NDArray[Any], eligible_N: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """float32[N]: λ · mem of every node for one history (espalier.memory)."""
+        memory, tree = self._memory, self.bundle.tree
+        mem_N = np.zeros(tree.node_count)
+        if memory is None:
+            raise BundleCorrupt(f"{self.bundle.path}: it has no memory")
+        known_T = history_T[history_T >= 0][::-1]
+        for item, weight in zip(known_T.tolist(), memory.weight.astype(np.float64), strict=False):
+            entries = slice(memory.offset[item], memory.offset[item + 1])
+            mem_N[tree.leaf_of_item[memory.item[entries]]] += weight * memory.value[entries]
+        mem_N[~eligible_N] = 0
+        for level in range(tree.height, 1, -1):
+            nodes = np.asarray(tree.level(level))
+            np.maximum.at(mem_N, tree.parent[nodes], mem_N[nodes])
+        return np.float32(memory.key_weight) * mem_N.astype(np.float32)
 
     def logits(self, state_LS: NDArray[np.float32], level: int, nodes_C: NDArray[np.int64]) -> NDArray[np.float32]:
         """float32[C]: the logits of nodes on one level; what no float32 can hold is infinite or NaN."""
@@ -185,23 +210,30 @@ def log_activation(activation: Activation, logits: NDArray[np.float32]) -> NDArr
     return np.asarray(-(np.maximum(np.float32(1) - logits, 0) ** int(activation[1])), np.float32)
 
 
-def best_leaves(last: Step, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The top m leaves of the last level, best first; the lower node number wins a tie."""
-    order = np.argsort(-last.ranks_C, kind="stable")[:m]
-    return last.candidates_C[order], last.ranks_C[order]
+def _sum(ranks_C: NDArray[np.float32], parts_C: NDArray[np.float32]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return ranks_C + parts_C
+
+
+def best_leaves(last: Step, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    """The top m leaves of the last level with their ranks and keys, best first; the lower node number wins a tie."""
+    order = np.argsort(-last.keys_C, kind="stable")[:m]
+    return last.candidates_C[order], last.ranks_C[order], last.keys_C[order]
 
 
 def _trace(paths: list[list[Step]]) -> tuple[LevelTrace, ...]:
     levels = []
     for steps in zip(*paths, strict=True):
-        kept_ranks = [step.ranks_C[np.isin(step.candidates_C, step.kept_K)] for step in steps]
+        kept = [np.isin(step.candidates_C, step.kept_K) for step in steps]
         levels.append(
             LevelTrace(
                 steps[0].level,
                 _stack([step.kept_K for step in steps], -1),
-                _stack(kept_ranks, -np.inf),
+                _stack([step.ranks_C[mine] for step, mine in zip(steps, kept, strict=True)], -np.inf),
                 _stack([step.candidates_C for step in steps], -1),
                 _stack([step.ranks_C for step in steps], -np.inf),
+                _stack([step.keys_C[mine] for step, mine in zip(steps, kept, strict=True)], -np.inf),
+                _stack([step.keys_C for step in steps], -np.inf),
             )
         )
     return tuple(levels)

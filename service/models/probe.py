@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.checks.golden import encode_table
+from espalier.checks.golden import encode_table, golden_ranks
 from espalier.checks.heldout import read_heldout
 from espalier.metrics import precision_recall_f
 from espalier.queries import QueryBatch
@@ -144,8 +144,8 @@ class Replay:
         self._at_export_BM = np.stack(list(at_export.values()), 1) if at_export else np.zeros((len(self._heldout), len(self._ms)))
         self._heldout_params = SearchParams.uniform(1, search.beam_size, max(self._ms), None)
         self._golden = encode_table(bundle, golden)
-        ranks = [np.asarray(ranks_M, np.float32) for ranks_M in golden.column("ranks").to_pylist()]
-        self._golden_scores = [scores_of_ranks(ranking, ranks_M) for ranks_M in ranks]
+        _, keys = golden_ranks(golden)
+        self._golden_scores = [scores_of_ranks(ranking, np.asarray(keys_M, np.float32)) for keys_M in keys]
         beam_size_B, m_B = (np.asarray(golden.column(name), np.int64) for name in ("beam_size", "m"))
         self._golden_params = SearchParams(beam_size_B, m_B)
         places = [((row + 0.5) / len(self._heldout), "heldout", row) for row in range(len(self._heldout))]

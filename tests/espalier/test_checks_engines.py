@@ -60,7 +60,7 @@ def test_nothing_is_wrong_with_a_search_as_it_is(searched: tuple[Bundle, QueryBa
     assert wrong_alone(engine, queries, params) == []
 
 
-@pytest.mark.parametrize("name", ["item_rows_BM", "ranks_BM", "scores_BM", "count_B", "complete_B"])
+@pytest.mark.parametrize("name", ["item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"])
 def test_an_array_that_differs_is_named_with_its_first_difference(searched: tuple[Bundle, QueryBatch, SearchParams], name: str) -> None:
     bundle, queries, params = searched
     result = OnnxEngine(bundle, "cpu").search(queries, params)
@@ -74,11 +74,12 @@ def test_an_array_that_differs_is_named_with_its_first_difference(searched: tupl
 
 def swapped(level: LevelTrace) -> dict[str, Any]:
     """The first query's beam with its first node replaced by a candidate that was dropped, under that candidate's rank."""
-    nodes_BK, ranks_BK = level.nodes_BK.copy(), level.ranks_BK.copy()
+    nodes_BK, ranks_BK, keys_BK = level.nodes_BK.copy(), level.ranks_BK.copy(), level.keys_BK.copy()
     dropped = [c for c in range(level.candidates_BC.shape[1]) if level.candidates_BC[0, c] not in nodes_BK[0]]
     worst = min(dropped, key=lambda c: level.candidate_ranks_BC[0, c])
     nodes_BK[0, 0], ranks_BK[0, 0] = level.candidates_BC[0, worst], level.candidate_ranks_BC[0, worst]
-    return {"nodes_BK": nodes_BK, "ranks_BK": ranks_BK}
+    keys_BK[0, 0] = level.candidate_keys_BC[0, worst]
+    return {"nodes_BK": nodes_BK, "ranks_BK": ranks_BK, "keys_BK": keys_BK}
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class FakeEngine:
         params.check(len(queries), self.items)
         if not len(queries):  # the golden queries of a test's bundle
             none = np.empty((0, 0), np.float32)
-            return SearchResult(none.astype(np.int64), none, none, params.m_B, np.empty(0, np.bool_))
+            return SearchResult(none.astype(np.int64), none, none, none, params.m_B, np.empty(0, np.bool_))
         self.calls.append((queries, params))
         self.started.set()
         assert self.go.wait(10), "the test forgot to let the engine go"
@@ -66,4 +66,4 @@ class FakeEngine:
             rows_BM[b, : len(found)], count_B[b] = found, len(found)
             scores_BM[b, : len(found)] = 1 / np.arange(1, len(found) + 1)
             complete_B[b] = len(found) == min(params.m_B[b], len(eligible))
-        return SearchResult(rows_BM, scores_BM, scores_BM, count_B, complete_B)
+        return SearchResult(rows_BM, scores_BM, scores_BM, scores_BM, count_B, complete_B)

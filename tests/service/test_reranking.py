@@ -47,7 +47,7 @@ def result_of(rows: list[list[int]], width: int = 0) -> SearchResult:
     for b, row in enumerate(rows):
         rows_BM[b, : len(row)], ranks_BM[b, : len(row)] = row, -np.arange(1, len(row) + 1)
         scores_BM[b, : len(row)] = 1 / np.arange(1, len(row) + 1)
-    return SearchResult(rows_BM, scores_BM, ranks_BM, np.array([len(row) for row in rows]), np.ones(len(rows), np.bool_))
+    return SearchResult(rows_BM, scores_BM, ranks_BM, ranks_BM, np.array([len(row) for row in rows]), np.ones(len(rows), np.bool_))
 
 
 def histories(bundle: Bundle, *lists: list[int]) -> QueryBatch:

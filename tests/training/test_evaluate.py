@@ -36,7 +36,7 @@ class Scripted:
         width = int(params.m_B[0])
         rows_BM = np.concatenate([rows_BM, np.full((batch, width - 1), NO_ITEM)], axis=1)
         scores = np.ones(rows_BM.shape, np.float32)
-        return SearchResult(rows_BM, scores, scores, np.ones(batch, np.int64), np.ones(batch, np.bool_))
+        return SearchResult(rows_BM, scores, scores, scores, np.ones(batch, np.int64), np.ones(batch, np.bool_))
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,8 @@ class SparseCpuEngine:
 
 def _levels(trace: Trace) -> tuple[LevelTrace, ...]:
     """Every level: with γ > 0 all are scored."""
-    return tuple(
-        LevelTrace(h + 1, trace.kept_BHK[:, h], trace.kept_ranks_BHK[:, h], trace.candidates_BHC[:, h], trace.ranks_BHC[:, h])
-        for h in range(trace.kept_BHK.shape[1])
-    )
+    levels = []
+    for h in range(trace.kept_BHK.shape[1]):
+        kept_ranks, ranks = trace.kept_ranks_BHK[:, h], trace.ranks_BHC[:, h]
+        levels.append(LevelTrace(h + 1, trace.kept_BHK[:, h], kept_ranks, trace.candidates_BHC[:, h], ranks, kept_ranks, ranks))
+    return tuple(levels)

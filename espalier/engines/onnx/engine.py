@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.engines.onnx.compose import Plan, compose
 from espalier.engines.onnx.runtime import ort, session_options
-from espalier.errors import DeviceUnavailable
+from espalier.errors import DeviceUnavailable, UnsupportedGraph
 from espalier.masks.eligibility import NO_NODE, ExcludedNodes, eligible_nodes, every_item
 from espalier.queries import QueryBatch, VectorKind, blank_queries
 from espalier.scores import finish
@@ -76,6 +76,8 @@ class OnnxEngine:
             raise DeviceUnavailable(
                 "onnx-cuda needs a CUDA device, and ONNX Runtime finds none; install the `gpu` extra on a machine with one"
             )
+        if bundle.manifest.memory is not None or bundle.graph_scorer.encoder != "levels":
+            raise UnsupportedGraph("the bundle has a memory or a sequence encoder")
         self.name = f"onnx-{device}"
         self.bundle = bundle
         self._device = device
@@ -270,7 +272,8 @@ class OnnxEngine:
             visited = [(members, outputs) for members, outputs in parts if f"candidates_{h}" in outputs]
             if visited:
                 kept = _rows(visited, f"nodes_{h}", f"ranks_{h}", batch) if h < tree.height else _leaves(tree, result)
-                levels.append(LevelTrace(h, *kept, *_rows(visited, f"candidates_{h}", f"candidate_ranks_{h}", batch)))
+                chosen = _rows(visited, f"candidates_{h}", f"candidate_ranks_{h}", batch)
+                levels.append(LevelTrace(h, *kept, *chosen, kept[1], chosen[1]))
         return tuple(levels)
 
     def _session(self, plan: Plan) -> ort.InferenceSession:

@@ -17,7 +17,7 @@ from espalier.errors import BundleCorrupt
 FORBIDDEN_OPS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 MIN_OPSET, MAX_OPSET = 18, 23
 CONTRACT: dict[str, tuple[set[str], ...]] = {
-    "query.onnx": ({"history_nodes", "node_rows"}, {"vector", "node_rows"}, {"vector"}),
+    "query.onnx": ({"history_nodes", "node_rows"}, {"history_leaves", "node_rows"}, {"vector", "node_rows"}, {"vector"}),
     "scorer.onnx": ({"query_state", "node_rows"},),
     RANKER: ({"features"},),
 }

@@ -289,7 +289,7 @@ class Cell(ABC, Generic[State]):
             beams.reverse()
             if trace is not None:
                 kept, chosen = beams[0].part(count, self.slots[place + 1]), found.part(count, candidates)
-                trace.append(LevelTrace(level, *kept, *chosen))
+                trace.append(LevelTrace(level, *kept, *chosen, kept[1], chosen[1]))
         self._order(beams[0])
 
     def _select(self, found: Beam, candidates: int, beam: Beam, slots: int, size: Literal["beam_size", "m"]) -> None:

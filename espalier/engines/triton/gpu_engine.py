@@ -237,5 +237,5 @@ def _merged(parts: Sequence[tuple[NDArray[np.int64], list[LevelTrace]]], batch: 
             ranks[members, : entry.nodes_BK.shape[1]] = entry.ranks_BK
             candidates[members, : entry.candidates_BC.shape[1]] = entry.candidates_BC
             candidate_ranks[members, : entry.candidates_BC.shape[1]] = entry.candidate_ranks_BC
-        merged.append(LevelTrace(level, nodes, ranks, candidates, candidate_ranks))
+        merged.append(LevelTrace(level, nodes, ranks, candidates, candidate_ranks, ranks, candidate_ranks))
     return tuple(merged)

@@ -25,6 +25,7 @@ from espalier.engines.triton.kernels.history_nodes import history_nodes_kernel
 from espalier.engines.triton.kernels.score import rank_level_kernel, score_children_kernel, score_levels_kernel
 from espalier.engines.triton.scorer_form import ScorerWeights, scorer_weights
 from espalier.engines.triton.torch_graph import TorchGraph, encoder_of
+from espalier.errors import UnsupportedGraph
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import Precision
 from espalier.tree import Tree
@@ -56,6 +57,8 @@ class TritonEngine(GpuEngine["GraphCell"]):
         tuning: Tuning | None = None,
         cuda_graphs: bool = True,
     ) -> None:
+        if bundle.manifest.memory is not None or bundle.graph_scorer.encoder != "levels":
+            raise UnsupportedGraph("the bundle has a memory or a sequence encoder, which this engine does not know")
         super().__init__(bundle, device, shapes, tuning, cuda_graphs)
         self.rounding = ROUNDING[precision]
         weights = scorer_weights(bundle)

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pyarrow as pa
 
-from espalier.bundle import GRAPH_PARTS, Bundle
+from espalier.bundle import Bundle
 from espalier.bundle_files import sha256_of
 from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.engines.onnx.graphs import load_graph
@@ -34,6 +34,7 @@ def content_of(bundle: Bundle, **changed: Any) -> GraphContent:
         "golden": bundle.golden(),
         "heldout": bundle.heldout(),
         "form": scorer.form,
+        "encoder": scorer.encoder,
     }
     return GraphContent(**(parts | changed))
 
@@ -45,7 +46,7 @@ def draft_of(bundle: Bundle) -> ManifestDraft:
 def reseal(path: Path, **changed: Any) -> None:
     """Give the files as they are now their sizes and checksums, so that only their content can be refused."""
     manifest = json.loads((path / "manifest.json").read_text()) | changed
-    for name in GRAPH_PARTS:
+    for name in manifest["files"]:
         manifest["files"][name] = {"sha256": sha256_of(path / name), "size": (path / name).stat().st_size}
     (path / "manifest.json").write_text(json.dumps(manifest))
 

@@ -77,7 +77,12 @@ def test_golden_queries_refuse_another_order(original: Bundle, tmp_path: Path) -
         def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
             result = super().search(queries, params)
             swapped = [0, 2, 1, 3, 4]
-            return replace(result, item_rows_BM=result.item_rows_BM[:, swapped], ranks_BM=result.ranks_BM[:, swapped])
+            return replace(
+                result,
+                item_rows_BM=result.item_rows_BM[:, swapped],
+                ranks_BM=result.ranks_BM[:, swapped],
+                keys_BM=result.keys_BM[:, swapped],
+            )
 
     with pytest.raises(BundleCorrupt, match=r"golden query \d on onnx-cpu: item row \d+ comes after items of lower rank"):
         verify_golden(bundle, Swapping(bundle, "cpu"))

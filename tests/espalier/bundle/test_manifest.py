@@ -33,14 +33,15 @@ def test_another_generation_of_the_format_is_refused(copy: Path, schema: object)
 def test_a_bundle_of_schema_version_1_opens_and_has_none_of_the_parts_of_version_2(copy: Path) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     assert manifest["schema_version"] == 2
-    del manifest["command"], manifest["scorer"]["form"]
+    del manifest["command"], manifest["memory"], manifest["scorer"]["form"], manifest["scorer"]["encoder"]
     manifest["schema_version"] = 1
     (copy / "manifest.json").write_text(json.dumps(manifest))
     opened = Bundle.open(copy)
     assert (opened.manifest.command, opened.graph_scorer.form) == (None, None)
-    for part in ({"command": "fit"}, {"scorer": manifest["scorer"] | {"form": {"kind": "inner-product"}}}):
+    sequence = {"scorer": manifest["scorer"] | {"encoder": "sequence"}}
+    for part in ({"command": "fit"}, {"scorer": manifest["scorer"] | {"form": {"kind": "inner-product"}}}, sequence):
         (copy / "manifest.json").write_text(json.dumps(manifest | part))
-        with pytest.raises(BundleCorrupt, match="schema version 1 has neither a command nor a scorer's form"):
+        with pytest.raises(BundleCorrupt, match="schema version 1 has neither a command nor a memory nor a scorer's form"):
             Bundle.open(copy)
     for part in ({"memory": {}}, {"scorer": manifest["scorer"] | {"form": {"kind": "mixture"}}}):
         (copy / "manifest.json").write_text(json.dumps(manifest | part | {"schema_version": 2}))

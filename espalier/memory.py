@@ -1,0 +1,106 @@
+"""The memory of a bundle: which items go with which, and what that adds to a search.
+
+    mem(leaf of item b) = Σ_d w_d · S[h_d, b], h_d the d-th last item of the history, d = 0 … length − 1
+    mem(inner node)     = the largest mem of the eligible leaves below it, 0 where none has any
+    key(n)              = rank(n) + λ · mem(n)
+
+Beams are cut and leaves ordered by key; rank alone goes down the tree. Knows the arrays and what is right of them. What they give for a
+history is in `memory_lists.py`.
+
+Legend: I items, E entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import BundleCorrupt
+
+if TYPE_CHECKING:
+    from espalier.manifest import MemoryInfo
+
+MAX_ROW = 4096
+"""Most entries of an item. A query adds up at most `length` rows."""
+LARGEST = float(np.finfo(np.float32).max)
+BLOCK = 1 << 20
+"""Entries that are checked at once: a mapped array need not fit into memory."""
+DTYPES = {"offset": np.int64, "item": np.int32, "value": np.float32, "weight": np.float32}
+"""The arrays of memory.safetensors."""
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """S by item, sparse, and the weights of a history's places.
+
+    offset      int64[I + 1]: the entries of item a are offset[a] … offset[a + 1] − 1
+    item        int32[E]: item rows, ascending within the entries of an item
+    value       float32[E]: S[a, item] ≥ 0
+    weight      float32[length]: w_d ≥ 0, for d = 0, the last item of a history, and so on
+    key_weight  λ > 0
+    """
+
+    offset: NDArray[np.int64]
+    item: NDArray[np.int32]
+    value: NDArray[np.float32]
+    weight: NDArray[np.float32]
+    key_weight: float
+
+    @staticmethod
+    def of_arrays(arrays: Mapping[str, NDArray[Any]], info: MemoryInfo, items: int) -> Memory:
+        """The memory of a bundle's arrays, checked. Raises BundleCorrupt where they are not what the manifest says."""
+        if arrays.keys() != DTYPES.keys():
+            raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(DTYPES)}")
+        memory = Memory(**arrays, key_weight=info.weight)
+        if (len(memory.weight), len(memory.item)) != (info.length, info.entries):
+            found = f"{len(memory.weight)} weights and {len(memory.item)} entries"
+            raise BundleCorrupt(f"{found}, the manifest says {info.length} and {info.entries}")
+        memory.check(items)
+        return memory
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """By their names in memory.safetensors."""
+        return {name: getattr(self, name) for name in DTYPES}
+
+    def check(self, items: int) -> None:
+        """Raise BundleCorrupt unless the arrays are those of `items` items: shapes, dtypes, order, ranges.
+
+        No λ · mem may come near the largest float32.
+        """
+        entries = len(self.item)
+        sizes = {"offset": (items + 1,), "item": (entries,), "value": (entries,), "weight": (len(self.weight),)}
+        for name, dtype in DTYPES.items():
+            array = getattr(self, name)
+            if array.dtype != dtype or array.shape != sizes[name]:
+                raise BundleCorrupt(f"{name}: {array.dtype}{list(array.shape)}, expected {np.dtype(dtype)}{list(sizes[name])}")
+        counts = np.diff(self.offset)
+        if self.offset[0] != 0 or self.offset[-1] != entries or counts.min() < 0 or counts.max() > MAX_ROW:
+            raise BundleCorrupt(f"offset: expected to rise from 0 to {entries}, by at most {MAX_ROW} entries an item")
+        if not len(self.weight) or not np.all((self.weight >= 0) & np.isfinite(self.weight)):
+            raise BundleCorrupt("weight: expected at least one, finite and at least 0")
+        for begin in range(0, entries, BLOCK):
+            self._check_block(begin, min(begin + BLOCK, entries), items)
+        if not self.largest_part <= LARGEST / 2:
+            raise BundleCorrupt(
+                f"value: key_weight · sums of weight · value reach {self.largest_part:.3g}, expected at most {LARGEST / 2:.3g}"
+            )
+
+    def _check_block(self, begin: int, end: int, items: int) -> None:
+        """Raise BundleCorrupt unless the entries from `begin` to `end` are in order; their successor is looked at too."""
+        item, value = self.item[begin : end + 1], self.value[begin:end]
+        if item[: end - begin].min() < 0 or item[: end - begin].max() >= items:
+            raise BundleCorrupt(f"item: expected item rows from 0 to {items - 1}")
+        if not np.all((value >= 0) & np.isfinite(value)):
+            raise BundleCorrupt("value: expected finite numbers of at least 0")
+        falls = begin + 1 + np.flatnonzero(np.diff(item) <= 0)  # only where another item's entries begin
+        if not np.all(self.offset[np.searchsorted(self.offset, falls)] == falls):
+            raise BundleCorrupt("item: expected ascending and distinct item rows in the entries of an item")
+
+    @property
+    def largest_part(self) -> float:
+        """No λ · mem exceeds this."""
+        return self.key_weight * float(self.weight.sum(dtype=np.float64)) * float(self.value.max(initial=0))

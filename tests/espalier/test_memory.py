@@ -1,0 +1,228 @@
+"""A memory: what its files must say, what it gives for a history, and how the reference ranks with it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from espalier import memory as memory_module
+from espalier.bundle import GRAPH_PARTS, MEMORY, Bundle
+from espalier.bundle_writer import write_bundle
+from espalier.checks.golden import verify_golden
+from espalier.checks.random_bundles import make_bundle, random_masks, random_memory, random_queries, random_tree
+from espalier.engines.reference import ReferenceEngine
+from espalier.errors import BundleCorrupt
+from espalier.masks.eligibility import eligible_nodes
+from espalier.memory import MAX_ROW, Memory
+from espalier.memory_lists import MemoryTree
+from espalier.queries import PADDING, HistoryKind, QueryBatch
+from espalier.search import SearchParams, SearchResult
+from espalier.tree import complete_tree, tree_from_children
+from tests.espalier.bundle.parts import content_of, draft_of, reseal
+from training.golden import golden_answers
+
+
+def mem_of(bundle: Bundle, history_T: NDArray[np.int64], allowed: set[int]) -> dict[int, float]:
+    """mem of every node with memory, from the definition alone. allowed: the eligible item rows."""
+    memory, tree = bundle.memory, bundle.tree
+    assert memory is not None
+    at_leaf: dict[int, float] = {}
+    for d, a in enumerate([int(a) for a in history_T[::-1] if a >= 0][: len(memory.weight)]):
+        for e in range(int(memory.offset[a]), int(memory.offset[a + 1])):
+            item = int(memory.item[e])
+            if item in allowed:
+                at_leaf[item] = at_leaf.get(item, 0.0) + float(memory.weight[d]) * float(memory.value[e])
+    mem: dict[int, float] = {}
+    for item, total in at_leaf.items():
+        node = int(tree.leaf_of_item[item])
+        while node > 0 and total > 0:
+            mem[node] = max(mem.get(node, 0.0), float(np.float32(total)))
+            node = int(tree.parent[node])
+    return mem
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shape=st.sampled_from([(3, 3), (2, 5), (6, 2)]),
+    exclude=st.sampled_from([0, 5]),
+    passing=st.sampled_from([None, 0.0, 0.3]),
+    integer=st.booleans(),
+)
+def test_lists_hold_the_sums_at_eligible_leaves_and_their_maxima_above(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, shape: tuple[int, int], exclude: int, passing: float | None, integer: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, shape[1], shape[0], empty_share=0.2)
+    memory = random_memory(rng, tree.item_count, int(rng.integers(1, 6)), integer)
+    bundle = make_bundle(tmp_path_factory.mktemp("models"), rng, tree, memory=memory, integer=integer)
+    queries = random_queries(rng, bundle, 4)
+    exclude_BE = rng.integers(-1, tree.item_count, (4, exclude)) if exclude else None
+    params = SearchParams.uniform(4, 3, 3, exclude_BE)
+    params = params if passing is None else replace(params, mask_B=random_masks(rng, tree, 4, passing))
+    made = MemoryTree(memory, tree)
+    reference = ReferenceEngine(bundle)
+    for _ in range(2):  # nothing is left from the first call
+        lists = made.lists(queries.array, eligible_nodes(tree, params, 4, None))
+        for b, history_T in enumerate(queries.array):
+            eligible_N = reference.eligible_nodes(params, b).eligible_N
+            allowed = set(np.flatnonzero(eligible_N[tree.leaf_of_item]).tolist())
+            nodes, values = lists.of(b)
+            expected = mem_of(bundle, history_T, allowed)
+            assert dict(zip(nodes.tolist(), values.tolist(), strict=True)) == expected
+            assert nodes.tolist() == sorted(expected)
+            parts_N = np.zeros(tree.node_count, np.float32)
+            parts_N[nodes] = np.float32(memory.key_weight) * values
+            assert_array_equal(reference.memory_parts(history_T, eligible_N)[1:], parts_N[1:])
+
+
+def test_only_the_last_items_of_a_history_count_by_their_weights_and_padding_counts_for_nothing(tmp_path: Path) -> None:
+    """Items 0 … 3, each of which remembers the next."""
+    tree = complete_tree(np.arange(4), 2)
+    memory = Memory(np.arange(5), np.array([1, 2, 3, 0], np.int32), np.ones(4, np.float32), np.array([1, 0.5], np.float32), 2.0)
+    history_BT = np.array([[0, 1, 2], [0, PADDING, 2], [PADDING, 1, 1], [PADDING] * 3])
+    lists = MemoryTree(memory, tree).lists(history_BT, eligible_nodes(tree, SearchParams.uniform(4, 1, 1), 4, None))
+    found = []
+    for b in range(4):
+        nodes, values = (array.tolist() for array in lists.of(b))
+        found.append({int(tree.leaf_item[node - 3]): value for node, value in zip(nodes, values, strict=True) if node >= 3})
+    assert found == [{3: 1.0, 2: 0.5}, {3: 1.0, 1: 0.5}, {2: 1.5}, {}]
+
+
+def test_beams_are_cut_by_key_and_rank_alone_goes_down(tmp_path: Path) -> None:
+    """Item 0 remembers item 3. By rank the left half is better; the memory lifts the right half over it, and not item 2 there."""
+    tree = tree_from_children([[2], [2, 2]], np.arange(4))
+    memory = Memory(np.array([0, 1, 1, 1, 1]), np.array([3], np.int32), np.ones(1, np.float32), np.ones(1, np.float32), 3.0)
+    bundle = make_bundle(tmp_path, np.random.default_rng(1), tree, gamma=0.5, memory=memory)
+    reference = ReferenceEngine(bundle)
+    ranks = np.array([0, 2, 1, 0, 0, 0, 0], np.float32)
+    reference.logits = lambda state_LS, level, nodes_C: ranks[nodes_C]  # type: ignore[method-assign]
+    kind = bundle.manifest.query
+    queries = QueryBatch(kind, np.array([[PADDING] * 4 + [0], [PADDING] * 4 + [1]]))
+    result = reference.search(queries, SearchParams.uniform(2, 1, 2))
+    assert result.item_rows_BM.tolist() == [[3, 2], [0, 1]]
+    assert result.ranks_BM.tolist() == [[0.5, 0.5], [1, 1]]
+    assert result.keys_BM.tolist() == [[3.5, 0.5], [1, 1]]
+    excluded = reference.search(queries, SearchParams.uniform(2, 1, 2, np.array([[3], [3]])))
+    assert excluded.item_rows_BM.tolist() == [[0, 1], [0, 1]]  # what nobody may see lifts nothing
+
+
+def small(folder: Path, **changed: Any) -> Bundle:
+    rng = np.random.default_rng(5)
+    tree = random_tree(rng, 3, 3)
+    return make_bundle(folder, rng, tree, memory=replace(random_memory(rng, tree.item_count, 4), **changed))
+
+
+def test_a_memory_that_is_written_comes_back(tmp_path: Path) -> None:
+    bundle = Bundle.open(small(tmp_path).path)
+    info = bundle.manifest.memory
+    assert info is not None
+    assert bundle.memory is not None
+    assert (info.weight, info.length, info.entries, info.search) == (0.5, 4, len(bundle.memory.item), "pushed")
+    again = write_bundle(tmp_path / "tiny" / "2", draft_of(bundle), content_of(bundle, memory=bundle.memory))
+    assert again.memory is not None
+    for name, array in bundle.memory.arrays().items():
+        assert_array_equal(again.memory.arrays()[name], array)
+    assert sorted(again.manifest.files) == sorted([*GRAPH_PARTS, MEMORY])
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "said"),
+    [
+        ("offset", 0, 1, "offset: expected to rise from 0"),
+        ("offset", 2, -1, "offset: expected to rise from 0"),
+        ("offset", 2, 2**62, "offset: expected to rise from 0"),
+        ("offset", -1, 2, "offset: expected to rise from 0"),
+        ("item", 3, -1, "item: expected item rows"),
+        ("item", 3, 10_000, "item: expected item rows"),
+        ("item", slice(None, None, -1), None, "item: expected ascending"),
+        ("value", 1, -1, "value: expected finite"),
+        ("value", 1, np.nan, "value: expected finite"),
+        ("value", 1, np.inf, "value: expected finite"),
+        ("value", 1, 3e38, "value: key_weight"),
+        ("weight", 0, -1, "weight: expected at least one"),
+        ("weight", 0, np.inf, "weight: expected at least one"),
+        ("weight", None, np.ones(3, np.float32), "3 weights and"),
+        ("value", None, np.ones(3, np.float32), r"value: float32\[3\]"),
+        ("offset", None, np.zeros(3, np.int64), r"offset: int64\[3\]"),
+        ("item", None, np.zeros(3, np.int64), "3 entries"),
+        ("more", None, np.ones(3, np.float32), "arrays"),
+    ],
+)
+def test_a_memory_of_a_stranger_is_checked(
+    tmp_path: Path, name: str, place: Any, value: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "BLOCK", 7)
+    bundle = small(tmp_path)
+    arrays = {key: np.array(array) for key, array in load_file(bundle.path / MEMORY).items()}
+    if place is None:
+        arrays[name] = value
+    elif value is None:
+        arrays[name] = np.ascontiguousarray(arrays[name][place])
+    else:
+        arrays[name][place] = value
+    save_file(arrays, bundle.path / MEMORY)
+    reseal(bundle.path)
+    with pytest.raises(BundleCorrupt, match=rf"memory\.safetensors: .*{said}"):
+        _ = Bundle.open(bundle.path).memory
+
+
+def test_a_row_has_a_limit(tmp_path: Path) -> None:
+    items = MAX_ROW + 1
+    for entries in (MAX_ROW, MAX_ROW + 1):
+        offset = np.full(items + 1, entries)
+        offset[0] = 0
+        memory = Memory(offset, np.arange(entries, dtype=np.int32), np.ones(entries, np.float32), np.ones(1, np.float32), 1.0)
+        if entries > MAX_ROW:
+            with pytest.raises(BundleCorrupt, match=f"by at most {MAX_ROW} entries an item"):
+                memory.check(items)
+        else:
+            memory.check(items)
+
+
+def test_only_histories_have_a_memory_and_no_longer_one_than_they_are(tmp_path: Path) -> None:
+    bundle = small(tmp_path)
+    manifest = json.loads((bundle.path / "manifest.json").read_text())
+    wrong = [
+        ({"query": {"kind": "vector", "width": 4}}, "a memory cannot serve vector queries"),
+        ({"query": {"kind": "history", "length": 3}}, "a memory of 4 items, histories have 3"),
+        ({"memory": manifest["memory"] | {"weight": 0}}, "memory.weight"),
+        ({"memory": manifest["memory"] | {"search": "second_source"}}, "memory.search"),
+        ({"schema_version": 1, "command": None}, "schema version 1 has neither"),
+    ]
+    for changed, said in wrong:
+        (bundle.path / "manifest.json").write_text(json.dumps(manifest | changed))
+        with pytest.raises(BundleCorrupt, match=said):
+            Bundle.open(bundle.path)
+
+
+def test_golden_queries_of_a_memory_compare_keys(tmp_path: Path) -> None:
+    bundle = small(tmp_path)
+    kind = bundle.manifest.query
+    assert isinstance(kind, HistoryKind)
+    queries = random_queries(np.random.default_rng(2), bundle, 6)
+    ids = [bundle.items.ids_of(history_T[history_T >= 0]) for history_T in queries.array]
+    golden = golden_answers(bundle, queries, ids, SearchParams.uniform(6, 4, 5))
+    reference = ReferenceEngine(bundle)
+    assert verify_golden(bundle, reference, golden) == 1
+    with pytest.raises(BundleCorrupt, match="keys"):
+        verify_golden(bundle, reference, golden.drop_columns(["keys"]))
+
+    class Forgetful(ReferenceEngine):
+        def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+            result = super().search(queries, params)
+            return replace(result, keys_BM=result.ranks_BM)
+
+    result = reference.search(queries, SearchParams.uniform(6, 4, 5))
+    assert np.any(result.keys_BM > result.ranks_BM)
+    with pytest.raises(BundleCorrupt, match=r"item row \d+ has key"):
+        verify_golden(bundle, Forgetful(bundle), golden)
