@@ -26,6 +26,9 @@ if TYPE_CHECKING:  # numba takes a while to import, and only models of texts nee
 MAX_HISTORY = 4096
 """The longest history that a model may take."""
 
+MAX_VECTOR_WIDTH = 65_536
+"""The widest dense vector that a model may take."""
+
 PADDING = -1
 """Item row of an empty history slot."""
 
@@ -43,7 +46,7 @@ class VectorKind(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     kind: Literal["vector"] = "vector"
-    width: int = Field(ge=1, le=65536)
+    width: int = Field(ge=1, le=MAX_VECTOR_WIDTH)
 
 
 class FeaturesKind(BaseModel):

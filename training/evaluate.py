@@ -21,7 +21,7 @@ from espalier.bundle import Bundle
 from espalier.checks.heldout import RECALL_COLUMN, read_heldout
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.metrics import ndcg_at_m, precision_recall_f
-from espalier.queries import HistoryKind, QueryBatch, pad_histories
+from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind, pad_histories
 from espalier.rerank.ranker import Reranker
 from espalier.search import NO_ITEM, Engine, SearchParams
 from training.data.splits import EvaluationPair, without_seen
@@ -115,13 +115,20 @@ def evaluate(
     batch         queries in one engine call; ms_per_query is the engine's wall time over all calls ÷ queries
     rerank        the second stage; rows have its "rerank_ms_per_query" too
     """
-    kind = bundle.manifest.query
+    return measure(bundle, engine, labelled(bundle.manifest.query, pairs, exclude_seen), beams, ms, batch, rerank)
+
+
+def labelled(kind: Kind, pairs: Sequence[EvaluationPair], exclude_seen: bool = False) -> LabelledQueries:
+    """Queries of histories or vectors. Raises InvalidData for other kinds, and for vectors whose seen items are to be excluded."""
+    if isinstance(kind, VectorKind) and not exclude_seen:
+        vectors = [pair.vector for pair in pairs if pair.vector is not None]
+        queries = QueryBatch(kind, np.stack(vectors) if vectors else np.zeros((0, kind.width), np.float32))
+        return LabelledQueries(queries, [pair.relevant for pair in pairs])
     if not isinstance(kind, HistoryKind):
         raise InvalidData("queries", kind.kind, "a model of history queries")
     pairs = without_seen(pairs) if exclude_seen else list(pairs)
-    queries = pad_histories(kind, [pair.history for pair in pairs])
     exclude_BE = _padded([pair.history for pair in pairs]) if exclude_seen and pairs else None
-    return measure(bundle, engine, LabelledQueries(queries, [pair.relevant for pair in pairs], exclude_BE), beams, ms, batch, rerank)
+    return LabelledQueries(pad_histories(kind, [pair.history for pair in pairs]), [pair.relevant for pair in pairs], exclude_BE)
 
 
 def measure(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
+from espalier.queries import VectorKind
 from training.data.interactions import read_interactions
 from training.data.splits import EvaluationPair, split_log
-from training.evaluate import LabelledQueries
+from training.evaluate import LabelledQueries, labelled
 from training.specification.deep import DeepConfig
 from training.specification.models import config_of
 
@@ -26,11 +26,11 @@ def pairs_of_log(bundle: Bundle, file: Path) -> list[EvaluationPair]:
         interactions = read_interactions(file, config.data.format, Path(work))
         split = split_log(interactions, config.data.split, config.data.format, Path(work), seed=config.seed)
         row_of = bundle.items.rows_of(interactions.item_ids.to_pylist())
-        pairs = [EvaluationPair(p.user, row_of[p.history], row_of[p.relevant]) for p in split.test]
+        pairs = [replace(p, history=row_of[p.history], relevant=row_of[p.relevant]) for p in split.test]
     if interactions.fingerprint != bundle.manifest.data.get("sha256"):
         log.warning("%s is not the log that the model was trained on; its test users may have been training users", file)
-    known = [EvaluationPair(p.user, p.history[p.history >= 0], p.relevant[p.relevant >= 0]) for p in pairs]
-    return [pair for pair in known if len(pair.relevant) and np.size(pair.history)]
+    known = [replace(p, history=p.history[p.history >= 0], relevant=p.relevant[p.relevant >= 0]) for p in pairs]
+    return [pair for pair in known if len(pair.relevant) and (len(pair.history) or pair.vector is not None)]
 
 
 def labelled_queries(bundle: Bundle, file: Path | None) -> LabelledQueries:
@@ -38,6 +38,8 @@ def labelled_queries(bundle: Bundle, file: Path | None) -> LabelledQueries:
     if file is None:
         held = read_heldout(bundle)
         return LabelledQueries(held.queries, held.relevant)
+    if isinstance(bundle.manifest.query, VectorKind):
+        return labelled(bundle.manifest.query, pairs_of_log(bundle, file))
     from training.linear.prepare import read_queries
 
     return LabelledQueries(*read_queries(bundle, file))

@@ -6,7 +6,7 @@ import numpy as np
 
 from espalier.bundle import Bundle
 from espalier.manifest import LinearScorer, Manifest
-from espalier.queries import Kind, TextKind
+from espalier.queries import Kind, TextKind, VectorKind
 
 SAMPLES = 5
 TITLES_PER_NODE = 3
@@ -49,6 +49,8 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
 def _query(kind: Kind) -> str:
     if isinstance(kind, TextKind):
         return f"text, {kind.width:,} features: " + ", ".join(f"{block.unit} {block.n}-grams" for block in kind.blocks)
+    if isinstance(kind, VectorKind):
+        return f"vectors of {kind.width} numbers"
     return str(kind)
 
 

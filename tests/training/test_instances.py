@@ -37,9 +37,9 @@ def instances(drawn: InstanceSource, steps: int = STEPS) -> list[tuple[list[int]
     found = []
     for step in range(steps):
         batch = drawn.batch(step, SIZE)
-        assert batch.history_BT.shape == (SIZE, drawn.length)
-        assert batch.history_BT.dtype == batch.target_BP.dtype == np.int64
-        for history, targets in zip(batch.history_BT.tolist(), batch.target_BP.tolist(), strict=True):
+        assert batch.query.shape == (SIZE, drawn.length)
+        assert batch.query.dtype == batch.target_BP.dtype == np.int64
+        for history, targets in zip(batch.query.tolist(), batch.target_BP.tolist(), strict=True):
             known, wanted = [item for item in history if item >= 0], [item for item in targets if item >= 0]
             assert history == [-1] * (len(history) - len(known)) + known
             assert targets == wanted + [-1] * (len(targets) - len(wanted))
@@ -153,7 +153,7 @@ def test_users_are_drawn_alike_whatever_the_length_of_their_lists() -> None:
 
 
 def same(one: Instances, other: Instances) -> bool:
-    return np.array_equal(one.history_BT, other.history_BT) and np.array_equal(one.target_BP, other.target_BP)
+    return np.array_equal(one.query, other.query) and np.array_equal(one.target_BP, other.target_BP)
 
 
 @pytest.mark.parametrize("order", ["file", "none"])

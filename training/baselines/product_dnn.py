@@ -214,7 +214,7 @@ def _train_step(
     """One batch and one update; returns the loss, which the caller reads once a round."""
     device = network.item_ID.device
     instances = source.batch(step, config.batch)
-    history_BT, target_BP = (torch.from_numpy(array).to(device) for array in (instances.history_BT, instances.target_BP))
+    history_BT, target_BP = (torch.from_numpy(array).to(device) for array in (instances.query, instances.target_BP))
     generator = torch.Generator(device).manual_seed(seed * 1_000_003 + step)
     optimiser.zero_grad()
     with torch.autocast(device.type, torch.bfloat16, enabled=config.bfloat16):

@@ -31,7 +31,7 @@ from espalier.tree import Tree
 from training.deep.export import GAMMAS, VALIDATION_QUERIES
 from training.deep.fit import CURVE, build_model, train_step
 from training.deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
-from training.deep.instances import InstanceSource
+from training.deep.instances import source_of
 from training.deep.prepare import Prepared
 from training.deep.run import train_and_export
 from training.deep.topology import Topology
@@ -153,7 +153,7 @@ def shortened(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.
 def _costs(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device) -> tuple[float, float]:
     """Seconds of a training step, and of searching for one validation query in training."""
     model, topology = build_model(config, tree, prepared).to(device), Topology(tree, device)
-    source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
+    source = source_of(prepared.interactions, prepared.split.train, config.instances, config.seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=config.optimiser.learning_rate, fused=True)
     last = config.optimiser.steps - 1  # the objective that most steps have, after a warm start
     times = []

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 from training.data.log_files import Stamps, read_log
-from training.specification.log_format import ListsFormat, LogFormat, Order
+from training.data.vector_files import read_vectors, vectors_in_order, write_new
+from training.specification.log_format import LogFormat, Order, TableFormat, VectorsFormat
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -35,6 +36,8 @@ EVENTS_FILE = "item_of_event.int32"
 """Name, inside the work folder, of the file behind `Interactions.item_of_event_E`."""
 TIMES_FILE = "time_of_event"
 """Likewise of `Interactions.time_of_event_E`."""
+VECTORS_FILE = "vector_of_user.float32"
+"""Likewise of `Interactions.vectors_UF`."""
 
 CHUNK = 1 << 22
 """Events handled at a time (a single user may have more)."""
@@ -54,6 +57,8 @@ class Interactions:
     order                as in LogFormat
     time_of_event_E      int64[E] (microseconds of a date and time) or float64[E], as the log has them, a read-only memory map; None
                          without timestamps
+    vectors_UF           float32[U, F], a read-only memory map, where the log is of vectors: then a user is a query, its id a digest of its
+                         vector, and its events are the items that it should lead to. Else None
     """
 
     user_ids: pa.Array
@@ -65,6 +70,7 @@ class Interactions:
     fingerprint: str
     order: Order
     time_of_event_E: Stamps | None = None
+    vectors_UF: NDArray[np.float32] | None = None
 
     @property
     def user_count(self) -> int:
@@ -109,6 +115,9 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
         os.replace(scratch / EVENTS_FILE, work_dir / EVENTS_FILE)
         if stamp_E is not None:
             os.replace(scratch / TIMES_FILE, work_dir / TIMES_FILE)
+        vectors_UF = None
+        if isinstance(log, VectorsFormat):
+            vectors_UF = vectors_in_order(scratch / VECTORS_FILE, user_order, len(codes.users), work_dir / VECTORS_FILE)
     categories, names = _categories(codes, item_order) if log.category is not None else (None, ())
     return Interactions(
         user_ids=pa.array(codes.users.ids, pa.large_string()).take(pa.array(user_order)),
@@ -120,6 +129,7 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
         fingerprint=fingerprint,
         order=log.order,
         time_of_event_E=None if stamp_E is None else _stamps(work_dir / TIMES_FILE, log),
+        vectors_UF=vectors_UF,
     )
 
 
@@ -166,10 +176,17 @@ def _encode(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> _Cod
     users, items, categories = _Vocabulary(), _Vocabulary(), _Vocabulary()
     category_of_item = np.zeros(0, np.int64)
     with ExitStack() as stack:
-        user_file, item_file, stamp_file = (stack.enter_context((scratch / name).open("wb")) for name in ("user", "item", "stamp"))
-        for batch in read_log(path, log, scratch, block_bytes=block_bytes):
-            item = items.encode(batch.item)
-            users.encode(batch.user).astype(np.int32).tofile(user_file)
+        names = ("user", "item", "stamp", VECTORS_FILE)
+        user_file, item_file, stamp_file, vector_file = (stack.enter_context((scratch / name).open("wb")) for name in names)
+        if isinstance(log, VectorsFormat):
+            batches = read_vectors(path, log, scratch, block_bytes=block_bytes)
+        else:
+            batches = read_log(path, log, scratch, block_bytes=block_bytes)
+        for batch in batches:
+            known, item, user = len(users), items.encode(batch.item), users.encode(batch.user)
+            user.astype(np.int32).tofile(user_file)
+            if batch.vectors is not None:
+                write_new(batch.vectors, user, known, vector_file)
             item.astype(np.int32).tofile(item_file)
             if batch.stamp is not None:
                 batch.stamp.tofile(stamp_file)
@@ -194,7 +211,7 @@ def _encode(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> _Cod
 
 
 def _stamps(file: Path, log: LogFormat) -> Stamps:
-    if not isinstance(log, ListsFormat) and log.timestamp_type == "float":
+    if isinstance(log, TableFormat) and log.timestamp_type == "float":
         return np.memmap(file, np.float64, mode="r")
     return np.memmap(file, np.int64, mode="r")
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import gzip
 import io
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,25 +21,37 @@ import pyarrow.parquet as pa_parquet
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.specification.log_format import UNIT_SEPARATOR, CsvFormat, ListsFormat, LogFormat, ParquetFormat, TableFormat
+from training.specification.log_format import UNIT_SEPARATOR, Column, CsvFormat, EventFormat, ListsFormat
 
 Stamps = NDArray[np.int64] | NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class LogBatch:
-    """Some consecutive events: string arrays without nulls or empty ids; category null where there is none."""
+    """Some consecutive events: string arrays without nulls or empty ids; category null where there is none.
+
+    vectors  the users are queries: their vectors
+    """
 
     user: pa.Array
     item: pa.Array
     stamp: Stamps | None
     category: pa.Array | None
+    vectors: BatchVectors | None = None
 
     def __len__(self) -> int:
         return len(self.user)
 
 
-def read_log(path: Path, log: LogFormat, scratch: Path, *, block_bytes: int) -> Iterator[LogBatch]:
+@dataclass(frozen=True)
+class BatchVectors:
+    """vectors_RF: float32[R, F], finite; row_of_event_E: int64[E], the row of each event's user."""
+
+    vectors_RF: NDArray[np.float32]
+    row_of_event_E: NDArray[np.int64]
+
+
+def read_log(path: Path, log: EventFormat, scratch: Path, *, block_bytes: int) -> Iterator[LogBatch]:
     """The log's events in file order, a block at a time.
 
     scratch       a folder for the plain copy of a gzipped Parquet file
@@ -53,15 +65,18 @@ def read_log(path: Path, log: LogFormat, scratch: Path, *, block_bytes: int) -> 
     if isinstance(log, ListsFormat):
         yield from _lists(path, log.separator, block_bytes)
         return
-    source = _text_columns(path, log, block_bytes) if isinstance(log, CsvFormat) else _parquet_columns(path, log, scratch, block_bytes)
+    if isinstance(log, CsvFormat):
+        source = _text_columns(path, log, block_bytes)
+    else:
+        source = parquet_batches(path, log.columns, scratch, max(1, block_bytes // 32))
     rows = 0
     for batch in source:
         columns = dict(zip(log.columns, batch.columns, strict=True))
-        place = _Place(path.name, rows, log)
+        place = Place(path.name, rows, log.columns)
         yield LogBatch(
             place.ids("user", columns["user"]),
             place.ids("item", columns["item"]),
-            place.timestamps(columns["timestamp"]) if log.timestamp is not None else None,
+            place.timestamps(columns["timestamp"], log.timestamp_type) if log.timestamp is not None else None,
             place.categories(columns["category"]) if log.category is not None else None,
         )
         rows += batch.num_rows
@@ -162,7 +177,8 @@ def _whole_lines(path: Path, block_bytes: int) -> Iterator[str]:
         raise InvalidData(path.name, str(error), "readable text with one user a line") from error
 
 
-def _parquet_columns(path: Path, log: ParquetFormat, scratch: Path, block_bytes: int) -> Iterator[pa.RecordBatch]:
+def parquet_batches(path: Path, columns: Mapping[str, Column], scratch: Path, rows: int) -> Generator[pa.RecordBatch]:
+    """The columns of each role, so many rows at a time. Raises InvalidData for a file that is not Parquet or lacks a column."""
     source = path
     try:
         if path.suffix == ".gz":
@@ -172,11 +188,11 @@ def _parquet_columns(path: Path, log: ParquetFormat, scratch: Path, block_bytes:
         with pa_parquet.ParquetFile(source) as file:
             have = file.schema_arrow.names
             names = []
-            for role, column in log.columns.items():
+            for role, column in columns.items():
                 if (column not in have) if isinstance(column, str) else column >= len(have):
                     raise InvalidData(f"{path.name}: column {role}", column, f"one of {have}")
                 names.append(column if isinstance(column, str) else have[column])
-            for batch in file.iter_batches(max(1, block_bytes // 32), columns=names):
+            for batch in file.iter_batches(rows, columns=names):
                 yield batch.select(names)
     except (pa.ArrowInvalid, OSError, EOFError) as error:
         raise InvalidData(path.name, str(error), "a Parquet file") from error
@@ -223,19 +239,19 @@ class _Lines(io.RawIOBase):
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Where a block of values comes from, to check them and to say which one is wrong."""
 
     file: str
     first_row: int
-    log: TableFormat
+    columns: Mapping[str, Column]
 
     def wrong(self, role: str, row: int, value: object, expected: str) -> InvalidData:
         field = f"{self.file}: row {self.first_row + row + 1}, column {role}"
         return InvalidData(field, value, f"{expected} in column {self._column(role)}")
 
     def _column(self, role: str) -> str:
-        return repr(self.log.columns[role])
+        return repr(self.columns[role])
 
     def strings(self, role: str, values: pa.Array) -> pa.Array:
         """A column of ids or names as strings; integers (Parquet) are written out."""
@@ -257,13 +273,13 @@ class _Place:
         names = self.strings("category", values)
         return pc.if_else(pc.equal(names, ""), pa.scalar(None, pa.string()), names)
 
-    def timestamps(self, values: pa.Array) -> Stamps:
+    def timestamps(self, values: pa.Array, kind: Literal["integer", "float", "datetime"]) -> Stamps:
         """int64 (integers, or microseconds of a date and time) or float64."""
         parse, expected = {
             "integer": (_integers, "an integer"),
             "float": (_floats, "a finite number"),
             "datetime": (_microseconds, "an ISO 8601 date and time (all with a zone or all without)"),
-        }[self.log.timestamp_type]
+        }[kind]
         stamps = parse(values)
         if stamps is not None:
             return stamps

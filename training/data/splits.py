@@ -38,11 +38,15 @@ LISTS_FILE = "lists.int32"
 
 @dataclass(frozen=True)
 class EvaluationPair:
-    """One held-out query: int64 item rows of the history (oldest first) and of what is relevant for it; neither is empty."""
+    """One held-out query: int64 item rows of the history (oldest first) and of what is relevant for it; neither is empty.
+
+    vector  float32[F]: the query where the log is of vectors; then the history is empty
+    """
 
     user: int
     history: Int64
     relevant: Int64
+    vector: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
     elif isinstance(config, DateSplit):
         split = _by_date(interactions, config, log_format, work)
     elif isinstance(config, FileSplit):
-        split = _by_file(interactions, config, log_format, work, seed)
+        by_file = _by_file if interactions.vectors_UF is None else _vectors_by_file
+        split = by_file(interactions, config, log_format, work, seed)
     else:
         split = _by_user(interactions, config, seed)
     for name, part, expected in (
@@ -90,7 +95,8 @@ def _by_user(interactions: Interactions, config: UserSplit, seed: int) -> Split:
     shuffled = np.random.default_rng(seed).permutation(users).astype(np.int64)
     test, validation = int(config.test_share * users), int(config.validation_share * users)
     parts = [np.sort(part) for part in np.split(shuffled, [test, test + validation])]
-    queries = [halves(interactions, part, seed=seed) for part in parts[:2]]
+    of_vectors = interactions.vectors_UF is not None
+    queries = [whole_lists(interactions, part) if of_vectors else halves(interactions, part, seed=seed) for part in parts[:2]]
     return Split(interactions, parts[2], validation=queries[1], test=queries[0], config=config)
 
 
@@ -172,6 +178,28 @@ def _by_file(interactions: Interactions, config: FileSplit, log_format: LogForma
     return Split(lists, np.flatnonzero(np.diff(lists.offset_U1)), validation, test, config)
 
 
+def _vectors_by_file(interactions: Interactions, config: FileSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
+    """Test queries are those of the file; some of the log's are held out whole, for validation."""
+    if not config.test.is_file():
+        raise InvalidConfig("data.split.test", str(config.test), "a file that exists")
+    held = read_interactions(config.test, log_format.model_copy(update={"min_user_events": 1, "min_item_events": 1}), work / "test")
+    widths = [0 if log.vectors_UF is None else log.vectors_UF.shape[1] for log in (interactions, held)]
+    if widths[0] != widths[1]:
+        raise InvalidData(f"{config.test.name}: column vector", f"{widths[1]} numbers", f"{widths[0]}, as in the log")
+    item_of, test = _rows(interactions.item_ids, held.item_ids), []
+    for pair in whole_lists(held, np.arange(held.user_count)):
+        relevant = item_of[pair.relevant]
+        if (relevant >= 0).any():
+            test.append(replace(pair, user=interactions.user_count + pair.user, relevant=relevant[relevant >= 0]))
+    missing, learned = int(np.count_nonzero(item_of < 0)), int(np.count_nonzero(_rows(interactions.user_ids, held.user_ids) >= 0))
+    if missing or learned:
+        log.warning("%s: %d items are not in the log and are left out; %d queries are in the log, too", config.test, missing, learned)
+    shuffled = np.random.default_rng([seed, 4]).permutation(interactions.user_count).astype(np.int64)
+    chosen = max(1, int(config.validation_share * interactions.user_count))
+    validation = whole_lists(interactions, np.sort(shuffled[:chosen]))
+    return Split(interactions, np.sort(shuffled[chosen:]), validation, test, config)
+
+
 def _hidden(interactions: Interactions, share: float, users: float, seed: int) -> tuple[list[EvaluationPair], NDArray[np.bool_]]:
     """Validation queries, and bool[E]: what is left to learn from. At least one event of a drawn user is hidden, and one stays."""
     rng, offset_U1 = np.random.default_rng([seed, 4]), interactions.offset_U1
@@ -240,11 +268,19 @@ def halves(interactions: Interactions, users: Int64, *, seed: int) -> list[Evalu
     return pairs
 
 
+def whole_lists(interactions: Interactions, users: Int64) -> list[EvaluationPair]:
+    """Queries of vectors: all of a query's items are relevant."""
+    if interactions.vectors_UF is None:
+        raise InvalidData("log", "histories", "vectors")
+    vectors_UF, nothing = np.asarray(interactions.vectors_UF), np.zeros(0, np.int64)
+    return [EvaluationPair(user, nothing, items, vectors_UF[user]) for user in users.tolist() if len(items := interactions.of(user))]
+
+
 def without_seen(pairs: Iterable[EvaluationPair]) -> list[EvaluationPair]:
     """The same pairs with the history's items taken out of `relevant`; a pair with nothing left is dropped.
 
     For models that never return what the history holds (`exclude_seen`): without this they could not reach full recall. TDM's filtered
     rows are measured so; its unfiltered rows, JTM and OTM are measured on the pairs as they are.
     """
-    unseen = (EvaluationPair(pair.user, pair.history, pair.relevant[~np.isin(pair.relevant, pair.history)]) for pair in pairs)
+    unseen = (replace(pair, relevant=pair.relevant[~np.isin(pair.relevant, pair.history)]) for pair in pairs)
     return [pair for pair in unseen if len(pair.relevant)]

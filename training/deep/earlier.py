@@ -10,7 +10,7 @@ Legend: I items of the log, N nodes, D node row, P nodes of the level above the 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from espalier.bundle import WEIGHTS, Bundle
 from espalier.errors import BundleNotFound, InvalidConfig
 from espalier.items import ItemTable
+from espalier.queries import VectorKind
 from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
 from training.data.interactions import Interactions
 from training.deep.jtm import Likelihood, Matching, sum_below
@@ -61,6 +62,7 @@ def open_earlier(
     bundle = Bundle.open(path)
     before = config_of(bundle.manifest, DeepConfig)
     _check_alike(config, before)
+    _check_queries(bundle, interactions)
     row_I = bundle.items.rows_of(items.column("id").to_pylist())
     if (row_I < 0).all():
         raise InvalidConfig("earlier_model", str(path), f"a model of the log's items, such as {items.ids_of(np.zeros(1, np.int64))[0]!r}")
@@ -119,7 +121,9 @@ def likelihood_of(config: DeepConfig) -> Likelihood:
 def load_scorer(bundle: Bundle, config: DeepConfig) -> NodeScorer:
     """The scorer that a bundle was exported from (`config`: its own). Raises InvalidConfig where its weights are missing or others'."""
     where = str(bundle.path)
-    model = new_scorer(config.scorer, config.instances.windows, bundle.tree.node_count)
+    kind = bundle.manifest.query
+    width = kind.width if isinstance(kind, VectorKind) else None
+    model = new_scorer(config.scorer, config.instances.windows, bundle.tree.node_count, width)
     try:
         weights = {name: torch.from_numpy(np.array(array)) for name, array in bundle.weights().items()}
     except BundleNotFound as error:
@@ -181,6 +185,16 @@ def _check_alike(config: DeepConfig, before: DeepConfig) -> None:
         log.warning("the earlier model was trained with another split: test users of this one may have been its training users")
 
 
+def _check_queries(bundle: Bundle, interactions: Interactions) -> None:
+    """A model of histories is no start for vectors, nor the other way round, nor one of vectors for others."""
+    kind, vectors_UF = bundle.manifest.query, interactions.vectors_UF
+    width = kind.width if isinstance(kind, VectorKind) else None
+    wanted = None if vectors_UF is None else vectors_UF.shape[1]
+    if width != wanted:
+        expected = "a model of histories" if wanted is None else f"a model of vectors of {wanted} numbers"
+        raise InvalidConfig("earlier_model", str(bundle.path), f"{expected}, as the log's queries are")
+
+
 def _room(tree: Tree, empty: NDArray[np.bool_], branching: int) -> Int64:
     """int64[N]: how many new items each node's subtree can take: empty leaves, and those that still can be added."""
     span = tree.level(tree.height - 1)
@@ -192,7 +206,7 @@ def _room(tree: Tree, empty: NDArray[np.bool_], branching: int) -> Int64:
 def _in_earlier_rows(samples: Samples, new: Int64, row_I: Int64) -> Samples:
     """Samples of new items, as targets 0 … n − 1, and with histories in the earlier catalogue's rows (`row_I`)."""
     history_ST = np.append(row_I, -1).astype(np.int32)[samples.history_ST]
-    return Samples(history_ST, np.searchsorted(new, samples.target_S))
+    return replace(samples, history_ST=history_ST, target_S=np.searchsorted(new, samples.target_S))
 
 
 def _with_rows(model: NodeScorer, source_N: Int64) -> NodeScorer:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,19 @@ from espalier.errors import BundleCorrupt
 from espalier.items import ItemTable
 from espalier.manifest import Calibration, InnerProductForm, ManifestDraft, Ranking, ScorerForm, SearchDefaults
 from espalier.metrics import precision_recall_f
-from espalier.queries import HistoryKind, pad_histories
+from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind
 from espalier.scorer_form import mlp_form
-from espalier.search import Engine
+from espalier.search import Engine, SearchParams
 from espalier.tree import Tree
 from training.data.splits import EvaluationPair, without_seen
 from training.deep.prepare import Prepared
+from training.deep.queries import model_input, query_kind, rows_of_pairs
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.topology import Topology
 from training.deep.validation import ranked_by, search_pairs, validation_pairs
 from training.evaluate import evaluate
-from training.golden import golden_of_histories
+from training.golden import golden_answers
 from training.publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
 from training.specification.deep import DeepConfig
 
@@ -47,20 +49,25 @@ GAMMAS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 VALIDATION_QUERIES = 2000
 PARITY_TOLERANCE = 1e-3
 REPORTED_M = (10, 50, 200)
+MOST_NUMBERS = 1 << 22
+"""Numbers of the vectors that golden and held-out queries hold, at most."""
 
 
 def export(config: DeepConfig, prepared: Prepared, tree: Tree, model: NodeScorer, path: Path) -> Bundle:
     """Write the bundle of a trained model to models/<name>/<version>/ and return it, verified and measured on test users."""
     model = model.eval()
     ranking, trials = choose_ranking(config, prepared, Topology(tree, model.node_rows.device), model)
-    validation = prepared.split.validation[: GOLDEN_QUERIES - 1]
-    histories = [np.empty(0, np.int64), *(pair.history for pair in validation)]
+    kind = query_kind(config, prepared.interactions)
+    most = most_kept(kind)
+    validation = list(prepared.split.validation[: min(GOLDEN_QUERIES, most) - 1])
+    cold = replace(validation[0], history=np.empty(0, np.int64)) if isinstance(kind, HistoryKind) else validation[0]
+    golden = [cold, *validation]
     test = list(prepared.split.test)
-    heldout = _heldout_table(prepared, test[:HELD_OUT_QUERIES])
-    content = _content(config, tree, model.cpu(), prepared.items, histories, heldout)
+    heldout = _written(kind, prepared.items, test[: min(HELD_OUT_QUERIES, most)])
+    content = _content(config, tree, model.cpu(), prepared.items, QueryBatch(kind, rows_of_pairs(config, golden)), heldout)
     draft = _draft(config, prepared, ranking, path)
     ms = reported_ms(REPORTED_M, config.search.max_m)
-    beams = golden_beams(config.search.beam_size, len(histories)).tolist()
+    params = SearchParams(golden_beams(config.search.beam_size, len(golden)), np.full(len(golden), config.search.m, np.int64))
 
     def measure(bare: Bundle, engine: Engine) -> dict[str, Any]:
         return {"validation": trials, "test": _test_metrics(bare, engine, test, ms)}
@@ -68,22 +75,35 @@ def export(config: DeepConfig, prepared: Prepared, tree: Tree, model: NodeScorer
     return publish(
         path,
         lambda folder: write_bundle(folder, draft, content),
-        lambda bare: golden_of_histories(bare, histories, beams, [config.search.m] * len(histories)),
+        lambda bare: golden_answers(
+            bare, QueryBatch(kind, rows_of_pairs(config, golden)), _written(kind, prepared.items, golden).column(kind.kind), params
+        ),
         measure,
         ms,
     )
 
 
-def _heldout_table(prepared: Prepared, pairs: Sequence[EvaluationPair]) -> pa.Table:
-    ids, strings = prepared.items.ids_of, pa.list_(pa.string())
-    histories = pa.array([ids(pair.history) for pair in pairs], strings)
-    return pa.table({"history": histories, "relevant": pa.array([ids(pair.relevant) for pair in pairs], strings)})
+def most_kept(kind: HistoryKind | VectorKind) -> int:
+    """How many queries a file of the bundle holds, at most, so that wide vectors do not fill it."""
+    return HELD_OUT_QUERIES if isinstance(kind, HistoryKind) else max(2, min(HELD_OUT_QUERIES, MOST_NUMBERS // kind.width))
+
+
+def _written(kind: HistoryKind | VectorKind, items: ItemTable, pairs: Sequence[EvaluationPair]) -> pa.Table:
+    """Queries as clients write them, and the ids that are relevant for them."""
+    strings = pa.list_(pa.string())
+    if isinstance(kind, HistoryKind):
+        queries = pa.array([items.ids_of(pair.history) for pair in pairs], strings)
+    else:
+        queries = pa.array([pair.vector for pair in pairs], pa.list_(pa.float32()))
+    return pa.table({kind.kind: queries, "relevant": pa.array([items.ids_of(pair.relevant) for pair in pairs], strings)})
 
 
 def _test_metrics(bundle: Bundle, engine: Engine, test: list[EvaluationPair], ms: Sequence[int]) -> dict[str, Any]:
     """Rows of `evaluate` for test users, raw and with seen items excluded; without the part that has no query with a relevant item."""
     beams = [bundle.manifest.search.beam_size]
-    parts = {"raw": (test, False), "seen_excluded": (without_seen(test), True)}
+    parts = {"raw": (test, False)}
+    if bundle.manifest.query.kind == "history":
+        parts["seen_excluded"] = without_seen(test), True
     return {
         key: evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch=64) for key, (pairs, exclude_seen) in parts.items() if pairs
     }
@@ -128,28 +148,26 @@ def _content(
     tree: Tree,
     model: NodeScorer,
     items: ItemTable,
-    histories: Sequence[NDArray[np.int64]],
+    queries: QueryBatch,
     heldout: pa.Table,
 ) -> GraphContent:
-    """The parts of the bare bundle; `histories` are examples for the export of the graphs."""
+    """The parts of the bare bundle; `queries` are examples for the export of the graphs."""
     rows_ND = model.node_rows.detach().numpy().astype(config.scorer.dtype)
     if not np.isfinite(rows_ND).all():
         raise FloatingPointError(f"node rows are not finite in {config.scorer.dtype}; lower the learning rate or keep float32")
     model.node_rows.data = torch.from_numpy(rows_ND.astype(np.float32))
-    kind = HistoryKind(length=sum(config.instances.windows))
-    example_BT = pad_histories(kind, (list(histories) * 2)[:8]).array.astype(np.int64)
-    example = Topology(tree, torch.device("cpu")).history_nodes(torch.from_numpy(example_BT))
-    query_onnx, scorer_onnx = export_graphs(model, "history_nodes", example)
-    check_parity(model, query_onnx, scorer_onnx, example)
+    example = model_input(Topology(tree, torch.device("cpu")), queries.take(np.arange(min(8, len(queries)))).array)
+    query_onnx, scorer_onnx = export_graphs(model, query_input(queries.kind), example)
+    check_parity(model, query_onnx, scorer_onnx, example, query_input(queries.kind))
     return GraphContent(
         tree=tree,
         node_rows_ND=rows_ND,
-        state_levels=tree.height + 1,
+        state_levels=tree.height + 1 if isinstance(queries.kind, HistoryKind) else 1,
         state_dim=model.head.state_dim,
         query_onnx=query_onnx,
         scorer_onnx=scorer_onnx,
         items=items,
-        golden=unanswered(heldout, "history"),
+        golden=unanswered(heldout, queries.kind.kind),
         heldout=heldout,
         weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "node_rows"},
         form=scorer_form(model, scorer_onnx),
@@ -168,15 +186,20 @@ def scorer_form(model: NodeScorer, scorer_onnx: bytes) -> ScorerForm | None:
     return form
 
 
-def check_parity(model: NodeScorer, query_onnx: bytes, scorer_onnx: bytes, example: Tensor) -> float:
+def query_input(kind: Kind) -> str:
+    """The name of query.onnx's first input."""
+    return "history_nodes" if isinstance(kind, HistoryKind) else kind.kind
+
+
+def check_parity(model: NodeScorer, query_onnx: bytes, scorer_onnx: bytes, example: Tensor, input_name: str = "history_nodes") -> float:
     """The largest difference between torch and ONNX Runtime on a sample; BundleCorrupt when it exceeds PARITY_TOLERANCE."""
     rows_ND = model.node_rows.detach()
     nodes_BC = torch.arange(len(example) * 16).view(len(example), 16) % len(rows_ND)
     with torch.no_grad():
         state_BLS = model.state(example)
-        logits_BC = model.logits(state_BLS, nodes_BC, example.shape[1] - 1)
+        logits_BC = model.logits(state_BLS, nodes_BC, state_BLS.shape[1] - 1)
     query, scorer = (ort.InferenceSession(graph, providers=["CPUExecutionProvider"]) for graph in (query_onnx, scorer_onnx))
-    onnx_state = query.run(None, {"history_nodes": example.numpy(), "node_rows": rows_ND.numpy()})[0]
+    onnx_state = query.run(None, {input_name: example.numpy(), "node_rows": rows_ND.numpy()})[0]
     onnx_logits = scorer.run(None, {"query_state": onnx_state[:, -1], "node_rows": rows_ND[nodes_BC].numpy()})[0]
     scale = max(1.0, float(logits_BC.abs().max()))
     differences = [np.abs(onnx_state - state_BLS.numpy()).max(), np.abs(onnx_logits - logits_BC.numpy()).max()]
@@ -194,7 +217,7 @@ def _draft(config: DeepConfig, prepared: Prepared, ranking: Ranking, path: Path)
         version=int(path.name),
         algorithm=config.kind,
         created=datetime.now(UTC),
-        query=HistoryKind(length=sum(config.instances.windows)),
+        query=query_kind(config, interactions),
         ranking=ranking,
         search=SearchDefaults(**limits.model_dump(include=set(SearchDefaults.model_fields))),
         training=config.model_dump(mode="json"),

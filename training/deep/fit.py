@@ -21,22 +21,25 @@ from torch import Tensor
 from tqdm import tqdm
 
 from espalier.errors import InvalidConfig
+from espalier.queries import VectorKind
 from espalier.tree import Tree
 from training.data.user_item_matrix import events_of_items
 from training.deep.averaging import AVERAGE_EVERY, averaged_over
 from training.deep.checkpoint import Checkpoint, Parts, RunState, identity_of
-from training.deep.instances import InstanceSource
+from training.deep.instances import Source, source_of
 from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss
 from training.deep.objectives.otm_robust import otm_robust_loss
 from training.deep.objectives.plt import hsm_loss, plt_loss
 from training.deep.objectives.tdm import tdm_loss
 from training.deep.parallel import average, average_gradients, own_rows, process, processes, share_weights
 from training.deep.prepare import Prepared, item_embeddings
+from training.deep.queries import model_input, query_kind
 from training.deep.scorers.heads import ProductHead
 from training.deep.scorers.initial_rows import popularity_biases, rows_from_embeddings
 from training.deep.scorers.model import NodeScorer, new_scorer
 from training.deep.topology import Topology
 from training.deep.validation import ranked_by, validation_pairs, validation_recall
+from training.deep.vector_start import start_model
 from training.specification.deep import DeepConfig, Objective, PathObjective, TdmObjective
 
 log = logging.getLogger(__name__)
@@ -71,13 +74,20 @@ def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
 
 
 def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScorer:
-    """The model at the start of training: seeded, its node rows from training users' co-occurrence, or all of it an earlier one's."""
+    """The model at the start of training: seeded, its node rows from training users' co-occurrence, or all of it an earlier one's.
+
+    That of vectors starts from the means of the vectors that lead to each item, and searches as these would (`vector_start.py`).
+    """
     torch.manual_seed(config.seed)
-    scorer = config.scorer
-    model = new_scorer(scorer, config.instances.windows, tree.node_count)
+    scorer, kind = config.scorer, query_kind(config, prepared.interactions)
+    vector_width = kind.width if isinstance(kind, VectorKind) else None
+    model = new_scorer(scorer, config.instances.windows, tree.node_count, vector_width)
     if scorer.init == "embeddings":
         biased = isinstance(model.head, ProductHead)  # then the last entry of a row is a bias
-        embeddings_ID = item_embeddings(prepared, scorer.node_dim - biased, config.seed)
+        if vector_width is None:
+            embeddings_ID = item_embeddings(prepared, scorer.node_dim - biased, config.seed)
+        else:
+            embeddings_ID = start_model(model, prepared.interactions, prepared.split.train, scorer.init_std, seed=config.seed)
         rows_ND = rows_from_embeddings(tree, embeddings_ID, scorer.init_std)
         model.node_rows.data[:, : embeddings_ID.shape[1]] = torch.from_numpy(rows_ND)
         if biased:
@@ -129,7 +139,7 @@ class _Run:
         self.config = config
         self.model = build_model(config, tree, prepared).to(device)
         self.topology = Topology(tree, device)
-        self.source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
+        self.source = source_of(prepared.interactions, prepared.split.train, config.instances, config.seed)
         self.optimiser = torch.optim.Adam(self.model.parameters(), lr=config.optimiser.learning_rate, fused=True)
         self.averaged = averaged_over(config.optimiser.average, self.model)
         parts: Parts = {"model": self.model, "averaged": self.averaged, "optimiser": self.optimiser}
@@ -188,7 +198,7 @@ def train_step(
     config: DeepConfig,
     model: NodeScorer,
     topology: Topology,
-    source: InstanceSource,
+    source: Source,
     optimiser: torch.optim.Optimizer,
     step: int,
 ) -> Tensor:
@@ -201,7 +211,7 @@ def train_step(
         group["lr"] = config.optimiser.learning_rate * (1 - step / config.optimiser.steps)
     optimiser.zero_grad()
     with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
-        query = topology.history_nodes(torch.from_numpy(instances.history_BT[own]).to(device))
+        query = model_input(topology, instances.query[own])
         targets = torch.from_numpy(instances.target_BP[own]).to(device)
         loss = LOSSES[kind](model, topology, query, targets, objective, generator)
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -3,12 +3,13 @@
 Knows interactions and cut points. Does not know trees or objectives. Batch number s of a run depends on (seed, s) only, so a
 resumed run continues exactly as an uninterrupted one.
 
-Legend: B instances, T history, P targets, X places in a list, E events of the longest drawn list.
+Legend: B instances, T history, F numbers of a vector, P targets, X places in a list, E events of the longest drawn list.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,18 +19,35 @@ from training.data.interactions import Interactions
 from training.specification.deep import InstanceConfig
 
 Int64 = NDArray[np.int64]
+QueryRows = NDArray[np.int64] | NDArray[np.float32]
+"""Queries before the model: int64[B, T] item rows of histories, −1 = padding in front, or float32[B, F] vectors."""
 
 
 @dataclass(frozen=True)
 class Instances:
     """A batch.
 
-    history_BT  int64[B, T]: item rows, newest last, −1 in front where there are fewer
-    target_BP   int64[B, P]: item rows, −1 where there are fewer; repeats are possible
+    query      int64[B, T]: a history's item rows, newest last, −1 in front where there are fewer; or float32[B, F]: vectors
+    target_BP  int64[B, P]: item rows, −1 where there are fewer; repeats are possible
     """
 
-    history_BT: Int64
+    query: QueryRows
     target_BP: Int64
+
+
+class Source(Protocol):
+    """Draws the batches of a run."""
+
+    def batch(self, step: int, size: int) -> Instances:
+        """The batch of one step."""
+        ...
+
+
+def source_of(interactions: Interactions, users: Int64, config: InstanceConfig, seed: int) -> Source:
+    """What draws batches from the lists of some users, or from some queries of vectors (int64 rows)."""
+    if interactions.vectors_UF is not None:
+        return VectorSource(interactions, interactions.vectors_UF, users, config.targets, seed)
+    return InstanceSource(interactions, users, config, seed)
 
 
 class InstanceSource:
@@ -52,7 +70,7 @@ class InstanceSource:
         cut_B = length_B // 2 if self.config.split == "half" else 1 + (rng.random(size) * (length_B - 1)).astype(np.int64)
         cut_B = np.where(rng.random(size) < self.config.cold_share, 0, cut_B)
         history_BT = cut_B[:, None] + np.arange(-self.length, 0)
-        target_BP = self._target_places(rng, cut_B, length_B)
+        target_BP = cut_B[:, None] if self.config.targets == 1 else target_places(rng, cut_B, length_B, self.config.targets)
         place_BX = np.concatenate([history_BT, target_BP], axis=1)
         items_BX = np.where(place_BX >= 0, self._items(rng, start_B, length_B, np.maximum(place_BX, 0)), -1)
         return Instances(items_BX[:, : self.length], items_BX[:, self.length :])
@@ -68,13 +86,30 @@ class InstanceSource:
         shuffled_BE = np.argsort(key_BE, axis=1)
         return np.asarray(events[start_B[:, None] + np.take_along_axis(shuffled_BE, place_BX, 1)], np.int64)
 
-    def _target_places(self, rng: np.random.Generator, cut_B: Int64, length_B: Int64) -> Int64:
-        """int64[B, P]: the places after the cut, −1 = none; of more than `targets` the next one, or a systematic sample."""
-        wanted = self.config.targets
-        rest_B = (length_B - cut_B)[:, None]
-        slot_P = np.arange(min(wanted, int(rest_B.max())))
-        if wanted == 1:
-            return cut_B[:, None]
-        drawn_BP = ((slot_P + rng.random((len(cut_B), 1))) * rest_B / wanted).astype(np.int64)  # systematic: all places alike, no repeats
-        offset_BP = np.where(rest_B <= wanted, slot_P, drawn_BP)
-        return np.where(offset_BP < rest_B, cut_B[:, None] + offset_BP, -1)
+
+class VectorSource:
+    """Draws batches of query vectors with some of their items."""
+
+    def __init__(self, interactions: Interactions, vectors_UF: NDArray[np.float32], users: Int64, targets: int, seed: int) -> None:
+        self.queries = users[np.diff(interactions.offset_U1)[users] >= 1]
+        if len(self.queries) == 0:
+            raise InvalidData("log", f"{len(users)} training queries", "at least one with an item")
+        self.interactions, self.vectors_UF, self.targets, self.seed = interactions, vectors_UF, targets, seed
+
+    def batch(self, step: int, size: int) -> Instances:
+        """The batch of one step: queries drawn uniformly with replacement."""
+        rng = np.random.default_rng([self.seed, 1, step])
+        queries = rng.choice(self.queries, size)
+        start_B = self.interactions.offset_U1[queries]
+        place_BP = target_places(rng, np.zeros(size, np.int64), self.interactions.offset_U1[queries + 1] - start_B, self.targets)
+        items_BP = self.interactions.item_of_event_E[start_B[:, None] + np.maximum(place_BP, 0)]
+        return Instances(np.asarray(self.vectors_UF[queries]), np.where(place_BP >= 0, items_BP, -1).astype(np.int64))
+
+
+def target_places(rng: np.random.Generator, cut_B: Int64, length_B: Int64, wanted: int) -> Int64:
+    """int64[B, P]: the places after the cut, −1 = none; of more than are wanted a systematic sample."""
+    rest_B = (length_B - cut_B)[:, None]
+    slot_P = np.arange(min(wanted, int(rest_B.max())))
+    drawn_BP = ((slot_P + rng.random((len(cut_B), 1))) * rest_B / wanted).astype(np.int64)  # systematic: all places alike, no repeats
+    offset_BP = np.where(rest_B <= wanted, slot_P, drawn_BP)
+    return np.where(offset_BP < rest_B, cut_B[:, None] + offset_BP, -1)

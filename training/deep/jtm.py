@@ -32,6 +32,7 @@ from tqdm import tqdm
 from espalier.tree import EMPTY_LEAF, Tree
 from training.deep.assignment import assign
 from training.deep.jtm_samples import Samples
+from training.deep.queries import model_input
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 
@@ -212,6 +213,6 @@ class Matching:
         with torch.no_grad(), tqdm(total=len(samples.target_S), unit="sample", desc=what, mininterval=1.0, delay=1.0) as bar:
             for start in range(0, len(samples.target_S), size):
                 part = slice(start, min(start + size, len(samples.target_S)))
-                history_BT = torch.from_numpy(samples.history_ST[part].astype(np.int64)).to(self.topology.device)
-                yield part, self.model.state(self.topology.history_nodes(history_BT)[:, lowest : highest + 1])
+                query = model_input(self.topology, samples.queries(part))
+                yield part, self.model.state(query if query.is_floating_point() else query[:, lowest : highest + 1])
                 bar.update(part.stop - part.start)

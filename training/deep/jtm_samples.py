@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 from training.data.interactions import Interactions
+from training.deep.instances import QueryRows
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -30,10 +31,19 @@ class Samples:
 
     history_ST  int32[S, T]: item rows, newest last, −1 = padding
     target_S    int64[S]: what is placed; numbers from 0, item rows where whole catalogues are
+    query_S     int64[S]: rows of vectors_UF float32[U, F], the queries where the log is of vectors; then histories have no places
     """
 
     history_ST: Int32
     target_S: Int64
+    query_S: Int64 | None = None
+    vectors_UF: NDArray[np.float32] | None = None
+
+    def queries(self, part: slice) -> QueryRows:
+        """The queries of some samples."""
+        if self.query_S is not None and self.vectors_UF is not None:
+            return np.asarray(self.vectors_UF[self.query_S[part]])
+        return self.history_ST[part].astype(np.int64)
 
 
 def draw_samples(
@@ -42,6 +52,7 @@ def draw_samples(
     """Every event of `users` (pass training users) with the history before it, or `most` random ones; a first event has no history.
 
     Where lists have no order: every event of a list of at least two, with a random part of the list's other events as its history.
+    Where users are vectors: every event, with the vector.
 
     wanted_I  bool[I]: the items whose events are drawn; None: all items
 
@@ -57,6 +68,8 @@ def draw_samples(
     user_S, event_S = events.user_and_event(drawn_S if wanted is None else wanted[drawn_S])
     target_S = np.asarray(interactions.item_of_event_E[event_S], np.int64)
     order = np.lexsort((event_S, target_S))
+    if interactions.vectors_UF is not None:
+        return Samples(np.zeros((len(order), 0), np.int32), target_S[order], users[user_S[order]], interactions.vectors_UF)
     begin_S, length_S, event_S = events.begin_U[user_S[order]], events.length_U[user_S[order]], event_S[order]
     history_ST = np.full((len(order), length), -1, np.int32)
     size = ROWS if interactions.order != "none" else max(1, min(ROWS, KEYS // int(length_S.max(initial=1))))
@@ -78,7 +91,8 @@ class _NumberedEvents:
         self._item_of_event_E = interactions.item_of_event_E
         self.begin_U, self.length_U = interactions.offset_U1[users], np.diff(interactions.offset_U1)[users]
         first = 0 if interactions.order == "none" else 1  # without an order every event has others beside it
-        self._stop_U: Int64 = np.cumsum(np.where(self.length_U >= 2, self.length_U - first, 0))
+        least = 2 if interactions.vectors_UF is None else 1
+        self._stop_U: Int64 = np.cumsum(np.where(self.length_U >= least, self.length_U - first, 0))
         self.count = int(self._stop_U[-1]) if len(users) else 0
 
     def user_and_event(self, number_S: Int64) -> tuple[Int64, Int64]:

@@ -21,6 +21,7 @@ from training.data.splits import Split, split_log
 from training.deep.earlier import EarlierModel, open_earlier
 from training.deep.jtm import learn_tree
 from training.deep.jtm_samples import draw_samples
+from training.deep.vector_start import item_means, start_of
 from training.specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
 from training.trees.category import category_tree
 from training.trees.embeddings import item_embeddings as embeddings_of
@@ -108,8 +109,14 @@ def leaf_rows(bundle: Bundle, items: ItemTable) -> NDArray[np.float32]:
 
 
 def item_embeddings(prepared: Prepared, width: int, seed: int) -> NDArray[np.float32]:
-    """float32[I, D]: co-occurrence embeddings of all items from training users; D is less than `width` only for tiny catalogues."""
+    """float32[I, D]: co-occurrence embeddings of all items from training users, or means of the vectors that lead to them.
+
+    D is less than `width` only for tiny catalogues and short vectors.
+    """
     interactions, train = prepared.interactions, prepared.split.train
+    if interactions.vectors_UF is not None:
+        means = item_means(interactions, train, start_of(interactions, train, width, seed=seed))
+        return spread_unseen(means, seed=seed)
     width = max(1, min(width, len(train) - 1, interactions.item_count - 1))
     embeddings = embeddings_of(interactions, train, width, seed=seed)
     return spread_unseen(embeddings, interactions.category_of_item_I, seed=seed)

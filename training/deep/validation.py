@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.metrics import precision_recall_f
-from espalier.queries import HistoryKind, pad_histories
 from training.data.splits import EvaluationPair, without_seen
 from training.deep.beam import search
 from training.deep.prepare import Prepared
+from training.deep.queries import model_input, rows_of_pairs
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.specification.deep import DeepConfig
@@ -57,13 +57,13 @@ def search_pairs(
     m: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """int64[B, M] item rows and float32[B, M] ranks of held-out queries."""
-    kind = HistoryKind(length=sum(config.instances.windows))
     rows, ranks = [], []
     for start in range(0, len(pairs), 100):
         part = pairs[start : start + 100]
-        history_BT = torch.from_numpy(pad_histories(kind, [pair.history for pair in part]).array.astype(np.int64)).to(topology.device)
-        exclude_BE = _pad_rows([pair.history for pair in part]).to(topology.device) if config.search.exclude_seen else None
-        item_rows, rank = search(model, topology, topology.history_nodes(history_BT), beam_size, m, gamma, own, exclude_BE)
+        query = model_input(topology, rows_of_pairs(config, part))
+        has_seen = config.search.exclude_seen and part[0].vector is None
+        exclude_BE = _pad_rows([pair.history for pair in part]).to(topology.device) if has_seen else None
+        item_rows, rank = search(model, topology, query, beam_size, m, gamma, own, exclude_BE)
         missing = m - item_rows.shape[1]
         rows.append(np.pad(item_rows.cpu().numpy(), ((0, 0), (0, missing)), constant_values=-1))
         ranks.append(np.pad(rank.cpu().numpy(), ((0, 0), (0, missing)), constant_values=-np.inf))

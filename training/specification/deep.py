@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from espalier.errors import InvalidConfig
 from espalier.manifest import ModelName
 from espalier.queries import MAX_HISTORY
-from training.specification.log_format import CsvFormat, ListsFormat, LogFormat, TableFormat
+from training.specification.log_format import CsvFormat, LogFormat, TableFormat, VectorsFormat
 from training.specification.scorers import ProductScorer, Scorer
 from training.specification.sections import SearchLimits, Section, default_kind
 from training.specification.splits import DateSplit, LastSplit, SplitConfig, UserSplit, microseconds
@@ -278,11 +278,24 @@ class DeepConfig(Section):
     @model_validator(mode="after")
     def _category_known(self) -> DeepConfig:
         if isinstance(self.tree, CategoryTree):
-            if isinstance(self.data.format, ListsFormat):
-                expected = "another kind, since data.format.format is lists and lists have no categories"
+            if not isinstance(self.data.format, TableFormat):
+                expected = (
+                    f"another kind, since data.format.format is {self.data.format.format} and {self.data.format.format} have no categories"
+                )
                 raise InvalidConfig("tree.kind", self.tree.kind, expected)
             if self.data.format.category is None:
                 raise InvalidConfig("data.format.category", None, "a column, since tree.kind is category")
+        return self
+
+    @model_validator(mode="after")
+    def _vectors_have_no_history(self) -> DeepConfig:
+        if isinstance(self.data.format, VectorsFormat):
+            because = "since data.format.format is vectors and such queries have no history"
+            if self.scorer.kind not in ("product", "mlp"):
+                raise InvalidConfig("scorer.kind", self.scorer.kind, f"product or mlp, {because}")
+            for key in ("windows", "split", "cold_share"):
+                if getattr(self.instances, key) != (default := InstanceConfig.model_fields[key].default):
+                    raise InvalidConfig(f"instances.{key}", getattr(self.instances, key), f"its default {default!r}, {because}")
         return self
 
     @model_validator(mode="after")

@@ -86,6 +86,29 @@ class ParquetFormat(TableFormat):
     format: Literal["parquet"] = "parquet"
 
 
+class VectorsFormat(_Format):
+    """A Parquet file with one query a row: a dense vector, and the items that it should lead to. Rows with equal vectors are one query."""
+
+    timestamp: ClassVar[None] = None
+    category: ClassVar[None] = None
+    order: ClassVar[Literal["none"]] = "none"
+    format: Literal["vectors"] = "vectors"
+    vector: str = Field(default="vector", description="column of the vectors: lists of numbers, all of one length")
+    items: str = Field(default="items", description="column of the item ids: a list of them in each row, or one")
+    min_user_events: int = Field(default=1, ge=1, description="then drop queries with fewer items")
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """Role → column."""
+        return {"vector": self.vector, "items": self.items}
+
+    @model_validator(mode="after")
+    def _two_columns(self) -> VectorsFormat:
+        if self.vector == self.items:
+            raise ValueError(f"vector and items: expected different columns, got {self.vector!r} twice")
+        return self
+
+
 class ListsFormat(_Format):
     """Text with one user a line: the id, then the items in time order."""
 
@@ -103,7 +126,9 @@ class ListsFormat(_Format):
         return self
 
 
-LogFormat = Annotated[CsvFormat | ListsFormat | ParquetFormat, Field(discriminator="format"), default_kind("csv", "format")]
+EventFormat = CsvFormat | ListsFormat | ParquetFormat
+"""The formats of histories: who touched what."""
+LogFormat = Annotated[CsvFormat | ListsFormat | ParquetFormat | VectorsFormat, Field(discriminator="format"), default_kind("csv", "format")]
 LOG_FORMAT: Form[LogFormat] = Form(LogFormat)
 
 

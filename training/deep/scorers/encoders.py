@@ -2,7 +2,7 @@
 
 `WindowEncoder` is the papers' history encoder (TDM §5.1, with JTM's per-level ancestors): each behaviour is replaced by its ancestor
 on the level at hand, the node rows are averaged inside time windows, the windows are concatenated. `VectorEncoder` passes a dense
-vector on.
+vector on, shifted and scaled.
 
 Legend: B queries, T history, R behaviours without padding, L levels, W windows, D node row, F features.
 """
@@ -61,11 +61,15 @@ class WindowEncoder(nn.Module):
 
 
 class VectorEncoder(nn.Module):
-    """vector float32[B, F] → features float32[B, 1, F]: the same on every level."""
+    """vector float32[B, F] → features float32[B, 1, F]: (vector − mean) · scale, the same on every level."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.features = width
+        self.register_buffer("mean_F", torch.zeros(width))
+        self.register_buffer("scale", torch.ones(1))
+        self.mean_F: Tensor
+        self.scale: Tensor
 
     def forward(self, vector: Tensor, node_rows: Tensor) -> Tensor:
-        return vector.unsqueeze(1)
+        return ((vector - self.mean_F) * self.scale).unsqueeze(1)

@@ -54,15 +54,19 @@ class NodeScorer(nn.Module):
         return state_BLS[:, 0 if state_BLS.shape[1] == 1 else level] @ rows_of(span, self.node_rows).T
 
 
-def new_scorer(config: Scorer, windows: Sequence[int], nodes: int) -> NodeScorer:
-    """A configured model over histories with random weights, from torch's generator as it stands."""
+def new_scorer(config: Scorer, windows: Sequence[int], nodes: int, vector_width: int | None = None) -> NodeScorer:
+    """A configured model with random weights, from torch's generator as it stands.
+
+    windows       of histories
+    vector_width  queries are vectors so wide, not histories
+    """
     encoder: Encoder
     head: Head
     if isinstance(config, AttentionScorer):
         encoder = BehaviourEncoder(windows, config.node_dim)
         head = AttentionHead(windows, config.node_dim, config.attention_hidden, config.hidden)
     else:
-        encoder = WindowEncoder(windows, config.node_dim)
+        encoder = WindowEncoder(windows, config.node_dim) if vector_width is None else VectorEncoder(vector_width)
         if isinstance(config, MlpScorer):
             head = MlpHead(encoder.features, config.node_dim, config.hidden)
         else:

@@ -1,0 +1,122 @@
+"""Logs of query vectors: Parquet with a vector and the ids of its items in each row, as checked columns, and the vectors on disk.
+
+Knows files, columns and values. A query is known by a digest of its vector, so rows with equal vectors are one query and no split parts
+them.
+
+Legend: R rows of a block, F numbers of a vector, E events (a query with one of its items), U queries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidData
+from espalier.queries import MAX_VECTOR_WIDTH
+from training.data.log_files import BatchVectors, LogBatch, Place, parquet_batches
+from training.specification.log_format import VectorsFormat
+
+log = logging.getLogger(__name__)
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def read_vectors(path: Path, log_format: VectorsFormat, scratch: Path, *, block_bytes: int) -> Iterator[LogBatch]:
+    """The events of a file of vectors in file order, about `block_bytes` of vectors at a time. Rows without an item are passed over.
+
+    scratch  a folder for the plain copy of a gzipped file
+
+    Raises InvalidData, naming the file, the row (1 = the first) and the column, for a missing column, a vector that is missing, has
+    another length than the first or more than MAX_VECTOR_WIDTH numbers, a number that is not finite in 32 bits, and an empty id.
+    """
+    with closing(parquet_batches(path, {"vector": log_format.vector}, scratch, 1)) as batches:
+        first = next(batches, None)
+    if first is None or not len(first):
+        return
+    width = len(_lists(first.column(0), Place(path.name, 0, log_format.columns))[0])
+    if not 1 <= width <= MAX_VECTOR_WIDTH:
+        raise InvalidData(
+            f"{path.name}: column vector", f"{width} numbers", f"1 to {MAX_VECTOR_WIDTH} in each list of column {log_format.vector!r}"
+        )
+    rows, without = 0, 0
+    for batch in parquet_batches(path, log_format.columns, scratch, max(1, block_bytes // (4 * width))):
+        place = Place(path.name, rows, log_format.columns)
+        vectors_RF = _vectors(batch.column(0), width, place)
+        item, row_of_event_E = _items(batch.column(1), place)
+        digest = [hashlib.blake2b(vector, digest_size=16).hexdigest() for vector in vectors_RF]
+        user = pa.array(digest, pa.string()).take(pa.array(row_of_event_E))
+        rows += batch.num_rows
+        without += batch.num_rows - len(np.unique(row_of_event_E))
+        yield LogBatch(user, item, None, None, BatchVectors(vectors_RF, row_of_event_E))
+    if without:
+        log.warning("%s: %d of %d vectors have no items; they are left out", path.name, without, rows)
+
+
+def write_new(vectors: BatchVectors, user_E: Int64, known: int, file: IO[bytes]) -> None:
+    """Append the vectors of the users of a block that are new: their codes (int64[E]) follow the `known` ones, in the order of writing."""
+    users, event = np.unique(user_E, return_index=True)
+    vectors.vectors_RF[vectors.row_of_event_E[event[users >= known]]].tofile(file)
+
+
+def vectors_in_order(source: Path, order_U: Int64, count: int, target: Path, *, block_bytes: int = 1 << 26) -> Float32:
+    """float32[U, F]: a file of the vectors at `order_U` of the `count` vectors of another file, as a read-only memory map."""
+    written = np.memmap(source, np.float32, mode="r").reshape(count, -1)
+    size = max(1, block_bytes // (4 * written.shape[1]))
+    part = target.with_suffix(".part")
+    with part.open("wb") as file:
+        for start in range(0, len(order_U), size):
+            written[order_U[start : start + size]].tofile(file)
+    part.replace(target)  # replacing: an earlier result that still maps the old file stays intact
+    return np.memmap(target, np.float32, mode="r").reshape(len(order_U), -1)
+
+
+def _vectors(column: pa.Array, width: int, place: Place) -> Float32:
+    lists = _lists(column, place)
+    lengths = np.asarray(pc.list_value_length(lists), np.int64)
+    other = np.flatnonzero(lengths != width)
+    if len(other):
+        raise place.wrong("vector", int(other[0]), f"{lengths[other[0]]} numbers", f"{width} numbers, as in the first row,")
+    flat = lists.flatten()
+    if not (pa.types.is_floating(flat.type) or pa.types.is_integer(flat.type)):
+        raise InvalidData(f"{place.file}: column vector", str(flat.type), f"numbers in column {place.columns['vector']!r}")
+    wide_RF = np.asarray(flat.cast(pa.float64()).fill_null(np.nan), np.float64).reshape(len(lists), width)
+    wrong = ~(np.abs(wide_RF) <= LARGEST)  # also where one is NaN
+    if wrong.any():
+        row = int(wrong.any(axis=1).argmax())
+        raise place.wrong("vector", row, float(wide_RF[row][wrong[row]][0]), "finite 32-bit numbers")
+    return wide_RF.astype(np.float32) + np.float32(0)  # −0 becomes 0: equal vectors have equal bytes
+
+
+def _lists(column: pa.Array, place: Place) -> pa.Array:
+    """A column of lists without nulls. Raises InvalidData."""
+    if not isinstance(column, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
+        raise InvalidData(f"{place.file}: column vector", str(column.type), f"lists of numbers in column {place.columns['vector']!r}")
+    if column.null_count:
+        row = int(np.flatnonzero(np.asarray(column.is_null()))[0])
+        raise place.wrong("vector", row, None, "a list of numbers")
+    return column
+
+
+def _items(column: pa.Array, place: Place) -> tuple[pa.Array, Int64]:
+    """The ids of all rows, one after the other, and int64[E]: their rows."""
+    if isinstance(column, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
+        rows, values = np.asarray(pc.list_parent_indices(column), np.int64), pc.list_flatten(column)
+    else:
+        rows, values = np.arange(len(column)), column
+    ids = place.strings("items", values)
+    missing = np.flatnonzero(np.asarray(pc.equal(pc.coalesce(ids, pa.scalar("")), "")))
+    if len(missing):
+        raise place.wrong("items", int(rows[missing[0]]), ids[int(missing[0])].as_py(), "ids")
+    return ids, rows
