@@ -29,7 +29,7 @@ from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.random_bundles import graph_model, linear_graphs, make_bundle, make_linear_bundle, random_tree, sparse_rows
 from espalier.chunks import LARGEST_RANK, Chunks
 from espalier.engines import open_engine
-from espalier.engines.linear.best_nodes import keep_best
+from espalier.engines.best_nodes import best_positions
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.onnx.engine import OnnxEngine
@@ -306,16 +306,29 @@ def test_engines_refuse_features_whose_values_are_no_numbers(tmp_path: Path, ope
 # -- the compiled search --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("wanted", [1, 2, 5, 19, 20, 30])
+def test_the_selection_is_a_stable_sorts_first(wanted: int) -> None:
+    """Ties, both zeros and the ends of float32 among them."""
+    rng = np.random.default_rng(wanted)
+    ends = np.array([0.0, -0.0, 1, -1, LARGEST, -LARGEST, 1e-45, -1e-45], np.float32)
+    for keys in (rng.normal(size=20), rng.integers(-2, 3, 20), np.zeros(20), rng.choice(ends, 20), -np.abs(rng.normal(size=20))):
+        keys = keys.astype(np.float32)
+        positions = np.full(40, -7)
+        count = best_positions(keys, 20, wanted, np.empty(20, np.int32), positions)
+        expected = np.sort(np.argsort(-keys, kind="stable")[:wanted])
+        assert positions[:count].tolist() == expected.tolist()
+        assert np.all(positions[count:] == -7)
+
+
 @pytest.mark.parametrize("wanted", [1, 2, 5])
 def test_the_selection_never_writes_more_than_is_wanted(wanted: int) -> None:
     """Into buffers with room for more, whose rest must stay as it was."""
     rng = np.random.default_rng(1)
-    for ranks in (np.full(20, np.nan), np.where(rng.random(20) < 0.5, np.nan, rng.normal(size=20)), np.append(np.nan, rng.normal(size=19))):
-        kept, kept_ranks = np.full(40, -7), np.full(40, -7, np.float32)
-        count = keep_best(np.arange(20), ranks.astype(np.float32), 20, wanted, kept, kept_ranks, np.empty(40, np.float32))
+    for keys in (np.full(20, np.nan), np.where(rng.random(20) < 0.5, np.nan, rng.normal(size=20)), np.append(np.nan, rng.normal(size=19))):
+        positions = np.full(40, -7)
+        count = best_positions(keys.astype(np.float32), 20, wanted, np.empty(20, np.int32), positions)
         assert count <= wanted
-        assert np.all(kept[wanted:] == -7)
-        assert np.all(kept_ranks[wanted:] == -7)
+        assert np.all(positions[wanted:] == -7)
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge", None])
@@ -343,7 +356,7 @@ def test_products_that_cancel_to_no_number_are_no_candidates(activation: Activat
 def test_the_compiled_search_stays_within_its_arrays(tmp_path: Path) -> None:
     """The tests of it above once more, in a process in which numba checks every index."""
     environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
-    chosen = "(SparseCpuEngine and (features_of_one_number or any_features)) or never_writes_more or cancel_to_no_number"
+    chosen = "(SparseCpuEngine and (features_of_one_number or any_features)) or the_selection or cancel_to_no_number"
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen, __file__]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -51,6 +51,7 @@ import triton.language as tl
 from espalier.engines.onnx import engine as onnx_engine
 from espalier.engines.onnx.graphs import read_graph
 from espalier.engines.reference import ReferenceEngine
+from espalier.engines.scorer_weights import scorer_weights, verified_weights
 from espalier.engines.triton import cells as gpu_cells
 from espalier.engines.triton import gpu_engine
 from espalier.engines.triton import graph_engine as gpu
@@ -59,7 +60,6 @@ from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
 from espalier.engines.triton.graph_engine import TritonEngine, device_bytes
 from espalier.engines.triton.kernels.logistic import log_sigmoid
 from espalier.engines.triton.kernels.matmul import matmul
-from espalier.engines.triton.scorer_form import scorer_weights, verified_weights
 from espalier.engines.triton.torch_graph import TorchGraph, constant_of, encoder_of
 
 pytestmark = pytest.mark.slow

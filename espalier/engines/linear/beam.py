@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from espalier.engines.linear.best_nodes import best_first, keep_best
+from espalier.engines.best_nodes import best_first, best_positions
 from espalier.engines.linear.feature_tables import ENTRY_COUNTS, NO_ROW, slot_of
 
 Array = NDArray[Any]
@@ -37,7 +37,7 @@ class Workspace(NamedTuple):
 
     query_F         float32[F], 0 between queries: the values of the current query
     excluded_N      bool[N], False between queries: the nodes excluded from the current query
-    kept, kept_ranks, candidates, ranks, heap   int64, float32, int64, float32, float32: of one level
+    kept, kept_ranks, candidates, ranks, ordered, chosen   int64, float32, int64, float32, int32, int64: of one level
     """
 
     query_F: Array
@@ -46,7 +46,8 @@ class Workspace(NamedTuple):
     kept_ranks: Array
     candidates: Array
     ranks: Array
-    heap: Array
+    ordered: Array
+    chosen: Array
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
@@ -70,7 +71,7 @@ def search_queries(
     first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight, bias = tables[:7]
     table_from, is_direct, slot_feature, slot_location, dense_weight = tables[7:]
     last, gamma, power = ranker
-    query_F, excluded_N, kept, kept_ranks, candidates, ranks, heap = work
+    query_F, excluded_N, kept, kept_ranks, candidates, ranks, ordered, chosen = work
     nodes_BM, ranks_BM, candidates_BHC, candidate_ranks_BHC, kept_BHK, kept_ranks_BHK = out
     one, zero, nan = np.float32(1), np.float32(0), np.float32(np.nan)
     filtered = len(eligible_N) > 0 or excluded_BX.shape[1] > 0
@@ -170,7 +171,9 @@ def search_queries(
                         candidates[total + c] = first + c
                     total += children
             wanted = m_B[b] if is_last else beam_size_B[b]
-            count = keep_best(candidates, ranks, total, wanted, kept, kept_ranks, heap)
+            count = best_positions(ranks, total, wanted, ordered, chosen)
+            for k in range(count):
+                kept[k], kept_ranks[k] = candidates[chosen[k]], ranks[chosen[k]]
             if kept_BHK.shape[1] > 0:
                 for c in range(total):
                     candidates_BHC[b, level, c], candidate_ranks_BHC[b, level, c] = candidates[c], ranks[c]

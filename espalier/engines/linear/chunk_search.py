@@ -148,7 +148,7 @@ class ChunkSearch:
             most = max(most, candidates)
             kept = min(candidates, beam_size if level + 1 < last else m)
             widest = max(widest, kept)
-        sizes = (widest, np.int64), (widest, np.float32), (most, np.int64), (most, np.float32), (widest, np.float32)
+        sizes = (widest, np.int64), (widest, np.float32), (most, np.int64), (most, np.float32), (most, np.int32), (widest, np.int64)
         self._workspaces = [(*own, *(np.empty(size, dtype) for size, dtype in sizes)) for own in self._marks]
         self._room = beam_size, m
 

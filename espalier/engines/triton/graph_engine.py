@@ -19,11 +19,11 @@ from torch import Tensor
 
 from espalier.bundle import Bundle
 from espalier.engines.onnx.graphs import read_graph
+from espalier.engines.scorer_weights import ScorerWeights, scorer_weights
 from espalier.engines.triton.cells import Beam, Cell, FixedShapes, Tuning, is_ragged
 from espalier.engines.triton.gpu_engine import DTYPES, GpuEngine
 from espalier.engines.triton.kernels.history_nodes import history_nodes_kernel
 from espalier.engines.triton.kernels.score import rank_level_kernel, score_children_kernel, score_levels_kernel
-from espalier.engines.triton.scorer_form import ScorerWeights, scorer_weights
 from espalier.engines.triton.torch_graph import TorchGraph, encoder_of
 from espalier.errors import UnsupportedGraph
 from espalier.queries import HistoryKind, QueryBatch

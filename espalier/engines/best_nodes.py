@@ -1,0 +1,82 @@
+"""The best of a level's candidates, and results in their order, compiled by numba."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@njit(cache=True, nogil=True)
+def best_positions(keys: Array, total: int, count: int, ordered: Array, positions: Array) -> int:
+    """Write the positions of the best `count` of `total` keys, ascending; of equal keys the first. Returns how many there are.
+
+    keys       float32
+    ordered    int32, room for `total` numbers
+    positions  int64, room for `count` numbers
+
+    The key at the cut is found bit by bit: each pass counts the keys from a bound on, without a branch, 16 keys an instruction where the
+    processor can. A heap takes 4 to 30 times as long.
+    """
+    if total <= count:
+        for c in range(total):
+            positions[c] = c
+        return total
+    for c in range(total):  # integers in the order of the keys; −0, which equals 0, would be −1
+        bits = np.float32(keys[c]).view(np.int32)
+        bits ^= (bits >> 31) & 0x7FFFFFFF
+        ordered[c] = bits + (bits == -1)
+    reached = 0
+    for c in range(total):
+        reached += ordered[c] >= 0
+    cut = np.int32(0) if reached >= count else np.int32(-(2**31))
+    bit = np.int32(2**30)
+    while bit > 0 and reached != count:
+        bound = np.int32(cut | bit)
+        reached = 0
+        for c in range(total):
+            reached += ordered[c] >= bound
+        if reached >= count:
+            cut = bound
+        bit >>= 1
+    above = 0
+    for c in range(total):
+        above += ordered[c] > cut
+    ties = count - above
+    written = 0
+    for c in range(total):
+        if ordered[c] > cut or (ordered[c] == cut and ties > 0):
+            ties -= ordered[c] == cut
+            positions[written] = c
+            written += 1
+    return written
+
+
+@njit(cache=True, nogil=True)
+def best_first(keys: Array, count: int) -> Array:
+    """int64[count]: the positions of the first `count` keys, best first, ties by position.
+
+    A merge sort of our own: numba needs a second to compile NumPy's.
+    """
+    order, merged = np.empty(count, np.int64), np.empty(count, np.int64)
+    for k in range(count):
+        order[k] = k
+    width = 1
+    while width < count:
+        for begin in range(0, count, 2 * width):
+            middle, end = min(begin + width, count), min(begin + 2 * width, count)
+            i, j = begin, middle
+            for k in range(begin, end):
+                if j == end or (i < middle and keys[order[i]] >= keys[order[j]]):
+                    merged[k] = order[i]
+                    i += 1
+                else:
+                    merged[k] = order[j]
+                    j += 1
+        order, merged = merged, order
+        width *= 2
+    return order
