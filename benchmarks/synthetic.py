@@ -147,32 +147,31 @@ def diffused_rows(rng: np.random.Generator, height: int, dim: int) -> NDArray[np
     return np.concatenate(levels)
 
 
-def diffusion_bundle(folder: Path, height: int, seed: int = 0) -> Bundle:
-    """Vector queries over 2^height items under `folder`, made once; logit = ⟨query, row⟩, γ = 0, rows as `diffused_rows`.
+def diffusion_bundle(folder: Path, height: int, seed: int = 0, dim: int = VECTOR_DIM) -> Bundle:
+    """Vector queries of `dim` numbers over 2^height items under `folder`, made once; logit = ⟨query, row⟩, γ = 0, rows as `diffused_rows`.
 
     Two columns to filter on: `scattered`, a random number in [0, 1), and `clustered`, one of [0, 1) for each
     subtree of CLUSTER items.
     """
-    path = folder / f"diffusion-{height}" / "1"
+    name = f"diffusion-{height}" + (f"-{dim}" if dim != VECTOR_DIM else "")
+    path = folder / name / "1"
     if path.exists():
         return Bundle.open(path, verify=False)
     rng = np.random.default_rng(seed)
     items = 1 << height
-    rows_ND = diffused_rows(rng, height, VECTOR_DIM)
+    rows_ND = diffused_rows(rng, height, dim)
     leaf_item = rng.permutation(items)
     clustered = np.empty(items)
     clustered[leaf_item] = np.repeat(rng.permutation(-(-items // CLUSTER)) * CLUSTER / items, CLUSTER)[:items]
     columns = {"id": [str(i) for i in range(items)], "scattered": rng.random(items), "clustered": clustered}
-    head = ProductHead(VECTOR_DIM, VECTOR_DIM + 1, None)
-    query, scorer = export_graphs(
-        NodeScorer(8, VECTOR_DIM + 1, VectorEncoder(VECTOR_DIM), head, 1.0), "vector", torch.zeros((2, VECTOR_DIM))
-    )
-    example = pa.array([[0.0] * VECTOR_DIM], pa.list_(pa.float32()))
+    head = ProductHead(dim, dim + 1, None)
+    query, scorer = export_graphs(NodeScorer(8, dim + 1, VectorEncoder(dim), head, 1.0), "vector", torch.zeros((2, dim)))
+    example = pa.array([[0.0] * dim], pa.list_(pa.float32()))
     content = GraphContent(
         tree=complete_tree(leaf_item, 2),
         node_rows_ND=np.pad(rows_ND, ((0, 0), (0, 1))),  # a bias of 0
         state_levels=1,
-        state_dim=VECTOR_DIM + 1,
+        state_dim=dim + 1,
         query_onnx=query,
         scorer_onnx=scorer,
         form=InnerProductForm(),
@@ -181,11 +180,11 @@ def diffusion_bundle(folder: Path, height: int, seed: int = 0) -> Bundle:
         heldout=pa.table({"vector": example, "relevant": pa.array([["0"]])}),
     )
     draft = ManifestDraft(
-        name=f"diffusion-{height}",
+        name=name,
         version=1,
         algorithm="synthetic",
         created=datetime.now(UTC),
-        query=VectorKind(width=VECTOR_DIM),
+        query=VectorKind(width=dim),
         ranking=Ranking(own="logit", gamma=0),
         search=SearchDefaults(beam_size=200, m=100, max_beam_size=1000, max_m=1000),
     )

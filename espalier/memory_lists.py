@@ -15,9 +15,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from espalier.engines.linear.feature_tables import read_only
 from espalier.masks.eligibility import EligibleNodes
 from espalier.memory import Memory
+from espalier.read_only import read_only
 from espalier.tree import Tree
 
 Array = NDArray[Any]

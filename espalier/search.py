@@ -149,7 +149,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """`reference`, `onnx-cpu`, `onnx-cuda`, `triton`, `sparse-cpu`, `sparse-cuda`: the name in JSON and metrics."""
+        """`reference`, `compiled-cpu`, `onnx-cpu`, `onnx-cuda`, `triton`, `sparse-cpu`, `sparse-cuda`: the name in JSON and metrics."""
         ...
 
     @property

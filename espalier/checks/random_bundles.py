@@ -139,6 +139,12 @@ def random_memory(rng: Rng, items: int, length: int, integer: bool = True) -> Me
     return Memory(offset, item, value.astype(np.float32), weight.astype(np.float32), 0.5 if integer else float(rng.choice([0.1, 10.0])))
 
 
+def product_graphs(rng: Rng, width: int, integer: bool, step: float | None = None) -> tuple[bytes, bytes]:
+    """History queries: state = W · Σ rows of the history's ancestors; logit = ⟨state, row⟩."""
+    slope = np.ones((1, 1, width), np.float32)
+    return history_graphs(rng, width, width, integer, slope, step)[0], linear_graphs(width)[1]
+
+
 HISTORY_FORM = MlpForm(layers=(DenseLayer(weight="u", slope="slope"),), out=DenseLayer(weight="v"))
 """What the scorer of `history_graphs` computes."""
 
@@ -147,7 +153,7 @@ def make_bundle(
     folder: Path,
     rng: Rng,
     tree: Tree,
-    kind: Literal["history", "vector"] = "history",
+    kind: Literal["history", "product", "vector"] = "history",
     gamma: float = 0.0,
     own: Literal["logit", "log_activation"] = "logit",
     integer: bool = True,
@@ -164,25 +170,33 @@ def make_bundle(
     step: float | None = None,
     memory: Memory | None = None,
     encoder: Literal["levels", "sequence"] = "levels",
+    dtype: Literal["float32", "float16"] = "float32",
     **search: int,
 ) -> Bundle:
     """A bundle with random node rows over items `item-0` …, with `columns` beside their titles, written under `folder`.
 
+    kind    of queries; `product`: histories too, with an inner product as the scorer
     graphs  query.onnx and scorer.onnx in place of hand-made ones, with states of `state_dim`, a scorer of `form` and its `weights`
     step    node rows and weights that are no integers are `stepped`
     memory  as `random_memory` makes one
     encoder `sequence`: the query encoder is that of `sequence_query`
     """
     slope = np.full((1, 1, 6), 0.25, np.float32) if slope is None else slope
-    query_kind = HistoryKind(length=length) if kind == "history" else VectorKind(width=width)
-    query, scorer = graphs or (history_graphs(rng, width, 6, integer, slope, step) if kind == "history" else linear_graphs(width))
+    query_kind = VectorKind(width=width) if kind == "vector" else HistoryKind(length=length)
+    if graphs is not None:
+        query, scorer = graphs
+    elif kind == "history":
+        query, scorer = history_graphs(rng, width, 6, integer, slope, step)
+    else:
+        query, scorer = product_graphs(rng, width, integer, step) if kind == "product" else linear_graphs(width)
     if encoder == "sequence" and graphs is None:
-        query = sequence_query(rng, width, 6, tree.height + 1, length, integer, step)
+        query = sequence_query(rng, width, 6 if kind == "history" else width, tree.height + 1, length, integer, step)
     shape = (tree.node_count, width)
-    rows = drawn(rng, shape, integer, step)
+    rows = drawn(rng, shape, integer, step).astype(dtype)
     ids = [f"item-{i}" for i in range(tree.item_count)]
     items = ItemTable.build(pa.table({"id": ids, "title": [f"Title {i}" for i in range(tree.item_count)], **(columns or {})}))
-    history = pa.array([["item-0"]], pa.list_(pa.string())) if kind == "history" else pa.array([[1.0] * width], pa.list_(pa.float32()))
+    vector = pa.array([[1.0] * width], pa.list_(pa.float32()))
+    example = vector if kind == "vector" else pa.array([["item-0"]], pa.list_(pa.string()))
     draft = ManifestDraft(
         name=name,
         version=version,
@@ -195,15 +209,15 @@ def make_bundle(
     content = GraphContent(
         tree=tree,
         node_rows_ND=rows,
-        state_levels=tree.height + 1 if kind == "history" else 1,
+        state_levels=1 if kind == "vector" else tree.height + 1,
         weights=weights or {},
         form=form if graphs else HISTORY_FORM if kind == "history" else InnerProductForm(),
         state_dim=state_dim or (6 if kind == "history" else width),
         query_onnx=query,
         scorer_onnx=scorer,
         items=items,
-        golden=pa.table({kind: history.slice(0, 0)} | {name: pa.array([], t) for name, t in columns_of_golden(memory).items()}),
-        heldout=pa.table({kind: history, "relevant": pa.array([["item-0"]])}),
+        golden=pa.table({query_kind.kind: example.slice(0, 0)} | {name: pa.array([], t) for name, t in columns_of_golden(memory).items()}),
+        heldout=pa.table({query_kind.kind: example, "relevant": pa.array([["item-0"]])}),
         memory=memory,
         encoder=encoder,
     )

@@ -65,6 +65,12 @@ def _onnx_cuda(bundle: Bundle, threads: int, precision: Precision) -> Engine:
     return engine.OnnxEngine(bundle, "cuda", threads=threads)
 
 
+def _compiled_cpu(bundle: Bundle, threads: int, precision: Precision) -> Engine:
+    from espalier.engines.compiled.engine import CompiledEngine
+
+    return CompiledEngine(bundle, threads)
+
+
 def _onnx_cpu(bundle: Bundle, threads: int, precision: Precision) -> Engine:
     from espalier.engines.onnx import engine
 
@@ -88,6 +94,7 @@ ENGINES: Mapping[str, EngineEntry] = {
     "triton": EngineEntry("cuda", ("graphs",), _triton, _ALL_PRECISIONS, ("torch", "triton")),
     "onnx-cuda": EngineEntry("cuda", ("graphs",), _onnx_cuda),
     "sparse-cuda": EngineEntry("cuda", ("linear",), _sparse_cuda, _ALL_PRECISIONS, ("torch", "triton")),
+    "compiled-cpu": EngineEntry("cpu", ("graphs",), _compiled_cpu),
     "onnx-cpu": EngineEntry("cpu", ("graphs",), _onnx_cpu),
     "sparse-cpu": EngineEntry("cpu", ("linear",), _sparse_cpu),
     "reference": EngineEntry("cpu", ("graphs", "linear"), _reference, chosen=False),
@@ -128,8 +135,9 @@ def open_engine(
     refused: dict[str, str] = {}
     for candidate in _candidates(bundle, device, engine):
         entry = ENGINES[candidate]
-        if entry.device == "cpu" and refused:
-            reasons = "; ".join(f"{other} cannot use it: {reason}" for other, reason in refused.items())
+        on_gpu = {other: reason for other, reason in refused.items() if runs_on_gpu(other)}
+        if entry.device == "cpu" and len(on_gpu) == len(refused) > 0:
+            reasons = "; ".join(f"{other} cannot use it: {reason}" for other, reason in on_gpu.items())
             log.warning("%s runs on the CPU: there is a GPU, but %s", name, reasons)
         reason = entry.missing()
         if not reason:

@@ -30,6 +30,7 @@ from espalier.checks.random_bundles import graph_model, linear_graphs, make_bund
 from espalier.chunks import LARGEST_RANK, Chunks
 from espalier.engines import open_engine
 from espalier.engines.best_nodes import best_positions
+from espalier.engines.compiled.engine import CompiledEngine
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.onnx.engine import OnnxEngine
@@ -76,7 +77,7 @@ def onnx_batched(bundle: Bundle) -> Engine:
 
 
 Open = Callable[[Bundle], Engine]
-GRAPH_ENGINES = [onnx_cpu, onnx_batched, pytest.param(triton, marks=[needs_triton, pytest.mark.slow])]
+GRAPH_ENGINES = [CompiledEngine, onnx_cpu, onnx_batched, pytest.param(triton, marks=[needs_triton, pytest.mark.slow])]
 LINEAR_ENGINES = [SparseCpuEngine, pytest.param(sparse_cuda, marks=[needs_triton, pytest.mark.slow])]
 
 
@@ -356,7 +357,7 @@ def test_products_that_cancel_to_no_number_are_no_candidates(activation: Activat
 def test_the_compiled_search_stays_within_its_arrays(tmp_path: Path) -> None:
     """The tests of it above once more, in a process in which numba checks every index."""
     environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
-    chosen = "(SparseCpuEngine and (features_of_one_number or any_features)) or the_selection or cancel_to_no_number"
+    chosen = "((SparseCpuEngine or CompiledEngine) and (of_one_number or any_features)) or the_selection or cancel_to_no_number"
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen, __file__]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-3000:]

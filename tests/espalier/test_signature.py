@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,11 +24,13 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.checks.engines import differences, replayed, wrong_alone, wrong_beams
 from espalier.checks.random_bundles import make_bundle, random_masks, random_queries, random_tree
+from espalier.engines.compiled.engine import CompiledEngine
 from espalier.engines.onnx.compose import Plan, compose
 from espalier.engines.onnx.engine import WIDE, FixedShapes, OnnxEngine
 from espalier.engines.onnx.runtime import ort
 from espalier.engines.reference import ReferenceEngine, Step
 from espalier.errors import InvalidQuery
+from espalier.manifest import InnerProductForm
 from espalier.queries import QueryBatch
 from espalier.search import Engine, NodeMask, SearchParams, SearchResult
 
@@ -39,7 +42,8 @@ shapes = st.fixed_dictionaries(
         "branching_height": st.sampled_from([(2, 3), (2, 6), (3, 4), (4, 3), (8, 2), (32, 2), (2, 1)]),
         "ragged": st.booleans(),
         "empty_share": st.sampled_from([0.0, 0.2, 0.9]),
-        "kind": st.sampled_from(["history", "vector"]),
+        "kind": st.sampled_from(["history", "product", "vector"]),
+        "dtype": st.sampled_from(["float32", "float16"]),
         "gamma": st.sampled_from([0.0, 0.5, 1.0]),
         "exclude": st.sampled_from([0, 3, 40]),
         "passing": st.sampled_from([None, 0.0, 0.05, 0.5]),
@@ -55,12 +59,20 @@ def draw(
     rng = np.random.default_rng(shape["seed"])
     branching, height = shape["branching_height"]
     tree = random_tree(rng, height, branching, shape["ragged"], shape["empty_share"])
-    bundle = make_bundle(folder, rng, tree, shape["kind"], shape["gamma"], own, integer, name=f"m{rng.integers(1 << 60)}")
+    bundle = make_bundle(
+        folder, rng, tree, shape["kind"], shape["gamma"], own, integer, name=f"m{rng.integers(1 << 60)}", dtype=shape["dtype"]
+    )
     queries = random_queries(rng, bundle, shape["batch"], integer)
     exclude = rng.integers(-1, tree.item_count, (shape["batch"], shape["exclude"])) if shape["exclude"] else None
     masks = None if shape["passing"] is None else random_masks(rng, tree, shape["batch"], shape["passing"])
     params = SearchParams(rng.integers(1, 40, shape["batch"]), rng.integers(1, 50, shape["batch"]), exclude, mask_B=masks)
     return bundle, queries, params
+
+
+def engines(bundle: Bundle, fixed: bool = False) -> list[Engine]:
+    """The engines for graphs that run on any CPU: ONNX Runtime's, and the compiled one where the scorer is an inner product."""
+    onnx = OnnxEngine(bundle, "cpu", shapes=SMALL_SHAPES if fixed else None)
+    return [onnx, CompiledEngine(bundle)] if isinstance(bundle.graph_scorer.form, InnerProductForm) else [onnx]
 
 
 def eligible_rows(bundle: Bundle, params: SearchParams, b: int) -> set[int]:
@@ -73,17 +85,21 @@ def eligible_rows(bundle: Bundle, params: SearchParams, b: int) -> set[int]:
 @given(shape=shapes)
 def test_engines_equal_the_reference_exactly_with_integer_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
-    engine = OnnxEngine(bundle, "cpu", shapes=SMALL_SHAPES if shape["fixed"] else None)
-    assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
+    expected = ReferenceEngine(bundle).search(queries, params)
+    for engine in engines(bundle, shape["fixed"]):
+        assert_same(engine.search(queries, params), expected)
 
 
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("gamma", [0.0, 0.5])
-def test_more_exclusions_than_are_compared_one_by_one(tmp_path: Path, gamma: float, fixed: bool) -> None:
+@pytest.mark.parametrize("kind", ["history", "product"])
+def test_more_exclusions_than_are_compared_one_by_one(
+    tmp_path: Path, kind: Literal["history", "product"], gamma: float, fixed: bool
+) -> None:
     """Beside queries with few or none, with and without masks; scattered and in whole subtrees."""
     rng = np.random.default_rng(11)
     tree = random_tree(rng, 9, 2, ragged=False, empty_share=0.1)
-    bundle = make_bundle(tmp_path, rng, tree, gamma=gamma)
+    bundle = make_bundle(tmp_path, rng, tree, kind, gamma)
     exclude_BE = np.full((8, 2 * WIDE), -1)
     for row, count in zip(exclude_BE, (0, 3, WIDE, WIDE + 1, 2 * WIDE, 2 * WIDE, WIDE + 1, 2 * WIDE), strict=True):
         row[:count] = rng.permutation(tree.item_count)[:count]
@@ -93,10 +109,11 @@ def test_more_exclusions_than_are_compared_one_by_one(tmp_path: Path, gamma: flo
     params = SearchParams(rng.integers(1, 40, 8), rng.integers(1, 500, 8), exclude_BE, mask_B=masks)
     queries = random_queries(rng, bundle, 8)
     expected = ReferenceEngine(bundle).search(queries, params)
-    got = OnnxEngine(bundle, "cpu", shapes=SMALL_SHAPES if fixed else None).search(queries, params)
-    assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
-    assert_array_equal(got.count_B, expected.count_B)
-    assert_array_equal(got.complete_B, expected.complete_B)
+    for engine in engines(bundle, fixed):
+        got = engine.search(queries, params)
+        assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
+        assert_array_equal(got.count_B, expected.count_B)
+        assert_array_equal(got.complete_B, expected.complete_B)
 
 
 @given(shape=shapes, own=st.sampled_from(["logit", "log_activation"]))
@@ -104,7 +121,8 @@ def test_kept_beams_are_the_best_with_real_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], own: Literal["logit", "log_activation"]
 ) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False, own=own)
-    assert_best_beams(OnnxEngine(bundle, "cpu"), bundle, queries, params)
+    for engine in engines(bundle):
+        assert_best_beams(engine, bundle, queries, params)
 
 
 def assert_same(got: SearchResult, expected: SearchResult) -> None:
@@ -133,7 +151,8 @@ def replay(
 @given(shape=shapes)
 def test_a_query_gets_the_same_answer_in_any_batch(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False)
-    assert_alone_as_together(OnnxEngine(bundle, "cpu"), queries, params)
+    for engine in engines(bundle):
+        assert_alone_as_together(engine, queries, params)
 
 
 @given(shape=shapes, beam=st.integers(1, 60))
@@ -143,8 +162,8 @@ def test_a_beam_of_at_least_m_brings_min_of_m_and_eligible(
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
     batch = len(queries)
     params = replace(params, beam_size_B=np.full(batch, beam), m_B=np.full(batch, max(1, beam // 2)))
-    result = OnnxEngine(bundle, "cpu", shapes=SMALL_SHAPES if shape["fixed"] else None).search(queries, params)
-    for b in range(batch):
+    results = [engine.search(queries, params) for engine in engines(bundle, shape["fixed"])]
+    for result, b in product(results, range(batch)):
         eligible = eligible_rows(bundle, params, b)
         rows = result.item_rows_BM[b][: result.count_B[b]].tolist()
         assert result.count_B[b] == min(params.m_B[b], len(eligible))
@@ -155,9 +174,9 @@ def test_a_beam_of_at_least_m_brings_min_of_m_and_eligible(
 
 def test_a_filter_that_no_item_passes_gives_an_empty_and_complete_answer(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
-    bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2))
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2), "product")
     nothing = NodeMask(np.zeros(bundle.tree.node_count, np.bool_), 0)
-    for engine in (OnnxEngine(bundle, "cpu"), ReferenceEngine(bundle)):
+    for engine in (*engines(bundle), ReferenceEngine(bundle)):
         result = engine.search(random_queries(rng, bundle, 2), SearchParams.uniform(2, 4, 6, mask=nothing))
         assert_array_equal(result.item_rows_BM, np.full((2, 6), -1))
         assert_array_equal(result.scores_BM, np.zeros((2, 6)))
@@ -166,9 +185,9 @@ def test_a_filter_that_no_item_passes_gives_an_empty_and_complete_answer(tmp_pat
 
 def test_masks_must_fit_the_batch_and_the_tree(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
-    bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 2, ragged=False))
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 2, ragged=False), "product")
     queries, small = random_queries(rng, bundle, 2), NodeMask(np.ones(3, np.bool_), 1)
-    for engine in (OnnxEngine(bundle, "cpu"), ReferenceEngine(bundle)):
+    for engine in (*engines(bundle), ReferenceEngine(bundle)):
         with pytest.raises(InvalidQuery, match=r"mask_B: got '1 masks', expected 2, one per query"):
             engine.search(queries, SearchParams(np.array([2, 2]), np.array([2, 2]), mask_B=(None,)))
         with pytest.raises(InvalidQuery, match=r"mask_B: got 'bool\[3\]', expected bool\[15\]"):

@@ -519,7 +519,7 @@ def test_lower_precision_is_refused_where_it_would_not_be_used(tmp_path: Path) -
     for device, engine in (("cpu", None), ("auto", "reference")):
         with pytest.raises(DeviceUnavailable, match="precision float16 needs the engine triton; tiny would run on"):
             open_engine(bundle, device, engine, precision="float16")  # type: ignore[arg-type]  # a tuple's strings
-    assert set(ENGINES) == {"onnx-cpu", "onnx-cuda", "triton", "sparse-cpu", "sparse-cuda", "reference"}
+    assert set(ENGINES) == {"compiled-cpu", "onnx-cpu", "onnx-cuda", "triton", "sparse-cpu", "sparse-cuda", "reference"}
 
 
 @triton.jit  # type: ignore[untyped-decorator]

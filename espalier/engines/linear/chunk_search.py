@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
 from espalier.engines.linear.beam import Ranker, Workspace, search_queries
-from espalier.engines.linear.feature_tables import FeatureTables, read_only
+from espalier.engines.linear.feature_tables import FeatureTables
 from espalier.errors import InvalidQuery
 from espalier.manifest import Ranking
+from espalier.read_only import read_only
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 

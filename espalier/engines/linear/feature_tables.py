@@ -16,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
+from espalier.read_only import read_only
 from espalier.tree import Tree
 
 Array = NDArray[Any]
@@ -74,16 +75,6 @@ class FeatureTables(NamedTuple):
         empty = FeatureTables(*(*scorers, slot_feature, slot_location, dense_weight))
         _fill(empty, is_dense_R, dense_from)
         return FeatureTables(*read_only(*empty))
-
-
-def read_only(*arrays: Array) -> tuple[Array, ...]:
-    """Contiguous read-only views. Mapped arrays are read-only, and numba would compile again for arrays that are not."""
-    views = []
-    for array in arrays:
-        view = np.ascontiguousarray(array).view(np.ndarray)
-        view.flags.writeable = False
-        views.append(view)
-    return tuple(views)
 
 
 @njit(cache=True, nogil=True)

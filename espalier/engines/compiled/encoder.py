@@ -1,0 +1,109 @@
+"""query.onnx of a bundle in ONNX Runtime, one query a run: queries in, their states on all levels out.
+
+Node rows of float16 stay as they are in the bundle: the graph is rewritten to widen the rows that it looks up, not all of them.
+
+Legend: B queries, T history, L levels, N nodes, D node row, S state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numba import njit
+from numpy.typing import NDArray
+from onnx import helper
+
+from espalier.bundle import Bundle
+from espalier.engines.onnx.graphs import load_graph
+from espalier.engines.onnx.runtime import ort, session_options
+from espalier.errors import BundleCorrupt, UnsupportedGraph
+from espalier.queries import HistoryKind, blank_queries
+
+Array = NDArray[Any]
+
+
+class QueryEncoder:
+    """See the module. Any number of threads may call it.
+
+    rows_ND  the bundle's node rows, float32 or float16, in one piece; the session reads them where they are
+    Raises UnsupportedGraph where rows of float16 are more than looked up, BundleCorrupt where states have another shape than declared.
+    """
+
+    def __init__(self, bundle: Bundle, rows_ND: Array) -> None:
+        model = load_graph("query.onnx", bundle.graph("query.onnx"))
+        inputs = {entry.name for entry in model.graph.input}
+        if rows_ND.dtype == np.float16 and "node_rows" in inputs:
+            look_up_float16(model)
+        self._session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
+        self._rows = ort.OrtValue.ortvalue_from_numpy(rows_ND) if "node_rows" in inputs else None
+        self._outputs = [self._session.get_outputs()[0].name]
+        tree, scorer = bundle.tree, bundle.graph_scorer
+        self._sequence = scorer.encoder == "sequence"
+        self._history = isinstance(bundle.graph_kind, HistoryKind)
+        self._per_level = scorer.state_levels > 1
+        self._shape = (tree.height + 1 if self._per_level else 1), scorer.state_dim
+        self._height, self._leaf_of_item, self._parent = tree.height, tree.leaf_of_item, tree.parent
+        found = self._run(blank_queries(bundle.graph_kind, 1).array, 0)
+        if found.shape != self._shape:
+            raise BundleCorrupt(f"query.onnx: a query's states are {list(found.shape)}, the manifest says {list(self._shape)}")
+
+    def states(self, queries: Array, first_B: Sequence[int]) -> NDArray[np.float32]:
+        """float32[B, H + 1 or 1, S]: the states of each query's levels from first_B on; 0 above them.
+
+        queries  int64[B, T] item rows, −1 as padding, or float32[B, F]: those of a checked QueryBatch
+        """
+        states_BLS = np.zeros((len(queries), *self._shape), np.float32)
+        for b, first in enumerate(first_B):
+            found = self._run(queries[b : b + 1], first)
+            states_BLS[b, self._shape[0] - len(found) :] = found
+        return states_BLS
+
+    def _run(self, query: Array, first: int) -> Array:
+        """float32[H + 1 − first or 1, S]: one query's states."""
+        if self._sequence:
+            leaves_1T = np.where(query >= 0, self._leaf_of_item[query], -1)
+            feeds = {"history_leaves": ort.OrtValue.ortvalue_from_numpy(leaves_1T)}
+        elif self._history:
+            nodes_1LT = np.empty((1, self._height + 1 - (first if self._per_level else 0), query.shape[1]), np.int64)
+            history_nodes(query[0], self._leaf_of_item, self._parent, nodes_1LT[0])
+            feeds = {"history_nodes": ort.OrtValue.ortvalue_from_numpy(nodes_1LT)}
+        else:
+            feeds = {"vector": ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(query))}
+        if self._rows is not None:
+            feeds["node_rows"] = self._rows
+        states_LS: Array = self._session.run_with_ort_values(self._outputs, feeds)[0].numpy()[0]
+        return states_LS[first:] if self._sequence else states_LS
+
+
+@njit(cache=True, nogil=True)
+def history_nodes(history_T: Array, leaf_of_item: Array, parent: Array, nodes_LT: Array) -> None:
+    """Write the ancestors of a history's items (int64[T] item rows, −1 as padding) on the last L levels; −1 for padding."""
+    last = len(nodes_LT) - 1
+    for t in range(len(history_T)):
+        node = np.int64(-1) if history_T[t] < 0 else leaf_of_item[history_T[t]]
+        for level in range(last, -1, -1):
+            nodes_LT[level, t] = node
+            if node >= 0:
+                node = parent[node]
+
+
+def look_up_float16(model: onnx.ModelProto) -> None:
+    """Make `node_rows` an input of float16, and widen what is gathered of it. Raises UnsupportedGraph where it is used otherwise."""
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    for node in nodes:
+        if "node_rows" not in node.input:
+            model.graph.node.append(node)
+            continue
+        if node.op_type != "Gather" or node.input[1] == "node_rows":
+            raise UnsupportedGraph(f"query.onnx does not only look rows up: {node.op_type} reads node_rows")
+        narrow = f"{node.output[0]}/float16"
+        widened = helper.make_node("Cast", [narrow], [node.output[0]], to=onnx.TensorProto.FLOAT)
+        node.output[0] = narrow
+        model.graph.node.extend([node, widened])
+    for entry in model.graph.input:
+        if entry.name == "node_rows":
+            entry.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16

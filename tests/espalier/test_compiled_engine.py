@@ -1,0 +1,218 @@
+"""`compiled-cpu`: which bundles it takes, rows of float16, threads and blocks, and that a warm one compiles nothing.
+
+That it searches as the reference does is here for memories and sequence encoders, else in test_signature.py and test_finite_ranks.py.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import njit
+from numpy.testing import assert_array_equal
+from onnx import helper
+
+from espalier.bundle import Bundle
+from espalier.bundle_writer import write_bundle
+from espalier.checks.random_bundles import (
+    graph_model,
+    linear_graphs,
+    make_bundle,
+    product_graphs,
+    random_masks,
+    random_memory,
+    random_queries,
+    random_tree,
+)
+from espalier.engines import open_engine
+from espalier.engines.compiled import engine as compiled
+from espalier.engines.compiled.beam import number, search_queries
+from espalier.engines.compiled.engine import CompiledEngine
+from espalier.engines.reference import ReferenceEngine
+from espalier.errors import BundleCorrupt, DeviceUnavailable, InvalidQuery
+from espalier.manifest import InnerProductForm
+from espalier.queries import VectorKind, blank_queries
+from espalier.search import SearchParams
+from tests.espalier.bundle.parts import content_of, draft_of
+from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same
+
+
+def small(folder: Path, kind: Literal["history", "product", "vector"] = "product", seed: int = 1, **options: Any) -> Bundle:
+    rng = np.random.default_rng(seed)
+    return make_bundle(folder, rng, random_tree(rng, 5, 3, empty_share=0.1), kind, name=f"{kind}-{seed}", **options)
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32 - 1),
+        "branching_height": st.sampled_from([(2, 3), (2, 6), (3, 4), (4, 3), (32, 2), (2, 1)]),
+        "encoder": st.sampled_from(["levels", "sequence"]),
+        "remembers": st.booleans(),
+        "gamma": st.sampled_from([0.0, 0.5]),
+        "own": st.sampled_from(["logit", "log_activation"]),
+        "exclude": st.sampled_from([0, 3, 40]),
+        "passing": st.sampled_from([None, 0.05, 0.5]),
+    }
+)
+
+
+@pytest.mark.parametrize("integer", [True, False])
+@given(shape=shapes)
+def test_memories_and_sequence_encoders_are_searched_as_the_reference_does(
+    tmp_path_factory: pytest.TempPathFactory, integer: bool, shape: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(shape["seed"])
+    branching, height = shape["branching_height"]
+    tree = random_tree(rng, height, branching, empty_share=0.2)
+    memory = random_memory(rng, tree.item_count, int(rng.integers(1, 6)), integer) if shape["remembers"] else None
+    own: Literal["logit", "log_activation"] = "logit" if integer else shape["own"]
+    bundle = make_bundle(
+        tmp_path_factory.mktemp("models"), rng, tree, "product", shape["gamma"], own, integer, memory=memory, encoder=shape["encoder"]
+    )
+    exclude_BE = rng.integers(-1, tree.item_count, (3, shape["exclude"])) if shape["exclude"] else None
+    masks = None if shape["passing"] is None else random_masks(rng, tree, 3, shape["passing"])
+    params = SearchParams(rng.integers(1, 40, 3), rng.integers(1, 50, 3), exclude_BE, mask_B=masks)
+    engine, queries = CompiledEngine(bundle), random_queries(rng, bundle, 3, integer)
+    if integer:
+        assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
+    assert_best_beams(engine, bundle, queries, params)
+    assert_alone_as_together(engine, queries, params)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("product", "compiled-cpu"), ("vector", "compiled-cpu"), ("history", "onnx-cpu")])
+def test_inner_products_are_compiled_and_other_scorers_are_left_to_onnx_runtime(
+    tmp_path: Path, kind: Literal["history", "product", "vector"], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    bundle = small(tmp_path, kind)
+    assert open_engine(bundle, "cpu").name == name
+    assert open_engine(bundle, "cpu", "onnx-cpu").name == "onnx-cpu"
+    assert ("cannot run on compiled-cpu: its scorer is not an inner product" in caplog.text) == (kind == "history")
+    assert "there is a GPU" not in caplog.text
+    if kind == "history":
+        with pytest.raises(DeviceUnavailable, match="compiled-cpu cannot run history-1 version 1: its scorer is not an inner product"):
+            open_engine(bundle, engine="compiled-cpu")
+
+
+def test_a_scorer_that_is_not_the_declared_inner_product_is_left_to_onnx_runtime(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Unsqueeze", ["query_state", "two"], ["column"]),
+        helper.make_node("MatMul", ["node_rows", "column"], ["product"]),
+        helper.make_node("Squeeze", ["product", "two"], ["once"]),
+        helper.make_node("Add", ["once", "once"], ["logits"]),
+    ]
+    twice = graph_model(nodes, ["query_state", "node_rows"], "logits", {"two": np.array([2])}, 4)
+    bundle = small(tmp_path, "vector", graphs=(linear_graphs(4)[0], twice), form=InnerProductForm())
+    assert open_engine(bundle, "cpu").name == "onnx-cpu"
+
+
+def test_float16_is_widened_exactly() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16)
+    finite = every[np.isfinite(every.view(np.float16))]
+
+    @njit
+    def widened(stored: Any, out: Any) -> None:
+        for i in range(len(stored)):
+            out[i] = number(stored[i])
+
+    out = np.empty(len(finite), np.float32)
+    widened(finite.view(np.int16), out)
+    assert_array_equal(out, finite.view(np.float16).astype(np.float32))
+    assert_array_equal(np.signbit(out), np.signbit(finite.view(np.float16)))
+
+
+def test_rows_of_float16_are_read_where_the_bundle_maps_them(tmp_path: Path) -> None:
+    for dtype in ("float32", "float16"):
+        bundle = small(tmp_path / dtype, dtype=dtype)
+        assert np.shares_memory(CompiledEngine(bundle)._rows_ND, bundle.node_rows_ND)
+
+
+@pytest.mark.parametrize("kind", ["product", "vector"])
+def test_infinite_numbers_in_rows_of_float16_are_infinite(tmp_path: Path, kind: Literal["product", "vector"]) -> None:
+    bundle = small(tmp_path, kind, dtype="float16", integer=False)
+    rows_ND = np.array(bundle.node_rows_ND)
+    rows_ND[-5:, 0] = [np.inf, -np.inf, np.nan, np.inf, 1]
+    bundle = write_bundle(tmp_path / bundle.manifest.name / "2", draft_of(bundle), content_of(bundle, node_rows_ND=rows_ND))
+    queries = random_queries(np.random.default_rng(1), bundle, 6, integer=True)
+    params = SearchParams.uniform(6, 500, 500)
+    with np.errstate(all="ignore"):
+        expected = ReferenceEngine(bundle).search(queries, params)
+    got = CompiledEngine(bundle).search(queries, params)
+    assert_array_equal(got.count_B, expected.count_B)
+    assert expected.count_B.min() < bundle.tree.item_count
+
+
+def test_an_encoder_that_does_more_than_look_rows_of_float16_up_is_left_to_onnx_runtime(tmp_path: Path) -> None:
+    query, scorer = product_graphs(np.random.default_rng(1), 4, integer=True)
+    model = onnx.load_from_string(query)
+    for node in model.graph.node:
+        if node.op_type == "Gather":
+            node.input[0] = "doubled"
+    model.graph.node.insert(0, helper.make_node("Add", ["node_rows", "node_rows"], ["doubled"]))
+    options: dict[str, Any] = {"graphs": (model.SerializeToString(), scorer), "form": InnerProductForm(), "state_dim": 4}
+    narrow, wide = (small(tmp_path / dtype, dtype=dtype, **options) for dtype in ("float16", "float32"))
+    assert open_engine(narrow, "cpu").name == "onnx-cpu"
+    assert open_engine(wide, "cpu").name == "compiled-cpu"
+
+
+def test_states_of_another_shape_than_declared_are_refused(tmp_path: Path) -> None:
+    bundle = small(tmp_path)
+    manifest = bundle.manifest.model_copy(update={"scorer": bundle.graph_scorer.model_copy(update={"state_levels": 1})})
+    with pytest.raises(BundleCorrupt, match=r"query.onnx: a query's states are \[6, 4\], the manifest says \[1, 4\]"):
+        CompiledEngine(replace(bundle, manifest=manifest))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_warm_engine_compiles_nothing(tmp_path: Path, dtype: Literal["float32", "float16"]) -> None:
+    bundle = small(tmp_path, dtype=dtype)
+    engine, rng = CompiledEngine(bundle), np.random.default_rng(2)
+    engine.warm_up()
+    compiled_for = len(search_queries.signatures)
+    for exclude_BE in (None, rng.integers(0, bundle.tree.item_count, (8, 3))):
+        for mask_B in (None, random_masks(rng, bundle.tree, 8, 0.5)):
+            for trace in (False, True):
+                params = SearchParams(rng.integers(1, 65, 8), rng.integers(1, 50, 8), exclude_BE, trace, mask_B)
+                engine.prepare(params)
+                engine.search(random_queries(rng, bundle, 8), params)
+    assert len(search_queries.signatures) == compiled_for
+    engine.close()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_blocks_and_threads_change_no_answer(tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries of several beams and masks, in blocks of eight, beside one block of all."""
+    rng = np.random.default_rng(2)
+    tree = random_tree(rng, 5, 3, empty_share=0.1)
+    bundle = make_bundle(tmp_path, rng, tree, "product", 0.5, integer=False, memory=random_memory(rng, tree.item_count, 4, integer=False))
+    queries = random_queries(rng, bundle, 37, integer=False)
+    exclude_BE = rng.integers(-1, bundle.tree.item_count, (37, 2))
+    masks = random_masks(rng, bundle.tree, 37, 0.5)
+    params = SearchParams(rng.integers(1, 40, 37), rng.integers(1, 50, 37), exclude_BE, mask_B=masks)
+    expected = CompiledEngine(bundle).search(queries, params)
+    monkeypatch.setattr(compiled, "BLOCK", 8)
+    engine = CompiledEngine(bundle, threads)
+    assert_same(engine.search(queries, params), expected)
+    with ThreadPoolExecutor(4) as callers:
+        for got in callers.map(lambda _: engine.search(queries, params), range(8)):
+            assert_same(got, expected)
+    engine.close()
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5])
+def test_the_two_parts_of_a_search_make_the_whole(tmp_path: Path, gamma: float) -> None:
+    bundle, rng = small(tmp_path, gamma=gamma, integer=False), np.random.default_rng(2)
+    engine, queries = CompiledEngine(bundle), random_queries(rng, bundle, 5, integer=False)
+    params = SearchParams(np.array([1, 3, 9, 30, 500]), np.full(5, 20))
+    assert_same(engine.search_states(engine.encode(queries, params), queries, params), engine.search(queries, params))
+
+
+def test_queries_of_another_kind_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidQuery, match=r"queries: got VectorKind\(kind='vector', width=7\), expected kind='history' length=5"):
+        CompiledEngine(small(tmp_path)).search(blank_queries(VectorKind(width=7), 1), SearchParams.uniform(1, 2, 2))
