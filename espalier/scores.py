@@ -53,8 +53,7 @@ def scores_of_ranks(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.
     """
     wide = ranks.astype(np.float64)
     if ranking.calibration is not None:
-        wide = np.where(np.isneginf(wide), wide, ranking.calibration.slope * wide + ranking.calibration.intercept)
+        wide = ranking.calibration.slope * wide + ranking.calibration.intercept
     elif ranking.own == "log_activation":
         return np.exp(np.minimum(wide, 0)).astype(np.float32)
-    sigmoid = 1 / (1 + np.exp(-np.clip(wide, -700, 700)))
-    return np.where(np.isneginf(wide), 0, sigmoid).astype(np.float32)
+    return (1 / (1 + np.exp(np.clip(-wide, -700, 700)))).astype(np.float32)  # 1 / (1 + e^700) is 0 in float32

@@ -118,7 +118,7 @@ def test_queries_must_be_the_bundles(tmp_path: Path) -> None:
     with pytest.raises(InvalidQuery, match=r"queries: got .*, expected .*features"):
         engine.search(random_queries(rng, dense, 1), SearchParams.uniform(1, 1, 1))
     with pytest.raises(InvalidQuery, match=r"queries: got 'features queries', expected histories or vectors"):
-        open_engine(dense, "cpu").search(random_queries(rng, bundle, 1), SearchParams.uniform(1, 1, 1))
+        open_engine(dense, "cpu", "onnx-cpu").search(random_queries(rng, bundle, 1), SearchParams.uniform(1, 1, 1))
 
 
 def test_each_kind_of_scorer_has_its_engines(tmp_path: Path) -> None:

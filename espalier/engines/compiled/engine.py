@@ -9,6 +9,7 @@ Legend: B queries, L levels, S state, N nodes, D node row, X excluded nodes, M r
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from espalier.queries import QueryBatch, VectorKind, blank_queries
 from espalier.read_only import read_only
 from espalier.scores import finish
 from espalier.search import LevelTrace, SearchParams, SearchResult
+from espalier.tree import Tree
 
 Array = NDArray[Any]
 BLOCK = 256
@@ -68,6 +70,7 @@ class CompiledEngine:
         self._gamma, self._log_sigmoid = np.float32(ranking.gamma), ranking.own == "log_activation"
         self._memory = None if bundle.memory is None else MemoryTree(bundle.memory, tree)
         self._key_weight = np.float32(0 if bundle.memory is None else bundle.memory.key_weight)
+        self._room = lru_cache(maxsize=64)(partial(room, tree))
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "compiled-search") if threads > 1 else None
 
@@ -122,7 +125,7 @@ class CompiledEngine:
             states = self._encoder.states(queries.array[part], first_B[part]) if states_BLS is None else states_BLS[part]
             memory = self._memory_lists(queries, eligible, begin, end)
             for members, eligible_N in groups:
-                positions = members[(members >= begin) & (members < end)]
+                positions = members if end - begin == batch else members[(members >= begin) & (members < end)]
                 search_queries(positions, begin, states, self._arrays, self._rows_ND, eligible_N, excluded_BX, memory, knobs, out)
 
         step = min(BLOCK, max(PER_THREAD, -(-batch // self._threads)))
@@ -150,14 +153,15 @@ class CompiledEngine:
             return [1] * len(params.beam_size_B)
         return [self._tree.start_level(size) for size in params.beam_size_B.tolist()]
 
-    def _room(self, beam_size: int, m: int) -> tuple[int, int]:
-        """The most candidates and the most kept nodes of a level in such a search."""
-        tree, kept, most, widest = self._tree, 1, 1, 1
-        for level in range(tree.height):
-            candidates = min(kept * tree.max_children[level], tree.level_size(level + 1))
-            kept = min(candidates, beam_size if level + 1 < tree.height else m)
-            most, widest = max(most, candidates), max(widest, kept)
-        return most, widest
+
+def room(tree: Tree, beam_size: int, m: int) -> tuple[int, int]:
+    """The most candidates and the most kept nodes of a level, in a search with at most such a beam and m."""
+    kept, most, widest = 1, 1, 1
+    for level in range(tree.height):
+        candidates = min(kept * tree.max_children[level], tree.level_size(level + 1))
+        kept = min(candidates, beam_size if level + 1 < tree.height else m)
+        most, widest = max(most, candidates), max(widest, kept)
+    return most, widest
 
 
 def _levels(traced: tuple[Array, ...]) -> tuple[LevelTrace, ...]:
