@@ -27,8 +27,9 @@ from training.deep.prepare import Prepared, build_tree
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.deep.validation import ranked_by, search_pairs
-from training.specification.deep import DeepConfig, OptimiserConfig, RobustObjective
+from training.specification.deep import DeepConfig, RobustObjective
 from training.specification.models import deep_config
+from training.specification.optimiser import OptimiserConfig
 from training.specification.scorers import ProductScorer
 
 CPU = torch.device("cpu")

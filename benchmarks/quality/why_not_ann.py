@@ -215,7 +215,8 @@ def run(options: argparse.Namespace) -> None:
     config = deep_config(bundle.manifest.training)
     exclude_seen: bool = options.exclude_seen
     loss: Literal["full", "sampled"] = options.loss
-    instances = config.instances.model_copy(update={"targets": ProductDnnConfig().instances.targets})  # the same queries, its own targets
+    # The same queries, its own targets.
+    instances = config.windowed_instances.model_copy(update={"targets": ProductDnnConfig().instances.targets})
     settings = ProductDnnConfig(instances, loss=loss, max_steps=options.steps, exclude_seen=exclude_seen)
     with tempfile.TemporaryDirectory() as folder:
         split = read_split(bundle, config, real.log, Path(folder))

@@ -42,8 +42,8 @@ from training.deep.fit import build_model, pick_device, train_step, use_bfloat16
 from training.deep.instances import InstanceSource
 from training.deep.prepare import Prepared, prepare
 from training.deep.topology import Topology
-from training.specification.deep import DeepConfig
-from training.specification.models import deep_config
+from training.specification.deep import DeepConfig, WindowConfig
+from training.specification.models import deep_config, window_config
 from training.specification.splits import UserSplit
 from training.trees.random import random_tree
 
@@ -79,7 +79,7 @@ def synthetic(items: int, users: int, seed: int = 0) -> Prepared:
     return Prepared(split, ItemTable.build(pa.table({"id": ids})))
 
 
-def configured(config: DeepConfig, method: str, beam: int, batch: int) -> DeepConfig:
+def configured(config: DeepConfig, method: str, beam: int, batch: int) -> WindowConfig:
     """Scorer, instances and objective of the method instead of the configuration's own."""
     sections: dict[str, dict[str, Any]] = {"scorer": {}, "instances": {}} if method == "otm-robust" else PUBLISHED
     objective: dict[str, Any] = {}
@@ -94,13 +94,13 @@ def configured(config: DeepConfig, method: str, beam: int, batch: int) -> DeepCo
         "optimiser": config.optimiser.model_dump() | {"batch": batch},
         "search": {},
     }
-    return deep_config(config.model_dump(mode="json") | changed)
+    return window_config(config.model_dump(mode="json") | changed)
 
 
 class Trainee:
     """One method with a model of its own."""
 
-    def __init__(self, config: DeepConfig, prepared: Prepared, topology: Topology) -> None:
+    def __init__(self, config: WindowConfig, prepared: Prepared, topology: Topology) -> None:
         self.config, self.topology, self.steps = config, topology, 0
         self.source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
         self.model = build_model(config, topology.tree, prepared).to(topology.device)

@@ -15,6 +15,7 @@ from espalier.errors import InvalidConfig
 from tests.pictures import Pictures
 from training.specification.deep import OtmConfig, OtmObjective
 from training.specification.models import read_deep_config
+from training.specification.scorers import MlpScorer
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,7 @@ def test_a_method_may_be_changed_key_by_key() -> None:
     assert (config.objective.gamma, config.scorer.kind) == (0.25, "mlp")
     for order in ('scorer.node_dim=48+scorer.kind="mlp"', 'scorer.kind="mlp"+scorer.node_dim=48'):
         scorer = otm_real_trees.method_config(CONFIG, f"otm-robust+{order}").scorer
-        assert (scorer.kind, scorer.node_dim, scorer.hidden) == ("mlp", 48, (128, 64, 24))
+        assert scorer == MlpScorer(node_dim=48)
     for wrong in (
         "otm+scorer.hidden=[8]",
         "otm-robust+gamma=1",

@@ -12,7 +12,7 @@ import pytest
 from espalier.errors import InvalidConfig
 from tests import ROOT
 from training.specification.deep import DeepConfig
-from training.specification.models import check_config, deep_config, read_config, read_deep_config
+from training.specification.models import check_config, deep_config, read_config, read_deep_config, window_config
 from training.specification.scorers import MlpScorer, ProductScorer
 from training.specification.splits import DateSplit, UserSplit
 
@@ -36,7 +36,7 @@ def test_only_a_name_and_a_log_are_needed() -> None:
         (
             {"kind": "tdm", "objective": {"gamma": 0.5}},
             "objective.gamma",
-            "one of kind 'otm-robust', 'otm', 'otm-no-bs' or",
+            "one of kind 'otm-robust', 'otm-sequence', 'otm', 'otm-no-bs' or",
         ),
         ({"kind": "otm", "tree": {"kind": "random", "gap": 3}}, "tree.gap", "one of tree.kind 'earlier' or 'jtm'"),
         ({"kind": "otm", "tree": {"gamma": 0.5}}, "tree.gamma", "one of tree.kind 'jtm'"),
@@ -59,11 +59,11 @@ def test_a_key_of_another_kind_is_refused_and_its_kinds_are_named(raw: dict[str,
 
 
 def test_a_scorer_has_the_defaults_of_its_kind_and_only_a_product_does_without_layers() -> None:
-    product, mlp, attention = (deep_config(raw(scorer={"kind": kind})).scorer for kind in ("product", "mlp", "attention"))
+    product, mlp, attention = (window_config(raw(scorer={"kind": kind})).scorer for kind in ("product", "mlp", "attention"))
     assert product == deep_config(raw()).scorer == ProductScorer(node_dim=128, hidden=(256,), dropout=0.3)
     assert mlp == MlpScorer(node_dim=24, hidden=(128, 64, 24))
     assert (attention.node_dim, attention.hidden) == (mlp.node_dim, mlp.hidden)
-    assert deep_config(raw(scorer={"hidden": []})).scorer.hidden == ()
+    assert window_config(raw(scorer={"hidden": []})).scorer.hidden == ()
     error = refused({"scorer": {"kind": "mlp", "hidden": []}})
     assert (error.field, error.expected) == ("scorer.hidden", "at least 1 value")
 
@@ -106,7 +106,7 @@ def test_the_toml_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "books.toml"
     file.write_text('name = "books"\nseed = 7\n[data]\nlog = "log.csv"\n[instances]\nwindows = [4, 1]\n')
     config = read_deep_config(file)
-    assert (config.seed, config.instances.windows) == (7, (4, 1))
+    assert (config.seed, config.windowed_instances.windows) == (7, (4, 1))
 
 
 def refused(sections: dict[str, Any]) -> InvalidConfig:
@@ -157,7 +157,7 @@ def test_an_unknown_key_is_named(section: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "key", "expected"),
     [
-        ({"kind": "tmd"}, "kind", "'otm-robust', 'otm', 'otm-no-bs', 'otm-no-optest', 'tdm', 'plt', 'hsm' or 'xr-linear'"),
+        ({"kind": "tmd"}, "kind", "'otm-robust', 'otm-sequence', 'otm', 'otm-no-bs', 'otm-no-optest', 'tdm', 'plt', 'hsm' or 'xr-linear'"),
         ({"kind": "xr-linear", "data": {"train": "train.txt"}}, "data.format", "'xmc', 'npz' or 'log'"),
         ({"kind": "xr-linear", "data": {"format": "csv", "train": "train.txt"}}, "data.format", "'xmc', 'npz' or 'log'"),
         ({"kind": "otm", "tree": 3}, "tree", "a table of keys"),
@@ -183,7 +183,7 @@ def test_a_name_must_be_a_model_name(name: str) -> None:
 
 @pytest.mark.parametrize("value", [1, 2, 69])
 def test_the_windows_say_how_long_a_history_is(value: int) -> None:
-    assert sum(deep_config(raw(instances={"windows": [1] * value})).instances.windows) == value
+    assert deep_config(raw(instances={"windows": [1] * value})).history_length == value
 
 
 def test_a_bad_window_is_named_with_its_place() -> None:

@@ -51,7 +51,7 @@ from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.topology import Topology
 from training.deep.validation import search_pairs
 from training.evaluate import evaluate, held_out_pairs
-from training.specification.deep import DeepConfig, TdmObjective
+from training.specification.deep import DeepConfig, TdmObjective, WindowConfig
 from training.specification.models import deep_config
 
 CPU = torch.device("cpu")
@@ -209,7 +209,7 @@ def test_ties_between_gammas_go_to_the_trained_one_and_a_softmaxs_logits_are_alw
         assert ranking.gamma == 0.3
         fixed = run.config.model_copy(update={"search": run.config.search.model_copy(update={"gamma": 0.0})})
         assert export_module.choose_ranking(fixed, run.prepared, topology, model)[0].calibration is not None
-        tdm = fixed.model_copy(update={"kind": "tdm"})
+        tdm = fixed.model_copy(update={"kind": "tdm", "objective": TdmObjective()})
         assert export_module.choose_ranking(tdm, run.prepared, topology, model)[0].calibration is None
         patch.setattr(export_module, "validation_pairs", lambda *_: [])
         assert export_module.choose_ranking(auto, run.prepared, topology, model)[0].gamma == 0.3
@@ -308,7 +308,7 @@ def test_validated_weights_are_averages_over_steps(short: Run, tmp_path: Path, m
     path: list[Any] = []
     step_of = fit_module.train_step
 
-    def noted(config: DeepConfig, model: NodeScorer, *rest: Any) -> torch.Tensor:
+    def noted(config: WindowConfig, model: NodeScorer, *rest: Any) -> torch.Tensor:
         loss = step_of(config, model, *rest)
         path.append(model.node_rows.detach().numpy().astype(np.float64))
         return loss

@@ -20,17 +20,18 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from tests.training.logs import log_of
-from training.baselines import blocked_softmax, sasrec
-from training.baselines.blocked_softmax import places_of, softmax_loss
+from training.baselines import sasrec
 from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
 from training.baselines.sampled_softmax import Proposal
 from training.baselines.sasrec import fit_sasrec, grid
 from training.baselines.sasrec_model import SasRecConfig
 from training.baselines.sasrec_training import Training, start_table
-from training.baselines.sequence_batches import SequenceSource
-from training.baselines.sequence_encoder import Dropout, SequenceEncoder
 from training.data.splits import EvaluationPair, Split
+from training.deep.scorers.transformer import Dropout, SequenceEncoder
+from training.deep.sequence import blocked_softmax
+from training.deep.sequence.batches import SequenceSource
+from training.deep.sequence.blocked_softmax import places_of, softmax_loss
 from training.retrieval.task import Deadline, Metric, Task
 from training.specification.deep import InstanceConfig
 from training.specification.splits import LastSplit
@@ -176,14 +177,14 @@ def test_the_sampled_partition_function_is_unbiased() -> None:
 
 def test_a_block_holds_no_more_logits_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    softmax = torch.softmax
+    softmax = blocked_softmax.softmax_in_place
 
-    def counted(score: torch.Tensor, axis: int) -> torch.Tensor:
+    def counted(score: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         seen.append(score.numel())
-        return softmax(score, axis)
+        return softmax(score)
 
     monkeypatch.setattr(blocked_softmax, "LOGITS", 64)
-    monkeypatch.setattr(torch, "softmax", counted)
+    monkeypatch.setattr(blocked_softmax, "softmax_in_place", counted)
     softmax_loss(torch.randn(50, 4), torch.randn(50, 4), torch.randn(7, 4), torch.zeros(50, dtype=torch.int64))
     assert max(seen) == 64
     assert sum(seen) == 50 * 8

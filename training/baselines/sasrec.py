@@ -25,6 +25,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from training.baselines.sasrec_model import SasRec, SasRecConfig
 from training.baselines.sasrec_training import Training, start_table
 from training.deep.fit import computes_in_bfloat16
+from training.deep.sequence.rules import history_length, places_of_a_batch
 from training.retrieval.task import Fitted, Task, Trial
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,6 @@ def grid(task: Task, loss: Literal["full", "sampled"]) -> list[SasRecConfig]:
     """
     lists, users = task.split.lists, task.split.train
     length_U = np.diff(lists.offset_U1)[users]
-    length = int(np.clip(np.quantile(length_U, 0.99), 50, 200)) if len(users) else 50
     width = next((width for width in (128, 64, 32) if _training_bytes(lists.item_count, width) <= MAX_BYTES), None)
     if width is None:
         needed = f"{lists.item_count} items, whose training takes {_training_bytes(lists.item_count, 32)} bytes at width 32"
@@ -112,9 +112,9 @@ def grid(task: Task, loss: Literal["full", "sampled"]) -> list[SasRecConfig]:
     sparse = length_U.sum() < FEW_EVENTS * lists.item_count
     common = SasRecConfig(
         width=width,
-        length=length,
+        length=history_length(lists, users),
         loss=loss,
-        places=int(np.clip(length_U.sum() // 400, 1024, 4096)),
+        places=places_of_a_batch(lists, users),
         bfloat16=computes_in_bfloat16(torch.device("cpu")),
     )
     return [replace(common, dropout=dropout) for dropout in ((0.5, 0.2) if sparse else (0.2, 0.5))]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.errors import InvalidConfig, InvalidData
-from training.baselines.sequence_encoder import SequenceEncoder
+from training.deep.scorers.transformer import SequenceEncoder
 from training.retrieval.scores import best_of_all
 
 Int64 = NDArray[np.int64]

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from training.baselines.blocked_softmax import places_of, softmax_loss
 from training.baselines.sampled_softmax import Proposal
 from training.baselines.sasrec_model import SasRec, SasRecConfig
-from training.baselines.sequence_batches import SequenceBatch, SequenceSource
-from training.baselines.sequence_encoder import Dropout, SequenceEncoder
 from training.data.user_item_matrix import events_of_items
 from training.deep.averaging import AVERAGE_EVERY, averaged_over
 from training.deep.scorers.lookup import lookup
+from training.deep.scorers.transformer import Dropout, SequenceEncoder
+from training.deep.sequence.batches import SequenceBatch, SequenceSource
+from training.deep.sequence.blocked_softmax import places_of, softmax_loss
 from training.retrieval.task import Deadline, Task
 from training.trees.embeddings import item_embeddings, spread_unseen
 

@@ -85,7 +85,7 @@ class Contest:
 
     def task(self, exclude_seen: bool, seconds: float | None) -> Task:
         split, items = self.prepared.split, self.prepared.items
-        return Task(split, items, self.metric, exclude_seen, self.config.instances, self.config.seed, seconds)
+        return Task(split, items, self.metric, exclude_seen, self.config.windowed_instances, self.config.seed, seconds)
 
     def entry(self, name: str, exclude_seen: bool, seconds: float | None = None) -> Entry:
         """The method, fitted within so many seconds, which include those of methods that it is made of and that are not fitted yet.

@@ -29,9 +29,8 @@ from espalier.queries import HistoryKind, pad_histories
 from espalier.search import NO_ITEM, Engine, SearchParams
 from espalier.tree import Tree
 from training.deep.export import GAMMAS, VALIDATION_QUERIES
-from training.deep.fit import CURVE, build_model, train_step
+from training.deep.fit import CURVE, build_model, steps_of
 from training.deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
-from training.deep.instances import source_of
 from training.deep.prepare import Prepared
 from training.deep.run import train_and_export
 from training.deep.topology import Topology
@@ -153,13 +152,12 @@ def shortened(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.
 def _costs(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device) -> tuple[float, float]:
     """Seconds of a training step, and of searching for one validation query in training."""
     model, topology = build_model(config, tree, prepared).to(device), Topology(tree, device)
-    source = source_of(prepared.interactions, prepared.split.train, config.instances, config.seed)
-    optimiser = torch.optim.Adam(model.parameters(), lr=config.optimiser.learning_rate, fused=True)
+    steps = steps_of(config, model, topology, prepared)
     last = config.optimiser.steps - 1  # the objective that most steps have, after a warm start
     times = []
     for _ in range(WARM_STEPS + TIMED_STEPS):
         begin = time.perf_counter()
-        float(train_step(config, model, topology, source, optimiser, last))  # waits for a GPU
+        float(steps.make(last))  # waits for a GPU
         times.append(time.perf_counter() - begin)
     pairs = validation_pairs(config, prepared, TIMED_QUERIES)
     begin = time.perf_counter()

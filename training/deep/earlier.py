@@ -25,7 +25,7 @@ from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
 from training.data.interactions import Interactions
 from training.deep.jtm import Likelihood, Matching, sum_below
 from training.deep.jtm_samples import Samples, draw_samples
-from training.deep.scorers.model import NodeScorer, new_scorer
+from training.deep.scorers.model import NodeScorer, new_model
 from training.specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
 from training.specification.models import config_of, deep_config
 
@@ -67,7 +67,7 @@ def open_earlier(
     if (row_I < 0).all():
         raise InvalidConfig("earlier_model", str(path), f"a model of the log's items, such as {items.ids_of(np.zeros(1, np.int64))[0]!r}")
     model = load_scorer(bundle, before)
-    length, likelihood = sum(before.instances.windows), likelihood_of(before)
+    length, likelihood = before.history_length, likelihood_of(before)
     leaf_I = np.where(row_I >= 0, bundle.tree.leaf_of_item[row_I], -1)
     new = np.flatnonzero(row_I < 0)
     node_n = np.zeros(0, np.int64)
@@ -108,22 +108,21 @@ def relearn_config(path: Path, tree: dict[str, object], steps: int | None) -> De
 
 def as_earlier(config: DeepConfig, tree: Tree, model: NodeScorer) -> EarlierModel:
     """A model that was just trained, as the start of the next round."""
-    return EarlierModel(tree, model, sum(config.instances.windows), config.objective.gamma, likelihood_of(config))
+    return EarlierModel(tree, model, config.history_length, config.objective.gamma, likelihood_of(config))
 
 
 def likelihood_of(config: DeepConfig) -> Likelihood:
     """What the ranks of a model of this configuration are the log-likelihood of."""
     if config.ranks_by_path_product:
         return "path"
-    return "softmax" if config.kind == "otm-robust" else "sigmoid"
+    return "softmax" if config.is_softmax else "sigmoid"
 
 
 def load_scorer(bundle: Bundle, config: DeepConfig) -> NodeScorer:
     """The scorer that a bundle was exported from (`config`: its own). Raises InvalidConfig where its weights are missing or others'."""
     where = str(bundle.path)
     kind = bundle.manifest.query
-    width = kind.width if isinstance(kind, VectorKind) else None
-    model = new_scorer(config.scorer, config.instances.windows, bundle.tree.node_count, width)
+    model = new_model(config, bundle.tree, kind.width if isinstance(kind, VectorKind) else None)
     try:
         weights = {name: torch.from_numpy(np.array(array)) for name, array in bundle.weights().items()}
     except BundleNotFound as error:
@@ -173,7 +172,7 @@ def _check_alike(config: DeepConfig, before: DeepConfig) -> None:
     """What the tree, and with `scorer.init = "earlier"` the scorer, must have in common with the earlier model's configuration."""
     pairs: list[tuple[str, object, object]] = [("tree.branching", config.tree.branching, before.tree.branching)]
     if config.scorer.init == "earlier":
-        pairs.append(("instances.windows", list(config.instances.windows), list(before.instances.windows)))
+        pairs.append(("instances.windows", list(config.windowed_instances.windows), list(before.windowed_instances.windows)))
         free = {"init", "init_std", "dtype", "dropout"}
         was = before.scorer.model_dump(exclude=free)
         pairs += [(f"scorer.{key}", value, was[key]) for key, value in config.scorer.model_dump(exclude=free).items()]

@@ -127,7 +127,7 @@ def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, m
         results[gamma] = rows_BM, ranks_BM
         log.info("γ = %g: recall@%d of %d validation users %.4f", gamma, config.search.m, len(pairs), trials[f"{gamma:g}"])
     best = max(results, key=lambda gamma: (trials[f"{gamma:g}"], gamma == trained))
-    sigmoid = best == 0 and config.kind != "otm-robust"  # a softmax's logits are the log of a probability up to a constant only
+    sigmoid = best == 0 and not config.is_softmax  # a softmax's logits are the log of a probability up to a constant only
     calibration = None if own != "logit" or sigmoid else calibrate(*results[best], relevant)
     return Ranking(own=own, gamma=best, calibration=calibration), trials
 
@@ -156,7 +156,7 @@ def _content(
     if not np.isfinite(rows_ND).all():
         raise FloatingPointError(f"node rows are not finite in {config.scorer.dtype}; lower the learning rate or keep float32")
     model.node_rows.data = torch.from_numpy(rows_ND.astype(np.float32))
-    example = model_input(Topology(tree, torch.device("cpu")), queries.take(np.arange(min(8, len(queries)))).array)
+    example = model_input(model, Topology(tree, torch.device("cpu")), queries.take(np.arange(min(8, len(queries)))).array)
     query_onnx, scorer_onnx = export_graphs(model, query_input(queries.kind), example)
     check_parity(model, query_onnx, scorer_onnx, example, query_input(queries.kind))
     return GraphContent(

@@ -36,11 +36,13 @@ from training.deep.prepare import Prepared, item_embeddings
 from training.deep.queries import model_input, query_kind
 from training.deep.scorers.heads import ProductHead
 from training.deep.scorers.initial_rows import popularity_biases, rows_from_embeddings
-from training.deep.scorers.model import NodeScorer, new_scorer
+from training.deep.scorers.model import NodeScorer, new_model
+from training.deep.sequence.steps import SequenceSteps
 from training.deep.topology import Topology
 from training.deep.validation import ranked_by, validation_pairs, validation_recall
 from training.deep.vector_start import start_model
-from training.specification.deep import DeepConfig, Objective, PathObjective, TdmObjective
+from training.specification.deep import DeepConfig, Objective, PathObjective, SequenceConfig, TdmObjective, WindowConfig
+from training.specification.sequence import SequenceObjective
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +83,7 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
     torch.manual_seed(config.seed)
     scorer, kind = config.scorer, query_kind(config, prepared.interactions)
     vector_width = kind.width if isinstance(kind, VectorKind) else None
-    model = new_scorer(scorer, config.instances.windows, tree.node_count, vector_width)
+    model = new_model(config, tree, vector_width)
     if scorer.init == "embeddings":
         biased = isinstance(model.head, ProductHead)  # then the last entry of a row is a bias
         if vector_width is None:
@@ -106,8 +108,6 @@ def fit(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device
 
     Raises InvalidConfig for a batch that the processes cannot share alike, FloatingPointError when a loss or a weight is not finite.
     """
-    if config.optimiser.batch % processes():
-        raise InvalidConfig("optimiser.batch", config.optimiser.batch, f"a multiple of the {processes()} processes")
     run = _Run(config, prepared, tree, device, work / "checkpoint.pt", resume)
     state, steps = run.state, config.optimiser.steps
     begin, first = time.perf_counter(), state.step
@@ -139,14 +139,14 @@ class _Run:
         self.config = config
         self.model = build_model(config, tree, prepared).to(device)
         self.topology = Topology(tree, device)
-        self.source = source_of(prepared.interactions, prepared.split.train, config.instances, config.seed)
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=config.optimiser.learning_rate, fused=True)
+        self.steps = steps_of(config, self.model, self.topology, prepared)
         self.averaged = averaged_over(config.optimiser.average, self.model)
-        parts: Parts = {"model": self.model, "averaged": self.averaged, "optimiser": self.optimiser}
+        parts: Parts = {"model": self.model, "averaged": self.averaged, "optimiser": self.steps.optimiser}
         self.checkpoint = Checkpoint(file, identity_of(config, prepared, tree), parts)
         self.state = self.checkpoint.restore() if resume else RunState()
         if resume and self.state.step == 0:
             log.info("no checkpoint to resume from: training starts anew")
+        self.steps.start_at(self.state.step)
         share_weights(self.model)
         self.pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
         if len(self.pairs) < MIN_VALIDATION_QUERIES:
@@ -157,7 +157,7 @@ class _Run:
     def advance(self) -> float | None:
         """One step, with the averaging, validation and checkpoint that follow it; the mean loss since the last reading, if it is read."""
         state, optimiser, loss = self.state, self.config.optimiser, None
-        self._losses.append(train_step(self.config, self.model, self.topology, self.source, self.optimiser, state.step))
+        self._losses.append(self.steps.make(state.step))
         state.step += 1
         last = state.step == optimiser.steps
         validate = bool(self.pairs) and (state.step % optimiser.validate_every == 0 or last)
@@ -186,16 +186,45 @@ class _Run:
         return sum(values) / len(values)
 
 
+def steps_of(config: DeepConfig, model: NodeScorer, topology: Topology, prepared: Prepared) -> InstanceSteps | SequenceSteps:
+    """How the configured kind trains. Raises InvalidConfig where the processes cannot share a batch."""
+    if isinstance(config, SequenceConfig):
+        return SequenceSteps(config, model, topology, prepared, use_bfloat16(config, topology.device))
+    if isinstance(config, WindowConfig):
+        return InstanceSteps(config, model, topology, prepared)
+    raise InvalidConfig("kind", config.kind, "a kind of tree models")
+
+
+class InstanceSteps:
+    """The steps of a kind that trains on instances. Raises InvalidConfig for a batch that the processes cannot share alike."""
+
+    def __init__(self, config: WindowConfig, model: NodeScorer, topology: Topology, prepared: Prepared) -> None:
+        if config.optimiser.batch % processes():
+            raise InvalidConfig("optimiser.batch", config.optimiser.batch, f"a multiple of the {processes()} processes")
+        self.config, self.model, self.topology = config, model, topology
+        self.source = source_of(prepared.interactions, prepared.split.train, config.instances, config.seed)
+        self.optimiser = torch.optim.Adam(model.parameters(), lr=config.optimiser.learning_rate, fused=True)
+
+    def start_at(self, step: int) -> None:
+        """A batch depends on its step alone: there is nothing to skip."""
+
+    def make(self, step: int) -> Tensor:
+        """One batch and one update; returns the loss (a scalar on the device)."""
+        return train_step(self.config, self.model, self.topology, self.source, self.optimiser, step)
+
+
 def stage(config: DeepConfig, step: int) -> tuple[str, Objective]:
     """The kind and the objective of a step: `tdm` in a warm start, then the configured ones."""
     objective = config.objective
-    if isinstance(objective, TdmObjective | PathObjective) or step >= round(objective.warm_start * config.optimiser.steps):
+    if isinstance(objective, TdmObjective | PathObjective | SequenceObjective):
+        return config.kind, objective
+    if step >= round(objective.warm_start * config.optimiser.steps):
         return config.kind, objective
     return "tdm", TdmObjective(negatives=objective.negatives, negative_decay=objective.negative_decay)
 
 
 def train_step(
-    config: DeepConfig,
+    config: WindowConfig,
     model: NodeScorer,
     topology: Topology,
     source: Source,
@@ -208,10 +237,10 @@ def train_step(
     own = own_rows(config.optimiser.batch)
     generator = torch.Generator(device).manual_seed(config.seed * 1_000_003 + step)
     for group in optimiser.param_groups:
-        group["lr"] = config.optimiser.learning_rate * (1 - step / config.optimiser.steps)
+        group["lr"] = config.optimiser.learning_rate_at(step)
     optimiser.zero_grad()
     with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
-        query = model_input(topology, instances.query[own])
+        query = model_input(model, topology, instances.query[own])
         targets = torch.from_numpy(instances.target_BP[own]).to(device)
         loss = LOSSES[kind](model, topology, query, targets, objective, generator)
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped

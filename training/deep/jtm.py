@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -32,12 +32,13 @@ from tqdm import tqdm
 from espalier.tree import EMPTY_LEAF, Tree
 from training.deep.assignment import assign
 from training.deep.jtm_samples import Samples
-from training.deep.queries import model_input
+from training.deep.queries import states_of
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
+Value = TypeVar("Value", np.int64, np.float64)
 Likelihood = Literal["sigmoid", "path", "softmax"]
 """log p̂ of a node: log σ(rank), the rank's log-activations multiplied along the path, or the rank up to a constant of its level."""
 
@@ -87,9 +88,9 @@ def leaves_below(tree: Tree) -> Int64:
     return sum_below(tree, np.ones(tree.leaf_count, np.int64), tree.height)
 
 
-def sum_below(tree: Tree, value_n: Int64, level: int) -> Int64:
-    """int64[N]: values of the nodes of a level, summed upward; 0 below that level."""
-    total_N = np.zeros(tree.node_count, np.int64)
+def sum_below(tree: Tree, value_n: NDArray[Value], level: int) -> NDArray[Value]:
+    """[N]: values of the nodes of a level, summed upward; 0 below that level."""
+    total_N = np.zeros(tree.node_count, value_n.dtype)
     total_N[tree.level(level).start : tree.level(level).stop] = value_n
     for h in range(level - 1, -1, -1):
         span = tree.level(h)
@@ -213,6 +214,5 @@ class Matching:
         with torch.no_grad(), tqdm(total=len(samples.target_S), unit="sample", desc=what, mininterval=1.0, delay=1.0) as bar:
             for start in range(0, len(samples.target_S), size):
                 part = slice(start, min(start + size, len(samples.target_S)))
-                query = model_input(self.topology, samples.queries(part))
-                yield part, self.model.state(query if query.is_floating_point() else query[:, lowest : highest + 1])
+                yield part, states_of(self.model, self.topology, samples.queries(part), slice(lowest, highest + 1))
                 bar.update(part.stop - part.start)

@@ -1,4 +1,4 @@
-"""Queries as a model in training takes them: histories as their items' ancestors on every level, vectors as they are.
+"""Queries as a model in training takes them: histories as their items' leaves or their ancestors on every level, vectors as they are.
 
 Knows what tells histories from vectors. Does not know what a model makes of them.
 
@@ -17,6 +17,8 @@ from espalier.queries import HistoryKind, VectorKind, pad_histories
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair
 from training.deep.instances import QueryRows
+from training.deep.scorers.model import NodeScorer
+from training.deep.scorers.sequence import SequenceQuery
 from training.deep.topology import Topology
 from training.specification.deep import DeepConfig
 
@@ -25,7 +27,7 @@ def query_kind(config: DeepConfig, interactions: Interactions) -> HistoryKind | 
     """What a model of this configuration and log is asked with."""
     if interactions.vectors_UF is not None:
         return VectorKind(width=interactions.vectors_UF.shape[1])
-    return HistoryKind(length=sum(config.instances.windows))
+    return HistoryKind(length=config.history_length)
 
 
 def rows_of_pairs(config: DeepConfig, pairs: Sequence[EvaluationPair]) -> QueryRows:
@@ -33,11 +35,22 @@ def rows_of_pairs(config: DeepConfig, pairs: Sequence[EvaluationPair]) -> QueryR
     vectors = [pair.vector for pair in pairs if pair.vector is not None]
     if vectors:
         return np.stack(vectors)
-    kind = HistoryKind(length=sum(config.instances.windows))
+    kind = HistoryKind(length=config.history_length)
     return pad_histories(kind, [pair.history for pair in pairs]).array.astype(np.int64)
 
 
-def model_input(topology: Topology, rows: QueryRows) -> Tensor:
-    """history_nodes int64[B, L, T] or vector float32[B, F], on the topology's device."""
+def model_input(model: NodeScorer, topology: Topology, rows: QueryRows) -> Tensor:
+    """history_nodes int64[B, L, T], history_leaves int64[B, T] or vector float32[B, F], on the topology's device."""
     query = torch.from_numpy(rows).to(topology.device)
-    return query if query.is_floating_point() else topology.history_nodes(query)
+    if query.is_floating_point():
+        return query
+    return topology.leaf_of_item_I1[query] if isinstance(model.encoder, SequenceQuery) else topology.history_nodes(query)
+
+
+def states_of(model: NodeScorer, topology: Topology, rows: QueryRows, levels: slice) -> Tensor:
+    """[B, n, S]: the query states of some levels, or [B, 1, S] where all levels have the same."""
+    query = model_input(model, topology, rows)
+    if query.dim() == 3:  # levels are independent of each other
+        return model.state(query[:, levels])
+    state_BLS = model.state(query)
+    return state_BLS if state_BLS.shape[1] == 1 else state_BLS[:, levels]

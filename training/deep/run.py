@@ -19,6 +19,7 @@ from training.deep.export import export
 from training.deep.fit import fit
 from training.deep.parallel import joined, process, shared_tree, wait_for_all
 from training.deep.prepare import Prepared, build_tree, prepare
+from training.deep.sequence.rules import with_rules
 from training.specification.deep import DeepConfig
 from training.specification.splits import SplitConfig
 from training.versions import only_run, work_folder
@@ -60,7 +61,7 @@ def train_and_export(
     work      an empty folder, or with `resume` that of a run that was killed; checkpoints and curves stay there
     shorten   what becomes of the configuration once a tree is there: fewer steps, where time is limited
     """
-    config = with_dates(config, prepared.split.config)
+    config = with_rules(with_dates(config, prepared.split.config), prepared)
     for number in range(1, config.rounds + 1):
         folder = work if number == 1 else work / f"round-{number}"
         folder.mkdir(exist_ok=True)

@@ -60,7 +60,7 @@ def search_pairs(
     rows, ranks = [], []
     for start in range(0, len(pairs), 100):
         part = pairs[start : start + 100]
-        query = model_input(topology, rows_of_pairs(config, part))
+        query = model_input(model, topology, rows_of_pairs(config, part))
         has_seen = config.search.exclude_seen and part[0].vector is None
         exclude_BE = _pad_rows([pair.history for pair in part]).to(topology.device) if has_seen else None
         item_rows, rank = search(model, topology, query, beam_size, m, gamma, own, exclude_BE)

@@ -14,8 +14,10 @@ from espalier.errors import InvalidConfig
 from espalier.manifest import ModelName
 from espalier.queries import MAX_HISTORY
 from training.specification.log_format import CsvFormat, LogFormat, TableFormat, VectorsFormat
+from training.specification.optimiser import OptimiserConfig, SequenceOptimiser
 from training.specification.scorers import ProductScorer, Scorer
 from training.specification.sections import SearchLimits, Section, default_kind
+from training.specification.sequence import SequenceInstances, SequenceObjective, SequenceScorer
 from training.specification.splits import DateSplit, LastSplit, SplitConfig, UserSplit, microseconds
 
 PAPER_WINDOWS = (20, 20, 10, 10, 2, 2, 2, 1, 1, 1)
@@ -206,26 +208,10 @@ class PathObjective(Section):
     gamma: ClassVar[float] = 0.0
 
 
-Objective = RobustObjective | OtmObjective | SampledObjective | TdmObjective | PathObjective
+Objective = RobustObjective | OtmObjective | SampledObjective | TdmObjective | PathObjective | SequenceObjective
 
 
-# -- training and search --------------------------------------------------------------------------------------------------
-
-
-class OptimiserConfig(Section):
-    """Adam. The learning rate falls linearly to 0; the averaged weights with the best recall of validation users are kept."""
-
-    steps: int = Field(default=2000, ge=1, description="updates, at most")
-    batch: int = Field(default=256, ge=1, description="instances of an update, over all processes together")
-    learning_rate: float = Field(default=2e-3, gt=0, description="at the first step; it falls linearly to 0 at `steps`")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description='of matrix products; weights stay float32. `"auto"` is bfloat16 where the device computes in it'
-    )
-    average: int = Field(default=200, ge=1, description="steps over which weights are averaged, exponentially; 1: no average")
-    validate_every: int = Field(
-        default=100, ge=1, description="steps between two measurements of recall@`search.m` on at most 1,000 validation users"
-    )
-    patience: int = Field(default=8, ge=1, description="measurements without a better one after which training ends")
+# -- search --------------------------------------------------------------------------------------------------
 
 
 class SearchConfig(SearchLimits):
@@ -258,17 +244,39 @@ class DeepConfig(Section):
         "items are matched by id",
     )
     data: DataConfig
-    instances: InstanceConfig = InstanceConfig()
+    instances: InstanceConfig | SequenceInstances
     tree: Tree = KMeansTree()
-    scorer: Scorer = ProductScorer()
+    scorer: Scorer | SequenceScorer
     objective: Objective
-    optimiser: OptimiserConfig = OptimiserConfig()
+    optimiser: OptimiserConfig | SequenceOptimiser
     search: SearchConfig = SearchConfig()
 
     @property
     def rounds(self) -> int:
         """How often a tree is built and trained on."""
         return self.tree.rounds if isinstance(self.tree, JtmTree) else 1
+
+    @property
+    def history_length(self) -> int:
+        """The most items of a history. Raises InvalidConfig where the log is yet to say."""
+        if isinstance(self.instances, InstanceConfig):
+            return sum(self.instances.windows)
+        length = getattr(self.scorer, "length", None)
+        if not isinstance(length, int):
+            raise InvalidConfig("scorer.length", length, "a number, or a log that it is read from")
+        return length
+
+    @property
+    def windowed_instances(self) -> InstanceConfig:
+        """The instances of models that read a history in windows, such as baselines."""
+        if isinstance(self.instances, InstanceConfig):
+            return self.instances
+        return InstanceConfig(targets=self.instances.targets, cold_share=self.instances.cold_share)
+
+    @property
+    def is_softmax(self) -> bool:
+        """Whether a level's ranks are the log of a probability up to a constant: the objective is a softmax over the level."""
+        return isinstance(self.objective, RobustObjective | SequenceObjective)
 
     @property
     def ranks_by_path_product(self) -> bool:
@@ -312,45 +320,76 @@ class DeepConfig(Section):
         return self
 
 
+class WindowConfig(DeepConfig):
+    """A model that reads a history in windows, trained on instances."""
+
+    instances: InstanceConfig = InstanceConfig()
+    scorer: Scorer = ProductScorer()
+    optimiser: OptimiserConfig = OptimiserConfig()
+
+
 # -- kinds ----------------------------------------------------------------------------------------------------------------
 
 
-class OtmRobustConfig(DeepConfig):
+class OtmRobustConfig(WindowConfig):
     """The softmax over whole levels, estimated from a training beam. The default."""
 
     kind: Literal["otm-robust"]
     objective: RobustObjective = RobustObjective()
 
 
-class OtmConfig(DeepConfig):
+class SequenceConfig(DeepConfig):
+    """The softmax over levels of `otm-robust` at every place of a list, with a sequence encoder of the history."""
+
+    kind: Literal["otm-sequence"]
+    instances: SequenceInstances = SequenceInstances()
+    scorer: Annotated[SequenceScorer, default_kind("sequence")] = SequenceScorer()
+    objective: SequenceObjective = SequenceObjective()
+    optimiser: SequenceOptimiser = SequenceOptimiser()
+
+    @property
+    def places(self) -> int:
+        """Of an update. Raises InvalidConfig where the log is yet to say."""
+        if self.optimiser.places == "auto":
+            raise InvalidConfig("optimiser.places", self.optimiser.places, "a number, or a log that it is read from")
+        return self.optimiser.places
+
+    @model_validator(mode="after")
+    def _lists_have_an_order(self) -> SequenceConfig:
+        if self.data.format.order == "none":
+            raise InvalidConfig("scorer.kind", "sequence", "another scorer, since data.format.order is none: a set is no sequence")
+        return self
+
+
+class OtmConfig(WindowConfig):
     """OTM as published: the nodes of a training beam, with labels that say what beam search should keep."""
 
     kind: Literal["otm"]
     objective: OtmObjective = OtmObjective()
 
 
-class OtmNoBeamSearchConfig(DeepConfig):
+class OtmNoBeamSearchConfig(WindowConfig):
     """OTM's ablation −BS: random nodes instead of a training beam."""
 
     kind: Literal["otm-no-bs"]
     objective: SampledObjective = SampledObjective()
 
 
-class OtmNoOptimalTestConfig(DeepConfig):
+class OtmNoOptimalTestConfig(WindowConfig):
     """OTM's ablation −OptEst: a node's label says whether a target lies below."""
 
     kind: Literal["otm-no-optest"]
     objective: OtmObjective = OtmObjective()
 
 
-class TdmConfig(DeepConfig):
+class TdmConfig(WindowConfig):
     """TDM: every node a classifier of its own, with random negatives."""
 
     kind: Literal["tdm"]
     objective: TdmObjective = TdmObjective()
 
 
-class _PathProductConfig(DeepConfig):
+class _PathProductConfig(WindowConfig):
     objective: PathObjective = PathObjective()
 
     @model_validator(mode="after")
@@ -372,4 +411,6 @@ class HsmConfig(_PathProductConfig):
     kind: Literal["hsm"]
 
 
-DeepKinds = OtmRobustConfig | OtmConfig | OtmNoBeamSearchConfig | OtmNoOptimalTestConfig | TdmConfig | PltConfig | HsmConfig
+DeepKinds = (
+    OtmRobustConfig | SequenceConfig | OtmConfig | OtmNoBeamSearchConfig | OtmNoOptimalTestConfig | TdmConfig | PltConfig | HsmConfig
+)

@@ -5,14 +5,15 @@ The kinds are in `deep.py` (tree models over users' lists) and `linear.py` (text
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
 from espalier.errors import InvalidConfig
 from espalier.manifest import ManifestDraft
-from training.specification.deep import DeepConfig, DeepKinds
+from training.specification.deep import DeepConfig, DeepKinds, WindowConfig
 from training.specification.legacy import ANY, Legacy, RemovedKey
 from training.specification.linear import LinearConfig
 from training.specification.sections import Form, Raw, kinds_of, read_toml
@@ -70,7 +71,7 @@ LEGACY = Legacy(
 
 def check_config(raw: Raw) -> DeepConfig | LinearConfig:
     """The specification that a mapping holds. Raises InvalidConfig naming the key, its value and what was expected."""
-    return SPECIFICATION.checked(LEGACY.modernised(raw, "file"))
+    return SPECIFICATION.checked(_modernised(raw, "file"))
 
 
 def deep_config(raw: Raw) -> DeepConfig:
@@ -78,12 +79,17 @@ def deep_config(raw: Raw) -> DeepConfig:
     return _of_family(check_config(raw), DeepConfig, "kind")
 
 
+def window_config(raw: Raw) -> WindowConfig:
+    """The specification of a tree model that reads histories in windows. Raises InvalidConfig."""
+    return _of_family(check_config(raw), WindowConfig, "kind")
+
+
 def read_config(file: Path, **files: Path | None) -> DeepConfig | LinearConfig:
     """The specification in a TOML file. Raises InvalidConfig.
 
     files  what `data.train` and `data.test` of linear models are instead, unless None
     """
-    raw = LEGACY.modernised(read_toml(file), "file")
+    raw = _modernised(read_toml(file), "file")
     if raw["kind"] in kinds_of(LinearConfig) and isinstance(raw.get("data"), dict):
         raw["data"] |= {key: path for key, path in files.items() if path is not None}
     return SPECIFICATION.checked(raw)
@@ -103,12 +109,19 @@ def config_of(manifest: ManifestDraft, family: type[Family]) -> Family:
 
 def earlier_config(raw: Raw) -> DeepConfig | LinearConfig:
     """The specification that an earlier run wrote down. Raises InvalidConfig."""
-    return SPECIFICATION.checked(LEGACY.modernised(raw, "manifest"))
+    return SPECIFICATION.checked(_modernised(raw, "manifest"))
 
 
 def was_trained_here(manifest: ManifestDraft) -> bool:
     """Whether a manifest holds a specification. That of an imported model says where it came from, no more."""
     return "data" in manifest.training
+
+
+def _modernised(raw: Raw, source: Literal["file", "manifest"]) -> dict[str, Any]:
+    """The mapping as it would be written today, with its kind."""
+    scorer = raw.get("scorer")
+    reads_sequences = isinstance(scorer, Mapping) and scorer.get("kind") == "sequence"
+    return LEGACY.modernised({"kind": "otm-sequence", **raw} if reads_sequences else raw, source)
 
 
 def _of_family(config: DeepConfig | LinearConfig, family: type[Family], where: str) -> Family:

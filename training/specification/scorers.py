@@ -14,7 +14,9 @@ PAPER_HIDDEN = (128, 64, 24)
 Layers = tuple[Annotated[int, Field(ge=1)], ...]
 
 
-class _Scorer(Section):
+class NodeRows(Section):
+    """The node rows of a scorer."""
+
     init: Literal["embeddings", "random", "earlier"] = Field(
         default="embeddings",
         description='node rows at the start: `"embeddings"`, the mean co-occurrence embedding of the items below; `"random"`; '
@@ -24,7 +26,7 @@ class _Scorer(Section):
     dtype: Literal["float32", "float16"] = Field(default="float32", description="of the node rows in the bundle; float16 halves its size")
 
 
-class ProductScorer(_Scorer):
+class ProductScorer(NodeRows):
     """The inner product of a node row with a network of the history."""
 
     kind: Literal["product"] = "product"
@@ -33,7 +35,7 @@ class ProductScorer(_Scorer):
     dropout: float = Field(default=0.3, ge=0, lt=1, description="share of each layer's inputs that is 0 in training")
 
 
-class _PaperScorer(_Scorer):
+class _PaperScorer(NodeRows):
     node_dim: int = Field(default=24, ge=2, description="width of a node row")
     hidden: Layers = Field(default=PAPER_HIDDEN, min_length=1, description="widths of the network's hidden layers")
 

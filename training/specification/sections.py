@@ -46,6 +46,13 @@ class SearchLimits(Section):
         return self
 
 
+def auto_or_number(value: object, most: int) -> object:
+    """A value that is "auto" or an integer from 1 to `most`. Raises ValueError for another."""
+    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
+        raise ValueError(f'"auto" or an integer from 1 to {most}')
+    return value
+
+
 class Form(Generic[T]):
     """A configuration that can be checked: one section, or a union of sections over their kind."""
 

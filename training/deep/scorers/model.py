@@ -11,14 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier.tree import Tree
 from training.deep.scorers.attention import AttentionHead, BehaviourEncoder
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.lookup import lookup, rows_of
+from training.deep.scorers.sequence import SequenceQuery
 from training.onnx_graphs import onnx_bytes
+from training.specification.deep import DeepConfig
 from training.specification.scorers import AttentionScorer, MlpScorer, Scorer
+from training.specification.sequence import SequenceScorer
 
-Encoder = WindowEncoder | BehaviourEncoder | VectorEncoder
+Encoder = WindowEncoder | BehaviourEncoder | VectorEncoder | SequenceQuery
 Head = ProductHead | MlpHead | AttentionHead
 
 
@@ -35,7 +39,7 @@ class NodeScorer(nn.Module):
         self.head = head
 
     def state(self, query: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """history_nodes [B, L, T] or vector [B, F] → query states [B, L, S] (L = 1 for vectors).
+        """history_nodes [B, L, T], history_leaves [B, T] or vector [B, F] → query states [B, L, S] (L = 1 for vectors).
 
         generator  of what a head with dropout drops; without one, as in serving, nothing is
         """
@@ -52,6 +56,18 @@ class NodeScorer(nn.Module):
     def logits_of_level(self, state_BLS: Tensor, level: int, span: range) -> Tensor:
         """Logits [B, n] of all nodes `span` of a level, for a `ProductHead`: one matrix product, rounded to bfloat16 under autocast."""
         return state_BLS[:, 0 if state_BLS.shape[1] == 1 else level] @ rows_of(span, self.node_rows).T
+
+
+def new_model(config: DeepConfig, tree: Tree, vector_width: int | None = None) -> NodeScorer:
+    """The model of a whole configuration over a tree, with random weights, from torch's generator as it stands.
+
+    vector_width  queries are vectors so wide, not histories
+    """
+    scorer = config.scorer
+    if not isinstance(scorer, SequenceScorer):
+        return new_scorer(scorer, config.windowed_instances.windows, tree.node_count, vector_width)
+    encoder = SequenceQuery(scorer.node_dim, scorer.layers, scorer.heads, config.history_length, tree.height + 1)
+    return NodeScorer(tree.node_count, scorer.node_dim, encoder, ProductHead(scorer.node_dim, scorer.node_dim, None), scorer.init_std)
 
 
 def new_scorer(config: Scorer, windows: Sequence[int], nodes: int, vector_width: int | None = None) -> NodeScorer:

@@ -62,11 +62,33 @@ class SequenceEncoder(nn.Module):
             raise InvalidData("items_BTD", f"{length} places", f"at most {len(self.position_TD)}")
         x_BTD = items_BTD + self.position_TD[:length]
         x_BTD = x_BTD if dropout is None else dropout(x_BTD)
-        future_TT = torch.full((length, length), -torch.inf, device=x_BTD.device).triu(1)
+        hidden_TT = _future(length, x_BTD.device)
         for block in self.blocks:
-            x_BTD = block(x_BTD, future_TT, dropout)
+            x_BTD = block(x_BTD, hidden_TT, dropout)
         state_BTD: Tensor = self.norm(x_BTD)
         return state_BTD
+
+    def last(self, items_BTD: Tensor, present_BT: Tensor) -> Tensor:
+        """[B, D]: the state at the last present place, as `forward` gives it for the present places alone, wherever padding stands.
+
+        present_BT  bool[B, T], true at the first place; what stands where it is false changes nothing
+        """
+        place_BT = present_BT.long().cumsum(1) - 1
+        x_BTD = items_BTD + self.position_TD[place_BT]
+        newest_B = (present_BT * torch.arange(present_BT.shape[1], device=x_BTD.device)).amax(1)
+        newest_B1D = x_BTD.gather(1, newest_B[:, None, None].expand(-1, 1, x_BTD.shape[2]))
+        x_BTD = torch.cat([x_BTD[:, :-1], newest_B1D], 1)  # it sees what it saw where it stood, and itself there
+        padding_BT = torch.zeros_like(present_BT, dtype=x_BTD.dtype).masked_fill(~present_BT, -torch.inf)
+        hidden_B1TT = (_future(present_BT.shape[1], x_BTD.device) + padding_BT.unsqueeze(1)).unsqueeze(1)
+        for block in list(self.blocks)[:-1]:
+            x_BTD = block(x_BTD, hidden_B1TT, None)
+        state_BD: Tensor = self.norm(self.blocks[-1](x_BTD, hidden_B1TT, None, last=True)).squeeze(1)
+        return state_BD
+
+
+def _future(length: int, device: torch.device) -> Tensor:
+    """[T, T]: −∞ where the column is later than the row, else 0."""
+    return torch.full((length, length), -torch.inf, device=device).triu(1)
 
 
 class Block(nn.Module):
@@ -82,20 +104,33 @@ class Block(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def forward(self, x_BTD: Tensor, future_TT: Tensor, dropout: Dropout | None) -> Tensor:
-        """future_TT is −∞ where the column is later than the row, else 0."""
-        part_BTD = self.out(self._attended(self.attention_norm(x_BTD), future_TT))
-        x_BTD = x_BTD + (part_BTD if dropout is None else dropout(part_BTD))
+    def forward(self, x_BTD: Tensor, hidden: Tensor, dropout: Dropout | None, last: bool = False) -> Tensor:
+        """[B, T, D] → [B, T, D], or with `last` [B, 1, D], the last place alone.
+
+        hidden  [T, T] or [B, 1, T, T]: −∞ where the row does not see the column, else 0
+        """
+        part_BTD = self.out(self._attended(self.attention_norm(x_BTD), hidden, last))
+        x_BTD = (x_BTD[:, -1:] if last else x_BTD) + (part_BTD if dropout is None else dropout(part_BTD))
         part_BTD = self.down(nn.functional.gelu(self.up(self.dense_norm(x_BTD))))
         return x_BTD + (part_BTD if dropout is None else dropout(part_BTD))
 
-    def _attended(self, x_BTD: Tensor, future_TT: Tensor) -> Tensor:
+    def _attended(self, x_BTD: Tensor, hidden: Tensor, last: bool) -> Tensor:
         # Plain products: for sequences of some hundred places a CPU is faster with them than with torch's fused attention.
-        batch, length, width = x_BTD.shape
-        parts_BT3HE = self.query_key_value(x_BTD).view(batch, length, 3, self.heads, width // self.heads)
-        query_BHTE, key_BHTE, value_BHTE = parts_BT3HE.permute(2, 0, 3, 1, 4)
-        logit_BHTT = (query_BHTE * (self.heads / width) ** 0.5) @ key_BHTE.transpose(-1, -2)
-        weight_BHTT = torch.softmax(logit_BHTT + future_TT.to(logit_BHTT.dtype), -1)
+        if last:
+            weight, bias = self.query_key_value.weight, self.query_key_value.bias
+            width = x_BTD.shape[2]
+            query = nn.functional.linear(x_BTD[:, -1:], weight[:width], bias[:width])
+            key, value = nn.functional.linear(x_BTD, weight[width:], bias[width:]).chunk(2, 2)
+            hidden = hidden[..., -1:, :]
+        else:
+            query, key, value = self.query_key_value(x_BTD).chunk(3, 2)
+        query_BHTE, key_BHTE, value_BHTE = (self._by_head(part) for part in (query, key, value))
+        logit_BHTT = (query_BHTE * query_BHTE.shape[-1] ** -0.5) @ key_BHTE.transpose(-1, -2)
+        weight_BHTT = torch.softmax(logit_BHTT + hidden.to(logit_BHTT.dtype), -1)
         attended_BHTE = weight_BHTT.to(value_BHTE.dtype) @ value_BHTE
-        attended_BTD: Tensor = attended_BHTE.transpose(1, 2).reshape(batch, length, width)
-        return attended_BTD
+        return attended_BHTE.transpose(1, 2).flatten(2)
+
+    def _by_head(self, part_BTD: Tensor) -> Tensor:
+        """[B, H, T, E]."""
+        batch, length, width = part_BTD.shape
+        return part_BTD.view(batch, length, self.heads, width // self.heads).transpose(1, 2)

@@ -22,10 +22,14 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """int64[B, T], oldest first, −1 behind the last: at each place an item row and the row of the item after it."""
+    """int64[B, T], oldest first, −1 behind the last: at each place an item row and the row of the item after it.
+
+    first_B  int64[B]: the first item's place among all events; where lists have an order, the others follow it there
+    """
 
     history_BT: Int64
     target_BT: Int64
+    first_B: Int64
 
 
 class SequenceSource:
@@ -78,7 +82,7 @@ class SequenceSource:
                 shuffled = start + rng.permutation(count + 1)[: len(row_T)]
                 row_T[: len(shuffled)] = shuffled
         items_BT = np.where(place_BT >= 0, self.lists.item_of_event_E[np.maximum(place_BT, 0)], -1).astype(np.int64)
-        return SequenceBatch(np.where(items_BT[:, 1:] >= 0, items_BT[:, :-1], -1), items_BT[:, 1:])
+        return SequenceBatch(np.where(items_BT[:, 1:] >= 0, items_BT[:, :-1], -1), items_BT[:, 1:], start_B)
 
 
 def _cuts(length_W: Int64, places: int) -> list[int]:

@@ -1,0 +1,219 @@
+"""Trees with a sequence encoder: one state wherever padding stands, the loss against its formula, unbiased estimates, targets."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+
+from espalier.errors import InvalidConfig
+from tests.training.logs import log_of
+from training.deep.scorers.sequence import SequenceQuery
+from training.deep.sequence.batches import SequenceSource
+from training.deep.sequence.columns import ColumnSource
+from training.deep.sequence.level_softmax import level_softmax_loss
+from training.deep.sequence.places import places_of
+from training.deep.topology import Topology
+from training.specification.deep import SequenceConfig
+from training.specification.models import check_config, deep_config
+from training.trees.random import random_tree
+
+ITEMS, WIDTH = 21, 8
+TREE = random_tree(ITEMS, 3, seed=1)
+TOPOLOGY = Topology(TREE, torch.device("cpu"))
+RAW = {"name": "books", "data": {"log": "log.csv"}}
+
+
+def encoder(length: int = 6, layers: int = 2) -> tuple[SequenceQuery, torch.Tensor]:
+    """With random weights, and node rows."""
+    torch.manual_seed(5)
+    made = SequenceQuery(WIDTH, layers, 2, length, TREE.height + 1)
+    for parameter in made.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.4
+    return made, torch.randn(TREE.node_count, WIDTH)
+
+
+def padded(*histories: list[int], length: int = 6) -> torch.Tensor:
+    """int64[B, T]: leaves, padding in front."""
+    return torch.tensor([[-1] * (length - len(history)) + history for history in histories]) if histories else torch.empty(0)
+
+
+# -- the encoder ----------------------------------------------------------------------------------------------------------
+
+
+@given(history=st.lists(st.integers(0, ITEMS - 1), max_size=6), layers=st.integers(1, 3), data=st.data())
+def test_a_history_has_one_state_wherever_its_padding_stands_and_whichever_way_it_is_computed(
+    history: list[int], layers: int, data: st.DataObject
+) -> None:
+    made, rows_ND = encoder(layers=layers)
+    leaves = (torch.tensor(history, dtype=torch.int64) + TREE.leaf_offset).tolist()
+    places = sorted(data.draw(st.permutations(range(6)))[: len(leaves)])
+    spread = torch.full((6,), -1)
+    spread[places] = torch.tensor(leaves, dtype=torch.int64)
+    behind = torch.tensor([leaves + [-1] * (6 - len(leaves))])
+    with torch.no_grad():
+        state_BXD = made.states(behind, rows_ND, None)
+        expected_LD = made.scale_LD * state_BXD[0, len(leaves), :-1]
+        found_BLD = made(torch.stack([spread, padded(leaves)[0]]), rows_ND)
+    torch.testing.assert_close(found_BLD, expected_LD.expand_as(found_BLD), rtol=1e-4, atol=1e-5)
+
+
+def test_states_depend_on_what_was_read_and_on_its_order_and_never_on_what_comes_later() -> None:
+    made, rows_ND = encoder()
+    first, second, other = (TREE.leaf_offset + n for n in (3, 4, 5))
+    with torch.no_grad():
+        one_XD, two_XD = made.states(torch.tensor([[first, second, other], [first, second, first]]), rows_ND, None)
+        swapped_XD = made.states(torch.tensor([[second, first]]), rows_ND, None)[0]
+    torch.testing.assert_close(one_XD[:3], two_XD[:3])
+    assert (one_XD[3] - two_XD[3]).abs().max() > 1e-3
+    assert (one_XD[2] - swapped_XD[2]).abs().max() > 1e-3
+
+
+def test_the_bias_of_an_item_is_no_input() -> None:
+    made, rows_ND = encoder()
+    history = padded([TREE.leaf_offset + 1, TREE.leaf_offset + 2])
+    other_ND = rows_ND.clone()
+    other_ND[:, -1] += 7
+    with torch.no_grad():
+        torch.testing.assert_close(made(history, rows_ND), made(history, other_ND))
+
+
+# -- the loss -------------------------------------------------------------------------------------------------------------
+
+
+def dense_loss(
+    state_ND: torch.Tensor, rows_ND: torch.Tensor, scale_LD: torch.Tensor, target_NP: torch.Tensor, inner_N: torch.Tensor, gamma: float
+) -> torch.Tensor:
+    """The formula, place by place over all nodes."""
+    total = torch.zeros(())
+    rank_Nn = torch.zeros(len(state_ND), 1)
+    for h in range(1, TREE.height + 1):
+        span = TREE.level(h)
+        own_Nn = (state_ND[:, :-1] * scale_LD[h]) @ rows_ND[span.start : span.stop, :-1].T + rows_ND[span.start : span.stop, -1]
+        rank_Nn = own_Nn + gamma * TOPOLOGY.inherited(rank_Nn, h)
+        losses = []
+        for n in range(len(state_ND)) if h == TREE.height else inner_N.tolist():
+            ancestors = [int(TREE.ancestors(TREE.leaf_of_item[[item]])[0, h]) - span.start for item in target_NP[n].tolist() if item >= 0]
+            with_items_n = torch.from_numpy(TREE.items_below[span.start : span.stop] > 0)
+            losses.append(rank_Nn[n][with_items_n].logsumexp(0) - rank_Nn[n][ancestors].mean())
+        total = total + 0.7 ** (TREE.height - h) * torch.stack(losses).mean()
+    return total
+
+
+@given(seed=st.integers(0, 2**32 - 1), gamma=st.sampled_from([0.0, 0.5, 1.0]), targets=st.integers(1, 3))
+def test_over_whole_levels_the_loss_and_its_gradients_are_the_formulas(seed: int, gamma: float, targets: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    state_ND = torch.randn(5, WIDTH, generator=rng).requires_grad_()
+    rows_ND = torch.randn(TREE.node_count, WIDTH, generator=rng).requires_grad_()
+    scale_LD = torch.randn(TREE.height + 1, WIDTH - 1, generator=rng).requires_grad_()
+    target_NP = torch.randint(ITEMS, (5, targets), generator=rng)
+    target_NP[2, 1:] = -1
+    inner_N = torch.tensor([0, 2, 3])
+    levels = ColumnSource(TOPOLOGY, np.ones(ITEMS), 4, whole=1000).levels(target_NP, rng)
+    mine = level_softmax_loss(state_ND, rows_ND, scale_LD, levels, inner_N, gamma, 0.7)
+    mine.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    parts = state_ND, rows_ND, scale_LD
+    found = [part.grad for part in parts]
+    expected = dense_loss(state_ND, rows_ND, scale_LD, target_NP, inner_N, gamma)
+    torch.testing.assert_close(mine, expected)
+    for gradient, wanted in zip(found, torch.autograd.grad(expected, parts), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_sampled_levels_estimate_their_sums_without_bias() -> None:
+    """Z of every level, over many draws: the mean of the estimates is the sum over the level."""
+    rng = torch.Generator().manual_seed(3)
+    source = ColumnSource(TOPOLOGY, np.arange(1.0, ITEMS + 1), 5, whole=0)
+    score_N = torch.randn(TREE.node_count, generator=rng)
+    target_NP = torch.tensor([[4], [9]])
+    sums = torch.zeros(TREE.height, 2)
+    draws = 4000
+    for _ in range(draws):
+        for h, level in enumerate(source.levels(target_NP, rng)):
+            assert level.column_S is not None
+            assert level.own_N is not None
+            column_S = level.nodes_M[level.column_S]
+            weight_S = (score_N[column_S] + level.offset_S).exp()
+            for n in range(2):
+                target = level.nodes_M[level.target_NP[n, 0]]
+                kept_S = torch.arange(len(column_S)) != level.own_N[n]
+                assert (column_S[~kept_S] == target).all()
+                assert target not in column_S[kept_S]
+                sums[h, n] += weight_S[kept_S].sum() + score_N[target].exp()
+    for h in range(TREE.height):
+        span = TREE.level(h + 1)
+        has_items = TREE.items_below[span.start : span.stop] > 0
+        expected = float(score_N[span.start : span.stop][has_items].exp().sum())
+        assert (sums[h] / draws).tolist() == pytest.approx([expected, expected], rel=0.05)
+
+
+def test_sampled_levels_hold_the_parents_of_all_their_nodes() -> None:
+    rng = torch.Generator().manual_seed(4)
+    levels = ColumnSource(TOPOLOGY, np.ones(ITEMS), 6, whole=3).levels(torch.randint(ITEMS, (7, 2), generator=rng), rng)
+    assert [level.column_S is None for level in levels] == [TREE.level_size(h) <= 3 for h in range(1, TREE.height + 1)]
+    for above, level in itertools.pairwise(levels):
+        assert_array_equal(above.nodes_M[level.parent_M], TOPOLOGY.parent_N1[level.nodes_M])
+
+
+# -- places and targets ---------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 2**32 - 1), targets=st.integers(1, 6), length=st.integers(1, 12))
+def test_a_place_predicts_the_next_item_and_distinct_places_after_it(seed: int, targets: int, length: int) -> None:
+    rng = np.random.default_rng(seed)
+    lists = [(100 * user + np.arange(rng.integers(2, 15))).tolist() for user in range(6)]
+    log = log_of(lists, items=600)
+    for batch in SequenceSource(log, np.arange(6), length, 40, seed).epoch(0):
+        places = places_of(log, batch, targets, 0.3, rng)
+        for sequence, place, target_P in zip(places.sequence_N, places.place_N, places.target_NP, strict=True):
+            whole = lists[batch.history_BT[sequence, 0] // 100]
+            first = whole.index(batch.history_BT[sequence, 0])
+            left = whole[first + place :]
+            assert place > 0 or first == 0, "only the first item of a list is found without a history"
+            found = target_P[target_P >= 0].tolist()
+            assert found[0] == left[0]
+            assert len(found) == min(targets, len(left))
+            assert sorted(set(found)) == found
+            assert set(found) <= set(left)
+        wanted = round((places.place_N > 0).sum() * 0.3 / 0.7)
+        begins = int((batch.history_BT[:, 0] % 100 == 0).sum())
+        assert (places.place_N == 0).sum() == min(wanted, begins)
+
+
+def test_later_targets_are_drawn_from_the_whole_rest_of_a_list() -> None:
+    log = log_of([list(range(30))])
+    rng = np.random.default_rng(1)
+    batch = next(SequenceSource(log, np.arange(1), 100, 100, 1).epoch(0))
+    seen = {int(item) for _ in range(200) for item in places_of(log, batch, 3, 0.0, rng).target_NP[0]}
+    assert seen == set(range(1, 30))
+
+
+# -- configuration --------------------------------------------------------------------------------------------------------
+
+
+def test_the_scorer_says_the_kind() -> None:
+    config = deep_config(RAW | {"scorer": {"kind": "sequence", "heads": 4}})
+    assert isinstance(config, SequenceConfig)
+    assert (config.kind, config.scorer.heads, config.scorer.node_dim) == ("otm-sequence", 4, 128)
+    assert deep_config(RAW | {"kind": "otm-sequence"}).scorer.kind == "sequence"
+
+
+@pytest.mark.parametrize(
+    ("changed", "field", "expected"),
+    [
+        ({"scorer": {"kind": "sequence"}, "data": {"log": "l.csv", "format": {"order": "none"}}}, "scorer.kind", "order is none"),
+        ({"scorer": {"kind": "sequence", "heads": 3}}, "scorer.node_dim", "a multiple of scorer.heads, 3"),
+        ({"scorer": {"kind": "sequence"}, "instances": {"windows": [5]}}, "instances.windows", "kind 'otm-robust'"),
+        ({"scorer": {"kind": "sequence", "length": 5000}}, "scorer.length", "4096"),
+    ],
+)
+def test_what_does_not_fit_a_sequence_is_refused(changed: dict[str, object], field: str, expected: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        check_config(RAW | changed)
+    assert caught.value.field == field
+    assert expected in caught.value.expected

@@ -1,0 +1,107 @@
+"""Sums of a softmax over columns, whole or sampled, whose logits exist a block of positions at a time.
+
+Knows states, the vectors of columns and targets. Does not know how they are made. A language model's loss at every position has positions ×
+items logits, which a log of any size makes too many to hold; gradients are made with the sums, block by block, so that none is kept.
+
+    Z_n  = exp(own_n) + Σ_{s ∈ columns ∖ own} exp(⟨h_n, v_s⟩ + offset_s)
+    loss = mean_n (log Z_n − own_n)
+
+Legend: N positions, S columns, D width, C columns of a block (the position's own, where it has one, then the shared ones).
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+LOGITS = 1 << 20
+"""Logits that exist at a time; at least those of one position. Fewer make the products slow, more no faster."""
+
+
+def softmax_loss(state_ND: Tensor, target_ND: Tensor, negative_SD: Tensor, own_N: Tensor, log_weight_S: Tensor | None = None) -> Tensor:
+    """The mean cross-entropy against one target a position.
+
+    target_ND     float32[N, D], each position's target
+    own_N         int64[N], where the target is among the negatives, which does not count there; −1 = nowhere
+    log_weight_S  float32[S], of a sample: log of (times drawn / times expected), the log-q correction, with which Z is an unbiased estimate
+
+    The others as in `mean_log_sum`.
+    """
+    own_score_N = (state_ND.float() * target_ND).sum(1)
+    return mean_log_sum(state_ND, negative_SD, log_weight_S, own_score_N, own_N) - own_score_N.mean()
+
+
+def mean_log_sum(
+    state_ND: Tensor, column_SD: Tensor, offset_S: Tensor | None = None, own_score_N: Tensor | None = None, own_N: Tensor | None = None
+) -> Tensor:
+    """mean_n log Z_n.
+
+    state_ND     float32 or bfloat16, which products then run in; sums and gradients of columns are float32
+    column_SD    float32[S, D], shared by all positions: all items, or a sample
+    offset_S     float32[S], added to the logits of the columns: biases, log weights of a sample, −inf for columns that do not count
+    own_score_N  float32[N], the logit of a column of each position's own, without an offset; none: Z is the sum over the shared columns
+    own_N        int64[N], where a position's own column is among the shared ones, which then does not count there; −1 = nowhere
+    """
+    empty = column_SD.new_zeros(0)
+    offset_S = empty if offset_S is None else offset_S
+    if own_score_N is None or own_N is None:
+        own_score_N, own_N = empty, empty.long()
+    return cast(Tensor, _MeanLogSum.apply(state_ND, column_SD, offset_S, own_score_N, own_N))  # type: ignore[no-untyped-call]  # as torch is
+
+
+def places_of(target_N: Tensor, negative_S: Tensor) -> Tensor:
+    """int64[N]: where each item is among others, distinct and ascending int64[S]; −1 = nowhere."""
+    place_N = torch.searchsorted(negative_S, target_N).clamp(max=len(negative_S) - 1)
+    return torch.where(negative_S[place_N] == target_N, place_N, -1)
+
+
+def softmax_in_place(score_BC: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, C]: shares of the sum of exponentials, which replace the scores, and [B]: the log of that sum."""
+    highest_B1 = score_BC.amax(1, keepdim=True)
+    share_BC = score_BC.sub_(highest_B1).exp_()
+    sum_B1 = share_BC.sum(1, keepdim=True)
+    return share_BC.div_(sum_B1), (highest_B1 + sum_B1.log()).squeeze(1)
+
+
+class _MeanLogSum(torch.autograd.Function):
+    """Gradients are made in the forward pass. An empty offset_S stands for zeros, an empty own_score_N for no own column."""
+
+    @staticmethod
+    def forward(ctx: Any, state_ND: Tensor, column_SD: Tensor, offset_S: Tensor, own_score_N: Tensor, own_N: Tensor) -> Tensor:
+        low_SD = column_SD.to(state_ND.dtype)
+        own = int(len(own_score_N) > 0)
+        state_gradient_ND, own_gradient_N = torch.empty_like(state_ND), torch.empty_like(own_score_N)
+        column_gradient_SD, offset_gradient_S = torch.zeros_like(column_SD), torch.zeros_like(offset_S)
+        total = state_ND.new_zeros((), dtype=torch.float32)
+        size = max(1, LOGITS // (own + len(column_SD)))
+        for start in range(0, len(state_ND), size):
+            block = slice(start, start + size)
+            state_BD = state_ND[block]
+            score_BC = torch.empty(len(state_BD), own + len(column_SD), device=state_ND.device)
+            score_BC[:, own:] = state_BD @ low_SD.T
+            if len(offset_S):
+                score_BC[:, own:] += offset_S
+            if own:
+                score_BC[:, 0] = own_score_N[block]
+                masked_B = torch.nonzero(own_N[block] >= 0).squeeze(1)
+                score_BC[masked_B, 1 + own_N[block][masked_B]] = -torch.inf
+            share_BC, log_sum_B = softmax_in_place(score_BC)
+            total += log_sum_B.sum()
+            share_BS = share_BC[:, own:].to(state_ND.dtype)
+            state_gradient_ND[block] = share_BS @ low_SD
+            column_gradient_SD += share_BS.T @ state_BD
+            if own:
+                own_gradient_N[block] = share_BC[:, 0]
+            if len(offset_S):
+                offset_gradient_S += share_BC[:, own:].sum(0)
+        ctx.save_for_backward(state_gradient_ND, column_gradient_SD, offset_gradient_S, own_gradient_N)
+        ctx.count = max(1, len(state_ND))
+        return cast(Tensor, total / ctx.count)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+        scale = gradients[0] / ctx.count
+        state_ND, column_SD, offset_S, own_N = ctx.saved_tensors
+        return state_ND * scale.to(state_ND.dtype), column_SD * scale, offset_S * scale, own_N * scale, None

@@ -1,0 +1,77 @@
+"""The softmax over the nodes of every level, at every place of a batch of sequences.
+
+    L = Σ_h d^{H−h} · mean_n ( log Z_h(n) − mean_p r_h(n, p) ),      Z_h(n) = Σ_{m of level h} e^{r_h(n, m)}
+    r_h(n, m) = own_h(n, m) + γ · r_{h−1}(n, parent(m)),             own_h(n, m) = ⟨s_h ∘ z_n, row_m⟩ + b_m
+
+p runs over the ancestors of the place's targets. It is the loss of `otm_robust`, which says where it comes from. As z_n enters linearly, so
+does it into ranks: r_h(n, m) = ⟨z_n, e_m⟩ with e_m = s_h ∘ row_m + γ · e_parent(m). A level's ranks are then one matrix product, whatever γ
+is. Large levels are estimated (columns.py). Inner levels may be trained at a share of the places: they are many, and alike.
+
+Legend: N places, P targets of a place, M nodes of a level, S columns, D node row; the last entry of a row is a bias, and of z it is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from training.deep.scorers.lookup import lookup
+from training.deep.sequence.blocked_softmax import mean_log_sum
+from training.deep.sequence.columns import LevelColumns
+
+
+def level_softmax_loss(
+    state_ND: Tensor,
+    node_rows: Tensor,
+    scale_LD: Tensor,
+    levels: Sequence[LevelColumns],
+    inner_N: Tensor,
+    gamma: float,
+    level_decay: float,
+) -> Tensor:
+    """The loss (a scalar).
+
+    state_ND  float32 or bfloat16[N, D]: z, whose last entry is not read
+    scale_LD  float32[L, D − 1]: s, for each level from the root on
+    levels    of 1 … H; the target of every place among them
+    inner_N   int64: the places at which levels above the leaves are trained
+    """
+    state_ND = torch.cat([state_ND[:, :-1], torch.zeros_like(state_ND[:, -1:])], 1)
+    one_L1 = torch.ones_like(scale_LD[:, :1])
+    scale_LD = torch.cat([scale_LD, one_L1], 1)
+    total = node_rows.new_zeros(())
+    node_MD: Tensor | None = None
+    for h, level in enumerate(levels, 1):
+        above_MD, node_MD = node_MD, lookup(level.nodes_M, node_rows) * scale_LD[h]
+        if gamma and above_MD is not None:
+            node_MD = node_MD + gamma * above_MD[level.parent_M]
+        places = None if h == len(levels) else inner_N
+        total = total + level_decay ** (len(levels) - h) * _loss_of_level(state_ND, node_MD, level, places)
+    return total
+
+
+def _loss_of_level(state_ND: Tensor, node_MD: Tensor, level: LevelColumns, places: Tensor | None) -> Tensor:
+    """mean_n (log Z − mean of the targets' ranks), over all places or some."""
+    target_NP, own_N = level.target_NP, level.own_N
+    if places is not None:
+        state_ND, target_NP = state_ND[places], target_NP[places]
+        own_N = None if own_N is None else own_N[places]
+    column_SD = node_MD if level.column_S is None else node_MD[level.column_S]
+    own_score_N = None if own_N is None else _scores(state_ND, node_MD[target_NP[:, 0]])
+    target_score_N = own_score_N if own_score_N is not None and target_NP.shape[1] == 1 else _scores(state_ND, _means(node_MD, target_NP))
+    return mean_log_sum(state_ND, column_SD, level.offset_S + column_SD[:, -1], own_score_N, own_N) - target_score_N.mean()
+
+
+def _scores(state_ND: Tensor, node_ND: Tensor) -> Tensor:
+    return (state_ND.float() * node_ND).sum(1) + node_ND[:, -1]
+
+
+def _means(node_MD: Tensor, target_NP: Tensor) -> Tensor:
+    """float32[N, D]: the mean row of each place's targets."""
+    if target_NP.shape[1] == 1:
+        return node_MD[target_NP[:, 0]]
+    is_target_NP = target_NP >= 0
+    weight_NP = is_target_NP / is_target_NP.sum(1, keepdim=True)
+    return torch.nn.functional.embedding_bag(target_NP.clamp(min=0), node_MD, mode="sum", per_sample_weights=weight_NP.to(node_MD.dtype))

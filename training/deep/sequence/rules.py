@@ -1,0 +1,39 @@
+"""What the log says where a configuration of sequences leaves it open: how long a history is, and how large an update.
+
+Knows lengths of lists. Does not know models.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.data.interactions import Interactions
+from training.deep.prepare import Prepared
+from training.specification.deep import DeepConfig, SequenceConfig
+
+Int64 = NDArray[np.int64]
+
+
+def history_length(lists: Interactions, users: Int64) -> int:
+    """As many items as 99 of 100 lists of the users hold, from 50 to 200."""
+    length_U = np.diff(lists.offset_U1)[users]
+    return int(np.clip(np.quantile(length_U, 0.99), 50, 200)) if len(users) else 50
+
+
+def places_of_a_batch(lists: Interactions, users: Int64) -> int:
+    """Some 400 batches an epoch, of 1,024 to 4,096 places."""
+    return int(np.clip(np.diff(lists.offset_U1)[users].sum() // 400, 1024, 4096))
+
+
+def with_rules(config: DeepConfig, prepared: Prepared) -> DeepConfig:
+    """The configuration with numbers in place of `auto` for `scorer.length` and `optimiser.places`; others come back as they are."""
+    if not isinstance(config, SequenceConfig):
+        return config
+    lists, users = prepared.interactions, prepared.split.train
+    scorer, optimiser = config.scorer, config.optimiser
+    if scorer.length == "auto":
+        scorer = scorer.model_copy(update={"length": history_length(lists, users)})
+    if optimiser.places == "auto":
+        optimiser = optimiser.model_copy(update={"places": places_of_a_batch(lists, users)})
+    return config.model_copy(update={"scorer": scorer, "optimiser": optimiser})

@@ -1,0 +1,95 @@
+"""The training steps of a model with a sequence encoder: batches of sequences, the level-wise softmax at every place, updates.
+
+A run is a function of its configuration and data: the batches are those of epoch after epoch; what a step draws comes from (seed, step).
+
+Legend: B sequences, T places, N places that are trained, P targets of a place, I items, D node row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, islice
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from espalier.errors import InvalidConfig
+from training.data.user_item_matrix import events_of_items
+from training.deep.parallel import processes
+from training.deep.prepare import Prepared
+from training.deep.scorers.model import NodeScorer
+from training.deep.scorers.sequence import SequenceQuery
+from training.deep.scorers.transformer import Dropout
+from training.deep.sequence.batches import SequenceBatch, SequenceSource
+from training.deep.sequence.columns import ColumnSource
+from training.deep.sequence.level_softmax import level_softmax_loss
+from training.deep.sequence.places import places_of
+from training.deep.topology import Topology
+from training.specification.deep import SequenceConfig
+
+MAX_NORM = 1.0
+"""Gradients are scaled down to this norm."""
+
+
+class SequenceSteps:
+    """One step after the other. Raises InvalidConfig where several processes train."""
+
+    def __init__(self, config: SequenceConfig, model: NodeScorer, topology: Topology, prepared: Prepared, bfloat16: bool) -> None:
+        if processes() > 1:
+            raise InvalidConfig("torchrun", f"{processes()} processes", f"one process, since kind {config.kind} is trained by one")
+        if not isinstance(model.encoder, SequenceQuery):
+            raise InvalidConfig("scorer.kind", config.scorer.kind, "a model with a sequence encoder")
+        lists, users = prepared.interactions, prepared.split.train
+        self.config, self.model, self.encoder, self.topology = config, model, model.encoder, topology
+        self.lists, self.bfloat16 = lists, bfloat16
+        self.source = SequenceSource(lists, users, config.history_length, config.places, config.seed)
+        events_I = events_of_items(lists, users)
+        share_I = events_I / max(1.0, events_I.sum()) + 1 / len(events_I)  # half by popularity, half alike
+        self.columns = ColumnSource(topology, share_I, config.objective.negatives, config.objective.whole)
+        optimiser = config.optimiser
+        self.optimiser = torch.optim.AdamW(
+            model.parameters(), lr=optimiser.learning_rate, betas=(0.9, 0.98), weight_decay=optimiser.weight_decay, fused=True
+        )
+        self.batches = self._endless()
+
+    def _endless(self) -> Iterator[SequenceBatch]:
+        for number in count():
+            yield from self.source.epoch(number)
+
+    def start_at(self, step: int) -> None:
+        """Go on with the batch of a step, where steps were made earlier."""
+        self.batches = islice(self._endless(), step, None)
+
+    def make(self, step: int) -> Tensor:
+        """The next batch and one update, with the learning rate of `step`; returns the loss (a scalar on the device)."""
+        config, device = self.config, self.topology.device
+        for group in self.optimiser.param_groups:
+            group["lr"] = config.optimiser.learning_rate_at(step)
+        self.optimiser.zero_grad(set_to_none=False)  # new arrays of the node rows' size take longer than old ones
+        loss = self._loss(next(self.batches), np.random.default_rng([config.seed, 3, step]))
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+        self.optimiser.step()
+        return loss.detach().to(device)
+
+    def _loss(self, batch: SequenceBatch, rng: np.random.Generator) -> Tensor:
+        config, device, objective = self.config, self.topology.device, self.config.objective
+        generator = torch.Generator(device).manual_seed(int(rng.integers(2**63)))
+        instances = config.instances
+        places = places_of(self.lists, batch, instances.targets, instances.cold_share, rng)
+        count = len(places.place_N)
+        inner = np.sort(rng.permutation(count)[: max(1, round(objective.inner_share * count))])
+        leaves_BT = self.topology.leaf_of_item_I1[torch.from_numpy(batch.history_BT).to(device)]
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
+            state_BXD = self.encoder.states(leaves_BT, self.model.node_rows, Dropout(config.scorer.dropout, generator))
+        state_ND = state_BXD[torch.from_numpy(places.sequence_N).to(device), torch.from_numpy(places.place_N).to(device)]
+        return level_softmax_loss(
+            state_ND.bfloat16() if self.bfloat16 else state_ND.float(),
+            self.model.node_rows,
+            self.encoder.scale_LD,
+            self.columns.levels(torch.from_numpy(places.target_NP).to(device), generator),
+            torch.from_numpy(inner).to(device),
+            objective.gamma,
+            objective.level_decay,
+        )

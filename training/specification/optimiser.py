@@ -1,0 +1,59 @@
+"""How the weights of tree models are updated: keys, defaults and limits."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from training.specification.sections import Section, auto_or_number
+
+MAX_PLACES = 1 << 20
+"""Of an update: what its encoder computes is in memory at once."""
+
+
+class _Optimiser(Section):
+    steps: int = Field(default=2000, ge=1, description="updates, at most")
+    learning_rate: float = Field(default=2e-3, gt=0, description="at the first step; it falls linearly to 0 at `steps`")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description='of matrix products; weights stay float32. `"auto"` is bfloat16 where the device computes in it'
+    )
+    average: int = Field(default=200, ge=1, description="steps over which weights are averaged, exponentially; 1: no average")
+    validate_every: int = Field(
+        default=100, ge=1, description="steps between two measurements of recall@`search.m` on at most 1,000 validation users"
+    )
+    patience: int = Field(default=8, ge=1, description="measurements without a better one after which training ends")
+
+
+class OptimiserConfig(_Optimiser):
+    """Adam. The learning rate falls linearly to 0; the averaged weights with the best recall of validation users are kept."""
+
+    batch: int = Field(default=256, ge=1, description="instances of an update, over all processes together")
+
+    def learning_rate_at(self, step: int) -> float:
+        return self.learning_rate * (1 - step / self.steps)
+
+
+class SequenceOptimiser(_Optimiser):
+    """AdamW. The learning rate rises, then falls linearly to 0; the averaged weights with the best recall of validation users are kept."""
+
+    steps: int = Field(default=10_000, ge=1, description="updates, at most")
+    places: Literal["auto"] | int = Field(
+        default="auto",
+        description="places of an update's sequences, padding included; `\"auto\"`: 1 in 400 of the log's events, from 1,024 to 4,096",
+    )
+    learning_rate: float = Field(default=1e-3, gt=0, description="after `warm_steps`; it falls linearly to 0 at `steps`")
+    warm_steps: int = Field(default=200, ge=0, description="steps in which the learning rate rises linearly")
+    weight_decay: float = Field(default=0.0, ge=0, description="of all weights, decoupled from the gradient")
+    average: int = Field(default=300, ge=1, description="steps over which weights are averaged, exponentially; 1: no average")
+    validate_every: int = Field(
+        default=250, ge=1, description="steps between two measurements of recall@`search.m` on at most 1,000 validation users"
+    )
+
+    @field_validator("places", mode="before")
+    @classmethod
+    def _auto_or_places(cls, places: object) -> object:
+        return auto_or_number(places, MAX_PLACES)
+
+    def learning_rate_at(self, step: int) -> float:
+        return self.learning_rate * min((step + 1) / (self.warm_steps + 1), 1 - step / self.steps)

@@ -1,0 +1,60 @@
+"""The sections of trees with a sequence encoder: their keys, defaults and limits."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from espalier.errors import InvalidConfig
+from espalier.queries import MAX_HISTORY
+from training.specification.scorers import NodeRows
+from training.specification.sections import Section, auto_or_number
+
+
+class SequenceInstances(Section):
+    """What is predicted at each place of a list."""
+
+    targets: int = Field(default=1, ge=1, description="most targets of a place; 1 is the next item. Long lists may want several")
+    cold_share: float = Field(
+        default=0.02, ge=0, lt=1, description="share of the places that stand before the first item of a list, for users without a history"
+    )
+
+
+class SequenceScorer(NodeRows):
+    """The inner product of a node row with the state of a causal transformer, which reads the history once for all levels."""
+
+    kind: Literal["sequence"] = "sequence"
+    init_std: float = Field(default=0.05, gt=0, description="root mean square of the first node rows")
+    node_dim: int = Field(default=128, ge=2, description="width of a node row and of the transformer, a multiple of `heads`")
+    layers: int = Field(default=2, ge=1, le=32, description="blocks of the transformer")
+    heads: int = Field(default=2, ge=1, description="heads of its attention")
+    dropout: float = Field(
+        default=0.3, ge=0, lt=1, description="share of its inputs, and of what each of its parts adds, that is 0 in training"
+    )
+    length: Literal["auto"] | int = Field(
+        default="auto", description='most items of a history, the last ones; `"auto"`: as many as 99 of 100 lists hold, from 50 to 200'
+    )
+
+    @field_validator("length", mode="before")
+    @classmethod
+    def _auto_or_places(cls, length: object) -> object:
+        return auto_or_number(length, MAX_HISTORY)
+
+    @model_validator(mode="after")
+    def _divided_by_heads(self) -> SequenceScorer:
+        if self.node_dim % self.heads:
+            raise InvalidConfig("scorer.node_dim", self.node_dim, f"a multiple of scorer.heads, {self.heads}")
+        return self
+
+
+class SequenceObjective(Section):
+    """The softmax over every level at every place of a list, over whole levels or sampled nodes."""
+
+    gamma: float = Field(default=0.5, ge=0, le=1, description="γ of the ranks in training")
+    level_decay: float = Field(default=0.7, gt=0, le=1, description="weight of a level over that of the level below")
+    negatives: int = Field(
+        default=2048, ge=1, description="leaves that an update draws, half of them by popularity, as columns of the softmax"
+    )
+    whole: int = Field(default=4096, ge=1, description="most nodes of a level that is not sampled")
+    inner_share: float = Field(default=0.5, gt=0, le=1, description="share of the places at which levels above the leaves are trained")
