@@ -38,6 +38,27 @@ class MemoryLists:
     nodes: NDArray[np.int64]
     values: NDArray[np.float32]
 
+    def take(self, queries: NDArray[np.int64]) -> MemoryLists:
+        """Those of some queries (int64 positions)."""
+        if len(self.offset_B) == 2 and len(queries) == 1:
+            return self
+        parts = [self.of(b) for b in queries.tolist()]
+        offset_B = np.append(0, np.cumsum([len(nodes) for nodes, _ in parts])).astype(np.int64)
+        nodes, values = zip((NO_NODES, np.empty(0, np.float32)), *parts, strict=True)
+        return MemoryLists(offset_B, np.concatenate(nodes), np.concatenate(values))
+
+    def padded(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """int64[B, X] and float32[B, X], X ≥ 1: the root, which is never a candidate, and 0 as padding."""
+        count_B = np.diff(self.offset_B)
+        if len(count_B) == 1 and len(self.nodes):
+            return self.nodes[None], self.values[None]
+        shape = len(count_B), max(1, int(count_B.max(initial=0)))
+        nodes_BX, values_BX = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+        slot = np.arange(len(self.nodes)) - np.repeat(self.offset_B[:-1], count_B)
+        query = np.repeat(np.arange(len(count_B)), count_B)
+        nodes_BX[query, slot], values_BX[query, slot] = self.nodes, self.values
+        return nodes_BX, values_BX
+
     def of(self, b: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The nodes and values of query b."""
         mine = slice(int(self.offset_B[b]), int(self.offset_B[b + 1]))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.checks.engines import differences, replayed, wrong_alone, wrong_beams
-from espalier.checks.random_bundles import make_bundle, random_masks, random_queries, random_tree
+from espalier.checks.random_bundles import make_bundle, random_masks, random_memory, random_queries, random_tree
 from espalier.engines.compiled.engine import CompiledEngine
 from espalier.engines.onnx.compose import Plan, compose
 from espalier.engines.onnx.engine import WIDE, FixedShapes, OnnxEngine
@@ -34,23 +34,32 @@ from espalier.manifest import InnerProductForm
 from espalier.queries import QueryBatch
 from espalier.search import Engine, NodeMask, SearchParams, SearchResult
 
-SMALL_SHAPES = FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=64)
+SMALL_SHAPES = FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=64, memory=32)
 
-shapes = st.fixed_dictionaries(
-    {
-        "seed": st.integers(0, 2**32 - 1),
-        "branching_height": st.sampled_from([(2, 3), (2, 6), (3, 4), (4, 3), (8, 2), (32, 2), (2, 1)]),
-        "ragged": st.booleans(),
-        "empty_share": st.sampled_from([0.0, 0.2, 0.9]),
-        "kind": st.sampled_from(["history", "product", "vector"]),
-        "dtype": st.sampled_from(["float32", "float16"]),
-        "gamma": st.sampled_from([0.0, 0.5, 1.0]),
-        "exclude": st.sampled_from([0, 3, 40]),
-        "passing": st.sampled_from([None, 0.0, 0.05, 0.5]),
-        "batch": st.integers(1, 4),
-        "fixed": st.booleans(),
-    }
-)
+KINDS = ("history", "product", "vector", "history sequence", "history memory", "product memory", "product sequence memory")
+"""Of `make_bundle`, the first word being its kind."""
+
+
+def shapes_of(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Bundles of these kinds, and calls."""
+    return st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 2**32 - 1),
+            "branching_height": st.sampled_from([(2, 3), (2, 6), (3, 4), (4, 3), (8, 2), (32, 2), (2, 1)]),
+            "ragged": st.booleans(),
+            "empty_share": st.sampled_from([0.0, 0.2, 0.9]),
+            "kind": st.sampled_from(kinds),
+            "dtype": st.sampled_from(["float32", "float16"]),
+            "gamma": st.sampled_from([0.0, 0.5, 1.0]),
+            "exclude": st.sampled_from([0, 3, 40]),
+            "passing": st.sampled_from([None, 0.0, 0.05, 0.5]),
+            "batch": st.integers(1, 4),
+            "fixed": st.booleans(),
+        }
+    )
+
+
+shapes = shapes_of(*KINDS)
 
 
 def draw(
@@ -59,9 +68,13 @@ def draw(
     rng = np.random.default_rng(shape["seed"])
     branching, height = shape["branching_height"]
     tree = random_tree(rng, height, branching, shape["ragged"], shape["empty_share"])
+    kind: Any
+    kind, *parts = shape["kind"].split()
+    memory = random_memory(rng, tree.item_count, int(rng.integers(1, 6)), integer) if "memory" in parts else None
     bundle = make_bundle(
-        folder, rng, tree, shape["kind"], shape["gamma"], own, integer, name=f"m{rng.integers(1 << 60)}", dtype=shape["dtype"]
-    )
+        folder, rng, tree, kind, shape["gamma"], own, integer, name=f"m{rng.integers(1 << 60)}", dtype=shape["dtype"],
+        memory=memory, encoder="sequence" if "sequence" in parts else "levels",
+    )  # fmt: skip
     queries = random_queries(rng, bundle, shape["batch"], integer)
     exclude = rng.integers(-1, tree.item_count, (shape["batch"], shape["exclude"])) if shape["exclude"] else None
     masks = None if shape["passing"] is None else random_masks(rng, tree, shape["batch"], shape["passing"])
@@ -245,20 +258,20 @@ def test_prelu_is_rewritten_exactly(tmp_path: Path, slope: NDArray[Any]) -> None
     assert_array_equal(got.ranks_BM, expected.ranks_BM)
 
 
-@pytest.mark.parametrize("kind", ["history", "vector"])
+@pytest.mark.parametrize("kind", ["history", "vector", "memory"])
 @pytest.mark.parametrize("gamma", [0.0, 0.5])
-def test_a_fixed_plan_has_no_shape_left_to_compute(tmp_path: Path, kind: Literal["history", "vector"], gamma: float) -> None:
+def test_a_fixed_plan_has_no_shape_left_to_compute(tmp_path: Path, kind: str, gamma: float) -> None:
     """What a CUDA graph needs: known outputs, and neither shape arithmetic nor operators whose output size depends on data."""
     rng = np.random.default_rng(3)
-    bundle = make_bundle(tmp_path, rng, random_tree(rng, 6, 3, empty_share=0.2), kind, gamma)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 6, 3, empty_share=0.2), "vector" if kind == "vector" else "history", gamma)
     manifest = bundle.manifest
-    plan = Plan(4, 7, excluded="leaves and inner", masked=True, wanted=64)
+    plan = Plan(4, 7, excluded="leaves and inner", masked=True, largest_part=1.0 if kind == "memory" else None, wanted=64)
     graphs = (bundle.graph("query.onnx"), bundle.graph("scorer.onnx"))
     model = compose(*graphs, bundle.tree, manifest.ranking, bundle.graph_kind, bundle.graph_scorer, plan)
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
     options.log_severity_level = 3
-    for name, size in {"B": 4, "F_N": bundle.tree.node_count, "excluded_leaves_X": 16, "excluded_inner_X": 16}.items():
+    for name, size in {"B": 4, "F_N": bundle.tree.node_count, "excluded_leaves_X": 16, "excluded_inner_X": 16, "memory_X": 8}.items():
         options.add_free_dimension_override_by_name(name, size)
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     assert all(isinstance(dim, int) for entry in session.get_outputs() for dim in entry.shape)

@@ -40,7 +40,7 @@ from espalier.tree import complete_tree
 from tests import ROOT
 from tests.espalier.bundle.parts import content_of, draft_of
 from tests.espalier.compile_kernels import Recorder
-from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, draw, shapes
+from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, draw, shapes_of
 
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -73,7 +73,7 @@ def engine_of(bundle: Bundle, precision: Precision = "float32", **tuning: int) -
 
 
 @settings(max_examples=25)
-@given(shape=shapes, bits=BITS, whole=st.sampled_from([128, 4096]), busy=st.sampled_from([1, 2048]))
+@given(shape=shapes_of("history", "vector"), bits=BITS, whole=st.sampled_from([128, 4096]), busy=st.sampled_from([1, 2048]))
 def test_it_equals_the_reference_exactly_with_integer_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], bits: int, whole: int, busy: int
 ) -> None:
@@ -83,7 +83,7 @@ def test_it_equals_the_reference_exactly_with_integer_weights(
 
 
 @settings(max_examples=12)
-@given(shape=shapes, own=st.sampled_from(["logit", "log_activation"]))
+@given(shape=shapes_of("history", "vector"), own=st.sampled_from(["logit", "log_activation"]))
 def test_kept_beams_are_the_best_with_real_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], own: Literal["logit", "log_activation"]
 ) -> None:
@@ -107,7 +107,7 @@ def exact_dot() -> Iterator[None]:
 
 @pytest.mark.usefixtures("exact_dot")
 @settings(max_examples=6)
-@given(shape=shapes)
+@given(shape=shapes_of("history", "vector"))
 def test_a_query_gets_the_same_answer_in_any_batch(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False)
     assert_alone_as_together(engine_of(bundle), queries, params)

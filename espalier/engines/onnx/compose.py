@@ -10,13 +10,16 @@ Inputs of the composed graph (those that the tree and the plan need):
     eligible bool[N], mask_of int64[B]                  nodes with an eligible item below; unless the plan is for a single query, F masks
                                                      end to end, bool[F · N], and which of them is each query's
     kept, wanted int64[1]                            largest beam and largest m of the call (constants of a static plan)
+    memory float32[N]                                λ · mem of each node, in a plan for a single query with a memory; in others
+    memory_nodes int64[B, X], memory_values float32[B, X]   the nodes that have one, 0 (the root) with 0 as padding, and
+    no_memory float32[1, N]                          zeros, as an input so that nobody folds B rows of them into a constant
     node_rows float32[N, D] · parent int64[N+1] and leaf_of_item int64[I+1] (last entry −1, so that −1 maps to −1)
     first_child int64[N+1] · leaf_item int64[#leaves]
 Outputs: item_rows int64[B, M], ranks float32[B, M]; with a trace candidates_h int64[B, C] and candidate_ranks_h float32[B, C] of each
 level, nodes_h int64[B, K] and ranks_h float32[B, K] of each level but the last (ranks are −inf where a slot is empty or its node has no
-eligible item below; item rows and nodes are undefined there). A careful plan, for vectors, also has finite float32[B]: 1 where the logits
-of all nodes that were scored are finite, else 0. In a plan that is not careful, where a rank may have overflowed float32, all `ranks` are
-NaN and the other outputs are undefined.
+eligible item below; item rows and nodes are undefined there). With a memory also keys, candidate_keys_h and keys_h, as the
+ranks. A careful plan, for vectors, also has finite float32[B]: 1 where the logits of all nodes that were scored are finite, else 0. In a
+plan that is not careful, where a rank or key may have overflowed float32, all `ranks` are NaN and the other outputs are undefined.
 
 Legend: B queries, T history, L levels, K beam, C candidates, M results, X excluded nodes, N nodes, F masks, I items, D node row, S state.
 """
@@ -24,7 +27,7 @@ Legend: B queries, T history, L levels, K beam, C candidates, M results, X exclu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import onnx
@@ -52,6 +55,7 @@ class Plan:
     excluded              which nodes queries may exclude
     masked                whether queries bring node masks; without, every node must have an item below
     trace                 whether each level's candidates and beam are outputs
+    largest_part          with a memory: no λ · mem exceeds this. None: without one
     wanted                m as a constant, with the beam fixed to beam_high: all shapes but B and X are known, the outputs' too (for
                           CUDA graphs)
     """
@@ -63,7 +67,17 @@ class Plan:
     excluded: Literal["none", "leaves", "leaves and inner"] = "none"
     masked: bool = False
     trace: bool = False
+    largest_part: float | None = None
     wanted: int | None = None
+
+
+class _Candidates(NamedTuple):
+    """Names of nodes int64[B, C], their ranks and keys float32[B, C], and C int64[1]. Without a memory keys are the ranks."""
+
+    nodes: str
+    ranks: str
+    keys: str
+    width: str
 
 
 def compose(
@@ -100,7 +114,7 @@ class _Composer:
         self.products: dict[tuple[str, int], str] = {}
         self.wide: set[str] = set()  # widths that are at least `kept`
         self.filled: dict[tuple[int, str], str] = {}
-        self.mask_start = ""
+        self.mask_start = self.memory = ""
         self.logits: list[str] = []  # float[B, C] of each scored level
         self.start = tree.start_level(plan.beam_low)
         self.first = 1 if ranking.gamma > 0 else self.start  # the first level whose nodes are scored
@@ -109,11 +123,11 @@ class _Composer:
 
     def model(self, opset: int) -> bytes:
         states = self.query_states()
-        nodes, ranks, width = self.whole_levels(states)
+        candidates = self.whole_levels(states)
         for level in range(self.start, self.tree.height):
-            kept, kept_ranks, width = self.keep(nodes, ranks, level, width)
-            nodes, ranks, width = self.expand(kept, kept_ranks, level, width, states[level + 1])
-        self.results(nodes, ranks, width)
+            kept, kept_ranks, width = self.keep(candidates, level)
+            candidates = self.expand(kept, kept_ranks, level, width, states[level + 1])
+        self.results(candidates)
         graph = helper.make_graph(
             self.nodes, "beam_search", list(self.inputs.values()), self.outputs, initializer=list(self.initializers.values())
         )
@@ -125,17 +139,19 @@ class _Composer:
         """The name of the state float[B, S] of each scored level."""
         if isinstance(self.kind, HistoryKind):
             history = self.input("history", np.int64, ["B", self.kind.length])
-            node = self.op("Gather", self.table("leaf_of_item", np.int64, self.tree.item_count + 1), history)
-            path = {self.tree.height: node}
-            for level in range(self.tree.height - 1, self.first - 1, -1):
-                path[level] = self.op("Gather", self.table("parent", np.int64, self.tree.node_count + 1), path[level + 1])
-            levels = [self.op("Unsqueeze", path[level], self.const([1])) for level in range(self.first, self.tree.height + 1)]
-            feeds = {"history_nodes": levels[0] if len(levels) == 1 else self.op("Concat", *levels, axis=1)}
+            leaves = self.op("Gather", self.table("leaf_of_item", np.int64, self.tree.item_count + 1), history)
+            sequence = self.info.encoder == "sequence"
+            feeds = {"history_leaves": leaves} if sequence else {"history_nodes": self.ancestors(leaves)}
         else:
             feeds = {"vector": self.input("vector", np.float32, ["B", self.kind.width])}
         feeds["node_rows"] = self.node_rows()
+        missing = sorted({entry.name for entry in self.query.graph.input} - feeds.keys())
+        if missing:
+            raise BundleCorrupt(f"query.onnx: inputs {missing}, which {self.kind.kind} queries of this manifest do not have")
         state = self.inline(self.query, feeds, "query")
         numbers = range(self.first, self.tree.height + 1)
+        if self.info.encoder == "sequence":
+            return {level: self.op("Gather", state, self.const(level), axis=1) for level in numbers}
         if self.info.state_levels == 1:
             shared = self.op("Squeeze", state, self.const([1]))
             return dict.fromkeys(numbers, shared)
@@ -144,7 +160,15 @@ class _Composer:
         parts = self.ops("Split", len(numbers), state, axis=1, num_outputs=len(numbers))
         return {level: self.op("Squeeze", part, self.const([1])) for level, part in zip(numbers, parts, strict=True)}
 
-    def whole_levels(self, states: dict[int, str]) -> tuple[str, str, str]:
+    def ancestors(self, leaves: str) -> str:
+        """int64[B, L, T]: the ancestors of leaves on each scored level."""
+        path = {self.tree.height: leaves}
+        for level in range(self.tree.height - 1, self.first - 1, -1):
+            path[level] = self.op("Gather", self.table("parent", np.int64, self.tree.node_count + 1), path[level + 1])
+        levels = [self.op("Unsqueeze", path[level], self.const([1])) for level in range(self.first, self.tree.height + 1)]
+        return levels[0] if len(levels) == 1 else self.op("Concat", *levels, axis=1)
+
+    def whole_levels(self, states: dict[int, str]) -> _Candidates:
         """All nodes of the start level with their ranks; with γ > 0 the levels above are scored too, for their ranks."""
         ranks = ""
         for level in range(self.first, self.start + 1):
@@ -159,20 +183,24 @@ class _Composer:
                 ranks = self.op("Add", own, self.op("Mul", inherited, self.const(np.float32(self.ranking.gamma))))
             else:
                 ranks = own
-        span = self.tree.level(self.start)
-        nodes = self.op(
-            "Expand",
-            self.const(np.arange(span.start, span.stop)[None]),
-            self.op("Concat", self.op("Shape", ranks, start=0, end=1), self.const([1]), axis=0),
-        )
-        return nodes, self.without_ineligible(nodes, ranks, self.start), self.const([len(span)])
+            if level < self.start and self.plan.careful and self.plan.largest_part is not None:
+                ranks, _ = self.with_memory(self.whole_level(level, ranks), ranks)
+        nodes = self.whole_level(self.start, ranks)
+        return self.candidates(nodes, ranks, self.start, self.const([self.tree.level_size(self.start)]))
 
-    def keep(self, nodes: str, ranks: str, level: int, width: str) -> tuple[str, str, str]:
+    def whole_level(self, level: int, ranks: str) -> str:
+        """All nodes of a level for each query, int64[B, nodes of the level]."""
+        span = self.tree.level(level)
+        shape = self.op("Concat", self.op("Shape", ranks, start=0, end=1), self.const([1]), axis=0)
+        return self.op("Expand", self.const(np.arange(span.start, span.stop)[None]), shape)
+
+    def keep(self, candidates: _Candidates, level: int) -> tuple[str, str, str]:
         """The beam: each query's best `beam_size` candidates, in ascending node order; slots beyond it have rank −inf."""
-        self.traced(level, "candidates", nodes, "candidate_ranks", ranks)
+        nodes, ranks, keys, width = candidates
+        self.traced(level, "candidates", nodes, "candidate_", ranks, keys)
         size = self.at_most(self.beam(), width)
         single = self.plan.single
-        _, order = self.ops("TopK", 2, ranks, size, axis=1, largest=1, sorted=int(not single))
+        _, order = self.ops("TopK", 2, keys, size, axis=1, largest=1, sorted=int(not single))
         if single:  # marking and listing the chosen slots is cheaper than sorting them
             marked = self.op("ScatterElements", self.bytes_of(0, width), order, self.bytes_of(1, size), axis=1)
             order = self.op("Slice", self.op("NonZero", marked), self.const([1]), self.const([2]), self.const([0]))
@@ -191,10 +219,14 @@ class _Composer:
         kept_ranks = self.op("GatherElements", ranks, order, axis=1)
         if not single:
             kept_ranks = self.op("Where", empty, self.const(MINUS_INF), kept_ranks)
-        self.traced(level, "nodes", kept, "ranks", kept_ranks)
+        kept_keys = kept_ranks
+        if self.plan.trace and keys != ranks:
+            kept_keys = self.op("GatherElements", keys, order, axis=1)
+            kept_keys = kept_keys if single else self.op("Where", empty, self.const(MINUS_INF), kept_keys)
+        self.traced(level, "nodes", kept, "", kept_ranks, kept_keys)
         return kept, kept_ranks, size
 
-    def expand(self, kept: str, kept_ranks: str, level: int, width: str, state: str) -> tuple[str, str, str]:
+    def expand(self, kept: str, kept_ranks: str, level: int, width: str, state: str) -> _Candidates:
         """The children of the beam on the next level, and their ranks."""
         tree, most = self.tree, self.tree.max_children[level]
         column = self.op("Unsqueeze", kept, self.const([2]))
@@ -227,18 +259,22 @@ class _Composer:
             ranks = self.op("Add", ranks, self.op("Unsqueeze", inherited, self.const([2]))) if inherited else ranks
             ranks = self.op("Where", missing, self.const(MINUS_INF), ranks) if missing is not None else ranks
             ranks = self.op("Reshape", ranks, flat)
-        return nodes, self.without_ineligible(nodes, ranks, level + 1), self.times(width, most)
+        return self.candidates(nodes, ranks, level + 1, self.times(width, most))
 
-    def results(self, nodes: str, ranks: str, width: str) -> None:
+    def results(self, candidates: _Candidates) -> None:
         """The best m leaves, best first, as item rows."""
-        self.traced(self.tree.height, "candidates", nodes, "candidate_ranks", ranks)
+        nodes, ranks, keys, width = candidates
+        self.traced(self.tree.height, "candidates", nodes, "candidate_", ranks, keys)
         wanted = self.input("wanted", np.int64, [1]) if self.plan.wanted is None else self.const([self.plan.wanted])
         size = self.at_most(wanted, width)
-        best, order = self.ops("TopK", 2, ranks, size, axis=1, largest=1, sorted=1)
+        best_keys, order = self.ops("TopK", 2, keys, size, axis=1, largest=1, sorted=1)
+        best = best_keys if keys == ranks else self.op("GatherElements", ranks, order, axis=1)
         leaves = self.op("Sub", self.op("GatherElements", nodes, order, axis=1), self.const(self.tree.leaf_offset))
         items = self.op("Gather", self.table("leaf_item", np.int64, self.tree.leaf_count), leaves)
         if not self.plan.careful:  # no rank exceeds the sum of all logits, whose sizes times 0 are NaN where it is not finite
             sizes = self.op("ReduceL1", self.all_logits(), self.const([1]), keepdims=1)
+            if self.plan.largest_part is not None:
+                sizes = self.op("Add", sizes, self.const(np.float32(self.plan.largest_part)))
             best = self.op("Add", best, self.op("Mul", sizes, self.const(np.float32(0))))
         elif isinstance(self.kind, VectorKind):
             finite = self.op("LessOrEqual", self.op("Abs", self.all_logits()), self.const(LARGEST))  # not true of NaN
@@ -247,6 +283,8 @@ class _Composer:
         results = self.value(size) or "M"
         self.output(items, "item_rows", np.int64, ["B", results])
         self.output(best, "ranks", np.float32, ["B", results])
+        if keys != ranks:
+            self.output(best_keys, "keys", np.float32, ["B", results])
 
     # -- parts of a level ---------------------------------------------------------------------------------------------
 
@@ -265,6 +303,35 @@ class _Composer:
 
     def all_logits(self) -> str:
         return self.logits[0] if len(self.logits) == 1 else self.op("Concat", *self.logits, axis=1)
+
+    def candidates(self, nodes: str, ranks: str, level: int, width: str) -> _Candidates:
+        """Nodes of a level with their ranks and keys, both −inf where a node is no candidate."""
+        ranks = self.without_ineligible(nodes, ranks, level)
+        return _Candidates(nodes, *self.with_memory(nodes, ranks), width)
+
+    def with_memory(self, nodes: str, ranks: str) -> tuple[str, str]:
+        """Ranks, and keys = ranks + λ · mem; in a careful plan both −inf where a key is not finite."""
+        if self.plan.largest_part is None:
+            return ranks, ranks
+        if self.plan.single:
+            parts = self.op("Gather", self.table("memory", np.float32, self.tree.node_count), nodes)
+        else:
+            parts = self.op("GatherElements", self.dense_memory(), nodes, axis=1)
+        keys = self.op("Add", ranks, parts)
+        if not self.plan.careful:
+            return ranks, keys
+        finite = self.op("LessOrEqual", keys, self.const(LARGEST))
+        return self.op("Where", finite, ranks, self.const(MINUS_INF)), self.op("Where", finite, keys, self.const(MINUS_INF))
+
+    def dense_memory(self) -> str:
+        """float32[B, N]: λ · mem of every node."""
+        if not self.memory:
+            nodes = self.input("memory_nodes", np.int64, ["B", "memory_X"])
+            values = self.input("memory_values", np.float32, ["B", "memory_X"])
+            shape = self.op("Concat", self.op("Shape", nodes, start=0, end=1), self.const([1]), axis=0)
+            nothing = self.op("Expand", self.input("no_memory", np.float32, [1, self.tree.node_count]), shape)
+            self.memory = self.op("ScatterElements", nothing, nodes, values, axis=1)
+        return self.memory
 
     def without_ineligible(self, nodes: str, ranks: str, level: int) -> str:
         """Ranks with −inf for nodes without an eligible item below, and in a careful plan for those whose ranks are not finite."""
@@ -298,11 +365,13 @@ class _Composer:
         """
         return self.plan.single and not self.plan.careful and all(self.tree.is_uniform(h) for h in range(self.start, level))
 
-    def traced(self, level: int, name: str, nodes: str, ranks_name: str, ranks: str) -> None:
+    def traced(self, level: int, name: str, nodes: str, prefix: str, ranks: str, keys: str) -> None:
         if self.plan.trace:
             width = f"{name}_{level}_width"
             self.output(nodes, f"{name}_{level}", np.int64, ["B", width])
-            self.output(ranks, f"{ranks_name}_{level}", np.float32, ["B", width])
+            self.output(ranks, f"{prefix}ranks_{level}", np.float32, ["B", width])
+            if self.plan.largest_part is not None:
+                self.output(keys, f"{prefix}keys_{level}", np.float32, ["B", width])
 
     def beam(self) -> str:
         return self.input("kept", np.int64, [1]) if self.plan.wanted is None else self.const([self.plan.beam_high])

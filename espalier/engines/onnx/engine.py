@@ -13,9 +13,10 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,29 +24,38 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.engines.onnx.compose import Plan, compose
 from espalier.engines.onnx.runtime import ort, session_options
-from espalier.errors import DeviceUnavailable, UnsupportedGraph
+from espalier.errors import DeviceUnavailable
 from espalier.masks.eligibility import NO_NODE, ExcludedNodes, eligible_nodes, every_item
 from espalier.queries import QueryBatch, VectorKind, blank_queries
 from espalier.scores import finish
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult
 from espalier.tree import Tree
 
+if TYPE_CHECKING:  # numba takes a while to import
+    from espalier.memory_lists import MemoryLists, MemoryTree
+
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
 
 WIDE = 128
 """Excluded nodes of one query that are compared with its candidates one by one."""
+MEMORY_CELLS = 1 << 26
+"""Queries times nodes, of one run of several queries with a memory: a float32 each."""
 FREEING_PAUSE_S = 1e-3
 """Between two sessions that are freed."""
 
 
 @dataclass(frozen=True)
 class FixedShapes:
-    """The call sizes that run with fixed shapes: a call is padded up to the next batch size, m and width of exclusions."""
+    """The call sizes that run with fixed shapes: a call is padded up to the next batch size, m and width of exclusions.
+
+    memory  nodes of one query that may have memory
+    """
 
     batches: tuple[int, ...] = (1, 8, 64, 512)
     m_sizes: tuple[int, ...] = (64, 256, 1024)
     excluded: int = 128
+    memory: int = 4096
 
 
 def cuda_available() -> bool:
@@ -76,8 +86,6 @@ class OnnxEngine:
             raise DeviceUnavailable(
                 "onnx-cuda needs a CUDA device, and ONNX Runtime finds none; install the `gpu` extra on a machine with one"
             )
-        if bundle.manifest.memory is not None or bundle.graph_scorer.encoder != "levels":
-            raise UnsupportedGraph("the bundle has a memory or a sequence encoder")
         self.name = f"onnx-{device}"
         self.bundle = bundle
         self._device = device
@@ -99,6 +107,14 @@ class OnnxEngine:
             "leaf_item": self._on_device(tree.leaf_item),
             "eligible": self._mask_on_device(self._every_item),
         }
+        self._memory: MemoryTree | None = None
+        if bundle.memory is not None:
+            from espalier.memory_lists import MemoryTree  # numba takes a while to import
+
+            self._memory = MemoryTree(bundle.memory, tree)
+            self._largest_part, self._key_weight = bundle.memory.largest_part, np.float32(bundle.memory.key_weight)
+            self._own = threading.local()  # float32[N] of λ · mem, all 0 between calls
+            self._shared["no_memory"] = self._on_device(np.zeros((1, tree.node_count), np.float32))
 
     @property
     def session_count(self) -> int:
@@ -121,7 +137,8 @@ class OnnxEngine:
                 for m in {min(m, limits.max_m) for m in self._shapes.m_sizes} if self._shapes else {limits.m}:
                     for mask in (None, self._every_item):
                         for excluded in (None, *some):
-                            self._run(queries, SearchParams.uniform(batch, 1 << bucket, m, mask=mask), excluded, bucket)
+                            params = SearchParams.uniform(batch, 1 << bucket, m, mask=mask)
+                            self._run(queries, params, excluded, self._lists(queries, params), bucket)
 
     def close(self) -> None:
         """Free the sessions one by one: fifty at once hold the interpreter for 40 to 80 ms."""
@@ -140,19 +157,24 @@ class OnnxEngine:
         queries.check(tree.item_count)
         eligible = eligible_nodes(tree, params, len(queries), None)
         params, excluded = self._long_lists_as_masks(params, eligible.excluded)
+        lists = None if self._memory is None else self._memory.lists(queries.array, eligible)
         shape = len(queries), int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
+        keys_BM = None if lists is None else ranks_BM.copy()
         finite_B = np.ones(len(queries), np.bool_) if isinstance(queries.kind, VectorKind) else None
         outputs = []
         for members, bucket in self._groups(params):
-            part = self._run(queries.take(members), params.take(members), excluded and excluded.take(members), bucket)
+            own = excluded and excluded.take(members), lists and lists.take(members)
+            part = self._run(queries.take(members), params.take(members), *own, bucket)
             rows, ranks = part["item_rows"], part["ranks"]
             width = min(rows.shape[1], shape[1])
             rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
+            if keys_BM is not None:
+                keys_BM[members, :width] = part["keys"][:, :width]
             if finite_B is not None:
                 finite_B[members] = part["finite"] > 0 if "finite" in part else True
             outputs.append((members, part))
-        result = finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, None, finite_B)
+        result = finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, None, finite_B, keys_BM)
         return replace(result, trace=self._trace(outputs, result)) if params.trace else result
 
     def _long_lists_as_masks(self, params: SearchParams, excluded: ExcludedNodes | None) -> tuple[SearchParams, ExcludedNodes | None]:
@@ -176,7 +198,9 @@ class OnnxEngine:
         bucket_B = np.frexp(params.beam_size_B.astype(np.float64))[1] - 1
         if self._device == "cpu" and self._shapes is None:  # a batch saves a CPU nothing, one query a call does
             return [(np.array([b]), int(bucket)) for b, bucket in enumerate(bucket_B)]
-        return [(np.flatnonzero(bucket_B == bucket), int(bucket)) for bucket in np.unique(bucket_B)]
+        groups = [(np.flatnonzero(bucket_B == bucket), int(bucket)) for bucket in np.unique(bucket_B)]
+        most = len(bucket_B) if self._memory is None else max(1, MEMORY_CELLS // self.bundle.tree.node_count)
+        return [(members[b : b + most], bucket) for members, bucket in groups for b in range(0, len(members), most)]
 
     def _plan(self, params: SearchParams, excluded: ExcludedNodes | None, bucket: int) -> Plan:
         """What the graph of some queries of one bucket must be able to do."""
@@ -184,10 +208,14 @@ class OnnxEngine:
         kinds: Literal["none", "leaves", "leaves and inner"] = "none"
         if excluded is not None and (excluded.leaves_BX >= 0).any():
             kinds = "leaves and inner" if masked or (excluded.inner_BX >= 0).any() else "leaves"
-        single = len(params.m_B) == 1
-        return Plan(1 << bucket, (2 << bucket) - 1, single, careful=not single, excluded=kinds, masked=masked, trace=params.trace)
+        part = None if self._memory is None else self._largest_part
+        single = len(params.m_B) == 1 and (part is None or self._device == "cpu")  # a GPU is sent lists, not an array of all nodes
+        beams = 1 << bucket, (2 << bucket) - 1
+        return Plan(*beams, single, careful=not single, excluded=kinds, masked=masked, trace=params.trace, largest_part=part)
 
-    def _run(self, queries: QueryBatch, params: SearchParams, excluded: ExcludedNodes | None, bucket: int) -> dict[str, Array]:
+    def _run(
+        self, queries: QueryBatch, params: SearchParams, excluded: ExcludedNodes | None, lists: MemoryLists | None, bucket: int
+    ) -> dict[str, Array]:
         """The outputs of one session run for queries whose beams are of one bucket: `item_rows`, `ranks`, and those of a trace.
 
         A single query is searched again, with care, where its logits turn out not to be finite: care on each level would cost every query.
@@ -197,13 +225,41 @@ class OnnxEngine:
         feeds: dict[str, Array] = {queries.kind.kind: queries.array, "beam_size": params.beam_size_B}
         if excluded is not None:
             feeds |= {"excluded_leaves": excluded.leaves_BX, "excluded_inner": excluded.inner_BX}
-        fixed = None if _filtered(params) else self._fixed(len(queries), plan, wanted, excluded)
+        width = 0
+        if lists is not None:
+            memory_nodes, values = lists.padded()
+            width = memory_nodes.shape[1]
+            feeds |= {"memory_nodes": memory_nodes, "memory_values": self._key_weight * values}
+        fixed = None if _filtered(params) else self._fixed(len(queries), plan, wanted, excluded, width)
         if fixed is not None:
             return fixed.run(feeds, len(queries))
-        outputs = self._run_plan(plan, feeds, params)
-        if not plan.careful and np.isnan(outputs["ranks"][0, 0]):
-            outputs = self._run_plan(replace(plan, careful=True), feeds, params)
+        with self._remembered(plan, feeds) as feeds:
+            outputs = self._run_plan(plan, feeds, params)
+            if not plan.careful and np.isnan(outputs["ranks"][0, 0]):
+                outputs = self._run_plan(replace(plan, careful=True), feeds, params)
         return outputs
+
+    @contextmanager
+    def _remembered(self, plan: Plan, feeds: dict[str, Array]) -> Iterator[dict[str, Array]]:
+        """The feeds with the dense memory that a plan for a single query takes: this thread's array, filled here and cleared after it."""
+        if not plan.single or plan.largest_part is None:
+            yield feeds
+            return
+        memory_N = getattr(self._own, "memory_N", None)
+        if memory_N is None:
+            memory_N = self._own.memory_N = np.zeros(self.bundle.tree.node_count, np.float32)
+        nodes_X = feeds["memory_nodes"][0]
+        memory_N[nodes_X] = feeds["memory_values"][0]
+        try:
+            yield feeds | {"memory": memory_N}
+        finally:
+            memory_N[nodes_X] = 0
+
+    def _lists(self, queries: QueryBatch, params: SearchParams) -> MemoryLists | None:
+        """What a memory gives for queries without exclusions."""
+        if self._memory is None:
+            return None
+        return self._memory.lists(queries.array, eligible_nodes(self.bundle.tree, params, len(queries), None))
 
     def _run_plan(self, plan: Plan, feeds: dict[str, Array], params: SearchParams) -> dict[str, Array]:
         """The outputs of a session with free shapes."""
@@ -240,14 +296,16 @@ class OnnxEngine:
                 self._masks[mask] = self._on_device(mask.eligible_N)
             return self._masks[mask]
 
-    def _fixed(self, batch: int, plan: Plan, wanted: int, excluded: ExcludedNodes | None) -> _FixedRun | None:
-        """The run with fixed shapes that a call without filters fits, or None."""
+    def _fixed(self, batch: int, plan: Plan, wanted: int, excluded: ExcludedNodes | None, memory: int) -> _FixedRun | None:
+        """The run with fixed shapes that a call without filters fits, or None. memory: nodes of a query that have some."""
         shapes = self._shapes
         if shapes is None or plan.trace or batch > shapes.batches[-1] or wanted > shapes.m_sizes[-1]:
             return None
         if excluded is not None and max(excluded.leaves_BX.shape[1], excluded.inner_BX.shape[1]) > shapes.excluded:
             return None
         size = next(size for size in shapes.batches if size >= batch)
+        if memory > shapes.memory or (plan.largest_part is not None and size * self.bundle.tree.node_count > MEMORY_CELLS):
+            return None
         plan = replace(
             plan,
             single=False,
@@ -259,7 +317,7 @@ class OnnxEngine:
             run = self._fixed_runs.get((plan, size))
             if run is None:
                 sizes = {"B": size, "F_N": self.bundle.tree.node_count}
-                sizes |= {"excluded_leaves_X": shapes.excluded, "excluded_inner_X": shapes.excluded}
+                sizes |= {"excluded_leaves_X": shapes.excluded, "excluded_inner_X": shapes.excluded, "memory_X": shapes.memory}
                 session = self._new_session(plan, sizes)
                 run = self._fixed_runs[plan, size] = _FixedRun(session, self._bound(session), self._device)
         return run
@@ -271,9 +329,13 @@ class OnnxEngine:
         for h in range(1, tree.height + 1):
             visited = [(members, outputs) for members, outputs in parts if f"candidates_{h}" in outputs]
             if visited:
-                kept = _rows(visited, f"nodes_{h}", f"ranks_{h}", batch) if h < tree.height else _leaves(tree, result)
-                chosen = _rows(visited, f"candidates_{h}", f"candidate_ranks_{h}", batch)
-                levels.append(LevelTrace(h, *kept, *chosen, kept[1], chosen[1]))
+                key = "ranks" if self._memory is None else "keys"
+                chosen, chosen_keys = (_rows(visited, f"candidates_{h}", f"candidate_{name}_{h}", batch) for name in ("ranks", key))
+                if h < tree.height:
+                    kept, kept_keys = (_rows(visited, f"nodes_{h}", f"{name}_{h}", batch) for name in ("ranks", key))
+                else:
+                    kept, kept_keys = (_leaves(tree, result, ranks_BM) for ranks_BM in (result.ranks_BM, result.keys_BM))
+                levels.append(LevelTrace(h, *kept, *chosen, kept_keys[1], chosen_keys[1]))
         return tuple(levels)
 
     def _session(self, plan: Plan) -> ort.InferenceSession:
@@ -307,7 +369,10 @@ class OnnxEngine:
         return ort.OrtValue.ortvalue_from_numpy(array, self._device, 0)
 
 
-FIXED_FILLERS = {"history": -1, "vector": 0, "beam_size": 1, "excluded_leaves": NO_NODE, "excluded_inner": NO_NODE, "mask_of": 0}
+FIXED_FILLERS = {
+    "history": -1, "vector": 0, "beam_size": 1, "excluded_leaves": NO_NODE, "excluded_inner": NO_NODE, "mask_of": 0,
+    "memory_nodes": 0, "memory_values": 0,
+}  # fmt: skip
 """The inputs of a fixed run that have a buffer of their own, and their first values. Later, rows past a call's queries hold queries of
 earlier calls; their answers are not read."""
 
@@ -340,8 +405,8 @@ class _FixedRun:
         with self._lock:
             for name in feeds.keys() & self._host.keys():
                 host, feed = self._host[name], feeds[name]
-                if name.startswith("excluded"):
-                    host[:batch] = NO_NODE
+                if name.startswith(("excluded", "memory")):
+                    host[:batch] = FIXED_FILLERS[name]
                     host[:batch, : feed.shape[1]] = feed
                 else:
                     host[:batch] = feed
@@ -363,9 +428,9 @@ def _rows(
     return nodes, ranks
 
 
-def _leaves(tree: Tree, result: SearchResult) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The leaves of the items that came back, in ascending order, and their ranks."""
+def _leaves(tree: Tree, result: SearchResult, ranks_BM: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The leaves of the items that came back, in ascending order, and their ranks, or keys."""
     leaves_BM = np.where(result.item_rows_BM >= 0, tree.leaf_of_item[result.item_rows_BM], tree.node_count)
     order_BM = np.argsort(leaves_BM, axis=1)
     leaves_BM = np.take_along_axis(leaves_BM, order_BM, axis=1)
-    return np.where(leaves_BM < tree.node_count, leaves_BM, -1), np.take_along_axis(result.ranks_BM, order_BM, axis=1)
+    return np.where(leaves_BM < tree.node_count, leaves_BM, -1), np.take_along_axis(ranks_BM, order_BM, axis=1)
