@@ -62,6 +62,17 @@ class Memory:
         memory.check(items)
         return memory
 
+    def sources(self, history_T: NDArray[Any], item: int) -> list[tuple[int, float]]:
+        """Which items of a history (item rows, −1: no item, the last item last) speak for an item, largest first, with λ · Σ w_d · S."""
+        parts: dict[int, float] = {}
+        known_T = history_T[history_T >= 0][::-1]
+        for source, weight in zip(known_T.tolist(), self.weight.tolist(), strict=False):
+            begin, end = self.offset[source : source + 2]
+            at = begin + np.searchsorted(self.item[begin:end], item)
+            if at < end and self.item[at] == item:
+                parts[source] = parts.get(source, 0.0) + self.key_weight * weight * float(self.value[at])
+        return sorted(((source, part) for source, part in parts.items() if part > 0), key=lambda entry: -entry[1])
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """By their names in memory.safetensors."""
         return {name: getattr(self, name) for name in DTYPES}

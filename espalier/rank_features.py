@@ -1,7 +1,7 @@
 """The names of what a re-ranker knows of a candidate: a row of numbers, NaN where one is missing.
 
     retrieval.position     place in the retrieved list, from 1
-    retrieval.rank         what the search ordered it by
+    retrieval.rank         its rank; without a memory what the search ordered it by
     retrieval.score        its score
     leaf.norm              length of its node row
     history.length         known items of the history

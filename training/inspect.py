@@ -24,6 +24,7 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
         *_placed(manifest),
         _scorer(manifest),
         f"rank(n) = {ranking.own}(n) + {ranking.gamma:g} · rank(parent); search defaults: beam {defaults.beam_size}, m {defaults.m}",
+        *_memory(manifest),
         *_ranker(manifest),
         "",
         f"{'level':>5} {'nodes':>9} {'children':>10} {'items below a node':>24}",
@@ -58,12 +59,22 @@ def _scorer(manifest: Manifest) -> str:
     scorer = manifest.scorer
     if isinstance(scorer, LinearScorer):
         return f"scorer: linear, {scorer.weights:,} weights of {scorer.features:,} features in {scorer.rows:,} rows"
-    return f"scorer: node rows [{manifest.tree.nodes}, {scorer.node_dim}] {scorer.dtype}, state {scorer.state_dim}"
+    encoder = ", sequence encoder" if scorer.encoder == "sequence" else ""
+    return f"scorer: node rows [{manifest.tree.nodes}, {scorer.node_dim}] {scorer.dtype}, state {scorer.state_dim}{encoder}"
 
 
 def _placed(manifest: Manifest) -> list[str]:
     counts = [placed["items"] for placed in manifest.data.get("placed", [])]
     return [f"placed without training: {sum(counts)} items"] if counts else []
+
+
+def _memory(manifest: Manifest) -> list[str]:
+    memory = manifest.memory
+    if memory is None:
+        return []
+    per_item = memory.entries / manifest.tree.items
+    entries = f"{memory.entries:,} entries, {per_item:.1f} an item; the last {memory.length} items of a history"
+    return [f"memory: key(n) = rank(n) + {memory.weight:g} · mem(n); {entries}"]
 
 
 def _ranker(manifest: Manifest) -> list[str]:

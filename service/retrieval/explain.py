@@ -1,6 +1,8 @@
-"""Why an answer is what it is: what each level of a traced search kept, where a requested item was dropped, which features contributed.
+"""Why an answer is what it is: what each level of a traced search kept, where a requested item was dropped, which features or past items
+spoke for it.
 
-Knows trees, traces and filters. Does not know HTTP. Ranks order the nodes of one level; only those of leaves have a score.
+Knows trees, traces and filters. Does not know HTTP. Keys order the nodes of one level: their ranks, and the memory's part where the bundle
+has one. Only those of leaves have a score.
 
 Legend: B queries, K beam, C candidates, W requested items.
 """
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.masks.filters import Filter
+from espalier.memory import Memory
 from espalier.queries import TextKind
 from espalier.search import LevelTrace, SearchResult
 from espalier.text.sparse_rows import SparseRows
@@ -26,6 +29,8 @@ from service.retrieval.second_stage import Candidates
 
 MAX_FEATURES = 10
 """Features that are listed of an item."""
+MAX_SOURCES = 3
+"""Past items that are listed of an item."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,8 @@ def explain(
             entry |= query.outcome_of(row)
         if row >= 0 and isinstance(encoded.queries.rows, SparseRows):
             entry["features"] = _features(checked.model.bundle, encoded.queries.rows, b, row)
+        if row >= 0 and query.memory is not None:
+            entry["memory"] = _memory(checked.model.bundle, query.memory, encoded.queries.array[b], row)
         items.append(entry)
     document: dict[str, Any] = {"levels": [level.summary() for level in query.levels], "items": items}
     if query.reranking is not None:
@@ -86,15 +93,18 @@ class _Query:
 
     found_M          item rows that the search found, best first
     count, eligible  how many are returned, and how many `min_score` left
+    memory           the bundle's; without one keys are ranks
     """
 
     tree: Tree
     levels: Sequence[_Level]
     found_M: NDArray[np.int64]
     ranks_M: NDArray[np.float32]
+    keys_M: NDArray[np.float32]
     count: int
     eligible: int
     reranking: _Reranking | None
+    memory: Memory | None
 
     @staticmethod
     def of(checked: CheckedRequest, encoded: EncodedRequest, result: SearchResult, b: int, final: Candidates) -> _Query:
@@ -102,19 +112,22 @@ class _Query:
         levels = [_Level.of(tree, trace, result, b) for trace in result.trace or ()]
         found_M = result.item_rows_BM[b, : result.count_B[b]]
         reranking = _Reranking.of(checked, encoded, result, b, final)
-        return _Query(tree, levels, found_M, result.ranks_BM[b], int(final.count_B[b]), int(final.eligible_B[b]), reranking)
+        counts = int(final.count_B[b]), int(final.eligible_B[b])
+        return _Query(tree, levels, found_M, result.ranks_BM[b], result.keys_BM[b], *counts, reranking, checked.model.bundle.memory)
 
     def outcome_of(self, row: int) -> dict[str, Any]:
         """Where an eligible item was returned or dropped."""
         at = np.flatnonzero(self.found_M == row)
         if len(at) == 0:
-            return _pruned(self.levels, self.tree.ancestors(self.tree.leaf_of_item[row : row + 1])[0])
+            return _pruned(self.levels, self.tree.ancestors(self.tree.leaf_of_item[row : row + 1])[0], self.memory is not None)
         retrieved = int(at[0])
         place = retrieved if self.reranking is None else self.reranking.place_of(retrieved)
         outcome = "below_min_score"
         if retrieved < self.eligible:
             outcome = "returned" if place < self.count else "below_m"
         entry = {"outcome": outcome, "level": self.tree.height, "rank": float(self.ranks_M[retrieved]), "place": place + 1}
+        if self.memory is not None:
+            entry["key"] = float(self.keys_M[retrieved])
         return entry if self.reranking is None else entry | self.reranking.describe(retrieved)
 
 
@@ -174,38 +187,50 @@ def _features(bundle: Bundle, rows: SparseRows, b: int, item: int) -> list[dict[
     return [{"feature": name, "contribution": value} for name, value in zip(names, contributions[order].tolist(), strict=True)]
 
 
+def _memory(bundle: Bundle, memory: Memory, history_T: NDArray[Any], item: int) -> dict[str, Any]:
+    """What the memory adds to an item's key, and the past items that add most of it."""
+    sources = memory.sources(history_T, item)
+    most = sources[:MAX_SOURCES]
+    ids = bundle.items.ids_of(np.array([source for source, _ in most], np.int64))
+    items = [{"id": item_id, "part": part} for item_id, (_, part) in zip(ids, most, strict=True)]
+    return {"part": sum(part for _, part in sources), "items": items}
+
+
 @dataclass(frozen=True)
 class _Level:
-    """One query's level: its candidates with their ranks, and which were kept."""
+    """One query's level: its candidates with their ranks and keys, and which were kept."""
 
     level: int
     candidates_C: NDArray[np.int64]
     ranks_C: NDArray[np.float32]
+    keys_C: NDArray[np.float32]
     kept_C: NDArray[np.bool_]
 
     @staticmethod
     def of(tree: Tree, trace: LevelTrace, result: SearchResult, b: int) -> _Level:
         present_C = trace.candidates_BC[b] >= 0
-        candidates_C, ranks_C = trace.candidates_BC[b][present_C], trace.candidate_ranks_BC[b][present_C]
+        of_candidates = (trace.candidates_BC, trace.candidate_ranks_BC, trace.candidate_keys_BC)
+        candidates_C, ranks_C, keys_C = (array_BC[b][present_C] for array_BC in of_candidates)
         kept = trace.nodes_BK[b]
         if trace.level == tree.height:
             kept = tree.leaf_of_item[result.item_rows_BM[b, : result.count_B[b]]]
-        return _Level(trace.level, candidates_C, ranks_C, np.isin(candidates_C, kept[kept >= 0]))
+        return _Level(trace.level, candidates_C, ranks_C, keys_C, np.isin(candidates_C, kept[kept >= 0]))
 
     def cut(self) -> float | None:
-        return float(self.ranks_C[self.kept_C].min()) if self.kept_C.any() else None
+        return float(self.keys_C[self.kept_C].min()) if self.kept_C.any() else None
 
     def summary(self) -> dict[str, Any]:
-        dropped = None if self.kept_C.all() else float(self.ranks_C[~self.kept_C].max())
+        dropped = None if self.kept_C.all() else float(self.keys_C[~self.kept_C].max())
         kept = int(np.count_nonzero(self.kept_C))
         return {"level": self.level, "candidates": len(self.candidates_C), "kept": kept, "cut": self.cut(), "dropped": dropped}
 
 
-def _pruned(levels: Sequence[_Level], path: NDArray[np.int64]) -> dict[str, Any]:
+def _pruned(levels: Sequence[_Level], path: NDArray[np.int64], with_keys: bool) -> dict[str, Any]:
     """The level on which the search left an item's path (node numbers by level)."""
     for level in levels:
         at = np.flatnonzero(level.candidates_C == path[level.level])
         if len(at) == 0 or not level.kept_C[at[0]]:
-            rank = float(level.ranks_C[at[0]]) if len(at) else None
-            return {"outcome": "pruned", "level": level.level, "rank": rank, "cut": level.cut()}
+            rank, key = (float(values_C[at[0]]) if len(at) else None for values_C in (level.ranks_C, level.keys_C))
+            entry = {"outcome": "pruned", "level": level.level, "rank": rank, "cut": level.cut()}
+            return entry | {"key": key} if with_keys else entry
     return {"outcome": "pruned"}

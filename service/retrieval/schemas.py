@@ -136,8 +136,8 @@ class ExplainedLevel(BaseModel):
     level: int
     candidates: int = Field(description="Nodes that were scored.")
     kept: int = Field(description="Nodes that were kept; on the last level the items that came back.")
-    cut: float | None = Field(description="Rank of the worst node that was kept.")
-    dropped: float | None = Field(description="Rank of the best node that was dropped; null where none was.")
+    cut: float | None = Field(description="Key of the worst node that was kept: its rank, where the model has no memory.")
+    dropped: float | None = Field(description="Key of the best node that was dropped; null where none was.")
 
 
 class ExplainedFeature(BaseModel):
@@ -145,6 +145,20 @@ class ExplainedFeature(BaseModel):
 
     feature: str = Field(description="The feature's n-gram where queries are texts, else its number.")
     contribution: float
+
+
+class Source(BaseModel):
+    """An item of the history that the memory links to another."""
+
+    id: str
+    part: float = Field(description="What it adds to the key.")
+
+
+class ExplainedMemory(BaseModel):
+    """What the model's memory adds to an item's key."""
+
+    part: float = Field(description="λ · mem of the item.")
+    items: list[Source] = Field(description="The items of the history that add most of it, at most 3, largest first.")
 
 
 class ExplainedItem(BaseModel):
@@ -156,13 +170,15 @@ class ExplainedItem(BaseModel):
     )
     level: int | None = Field(None, description="Level on which it, or its ancestor, was dropped.")
     rank: float | None = Field(None, description="Its ancestor's rank there; its own where it was returned.")
-    cut: float | None = Field(None, description="Rank of the worst node that was kept there.")
+    key: float | None = Field(None, description="Models with a memory: what it, or its ancestor, was ordered by there.")
+    cut: float | None = Field(None, description="Key of the worst node that was kept there.")
     place: int | None = Field(None, description="Place in the answer, or below it, from 1.")
     retrieved_place: int | None = Field(None, description="Its place before the re-ranking.")
     rerank_score: float | None = Field(None, description="The ranker's score.")
     rank_features: dict[str, float | None] | None = Field(
         None, description="Its features as the ranker saw them; null where one is missing."
     )
+    memory: ExplainedMemory | None = Field(None, description="Models with a memory: its part, and which past items spoke for the item.")
     features: list[ExplainedFeature] | None = Field(
         None, description="Models of features or texts: the features that contributed most, for or against it, strongest first."
     )

@@ -30,6 +30,7 @@ from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree, tree_from_children
 from tests.espalier.bundle.parts import content_of, draft_of, reseal
 from training.golden import golden_answers
+from training.inspect import inspect
 
 
 def mem_of(bundle: Bundle, history_T: NDArray[np.int64], allowed: set[int]) -> dict[int, float]:
@@ -133,6 +134,7 @@ def test_a_memory_that_is_written_comes_back(tmp_path: Path) -> None:
     for name, array in bundle.memory.arrays().items():
         assert_array_equal(again.memory.arrays()[name], array)
     assert sorted(again.manifest.files) == sorted([*GRAPH_PARTS, MEMORY])
+    assert f"memory: key(n) = rank(n) + 0.5 · mem(n); {info.entries} entries" in inspect(bundle)
 
 
 @pytest.mark.parametrize(
