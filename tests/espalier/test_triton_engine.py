@@ -73,7 +73,7 @@ def engine_of(bundle: Bundle, precision: Precision = "float32", **tuning: int) -
 
 
 @settings(max_examples=25)
-@given(shape=shapes_of("history", "vector"), bits=BITS, whole=st.sampled_from([128, 4096]), busy=st.sampled_from([1, 2048]))
+@given(shape=shapes_of("history", "product", "vector"), bits=BITS, whole=st.sampled_from([128, 4096]), busy=st.sampled_from([1, 2048]))
 def test_it_equals_the_reference_exactly_with_integer_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], bits: int, whole: int, busy: int
 ) -> None:
@@ -83,7 +83,7 @@ def test_it_equals_the_reference_exactly_with_integer_weights(
 
 
 @settings(max_examples=12)
-@given(shape=shapes_of("history", "vector"), own=st.sampled_from(["logit", "log_activation"]))
+@given(shape=shapes_of("history", "product", "vector"), own=st.sampled_from(["logit", "log_activation"]))
 def test_kept_beams_are_the_best_with_real_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], own: Literal["logit", "log_activation"]
 ) -> None:
@@ -107,7 +107,7 @@ def exact_dot() -> Iterator[None]:
 
 @pytest.mark.usefixtures("exact_dot")
 @settings(max_examples=6)
-@given(shape=shapes_of("history", "vector"))
+@given(shape=shapes_of("history", "product", "vector"))
 def test_a_query_gets_the_same_answer_in_any_batch(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False)
     assert_alone_as_together(engine_of(bundle), queries, params)
