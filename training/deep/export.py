@@ -36,6 +36,7 @@ from training.deep.prepare import Prepared
 from training.deep.queries import model_input, query_kind, rows_of_pairs
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs
+from training.deep.scorers.sequence import SequenceQuery
 from training.deep.topology import Topology
 from training.deep.validation import ranked_by, search_pairs, validation_pairs
 from training.evaluate import evaluate
@@ -157,8 +158,8 @@ def _content(
         raise FloatingPointError(f"node rows are not finite in {config.scorer.dtype}; lower the learning rate or keep float32")
     model.node_rows.data = torch.from_numpy(rows_ND.astype(np.float32))
     example = model_input(model, Topology(tree, torch.device("cpu")), queries.take(np.arange(min(8, len(queries)))).array)
-    query_onnx, scorer_onnx = export_graphs(model, query_input(queries.kind), example)
-    check_parity(model, query_onnx, scorer_onnx, example, query_input(queries.kind))
+    query_onnx, scorer_onnx = export_graphs(model, query_input(model, queries.kind), example)
+    check_parity(model, query_onnx, scorer_onnx, example, query_input(model, queries.kind))
     return GraphContent(
         tree=tree,
         node_rows_ND=rows_ND,
@@ -171,6 +172,7 @@ def _content(
         heldout=heldout,
         weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "node_rows"},
         form=scorer_form(model, scorer_onnx),
+        encoder="sequence" if isinstance(model.encoder, SequenceQuery) else "levels",
     )
 
 
@@ -186,9 +188,11 @@ def scorer_form(model: NodeScorer, scorer_onnx: bytes) -> ScorerForm | None:
     return form
 
 
-def query_input(kind: Kind) -> str:
+def query_input(model: NodeScorer, kind: Kind) -> str:
     """The name of query.onnx's first input."""
-    return "history_nodes" if isinstance(kind, HistoryKind) else kind.kind
+    if isinstance(kind, HistoryKind):
+        return "history_leaves" if isinstance(model.encoder, SequenceQuery) else "history_nodes"
+    return kind.kind
 
 
 def check_parity(model: NodeScorer, query_onnx: bytes, scorer_onnx: bytes, example: Tensor, input_name: str = "history_nodes") -> float:

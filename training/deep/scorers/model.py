@@ -91,7 +91,10 @@ def new_scorer(config: Scorer, windows: Sequence[int], nodes: int, vector_width:
 
 
 class QueryGraph(nn.Module):
-    """query.onnx: (history_nodes int64[B, L, T] or vector float32[B, F], node_rows float32[N, D]) → query_state float32[B, L, S]."""
+    """query.onnx: (query, node_rows float32[N, D]) → query_state float32[B, L, S].
+
+    The query is history_nodes int64[B, L, T], history_leaves int64[B, T] or vector float32[B, F].
+    """
 
     def __init__(self, model: NodeScorer) -> None:
         super().__init__()
@@ -104,7 +107,7 @@ class QueryGraph(nn.Module):
 def export_graphs(model: NodeScorer, query_name: str, example: Tensor) -> tuple[bytes, bytes]:
     """The bytes of query.onnx and scorer.onnx.
 
-    query_name  `history_nodes` or `vector`
+    query_name  `history_nodes`, `history_leaves` or `vector`
     example     a batch of at least two such queries, which fixes the sizes that are not dynamic (T or F)
     """
     model = model.eval().cpu()

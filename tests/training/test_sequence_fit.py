@@ -1,0 +1,192 @@
+"""Training with a sequence encoder, on planted successors: it learns the order, resumes exactly, is exported, served and trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+
+from espalier.bundle import Bundle
+from espalier.engines import open_engine
+from espalier.errors import InvalidConfig
+from espalier.queries import HistoryKind, pad_histories
+from espalier.search import SearchParams
+from training.deep import fit as fit_module
+from training.deep.fit import fit
+from training.deep.prepare import Prepared, build_tree, prepare
+from training.deep.run import fit_and_export
+from training.deep.sequence.rules import with_rules
+from training.deep.sequence.steps import SequenceSteps
+from training.deep.topology import Topology
+from training.deep.validation import search_pairs, validation_pairs
+from training.specification.deep import DeepConfig
+from training.specification.models import config_of, deep_config
+
+CPU = torch.device("cpu")
+ITEMS, USERS = 40, 240
+
+
+def successors() -> dict[int, int]:
+    """Each item's successor: one circle through all items."""
+    circle = np.random.default_rng(7).permutation(ITEMS).tolist()
+    return dict(zip(circle, circle[1:] + circle[:1], strict=True))
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Lists that follow the circle. What comes next is known from the last item alone, and no item is more popular by much."""
+    rng, after = np.random.default_rng(3), successors()
+    lines = ["user,item"]
+    for user in range(USERS):
+        item = int(rng.integers(ITEMS))
+        for _ in range(int(rng.integers(4, 14))):
+            lines.append(f"u{user},i{item}")
+            item = after[item]
+    file = tmp_path_factory.mktemp("log") / "log.csv"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def settings(log: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "name": "planted",
+        "data": {"log": str(log), "format": {"order": "file"}, "split": {"kind": "last"}},
+        "tree": {"branching": 3},
+        "scorer": {"kind": "sequence", "node_dim": 16, "layers": 1, "length": 10, "dropout": 0.1, "init": "random"},
+        "objective": {"negatives": 12, "whole": 20},
+        "optimiser": {"steps": 200, "places": 200, "learning_rate": 1e-2, "warm_steps": 10, "average": 20, "validate_every": 50},
+        "search": {"beam_size": 10, "m": 5, "max_beam_size": 64, "max_m": 20, "exclude_seen": False},
+    }
+    return plain | {name: plain.get(name, {}) | section for name, section in sections.items()}
+
+
+def ready(raw: dict[str, Any], work: Path) -> tuple[DeepConfig, Prepared]:
+    work.mkdir(exist_ok=True)
+    config = deep_config(raw)
+    prepared = prepare(config, None, work)
+    return with_rules(config, prepared), prepared
+
+
+@pytest.fixture(scope="module")
+def bundle(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    trained = fit_and_export(deep_config(settings(log)), None, tmp_path_factory.mktemp("models") / "planted" / "1", CPU, resume=False)
+    assert trained is not None
+    return trained
+
+
+# -- what is learned and served -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["reference", "compiled-cpu"])
+def test_a_trained_bundle_answers_with_the_successor(bundle: Bundle, engine: str) -> None:
+    """Histories longer than the encoder reads, shorter ones, and repeated items: the last item alone says what follows."""
+    after, kind = successors(), HistoryKind(length=10)
+    rng = np.random.default_rng(1)
+    histories = [rng.integers(ITEMS, size=size) for size in (1, 2, 5, 10, 30, 30)]
+    row_of = bundle.items.rows_of([f"i{item}" for item in range(ITEMS)])
+    queries = pad_histories(kind, [row_of[history] for history in histories])
+    found = open_engine(bundle, engine=engine).search(queries, SearchParams.uniform(len(histories), ITEMS, 5))
+    expected = row_of[[after[int(history[-1])] for history in histories]]
+    assert (found.item_rows_BM[:, 0] == expected).mean() > 0.6
+    assert np.isfinite(found.ranks_BM).all()
+
+
+def test_the_bundle_says_what_it_reads_and_a_query_without_history_has_an_answer(bundle: Bundle) -> None:
+    assert bundle.graph_scorer.encoder == "sequence"
+    assert bundle.graph_scorer.state_levels == bundle.tree.height + 1
+    kind = HistoryKind(length=10)
+    assert bundle.graph_kind == kind
+    one = open_engine(bundle).search(pad_histories(kind, [np.zeros(0, np.int64)]), SearchParams.uniform(1, 10, 5))
+    assert np.isfinite(one.ranks_BM).all()
+    assert bundle.manifest.metrics["test"]["raw"][0]["recall"] > 0.5
+
+
+def test_what_the_manifest_holds_trains_the_same_model_again(bundle: Bundle) -> None:
+    config = config_of(bundle.manifest, DeepConfig)
+    assert (config.kind, config.history_length) == ("otm-sequence", 10)
+
+
+# -- a run is a function of its configuration -----------------------------------------------------------------------------
+
+
+def weights(model: torch.nn.Module) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("targets", [1, 3])
+def test_a_resumed_run_ends_as_an_uninterrupted_one(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: int) -> None:
+    """Killed in the second epoch, between two validations."""
+    raw = settings(log, optimiser={"steps": 40, "validate_every": 15}, instances={"targets": targets})
+    config, prepared = ready(raw, tmp_path / "log")
+    tree = build_tree(config, prepared)
+    whole = fit(config, prepared, tree, CPU, _made(tmp_path / "whole"), resume=False)
+    monkeypatch.setattr(fit_module, "CHECKPOINT_EVERY", 10)
+    make, killed = SequenceSteps.make, _made(tmp_path / "killed")
+
+    def dies(steps: Any, step: int) -> torch.Tensor:
+        if step == 23:
+            raise KeyboardInterrupt
+        return make(steps, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SequenceSteps, "make", dies)
+        with pytest.raises(KeyboardInterrupt):
+            fit(config, prepared, tree, CPU, killed, resume=False)
+    resumed = fit(config, prepared, tree, CPU, killed, resume=True)
+    for name, array in weights(whole).items():
+        assert_array_equal(weights(resumed)[name], array, err_msg=name)
+    assert (tmp_path / "whole" / "curve.json").read_text() == (killed / "curve.json").read_text()
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_several_processes_are_refused(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, prepared = ready(settings(log), tmp_path / "log")
+    monkeypatch.setattr("training.deep.sequence.steps.processes", lambda: 2)
+    with pytest.raises(InvalidConfig, match="expected one process, since kind otm-sequence"):
+        fit(config, prepared, build_tree(config, prepared), CPU, tmp_path, resume=False)
+
+
+def test_a_loss_that_is_not_finite_ends_training_with_advice(log: Path, tmp_path: Path) -> None:
+    config, prepared = ready(settings(log, optimiser={"learning_rate": 1e30, "warm_steps": 0}), tmp_path / "log")
+    with pytest.raises(FloatingPointError, match=r"lower optimiser\.learning_rate"):
+        fit(config, prepared, build_tree(config, prepared), CPU, tmp_path, resume=False)
+
+
+# -- rules and earlier models ---------------------------------------------------------------------------------------------
+
+
+def test_length_and_places_come_from_the_log_unless_they_are_configured(log: Path, tmp_path: Path) -> None:
+    config, _ = ready(settings(log, scorer={"length": "auto"}, optimiser={"places": "auto"}), tmp_path / "log")
+    assert (config.history_length, config.optimiser.model_dump()["places"]) == (50, 1024)
+    with pytest.raises(InvalidConfig, match=r"scorer\.length"):
+        _ = deep_config(settings(log, scorer={"length": "auto"})).history_length
+
+
+@pytest.mark.parametrize("tree", ["earlier", "jtm"])
+def test_training_goes_on_from_a_bundle(log: Path, bundle: Bundle, tmp_path: Path, tree: str) -> None:
+    raw = settings(log, tree={"kind": tree, "branching": 3}, scorer={"init": "earlier"}, optimiser={"steps": 1, "learning_rate": 1e-9})
+    raw["earlier_model"] = str(bundle.path)
+    config, prepared = ready(raw, tmp_path / "log")
+    made = build_tree(config, prepared)
+    model = fit(config, prepared, made, CPU, tmp_path, resume=False)
+    before = bundle.weights()
+    assert before.keys() == {name for name, _ in model.named_parameters()} - {"node_rows"}
+    for name, array in before.items():
+        assert_allclose(weights(model)[name], array, atol=1e-6, err_msg=name)
+    recall_rows, _ = search_pairs(config, Topology(made, CPU), model, validation_pairs(config, prepared, 50), 0.5, "logit", 10, 5)
+    assert (recall_rows >= 0).all()
+
+
+def test_an_earlier_model_of_another_length_is_refused(log: Path, bundle: Bundle, tmp_path: Path) -> None:
+    raw = settings(log, tree={"kind": "earlier", "branching": 3}, scorer={"init": "earlier", "length": 12})
+    raw["earlier_model"] = str(bundle.path)
+    with pytest.raises(InvalidConfig, match=r"scorer\.length: got 12, expected 10, as in earlier_model"):
+        ready(raw, tmp_path / "log")
