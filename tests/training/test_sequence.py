@@ -13,7 +13,9 @@ from numpy.testing import assert_array_equal
 
 from espalier.errors import InvalidConfig
 from tests.training.logs import log_of
+from training.deep.scorers.model import sequence_parts
 from training.deep.scorers.sequence import SequenceQuery
+from training.deep.scorers.window_states import windows_of
 from training.deep.sequence.batches import SequenceSource
 from training.deep.sequence.columns import ColumnSource
 from training.deep.sequence.level_softmax import level_softmax_loss
@@ -21,6 +23,7 @@ from training.deep.sequence.places import places_of
 from training.deep.topology import Topology
 from training.specification.deep import SequenceConfig
 from training.specification.models import check_config, deep_config
+from training.specification.sequence import SequenceScorer
 from training.trees.random import random_tree
 
 ITEMS, WIDTH = 21, 8
@@ -29,10 +32,13 @@ TOPOLOGY = Topology(TREE, torch.device("cpu"))
 RAW = {"name": "books", "data": {"log": "log.csv"}}
 
 
-def encoder(length: int = 6, layers: int = 2) -> tuple[SequenceQuery, torch.Tensor]:
+def encoder(length: int = 6, layers: int = 2, encoders: tuple[str, ...] = ("transformer",)) -> tuple[SequenceQuery, torch.Tensor]:
     """With random weights, and node rows."""
     torch.manual_seed(5)
-    made = SequenceQuery(WIDTH, layers, 2, length, TREE.height + 1)
+    scorer = SequenceScorer.model_validate(
+        {"encoders": encoders, "node_dim": WIDTH, "layers": layers, "heads": 2, "hidden": 5, "dropout": 0.0}
+    )
+    made = SequenceQuery(length, sequence_parts(scorer, length, TREE.height + 1))
     for parameter in made.parameters():
         parameter.data = torch.randn_like(parameter) * 0.4
     return made, torch.randn(TREE.node_count, WIDTH)
@@ -51,14 +57,15 @@ def test_a_history_has_one_state_wherever_its_padding_stands_and_whichever_way_i
     history: list[int], layers: int, data: st.DataObject
 ) -> None:
     made, rows_ND = encoder(layers=layers)
+    (part,) = made.each
     leaves = (torch.tensor(history, dtype=torch.int64) + TREE.leaf_offset).tolist()
     places = sorted(data.draw(st.permutations(range(6)))[: len(leaves)])
     spread = torch.full((6,), -1)
     spread[places] = torch.tensor(leaves, dtype=torch.int64)
     behind = torch.tensor([leaves + [-1] * (6 - len(leaves))])
     with torch.no_grad():
-        state_BXD = made.states(behind, rows_ND, None)
-        expected_LD = made.scale_LD * state_BXD[0, len(leaves), :-1]
+        (state_BXD,) = made.states(behind, rows_ND, None)
+        expected_LD = part.scale_LD * state_BXD[0, len(leaves), :-1]
         found_BLD = made(torch.stack([spread, padded(leaves)[0]]), rows_ND)
     torch.testing.assert_close(found_BLD, expected_LD.expand_as(found_BLD), rtol=1e-4, atol=1e-5)
 
@@ -67,11 +74,39 @@ def test_states_depend_on_what_was_read_and_on_its_order_and_never_on_what_comes
     made, rows_ND = encoder()
     first, second, other = (TREE.leaf_offset + n for n in (3, 4, 5))
     with torch.no_grad():
-        one_XD, two_XD = made.states(torch.tensor([[first, second, other], [first, second, first]]), rows_ND, None)
-        swapped_XD = made.states(torch.tensor([[second, first]]), rows_ND, None)[0]
+        ((one_XD, two_XD),) = made.states(torch.tensor([[first, second, other], [first, second, first]]), rows_ND, None)
+        ((swapped_XD,),) = made.states(torch.tensor([[second, first]]), rows_ND, None)
     torch.testing.assert_close(one_XD[:3], two_XD[:3])
     assert (one_XD[3] - two_XD[3]).abs().max() > 1e-3
     assert (one_XD[2] - swapped_XD[2]).abs().max() > 1e-3
+
+
+@given(history=st.lists(st.integers(0, ITEMS - 1), max_size=6))
+def test_each_part_reads_its_own_columns_and_its_state_ends_in_a_one(history: list[int]) -> None:
+    made, rows_ND = encoder(encoders=("windows", "transformer"))
+    leaves = padded([TREE.leaf_offset + item for item in history])
+    half = WIDTH // 2
+    with torch.no_grad():
+        feature_BLF = made(leaves, rows_ND)
+        behind = torch.tensor([[TREE.leaf_offset + item for item in history] + [-1] * (6 - len(history))])
+        states = made.states(behind, rows_ND, None)
+        for number, (part, state_BXD) in enumerate(zip(made.each, states, strict=True)):
+            found_LD = feature_BLF[0, :, number * half : (number + 1) * half - 1]
+            torch.testing.assert_close(found_LD, part.scale_LD * state_BXD[0, len(history), :-1], rtol=1e-4, atol=1e-5)
+            other_ND = rows_ND.clone()
+            other_ND[:, part.columns] += torch.randn(TREE.node_count, half)
+            changed_BLF = made(leaves, other_ND)
+            kept = torch.ones(WIDTH - 1, dtype=torch.bool)
+            kept[number * half : (number + 1) * half - 1] = False
+            torch.testing.assert_close(changed_BLF[..., kept], feature_BLF[..., kept])
+    assert_array_equal(feature_BLF[..., half - 1], 1)
+
+
+def test_windows_cover_the_whole_history_and_are_the_papers_where_it_is_long_enough() -> None:
+    assert windows_of(69) == (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)
+    assert windows_of(200) == (1, 1, 1, 2, 2, 2, 10, 10, 20, 20, 131)
+    assert windows_of(5) == (1, 1, 1, 2)
+    assert windows_of(1) == (1,)
 
 
 def test_the_bias_of_an_item_is_no_input() -> None:
@@ -115,7 +150,8 @@ def test_over_whole_levels_the_loss_and_its_gradients_are_the_formulas(seed: int
     target_NP[2, 1:] = -1
     inner_N = torch.tensor([0, 2, 3])
     levels = ColumnSource(TOPOLOGY, np.ones(ITEMS), 4, whole=1000).levels(target_NP, rng)
-    mine = level_softmax_loss(state_ND, rows_ND, scale_LD, levels, inner_N, gamma, 0.7)
+    rows = [rows_ND[level.nodes_M] for level in levels]
+    mine = level_softmax_loss(state_ND, rows, scale_LD, levels, inner_N, gamma, 0.7)
     mine.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     parts = state_ND, rows_ND, scale_LD
     found = [part.grad for part in parts]
@@ -207,7 +243,7 @@ def test_the_scorer_says_the_kind() -> None:
     ("changed", "field", "expected"),
     [
         ({"scorer": {"kind": "sequence"}, "data": {"log": "l.csv", "format": {"order": "none"}}}, "scorer.kind", "order is none"),
-        ({"scorer": {"kind": "sequence", "heads": 3}}, "scorer.node_dim", "a multiple of scorer.heads, 3"),
+        ({"scorer": {"kind": "sequence", "heads": 3}}, "scorer.node_dim", "a multiple of 6"),
         ({"scorer": {"kind": "sequence"}, "instances": {"windows": [5]}}, "instances.windows", "kind 'otm-robust'"),
         ({"scorer": {"kind": "sequence", "length": 5000}}, "scorer.length", "4096"),
     ],

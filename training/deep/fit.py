@@ -37,6 +37,7 @@ from training.deep.queries import model_input, query_kind
 from training.deep.scorers.heads import ProductHead
 from training.deep.scorers.initial_rows import popularity_biases, rows_from_embeddings
 from training.deep.scorers.model import NodeScorer, new_model
+from training.deep.scorers.sequence import SequenceQuery
 from training.deep.sequence.steps import SequenceSteps
 from training.deep.topology import Topology
 from training.deep.validation import ranked_by, validation_pairs, validation_recall
@@ -85,16 +86,20 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
     vector_width = kind.width if isinstance(kind, VectorKind) else None
     model = new_model(config, tree, vector_width)
     if scorer.init == "embeddings":
-        biased = isinstance(model.head, ProductHead)  # then the last entry of a row is a bias
+        biased = isinstance(model.head, ProductHead)  # then the last entry of a row, or of each part of it, is a bias
+        encoder = model.encoder
+        columns = [part.columns for part in encoder.each] if isinstance(encoder, SequenceQuery) else [slice(0, scorer.node_dim)]
         if vector_width is None:
-            embeddings_ID = item_embeddings(prepared, scorer.node_dim - biased, config.seed)
+            embeddings_ID = item_embeddings(prepared, columns[0].stop - biased, config.seed)
         else:
             embeddings_ID = start_model(model, prepared.interactions, prepared.split.train, scorer.init_std, seed=config.seed)
-        rows_ND = rows_from_embeddings(tree, embeddings_ID, scorer.init_std)
-        model.node_rows.data[:, : embeddings_ID.shape[1]] = torch.from_numpy(rows_ND)
-        if biased:
-            events_I = events_of_items(prepared.interactions, prepared.split.train)
-            model.node_rows.data[:, -1] = torch.from_numpy(popularity_biases(tree, events_I, ranked_by(config)[1]))
+        rows_ND = torch.from_numpy(rows_from_embeddings(tree, embeddings_ID, scorer.init_std))
+        events_I = events_of_items(prepared.interactions, prepared.split.train)
+        bias_N = torch.from_numpy(popularity_biases(tree, events_I, ranked_by(config)[1]))
+        for part in columns:
+            model.node_rows.data[:, part.start : part.start + embeddings_ID.shape[1]] = rows_ND
+            if biased:
+                model.node_rows.data[:, part.stop - 1] = bias_N
     elif scorer.init == "earlier" and prepared.earlier is not None:
         model.load_state_dict(prepared.earlier.model.state_dict())
     return model

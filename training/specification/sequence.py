@@ -22,15 +22,28 @@ class SequenceInstances(Section):
 
 
 class SequenceScorer(NodeRows):
-    """The inner product of a node row with the state of a causal transformer, which reads the history once for all levels."""
+    """The inner product of a node row with what encoders make of the history as a sequence, once for all levels."""
 
     kind: Literal["sequence"] = "sequence"
     init_std: float = Field(default=0.05, gt=0, description="root mean square of the first node rows")
-    node_dim: int = Field(default=128, ge=2, description="width of a node row and of the transformer, a multiple of `heads`")
+    encoders: tuple[Literal["windows", "transformer"], ...] = Field(
+        default=("windows", "transformer"),
+        min_length=1,
+        max_length=4,
+        description="what reads the history: means over the papers' windows through a layer, a causal transformer. Each has its share of a "
+        "node row and a softmax of its own in training; their logits are added",
+    )
+    node_dim: int = Field(default=128, ge=2, description="width of a node row; encoders have equal shares of it, multiples of `heads`")
+    hidden: int = Field(default=256, ge=1, description="units of the layer between, of `windows`")
+    window_dropout: float = Field(
+        default=0.3, ge=0, lt=1, description="share of the inputs of both layers of `windows` that is 0 in training"
+    )
     layers: int = Field(default=2, ge=1, le=32, description="blocks of the transformer")
     heads: int = Field(default=2, ge=1, description="heads of its attention")
-    dropout: float = Field(
-        default=0.3, ge=0, lt=1, description="share of its inputs, and of what each of its parts adds, that is 0 in training"
+    dropout: Literal["auto"] | float = Field(
+        default="auto",
+        description='share of the transformer\'s inputs, and of what each of its blocks adds, that is 0 in training; `"auto"`: 0.5 for '
+        "logs of fewer than 50 events an item, else 0.2",
     )
     length: Literal["auto"] | int = Field(
         default="auto", description='most items of a history, the last ones; `"auto"`: as many as 99 of 100 lists hold, from 50 to 200'
@@ -41,10 +54,18 @@ class SequenceScorer(NodeRows):
     def _auto_or_places(cls, length: object) -> object:
         return auto_or_number(length, MAX_HISTORY)
 
+    @field_validator("dropout", mode="before")
+    @classmethod
+    def _auto_or_share(cls, dropout: object) -> object:
+        if dropout != "auto" and (isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1):
+            raise ValueError('"auto" or a number from 0 to below 1')
+        return dropout
+
     @model_validator(mode="after")
     def _divided_by_heads(self) -> SequenceScorer:
-        if self.node_dim % self.heads:
-            raise InvalidConfig("scorer.node_dim", self.node_dim, f"a multiple of scorer.heads, {self.heads}")
+        shares = len(self.encoders) * self.heads
+        if self.node_dim % shares:
+            raise InvalidConfig("scorer.node_dim", self.node_dim, f"a multiple of {shares}: encoders, times scorer.heads")
         return self
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 from training.deep.scorers.attention import AttentionHead, BehaviourEncoder
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.lookup import lookup, rows_of
-from training.deep.scorers.sequence import SequenceQuery
+from training.deep.scorers.sequence import Reader, SequencePart, SequenceQuery, TransformerStates
+from training.deep.scorers.window_states import WindowStates
 from training.onnx_graphs import onnx_bytes
 from training.specification.deep import DeepConfig
 from training.specification.scorers import AttentionScorer, MlpScorer, Scorer
@@ -66,8 +68,23 @@ def new_model(config: DeepConfig, tree: Tree, vector_width: int | None = None) -
     scorer = config.scorer
     if not isinstance(scorer, SequenceScorer):
         return new_scorer(scorer, config.windowed_instances.windows, tree.node_count, vector_width)
-    encoder = SequenceQuery(scorer.node_dim, scorer.layers, scorer.heads, config.history_length, tree.height + 1)
+    encoder = SequenceQuery(config.history_length, sequence_parts(scorer, config.history_length, tree.height + 1))
     return NodeScorer(tree.node_count, scorer.node_dim, encoder, ProductHead(scorer.node_dim, scorer.node_dim, None), scorer.init_std)
+
+
+def sequence_parts(config: SequenceScorer, length: int, levels: int) -> list[SequencePart]:
+    """The configured parts, with equal shares of the row."""
+    width, parts = config.node_dim // len(config.encoders), []
+    for number, name in enumerate(config.encoders):
+        reader: Reader
+        if name == "transformer":
+            reader, dropout = TransformerStates(width, config.layers, config.heads, length), config.dropout
+        else:
+            reader, dropout = WindowStates(width, config.hidden, length), config.window_dropout
+        if dropout == "auto":
+            raise InvalidConfig("scorer.dropout", dropout, "a number; with_rules puts one there")
+        parts.append(SequencePart(reader, slice(number * width, (number + 1) * width), levels, dropout))
+    return parts
 
 
 def new_scorer(config: Scorer, windows: Sequence[int], nodes: int, vector_width: int | None = None) -> NodeScorer:

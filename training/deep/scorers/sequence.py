@@ -1,49 +1,102 @@
 """The query encoder that reads a history as a sequence, once for all levels of the tree.
 
-    x_0 = start,  x_t = row(leaf of the t-th item) without its bias          t = 1 … the newest item
-    z   = transformer(x)_newest                                              (transformer.py)
-    state_h = (s_h ∘ z, 1)                                                   s_h a scale per level, 1 at the start
+It has one part, or several that are trained apart: each has columns of the node rows and a bias of its own, and a softmax of its own in
+training. Ranks are their sum, a product of experts: a transformer and means over windows err on other queries, and trained under one
+softmax they overfit sooner than apart.
 
-Every sequence begins with a learned start, so an empty history has a state too. The last entry of a node row is its bias, which is no
-input: the transformer is as wide as a row, and reads 0 in its place, before positions are added. A linear map of z for each level would say
-no more than s_h does: inner nodes have rows of their own, which take such a map in.
+    x_t     = row(leaf of the t-th item), the part's columns without its bias        t = 1 … the newest item
+    z       = reader(x_1, …, x_newest)                                               (transformer.py, window_states.py)
+    state_h = (s_h ∘ z, 1) of one part after the other                               s_h a scale per level, 1 at the start
+
+A linear map of z for each level would say no more than s_h does: inner nodes have rows of their own, which take such a map in. Readers
+are as wide as their columns, and read 0 in the place of the bias.
 
 Legend: B queries, T places of a history, X = T + 1, L levels, D node row, N nodes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from training.deep.scorers.lookup import lookup
 from training.deep.scorers.transformer import Dropout, SequenceEncoder
+from training.deep.scorers.window_states import WindowStates
+
+
+class TransformerStates(nn.Module):
+    """A transformer over sequences that begin with a learned start, so that an empty history has a state too."""
+
+    def __init__(self, width: int, layers: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.start_D = nn.Parameter(torch.randn(width) * 0.02)
+        self.transformer = SequenceEncoder(width, layers, heads, length + 1)
+
+    def forward(self, items_BTD: Tensor, dropout: Dropout | None = None) -> Tensor:
+        """[B, T, D] → [B, X, D]: the states before the first item and after each; oldest first, padding behind."""
+        state_BXD: Tensor = self.transformer(self._started(items_BTD), dropout)
+        return state_BXD
+
+    def last(self, items_BTD: Tensor, present_BT: Tensor) -> Tensor:
+        """[B, D]: the state after the newest item; what stands where present_BT is false changes nothing."""
+        present_BX = torch.cat([torch.ones_like(present_BT[:, :1]), present_BT], 1)
+        return self.transformer.last(self._started(items_BTD), present_BX)
+
+    def _started(self, items_BTD: Tensor) -> Tensor:
+        return torch.cat([self.start_D.expand(len(items_BTD), 1, -1).to(items_BTD.dtype), items_BTD], 1)
+
+
+Reader = TransformerStates | WindowStates
+
+
+class SequencePart(nn.Module):
+    """A reader over its columns of the node rows, the last of which is a bias.
+
+    dropout  share of what a reader reads and adds that is 0 in training
+    """
+
+    def __init__(self, reader: Reader, columns: slice, levels: int, dropout: float) -> None:
+        super().__init__()
+        self.reader, self.columns, self.dropout = reader, columns, dropout
+        self.scale_LD = nn.Parameter(torch.ones(levels, columns.stop - columns.start - 1))
+
+    def inputs(self, rows_BTD: Tensor) -> Tensor:
+        """What the reader reads of whole rows: the columns, with 0 in place of the bias."""
+        own_BTD = rows_BTD[..., self.columns]
+        return torch.cat([own_BTD[..., :-1], torch.zeros_like(own_BTD[..., -1:])], -1)
 
 
 class SequenceQuery(nn.Module):
     """history_leaves int64[B, T] (leaf nodes, newest last, −1 = padding), node_rows float32[N, D] → features float32[B, L, D − 1].
 
     length  T, the most places of a history
+    parts   their columns follow each other
     """
 
-    def __init__(self, node_dim: int, layers: int, heads: int, length: int, levels: int) -> None:
+    def __init__(self, length: int, parts: Sequence[SequencePart]) -> None:
         super().__init__()
         self.length = length
-        self.start_D = nn.Parameter(torch.randn(node_dim) * 0.02)
-        self.scale_LD = nn.Parameter(torch.ones(levels, node_dim - 1))
-        self.transformer = SequenceEncoder(node_dim, layers, heads, length + 1)
+        self.parts = nn.ModuleList(parts)
+
+    @property
+    def each(self) -> list[SequencePart]:
+        return [part for part in self.parts if isinstance(part, SequencePart)]
 
     def forward(self, history_leaves: Tensor, node_rows: Tensor) -> Tensor:
-        present_BX = torch.cat([torch.zeros_like(history_leaves[:, :1]), history_leaves], 1) >= 0
-        state_BD = self.transformer.last(self._inputs(history_leaves, node_rows), present_BX)
-        return self.scale_LD * state_BD[:, None, :-1]
+        rows_BTD = lookup(history_leaves.clamp(min=0), node_rows)
+        states = []
+        for part in self.each:
+            state_BLD = part.scale_LD * part.reader.last(part.inputs(rows_BTD), history_leaves >= 0)[:, None, :-1]
+            states += [state_BLD, torch.ones_like(state_BLD[..., :1])]
+        return torch.cat(states[:-1], 2)
 
-    def states(self, leaves_BT: Tensor, node_rows: Tensor, dropout: Dropout | None) -> Tensor:
-        """[B, X, D]: z before the first item and after each; oldest first, −1 behind the newest."""
-        state_BXD: Tensor = self.transformer(self._inputs(leaves_BT, node_rows), dropout)
-        return state_BXD
+    def states(self, leaves_BT: Tensor, node_rows: Tensor, generator: torch.Generator | None) -> list[Tensor]:
+        """[B, X, D] of each part: z before the first item and after each; oldest first, −1 behind the newest.
 
-    def _inputs(self, leaves_BT: Tensor, node_rows: Tensor) -> Tensor:
+        generator  of what is dropped; None: nothing is
+        """
         rows_BTD = lookup(leaves_BT.clamp(min=0), node_rows)
-        rows_BTD = torch.cat([rows_BTD[..., :-1], torch.zeros_like(rows_BTD[..., -1:])], -1)
-        return torch.cat([self.start_D.expand(len(leaves_BT), 1, -1), rows_BTD], 1)
+        drops = [None if generator is None else Dropout(part.dropout, generator) for part in self.each]
+        return [part.reader(part.inputs(rows_BTD), dropout) for part, dropout in zip(self.each, drops, strict=True)]

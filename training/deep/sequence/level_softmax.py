@@ -17,14 +17,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from training.deep.scorers.lookup import lookup
 from training.deep.sequence.blocked_softmax import mean_log_sum
 from training.deep.sequence.columns import LevelColumns
 
 
 def level_softmax_loss(
     state_ND: Tensor,
-    node_rows: Tensor,
+    rows: Sequence[Tensor],
     scale_LD: Tensor,
     levels: Sequence[LevelColumns],
     inner_N: Tensor,
@@ -34,6 +33,7 @@ def level_softmax_loss(
     """The loss (a scalar).
 
     state_ND  float32 or bfloat16[N, D]: z, whose last entry is not read
+    rows      float32[M, D] of each level: the rows of its nodes, or columns of them, the last of which is a bias
     scale_LD  float32[L, D − 1]: s, for each level from the root on
     levels    of 1 … H; the target of every place among them
     inner_N   int64: the places at which levels above the leaves are trained
@@ -41,10 +41,10 @@ def level_softmax_loss(
     state_ND = torch.cat([state_ND[:, :-1], torch.zeros_like(state_ND[:, -1:])], 1)
     one_L1 = torch.ones_like(scale_LD[:, :1])
     scale_LD = torch.cat([scale_LD, one_L1], 1)
-    total = node_rows.new_zeros(())
+    total = rows[0].new_zeros(())
     node_MD: Tensor | None = None
-    for h, level in enumerate(levels, 1):
-        above_MD, node_MD = node_MD, lookup(level.nodes_M, node_rows) * scale_LD[h]
+    for h, (level, row_MD) in enumerate(zip(levels, rows, strict=True), 1):
+        above_MD, node_MD = node_MD, row_MD * scale_LD[h]
         if gamma and above_MD is not None:
             node_MD = node_MD + gamma * above_MD[level.parent_M]
         places = None if h == len(levels) else inner_N

@@ -1,4 +1,4 @@
-"""What the log says where a configuration of sequences leaves it open: how long a history is, and how large an update.
+"""What the log says where a configuration of sequences leaves it open: how long a history is, how much is dropped, how large an update.
 
 Knows lengths of lists. Does not know models.
 """
@@ -26,14 +26,25 @@ def places_of_a_batch(lists: Interactions, users: Int64) -> int:
     return int(np.clip(np.diff(lists.offset_U1)[users].sum() // 400, 1024, 4096))
 
 
+FEW_EVENTS = 50
+"""Events an item below which a transformer overfits soon."""
+
+
+def dropout_of(lists: Interactions, users: Int64) -> float:
+    """0.5 for logs of few events an item, else 0.2."""
+    return 0.5 if np.diff(lists.offset_U1)[users].sum() < FEW_EVENTS * lists.item_count else 0.2
+
+
 def with_rules(config: DeepConfig, prepared: Prepared) -> DeepConfig:
-    """The configuration with numbers in place of `auto` for `scorer.length` and `optimiser.places`; others come back as they are."""
+    """The configuration with numbers in place of `auto`; kinds without these rules come back as they are."""
     if not isinstance(config, SequenceConfig):
         return config
     lists, users = prepared.interactions, prepared.split.train
     scorer, optimiser = config.scorer, config.optimiser
     if scorer.length == "auto":
         scorer = scorer.model_copy(update={"length": history_length(lists, users)})
+    if scorer.dropout == "auto":
+        scorer = scorer.model_copy(update={"dropout": dropout_of(lists, users)})
     if optimiser.places == "auto":
         optimiser = optimiser.model_copy(update={"places": places_of_a_batch(lists, users)})
     return config.model_copy(update={"scorer": scorer, "optimiser": optimiser})

@@ -18,9 +18,9 @@ from espalier.errors import InvalidConfig
 from training.data.user_item_matrix import events_of_items
 from training.deep.parallel import processes
 from training.deep.prepare import Prepared
+from training.deep.scorers.lookup import lookup
 from training.deep.scorers.model import NodeScorer
 from training.deep.scorers.sequence import SequenceQuery
-from training.deep.scorers.transformer import Dropout
 from training.deep.sequence.batches import SequenceBatch, SequenceSource
 from training.deep.sequence.columns import ColumnSource
 from training.deep.sequence.level_softmax import level_softmax_loss
@@ -82,14 +82,20 @@ class SequenceSteps:
         inner = np.sort(rng.permutation(count)[: max(1, round(objective.inner_share * count))])
         leaves_BT = self.topology.leaf_of_item_I1[torch.from_numpy(batch.history_BT).to(device)]
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
-            state_BXD = self.encoder.states(leaves_BT, self.model.node_rows, Dropout(config.scorer.dropout, generator))
-        state_ND = state_BXD[torch.from_numpy(places.sequence_N).to(device), torch.from_numpy(places.place_N).to(device)]
-        return level_softmax_loss(
-            state_ND.bfloat16() if self.bfloat16 else state_ND.float(),
-            self.model.node_rows,
-            self.encoder.scale_LD,
-            self.columns.levels(torch.from_numpy(places.target_NP).to(device), generator),
-            torch.from_numpy(inner).to(device),
-            objective.gamma,
-            objective.level_decay,
-        )
+            states = self.encoder.states(leaves_BT, self.model.node_rows, generator)
+        levels = self.columns.levels(torch.from_numpy(places.target_NP).to(device), generator)
+        rows = [lookup(level.nodes_M, self.model.node_rows) for level in levels]
+        sequence_N, place_N, inner_N = (torch.from_numpy(array).to(device) for array in (places.sequence_N, places.place_N, inner))
+        total = torch.zeros((), device=device)
+        for part, state_BXD in zip(self.encoder.each, states, strict=True):
+            state_ND = state_BXD[sequence_N, place_N]
+            total = total + level_softmax_loss(
+                state_ND.bfloat16() if self.bfloat16 else state_ND.float(),
+                [row_MD[:, part.columns] for row_MD in rows],
+                part.scale_LD,
+                levels,
+                inner_N,
+                objective.gamma,
+                objective.level_decay,
+            )
+        return total
