@@ -59,6 +59,9 @@ def content_of(bundle: Bundle) -> GraphContent:
         items=bundle.items,
         golden=bundle.golden(),
         heldout=bundle.heldout(),
+        form=scorer.form,
+        memory=bundle.memory,
+        encoder=scorer.encoder,
     )
 
 

@@ -22,7 +22,7 @@ from benchmarks.service.probe_damage import DAMAGES, content_of, damaged, draft_
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.heldout import read_heldout
-from espalier.checks.random_bundles import make_bundle
+from espalier.checks.random_bundles import make_bundle, random_memory
 from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
@@ -46,13 +46,16 @@ ROUND = HELD_OUT + GOLDEN
 KEY = "an-admin-key-of-tests"
 
 
-def exported(folder: Path, rng: np.random.Generator, kind: Literal["history", "vector"] = "history", said: bool = True) -> Bundle:
+def exported(
+    folder: Path, rng: np.random.Generator, kind: Literal["history", "vector"] = "history", said: bool = True, remembers: bool = False
+) -> Bundle:
     """A bundle as training would export it: golden queries answered by the reference, held-out queries that say their recall if `said`.
 
     What is relevant to a query is half of what the model finds and as many others, so that recall is neither 0 nor 1.
     """
     tree = complete_tree(rng.permutation(64), 2)
-    bare = make_bundle(folder / "bare", rng, tree, kind=kind, integer=False, name="books", beam_size=8, m=5)
+    memory = random_memory(rng, 64, 3, integer=False) if remembers else None
+    bare = make_bundle(folder / "bare", rng, tree, kind=kind, integer=False, name="books", memory=memory, beam_size=8, m=5)
     engine = open_engine(bare, "cpu")
     if kind == "history":
         histories = [rng.integers(0, 64, rng.integers(1, 6)) for _ in range(HELD_OUT)]
@@ -494,6 +497,18 @@ def test_golden_queries_are_asked_evenly_among_the_held_out_ones(bundle: Bundle)
     places = [i for i, kind in enumerate(kinds) if kind == "golden"]
     assert (len(kinds), len(places)) == (ROUND, GOLDEN)
     assert {*np.diff(places)} <= {ROUND // GOLDEN}
+
+
+def test_golden_queries_of_a_memory_drift_by_their_keys(tmp_path: Path) -> None:
+    bundle = exported(tmp_path, np.random.default_rng(7), remembers=True)
+    golden = bundle.golden()
+    assert golden.column("keys").to_pylist() != golden.column("ranks").to_pylist()
+    replay, engine = Replay(bundle), open_engine(bundle, "cpu")
+    for _ in range(ROUND):
+        replay.take(engine.search(*replay.next()))
+    assert replay.drift is not None
+    assert replay.drift < 1e-5
+    assert replay.recall == pytest.approx(replay.expected)
 
 
 def test_a_round_is_no_longer_than_the_window(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

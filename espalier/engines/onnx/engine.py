@@ -114,7 +114,8 @@ class OnnxEngine:
             self._memory = MemoryTree(bundle.memory, tree)
             self._largest_part, self._key_weight = bundle.memory.largest_part, np.float32(bundle.memory.key_weight)
             self._own = threading.local()  # float32[N] of λ · mem, all 0 between calls
-            self._shared["no_memory"] = self._on_device(np.zeros((1, tree.node_count), np.float32))
+            if self._shapes is not None:  # else each run is for one query
+                self._shared["no_memory"] = self._on_device(np.zeros((1, tree.node_count), np.float32))
 
     @property
     def session_count(self) -> int:

@@ -34,6 +34,7 @@ def content_of(bundle: Bundle, **changed: Any) -> GraphContent:
         "golden": bundle.golden(),
         "heldout": bundle.heldout(),
         "form": scorer.form,
+        "memory": bundle.memory,
         "encoder": scorer.encoder,
     }
     return GraphContent(**(parts | changed))
