@@ -311,7 +311,9 @@ def test_the_scale_and_the_origin_of_an_encoder_do_not_matter(log: Path, tmp_pat
     starts = [start_of(one, queries, width, seed=1) for one in (interactions, moved)]
     assert starts[0].axes_kF.shape == (min(width, WIDTH), WIDTH)
     assert_allclose(starts[0].axes_kF @ starts[0].axes_kF.T, np.eye(min(width, WIDTH)), atol=1e-4)
-    means = [item_means(one, queries, start) for one, start in zip((interactions, moved), starts, strict=True)]
+    means = [
+        item_means(one, queries, start.projected, len(start.axes_kF)) for one, start in zip((interactions, moved), starts, strict=True)
+    ]
     assert_allclose(means[0] @ means[0].T, means[1] @ means[1].T, atol=0.05)
     lists = [set(interactions.of(query).tolist()) for query in queries.tolist()]
     led = queries[[3 in items for items in lists]]
@@ -321,10 +323,10 @@ def test_the_scale_and_the_origin_of_an_encoder_do_not_matter(log: Path, tmp_pat
 def test_blocks_of_vectors_change_nothing(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interactions, queries = read_interactions(log, FORMAT, tmp_path), np.arange(QUERIES)
     start = start_of(interactions, queries, 20, seed=1)
-    means = item_means(interactions, queries, start)
+    means = item_means(interactions, queries, start.projected, WIDTH)
     monkeypatch.setattr(vector_start, "BLOCK", 13 * WIDTH)
     assert_allclose(start_of(interactions, queries, 20, seed=1).mean_F, start.mean_F, rtol=1e-6)
-    assert_allclose(item_means(interactions, queries, start), means, atol=1e-4)
+    assert_allclose(item_means(interactions, queries, start.projected, WIDTH), means, atol=1e-4)
     monkeypatch.setattr(vector_start, "SAMPLE", 5 * WIDTH)
     assert len(start_of(interactions, queries, 8, seed=1).axes_kF) == 5
 

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,10 +45,10 @@ class Fusion:
     share: float
     constant: float
 
-    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
+    def rank(self, queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> Int64:
         """int64[B, M = m]: the best of both, each asked for `depth(m)` items; ties by the lower row."""
         empty_rows(0, m)
-        rows = [rank(histories, depth(m), exclude_seen) for rank in (self.first, self.second)]
+        rows = [rank(queries, depth(m), exclude_seen) for rank in (self.first, self.second)]
         return fused(rows[0], rows[1], m, self.share, self.constant)
 
 
@@ -72,8 +73,8 @@ def fuse(first: Fitted, second: Fitted, task: Task) -> Fitted:
     """Both, with share and constant chosen on validation queries. Seconds and bytes are those of both and of the fusion together."""
     begin = time.perf_counter()
     pairs = task.validation_pairs()
-    histories = [pair.history for pair in pairs]
-    rows = [fitted.rank(histories, depth(task.metric.m), task.exclude_seen) for fitted in (first, second)]
+    queries = [pair.query for pair in pairs]
+    rows = [fitted.rank(queries, depth(task.metric.m), task.exclude_seen) for fitted in (first, second)]
     log.info("fusion: %s", "; ".join(map(str, GRID)))
 
     def figure(options: Options) -> float:

@@ -15,6 +15,9 @@ def _at(module: str, function: str) -> Method:
     return method
 
 
+FOR_VECTORS = ("popularity", "item-means")
+"""The baselines of logs whose queries are vectors; the others learn from histories."""
+
 METHODS: dict[str, Method] = {
     "popularity": _at("baselines.popularity", "popularity"),
     "item-cf": _at("baselines.item_cf", "item_cf"),
@@ -22,6 +25,7 @@ METHODS: dict[str, Method] = {
     "ease": _at("baselines.ease", "ease"),
     "ials": _at("baselines.ials", "ials"),
     "content": _at("baselines.content", "content"),
+    "item-means": _at("baselines.item_means", "item_means"),
     "product-dnn": _at("baselines.product_dnn", "product_dnn"),
     "sasrec": _at("baselines.sasrec", "sasrec"),
     "sasrec-full": _at("baselines.sasrec", "sasrec_full"),

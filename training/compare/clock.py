@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numba
 import numpy as np
@@ -20,24 +21,24 @@ MOST_S = 4.0
 """Seconds that timing one method should take, warm-up aside."""
 
 
-def ms_per_query(rank: Rank, histories: Sequence[NDArray[np.int64]], m: int, exclude_seen: bool) -> float:
+def ms_per_query(rank: Rank, queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> float:
     """The mean over queries of each one's median over rounds, so that what else the machine did in between hardly counts.
 
-    At least three and at most 200 queries, the first of `histories`, as many as fit a few seconds.
+    At least three and at most 200 queries, the first of `queries`, as many as fit a few seconds.
     """
     with one_thread():
-        for history in histories[:3]:
-            rank([history], m, exclude_seen)  # compiles, maps files, fills caches
+        for sample in queries[:3]:
+            rank([sample], m, exclude_seen)  # compiles, maps files, fills caches
         begin = time.perf_counter()
-        for history in histories[:3]:
-            rank([history], m, exclude_seen)
-        each_s = (time.perf_counter() - begin) / len(histories[:3])
-        timed = histories[: max(3, min(MOST_QUERIES, int(MOST_S / ROUNDS / each_s)))]
+        for sample in queries[:3]:
+            rank([sample], m, exclude_seen)
+        each_s = (time.perf_counter() - begin) / len(queries[:3])
+        timed = queries[: max(3, min(MOST_QUERIES, int(MOST_S / ROUNDS / each_s)))]
         ms_RQ = np.zeros((ROUNDS, len(timed)))
         for ms_Q in ms_RQ:
-            for query, history in enumerate(timed):
+            for query, sample in enumerate(timed):
                 begin = time.perf_counter()
-                rank([history], m, exclude_seen)
+                rank([sample], m, exclude_seen)
                 ms_Q[query] = (time.perf_counter() - begin) * 1e3
     return float(np.median(ms_RQ, axis=0).mean())
 

@@ -9,18 +9,20 @@ from typing import Literal
 
 from espalier.errors import InvalidConfig
 from training.baselines.fusion import fuse
-from training.baselines.methods import METHODS
+from training.baselines.methods import FOR_VECTORS, METHODS
 from training.compare.compare import Asked, compare
-from training.compare.contest import RECIPE, checked_names
+from training.compare.contest import FUSION, RECIPE, checked_names
 from training.compare.plot import plot_rows
 from training.compare.report import Report
 from training.compare.table import show
 from training.deep.fit import pick_device
+from training.specification.log_format import VectorsFormat
 from training.specification.models import read_deep_config
 
 log = logging.getLogger(__name__)
 
 DEFAULT_METHODS = ("popularity", "item-cf", "neighbours", "ease", "ials", "product-dnn", "sasrec", RECIPE, "fusion")
+VECTOR_METHODS = (*FOR_VECTORS, RECIPE, f"{FUSION}:{RECIPE}:item-means")
 
 
 def run(
@@ -41,7 +43,8 @@ def run(
     if min(beams) < 1:
         raise InvalidConfig("--beam", beams, "serving beams of at least 1")
     settings = read_deep_config(config)
-    names = list(DEFAULT_METHODS) if methods is None else checked_names(methods, [RECIPE, *METHODS])
+    usual = VECTOR_METHODS if isinstance(settings.data.format, VectorsFormat) else DEFAULT_METHODS
+    names = list(usual) if methods is None else checked_names(methods, [RECIPE, *METHODS])
     for file in (json_file, plot):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)

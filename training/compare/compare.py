@@ -151,9 +151,9 @@ def _run(
     if isinstance(entry, str):
         report["left_out"].append({"method": name, "reason": entry})
         return
-    histories = [pair.history for pair in pairs]
+    queries = [pair.query for pair in pairs]
     for beam, measured in measured_at_beams(entry, pairs, metrics_of(contest.config), exclude_seen).items():
-        ms = ms_per_query(entry.by_beam[beam].rank, histories, contest.metric.m, exclude_seen)
+        ms = ms_per_query(entry.by_beam[beam].rank, queries, contest.metric.m, exclude_seen)
         figures[name, seed, beam] = measured
         report["rows"].append(row_of(entry, beam, seed, measured) | {"ms_per_query": ms})
         at = "" if beam is None else f", beam {beam}"

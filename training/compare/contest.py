@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from espalier.errors import EspalierError, InvalidConfig
+from training.baselines.methods import FOR_VECTORS
 from training.compare.recipe import Recipe, fit_recipe
 from training.deep.prepare import Prepared
 from training.retrieval.task import Fitted, Method, Metric, Task
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 RECIPE, FUSION = "recipe", "fusion"
 FUSED_BY_DEFAULT = "fusion:recipe:neighbours"
-QUICK = ("popularity", "item-cf", "neighbours", "content", "ease", "ials")
+QUICK = ("popularity", "item-means", "item-cf", "neighbours", "content", "ease", "ials")
 """Baselines without training by gradient steps: seconds on most logs."""
 TUNED_FOR_EACH = ("popularity", "item-cf", "neighbours", "content")
 """Baselines that are chosen anew for answers with and without seen items: it takes seconds."""
@@ -106,6 +107,10 @@ class Contest:
         if name == RECIPE:
             return self._best_beam(task, self._trained(seconds))
         if name in self.baselines:
+            if self.prepared.interactions.vectors_UF is not None and name not in FOR_VECTORS:
+                raise InvalidConfig(
+                    "--methods", name, f"{', '.join(FOR_VECTORS)} or {RECIPE}: queries are vectors, it learns from histories"
+                )
             return self._entry(name, {None: self.baselines[name](task)}, task)
         first, second = parts_of(name)
         deadline = task.deadline()

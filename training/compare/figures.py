@@ -57,7 +57,7 @@ class Difference:
 
 def answered(rank: Rank, pairs: Sequence[EvaluationPair], m: int, exclude_seen: bool) -> Int64:
     """int64[B, M = m]: the answers to all queries, a block at a time."""
-    parts = [rank([pair.history for pair in pairs[start : start + BLOCK]], m, exclude_seen) for start in range(0, len(pairs), BLOCK)]
+    parts = [rank([pair.query for pair in pairs[start : start + BLOCK]], m, exclude_seen) for start in range(0, len(pairs), BLOCK)]
     return np.concatenate([np.zeros((0, m), np.int64), *parts])
 
 

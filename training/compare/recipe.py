@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from espalier.bundle import WEIGHTS, Bundle
 from espalier.engines import open_engine
-from espalier.errors import InvalidConfig, InvalidData
-from espalier.queries import HistoryKind, pad_histories
+from espalier.errors import InvalidConfig
+from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NO_ITEM, Engine, SearchParams
 from espalier.tree import Tree
 from training.deep.export import GAMMAS, VALIDATION_QUERIES
@@ -81,15 +81,14 @@ class Recipe:
     def at(self, beam_size: int) -> Fitted:
         """As a method, with a serving beam; more than all leaves is all leaves."""
         kind, beam = self.bundle.graph_kind, min(beam_size, self.bundle.tree.leaf_count)
-        if not isinstance(kind, HistoryKind):
-            raise InvalidData("recipe", kind.kind, "a model of history queries")
 
-        def rank(histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
-            rows_BM = np.full((len(histories), m), NO_ITEM, np.int64)
-            for start in range(0, len(histories), BATCH):
-                part = histories[start : start + BATCH]
+        def rank(queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> Int64:
+            rows_BM = np.full((len(queries), m), NO_ITEM, np.int64)
+            for start in range(0, len(queries), BATCH):
+                part = queries[start : start + BATCH]
                 params = SearchParams.uniform(len(part), beam, m, _padded(part) if exclude_seen else None)
-                found_BM = self.engine.search(pad_histories(kind, part), params).item_rows_BM
+                batch = pad_histories(kind, part) if isinstance(kind, HistoryKind) else QueryBatch(kind, np.stack(part))
+                found_BM = self.engine.search(batch, params).item_rows_BM
                 rows_BM[start : start + len(part), : found_BM.shape[1]] = found_BM
             return rows_BM
 

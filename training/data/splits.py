@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +48,11 @@ class EvaluationPair:
     history: Int64
     relevant: Int64
     vector: NDArray[np.float32] | None = None
+
+    @property
+    def query(self) -> NDArray[Any]:
+        """The vector, else the history."""
+        return self.history if self.vector is None else self.vector
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from training.data.splits import Split, split_log
 from training.deep.earlier import EarlierModel, open_earlier
 from training.deep.jtm import learn_tree
 from training.deep.jtm_samples import draw_samples
-from training.deep.vector_start import item_means, start_of
+from training.deep.vector_start import embeddings_of as vector_embeddings
+from training.deep.vector_start import start_of
 from training.specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
 from training.trees.category import category_tree
 from training.trees.embeddings import item_embeddings as embeddings_of
@@ -115,8 +116,7 @@ def item_embeddings(prepared: Prepared, width: int, seed: int) -> NDArray[np.flo
     """
     interactions, train = prepared.interactions, prepared.split.train
     if interactions.vectors_UF is not None:
-        means = item_means(interactions, train, start_of(interactions, train, width, seed=seed))
-        return spread_unseen(means, seed=seed)
+        return vector_embeddings(interactions, train, start_of(interactions, train, width, seed=seed), seed=seed)
     width = max(1, min(width, len(train) - 1, interactions.item_count - 1))
     embeddings = embeddings_of(interactions, train, width, seed=seed)
     return spread_unseen(embeddings, interactions.category_of_item_I, seed=seed)

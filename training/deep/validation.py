@@ -61,8 +61,7 @@ def search_pairs(
     for start in range(0, len(pairs), 100):
         part = pairs[start : start + 100]
         query = model_input(model, topology, rows_of_pairs(config, part))
-        has_seen = config.search.exclude_seen and part[0].vector is None
-        exclude_BE = _pad_rows([pair.history for pair in part]).to(topology.device) if has_seen else None
+        exclude_BE = _pad_rows([pair.history for pair in part]).to(topology.device) if config.search.exclude_seen else None
         item_rows, rank = search(model, topology, query, beam_size, m, gamma, own, exclude_BE)
         missing = m - item_rows.shape[1]
         rows.append(np.pad(item_rows.cpu().numpy(), ((0, 0), (0, missing)), constant_values=-1))

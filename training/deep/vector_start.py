@@ -12,7 +12,7 @@ Legend: U queries, F numbers of a vector, I items, B queries of a block, k axes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -73,18 +73,23 @@ def start_of(interactions: Interactions, queries: Int64, width: int, *, seed: in
     return VectorStart(mean_F, scale, np.ascontiguousarray(axes_kF, np.float32))
 
 
-def item_means(interactions: Interactions, queries: Int64, start: VectorStart) -> Float32:
-    """float32[I, k]: e_i; zero for an item that none of `queries` leads to."""
+def item_means(interactions: Interactions, queries: Int64, of: Callable[[Float32], Float32], width: int) -> Float32:
+    """float32[I, k = width]: the mean of of(x) over the `queries` that lead to each item; zero where none does."""
     vectors_UF = _vectors(interactions)
-    sums_Ik, counts_I = np.zeros((interactions.item_count, len(start.axes_kF)), np.float32), np.zeros(interactions.item_count)
+    sums_Ik, counts_I = np.zeros((interactions.item_count, width), np.float32), np.zeros(interactions.item_count)
     for block in _blocks(queries, vectors_UF.shape[1]):
         lists = [interactions.of(query) for query in block.tolist()]
         items = np.concatenate(lists)
         rows = np.repeat(np.arange(len(block)), [len(items) for items in lists])
         leads_IB = sparse.csr_array((np.ones(len(items), np.float32), (items, rows)), shape=(interactions.item_count, len(block)))
-        sums_Ik += leads_IB @ start.projected(vectors_UF[block])
+        sums_Ik += leads_IB @ of(vectors_UF[block])
         counts_I += np.bincount(items, minlength=interactions.item_count)
     return np.asarray(sums_Ik / np.maximum(counts_I, 1)[:, None], np.float32)
+
+
+def embeddings_of(interactions: Interactions, queries: Int64, start: VectorStart, *, seed: int) -> Float32:
+    """float32[I, k]: e_i; an item that none of `queries` leads to has the vector of a random other one."""
+    return spread_unseen(item_means(interactions, queries, start.projected, len(start.axes_kF)), seed=seed)
 
 
 def start_model(model: NodeScorer, interactions: Interactions, queries: Int64, init_std: float, *, seed: int) -> Float32:
@@ -100,7 +105,7 @@ def start_model(model: NodeScorer, interactions: Interactions, queries: Int64, i
     start = start_of(interactions, queries, width, seed=seed)
     encoder.mean_F.copy_(torch.from_numpy(start.mean_F))
     encoder.scale.fill_(start.scale)
-    embeddings_Ik = spread_unseen(item_means(interactions, queries, start), seed=seed)
+    embeddings_Ik = embeddings_of(interactions, queries, start, seed=seed)
     if isinstance(head, ProductHead):
         start_network(head, start, embeddings_Ik, init_std)
     return embeddings_Ik

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.queries import HistoryKind, QueryBatch, pad_histories
+from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from training.data.csr import as_rows
 from training.data.splits import EvaluationPair
 from training.data.xmc import LabelledPoints
+from training.evaluate import labelled
 from training.rankers.graded_queries import GradedQueries, QuerySplit, equally_relevant
 from training.specification.deep import DeepConfig
 from training.specification.linear import LinearConfig
@@ -25,30 +27,33 @@ from training.specification.models import config_of, was_trained_here
 
 Int64 = NDArray[np.int64]
 
+VECTOR_NUMBERS = 1 << 27
+"""Of more numbers of training vectors so many are kept, of queries at even distances."""
+
 
 def from_log(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool) -> QuerySplit:
     """The queries of the log that a model was trained on, split as then.
 
     data   the log, if it is no longer at the configured path
-    users  of history models: whose lists the ranker learns from. `training`, or `validation`, which the model was not trained on: then
-           half of the validation users choose the weights
+    users  of models of histories and vectors: whose lists the ranker learns from. `training`, or `validation`, which the model was not
+           trained on: then half of the validation users choose the weights
 
     Raises InvalidConfig for a bundle that was not trained here, InvalidData for another log than the one it was trained on.
     """
     if not was_trained_here(bundle.manifest):
         raise InvalidConfig("--model", bundle.manifest.name, "a model that was trained here, or --judgements")
-    if isinstance(bundle.manifest.query, HistoryKind):
-        return _from_histories(bundle, data, users, exclude_seen)
+    if exclude_seen and not isinstance(bundle.manifest.query, HistoryKind):
+        raise InvalidConfig("--exclude-seen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
+    if isinstance(bundle.manifest.query, HistoryKind | VectorKind):
+        return _from_lists(bundle, data, users, exclude_seen)
     if users != "training":
         raise InvalidConfig("--users", users, f"training: the log of a model of {bundle.manifest.query.kind} queries has no users")
-    if exclude_seen:
-        raise InvalidConfig("--exclude-seen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
     return _from_points(bundle, data)
 
 
-def _from_histories(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool) -> QuerySplit:
+def _from_lists(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool) -> QuerySplit:
     from training.data.interactions import read_interactions
-    from training.data.splits import halves, split_log, without_seen
+    from training.data.splits import halves, split_log, whole_lists, without_seen
 
     config = config_of(bundle.manifest, DeepConfig)
     with tempfile.TemporaryDirectory() as work:
@@ -61,10 +66,15 @@ def _from_histories(bundle: Bundle, data: Path | None, users: str, exclude_seen:
         row_of = bundle.items.rows_of(interactions.item_ids.to_pylist())
 
         def in_rows(pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
-            found = [EvaluationPair(p.user, row_of[p.history], row_of[p.relevant]) for p in pairs]
+            found = [replace(p, history=row_of[p.history], relevant=row_of[p.relevant]) for p in pairs]
             return without_seen(found) if exclude_seen else found
 
-        train = in_rows(halves(split.lists, split.train, seed=config.seed))
+        if interactions.vectors_UF is None:
+            pairs = halves(split.lists, split.train, seed=config.seed)
+        else:
+            most = max(1, VECTOR_NUMBERS // interactions.vectors_UF.shape[1])
+            pairs = whole_lists(split.lists, split.train[:: -(-len(split.train) // most)])
+        train = in_rows(pairs)
         valid, test = in_rows(split.validation), in_rows(split.test)
     if users == "validation":
         order = np.random.default_rng(config.seed).permutation(len(valid))
@@ -73,12 +83,9 @@ def _from_histories(bundle: Bundle, data: Path | None, users: str, exclude_seen:
 
 
 def _of_pairs(bundle: Bundle, pairs: Sequence[EvaluationPair], exclude_seen: bool) -> GradedQueries:
-    kind = bundle.manifest.query
-    if not isinstance(kind, HistoryKind):
-        raise InvalidData("queries", kind.kind, "a model of history queries")
-    histories = [pair.history for pair in pairs]
     items = [np.unique(pair.relevant) for pair in pairs]
-    return equally_relevant(pad_histories(kind, histories), items, histories if exclude_seen else None)
+    seen = [pair.history for pair in pairs] if exclude_seen else None
+    return equally_relevant(labelled(bundle.manifest.query, pairs).queries, items, seen)
 
 
 def _from_points(bundle: Bundle, data: Path | None) -> QuerySplit:

@@ -47,10 +47,10 @@ class Metric:
 class Rank(Protocol):
     """How a fitted method answers."""
 
-    def __call__(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
+    def __call__(self, queries: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> Int64:
         """int64[B, M = m]: item rows, best first, ties by the lower row; NO_ITEM fills a row that is too short.
 
-        histories     item rows, oldest first; entries below 0 (unknown items) are skipped; one may be empty
+        queries       histories, int64 item rows, oldest first: entries below 0 (unknown items) are skipped, one may be empty; or vectors
         exclude_seen  the history's items do not come back
         """
         ...
@@ -87,7 +87,7 @@ class Task:
 
     def measured(self, rank: Rank, pairs: Sequence[EvaluationPair]) -> float:
         """The mean of `metric` over these queries."""
-        found_BM = rank([pair.history for pair in pairs], self.metric.m, self.exclude_seen)
+        found_BM = rank([pair.query for pair in pairs], self.metric.m, self.exclude_seen)
         return float(self.metric.of(found_BM, pairs).mean())
 
     def deadline(self) -> Deadline:

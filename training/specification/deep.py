@@ -295,12 +295,24 @@ class DeepConfig(Section):
                 raise InvalidConfig("data.format.category", None, "a column, since tree.kind is category")
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _vectors_have_seen_nothing(cls, raw: object) -> object:
+        """`search.exclude_seen` is false where queries are vectors, unless it is said."""
+        if not isinstance(raw, dict) or not _is_of_vectors(raw.get("data")) or not isinstance(search := raw.get("search", {}), dict):
+            return raw
+        return raw | {"search": {"exclude_seen": False} | search}
+
     @model_validator(mode="after")
     def _vectors_have_no_history(self) -> DeepConfig:
         if isinstance(self.data.format, VectorsFormat):
             because = "since data.format.format is vectors and such queries have no history"
+            if isinstance(self.scorer, SequenceScorer):
+                raise InvalidConfig("kind", self.kind, f"a kind without a sequence encoder, such as otm-robust, {because}")
             if self.scorer.kind not in ("product", "mlp"):
                 raise InvalidConfig("scorer.kind", self.scorer.kind, f"product or mlp, {because}")
+            if self.search.exclude_seen:
+                raise InvalidConfig("search.exclude_seen", True, f"false, {because}")
             for key in ("windows", "split", "cold_share"):
                 if getattr(self.instances, key) != (default := InstanceConfig.model_fields[key].default):
                     raise InvalidConfig(f"instances.{key}", getattr(self.instances, key), f"its default {default!r}, {because}")
@@ -318,6 +330,11 @@ class DeepConfig(Section):
         if self.rounds > 1 and self.scorer.init != "earlier":
             raise InvalidConfig("scorer.init", self.scorer.init, "earlier, since with tree.rounds training goes on from round to round")
         return self
+
+
+def _is_of_vectors(data: object) -> bool:
+    format_ = data.get("format") if isinstance(data, dict) else None
+    return isinstance(format_, dict) and format_.get("format") == "vectors"
 
 
 class WindowConfig(DeepConfig):

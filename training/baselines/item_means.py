@@ -1,0 +1,93 @@
+"""Nearest item means: each item is the mean of the vectors that led to it, searched exactly. The cheap rival of a tree over vectors.
+
+    score(i | x) = ⟨x − c, v_i⟩ · n_i / (n_i + s) / ‖v_i‖^p,   v_i = mean of x' − c over the training queries that lead to i
+
+c is 0 or the mean of all training vectors, n_i how many led to i, s the damping of rare items; p = 1 ranks by the cosine, 0 by the inner
+product.
+
+Legend: B queries, F numbers of a vector, I items, M results.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidData
+from training.data.user_item_matrix import events_of_items
+from training.deep.vector_start import item_means as means_of
+from training.deep.vector_start import start_of
+from training.retrieval.scores import best_of_all
+from training.retrieval.task import Fitted, Task
+from training.retrieval.tuning import Option, Options, search
+
+log = logging.getLogger(__name__)
+
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+
+GRID = (
+    Option("centred", (False, True), ordered=False),
+    Option("power", (0.0, 0.25, 0.5, 0.75, 1.0)),
+    Option("damping", (0.0, 0.5, 1.0, 2.0, 5.0, 10.0), times=2.0, most=1000.0),
+)
+START: Options = {"centred": True, "power": 1.0, "damping": 1.0}
+VALIDATION_QUERIES = 2000
+MOST_BYTES = 4 << 30
+"""Of the means of all items."""
+
+
+@dataclass(frozen=True)
+class ItemMeans:
+    """centre_F: float32[F], c · vectors_IF: float32[I, F], what x − c is multiplied by; all 0 for items that no query led to."""
+
+    centre_F: Float32
+    vectors_IF: Float32
+
+    @property
+    def bytes(self) -> int:
+        return self.vectors_IF.nbytes + self.centre_F.nbytes
+
+    def rank(self, vectors: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> Int64:
+        """int64[B, M = m]: the best items, ties by the lower row. Vectors have seen nothing."""
+        return best_of_all(self.scores, len(self.vectors_IF), vectors, m, exclude_seen=False)
+
+    def scores(self, vectors: Sequence[NDArray[Any]]) -> Float32:
+        """float32[B, I]."""
+        return np.asarray((np.stack(vectors) - self.centre_F) @ self.vectors_IF.T, np.float32)
+
+
+def item_means(task: Task) -> Fitted:
+    """Choose c, p and s on validation queries, at most VALIDATION_QUERIES.
+
+    Raises InvalidData where the log is of histories, or the means would take more than MOST_BYTES.
+    """
+    begin, deadline, lists = time.perf_counter(), task.deadline(), task.split.lists
+    if lists.vectors_UF is None:
+        raise InvalidData("log", "histories", "a log of vectors (data.format.format)")
+    size = 4 * lists.item_count * lists.vectors_UF.shape[1]
+    if size > MOST_BYTES:
+        raise InvalidData("log", f"{lists.item_count} items of {lists.vectors_UF.shape[1]} numbers", f"means of at most {MOST_BYTES} bytes")
+    mean_F = start_of(lists, task.split.train, 1, seed=task.seed).mean_F
+    means_IF = means_of(lists, task.split.train, np.asarray, lists.vectors_UF.shape[1])
+    events_I = events_of_items(lists, task.split.train)
+    pairs = task.validation_pairs(VALIDATION_QUERIES)
+    log.info("item means: %s", "; ".join(map(str, GRID)))
+
+    def fitted(options: Options) -> ItemMeans:
+        centre_F = mean_F if options["centred"] else np.zeros_like(mean_F)
+        vectors_IF = np.where(events_I[:, None] > 0, means_IF - centre_F, 0)
+        length_I = np.linalg.norm(vectors_IF, axis=1)
+        weight_I = events_I / np.maximum(events_I + options["damping"], 1e-9)
+        weight_I /= np.where(length_I > 0, length_I, 1) ** options["power"]
+        return ItemMeans(centre_F, np.asarray(vectors_IF * weight_I[:, None], np.float32))
+
+    found = search(lambda options: task.measured(fitted(options).rank, pairs), [START], GRID, deadline)
+    best = fitted(found.best.options)
+    return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, found.ended)
