@@ -24,7 +24,7 @@ from training.compare.contest import FUSION, RECIPE, Contest, Fuse, attempted, i
 from training.compare.figures import Figures, paired
 from training.compare.outcome import differences, fit_of, measured_at_beams, queries_of, row_of
 from training.compare.report import Key, Report, continued, queries_file, read_figures, save, save_figures
-from training.compare.verdict import Contestant, Field, verdict
+from training.compare.verdict import STRONG, Contestant, Field, verdict
 from training.data.splits import EvaluationPair
 from training.deep.prepare import prepare
 from training.publish import training_command
@@ -214,4 +214,5 @@ def field_of(report: Report, figures: Mapping[Key, Figures], metric: Metric) -> 
         others=[contestant for name, contestant in contestants.items() if name != RECIPE],
         left_out={left["method"]: left["reason"] for left in report["left_out"]},
         paired=of,
+        strong="item-means" if report["config"]["data"]["format"]["format"] == "vectors" else STRONG,
     )

@@ -18,7 +18,7 @@ MARGIN = 0.05
 MIN_QUERIES = 30
 """With fewer, intervals of means are wrong."""
 STRONG = "neighbours"
-"""The cheap baseline that is often the best: where it was not run, no claim that a tree pays is without reserve."""
+"""The cheap baseline of histories that is often the best: where it was not run, no claim that a tree pays is without reserve."""
 MUCH_FASTER = 0.5
 """Of a baseline's time for a query: a tree that finds as much in less than this pays by its speed."""
 
@@ -53,13 +53,14 @@ Paired = Callable[[str, str], Difference]
 
 @dataclass(frozen=True)
 class Field:
-    """All contestants. `left_out`: name → why."""
+    """All contestants. `left_out`: name → why; `strong`: the cheap baseline without which no claim is without reserve."""
 
     metric: str
     tree: Contestant | None
     others: Sequence[Contestant]
     left_out: Mapping[str, str]
     paired: Paired
+    strong: str = STRONG
 
     @property
     def baselines(self) -> list[Contestant]:
@@ -150,8 +151,8 @@ def _reserves(field: Field, tree: Contestant, best: Contestant, *, says_so: bool
     left_out = [f"{_listed(missing)} {'was' if len(missing) == 1 else 'were'} left out"] if missing else []
     others = [one.name for one in field.baselines if says_so and one.ended and one.name != best.name]
     also = [f"{_listed(others)} ended early, too" if short else f"{_listed(others)} ended early"] if others else []
-    has_strong = any(one.name == STRONG for one in field.baselines) or STRONG in field.left_out
-    unasked = [f"{STRONG}, often the best baseline, were not run"] if says_so and not has_strong else []
+    has_strong = any(one.name == field.strong for one in field.baselines) or field.strong in field.left_out
+    unasked = [f"{field.strong}, often the best baseline, were not run"] if says_so and not has_strong else []
     reserves = "; ".join([*short, *also, *left_out, *unasked])
     return f"; but {reserves}." if reserves else "."
 
