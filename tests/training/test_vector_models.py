@@ -264,6 +264,18 @@ def test_what_vectors_cannot_have_is_refused(log: Path, sections: dict[str, Any]
         deep_config(raw)
 
 
+def test_a_sequence_encoder_is_refused(log: Path) -> None:
+    raw = {key: value for key, value in settings(log).items() if key in ("name", "data", "search")}
+    with pytest.raises(InvalidConfig, match="kind: got 'otm-sequence', expected a kind without a sequence encoder"):
+        deep_config(raw | {"kind": "otm-sequence"})
+
+
+def test_what_vectors_have_seen_is_not_excluded(log: Path) -> None:
+    assert not deep_config(settings(log)).search.exclude_seen
+    with pytest.raises(InvalidConfig, match=r"search.exclude_seen: got True, expected false"):
+        deep_config(settings(log, search={"exclude_seen": True}))
+
+
 def test_a_bundle_remembers_its_configuration(trained: Bundle, log: Path) -> None:
     assert config_of(trained.manifest, DeepConfig).model_dump() == deep_config(settings(log)).model_dump() | {"name": "planted"}
 
@@ -274,7 +286,7 @@ def test_a_bundle_remembers_its_configuration(trained: Bundle, log: Path) -> Non
 def test_item_means_find_a_clusters_items_by_what_validation_queries_choose(log: Path, tmp_path: Path) -> None:
     config = deep_config(settings(log))
     prepared = prepare(config, None, tmp_path)
-    task = Task(prepared.split, prepared.items, Metric("recall", 10), False, config.instances)
+    task = Task(prepared.split, prepared.items, Metric("recall", 10), False, config.windowed_instances)
     fitted = fit_item_means(task)
     test = prepared.split.test
     found = fitted.rank([pair.query for pair in test], 10, False)
@@ -293,7 +305,7 @@ def test_item_means_with_known_options_are_computed_by_hand(log: Path, tmp_path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(item_means_module, "GRID", ())
         patch.setattr(item_means_module, "START", options)
-        fitted = fit_item_means(Task(prepared.split, prepared.items, Metric("recall", 10), False, config.instances))
+        fitted = fit_item_means(Task(prepared.split, prepared.items, Metric("recall", 10), False, config.windowed_instances))
     found = fitted.rank([pair.query for pair in prepared.split.test], 10, False)
     assert (found == nearest_means(prepared.interactions, prepared.split, 10)).mean() > 0.99
 
@@ -301,7 +313,7 @@ def test_item_means_with_known_options_are_computed_by_hand(log: Path, tmp_path:
 def test_item_means_have_a_limit_and_need_vectors(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = deep_config(settings(log))
     prepared = prepare(config, None, tmp_path)
-    task = Task(prepared.split, prepared.items, Metric("recall", 10), False, config.instances)
+    task = Task(prepared.split, prepared.items, Metric("recall", 10), False, config.windowed_instances)
     monkeypatch.setattr(item_means_module, "MOST_BYTES", 4 * CLUSTERS * SIZE * WIDTH)
     fit_item_means(task)
     monkeypatch.setattr(item_means_module, "MOST_BYTES", 4 * CLUSTERS * SIZE * WIDTH - 1)
