@@ -162,12 +162,13 @@ def levels_above(
     end = room
     for _ in range(height - 1):
         below = begin
-        for i in range(end - 1, below - 1, -1):
-            above = parent[nodes[i]]
-            if begin < below and nodes[begin] == above:
-                values[begin] = max(values[begin], values[i])
-            else:
-                begin -= 1
-                nodes[begin], values[begin] = above, values[i]
+        last, most = np.int64(-1), np.float32(0)
+        for i in range(end - 1, below - 1, -1):  # without a branch: which nodes share a parent cannot be predicted
+            above, value = parent[nodes[i]], values[i]
+            is_new = above != last
+            most = value if is_new or value > most else most
+            begin -= int(is_new)
+            nodes[begin], values[begin] = above, most
+            last = above
         end = below
     return nodes[begin:], values[begin:]
