@@ -161,6 +161,8 @@ def test_requests_in_the_documents_are_valid_and_about_packages_of_the_sample() 
         if request.model == "debian-search":
             assert all(query.text for query in request.queries)
             continue
+        if all(query.vector for query in request.queries):
+            continue  # of a model that the page says how to train
         assert request.model == "debian-depends"
         for query in request.queries:
             assert query.history
