@@ -94,7 +94,7 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
     by_name = dict(zip(("query.onnx", "scorer.onnx"), graphs, strict=True))
     rows = _Rows(tree.node_count, width)
     parts: dict[str, Any] = {"node_rows_ND": rows, "graph": by_name.__getitem__, "graph_kind": kind, "graph_scorer": scorer}
-    return cast(Bundle, SimpleNamespace(tree=tree, manifest=manifest, **parts))
+    return cast(Bundle, SimpleNamespace(tree=tree, manifest=manifest, memory=None, **parts))
 
 
 def with_rows_in_memory(bundle: Bundle) -> Bundle:

@@ -98,6 +98,11 @@ class EligibleNodes:
         masks = dict.fromkeys(self.mask_B)
         return [(np.flatnonzero([other is mask for other in self.mask_B]), mask) for mask in masks]
 
+    def take(self, queries: NDArray[np.int64]) -> EligibleNodes:
+        """Those of some queries (int64 positions)."""
+        excluded = None if self.excluded is None else self.excluded.take(queries)
+        return EligibleNodes(self.items_B[queries], tuple(self.mask_B[b] for b in queries.tolist()), excluded)
+
 
 def eligible_nodes(tree: Tree, params: SearchParams, batch: int, unrestricted: NodeMask | None) -> EligibleNodes:
     """What the `batch` queries of a search may visit. The first step of every engine but the reference, which shares no code.

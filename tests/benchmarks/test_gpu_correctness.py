@@ -123,8 +123,8 @@ def test_ranks_that_are_rounded_more_than_they_may_be_are_found(monkeypatch: pyt
     """The real weights are exact in every precision, so that ranks in float16 have to be as good as in float32."""
 
     def part(self: Any, count: int, width: int) -> Any:
-        nodes, ranks = whole(self, count, width)
-        return nodes, ranks.astype(np.float16).astype(np.float32)
+        nodes, *numbers = whole(self, count, width)
+        return nodes, *(part.astype(np.float16).astype(np.float32) for part in numbers)
 
     whole = gpu_cells.Beam.part
     monkeypatch.setattr(gpu_cells.Beam, "part", part)

@@ -6,12 +6,14 @@ What only a GPU can show (CUDA graphs, the compiled kernels' answers, times) is 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,17 +32,18 @@ from benchmarks.trained_bundles import trained_kind
 from espalier import open_engine
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
-from espalier.checks.random_bundles import make_bundle, random_masks, random_queries, random_tree
+from espalier.checks.random_bundles import make_bundle, random_masks, random_memory, random_queries, random_tree
 from espalier.engines import ENGINES, gpu_usable
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
 from espalier.manifest import DenseLayer, InnerProductForm, MlpForm, ScorerForm
-from espalier.queries import QueryBatch, VectorKind
+from espalier.memory import Memory
+from espalier.queries import HistoryKind, QueryBatch, VectorKind, pad_histories
 from espalier.search import NodeMask, Precision, SearchParams
 from espalier.tree import complete_tree
 from tests import ROOT
 from tests.espalier.bundle.parts import content_of, draft_of
 from tests.espalier.compile_kernels import Recorder
-from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, draw, shapes_of
+from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, draw, shapes
 
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -74,7 +77,7 @@ def engine_of(bundle: Bundle, precision: Precision = "float32", **tuning: int) -
 
 
 @settings(max_examples=25)
-@given(shape=shapes_of("history", "product", "vector"), bits=BITS, whole=st.sampled_from([128, 4096]), busy=st.sampled_from([1, 2048]))
+@given(shape=shapes, bits=BITS, whole=st.sampled_from([128, 4096]), busy=st.sampled_from([1, 2048]))
 def test_it_equals_the_reference_exactly_with_integer_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], bits: int, whole: int, busy: int
 ) -> None:
@@ -84,7 +87,7 @@ def test_it_equals_the_reference_exactly_with_integer_weights(
 
 
 @settings(max_examples=12)
-@given(shape=shapes_of("history", "product", "vector"), own=st.sampled_from(["logit", "log_activation"]))
+@given(shape=shapes, own=st.sampled_from(["logit", "log_activation"]))
 def test_kept_beams_are_the_best_with_real_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], own: Literal["logit", "log_activation"]
 ) -> None:
@@ -108,7 +111,7 @@ def exact_dot() -> Iterator[None]:
 
 @pytest.mark.usefixtures("exact_dot")
 @settings(max_examples=6)
-@given(shape=shapes_of("history", "product", "vector"))
+@given(shape=shapes)
 def test_a_query_gets_the_same_answer_in_any_batch(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False)
     assert_alone_as_together(engine_of(bundle), queries, params)
@@ -131,6 +134,55 @@ def test_more_queries_and_exclusions_than_a_cell_has_room_for(tmp_path: Path) ->
     assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
     assert_array_equal(got.count_B, expected.count_B)
     assert_array_equal(got.complete_B, expected.complete_B)
+
+
+def test_nodes_and_leaves_are_chosen_by_key_and_ranks_go_down(tmp_path: Path) -> None:
+    """Item 0 remembers item 3, by far. Another query of the call remembers nothing, and one excludes what it remembers."""
+    tree = complete_tree(np.arange(64), 2)
+    entries = np.array([3, 5, 60], np.int32), np.array([40, 1, 20], np.float32)
+    memory = Memory(np.append(0, np.full(64, 3)), *entries, np.array([1, 0.5], np.float32), 2.0)
+    bundle = make_bundle(tmp_path, np.random.default_rng(1), tree, gamma=0.5, memory=memory)
+    queries = pad_histories(HistoryKind(length=5), [np.array([0]), np.array([7]), np.array([0])])
+    params = SearchParams(np.full(3, 1), np.full(3, 2), np.array([[-1], [-1], [3]]), trace=True)
+    expected, got = ReferenceEngine(bundle).search(queries, params), engine_of(bundle).search(queries, params)
+    assert_same(got, expected)
+    assert got.item_rows_BM[0, 0] == 3
+    assert 3 not in got.item_rows_BM[1:]
+    assert got.keys_BM[0, 0] == got.ranks_BM[0, 0] + 80
+    assert_array_equal(got.keys_BM[1], got.ranks_BM[1])
+    assert got.trace is not None
+    for level in got.trace:
+        remembered = tree.ancestors(np.array([tree.leaf_of_item[3]]))[0, level.level]
+        assert remembered in level.nodes_BK[0]
+        at = level.nodes_BK[0] == remembered
+        assert level.keys_BK[0, at] == level.ranks_BK[0, at] + 80
+
+
+def test_memory_lists_of_any_length_go_to_the_device_and_rows_past_a_call_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first call needs more room than there is; a later one leaves a row of its cell empty, whose old addresses are gone."""
+    monkeypatch.setattr("espalier.engines.triton.device_lists.ROOM", 2)
+    rng = np.random.default_rng(7)
+    tree = complete_tree(rng.permutation(64), 2)
+    memory = random_memory(rng, tree.item_count, 5)
+    bundle = make_bundle(tmp_path, rng, tree, memory=replace(memory, weight=memory.weight + 1))
+    engine, queries = engine_of(bundle), pad_histories(HistoryKind(length=5), [np.arange(5), np.arange(20, 25)])
+    for batch in (queries, queries.take(np.array([1])), queries):
+        params = SearchParams.uniform(len(batch), 4, 8)
+        assert_same(engine.search(batch, params), ReferenceEngine(bundle).search(batch, params))
+        listed_B3 = engine.cell(2, 2, 8).inputs["memory"].numpy()
+        assert (listed_B3[: len(batch), 2] > 1).all()
+        assert not listed_B3[len(batch) :].any()
+
+
+def test_without_a_memory_kernels_have_none(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path, np.random.default_rng(7), complete_tree(np.arange(8), 2))
+    cell = engine_of(bundle).cell(1, 1, 4)
+    assert not cell.memory
+    assert "memory" not in cell.inputs
+    beam = gpu_cells.Beam(1, 4, torch.device("cpu"), cell.memory)
+    assert beam.keys is beam.ranks
 
 
 @pytest.mark.parametrize(
@@ -572,9 +624,11 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     precisions: tuple[Precision, ...] = ("float32", "float16")
     for place, (kind, hidden) in enumerate([("product", (32,)), ("mlp", (128, 64, 24))]):
         bundle = trained_kind(tmp_path, kind, hidden, rng, name=f"m{place}")
-        for precision in precisions:
-            engine = TritonEngine(bundle, "cpu", precision, FixedShapes(batches=(1,), m_sizes=(64,)))
-            engine.search(random_queries(rng, bundle, 1), SearchParams.uniform(1, 5, 9))
+        memory = random_memory(rng, bundle.tree.item_count, 3, False)
+        remembering = write_bundle(bundle.path.with_name("2"), draft_of(bundle), content_of(bundle, memory=memory))
+        for each, precision in itertools.product((bundle, remembering), precisions):
+            engine = TritonEngine(each, "cpu", precision, FixedShapes(batches=(1,), m_sizes=(64,)))
+            engine.search(random_queries(rng, each, 1), SearchParams.uniform(1, 5, 9))
     ragged = make_bundle(tmp_path, rng, random_tree(rng, 4, 3, empty_share=0.2), own="log_activation", gamma=1.0)
     TritonEngine(ragged, "cpu", shapes=FixedShapes(batches=(1,), m_sizes=(64,))).search(
         random_queries(rng, ragged, 1), SearchParams.uniform(1, 5, 9)
@@ -587,9 +641,13 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     # One launch of each kernel with each type of arguments and scorer: the others differ in sizes.
     distinct = {}
     for launch in launches:
-        names = ("S0", "UNIFORM", "GATHERED", "LOG_ACTIVATION", "WHOLE", "BITS", "TILES")
+        names = ("S0", "UNIFORM", "GATHERED", "LOG_ACTIVATION", "WHOLE", "BITS", "TILES", "MEMORY")
         form = {name: value for name, value in launch["constants"].items() if name in names}
         distinct[launch["kernel"], str(form), str(launch["types"])] = launch
+    with_and_without = {kernel for kernel, form, _ in distinct if "'MEMORY': True" in form} & {
+        kernel for kernel, form, _ in distinct if "'MEMORY': False" in form
+    }
+    assert with_and_without == {"score_children_kernel", "select_kernel", "order_kernel"}
     path = tmp_path / "launches.json"
     path.write_text(json.dumps(list(distinct.values())))
     environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -98,10 +98,15 @@ def is_ragged(tree: Tree) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class CellContext:
-    """What all cells of an engine share. pool: of the memory between launches; None: no CUDA graphs."""
+    """What all cells of an engine share.
+
+    memory_weight  λ; None: the bundle has no memory, and kernels are compiled without one
+    pool           of the memory between launches; None: no CUDA graphs
+    """
 
     tree: Tree
     gamma: float
+    memory_weight: float | None
     device: torch.device
     shapes: FixedShapes
     tuning: Tuning
@@ -132,15 +137,20 @@ class ExcludedLists:
 
 
 class Beam:
-    """Nodes int32[B, width] and their ranks float32[B, width], not yet initialised."""
+    """Nodes int32[B, width], their ranks and what they are ordered by, keys, float32[B, width], not yet initialised.
 
-    def __init__(self, batch: int, width: int, device: torch.device) -> None:
+    memory  whether keys are other than ranks; without one they are the same array
+    """
+
+    def __init__(self, batch: int, width: int, device: torch.device, memory: bool) -> None:
         self.nodes = torch.empty((batch, width), dtype=torch.int32, device=device)
         self.ranks = torch.empty((batch, width), dtype=torch.float32, device=device)
+        self.keys = torch.empty_like(self.ranks) if memory else self.ranks
 
-    def part(self, count: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def part(self, count: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
         """The first `width` of the first `count` queries, on the host."""
-        return self.nodes[:count, :width].cpu().numpy().astype(np.int64), self.ranks[:count, :width].cpu().numpy().copy()
+        nodes, ranks, keys = (array[:count, :width].cpu().numpy() for array in (self.nodes, self.ranks, self.keys))
+        return nodes.astype(np.int64), ranks.copy(), keys.copy()
 
 
 class Cell(ABC, Generic[State]):
@@ -160,6 +170,7 @@ class Cell(ABC, Generic[State]):
         self.context, self.batch, self._wanted = context, batch, wanted
         tree, device = context.tree, context.device
         beam = (2 << bucket) - 1
+        self.memory = context.memory_weight is not None
         self.start = tree.start_level(1 << bucket)
         self.slots = [tree.level_size(self.start - 1)]
         for level in range(self.start, tree.height + 1):
@@ -175,6 +186,7 @@ class Cell(ABC, Generic[State]):
             "m": ((batch,), torch.int32),
             "excluded_from": ((batch,), torch.int32),
             "excluded_count": ((batch,), torch.int32),
+            **({"memory": ((batch, 3), torch.int64)} if self.memory else {}),
             **entries,
         }
         size = sum(_padded_bytes(*entry) for entry in entries.values())
@@ -187,9 +199,11 @@ class Cell(ABC, Generic[State]):
         self.above = torch.arange(above.start, above.stop, dtype=torch.int32, device=device)
         self._found = torch.full((batch, wanted), NO_ITEM, dtype=torch.int32, device=device)
         self._found_ranks = torch.full((batch, wanted), -torch.inf, dtype=torch.float32, device=device)
+        self._found_keys = self._found_ranks.clone() if self.memory else self._found_ranks
         self.finite = torch.ones(batch, dtype=torch.float32, device=device)
         self._rows_back = torch.empty((batch, wanted), dtype=torch.int32, pin_memory=pinned)
         self._ranks_back = torch.empty((batch, wanted), dtype=torch.float32, pin_memory=pinned)
+        self._keys_back = torch.empty_like(self._ranks_back, pin_memory=pinned) if self.memory else self._ranks_back
         self._finite_back = torch.ones(batch, dtype=torch.float32, pin_memory=pinned)
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -238,8 +252,15 @@ class Cell(ABC, Generic[State]):
             self._host_excluded.numpy()[:total] = nodes_BX[np.arange(nodes_BX.shape[1]) < count_B[:, None]]
             self.excluded[:total].copy_(self._host_excluded[:total], non_blocking=True)
 
-    def run(self, count: int, trace: bool) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_], list[LevelTrace]]:
-        """Item rows and ranks of the first `count` queries, best first, and whether the logits that were looked at are finite.
+    def fill_memory(self, lists_B3: NDArray[np.int64]) -> None:
+        """Put the lists of a call's queries into the buffers: see `DeviceMemory.put`. Rows past its queries get empty ones."""
+        self.host["memory"].numpy()[: len(lists_B3)] = lists_B3
+        self.host["memory"].numpy()[len(lists_B3) :] = 0
+
+    def run(
+        self, count: int, trace: bool
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_], list[LevelTrace]]:
+        """Item rows, ranks and keys of the first `count` queries, best first, and whether the logits that were looked at are finite.
 
         With a trace the launches go out one by one.
         """
@@ -250,7 +271,8 @@ class Cell(ABC, Generic[State]):
             self._launch(levels if trace else None, count)
         if self.context.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        return self._rows_back.numpy()[:count], self._ranks_back.numpy()[:count], self._finite_back.numpy()[:count] > 0, levels
+        rows, ranks, keys, finite = self._rows_back, self._ranks_back, self._keys_back, self._finite_back
+        return rows.numpy()[:count], ranks.numpy()[:count], keys.numpy()[:count], finite.numpy()[:count] > 0, levels
 
     def capture(self) -> None:
         """Record the launches, in the engine's stream. Other threads may go on using the GPU, but for capturing themselves."""
@@ -275,12 +297,15 @@ class Cell(ABC, Generic[State]):
         self.launch_search(self.launch_encoder(), trace, count)
         self._rows_back.copy_(self._found, non_blocking=True)
         self._ranks_back.copy_(self._found_ranks, non_blocking=True)
+        if self.memory:
+            self._keys_back.copy_(self._found_keys, non_blocking=True)
         self._finite_back.copy_(self.finite, non_blocking=True)
 
     def launch_search(self, state: State, trace: list[LevelTrace] | None = None, count: int = 0) -> None:
         """The levels from the start to the leaves, and the order of what was found."""
         tree, device = self.context.tree, self.context.device
-        beams, found = [Beam(self.batch, self.stride, device) for _ in range(2)], Beam(self.batch, self.candidates, device)
+        beams = [Beam(self.batch, self.stride, device, self.memory) for _ in range(2)]
+        found = Beam(self.batch, self.candidates, device, self.memory)
         self.begin(state, beams[0])
         for place, level in enumerate(range(self.start, tree.height + 1)):
             candidates = self.slots[place] * tree.max_children[level - 1]
@@ -288,24 +313,27 @@ class Cell(ABC, Generic[State]):
             self._select(found, candidates, beams[1], self.slots[place + 1], "beam_size" if level < tree.height else "m")
             beams.reverse()
             if trace is not None:
-                kept, chosen = beams[0].part(count, self.slots[place + 1]), found.part(count, candidates)
-                trace.append(LevelTrace(level, *kept, *chosen, kept[1], chosen[1]))
+                kept, kept_ranks, kept_keys = beams[0].part(count, self.slots[place + 1])
+                nodes, ranks, keys = found.part(count, candidates)
+                trace.append(LevelTrace(level, kept, kept_ranks, nodes, ranks, kept_keys, keys))
         self._order(beams[0])
 
     def _select(self, found: Beam, candidates: int, beam: Beam, slots: int, size: Literal["beam_size", "m"]) -> None:
         tuning = self.context.tuning
         width = min(triton.next_power_of_2(candidates), tuning.whole)
         select_kernel[(self.batch,)](
-            found.nodes, found.ranks, self.candidates, candidates, self.inputs[size], beam.nodes, beam.ranks, self.stride, slots,
-            width, candidates <= width, tuning.bits, min(triton.next_power_of_2(slots), 1024), num_warps=tuning.select_warps,
+            found.nodes, found.ranks, found.keys, self.candidates, candidates, self.inputs[size],
+            beam.nodes, beam.ranks, beam.keys, self.stride, slots,
+            width, candidates <= width, tuning.bits, min(triton.next_power_of_2(slots), 1024), self.memory,
+            num_warps=tuning.select_warps,
         )  # fmt: skip
 
     def _order(self, beam: Beam) -> None:
         tables, tree, tile = self.context.tables, self.context.tree, 64
         wanted = self.slots[-1]
         order_kernel[(triton.cdiv(wanted, tile), self.batch)](
-            beam.nodes, beam.ranks, self.stride, tables.leaf_item, tree.leaf_offset, self._found, self._found_ranks, wanted, self._wanted,
-            tile,
+            beam.nodes, beam.ranks, beam.keys, self.stride, tables.leaf_item, tree.leaf_offset,
+            self._found, self._found_ranks, self._found_keys, wanted, self._wanted, tile, self.memory,
         )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from espalier.bundle import Bundle
 from espalier.engines.triton.cells import Cell, CellContext, ExcludedLists, FixedShapes, Tables, Tuning
+from espalier.engines.triton.device_lists import DeviceMemory
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
 from espalier.masks.eligibility import eligible_nodes, every_item, unrestricted_mask
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, blank_queries
@@ -74,6 +75,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
         self._masks: weakref.WeakKeyDictionary[NodeMask, Tensor] = weakref.WeakKeyDictionary()
         self._cells: dict[tuple[int, int, int], AnyCell] = {}
         self._graphs = device == "cuda" and cuda_graphs
+        self._memory: DeviceMemory | None = None
 
     @abstractmethod
     def new_cell(self, batch: int, bucket: int, wanted: int) -> AnyCell:
@@ -86,9 +88,13 @@ class GpuEngine(ABC, Generic[AnyCell]):
     def cell_context(self) -> CellContext:
         """What the cells share. To be called once, in the engine's stream."""
         bundle = self.bundle
+        if bundle.memory is not None:
+            self._memory = DeviceMemory(bundle.memory, bundle.tree, self.device)
+        memory_weight = None if self._memory is None else self._memory.weight
         tables = Tables(bundle.tree, self.device, isinstance(bundle.manifest.query, HistoryKind))
         pool = torch.cuda.graph_pool_handle() if self._graphs else None
-        return CellContext(bundle.tree, bundle.manifest.ranking.gamma, self.device, self.shapes, self.tuning, tables, pool)
+        gamma = bundle.manifest.ranking.gamma
+        return CellContext(bundle.tree, gamma, memory_weight, self.device, self.shapes, self.tuning, tables, pool)
 
     def refuse_without_memory(self, needed: int, of: str) -> None:
         """Raise DeviceUnavailable where a GPU has less than the bytes that are needed free. of: what needs them."""
@@ -123,6 +129,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
             time.sleep(FREEING_PAUSE_S)
         with self._lock:
             self._masks.clear()
+            self._memory = None
             self.release()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -150,6 +157,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
         long_B = lists.count_B > self.shapes.excluded
         shape = len(queries), int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
+        keys_BM = None if self._memory is None else ranks_BM.copy()
         finite_B = np.ones(len(queries), np.bool_)
         levels: list[tuple[NDArray[np.int64], list[LevelTrace]]] = []
         with self.running():
@@ -159,14 +167,19 @@ class GpuEngine(ABC, Generic[AnyCell]):
                 for place in np.flatnonzero(long_B[members]).tolist():
                     held.append(self._without(masks[members[place]], lists.of_query(int(members[place]))))
                     addresses_B[place] = held[-1].data_ptr()
-                cell.fill(queries.take(members), params.beam_size_B[members], params.m_B[members], addresses_B, lists, members)
-                rows, ranks, finite_B[members], trace = cell.run(len(members), params.trace)
+                own = queries.take(members)
+                cell.fill(own, params.beam_size_B[members], params.m_B[members], addresses_B, lists, members)
+                if self._memory is not None:
+                    cell.fill_memory(self._memory.put(np.asarray(own.array, np.int64), eligible.take(members)))
+                rows, ranks, keys, finite_B[members], trace = cell.run(len(members), params.trace)
                 del held  # until here, so that no mask goes while its address is in use
                 width = min(rows.shape[1], shape[1])
                 rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
+                if keys_BM is not None:
+                    keys_BM[members, :width] = keys[:, :width]
                 levels.append((members, trace))
         vectors_finite_B = finite_B if isinstance(queries.kind, VectorKind) else None
-        result = finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, None, vectors_finite_B)
+        result = finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, None, vectors_finite_B, keys_BM)
         return replace(result, trace=_merged(levels, len(queries))) if params.trace else result
 
     def _groups(self, params: SearchParams) -> list[tuple[NDArray[np.int64], int]]:
@@ -231,11 +244,13 @@ def _merged(parts: Sequence[tuple[NDArray[np.int64], list[LevelTrace]]], batch: 
         visited = [(members, entry) for members, trace in parts for entry in trace if entry.level == level]
         widths = [max(entry.nodes_BK.shape[1] for _, entry in visited), max(entry.candidates_BC.shape[1] for _, entry in visited)]
         nodes, candidates = (np.full((batch, width), -1, np.int64) for width in widths)
-        ranks, candidate_ranks = (np.full((batch, width), -np.inf, np.float32) for width in widths)
+        ranks, keys = (np.full((batch, widths[0]), -np.inf, np.float32) for _ in range(2))
+        candidate_ranks, candidate_keys = (np.full((batch, widths[1]), -np.inf, np.float32) for _ in range(2))
         for members, entry in visited:
-            nodes[members, : entry.nodes_BK.shape[1]] = entry.nodes_BK
-            ranks[members, : entry.nodes_BK.shape[1]] = entry.ranks_BK
-            candidates[members, : entry.candidates_BC.shape[1]] = entry.candidates_BC
-            candidate_ranks[members, : entry.candidates_BC.shape[1]] = entry.candidate_ranks_BC
-        merged.append(LevelTrace(level, nodes, ranks, candidates, candidate_ranks, ranks, candidate_ranks))
+            for to, part in (
+                (nodes, entry.nodes_BK), (ranks, entry.ranks_BK), (keys, entry.keys_BK),
+                (candidates, entry.candidates_BC), (candidate_ranks, entry.candidate_ranks_BC), (candidate_keys, entry.candidate_keys_BC),
+            ):  # fmt: skip
+                to[members, : part.shape[1]] = part
+        merged.append(LevelTrace(level, nodes, ranks, candidates, candidate_ranks, keys, candidate_keys))
     return tuple(merged)

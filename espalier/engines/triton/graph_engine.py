@@ -25,7 +25,6 @@ from espalier.engines.triton.gpu_engine import DTYPES, GpuEngine
 from espalier.engines.triton.kernels.history_nodes import history_nodes_kernel
 from espalier.engines.triton.kernels.score import rank_level_kernel, score_children_kernel, score_levels_kernel
 from espalier.engines.triton.torch_graph import TorchGraph, encoder_of
-from espalier.errors import UnsupportedGraph
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import Precision
 from espalier.tree import Tree
@@ -57,8 +56,6 @@ class TritonEngine(GpuEngine["GraphCell"]):
         tuning: Tuning | None = None,
         cuda_graphs: bool = True,
     ) -> None:
-        if bundle.manifest.memory is not None or bundle.graph_scorer.encoder != "levels":
-            raise UnsupportedGraph("the bundle has a memory or a sequence encoder, which this engine does not know")
         super().__init__(bundle, device, shapes, tuning, cuda_graphs)
         self.rounding = ROUNDING[precision]
         weights = scorer_weights(bundle)
@@ -133,6 +130,7 @@ class GraphCell(Cell[Tensor]):
         super().__init__(engine._context, batch, bucket, wanted, {"query": ((batch, width), dtype)})
         self._engine = engine
         gamma = self.context.gamma
+        self._sequence = engine.bundle.graph_scorer.encoder == "sequence"
         self._log_activation = engine.bundle.manifest.ranking.own == "log_activation"
         self._first = 1 if gamma > 0 else self.start
         whole = gamma > 0 and self.start > 1
@@ -147,13 +145,17 @@ class GraphCell(Cell[Tensor]):
         feeds = {"node_rows": engine.node_rows_ND, "vector": self.inputs["query"]}
         if self._history:
             length = self.inputs["query"].shape[1]
-            shape = (batch, tree.height + 1 - self._first, length)
-            feeds["history_nodes"] = nodes = torch.empty(shape, dtype=torch.int64, device=engine.device)
+            first = tree.height if self._sequence else self._first  # a sequence is one of leaves
+            shape = (batch, tree.height + 1 - first, length)
+            nodes = torch.empty(shape, dtype=torch.int64, device=engine.device)
             history_nodes_kernel[(batch,)](
-                self.inputs["query"], tables.leaf_of_item, tables.parent, tables.levels, nodes, length, self._first, tree.height,
+                self.inputs["query"], tables.leaf_of_item, tables.parent, tables.levels, nodes, length, first, tree.height,
                 triton.next_power_of_2(length),
             )  # fmt: skip
+            feeds |= {"history_nodes": nodes, "history_leaves": nodes[:, -1]}
         state_BLS = engine.encoder(**{name: feeds[name] for name in engine.encoder.inputs})
+        if self._sequence:
+            state_BLS = state_BLS[:, self._first :]
         padding = engine.scorer.state_width - state_BLS.shape[2]
         return (torch.nn.functional.pad(state_BLS, (0, padding)) if padding > 0 else state_BLS).contiguous()
 
@@ -190,9 +192,10 @@ class GraphCell(Cell[Tensor]):
             engine.shapes.excluded.bit_length(),
             engine.node_rows_ND, state, state.stride(0), place * state.shape[2],
             scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.context.gamma, self.finite,
-            found.nodes, found.ranks, self.candidates, slots * children,
+            self.inputs["memory" if self.memory else "masks"], self.context.memory_weight or 0.0,
+            found.nodes, found.ranks, found.keys, self.candidates, slots * children,
             children, tree.is_uniform(level - 1), engine.tile, several,
-            scorer.row_width, *scorer.widths, self._log_activation, num_warps=tuning.warps,
+            scorer.row_width, *scorer.widths, self._log_activation, self.memory, num_warps=tuning.warps,
         )  # fmt: skip
 
 

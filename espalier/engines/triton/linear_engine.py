@@ -17,26 +17,23 @@ from typing import Literal
 import numpy as np
 import torch
 import triton
-from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.bundle import Bundle
 from espalier.engines.linear.chunk_search import POWERS
 from espalier.engines.triton.cells import Beam, Cell, Entries, FixedShapes, Tuning, is_ragged
 from espalier.engines.triton.chunk_tiles import TILE, TileSizes, laid_out
+from espalier.engines.triton.device_lists import DeviceLists
 from espalier.engines.triton.gpu_engine import DTYPES, GpuEngine
 from espalier.engines.triton.kernels.score_chunks import score_chunks_kernel, score_level_kernel
 from espalier.errors import InvalidQuery
 from espalier.queries import QueryBatch
 from espalier.search import Precision
-from espalier.text.sparse_rows import SparseRows
 
 ROUNDING: dict[Precision, float] = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}
 """Largest differences of ranks, for logits of a few units."""
 FEATURES = 64
 """Features of a query that are looked up at once. The order of a score's sum depends on it, so it must not be tuned."""
-ROOM = 1 << 16
-"""Initial size of the buffer of a call's features and values."""
 
 
 class SparseCudaEngine(GpuEngine["FeatureCell"]):
@@ -70,7 +67,7 @@ class SparseCudaEngine(GpuEngine["FeatureCell"]):
         self.refuse_without_memory(needed, f"{len(bundle.chunks.entry_weight):,} {precision} weights")
         with self.running():
             self.tiles = _Tiles(bundle, sizes, DTYPES[precision], self.device)
-            self.features = _Features(self.device)
+            self.features = DeviceLists(self.device)
             self._context = self.cell_context()
 
     def new_cell(self, batch: int, bucket: int, wanted: int) -> FeatureCell:
@@ -122,30 +119,6 @@ class _Tiles:
         return self.tiles, self.first_tile[level], self.first_key, self.keys, self.places, self.weights, self.bias
 
 
-class _Features:
-    """The features of the current call on the device, int32[F], followed by their values, float32[F]."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._room = device, 0
-        self._make_room(ROOM)
-
-    def _make_room(self, numbers: int) -> None:
-        self._host = torch.empty(numbers, dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        self._there, self._room = torch.empty(numbers, dtype=torch.int32, device=self._device), numbers
-
-    def put(self, rows: SparseRows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Int64[B] and int64[B]: the addresses of each query's features and of their values."""
-        total = len(rows.indices)
-        if 2 * total > self._room:
-            self._make_room(1 << (2 * total - 1).bit_length())
-        host = self._host.numpy()
-        host[:total], host[total : 2 * total] = rows.indices, rows.values.view(np.int32)
-        if total:
-            self._there[: 2 * total].copy_(self._host[: 2 * total], non_blocking=True)
-        features_B = self._there.data_ptr() + 4 * rows.indptr[:-1]
-        return features_B, features_B + 4 * total
-
-
 class FeatureCell(Cell[None]):
     """A cell of queries with features. The host has encoded them, so there is no query state."""
 
@@ -156,7 +129,8 @@ class FeatureCell(Cell[None]):
 
     def fill_queries(self, queries: QueryBatch) -> None:
         count, rows = len(queries), queries.features
-        self.host["features"].numpy()[:count], self.host["values"].numpy()[:count] = self._features.put(rows)
+        features_B, values_B = self._features.put(rows.indptr, rows.indices, rows.values)
+        self.host["features"].numpy()[:count], self.host["values"].numpy()[:count] = features_B, values_B
         self.host["count"].numpy()[:count] = np.diff(rows.indptr)
         self.host["count"].numpy()[count:] = 0
 

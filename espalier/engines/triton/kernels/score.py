@@ -10,6 +10,7 @@ import triton.language as tl
 
 from espalier.engines.triton.kernels.eligible import is_eligible
 from espalier.engines.triton.kernels.logistic import log_sigmoid
+from espalier.engines.triton.kernels.memory import memory_of
 from espalier.engines.triton.kernels.numbers import is_finite
 
 MINUS_INF = tl.constexpr(float("-inf"))
@@ -95,10 +96,11 @@ def own_of(
 def score_children_kernel(
     kept_BK, kept_ranks_BK, slots, kept_stride, first_child_N, level_start, next_start,
     masks_B, excluded, excluded_from_B, excluded_count_B, excluded_steps,
-    rows_ND, state_BLS, state_stride, state_offset, weights, vectors, D, gamma, finite_B,
-    nodes_BC, ranks_BC, candidate_stride, candidates,
+    rows_ND, state_BLS, state_stride, state_offset, weights, vectors, D, gamma, finite_B, memory_B3, memory_weight,
+    nodes_BC, ranks_BC, keys_BC, candidate_stride, candidates,
     CHILDREN: tl.constexpr, UNIFORM: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
     D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, LOG_ACTIVATION: tl.constexpr,
+    MEMORY: tl.constexpr,
 ):  # fmt: skip
     """The children of a beam, in node order, with their ranks own + γ · rank of the parent; TILES tiles of one query a program.
 
@@ -108,7 +110,9 @@ def score_children_kernel(
     excluded_steps             of a search in the longest list
     CHILDREN                 the most children of a node; UNIFORM: of every node, which makes their numbers arithmetic
     finite_B                 float32[B], out: see `own_of`
-    nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or not eligible, or its rank is not finite
+    memory_B3, memory_weight   see `memory_of`; λ. Not read without MEMORY
+    nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or not eligible, or its rank or key is not finite
+    keys_BC                  out, with MEMORY: rank + λ · mem, −inf likewise
     """
     b = tl.program_id(1)
     kept_BK += b.to(tl.int64) * kept_stride
@@ -127,6 +131,7 @@ def score_children_kernel(
             occupied = tl.load(kept_BK + begin_slot) >= 0
             node = tl.full([TILE], -1, tl.int32)
             rank = tl.full([TILE], MINUS_INF, tl.float32)
+            key = rank
             if occupied:  # empty slots of a beam come last: a tile that begins in one is empty
                 inside = slot < slots
                 parent = tl.load(kept_BK + slot, mask=inside, other=-1)
@@ -141,10 +146,16 @@ def score_children_kernel(
                 inherited = tl.load(kept_ranks_BK + slot, mask=there, other=0.0)
                 total = own + gamma * inherited
                 there = there & is_finite(total)  # else it is no candidate: it would have no place in any order
+                if MEMORY:
+                    keyed = total + memory_weight * memory_of(number, there, memory_B3 + 3 * b)
+                    there = there & is_finite(keyed)
+                    key = tl.where(there, keyed, MINUS_INF)
                 node = tl.where(there, number, -1)
                 rank = tl.where(there, total, MINUS_INF)
             tl.store(nodes_BC + out + c, node, mask=c < candidates)
             tl.store(ranks_BC + out + c, rank, mask=c < candidates)
+            if MEMORY:
+                tl.store(keys_BC + out + c, key, mask=c < candidates)
 
 
 @triton.jit(do_not_specialize=["state_stride", "state_width", "state_levels", "nodes"])

@@ -1,0 +1,63 @@
+"""A call's sparse numbers on the device: for each query a list of int32 numbers with a float32 value each.
+
+The features of queries, and the nodes that a bundle's memory holds of histories. Kernels get addresses, so lists may have any length and
+a CUDA graph stays as it is.
+
+Legend: B queries, T history.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from espalier.masks.eligibility import EligibleNodes
+from espalier.memory import Memory
+from espalier.memory_lists import MemoryTree
+from espalier.tree import Tree
+
+ROOM = 1 << 16
+"""Initial size of a buffer, in numbers and values."""
+
+
+class DeviceLists:
+    """A buffer for the lists of one call at a time: all numbers, followed by all values."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._room = device, 0
+        self._make_room(ROOM)
+
+    def _make_room(self, numbers: int) -> None:
+        self._host = torch.empty(numbers, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        self._there, self._room = torch.empty(numbers, dtype=torch.int32, device=self._device), numbers
+
+    def put(
+        self, offset_B: NDArray[np.int64], numbers: NDArray[np.int32] | NDArray[np.int64], values: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Int64[B] and int64[B]: the addresses of each query's numbers and of their values, in the current stream.
+
+        offset_B  int64[B + 1]: query b's are offset_B[b] … offset_B[b + 1] − 1
+        """
+        total = len(numbers)
+        if 2 * total > self._room:
+            self._make_room(1 << (2 * total - 1).bit_length())
+        host = self._host.numpy()
+        host[:total], host[total : 2 * total] = numbers, values.view(np.int32)
+        if total:
+            self._there[: 2 * total].copy_(self._host[: 2 * total], non_blocking=True)
+        numbers_B = self._there.data_ptr() + 4 * offset_B[:-1]
+        return numbers_B, numbers_B + 4 * total
+
+
+class DeviceMemory:
+    """What a bundle's memory holds of a call's histories, made on the host. weight: λ."""
+
+    def __init__(self, memory: Memory, tree: Tree, device: torch.device) -> None:
+        self.weight = float(memory.key_weight)
+        self._memory, self._lists = MemoryTree(memory, tree), DeviceLists(device)
+
+    def put(self, history_BT: NDArray[np.int64], eligible: EligibleNodes) -> NDArray[np.int64]:
+        """int64[B, 3]: the addresses of each query's nodes, ascending, and of their mem; and how many there are."""
+        lists = self._memory.lists(history_BT, eligible)
+        return np.stack([*self._lists.put(lists.offset_B, lists.nodes, lists.values), np.diff(lists.offset_B)], 1)
