@@ -12,19 +12,24 @@ from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from training.deep.export import scorer_form
-from training.deep.scorers.model import export_graphs, new_scorer
+from training.deep.scorers.heads import ProductHead
+from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer
+from training.deep.scorers.sequence import SequenceQuery
 from training.specification.scorers import SCORER
 
 
 def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.random.Generator, name: str = "trained") -> Bundle:
-    """A bundle with the graphs that training exports, random weights."""
+    """A bundle with the graphs that training exports, random weights. `sequence`: a sequence encoder, with an inner product."""
     tree = complete_tree(rows.permutation(27), 3)
     windows = (3, 2)
-    config = SCORER.checked({"kind": kind, "node_dim": 24, "hidden": hidden})
     torch.manual_seed(3)
-    model = new_scorer(config, windows, tree.node_count)
-    example = torch.randint(0, tree.node_count, (2, tree.height + 1, 5))
-    graphs = export_graphs(model, "history_nodes", example)
+    if kind == "sequence":
+        query = SequenceQuery(24, layers=2, heads=2, length=5, levels=tree.height + 1)
+        model = NodeScorer(tree.node_count, 24, query, ProductHead(24, 24, None), init_std=1.0)
+        graphs = export_graphs(model, "history_leaves", torch.randint(tree.leaf_offset, tree.node_count, (2, 5)))
+    else:
+        model = new_scorer(SCORER.checked({"kind": kind, "node_dim": 24, "hidden": hidden}), windows, tree.node_count)
+        graphs = export_graphs(model, "history_nodes", torch.randint(0, tree.node_count, (2, tree.height + 1, 5)))
     state = onnx.load_from_string(graphs[1]).graph.input[0].type.tensor_type.shape.dim[-1].dim_value
     return make_bundle(
         folder,
@@ -33,6 +38,7 @@ def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.rand
         gamma=0.5,
         integer=False,
         graphs=graphs,
+        encoder="sequence" if kind == "sequence" else "levels",
         form=scorer_form(model, graphs[1]),
         weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "node_rows"},
         state_dim=state,

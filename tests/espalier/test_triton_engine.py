@@ -186,7 +186,8 @@ def test_without_a_memory_kernels_have_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "hidden"), [("product", (32,)), ("product", ()), ("mlp", (128, 64, 24)), ("mlp", (20,)), ("mlp", (18, 17, 20, 5))]
+    ("kind", "hidden"),
+    [("product", (32,)), ("product", ()), ("mlp", (128, 64, 24)), ("mlp", (20,)), ("mlp", (18, 17, 20, 5)), ("sequence", ())],
 )
 def test_the_scorers_that_training_exports(tmp_path: Path, kind: str, hidden: tuple[int, ...]) -> None:
     rng = np.random.default_rng(5)
@@ -384,7 +385,7 @@ def product(left: torch.Tensor, right: torch.Tensor, index: torch.Tensor | None 
     return left @ (right if index is None else right[index].float())
 
 
-@pytest.mark.parametrize("kind", ["product", "mlp"])
+@pytest.mark.parametrize("kind", ["product", "mlp", "sequence"])
 def test_a_query_encoder_goes_neither_to_the_host_nor_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """A CUDA graph cannot. Tensors on torch's `meta` device have no values, so that reading one fails."""
 
@@ -392,11 +393,11 @@ def test_a_query_encoder_goes_neither_to_the_host_nor_back(tmp_path: Path, monke
     monkeypatch.setattr("espalier.engines.triton.torch_operators.matmul", product)
     bundle = trained_kind(tmp_path, kind, (32,), np.random.default_rng(5))
     encoder = TorchGraph(read_graph("query.onnx", bundle.graph("query.onnx")), torch.device("meta"))
-    nodes = torch.empty((4, 3, 5), dtype=torch.int64, device="meta")
+    nodes = torch.empty((4, 5) if kind == "sequence" else (4, 4, 5), dtype=torch.int64, device="meta")
     rows = torch.empty((40, 24), dtype=torch.float16, device="meta")
     with NoCopies():  # type: ignore[no-untyped-call]
-        states = encoder(history_nodes=nodes, node_rows=rows)
-    assert states.shape == (4, 3, bundle.graph_scorer.state_dim)
+        states = encoder(**{"history_leaves" if kind == "sequence" else "history_nodes": nodes}, node_rows=rows)
+    assert states.shape == (4, 4, bundle.graph_scorer.state_dim)
     assert states.dtype == torch.float32
 
 

@@ -105,6 +105,12 @@ def _reduce_l2(attributes: dict[str, Any], data: Tensor, axes: Sequence[int] | N
     return torch.sqrt(_reduce_sum(attributes, data * data, axes))
 
 
+def _reduce_max(attributes: dict[str, Any], data: Tensor, axes: Sequence[int] | None = None) -> Tensor:
+    if not axes:
+        raise UnsupportedGraph("query.onnx has a ReduceMax without axes")
+    return data.amax(list(axes), keepdim=bool(attributes.get("keepdims", 1)))
+
+
 def _softmax(attributes: dict[str, Any], data: Tensor) -> Tensor:
     axis = attributes.get("axis", -1)
     raised = torch.exp(data - data.amax(axis, keepdim=True))
@@ -189,6 +195,7 @@ HOST_INPUTS: dict[str, tuple[int, ...]] = {
     "Squeeze": (1,),
     "ReduceSum": (1,),
     "ReduceL2": (1,),
+    "ReduceMax": (1,),
     "ReduceMean": (1,),
     "CumSum": (1,),
     "Split": (1,),
@@ -228,6 +235,7 @@ OPERATORS: dict[str, Operator] = {
     "PRelu": _prelu,
     "Pow": lambda _, a, b: torch.pow(a, b),
     "ReduceL2": _reduce_l2,
+    "ReduceMax": _reduce_max,
     "ReduceMean": _reduce_mean,
     "ReduceSum": _reduce_sum,
     "Relu": lambda _, a: torch.relu(a),
