@@ -13,19 +13,20 @@ from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from training.deep.export import scorer_form
 from training.deep.scorers.heads import ProductHead
-from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer
+from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer, sequence_parts
 from training.deep.scorers.sequence import SequenceQuery
 from training.specification.scorers import SCORER
+from training.specification.sequence import SequenceScorer
 
 
 def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.random.Generator, name: str = "trained") -> Bundle:
-    """A bundle with the graphs that training exports, random weights. `sequence`: a sequence encoder, with an inner product."""
+    """A bundle with the graphs that training exports, random weights. `sequence`: sequence encoders, with an inner product."""
     tree = complete_tree(rows.permutation(27), 3)
     windows = (3, 2)
     torch.manual_seed(3)
     if kind == "sequence":
-        query = SequenceQuery(24, layers=2, heads=2, length=5, levels=tree.height + 1)
-        model = NodeScorer(tree.node_count, 24, query, ProductHead(24, 24, None), init_std=1.0)
+        parts = sequence_parts(SequenceScorer(node_dim=24, hidden=20, dropout=0.0), 5, tree.height + 1)
+        model = NodeScorer(tree.node_count, 24, SequenceQuery(5, parts), ProductHead(24, 24, None), init_std=1.0)
         graphs = export_graphs(model, "history_leaves", torch.randint(tree.leaf_offset, tree.node_count, (2, 5)))
     else:
         model = new_scorer(SCORER.checked({"kind": kind, "node_dim": 24, "hidden": hidden}), windows, tree.node_count)
