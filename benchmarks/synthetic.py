@@ -24,7 +24,7 @@ from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
 from espalier.manifest import InnerProductForm, ManifestDraft, Ranking, SearchDefaults
-from espalier.queries import HistoryKind, VectorKind
+from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.tree import Tree, complete_tree
 from training.deep.export import scorer_form
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
@@ -37,6 +37,8 @@ HIDDEN = (128, 64, 24)
 VECTOR_DIM = 32
 LIKENESS = 0.95
 """Correlation of a child's vector with its parent's; chosen so that overlap with exhaustive scoring is far from 0 and 1."""
+NOISE = 0.3
+"""Standard deviation of what is added to an item's vector to make a query for `diffusion_bundle`; an item's own numbers have 1."""
 CLUSTER = 1024
 """Items of one value of `clustered`: whole subtrees."""
 SPREAD = 50
@@ -189,3 +191,11 @@ def diffusion_bundle(folder: Path, height: int, seed: int = 0, dim: int = VECTOR
         search=SearchDefaults(beam_size=200, m=100, max_beam_size=1000, max_m=1000),
     )
     return write_bundle(path, draft, content)
+
+
+def diffusion_queries(bundle: Bundle, count: int) -> QueryBatch:
+    """Item vectors with noise, for a `diffusion_bundle`."""
+    rng = np.random.default_rng(1)
+    leaves = bundle.tree.leaf_offset + rng.integers(0, bundle.tree.leaf_count, count)
+    rows = bundle.node_rows_ND[leaves, :-1]
+    return QueryBatch(bundle.manifest.query, (rows + NOISE * rng.standard_normal(rows.shape)).astype(np.float32))

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.synthetic import VECTOR_DIM, diffusion_bundle
+from benchmarks.synthetic import diffusion_bundle, diffusion_queries
 from espalier.bundle import Bundle
 from espalier.checks.golden import encode_table
 from espalier.engines.onnx.engine import OnnxEngine
@@ -44,7 +44,6 @@ M = 100
 QUERIES = 64
 BEAMS = (50, 100, 200)
 SHARES = (0.5, 0.1, 0.01, 0.001)
-NOISE = 0.3
 
 T = TypeVar("T")
 Rule = Callable[[Tree, NodeMask, int], int]
@@ -145,14 +144,6 @@ def summarise(rows: list[dict[str, Any]]) -> None:
             slower = np.mean([row["ms_per_query"] / other["ms_per_query"] for row, other in zip(mine, plain, strict=True)])
             below = f"{(gains < -0.01).sum():2d} of {len(gains)} below by more than .01"
             print(f"  {rule:8s} worst {gains.min():+.3f}   {below}   time × {slower:.2f}")
-
-
-def diffusion_queries(bundle: Bundle, count: int) -> QueryBatch:
-    """Item vectors with noise."""
-    rng = np.random.default_rng(1)
-    leaves = bundle.tree.leaf_offset + rng.integers(0, bundle.tree.leaf_count, count)
-    rows = bundle.node_rows_ND[leaves, :VECTOR_DIM]
-    return QueryBatch(bundle.manifest.query, (rows + NOISE * rng.standard_normal(rows.shape)).astype(np.float32))
 
 
 def sections(bundle: Bundle) -> dict[str, Mapping[str, object]]:

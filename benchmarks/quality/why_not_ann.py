@@ -4,17 +4,20 @@
 
 The log is the one that the model was trained on; the model says how it is read, so that `--log FILE` needs no configuration here.
 The tree is searched by the serving engine at several beams, and with a beam of all leaves (`exhaustive`: its own scorer on every item).
-The product-DNN is trained here, once, on the training users of the model's own split, and kept in DIR; its items are found by a full scan
-in NumPy, by HNSW at several efSearch and by IVF at several nprobe (`training.baselines.ann`; without faiss these two are left out).
+Where its scorer is an inner product, its leaf rows are also scanned and searched by HNSW with its leaf-level states ("same encoder").
+The product-DNN is trained here, once, on the training users of the model's own split, and kept in DIR; its items are found by a full scan,
+by HNSW at several efSearch and by IVF at several nprobe (`training.baselines.ann`; without faiss HNSW and IVF are left out).
 Recall is over all test users of that split, or `--queries` of them.
 
 Milliseconds are those of one query at a time on one thread of a CPU, from the item rows of a history to the item rows of the answer: the
 user vector is computed and padding is done within them. All systems take turns in every round; a figure is the mean over queries
-of each one's median over rounds, so that what else the machine did in between hardly counts.
+of each one's median over rounds, so that what else the machine did in between hardly counts. `encode_ms` is what it takes to make the
+query's state, on the levels that the search scores or on the leaf level; `search_ms` is the rest. Both are null where an engine does the
+two at once.
 
-Rows: {"system", "knob", "m", "recall", "ms_per_query"}. ms_per_query is that of a search for the largest m.
+Rows: {"system", "knob", "m", "recall", "ms_per_query", "encode_ms", "search_ms"}. Milliseconds are those of a search for the largest m.
 
-Legend: B queries, M results; in timing X systems, R rounds, Q queries.
+Legend: B queries, M results; in timing X systems, P parts, R rounds, Q queries.
 """
 
 from __future__ import annotations
@@ -23,11 +26,10 @@ import argparse
 import hashlib
 import json
 import logging
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -39,14 +41,14 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from benchmarks import real_logs
+from benchmarks.quality.ann_systems import M, System, product_dnn_systems, same_encoder_systems, tree_system
 from espalier.bundle import Bundle
-from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines import open_engine
 from espalier.errors import EspalierError, InvalidConfig, InvalidData
 from espalier.hardware import hardware
 from espalier.metrics import precision_recall_f
-from espalier.queries import HistoryKind, pad_histories
-from espalier.search import NO_ITEM, SearchParams
-from training.baselines.ann import AnnIndex, Kind, faiss_is_installed
+from espalier.search import NO_ITEM
+from training.baselines.ann import Kind
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
 from training.baselines.product_dnn_model import ProductDnn, load_product_dnn
 from training.data.interactions import read_interactions
@@ -54,71 +56,13 @@ from training.data.splits import EvaluationPair, Split, split_log, without_seen
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
 
-MS = (10, 50, 200)
-M = max(MS)
+MS = (10, 50, M)
 BEAMS = "10,25,50,100,200,400,800"
 EF_SEARCH = "200,400,800,1600"
 NPROBE = "1,2,4,8,16,32,64"
 
 Int64 = NDArray[np.int64]
 Row = dict[str, Any]
-Find = Callable[[Int64], Int64]
-"""The item rows of a history → int64[1, ≤ M] item rows, best first, NO_ITEM at the end."""
-
-
-@dataclass(frozen=True)
-class System:
-    """One point of the plot. `knob` is the beam, efSearch or nprobe; None where there is none."""
-
-    name: str
-    knob: int | None
-    find: Find
-
-
-def tree_system(engine: OnnxEngine, name: str, beam: int, exclude_seen: bool) -> System:
-    kind = engine.bundle.manifest.query
-    if not isinstance(kind, HistoryKind):
-        raise InvalidData("--model", kind.kind, "a model of history queries")
-
-    def find(history: Int64) -> Int64:
-        params = SearchParams.uniform(1, beam, M, history[None] if exclude_seen else None)
-        return engine.search(pad_histories(kind, [history]), params).item_rows_BM
-
-    return System(name, beam, find)
-
-
-def index_system(model: ProductDnn, index: AnnIndex, name: str, effort: int, exclude_seen: bool) -> System:
-    """The index cannot leave items out, so it is asked for as many more as the history has, which are then dropped."""
-
-    def find(history: Int64) -> Int64:
-        user_vector = model.user_vectors([history])
-        if not exclude_seen:
-            return index.search(user_vector, M, effort)
-        found_BM = index.search(user_vector, M + len(history), effort)
-        return found_BM[:, ~np.isin(found_BM[0], history)][:, :M]
-
-    return System(name, effort, find)
-
-
-def exact_system(model: ProductDnn, exclude_seen: bool) -> System:
-    def find(history: Int64) -> Int64:
-        return model.rank([history], M, exclude_seen)
-
-    return System("product-dnn exact", None, find)
-
-
-def product_dnn_systems(model: ProductDnn, efforts: dict[Kind, list[int]], exclude_seen: bool) -> list[System]:
-    """Exact search, and every kind of `efforts` at each of them that the index has."""
-    systems = [exact_system(model, exclude_seen)]
-    if not faiss_is_installed():
-        print("faiss is not installed: HNSW and IVF are left out (pip install -e '.[ann]' -c constraints.txt)", file=sys.stderr)
-        return systems
-    for kind, wanted in efforts.items():
-        index = AnnIndex(kind, model.item_vectors)
-        for effort in wanted:
-            if effort <= index.full_effort:
-                systems.append(index_system(model, index, f"product-dnn {kind.upper()}", effort, exclude_seen))
-    return systems
 
 
 def measure(systems: Sequence[System], pairs: Sequence[EvaluationPair], timed: int, rounds: int) -> list[Row]:
@@ -132,25 +76,27 @@ def measure(systems: Sequence[System], pairs: Sequence[EvaluationPair], timed: i
             row[: found.shape[1]] = found[0]
         recalls.append({m: float(precision_recall_f(found_BM, relevant, m)[1].mean()) for m in MS})
     timed_pairs = pairs[:timed]
-    ms_XRQ = np.zeros((len(systems), rounds, len(timed_pairs)))
+    ms_XPRQ = np.zeros((len(systems), 2, rounds, len(timed_pairs)))
     for number in tqdm(range(rounds), desc="time", unit="round", disable=None):
-        for system, ms_RQ in zip(systems, ms_XRQ, strict=True):
+        for system, ms_PRQ in zip(systems, ms_XPRQ, strict=True):
             system.find(pairs[0].history)  # pays for the turned knob and for what others left in the processor's cache
             for query, pair in enumerate(timed_pairs):
                 begin = time.perf_counter()
-                system.find(pair.history)
-                ms_RQ[number, query] = (time.perf_counter() - begin) * 1e3
+                encoded = system.encode(pair.history)
+                between = time.perf_counter()
+                system.search(pair.history, encoded)
+                ms_PRQ[:, number, query] = (between - begin) * 1e3, (time.perf_counter() - between) * 1e3
     return [
-        {
-            "system": system.name,
-            "knob": system.knob,
-            "m": m,
-            "recall": recall[m],
-            "ms_per_query": round(float(np.median(ms_RQ, axis=0).mean()), 4),
-        }
-        for system, recall, ms_RQ in zip(systems, recalls, ms_XRQ, strict=True)
+        {"system": system.name, "knob": system.knob, "m": m, "recall": recall[m], **milliseconds(system, ms_PRQ)}
+        for system, recall, ms_PRQ in zip(systems, recalls, ms_XPRQ, strict=True)
         for m in MS
     ]
+
+
+def milliseconds(system: System, ms_PRQ: NDArray[np.float64]) -> dict[str, float | None]:
+    """The mean over queries of each one's median over rounds, of the whole and of its parts."""
+    whole, encode, search = (round(float(np.median(part_RQ, axis=0).mean()), 4) for part_RQ in (ms_PRQ.sum(0), *ms_PRQ))
+    return {"ms_per_query": whole, "encode_ms": encode if system.apart else None, "search_ms": search if system.apart else None}
 
 
 def trained_product_dnn(split: Split, config: ProductDnnConfig, seed: int, work: Path) -> ProductDnn:
@@ -177,11 +123,13 @@ def read_split(bundle: Bundle, config: DeepConfig, log: Path, folder: Path) -> S
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    print(f"{'system':20s} {'knob':>7} {'ms/query':>9}  {'  '.join(f'R@{m:<4d}' for m in MS)}")
+    print(f"{'system':24s} {'knob':>7} {'ms/query':>9} {'encode':>7} {'search':>7}  {'  '.join(f'R@{m:<4d}' for m in MS)}")
     for first in rows[:: len(MS)]:
         recalls = [row["recall"] for row in rows if (row["system"], row["knob"]) == (first["system"], first["knob"])]
         knob = "" if first["knob"] is None else first["knob"]
-        print(f"{first['system']:20s} {knob:>7} {first['ms_per_query']:9.3f}  {'  '.join(f'{100 * recall:6.2f}' for recall in recalls)}")
+        parts = " ".join(f"{'':7s}" if first[part] is None else f"{first[part]:7.3f}" for part in ("encode_ms", "search_ms"))
+        found = "  ".join(f"{100 * recall:6.2f}" for recall in recalls)
+        print(f"{first['system']:24s} {knob:>7} {first['ms_per_query']:9.3f} {parts}  {found}")
 
 
 def plot_rows(rows: Sequence[Row], title: str, file: Path) -> None:
@@ -225,15 +173,16 @@ def run(options: argparse.Namespace) -> None:
     pairs = (without_seen(pairs) if exclude_seen else pairs)[: options.queries]
     if not pairs:
         raise InvalidData("test users", 0, "at least one with something relevant")
-    engine = OnnxEngine(bundle, "cpu")
+    engine = open_engine(bundle, "cpu")
     leaves = bundle.tree.leaf_count
-    systems = [tree_system(engine, "tree", beam, exclude_seen) for beam in numbers("--beam", options.beam) if beam < leaves]
-    systems.append(tree_system(engine, "tree exhaustive", leaves, exclude_seen))
+    systems = [tree_system(engine, bundle, "tree", beam, exclude_seen) for beam in numbers("--beam", options.beam) if beam < leaves]
+    systems.append(tree_system(engine, bundle, "tree exhaustive", leaves, exclude_seen))
     efforts: dict[Kind, list[int]] = {
         "hnsw": numbers("--ef-search", options.ef_search),
         "ivf": numbers("--nprobe", options.nprobe),
     }
     with threadpool_limits(1):
+        systems += same_encoder_systems(engine, bundle, efforts["hnsw"], exclude_seen)
         systems += product_dnn_systems(model, efforts, exclude_seen)
         rows = measure(systems, pairs, options.timed, options.rounds)
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"

@@ -4,6 +4,11 @@
 
 Whole searches: histories of 69 items in, 200 item rows out, encoder included, with the history and 20 more items excluded. One thread.
 Both sides take turns in every round; the figures are medians over rounds. The script checks that both give the same items.
+
+    python -m benchmarks.engine_cpu --scorer product --json F [--height 20] [--dim 63] [--m 10] [--beam 50,200,400] [--index FILE]
+
+An inner product instead, for noisy item vectors as queries: `compiled-cpu` at each beam, HNSW over its leaf rows at the least efSearch that
+finds .95 of what an exact search of them does, and that exact search (`benchmarks.speed.product_search`; HNSW needs the extra `ann`).
 """
 
 from __future__ import annotations
@@ -20,7 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.synthetic import synthetic_bundle
+from benchmarks.speed import product_search
+from benchmarks.synthetic import diffusion_bundle, synthetic_bundle
 from espalier.bundle import Bundle
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.onnx.graphs import load_graph
@@ -120,13 +126,20 @@ def main() -> None:
     parser.add_argument("--height", type=int, default=20, help="the tree has 2^height items")
     parser.add_argument("--beam", default="50,200,400")
     parser.add_argument("--batch", default="1")
+    parser.add_argument("--scorer", choices=("mlp", "product"), default="mlp")
+    parser.add_argument("--dim", type=int, default=63, help="product: numbers of a query; a node row has one more")
+    parser.add_argument("--m", type=int, default=10, help="product: results of a search")
+    parser.add_argument("--index", type=Path, help="product: where the HNSW index is kept, which takes long to build")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
         "--models", type=Path, default=Path(tempfile.gettempdir()) / "espalier-benchmarks", help="where the synthetic model is kept"
     )
     args = parser.parse_args()
-    bundle = synthetic_bundle(args.models, args.height)
-    rows = run(bundle, [int(x) for x in args.beam.split(",")], [int(x) for x in args.batch.split(",")], args.rounds)
+    beams = [int(x) for x in args.beam.split(",")]
+    if args.scorer == "product":
+        rows = product_search.run(diffusion_bundle(args.models, args.height, dim=args.dim), beams, args.m, args.rounds, args.index)
+    else:
+        rows = run(synthetic_bundle(args.models, args.height), beams, [int(x) for x in args.batch.split(",")], args.rounds)
     report = {
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": f"{hardware()}, one thread used",

@@ -42,7 +42,7 @@ def test_the_sample_is_trained_on_the_data_of_the_repository_by_its_configuratio
     assert sample.manifest.data["sha256"] == hashlib.sha256((ROOT / config.data.log).read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("engine", ["onnx-cpu", "reference"])
+@pytest.mark.parametrize("engine", ["compiled-cpu", "onnx-cpu", "reference"])
 def test_an_engine_answers_the_golden_queries_of_the_sample(sample: Bundle, engine: str) -> None:
     table = sample.golden()
     assert table.num_rows >= 32

@@ -252,7 +252,7 @@ def retrieved(stack: Stack) -> Any:
 
 def test_the_sample_is_served_through_the_published_port(stack: Stack) -> None:
     answer = retrieved(stack)
-    assert (answer["model"], answer["version"], answer["engine"]) == ("debian-depends", 1, "onnx-cpu")
+    assert (answer["model"], answer["version"], answer["engine"]) == ("debian-depends", 1, "compiled-cpu")
     assert len(answer["results"][0]["items"]) == 5
 
 

@@ -19,7 +19,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.quality import why_not_ann
+from benchmarks.quality import ann_systems, why_not_ann
 from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.metrics import precision_recall_f
@@ -395,28 +395,32 @@ def test_indices_refuse_what_they_cannot_take_by_name() -> None:
 def test_every_search_of_the_benchmark_at_full_effort_finds_what_the_model_ranks(
     with_faiss: bool, exclude_seen: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(why_not_ann, "faiss_is_installed", lambda: with_faiss)
+    monkeypatch.setattr(ann_systems, "faiss_is_installed", lambda: with_faiss)
     log, split = planted_log()
     model = build_network(log, split.train, replace(SMALL, init="random"), 1).frozen()
-    systems = why_not_ann.product_dnn_systems(model, {"hnsw": [ITEMS, ITEMS + 1], "ivf": [ITEMS // 39, ITEMS]}, exclude_seen)
+    systems = ann_systems.product_dnn_systems(model, {"hnsw": [ITEMS, ITEMS + 1], "ivf": [ITEMS // 39, ITEMS]}, exclude_seen)
     names = ["product-dnn exact", "product-dnn HNSW", "product-dnn IVF"]
     assert [system.name for system in systems] == (names if with_faiss else names[:1])
     assert ("faiss is not installed" in capsys.readouterr().err) is not with_faiss
     history = np.array([5, 17, 5])
     for system in systems:
-        assert_array_equal(system.find(history), model.rank([history], why_not_ann.M, exclude_seen))
+        assert_array_equal(system.find(history), model.rank([history], ann_systems.M, exclude_seen))
 
 
 def test_the_benchmark_reports_the_mean_recall_of_each_system_at_each_m() -> None:
     pairs = [EvaluationPair(0, np.array([0]), np.array([1, 60])), EvaluationPair(1, np.array([1]), np.array([2]))]
-    some = why_not_ann.System("some", 7, lambda history: history[None] + np.arange(1, 101))  # the next 100 rows
-    none = why_not_ann.System("none", None, lambda history: np.zeros((1, 0), np.int64))
+    some = ann_systems.System("some", 7, len, lambda history, state: history[None] + np.arange(state, 101))  # the next 100 rows
+    none = ann_systems.System("none", None, len, lambda history, state: np.zeros((1, 0), np.int64), apart=False)
     rows = why_not_ann.measure([some, none], pairs, timed=1, rounds=1)
     assert [(row["system"], row["knob"], row["m"], row["recall"]) for row in rows] == [
         *(("some", 7, m, recall) for m, recall in ((10, 0.75), (50, 0.75), (200, 1.0))),
         *(("none", None, m, 0.0) for m in (10, 50, 200)),
     ]
-    assert all(row["ms_per_query"] >= 0 for row in rows)
+    for row in rows[:3]:
+        assert 0 < row["encode_ms"] + row["search_ms"] == pytest.approx(row["ms_per_query"], abs=2e-4)
+    for row in rows[3:]:
+        assert (row["encode_ms"], row["search_ms"]) == (None, None)
+        assert row["ms_per_query"] > 0
 
 
 def test_the_benchmark_trains_once_for_each_configuration_and_log(tmp_path: Path) -> None:

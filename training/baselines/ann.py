@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -44,9 +45,11 @@ class AnnIndex:
     """An index over item_vectors float32[I, D] for the largest inner products, on one thread.
 
     The same vectors give the same index. Raises DeviceUnavailable where faiss is not installed.
+
+    file  where the index is kept: read where it is there, else written. Raises InvalidData where one of another size lies there
     """
 
-    def __init__(self, kind: Kind, item_vectors: Float32) -> None:
+    def __init__(self, kind: Kind, item_vectors: Float32, file: Path | None = None) -> None:
         if kind not in KNOBS:
             raise InvalidConfig("kind", kind, " or ".join(KNOBS))
         if item_vectors.ndim != 2 or item_vectors.dtype != np.float32 or len(item_vectors) == 0:
@@ -59,13 +62,22 @@ class AnnIndex:
         self.kind, self.items = kind, len(item_vectors)
         self._knobs = faiss.ParameterSpace()
         self._effort = 0
+        self._index: faiss.Index
         vectors = equally_long(item_vectors)
+        if file is not None and file.exists():
+            self._index = faiss.read_index(str(file))
+            if (self._index.ntotal, self._index.d) != vectors.shape:
+                found = f"{self._index.ntotal} vectors of {self._index.d} numbers"
+                raise InvalidData(str(file), found, f"{len(vectors)} of {vectors.shape[1]}")
+            return
         recipe = {"hnsw": f"HNSW{LINKS},Flat", "ivf": f"IVF{self.cells},Flat"}[kind]
-        self._index: faiss.Index = faiss.index_factory(vectors.shape[1], recipe)
+        self._index = faiss.index_factory(vectors.shape[1], recipe)
         if kind == "hnsw":
             self._knobs.set_index_parameter(self._index, "efConstruction", EF_CONSTRUCTION)
         self._index.train(vectors)
         self._index.add(vectors)
+        if file is not None:
+            faiss.write_index(self._index, str(file))
 
     @property
     def cells(self) -> int:

@@ -34,6 +34,7 @@ class QueryEncoder:
 
     def __init__(self, bundle: Bundle, rows_ND: Array) -> None:
         model = load_graph("query.onnx", bundle.graph("query.onnx"))
+        free_inputs(model)
         inputs = {entry.name for entry in model.graph.input}
         if rows_ND.dtype == np.float16 and "node_rows" in inputs:
             look_up_float16(model)
@@ -65,16 +66,16 @@ class QueryEncoder:
         """float32[H + 1 − first or 1, S]: one query's states."""
         if self._sequence:
             leaves_1T = np.where(query >= 0, self._leaf_of_item[query], -1)
-            feeds = {"history_leaves": ort.OrtValue.ortvalue_from_numpy(leaves_1T)}
+            feeds = {"history_leaves": leaves_1T}
         elif self._history:
             nodes_1LT = np.empty((1, self._height + 1 - (first if self._per_level else 0), query.shape[1]), np.int64)
             history_nodes(query[0], self._leaf_of_item, self._parent, nodes_1LT[0])
-            feeds = {"history_nodes": ort.OrtValue.ortvalue_from_numpy(nodes_1LT)}
+            feeds = {"history_nodes": nodes_1LT}
         else:
-            feeds = {"vector": ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(query))}
+            feeds = {"vector": np.ascontiguousarray(query)}
         if self._rows is not None:
             feeds["node_rows"] = self._rows
-        states_LS: Array = self._session.run_with_ort_values(self._outputs, feeds)[0].numpy()[0]
+        states_LS: Array = self._session.run(self._outputs, feeds)[0][0]
         return states_LS[first:] if self._sequence else states_LS
 
 
@@ -88,6 +89,17 @@ def history_nodes(history_T: Array, leaf_of_item: Array, parent: Array, nodes_LT
             nodes_LT[level, t] = node
             if node >= 0:
                 node = parent[node]
+
+
+def free_inputs(model: onnx.ModelProto) -> None:
+    """Drop inputs that nothing reads, and the shapes that an exporter wrote down: a graph exported with a few node rows takes all."""
+    graph = model.graph
+    read = {name for node in graph.node for name in node.input}
+    inputs = [entry for entry in graph.input if entry.name in read]
+    for entry in inputs:
+        entry.type.tensor_type.ClearField("shape")
+    del graph.input[:], graph.value_info[:]
+    graph.input.extend(inputs)
 
 
 def look_up_float16(model: onnx.ModelProto) -> None:

@@ -93,6 +93,10 @@ class CompiledEngine:
         """float32[B, L, S]: the states of the levels that a search with these parameters scores, L = H + 1 or 1."""
         return self._encoder.states(queries.array, self._first_levels(params))
 
+    def leaf_states(self, queries: QueryBatch) -> NDArray[np.float32]:
+        """float32[B, S]: the states on the leaf level alone, which is what a scan of all items takes."""
+        return self._encoder.states(queries.array, [self._tree.height] * len(queries))[:, -1]
+
     def search_states(self, states_BLS: NDArray[np.float32], queries: QueryBatch, params: SearchParams) -> SearchResult:
         """A search with the states that `encode` gave for the same queries and parameters: for whoever times the two parts."""
         return self._search(queries, params, states_BLS)
