@@ -169,6 +169,24 @@ def test_states_of_another_shape_than_declared_are_refused(tmp_path: Path) -> No
         CompiledEngine(replace(bundle, manifest=manifest))
 
 
+def test_an_encoder_of_vectors_that_was_exported_with_a_few_node_rows_is_taken(tmp_path: Path) -> None:
+    """An exporter keeps an input that nothing reads, and the shape of its example."""
+    query, scorer = linear_graphs(4)
+    model = onnx.load_from_string(query)
+    model.graph.input.append(helper.make_tensor_value_info("node_rows", onnx.TensorProto.FLOAT, [3, 4]))
+    bundle = small(tmp_path, "vector", graphs=(model.SerializeToString(), scorer), form=InnerProductForm(), dtype="float16")
+    queries, params = random_queries(np.random.default_rng(1), bundle, 2), SearchParams.uniform(2, 4, 9)
+    assert_same(CompiledEngine(bundle).search(queries, params), ReferenceEngine(bundle).search(queries, params))
+
+
+def test_an_encoder_that_cannot_be_run_is_refused_with_the_reason(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Reshape", ["vector", "seven"], ["query_state"])]
+    query = graph_model(nodes, ["vector"], "query_state", {"seven": np.array([1, 7])}, 4)
+    bundle = small(tmp_path, "vector", graphs=(query, linear_graphs(4)[1]), form=InnerProductForm())
+    with pytest.raises(DeviceUnavailable, match="compiled-cpu cannot run vector-1 version 1: ONNX Runtime cannot run"):
+        open_engine(bundle, engine="compiled-cpu")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_warm_engine_compiles_nothing(tmp_path: Path, dtype: Literal["float32", "float16"]) -> None:
     bundle = small(tmp_path, dtype=dtype)

@@ -354,6 +354,15 @@ def test_more_effort_finds_more_and_the_knob_can_be_turned_back(kind: Kind) -> N
     assert_array_equal(again_BM, little_BM)
 
 
+@needs_faiss
+def test_an_index_is_kept_in_a_file_and_one_of_another_size_is_refused(tmp_path: Path) -> None:
+    item_ID, user_BD = random_vectors(4, 300, 6)
+    built, kept = (AnnIndex("hnsw", item_ID, tmp_path / "index") for _ in range(2))
+    assert_array_equal(kept.search(user_BD, 10, 40), built.search(user_BD, 10, 40))
+    with pytest.raises(InvalidData, match=r"index: got '300 vectors of 7 numbers', expected 299 of 7"):
+        AnnIndex("hnsw", item_ID[:299], tmp_path / "index")
+
+
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_nearest_of_equally_long_vectors_has_the_largest_product(seed: int) -> None:
     item_ID, user_BD = random_vectors(seed, 50, 5)

@@ -29,7 +29,8 @@ class QueryEncoder:
     """See the module. Any number of threads may call it.
 
     rows_ND  the bundle's node rows, float32 or float16, in one piece; the session reads them where they are
-    Raises UnsupportedGraph where rows of float16 are more than looked up, BundleCorrupt where states have another shape than declared.
+    Raises UnsupportedGraph where the graph cannot be run, or does more with rows of float16 than look them up; BundleCorrupt where states
+    have another shape than declared.
     """
 
     def __init__(self, bundle: Bundle, rows_ND: Array) -> None:
@@ -38,16 +39,19 @@ class QueryEncoder:
         inputs = {entry.name for entry in model.graph.input}
         if rows_ND.dtype == np.float16 and "node_rows" in inputs:
             look_up_float16(model)
-        self._session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
         self._rows = ort.OrtValue.ortvalue_from_numpy(rows_ND) if "node_rows" in inputs else None
-        self._outputs = [self._session.get_outputs()[0].name]
+        self._outputs = [entry.name for entry in model.graph.output]
         tree, scorer = bundle.tree, bundle.graph_scorer
         self._sequence = scorer.encoder == "sequence"
         self._history = isinstance(bundle.graph_kind, HistoryKind)
         self._per_level = scorer.state_levels > 1
         self._shape = (tree.height + 1 if self._per_level else 1), scorer.state_dim
         self._height, self._leaf_of_item, self._parent = tree.height, tree.leaf_of_item, tree.parent
-        found = self._run(blank_queries(bundle.graph_kind, 1).array, 0)
+        try:
+            self._session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
+            found = self._run(blank_queries(bundle.graph_kind, 1).array, 0)
+        except Exception as error:  # ONNX Runtime's own classes derive from nothing narrower
+            raise UnsupportedGraph(f"ONNX Runtime cannot run query.onnx alone ({error})") from error
         if found.shape != self._shape:
             raise BundleCorrupt(f"query.onnx: a query's states are {list(found.shape)}, the manifest says {list(self._shape)}")
 
@@ -92,10 +96,10 @@ def history_nodes(history_T: Array, leaf_of_item: Array, parent: Array, nodes_LT
 
 
 def free_inputs(model: onnx.ModelProto) -> None:
-    """Drop inputs that nothing reads, and the shapes that an exporter wrote down: a graph exported with a few node rows takes all."""
+    """Drop `node_rows` where nothing reads them, and the shapes of the exporter's example, which had fewer rows."""
     graph = model.graph
     read = {name for node in graph.node for name in node.input}
-    inputs = [entry for entry in graph.input if entry.name in read]
+    inputs = [entry for entry in graph.input if entry.name != "node_rows" or entry.name in read]
     for entry in inputs:
         entry.type.tensor_type.ClearField("shape")
     del graph.input[:], graph.value_info[:]
