@@ -77,5 +77,5 @@ class SequenceObjective(Section):
     negatives: int = Field(
         default=2048, ge=1, description="leaves that an update draws, half of them by popularity, as columns of the softmax"
     )
-    whole: int = Field(default=4096, ge=1, description="most nodes of a level that is not sampled")
-    inner_share: float = Field(default=0.5, gt=0, le=1, description="share of the places at which levels above the leaves are trained")
+    whole: int = Field(default=2048, ge=1, description="most nodes of a level that is not sampled")
+    inner_share: float = Field(default=0.25, gt=0, le=1, description="share of the places at which levels above the leaves are trained")

@@ -18,6 +18,8 @@ from torch import Tensor
 
 LOGITS = 1 << 20
 """Logits that exist at a time; at least those of one position. Fewer make the products slow, more no faster."""
+ROWS, COLUMNS = 64, 128
+"""Positions and columns of a product are padded to multiples of these: a CPU compiles products in bfloat16 anew for every shape."""
 
 
 def softmax_loss(state_ND: Tensor, target_ND: Tensor, negative_SD: Tensor, own_N: Tensor, log_weight_S: Tensor | None = None) -> Tensor:
@@ -70,38 +72,51 @@ class _MeanLogSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, state_ND: Tensor, column_SD: Tensor, offset_S: Tensor, own_score_N: Tensor, own_N: Tensor) -> Tensor:
+        count, columns, own = len(state_ND), len(column_SD), int(len(own_score_N) > 0)
+        offset_S = offset_S if len(offset_S) else column_SD.new_zeros(columns)
+        column_SD, offset_S = _padded(column_SD, COLUMNS), _padded(offset_S, COLUMNS, -torch.inf)
         low_SD = column_SD.to(state_ND.dtype)
-        own = int(len(own_score_N) > 0)
         state_gradient_ND, own_gradient_N = torch.empty_like(state_ND), torch.empty_like(own_score_N)
         column_gradient_SD, offset_gradient_S = torch.zeros_like(column_SD), torch.zeros_like(offset_S)
         total = state_ND.new_zeros((), dtype=torch.float32)
         size = max(1, LOGITS // (own + len(column_SD)))
-        for start in range(0, len(state_ND), size):
-            block = slice(start, start + size)
-            state_BD = state_ND[block]
+        size = size // ROWS * ROWS or size
+        for start in range(0, count, size):
+            block = slice(start, min(start + size, count))
+            rows = block.stop - start
+            state_BD = _padded(state_ND[block], ROWS)
             score_BC = torch.empty(len(state_BD), own + len(column_SD), device=state_ND.device)
-            score_BC[:, own:] = state_BD @ low_SD.T
-            if len(offset_S):
-                score_BC[:, own:] += offset_S
+            torch.add(state_BD @ low_SD.T, offset_S, out=score_BC[:, own:])
             if own:
-                score_BC[:, 0] = own_score_N[block]
+                score_BC[:, 0] = _padded(own_score_N[block], ROWS)
                 masked_B = torch.nonzero(own_N[block] >= 0).squeeze(1)
                 score_BC[masked_B, 1 + own_N[block][masked_B]] = -torch.inf
             share_BC, log_sum_B = softmax_in_place(score_BC)
-            total += log_sum_B.sum()
+            total += log_sum_B[:rows].sum()
             share_BS = share_BC[:, own:].to(state_ND.dtype)
-            state_gradient_ND[block] = share_BS @ low_SD
+            state_gradient_ND[block] = (share_BS @ low_SD)[:rows]
             column_gradient_SD += share_BS.T @ state_BD
+            offset_gradient_S += share_BC[:rows, own:].sum(0)
             if own:
-                own_gradient_N[block] = share_BC[:, 0]
-            if len(offset_S):
-                offset_gradient_S += share_BC[:, own:].sum(0)
-        ctx.save_for_backward(state_gradient_ND, column_gradient_SD, offset_gradient_S, own_gradient_N)
-        ctx.count = max(1, len(state_ND))
+                own_gradient_N[block] = share_BC[:rows, 0]
+        ctx.save_for_backward(state_gradient_ND, column_gradient_SD[:columns], offset_gradient_S[:columns], own_gradient_N)
+        ctx.count = max(1, count)
         return cast(Tensor, total / ctx.count)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor, None]:
         scale = gradients[0] / ctx.count
         state_ND, column_SD, offset_S, own_N = ctx.saved_tensors
-        return state_ND * scale.to(state_ND.dtype), column_SD * scale, offset_S * scale, own_N * scale, None
+        return (
+            state_ND * scale.to(state_ND.dtype),
+            column_SD * scale,
+            offset_S * scale if ctx.needs_input_grad[2] else None,
+            own_N * scale,
+            None,
+        )
+
+
+def _padded(values: Tensor, multiple: int, value: float = 0.0) -> Tensor:
+    """The rows, and so many more of one value that their number is a multiple; fewer than that are left as they are."""
+    missing = -len(values) % multiple if len(values) > multiple else 0
+    return torch.cat([values, values.new_full((missing, *values.shape[1:]), value)]) if missing else values
