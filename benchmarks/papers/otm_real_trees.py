@@ -27,7 +27,7 @@ from training.deep.prepare import Prepared, build_tree
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.deep.validation import ranked_by, search_pairs
-from training.specification.deep import DeepConfig, RobustObjective
+from training.specification.deep import DeepConfig, RobustObjective, WindowConfig
 from training.specification.models import deep_config
 from training.specification.optimiser import OptimiserConfig
 from training.specification.scorers import ProductScorer
@@ -103,6 +103,9 @@ def method_config(config: DeepConfig, method: str) -> DeepConfig:
         except tomllib.TOMLDecodeError as error:
             raise InvalidConfig("--methods", change, "a value as in TOML, strings in quotation marks") from error
     raw = config.model_dump(mode="json") | {"kind": kind, "scorer": {}, "objective": {}}  # the set's own do not count
+    if not isinstance(config, WindowConfig):  # nor do a sequence's places
+        shared = config.optimiser.model_dump(mode="json", include=set(OptimiserConfig.model_fields) - set(RECIPE["optimiser"]))
+        raw |= {"instances": config.windowed_instances.model_dump(mode="json"), "optimiser": shared}
     if changed.get("scorer", {}).get("kind", sections["scorer"].get("kind")) != sections["scorer"].get("kind"):
         sections["scorer"] = {}  # another kind has other defaults
     for part in (sections, changed):

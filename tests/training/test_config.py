@@ -11,7 +11,7 @@ import pytest
 
 from espalier.errors import InvalidConfig
 from tests import ROOT
-from training.specification.deep import DeepConfig
+from training.specification.deep import DeepConfig, SequenceConfig
 from training.specification.models import check_config, deep_config, read_config, read_deep_config, window_config
 from training.specification.scorers import MlpScorer, ProductScorer
 from training.specification.splits import DateSplit, UserSplit
@@ -19,7 +19,7 @@ from training.specification.splits import DateSplit, UserSplit
 CONFIGS = ROOT / "training" / "configs"
 
 
-def raw(**sections: dict[str, Any]) -> dict[str, object]:
+def raw(**sections: Any) -> dict[str, object]:
     """The smallest configuration, with some sections changed."""
     return {"name": "books", "data": {"log": "log.csv"} | sections.pop("data", {}), **sections}
 
@@ -27,7 +27,29 @@ def raw(**sections: dict[str, Any]) -> dict[str, object]:
 def test_only_a_name_and_a_log_are_needed() -> None:
     config = deep_config(raw())
     assert (config.name, config.data.log) == ("books", Path("log.csv"))
-    assert config.kind == "otm-robust"
+    assert config.kind == "otm-sequence"
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"data": {"log": "log.csv", "format": {"format": "parquet", "user": "user", "item": "item", "order": "none"}}},
+        {"instances": {"windows": [3, 2]}},
+        {"scorer": {"kind": "product"}},
+        {"scorer": {"hidden": [64]}},
+        {"objective": {"beam_size": 20}},
+        {"optimiser": {"batch": 64}},
+        {"earlier_model": "models/books/1"},
+    ],
+)
+def test_a_file_without_a_kind_that_says_what_sequences_lack_is_of_otm_robust(sections: dict[str, Any]) -> None:
+    assert deep_config(raw(**sections)).kind == "otm-robust"
+
+
+def test_a_file_without_a_kind_may_say_what_sequences_have() -> None:
+    config = deep_config(raw(scorer={"layers": 1}, instances={"targets": 3}, data={"log": "log.csv", "test_share": 0.2}))
+    assert isinstance(config, SequenceConfig)
+    assert (config.scorer.layers, config.targets) == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +82,7 @@ def test_a_key_of_another_kind_is_refused_and_its_kinds_are_named(raw: dict[str,
 
 def test_a_scorer_has_the_defaults_of_its_kind_and_only_a_product_does_without_layers() -> None:
     product, mlp, attention = (window_config(raw(scorer={"kind": kind})).scorer for kind in ("product", "mlp", "attention"))
-    assert product == deep_config(raw()).scorer == ProductScorer(node_dim=128, hidden=(256,), dropout=0.3)
+    assert product == deep_config(raw(kind="otm-robust")).scorer == ProductScorer(node_dim=128, hidden=(256,), dropout=0.3)
     assert mlp == MlpScorer(node_dim=24, hidden=(128, 64, 24))
     assert (attention.node_dim, attention.hidden) == (mlp.node_dim, mlp.hidden)
     assert window_config(raw(scorer={"hidden": []})).scorer.hidden == ()
@@ -122,8 +144,8 @@ def refused(sections: dict[str, Any]) -> InvalidConfig:
         ("data", "test_share", -0.1, "greater than or equal to 0"),
         ("data", "validation_share", 0, "greater than 0"),
         ("instances", "split", "thirds", "'half' or 'random'"),
-        ("instances", "targets", 0, "greater than or equal to 1"),
-        ("instances", "targets", "many", "integer"),
+        ("instances", "targets", 0, '"auto" or an integer from 1 to 1000'),
+        ("instances", "targets", "many", '"auto" or an integer'),
         ("instances", "cold_share", 1, "less than 1"),
         ("tree", "branching", 1, "greater than or equal to 2"),
         ("tree", "branching", 2.5, "integer"),

@@ -36,7 +36,7 @@ def encoder(length: int = 6, layers: int = 2, encoders: tuple[str, ...] = ("tran
     """With random weights, and node rows."""
     torch.manual_seed(5)
     scorer = SequenceScorer.model_validate(
-        {"encoders": encoders, "node_dim": WIDTH, "layers": layers, "heads": 2, "hidden": 5, "dropout": 0.0}
+        {"encoders": encoders, "node_dim": WIDTH, "layers": layers, "heads": 2, "window_hidden": 5, "dropout": 0.0}
     )
     made = SequenceQuery(length, sequence_parts(scorer, length, TREE.height + 1))
     for parameter in made.parameters():
@@ -235,7 +235,7 @@ def test_later_targets_are_drawn_from_the_whole_rest_of_a_list() -> None:
 def test_the_scorer_says_the_kind() -> None:
     config = deep_config(RAW | {"scorer": {"kind": "sequence", "heads": 4}})
     assert isinstance(config, SequenceConfig)
-    assert (config.kind, config.scorer.heads, config.scorer.node_dim) == ("otm-sequence", 4, 128)
+    assert (config.kind, config.scorer.heads, config.scorer.node_dim) == ("otm-sequence", 4, 256)
     assert deep_config(RAW | {"kind": "otm-sequence"}).scorer.kind == "sequence"
 
 

@@ -17,7 +17,7 @@ from training.specification.log_format import CsvFormat, LogFormat, TableFormat,
 from training.specification.optimiser import OptimiserConfig, SequenceOptimiser
 from training.specification.scorers import ProductScorer, Scorer
 from training.specification.sections import SearchLimits, Section, default_kind
-from training.specification.sequence import SequenceInstances, SequenceObjective, SequenceScorer
+from training.specification.sequence import MANY_TARGETS, SequenceInstances, SequenceObjective, SequenceScorer
 from training.specification.splits import DateSplit, LastSplit, SplitConfig, UserSplit, microseconds
 
 PAPER_WINDOWS = (20, 20, 10, 10, 2, 2, 2, 1, 1, 1)
@@ -36,13 +36,13 @@ class DataConfig(Section):
     @classmethod
     def _shares_of_earlier_releases(cls, raw: object) -> object:
         """`data.test_share` and `data.validation_share` are `data.split.test_share` and `data.split.validation_share` now."""
-        if not isinstance(raw, dict) or not raw.keys() & set(_SHARES):
+        if not isinstance(raw, dict) or not raw.keys() & set(SHARES):
             return raw
         if "split" in raw:
-            name = next(name for name in _SHARES if name in raw)
+            name = next(name for name in SHARES if name in raw)
             raise InvalidConfig(f"data.{name}", raw[name], f"no such key beside data.split: write data.split.{name}")
-        return {key: value for key, value in raw.items() if key not in _SHARES} | {
-            "split": {"kind": "users"} | {key: raw[key] for key in _SHARES if key in raw}
+        return {key: value for key, value in raw.items() if key not in SHARES} | {
+            "split": {"kind": "users"} | {key: raw[key] for key in SHARES if key in raw}
         }
 
     @model_validator(mode="after")
@@ -72,7 +72,8 @@ class DataConfig(Section):
                     raise InvalidConfig(f"data.split.{name}", value, "an ISO 8601 date and time") from error
 
 
-_SHARES = ("test_share", "validation_share")
+SHARES = ("test_share", "validation_share")
+"""Keys of `data` in earlier releases."""
 
 
 class InstanceConfig(Section):
@@ -271,7 +272,8 @@ class DeepConfig(Section):
         """The instances of models that read a history in windows, such as baselines."""
         if isinstance(self.instances, InstanceConfig):
             return self.instances
-        return InstanceConfig(targets=self.instances.targets, cold_share=self.instances.cold_share)
+        targets = MANY_TARGETS if self.instances.targets == "auto" else self.instances.targets
+        return InstanceConfig(targets=targets, cold_share=self.instances.cold_share)
 
     @property
     def is_softmax(self) -> bool:
@@ -370,6 +372,13 @@ class SequenceConfig(DeepConfig):
         if self.optimiser.places == "auto":
             raise InvalidConfig("optimiser.places", self.optimiser.places, "a number, or a log that it is read from")
         return self.optimiser.places
+
+    @property
+    def targets(self) -> int:
+        """Most of a place. Raises InvalidConfig where the log is yet to say."""
+        if self.instances.targets == "auto":
+            raise InvalidConfig("instances.targets", self.instances.targets, "a number, or a log that it is read from")
+        return self.instances.targets
 
     @model_validator(mode="after")
     def _lists_have_an_order(self) -> SequenceConfig:

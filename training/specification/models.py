@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from espalier.errors import InvalidConfig
 from espalier.manifest import ManifestDraft
-from training.specification.deep import DeepConfig, DeepKinds, WindowConfig
+from training.specification.deep import SHARES, DataConfig, DeepConfig, DeepKinds, SequenceConfig, WindowConfig
 from training.specification.legacy import ANY, Legacy, RemovedKey
 from training.specification.linear import LinearConfig
-from training.specification.sections import Form, Raw, kinds_of, read_toml
+from training.specification.sections import Form, Raw, kind_key, kinds_of, read_toml, sections_in
 
 Specification = Annotated[DeepKinds | LinearConfig, Field(discriminator="kind")]
 SPECIFICATION: Form[DeepConfig | LinearConfig] = Form(Specification)
@@ -118,10 +118,33 @@ def was_trained_here(manifest: ManifestDraft) -> bool:
 
 
 def _modernised(raw: Raw, source: Literal["file", "manifest"]) -> dict[str, Any]:
-    """The mapping as it would be written today, with its kind."""
+    """The mapping as it would be written today, with its kind: where a file says none, the recipe."""
     scorer = raw.get("scorer")
     reads_sequences = isinstance(scorer, Mapping) and scorer.get("kind") == "sequence"
-    return LEGACY.modernised({"kind": "otm-sequence", **raw} if reads_sequences else raw, source)
+    is_recipe = reads_sequences or (source == "file" and "earlier_model" not in raw and _has_sequences(raw) and _fits(SequenceConfig, raw))
+    return LEGACY.modernised({"kind": "otm-sequence", **raw} if is_recipe else raw, source)
+
+
+def _has_sequences(raw: Raw) -> bool:
+    """Whether the log of a configuration holds lists with an order."""
+    data = raw.get("data")
+    layout = data.get("format", {}) if isinstance(data, Mapping) else {}
+    return isinstance(layout, Mapping) and layout.get("order") != "none" and layout.get("format") != "vectors"
+
+
+def _fits(section: type[BaseModel], raw: Raw) -> bool:
+    """Whether all keys of a mapping are keys of the section, and its kind one of the section's."""
+    name = kind_key(section)
+    if name is not None and raw.get(name, kinds_of(section)[0]) not in kinds_of(section):
+        return False
+    for key, value in raw.items():
+        known = section.model_fields.get(key)
+        if known is None and (section is not DataConfig or key not in SHARES):
+            return False
+        inner = () if known is None else sections_in(known.annotation)
+        if isinstance(value, Mapping) and inner and not any(_fits(one, value) for one in inner):
+            return False
+    return True
 
 
 def _of_family(config: DeepConfig | LinearConfig, family: type[Family], where: str) -> Family:

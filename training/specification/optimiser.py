@@ -37,7 +37,7 @@ class OptimiserConfig(_Optimiser):
 class SequenceOptimiser(_Optimiser):
     """AdamW. The learning rate rises, then falls linearly to 0; the averaged weights with the best recall of validation users are kept."""
 
-    steps: int = Field(default=10_000, ge=1, description="updates, at most")
+    steps: int = Field(default=4000, ge=1, description="updates, at most")
     places: Literal["auto"] | int = Field(
         default="auto",
         description="places of an update's sequences, padding included; `\"auto\"`: 1 in 400 of the log's events, from 1,024 to 4,096",

@@ -11,14 +11,27 @@ from espalier.queries import MAX_HISTORY
 from training.specification.scorers import NodeRows
 from training.specification.sections import Section, auto_or_number
 
+MANY_TARGETS = 20
+"""Targets of a place where queries have so many relevant items."""
+MAX_TARGETS = 1000
+
 
 class SequenceInstances(Section):
     """What is predicted at each place of a list."""
 
-    targets: int = Field(default=1, ge=1, description="most targets of a place; 1 is the next item. Long lists may want several")
+    targets: Literal["auto"] | int = Field(
+        default="auto",
+        description='most targets of a place; 1 is the next item. `"auto"`: 20 where validation queries have 20 relevant items or more, on '
+        "average, else 1",
+    )
     cold_share: float = Field(
         default=0.02, ge=0, lt=1, description="share of the places that stand before the first item of a list, for users without a history"
     )
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _auto_or_number(cls, targets: object) -> object:
+        return auto_or_number(targets, MAX_TARGETS)
 
 
 class SequenceScorer(NodeRows):
@@ -33,8 +46,8 @@ class SequenceScorer(NodeRows):
         description="what reads the history: means over the papers' windows through a layer, a causal transformer. Each has its share of a "
         "node row and a softmax of its own in training; their logits are added",
     )
-    node_dim: int = Field(default=128, ge=2, description="width of a node row; encoders have equal shares of it, multiples of `heads`")
-    hidden: int = Field(default=256, ge=1, description="units of the layer between, of `windows`")
+    node_dim: int = Field(default=256, ge=2, description="width of a node row; encoders have equal shares of it, multiples of `heads`")
+    window_hidden: int = Field(default=256, ge=1, description="units of the layer between, of `windows`")
     window_dropout: float = Field(
         default=0.3, ge=0, lt=1, description="share of the inputs of both layers of `windows` that is 0 in training"
     )
@@ -77,5 +90,5 @@ class SequenceObjective(Section):
     negatives: int = Field(
         default=2048, ge=1, description="leaves that an update draws, half of them by popularity, as columns of the softmax"
     )
-    whole: int = Field(default=2048, ge=1, description="most nodes of a level that is not sampled")
+    whole: int = Field(default=4096, ge=1, description="most nodes of a level that is not sampled")
     inner_share: float = Field(default=0.25, gt=0, le=1, description="share of the places at which levels above the leaves are trained")

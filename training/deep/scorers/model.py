@@ -80,7 +80,7 @@ def sequence_parts(config: SequenceScorer, length: int, levels: int) -> list[Seq
         if name == "transformer":
             reader, dropout = TransformerStates(width, config.layers, config.heads, length), config.dropout
         else:
-            reader, dropout = WindowStates(width, config.hidden, length), config.window_dropout
+            reader, dropout = WindowStates(width, config.window_hidden, length), config.window_dropout
         if dropout == "auto":
             raise InvalidConfig("scorer.dropout", dropout, "a number; with_rules puts one there")
         parts.append(SequencePart(reader, slice(number * width, (number + 1) * width), levels, dropout))

@@ -1,16 +1,20 @@
-"""What the log says where a configuration of sequences leaves it open: how long a history is, how much is dropped, how large an update.
+"""What the log says where a configuration of sequences leaves it open: targets of a place, length of a history, dropout, size of an update.
 
 Knows lengths of lists. Does not know models.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from training.data.interactions import Interactions
+from training.data.splits import EvaluationPair
 from training.deep.prepare import Prepared
 from training.specification.deep import DeepConfig, SequenceConfig
+from training.specification.sequence import MANY_TARGETS
 
 Int64 = NDArray[np.int64]
 
@@ -35,16 +39,24 @@ def dropout_of(lists: Interactions, users: Int64) -> float:
     return 0.5 if np.diff(lists.offset_U1)[users].sum() < FEW_EVENTS * lists.item_count else 0.2
 
 
+def targets_of(validation: Sequence[EvaluationPair]) -> int:
+    """MANY_TARGETS where validation queries have as many relevant items, on average, else the next item."""
+    relevant = [len(pair.relevant) for pair in validation]
+    return MANY_TARGETS if relevant and np.mean(relevant) >= MANY_TARGETS else 1
+
+
 def with_rules(config: DeepConfig, prepared: Prepared) -> DeepConfig:
     """The configuration with numbers in place of `auto`; kinds without these rules come back as they are."""
     if not isinstance(config, SequenceConfig):
         return config
     lists, users = prepared.interactions, prepared.split.train
-    scorer, optimiser = config.scorer, config.optimiser
+    instances, scorer, optimiser = config.instances, config.scorer, config.optimiser
+    if instances.targets == "auto":
+        instances = instances.model_copy(update={"targets": targets_of(prepared.split.validation)})
     if scorer.length == "auto":
         scorer = scorer.model_copy(update={"length": history_length(lists, users)})
     if scorer.dropout == "auto":
         scorer = scorer.model_copy(update={"dropout": dropout_of(lists, users)})
     if optimiser.places == "auto":
         optimiser = optimiser.model_copy(update={"places": places_of_a_batch(lists, users)})
-    return config.model_copy(update={"scorer": scorer, "optimiser": optimiser})
+    return config.model_copy(update={"instances": instances, "scorer": scorer, "optimiser": optimiser})
