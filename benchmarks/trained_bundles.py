@@ -25,7 +25,7 @@ def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.rand
     windows = (3, 2)
     torch.manual_seed(3)
     if kind == "sequence":
-        parts = sequence_parts(SequenceScorer(node_dim=24, hidden=20, dropout=0.0), 5, tree.height + 1)
+        parts = sequence_parts(SequenceScorer(node_dim=24, window_hidden=20, dropout=0.0), 5, tree.height + 1)
         model = NodeScorer(tree.node_count, 24, SequenceQuery(5, parts), ProductHead(24, 24, None), init_std=1.0)
         graphs = export_graphs(model, "history_leaves", torch.randint(tree.leaf_offset, tree.node_count, (2, 5)))
     else:
