@@ -17,11 +17,14 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 from espalier.engines.best_nodes import best_first, best_positions
+from espalier.engines.compiled.prefetch import LINE_BYTES, fetch
 
 Array = NDArray[Any]
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 """Fast-math without `nnan` and `ninf`: numbers that are not finite must be seen."""
 LARGEST = np.finfo(np.float32).max
+AHEAD = 8
+"""Kept nodes after the current one whose children's rows are asked for."""
 
 
 def number(stored: Any) -> Any:
@@ -93,6 +96,10 @@ def search_queries(
             total: Any = np.int64(0)
             for k in range(count):
                 inherited = gamma * kept_ranks[k]
+                if k + AHEAD < count:
+                    for n in range(first_child[kept[k + AHEAD]], first_child[kept[k + AHEAD] + 1]):
+                        for d in range(0, rows_ND.shape[1], LINE_BYTES // rows_ND.itemsize):
+                            fetch(rows_ND, n, d)
                 for n in range(first_child[kept[k]], first_child[kept[k] + 1]):
                     if masked and not eligible_N[n]:
                         continue
