@@ -26,6 +26,11 @@ and, where past items speak for others,
 
     memory.safetensors  the arrays of espalier.memory
 
+and, where the content of items enters their rows,
+
+    content.onnx        features[I, X] of items and their values → leaf rows[I, D]
+    content.safetensors what makes features of an item's fields (espalier.content.features)
+
 Written to a temporary folder and renamed; readable by every user; opened by mmap; never overwritten; no pickle. Knows files, not
 searches; `bundle_writer.py` writes them.
 """
@@ -66,9 +71,10 @@ if TYPE_CHECKING:  # numba takes a while to import, and only models of texts nee
 COMMON_PARTS = ("tree.safetensors", "items.arrow", "golden.parquet", "heldout.parquet")
 GRAPH_PARTS = (*COMMON_PARTS, "nodes.safetensors", "query.onnx", "scorer.onnx")
 WEIGHTS, RANKER, MEMORY = "weights.safetensors", "ranker.onnx", "memory.safetensors"
+CONTENT, CONTENT_ARRAYS = "content.onnx", "content.safetensors"
 CHUNKS, TEXT = "chunks.safetensors", "text.safetensors"
 LINEAR_PARTS = (*COMMON_PARTS, CHUNKS)
-ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT, RANKER, MEMORY)
+ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT, RANKER, MEMORY, CONTENT, CONTENT_ARRAYS)
 """All files that a bundle may need besides its manifest; `parts_of` says which of them a given bundle needs."""
 MAX_MANIFEST_BYTES = 16 << 20
 
@@ -207,7 +213,9 @@ def parts_of(manifest: Manifest) -> tuple[str, ...]:
     """The files that a bundle must have besides its manifest."""
     ranker = () if manifest.ranker is None else (RANKER,)
     if isinstance(manifest.scorer, GraphScorer):
-        return (*GRAPH_PARTS, *ranker, *(() if manifest.memory is None else (MEMORY,)))
+        memory = () if manifest.memory is None else (MEMORY,)
+        content = () if manifest.content is None else (CONTENT, CONTENT_ARRAYS)
+        return (*GRAPH_PARTS, *ranker, *memory, *content)
     return (*LINEAR_PARTS, TEXT, *ranker) if isinstance(manifest.query, TextKind) else (*LINEAR_PARTS, *ranker)
 
 

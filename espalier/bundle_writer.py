@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from espalier.bundle import CHUNKS, MEMORY, RANKER, TEXT, WEIGHTS, Bundle, parts_of
+from espalier.bundle import CHUNKS, CONTENT, CONTENT_ARRAYS, MEMORY, RANKER, TEXT, WEIGHTS, Bundle, parts_of
 from espalier.bundle_files import sha256_of
 from espalier.chunks import ARRAYS as CHUNK_ARRAYS
 from espalier.chunks import Chunks
+from espalier.content_info import ContentInfo
 from espalier.errors import BundleCorrupt, BundleExists, InvalidTree
 from espalier.items import ItemTable
 from espalier.manifest import (
@@ -47,6 +48,15 @@ FILE_MODE, FOLDER_MODE = 0o644, 0o755
 
 
 @dataclass(frozen=True)
+class ContentParts:
+    """What makes rows of items' fields: content.onnx and the arrays of `espalier.content.features`."""
+
+    info: ContentInfo
+    arrays: Mapping[str, NDArray[Any]]
+    content_onnx: bytes
+
+
+@dataclass(frozen=True)
 class GraphContent:
     """Everything that goes into a bundle of graphs besides the manifest.
 
@@ -58,6 +68,7 @@ class GraphContent:
     form          what scorer_onnx computes; None: not declared
     memory        what past items add to a search; None: nothing
     encoder       what query_onnx takes of a history, see `GraphScorer`
+    content       of the items, in their rows; None: there is none
     """
 
     tree: Tree
@@ -73,6 +84,7 @@ class GraphContent:
     form: ScorerForm | None = None
     memory: Memory | None = None
     encoder: Literal["levels", "sequence"] = "levels"
+    content: ContentParts | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +118,8 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
         content.items.write(folder / "items.arrow")
         pq.write_table(content.golden, folder / "golden.parquet")
         pq.write_table(content.heldout, folder / "heldout.parquet")
-        made = {"schema_version": SCHEMA_VERSION, "tree": TreeInfo.of(tree), "scorer": scorer, "memory": memory}
+        info = content.content.info if isinstance(content, GraphContent) and content.content is not None else None
+        made = {"schema_version": SCHEMA_VERSION, "tree": TreeInfo.of(tree), "scorer": scorer, "memory": memory, "content": info}
         _write_manifest(folder, draft.model_dump() | made)
     return Bundle.open(path, verify=False)
 
@@ -193,6 +206,10 @@ def _write_graphs(folder: Path, graphs: GraphContent) -> GraphScorer:
     save_file({"node_rows": np.ascontiguousarray(rows)}, folder / "nodes.safetensors")
     (folder / "query.onnx").write_bytes(graphs.query_onnx)
     (folder / "scorer.onnx").write_bytes(graphs.scorer_onnx)
+    if graphs.content is not None:
+        (folder / CONTENT).write_bytes(graphs.content.content_onnx)
+        arrays = {name: np.ascontiguousarray(array) for name, array in graphs.content.arrays.items()}
+        save_file(arrays, folder / CONTENT_ARRAYS)
     if graphs.weights:
         save_file({name: np.ascontiguousarray(array) for name, array in graphs.weights.items()}, folder / WEIGHTS)
     return GraphScorer(

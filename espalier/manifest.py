@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
 
+from espalier.content_info import ContentInfo
 from espalier.queries import FeaturesKind, HistoryKind, QueryKind, TextKind
 from espalier.rank_features import HISTORY, check_names, needs_node_rows
 from espalier.tree import Tree
@@ -224,6 +225,7 @@ class Manifest(ManifestDraft):
     scorer: Scorer
     ranker: RankerInfo | None = None
     memory: MemoryInfo | None = None
+    content: ContentInfo | None = None
     files: dict[PartName, FileInfo]
 
     @model_validator(mode="after")
@@ -261,6 +263,16 @@ class Manifest(ManifestDraft):
             raise ValueError(f"scorers of {self.scorer.features} features cannot answer queries of {self.query.width}")
         if not linear and self.ranking.activation != "sigmoid":
             raise ValueError(f"graphs have logits for the sigmoid, not for {self.ranking.activation}")
+        return self
+
+    @model_validator(mode="after")
+    def _content_fits(self) -> Manifest:
+        if self.content is None:
+            return self
+        if self.schema_version == 1:
+            raise ValueError("schema version 1 has no content")
+        if not isinstance(self.scorer, GraphScorer) or not isinstance(self.query, HistoryKind):
+            raise ValueError(f"content enters rows of graphs over histories, got {self.scorer.kind} scorers of {self.query.kind} queries")
         return self
 
     @model_validator(mode="after")

@@ -206,6 +206,9 @@ def evaluate(
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to search")] = "auto",
     precision: Annotated[Literal["float32", "float16", "bfloat16"], typer.Option(help="of node rows and products in triton")] = "float32",
     exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="leave out the items of the history")] = False,
+    unseen: Annotated[
+        bool, typer.Option("--unseen", help="only items that no training user touched are relevant; the log is read (--data)")
+    ] = False,
     rerank: Annotated[bool, typer.Option("--rerank", help="with the model's ranker")] = False,
     depth: Annotated[int | None, typer.Option(min=1, help="candidates that it re-ranks; the default is the model's")] = None,
     batch: Annotated[int, typer.Option(min=1, help="queries in one engine call")] = 1,
@@ -225,12 +228,17 @@ def evaluate(
     beams, ms = _numbers("--beam", beam), _numbers("--m", m)
     opened = open_engine(bundle, device, engine, precision=precision)
     stage = measure.second_stage(bundle, rerank, depth)
-    count, rows = _measured(bundle, opened, data, beams, ms, exclude_seen, batch, stage)
+    found = _measured_unseen if unseen else _measured
+    count, rows = found(bundle, opened, data, beams, ms, exclude_seen, batch, stage)
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
-    notes = [", seen items excluded"] * exclude_seen + ([] if stage is None else [f", best {stage.depth} re-ranked"])
+    notes = (
+        [", unseen items alone relevant"] * unseen
+        + [", seen items excluded"] * exclude_seen
+        + ([] if stage is None else [f", best {stage.depth} re-ranked"])
+    )
     print(f"{name} on {opened.name}, {count} queries{''.join(notes)}")
     measure.print_table(rows)
-    warnings = [] if rerank else measure.falls(rows, count)  # a ranker has an order of its own
+    warnings = [] if rerank or unseen else measure.falls(rows, count)  # a ranker has an order of its own
     for warning in warnings:
         log.warning("WARNING: %s. Its ranks mislead the search there: try another γ (docs/training.md, docs/text-search.md)", warning)
     if json_file:
@@ -269,6 +277,31 @@ def _measured(
         raise InvalidConfig("--exclude-seen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
     queries = labelled_queries(bundle, data)
     return len(queries), measure.measure(bundle, engine, queries, beams, ms, batch, stage)
+
+
+def _measured_unseen(
+    bundle: Bundle,
+    engine: Engine,
+    data: Path | None,
+    beams: list[int],
+    ms: list[int],
+    exclude_seen: bool,
+    batch: int,
+    stage: measure.Rerank | None,
+) -> tuple[int, list[dict[str, Any]]]:
+    """As `_measured`, of items that no training user touched: ranked among all items, and among each other."""
+    from espalier.masks.eligibility import node_mask
+    from training import evaluate as measure
+    from training.held_out import held_out_log
+
+    if bundle.manifest.query.kind != "history":
+        raise InvalidConfig("--unseen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
+    log = held_out_log(bundle, data)
+    pairs, rows = log.of_unseen(), []
+    for among, mask in (("all", None), ("unseen", node_mask(bundle.tree, log.unseen_I))):
+        measured = measure.evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch, stage, mask)
+        rows += [{"among": among} | row for row in measured]
+    return len(pairs), rows
 
 
 @app.command()

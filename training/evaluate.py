@@ -23,7 +23,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind, pad_histories
 from espalier.rerank.ranker import Reranker
-from espalier.search import NO_ITEM, Engine, SearchParams
+from espalier.search import NO_ITEM, Engine, NodeMask, SearchParams
 from training.data.splits import EvaluationPair, without_seen
 
 Int64 = NDArray[np.int64]
@@ -35,11 +35,15 @@ MIN_QUERIES = 30
 
 @dataclass(frozen=True, eq=False)
 class LabelledQueries:
-    """B queries of any kind with their relevant item rows, and the item rows that the search of each excludes (int64[B, E], −1 = none)."""
+    """B queries of any kind with their relevant item rows, and the item rows that the search of each excludes (int64[B, E], −1 = none).
+
+    mask  the items that all searches are restricted to; None: all
+    """
 
     queries: QueryBatch
     relevant: Sequence[Int64]
     exclude_BE: Int64 | None = None
+    mask: NodeMask | None = None
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -105,6 +109,7 @@ def evaluate(
     exclude_seen: bool = False,
     batch: int = 1,
     rerank: Rerank | None = None,
+    mask: NodeMask | None = None,
 ) -> list[dict[str, Any]]:
     """Rows {"beam_size", "m", "batch", "precision", "recall", "f", "ndcg", "ms_per_query"}, means over queries.
 
@@ -114,21 +119,22 @@ def evaluate(
     exclude_seen  the history's items are excluded from the search and from what is relevant; queries left with nothing relevant drop out
     batch         queries in one engine call; ms_per_query is the engine's wall time over all calls ÷ queries
     rerank        the second stage; rows have its "rerank_ms_per_query" too
+    mask          the items that the search is restricted to
     """
-    return measure(bundle, engine, labelled(bundle.manifest.query, pairs, exclude_seen), beams, ms, batch, rerank)
+    return measure(bundle, engine, labelled(bundle.manifest.query, pairs, exclude_seen, mask), beams, ms, batch, rerank)
 
 
-def labelled(kind: Kind, pairs: Sequence[EvaluationPair], exclude_seen: bool = False) -> LabelledQueries:
+def labelled(kind: Kind, pairs: Sequence[EvaluationPair], exclude_seen: bool = False, mask: NodeMask | None = None) -> LabelledQueries:
     """Queries of histories or vectors. Raises InvalidData for other kinds, and for vectors whose seen items are to be excluded."""
     if isinstance(kind, VectorKind) and not exclude_seen:
         vectors = [pair.vector for pair in pairs if pair.vector is not None]
         queries = QueryBatch(kind, np.stack(vectors) if vectors else np.zeros((0, kind.width), np.float32))
-        return LabelledQueries(queries, [pair.relevant for pair in pairs])
+        return LabelledQueries(queries, [pair.relevant for pair in pairs], None, mask)
     if not isinstance(kind, HistoryKind):
         raise InvalidData("queries", kind.kind, "a model of history queries")
     pairs = without_seen(pairs) if exclude_seen else list(pairs)
     exclude_BE = _padded([pair.history for pair in pairs]) if exclude_seen and pairs else None
-    return LabelledQueries(pad_histories(kind, [pair.history for pair in pairs]), [pair.relevant for pair in pairs], exclude_BE)
+    return LabelledQueries(pad_histories(kind, [pair.history for pair in pairs]), [pair.relevant for pair in pairs], exclude_BE, mask)
 
 
 def measure(
@@ -211,10 +217,10 @@ def _search_all(
 ) -> tuple[Int64, float, float]:
     """int64[B, M] item rows, and the seconds spent in the engine and in the ranker; one call before that warms them up."""
     width = m if rerank is None else max(m, rerank.depth)
-    queries, exclude_BE = labelled.queries, labelled.exclude_BE
+    queries, exclude_BE, mask = labelled.queries, labelled.exclude_BE, labelled.mask
 
     def call(rows: Int64) -> tuple[Int64, float, float]:
-        params = SearchParams.uniform(len(rows), beam, width, None if exclude_BE is None else exclude_BE[rows])
+        params = SearchParams.uniform(len(rows), beam, width, None if exclude_BE is None else exclude_BE[rows], mask=mask)
         part = queries.take(rows)
         begin = time.perf_counter()
         result = engine.search(part, params)
@@ -241,12 +247,16 @@ def _padded(lists: Sequence[Int64]) -> Int64:
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    stage = "rerank_depth" in rows[0]
-    print(f"{'beam':>6} {'m':>5} {'precision':>10} {'recall':>8} {'F':>8} {'nDCG':>8} {'ms/query':>9}{' + re-ranking' if stage else ''}")
+    stage, among = "rerank_depth" in rows[0], "among" in rows[0]
+    print(
+        f"{'among':>7} " * among
+        + f"{'beam':>6} {'m':>5} {'precision':>10} {'recall':>8} {'F':>8} {'nDCG':>8} {'ms/query':>9}{' + re-ranking' if stage else ''}"
+    )
     for row in rows:
         figures = f"{row['precision']:10.4f} {row['recall']:8.4f} {row['f']:8.4f} {row['ndcg']:8.4f} {row['ms_per_query']:9.3f}"
         reranking = f" {row['rerank_ms_per_query']:12.3f}" if stage else ""
-        print(f"{row['beam_size']:6d} {row['m']:5d} {figures}{reranking}")
+        place = f"{row['among']:>7} " if among else ""
+        print(f"{place}{row['beam_size']:6d} {row['m']:5d} {figures}{reranking}")
 
 
 def plot_frontier(rows: Sequence[dict[str, Any]], title: str, file: Path) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
+from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import VectorKind
 from training.data.interactions import read_interactions
 from training.data.splits import EvaluationPair, split_log
+from training.data.user_item_matrix import events_of_items
 from training.evaluate import LabelledQueries, labelled
 from training.specification.deep import DeepConfig
 from training.specification.models import config_of
@@ -19,18 +24,54 @@ from training.specification.models import config_of
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class HeldOutLog:
+    """The test queries of a log, split as in training, with the bundle's item rows.
+
+    pairs     with known items alone
+    unseen_I  bool[I]: the bundle's items that no training user touched
+    """
+
+    pairs: list[EvaluationPair]
+    unseen_I: NDArray[np.bool_]
+
+    def of_unseen(self) -> list[EvaluationPair]:
+        """The queries for which an unseen item is relevant, with these alone as relevant. Raises InvalidData where there is none."""
+        pairs = [replace(pair, relevant=pair.relevant[self.unseen_I[pair.relevant]]) for pair in self.pairs]
+        pairs = [pair for pair in pairs if len(pair.relevant)]
+        if not pairs:
+            found = f"{len(self.pairs)} test queries, {int(self.unseen_I.sum())} unseen items"
+            raise InvalidData("log", found, "a test query with a relevant item that no training user touched; see data.split.unseen_items")
+        return pairs
+
+
 def pairs_of_log(bundle: Bundle, file: Path) -> list[EvaluationPair]:
     """The test users of a log, split as in training, with known items alone. The log may have grown since."""
+    return held_out_log(bundle, file).pairs
+
+
+def held_out_log(bundle: Bundle, file: Path | None = None) -> HeldOutLog:
+    """The test queries of a log, which may have grown since; without a file, of the log that the model was trained on.
+
+    Raises InvalidConfig where that is no longer at its place.
+    """
     config = config_of(bundle.manifest, DeepConfig)
+    if file is None:
+        file = config.data.log
+        if not file.is_file():
+            raise InvalidConfig("--data", None, f"the log, since {file}, which the model was trained on, is not there")
     with tempfile.TemporaryDirectory() as work:
         interactions = read_interactions(file, config.data.format, Path(work))
         split = split_log(interactions, config.data.split, config.data.format, Path(work), seed=config.seed)
         row_of = bundle.items.rows_of(interactions.item_ids.to_pylist())
         pairs = [replace(p, history=row_of[p.history], relevant=row_of[p.relevant]) for p in split.test]
+        touched = row_of[events_of_items(split.lists, split.train) > 0]
     if interactions.fingerprint != bundle.manifest.data.get("sha256"):
         log.warning("%s is not the log that the model was trained on; its test users may have been training users", file)
     known = [replace(p, history=p.history[p.history >= 0], relevant=p.relevant[p.relevant >= 0]) for p in pairs]
-    return [pair for pair in known if len(pair.relevant) and (len(pair.history) or pair.vector is not None)]
+    unseen_I = np.ones(len(bundle.items), np.bool_)
+    unseen_I[touched[touched >= 0]] = False
+    return HeldOutLog([pair for pair in known if len(pair.relevant) and (len(pair.history) or pair.vector is not None)], unseen_I)
 
 
 def labelled_queries(bundle: Bundle, file: Path | None) -> LabelledQueries:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import make_folder, with_parts
 from espalier.checks.golden import GOLDEN_COLUMNS, verify_golden
+from espalier.content.rows import ContentRows
 from espalier.engines import open_engine
 from espalier.manifest import RankerInfo
 from espalier.rerank.features import RankFeatures
@@ -64,6 +65,8 @@ def publish(
                 heldout = with_recall(bare, engine, ms)
         finally:
             engine.close()
+        if bare.manifest.content is not None:
+            ContentRows(bare)
         if bare.manifest.ranker is not None:
             reranker = Reranker(bare)
             table = _with_ranker_scores(bare, reranker.info, table)

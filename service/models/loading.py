@@ -21,6 +21,7 @@ from typing import Literal
 
 from espalier.bundle import ALL_PARTS, Bundle
 from espalier.checks.golden import verify_golden
+from espalier.content.rows import ContentRows
 from espalier.engines import runs_on_gpu
 from espalier.errors import BundleCorrupt, EspalierError
 from espalier.manifest import Manifest
@@ -105,6 +106,9 @@ def _load(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: s
     metrics.model_state(name, version, engine.name, ready=False)
     doing.append("answering its golden queries")
     overlap = verify_golden(bundle, engine)
+    if manifest.content is not None:
+        doing.append("opening its content")
+        ContentRows(bundle)
     reranker = None
     if manifest.ranker is not None:
         doing.append("opening its ranker")

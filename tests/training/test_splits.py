@@ -185,3 +185,24 @@ def test_without_seen_takes_the_history_out_of_what_is_relevant() -> None:
     pairs = [EvaluationPair(0, np.array([1, 2]), np.array([2, 3, 3])), EvaluationPair(1, np.array([1]), np.array([1]))]
     kept = without_seen(pairs)
     assert [(pair.user, pair.history.tolist(), pair.relevant.tolist()) for pair in kept] == [(0, [1, 2], [3, 3])]
+
+
+@pytest.mark.parametrize("config", [UserSplit(unseen_items=0.3, test_share=0.2, validation_share=0.2), LastSplit(unseen_items=0.3)])
+def test_of_some_items_nothing_is_learned_but_they_are_asked_for(tmp_path: Path, config: UserSplit | LastSplit) -> None:
+    log = log_of([*np.random.default_rng(1).integers(0, 20, (60, 8)).tolist(), [19, 19]])
+    whole = split_log(log, config.model_copy(update={"unseen_items": 0.0}), CsvFormat(), made(tmp_path / "whole"), seed=4)
+    split = split_log(log, config, CsvFormat(), made(tmp_path / "part"), seed=4)
+    hidden = np.flatnonzero(splits.drawn_items(20, 0.3, 4))
+    assert len(hidden) == 6
+    assert split.lists.item_count == 20
+    for user in whole.train:
+        items = whole.lists.of(user)
+        assert_array_equal(split.lists.of(user), items[~np.isin(items, hidden)])
+    assert (np.diff(split.lists.offset_U1)[split.train] > 0).all()
+    assert shown(split.test) == shown(whole.test)
+    assert np.isin(np.concatenate([pair.relevant for pair in split.test]), hidden).any()
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

@@ -86,6 +86,8 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
         split = by_file(interactions, config, log_format, work, seed)
     else:
         split = _by_user(interactions, config, seed)
+    if config.unseen_items:
+        split = _without_events(split, drawn_items(interactions.item_count, config.unseen_items, seed), work)
     for name, part, expected in (
         ("training", split.train, "a user whose list is learned from"),
         ("validation", split.validation, "a user with a history and something relevant after it; validation chooses weights and options"),
@@ -93,6 +95,20 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
         if not len(part):
             raise InvalidData("log", f"{interactions.user_count} users, none for {name} under split.kind {config.kind}", expected)
     return replace(split, validation=_drawn(split.validation, "validation", (seed, 2)), test=_drawn(split.test, "test", (seed, 3)))
+
+
+def drawn_items(items: int, share: float, seed: int) -> NDArray[np.bool_]:
+    """bool[I]: ⌊share · I⌋ items at random, at least one."""
+    drawn_I = np.zeros(items, np.bool_)
+    drawn_I[np.random.default_rng([seed, 5]).permutation(items)[: max(1, int(share * items))]] = True
+    return drawn_I
+
+
+def _without_events(split: Split, hidden_I: NDArray[np.bool_], work: Path) -> Split:
+    """The split with lists that hold none of the hidden items; queries stay as they are, and users left without an event drop out."""
+    lists = _with_events(split.lists, ~hidden_I[split.lists.item_of_event_E], work)
+    left = np.diff(lists.offset_U1)[split.train] > 0
+    return replace(split, lists=lists, train=split.train[left])
 
 
 def _by_user(interactions: Interactions, config: UserSplit, seed: int) -> Split:

@@ -21,7 +21,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from espalier.bundle import Bundle
-from espalier.bundle_writer import GraphContent, write_bundle
+from espalier.bundle_writer import ContentParts, GraphContent, write_bundle
 from espalier.engines.onnx.runtime import ort
 from espalier.errors import BundleCorrupt
 from espalier.items import ItemTable
@@ -31,7 +31,9 @@ from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind
 from espalier.scorer_form import mlp_form
 from espalier.search import Engine, SearchParams
 from espalier.tree import Tree
+from training.data.item_content import ItemContent
 from training.data.splits import EvaluationPair, without_seen
+from training.deep.content_rows import content_graph
 from training.deep.prepare import Prepared
 from training.deep.queries import model_input, query_kind, rows_of_pairs
 from training.deep.scorers.heads import MlpHead, ProductHead
@@ -65,7 +67,7 @@ def export(config: DeepConfig, prepared: Prepared, tree: Tree, model: NodeScorer
     golden = [cold, *validation]
     test = list(prepared.split.test)
     heldout = _written(kind, prepared.items, test[: min(HELD_OUT_QUERIES, most)])
-    content = _content(config, tree, model.cpu(), prepared.items, QueryBatch(kind, rows_of_pairs(config, golden)), heldout)
+    content = _content(config, tree, model.cpu(), prepared, QueryBatch(kind, rows_of_pairs(config, golden)), heldout)
     draft = _draft(config, prepared, ranking, path)
     ms = reported_ms(REPORTED_M, config.search.max_m)
     params = SearchParams(golden_beams(config.search.beam_size, len(golden)), np.full(len(golden), config.search.m, np.int64))
@@ -148,7 +150,7 @@ def _content(
     config: DeepConfig,
     tree: Tree,
     model: NodeScorer,
-    items: ItemTable,
+    prepared: Prepared,
     queries: QueryBatch,
     heldout: pa.Table,
 ) -> GraphContent:
@@ -167,13 +169,22 @@ def _content(
         state_dim=model.head.state_dim,
         query_onnx=query_onnx,
         scorer_onnx=scorer_onnx,
-        items=items,
+        items=prepared.items,
         golden=unanswered(heldout, queries.kind.kind),
         heldout=heldout,
-        weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "node_rows"},
+        weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name not in ("node_rows", "content_table")},
         form=scorer_form(model, scorer_onnx),
         encoder="sequence" if isinstance(model.encoder, SequenceQuery) else "levels",
+        content=_content_parts(model, prepared.content),
     )
+
+
+def _content_parts(model: NodeScorer, content: ItemContent | None) -> ContentParts | None:
+    if content is None or model.content_table is None:
+        return None
+    if not bool(torch.isfinite(model.content_table).all()):
+        raise FloatingPointError("the content table is not finite; lower the learning rate")
+    return ContentParts(content.info, content.arrays, content_graph(model.content_table, content.info.entries))
 
 
 def scorer_form(model: NodeScorer, scorer_onnx: bytes) -> ScorerForm | None:

@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -26,6 +27,7 @@ from espalier.tree import Tree
 from training.data.user_item_matrix import events_of_items
 from training.deep.averaging import AVERAGE_EVERY, averaged_over
 from training.deep.checkpoint import Checkpoint, Parts, RunState, identity_of
+from training.deep.content_rows import ContentRows, add_content
 from training.deep.instances import Source, source_of
 from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss
 from training.deep.objectives.otm_robust import otm_robust_loss
@@ -101,7 +103,10 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
             if biased:
                 model.node_rows.data[:, part.stop - 1] = bias_N
     elif scorer.init == "earlier" and prepared.earlier is not None:
-        model.load_state_dict(prepared.earlier.model.state_dict())
+        weights = prepared.earlier.model.state_dict()
+        model.load_state_dict({name: values for name, values in weights.items() if name != "content_table"})
+    if prepared.content is not None:
+        add_content(model, prepared.content.rows, tree, prepared.seen_I, fitted=scorer.init != "random")
     return model
 
 
@@ -125,6 +130,9 @@ def fit(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device
     best_step = state.best_step(config.optimiser.validate_every)
     if state.recalls:
         run.model.load_state_dict(state.best)
+        content = content_rows(config, prepared, run.topology)
+        if content is not None:
+            content.reset_unseen(run.model)
         best, ending = max(state.recalls), "" if state.step < steps else "; all steps were used"
         log.info("validation recall@%d: %.4f at step %d of %d%s", config.search.m, best, best_step, state.step, ending)
     if process() == 0:
@@ -206,7 +214,10 @@ class InstanceSteps:
     def __init__(self, config: WindowConfig, model: NodeScorer, topology: Topology, prepared: Prepared) -> None:
         if config.optimiser.batch % processes():
             raise InvalidConfig("optimiser.batch", config.optimiser.batch, f"a multiple of the {processes()} processes")
-        self.config, self.model, self.topology = config, model, topology
+        self.content = content_rows(config, prepared, topology)
+        # Where content gives untouched items their rows, they are no negatives: nothing says that nobody wants them.
+        self.topology = topology if self.content is None else Topology(topology.tree, topology.device, prepared.seen_I)
+        self.config, self.model = config, model
         self.source = source_of(prepared.interactions, prepared.split.train, config.instances, config.seed)
         self.optimiser = torch.optim.Adam(model.parameters(), lr=config.optimiser.learning_rate, fused=True)
 
@@ -215,7 +226,7 @@ class InstanceSteps:
 
     def make(self, step: int) -> Tensor:
         """One batch and one update; returns the loss (a scalar on the device)."""
-        return train_step(self.config, self.model, self.topology, self.source, self.optimiser, step)
+        return train_step(self.config, self.model, self.topology, self.source, self.optimiser, step, self.content)
 
 
 def stage(config: DeepConfig, step: int) -> tuple[str, Objective]:
@@ -235,6 +246,7 @@ def train_step(
     source: Source,
     optimiser: torch.optim.Optimizer,
     step: int,
+    content: ContentRows | None = None,
 ) -> Tensor:
     """One batch, of which this process takes its rows, and one update; returns the loss of those rows (a scalar on the device)."""
     device, (kind, objective) = topology.device, stage(config, step)
@@ -244,14 +256,22 @@ def train_step(
     for group in optimiser.param_groups:
         group["lr"] = config.optimiser.learning_rate_at(step)
     optimiser.zero_grad()
-    with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
-        query = model_input(model, topology, instances.query[own])
-        targets = torch.from_numpy(instances.target_BP[own]).to(device)
-        loss = LOSSES[kind](model, topology, query, targets, objective, generator)
-    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    with nullcontext() if content is None else content.dropped(model, config.seed * 1_000_003 + step):
+        with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
+            query = model_input(model, topology, instances.query[own])
+            targets = torch.from_numpy(instances.target_BP[own]).to(device)
+            loss = LOSSES[kind](model, topology, query, targets, objective, generator)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     average_gradients(model.parameters())
-    optimiser.step()
+    with nullcontext() if content is None else content.followed(model):
+        optimiser.step()
     return loss.detach()
+
+
+def content_rows(config: DeepConfig, prepared: Prepared, topology: Topology) -> ContentRows | None:
+    """The features of the catalogue at the leaves, where content enters rows."""
+    content = prepared.content
+    return None if content is None else ContentRows(content.rows, topology.tree, prepared.seen_I, config.content.drop, topology.device)
 
 
 def use_bfloat16(config: DeepConfig, device: torch.device) -> bool:

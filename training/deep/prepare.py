@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,11 @@ from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
 from espalier.tree import Tree
 from training.data.interactions import Interactions, read_interactions
+from training.data.item_content import ItemContent, item_content
 from training.data.item_tables import item_table
 from training.data.splits import Split, split_log
+from training.data.user_item_matrix import events_of_items
+from training.deep.content_ridge import predicted
 from training.deep.earlier import EarlierModel, open_earlier
 from training.deep.jtm import learn_tree
 from training.deep.jtm_samples import draw_samples
@@ -39,16 +43,22 @@ EMBEDDING_DIM = 64
 
 @dataclass(frozen=True)
 class Prepared:
-    """Item rows of the lists, of `items` and of the earlier model's tree are the same."""
+    """Item rows of the lists, of `items`, of their content and of the earlier model's tree are the same."""
 
     split: Split
     items: ItemTable
     earlier: EarlierModel | None = None
+    content: ItemContent | None = None
 
     @property
     def interactions(self) -> Interactions:
         """What may be learned from."""
         return self.split.lists
+
+    @cached_property
+    def seen_I(self) -> NDArray[np.bool_]:
+        """bool[I]: the items that a training user touched."""
+        return events_of_items(self.split.lists, self.split.train) > 0
 
 
 def prepare(config: DeepConfig, data: Path | None, work: Path) -> Prepared:
@@ -59,7 +69,7 @@ def prepare(config: DeepConfig, data: Path | None, work: Path) -> Prepared:
     earlier = None
     if config.earlier_model is not None and isinstance(config.tree, TreeOfEarlierModel):
         earlier = open_earlier(config.earlier_model, config, config.tree, split.lists, split.train, items)
-    return Prepared(split, items, earlier)
+    return Prepared(split, items, earlier, item_content(items, config.content))
 
 
 def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CPU) -> Tree:
@@ -78,7 +88,7 @@ def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CP
         embeddings_ID = item_embeddings(prepared, EMBEDDING_DIM, config.seed)
     else:
         learned_ID = leaf_rows(Bundle.open(config.earlier_model), prepared.items)
-        embeddings_ID = spread_unseen(learned_ID, interactions.category_of_item_I, seed=config.seed)
+        embeddings_ID = _with_unseen(learned_ID, prepared, config.seed)
     return kmeans_tree(embeddings_ID, tree.branching, seed=config.seed)
 
 
@@ -119,4 +129,16 @@ def item_embeddings(prepared: Prepared, width: int, seed: int) -> NDArray[np.flo
         return vector_embeddings(interactions, train, start_of(interactions, train, width, seed=seed), seed=seed)
     width = max(1, min(width, len(train) - 1, interactions.item_count - 1))
     embeddings = embeddings_of(interactions, train, width, seed=seed)
-    return spread_unseen(embeddings, interactions.category_of_item_I, seed=seed)
+    return _with_unseen(embeddings, prepared, seed)
+
+
+def _with_unseen(embeddings_ID: NDArray[np.float32], prepared: Prepared, seed: int) -> NDArray[np.float32]:
+    """Embeddings for the items that have none (zero rows), too: by their content where it is known, else those of other items."""
+    content = prepared.content
+    if content is not None:
+        known_I = np.asarray(embeddings_ID.any(axis=1), np.bool_)
+        length_I = np.linalg.norm(embeddings_ID, axis=1)
+        unit_ID = embeddings_ID / np.where(known_I, length_I, 1)[:, None]  # directions are what trees and first rows are made of
+        predicted_ID = predicted(content.rows, unit_ID.astype(np.float32), known_I)
+        embeddings_ID = np.where((known_I | ~content.known_I)[:, None], embeddings_ID, predicted_ID)
+    return spread_unseen(embeddings_ID, prepared.interactions.category_of_item_I, seed=seed)

@@ -5,16 +5,22 @@ Legend: B queries, T history, P positives of a query, C candidates, K beam, N no
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from espalier.masks.eligibility import node_mask
 from espalier.tree import Tree
 
 
 class Topology:
-    """A tree on a device. Node numbers are int64; N marks padding in lists of nodes, so that it sorts last."""
+    """A tree on a device. Node numbers are int64; N marks padding in lists of nodes, so that it sorts last.
 
-    def __init__(self, tree: Tree, device: torch.device) -> None:
+    eligible_I  bool[I]: the items that may be found; None: all
+    """
+
+    def __init__(self, tree: Tree, device: torch.device, eligible_I: NDArray[np.bool_] | None = None) -> None:
         self.tree, self.device = tree, device
         self.padding = tree.node_count
         self.parent_N1 = torch.from_numpy(tree.parent).to(device)
@@ -24,7 +30,8 @@ class Topology:
             [torch.from_numpy(tree.leaf_of_item).to(device), torch.tensor([-1], device=device)]
         )  # item row −1 → −1
         self.items_below_N = torch.from_numpy(tree.items_below).to(device)
-        self.ineligible_N = self.items_below_N == 0
+        eligible_N = tree.items_below > 0 if eligible_I is None else node_mask(tree, eligible_I).eligible_N
+        self.ineligible_N = torch.from_numpy(~eligible_N).to(device)
         self.leaf_item = torch.from_numpy(tree.leaf_item).to(device)
 
     def history_nodes(self, history_BT: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from espalier.errors import InvalidConfig
 from espalier.manifest import ModelName
 from espalier.queries import MAX_HISTORY
+from training.specification.content import ContentConfig
 from training.specification.log_format import CsvFormat, LogFormat, TableFormat, VectorsFormat
 from training.specification.optimiser import OptimiserConfig, SequenceOptimiser
 from training.specification.scorers import ProductScorer, Scorer
@@ -251,6 +252,7 @@ class DeepConfig(Section):
     objective: Objective
     optimiser: OptimiserConfig | SequenceOptimiser
     search: SearchConfig = SearchConfig()
+    content: ContentConfig = ContentConfig()
 
     @property
     def rounds(self) -> int:
@@ -284,6 +286,15 @@ class DeepConfig(Section):
     def ranks_by_path_product(self) -> bool:
         """Whether conditional probabilities are trained, and the search ranks by their product along the path."""
         return isinstance(self.objective, PathObjective)
+
+    @model_validator(mode="after")
+    def _content_has_a_place(self) -> DeepConfig:
+        if self.content.columns:
+            if isinstance(self.data.format, VectorsFormat):
+                raise InvalidConfig("content.columns", self.content.columns, "none, since data.format.format is vectors")
+            if isinstance(self.scorer, SequenceScorer):
+                raise InvalidConfig("content.columns", self.content.columns, "none: rows under a sequence encoder do not take content yet")
+        return self
 
     @model_validator(mode="after")
     def _category_known(self) -> DeepConfig:

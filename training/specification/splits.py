@@ -21,7 +21,17 @@ Time = Annotated[int | FiniteFloat | str, BeforeValidator(_iso)]
 """A point in time as the log writes it: a number, or an ISO 8601 date, with a time of day or without."""
 
 
-class UserSplit(Section):
+class _Split(Section):
+    unseen_items: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the items, drawn by the seed, from whose events nothing is learned; `evaluate --unseen` measures whether "
+        "they are found all the same",
+    )
+
+
+class UserSplit(_Split):
     """Held-out users: the first half of a list is the query, the second half is relevant (OTM)."""
 
     kind: Literal["users"] = "users"
@@ -36,13 +46,13 @@ class UserSplit(Section):
         return self
 
 
-class LastSplit(Section):
+class LastSplit(_Split):
     """Leave one out: the last item of every list is relevant for testing, the one before it for validation (SASRec, BERT4Rec)."""
 
     kind: Literal["last"] = "last"
 
 
-class DateSplit(Section):
+class DateSplit(_Split):
     """Two points in time: what lies before the first is learned from, what follows is validation, then test. As in production."""
 
     kind: Literal["date"] = "date"
@@ -52,7 +62,7 @@ class DateSplit(Section):
     test_from: Time | None = Field(default=None, description="the first moment of the test; by default 90 % of the events lie before")
 
 
-class FileSplit(Section):
+class FileSplit(_Split):
     """A second file, in the format of the log, with what is relevant for each user of the log."""
 
     kind: Literal["file"] = "file"

@@ -1,7 +1,7 @@
 """The graphs of a bundle: read, checked against the contract, and rewritten into what ONNX Runtime runs fast.
 
-Knows query.onnx, scorer.onnx and ranker.onnx. Does not know trees or searches: see `compose.py`; nor what may be inside of a graph at all:
-see `graph_contents.py`.
+Knows query.onnx, scorer.onnx, ranker.onnx and content.onnx. Does not know trees or searches: see `compose.py`; nor what may be inside of a
+graph at all: see `graph_contents.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, inliner, numpy_helper
 
-from espalier.bundle import RANKER
+from espalier.bundle import CONTENT, RANKER
 from espalier.engines.onnx.graph_contents import parsed_model
 from espalier.errors import BundleCorrupt
 
@@ -20,6 +20,7 @@ CONTRACT: dict[str, tuple[set[str], ...]] = {
     "query.onnx": ({"history_nodes", "node_rows"}, {"history_leaves", "node_rows"}, {"vector", "node_rows"}, {"vector"}),
     "scorer.onnx": ({"query_state", "node_rows"},),
     RANKER: ({"features"},),
+    CONTENT: ({"features", "values"},),
 }
 """The inputs that each graph may have."""
 

@@ -127,7 +127,7 @@ class _Batch:
         rank_BC, positive_rank_BP, random_rank_BR = (logits + self.gamma * torch.cat(parent_rank, 1)).split_with_sizes(widths, 1)
         ineligible_BC = (nodes_BC == topology.padding) | topology.ineligible_N[nodes_BC.clamp(max=topology.padding - 1)]
         in_beam_BR = topology.find(beam_BK.sort(1).values, topology.parent_N1[random_BR])[1]
-        known_BR = in_beam_BR | topology.find(positive_BP, random_BR)[1]
+        known_BR = in_beam_BR | topology.find(positive_BP, random_BR)[1] | topology.ineligible_N[random_BR]
         counted = [  # every node once: a target in its own block
             rank_BC.masked_fill(ineligible_BC | topology.find(positive_BP, nodes_BC)[1], NEVER),
             positive_rank_BP.masked_fill(positive_BP == topology.padding, NEVER),

@@ -31,12 +31,16 @@ Head = ProductHead | MlpHead | AttentionHead
 class NodeScorer(nn.Module):
     """g(query, node) → logit, over all nodes of a tree.
 
-    node_rows  float32[N, D], drawn from N(0, init_std²)
+    node_rows      float32[N, D], drawn from N(0, init_std²)
+    content_table  float32[F, D], what the features of items add to the rows of their leaves (`training.deep.content_rows`); None: nothing
     """
+
+    content_table: nn.Parameter | None
 
     def __init__(self, nodes: int, node_dim: int, encoder: Encoder, head: Head, init_std: float) -> None:
         super().__init__()
         self.node_rows = nn.Parameter(torch.randn(nodes, node_dim) * init_std)
+        self.register_parameter("content_table", None)
         self.encoder = encoder
         self.head = head
 

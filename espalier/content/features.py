@@ -1,0 +1,171 @@
+"""Fields of items as sparse features, the same in training and for an item that comes later.
+
+An item's features, by number: 0, which every item has, with value 1; one for each number column, (x − mean) / scale within ±FAR; then
+the known values of its string and list columns, weighed by their inverse document frequency to length 1 together; then the n-grams of its
+strings, by the vectoriser (`espalier.text`), of length 1 too. Values and n-grams that training did not know are left out.
+
+Knows fields and feature numbers. Does not know rows of nodes.
+
+Legend: I items, F features, V known values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.content_info import ContentColumn, ContentInfo
+from espalier.errors import BundleCorrupt, InvalidQuery
+from espalier.text.sparse_rows import SparseRows
+
+if TYPE_CHECKING:  # numba takes a while to import, and only content with strings needs it
+    from espalier.text.vectoriser import Vectoriser
+
+Array = NDArray[Any]
+FAR = 3.0
+"""A number further from the mean, in scales, counts as this far."""
+LARGEST_WEIGHT = 44.0
+"""Above ln 2⁶³, the inverse document frequency in any catalogue."""
+TEXT = "text."
+"""Prefix of the vectoriser's arrays."""
+
+
+class ContentFeatures:
+    """Turns fields into features.
+
+    arrays  value_hash uint64[V]    ascending; see `value_hash`
+            value_weight float32[V] inverse document frequencies
+            text.*                  those of the vectoriser, where the info has blocks
+
+    Raises BundleCorrupt where arrays do not fit each other or the info.
+    """
+
+    def __init__(self, info: ContentInfo, arrays: Mapping[str, Array]) -> None:
+        self.info = info
+        _check_values(info, arrays)
+        self._hash, self._weight = arrays["value_hash"], arrays["value_weight"]
+        self._vectoriser = _vectoriser(info, arrays)
+        self._first_value = 1 + info.numbers
+        self._first_ngram = self._first_value + info.values
+        width = self._first_ngram + (0 if self._vectoriser is None else self._vectoriser.width)
+        if width != info.features:
+            raise BundleCorrupt(f"content: {width} features, the manifest says {info.features}")
+
+    def of(self, fields: Sequence[Mapping[str, Any]]) -> SparseRows:
+        """A row for each item, from its fields by column; a missing field is None, and others are not looked at.
+
+        Raises InvalidQuery, naming the item and the field, for a value of another kind.
+        """
+        numbers: list[list[tuple[int, float]]] = []
+        values: list[list[int]] = []
+        texts: list[str] = []
+        for i, item in enumerate(fields):
+            numbers.append([])
+            hashes: list[int] = []
+            words: list[str] = []
+            for column in self.info.columns:
+                value = _checked(i, column, item.get(column.name))
+                if isinstance(value, float):
+                    place = 1 + self._number_of(column)
+                    far = (value - (column.mean or 0.0)) / (column.scale or 1.0)
+                    numbers[-1].append((place, max(-FAR, min(FAR, far))))
+                elif isinstance(value, str):
+                    words.append(value)
+                    hashes.append(value_hash(column.name, value))
+                elif value is not None:
+                    hashes += [value_hash(column.name, entry) for entry in value]
+            values.append(self._known(hashes))
+            texts.append("\n".join(words))
+        ngrams = None if self._vectoriser is None else self._vectoriser.transform(texts)
+        return _joined([self._row(i, numbers[i], values[i], ngrams) for i in range(len(fields))], self.info.features)
+
+    def _number_of(self, column: ContentColumn) -> int:
+        return [other.name for other in self.info.columns if other.kind == "number"].index(column.name)
+
+    def _known(self, hashes: Sequence[int]) -> list[int]:
+        """The known values among some hashes, ascending, each once."""
+        if not hashes or not len(self._hash):
+            return []
+        wanted = np.unique(np.array(hashes, np.uint64))
+        places = np.minimum(np.searchsorted(self._hash, wanted), len(self._hash) - 1)
+        found: list[int] = places[self._hash[places] == wanted].tolist()
+        return found
+
+    def _row(self, i: int, numbers: list[tuple[int, float]], values: list[int], ngrams: SparseRows | None) -> tuple[Array, Array]:
+        """The features of one item, ascending, and their values."""
+        weight = self._weight[values].astype(np.float64)
+        length = math.sqrt(float(weight @ weight))
+        parts = [np.zeros(1, np.int64), np.array([place for place, _ in numbers], np.int64), self._first_value + np.array(values, np.int64)]
+        sizes = [np.ones(1), np.array([size for _, size in numbers]), weight / length if length > 0 else weight]
+        if ngrams is not None:
+            of_item = slice(int(ngrams.indptr[i]), int(ngrams.indptr[i + 1]))
+            parts.append(self._first_ngram + ngrams.indices[of_item].astype(np.int64))
+            sizes.append(ngrams.values[of_item].astype(np.float64))
+        features, size = np.concatenate(parts), np.concatenate(sizes).astype(np.float32)
+        if len(features) > self.info.entries:
+            kept = np.sort(np.argsort(-np.abs(size), kind="stable")[: self.info.entries])
+            features, size = features[kept], size[kept]
+        return features, size
+
+
+def value_hash(column: str, value: str) -> int:
+    """64 bits of a value of a column. Stored with models, so it may never change."""
+    text = f"{column}\0{value}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def _checked(i: int, column: ContentColumn, value: object) -> str | float | list[str] | None:
+    """A field's value as its column has it; None where there is none. Raises InvalidQuery."""
+    if column.kind == "number":
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return None
+        if not isinstance(value, int | float) or math.isinf(value):
+            raise InvalidQuery(f"items[{i}].{column.name}", value, "a finite number, or nothing")
+        return float(value)
+    if value is None:
+        return None
+    if column.kind == "string":
+        if not isinstance(value, str):
+            raise InvalidQuery(f"items[{i}].{column.name}", value, "a string, or nothing")
+        return value
+    if not isinstance(value, list | tuple) or not all(entry is None or isinstance(entry, str) for entry in value):
+        raise InvalidQuery(f"items[{i}].{column.name}", value, "a list of strings, or nothing")
+    return [entry for entry in value if entry is not None]
+
+
+def _joined(rows: Sequence[tuple[Array, Array]], width: int) -> SparseRows:
+    indptr = np.concatenate([[0], np.cumsum([len(features) for features, _ in rows])]).astype(np.int64)
+    indices = np.concatenate([np.zeros(0, np.int32), *(features for features, _ in rows)]).astype(np.int32)
+    values = np.concatenate([np.zeros(0, np.float32), *(size for _, size in rows)]).astype(np.float32)
+    return SparseRows(indptr, indices, values, width)
+
+
+def _check_values(info: ContentInfo, arrays: Mapping[str, Array]) -> None:
+    others = sorted(name for name in arrays if not name.startswith(TEXT))
+    if others != ["value_hash", "value_weight"]:
+        raise BundleCorrupt(f"content: arrays {others}, expected value_hash and value_weight, and the vectoriser's")
+    for name, dtype in (("value_hash", np.uint64), ("value_weight", np.float32)):
+        if arrays[name].dtype != dtype or arrays[name].shape != (info.values,):
+            found = f"{arrays[name].dtype}{list(arrays[name].shape)}"
+            raise BundleCorrupt(f"content: {name} is {found}, expected {np.dtype(dtype)}[{info.values}]")
+    hashes, weights = arrays["value_hash"], arrays["value_weight"]
+    if (hashes[1:] <= hashes[:-1]).any():
+        raise BundleCorrupt("content: value_hash does not ascend")
+    if not ((weights >= 0) & (weights <= LARGEST_WEIGHT)).all():  # NaN fails too
+        raise BundleCorrupt(f"content: value_weight has numbers outside 0 … {LARGEST_WEIGHT:g}")
+
+
+def _vectoriser(info: ContentInfo, arrays: Mapping[str, Array]) -> Vectoriser | None:
+    texts = {name.removeprefix(TEXT): array for name, array in arrays.items() if name.startswith(TEXT)}
+    if not info.blocks:
+        if texts:
+            raise BundleCorrupt(f"content: arrays {sorted(texts)} of a vectoriser, and no blocks in the manifest")
+        return None
+    from espalier.text.vectoriser import Vectoriser
+
+    return Vectoriser.from_arrays(info.blocks, texts)

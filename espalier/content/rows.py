@@ -1,0 +1,85 @@
+"""Leaf rows of items by their content alone: fields → features → content.onnx → rows.
+
+Legend: I items, X features of an item, D node row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import CONTENT, CONTENT_ARRAYS, Bundle
+from espalier.bundle_files import map_safetensors
+from espalier.content.features import ContentFeatures
+from espalier.engines.onnx.graphs import read_graph
+from espalier.errors import BundleCorrupt
+from espalier.text.sparse_rows import SparseRows
+
+Float32 = NDArray[np.float32]
+BLOCK = 1 << 16
+"""Features that are looked up at a time, padding included (at least one item)."""
+
+
+class ContentRows:
+    """What a bundle makes of items' fields. Raises BundleCorrupt where it has no content, or one that does not fit its manifest.
+
+    The graph is run on every feature once: it must know all of them, and give finite rows.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        from espalier.engines.onnx.runtime import ort, session_options  # here, because it loads slowly
+
+        info = bundle.manifest.content
+        if info is None:
+            raise BundleCorrupt(f"{bundle.path}: it has no {CONTENT}")
+        self.features = ContentFeatures(info, map_safetensors(bundle.path / CONTENT_ARRAYS))
+        self.width = bundle.graph_scorer.node_dim
+        graph = read_graph(CONTENT, bundle.graph(CONTENT)).SerializeToString()
+        self._where, self._block = bundle.path / CONTENT, max(1, BLOCK // info.entries)
+        try:
+            self._session = ort.InferenceSession(graph, session_options(1), providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime's own classes have no common base
+            raise BundleCorrupt(f"{self._where}: ONNX Runtime cannot open it ({error})") from error
+        ends = np.minimum(np.arange(0, info.features + info.entries, info.entries), info.features)
+        every = SparseRows(ends, np.arange(info.features, dtype=np.int32), np.ones(info.features, np.float32), info.features)
+        for start in range(0, len(every), self._block):
+            self._run(every.take(np.arange(start, min(start + self._block, len(every)))))
+
+    def of(self, fields: Sequence[Mapping[str, Any]]) -> Float32:
+        """float32[I, D]; an item's row does not depend on the others'. Raises InvalidQuery for a value that is not of its column's kind."""
+        starts = range(0, len(fields), self._block)
+        parts = [self._run(self.features.of(fields[start : start + self._block])) for start in starts]
+        return np.concatenate([np.zeros((0, self.width), np.float32), *parts])
+
+    def _run(self, features: SparseRows) -> Float32:
+        features_IX, values_IX = padded(features, self.features.info.entries)
+        try:
+            rows: Float32 = self._session.run(None, {"features": features_IX, "values": values_IX})[0]
+        except Exception as error:  # as above
+            raise BundleCorrupt(f"{self._where}: it cannot be run ({error})") from error
+        if rows.shape != (len(features_IX), self.width) or rows.dtype != np.float32 or not np.isfinite(rows).all():
+            expected = f"finite float32[{len(features_IX)}, {self.width}]"
+            raise BundleCorrupt(f"{self._where}: it gives {rows.dtype}{list(rows.shape)}, expected {expected}")
+        return rows
+
+
+def rows_of_items(bundle: Bundle, fields: Sequence[Mapping[str, Any]]) -> Float32:
+    """float32[I, D]: the content part of the leaf rows of items with these fields (column → value, None or absent = missing).
+
+    For a trained item this is what training added to the part that it learned for the item itself.
+    """
+    return ContentRows(bundle).of(fields)
+
+
+def padded(rows: SparseRows, entries: int) -> tuple[NDArray[np.int64], Float32]:
+    """The inputs of content.onnx: features int64[I, X] and values float32[I, X] with X = entries, 0 as padding.
+
+    Always of one width: sums over more places could be rounded otherwise, and an item's row would depend on others.
+    """
+    inside = np.arange(entries) < np.diff(rows.indptr)[:, None]
+    features_IX, values_IX = np.zeros(inside.shape, np.int64), np.zeros(inside.shape, np.float32)
+    features_IX[inside], values_IX[inside] = rows.indices, rows.values
+    return features_IX, values_IX

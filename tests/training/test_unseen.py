@@ -1,0 +1,215 @@
+"""A tree with content finds items that nothing was learned from; its bundle says what makes their rows; `evaluate --unseen` measures it.
+
+The log: users who each like items of one of 6 kinds; the kind is in the title and in the tags.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+
+from espalier.bundle import CONTENT, CONTENT_ARRAYS, Bundle
+from espalier.bundle_writer import with_parts
+from espalier.content import rows as rows_module
+from espalier.content.rows import ContentRows, rows_of_items
+from espalier.errors import BundleCorrupt, InvalidConfig
+from tests.espalier.bundle.parts import model_with
+from training.__main__ import main
+from training.deep import fit as module
+from training.deep.content_rows import content_graph
+from training.deep.fit import fit
+from training.deep.prepare import build_tree, prepare
+from training.held_out import held_out_log
+from training.specification.models import read_deep_config
+
+KINDS, SIZE, USERS = 6, 20, 240
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("unseen"), np.random.default_rng(8)
+    lines = ["user,item"]
+    for user in range(USERS):
+        lines += [f"user-{user},item-{item * KINDS + user % KINDS}" for item in rng.permutation(SIZE)[:16]]
+    (folder / "log.csv").write_text("\n".join(lines) + "\n")
+    count = KINDS * SIZE
+    items = {
+        "id": [f"item-{item}" for item in range(count)],
+        "title": [f"Kind{item % KINDS} number {item // KINDS % 4}" for item in range(count)],
+        "tags": [[f"k{item % KINDS}"] for item in range(count)],
+        "weight": rng.normal(size=count),
+    }
+    pq.write_table(pa.table(items), folder / "items.parquet")
+    (folder / "with.toml").write_text(
+        f"""
+name = "with"
+kind = "otm-robust"
+data = {{ log = "{folder / "log.csv"}", items = "{folder / "items.parquet"}", split = {{ unseen_items = 0.2 }} }}
+instances = {{ windows = [16], targets = 10 }}
+scorer = {{ node_dim = 16, hidden = [32], dropout = 0.0 }}
+objective = {{ beam_size = 10, random_nodes = 10 }}
+optimiser = {{ steps = 100, batch = 64, learning_rate = 0.01, average = 10 }}
+search = {{ beam_size = 20, m = 10, max_m = 120, max_beam_size = 128, gamma = 0.5 }}
+content = {{ columns = "auto" }}
+"""
+    )
+    return folder
+
+
+def run(*arguments: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["training", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 0
+
+
+@pytest.fixture(scope="module")
+def bundle(folder: Path) -> Bundle:
+    out = folder / "models" / "with" / "1"
+    run("fit", "--config", str(folder / "with.toml"), "--out", str(out), "--device", "cpu")
+    return Bundle.open(out)
+
+
+def fields_of(bundle: Bundle) -> list[dict[str, Any]]:
+    fields: list[dict[str, Any]] = bundle.items.to_table().to_pylist()
+    return fields
+
+
+def test_unseen_items_are_found_by_their_content(folder: Path, bundle: Bundle) -> None:
+    report = folder / "report.json"
+    options = ("--unseen", "--exclude-seen", "--beam", "64", "--m", "10,20", "--batch", "24")
+    run("evaluate", "--model", str(bundle.path), *options, "--json", str(report))
+    found = {(row["among"], row["m"]): row["recall"] for row in json.loads(report.read_text())["rows"]}
+    assert found["unseen", 10] > 0.9  # four of 24 are of the user's kind: any ten hold .42 of them
+    assert found["all", 20] > 0.5  # any twenty hold .17
+
+
+def test_items_that_nobody_touched_are_known(folder: Path, bundle: Bundle) -> None:
+    log = held_out_log(bundle)
+    assert log.unseen_I.sum() == KINDS * SIZE // 5
+    relevant = np.concatenate([pair.relevant for pair in log.of_unseen()])
+    assert log.unseen_I[relevant].all()
+    assert len(log.of_unseen()) < len(log.pairs)
+
+
+def test_rows_of_fields_are_what_training_computed(bundle: Bundle) -> None:
+    unseen_I = held_out_log(bundle).unseen_I
+    rows_ID = rows_of_items(bundle, fields_of(bundle))
+    leaf_rows_ID = bundle.node_rows_ND[bundle.tree.leaf_of_item]
+    assert_allclose(rows_ID[unseen_I], leaf_rows_ID[unseen_I], rtol=1e-4, atol=1e-5)
+    own = np.abs(rows_ID - leaf_rows_ID).max(1)
+    assert (own[~unseen_I] > 1e-3).mean() > 0.9, "other items have a part of their own"
+
+
+def test_an_items_row_does_not_depend_on_others(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "BLOCK", 500)  # some hundred items are several blocks
+    content, fields = ContentRows(bundle), fields_of(bundle)
+    several = content.of(fields * 2)
+    assert_array_equal(several[: len(fields)], several[-len(fields) :])
+    assert_array_equal(content.of(fields[7:8])[0], several[7])
+    assert content.of([]).shape == (0, bundle.graph_scorer.node_dim)
+
+
+def test_similar_unseen_items_are_neighbours_in_the_tree(bundle: Bundle) -> None:
+    tree = bundle.tree
+    kind_I = np.array([int(item_id.split("-")[1]) % KINDS for item_id in bundle.items.column("id").to_pylist()])
+    first = tree.first_child[tree.level(tree.height - 3).start : tree.level(tree.height - 3).stop]
+    assert len(first) >= KINDS
+    parent_I = tree.leaf_of_item
+    for _ in range(3):
+        parent_I = tree.parent[parent_I]
+    alike = 0
+    unseen = np.flatnonzero(held_out_log(bundle).unseen_I)
+    for item in unseen:
+        others = np.flatnonzero((parent_I == parent_I[item]) & (np.arange(len(kind_I)) != item))
+        alike += (kind_I[others] == kind_I[item]).mean() > 0.5
+    assert alike > 0.8 * len(unseen)
+
+
+def replaced(bundle: Bundle, to: Path, name: str, data: bytes) -> Bundle:
+    return with_parts(bundle, to, {}, {name: data})
+
+
+def refused(bundle: Bundle, why: str) -> None:
+    ContentRows(bundle)
+    pytest.fail(why)
+
+
+def test_graphs_of_other_shapes_and_numbers_are_refused(bundle: Bundle, tmp_path: Path) -> None:
+    info = bundle.manifest.content
+    assert info is not None
+    width = bundle.graph_scorer.node_dim
+    nan = torch.zeros(info.features, width)
+    nan[-1, 0] = torch.nan
+
+    def renamed(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            node.input[:] = ["surprise" if name == "values" else name for name in node.input]
+        next(entry for entry in model.graph.input if entry.name == "values").name = "surprise"
+
+    graphs = {
+        "too few features": content_graph(torch.zeros(info.features - 1, width), info.entries),
+        "another width": content_graph(torch.zeros(info.features, width + 1), info.entries),
+        "not finite": content_graph(nan, info.entries),
+        "another input": model_with(bundle, renamed, CONTENT),
+        "no graph": b"nothing",
+    }
+    for version, (why, graph) in enumerate(graphs.items(), start=1):
+        other = replaced(bundle, tmp_path / "m" / str(version), CONTENT, graph)
+        with pytest.raises(BundleCorrupt, match=r"content\.onnx"):
+            refused(other, why)
+    same = replaced(bundle, tmp_path / "m" / "9", CONTENT, bundle.graph(CONTENT))
+    assert_array_equal(rows_of_items(same, fields_of(bundle)[:3]), rows_of_items(bundle, fields_of(bundle)[:3]))
+    with pytest.raises(BundleCorrupt):
+        ContentRows(replaced(bundle, tmp_path / "m" / "10", CONTENT_ARRAYS, b"nothing"))
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = read_deep_config(folder / "with.toml")
+    config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"steps": 24})})
+    prepared = prepare(config, None, tmp_path)
+    tree = build_tree(config, prepared)
+    whole = fit(config, prepared, tree, torch.device("cpu"), made(tmp_path / "whole"), False)
+    step = module.train_step
+
+    def killed(*arguments: Any) -> Any:
+        if arguments[5] == 15:
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    monkeypatch.setattr(module, "CHECKPOINT_EVERY", 10)
+    monkeypatch.setattr(module, "train_step", killed)
+    work = made(tmp_path / "killed")
+    with pytest.raises(KeyboardInterrupt):
+        fit(config, prepared, tree, torch.device("cpu"), work, False)
+    monkeypatch.setattr(module, "train_step", step)
+    again = fit(config, prepared, tree, torch.device("cpu"), work, True)
+    for name, values in whole.state_dict().items():
+        assert_array_equal(again.state_dict()[name], values, err_msg=name)
+    assert "content_table" in whole.state_dict()
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_a_log_that_has_moved_is_asked_for(folder: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    moved = folder / "moved.csv"
+    (folder / "log.csv").rename(moved)
+    try:
+        with pytest.raises(InvalidConfig, match=r"--data: .*log\.csv.* is not there"):
+            held_out_log(bundle)
+        assert held_out_log(bundle, moved).unseen_I.any()
+    finally:
+        moved.rename(folder / "log.csv")

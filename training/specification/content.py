@@ -1,0 +1,26 @@
+"""What of the item table enters node rows: the keys of `[content]`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from espalier.content_info import MOST_FEATURES
+from training.specification.sections import Section
+
+
+class ContentConfig(Section):
+    """Attributes and texts of items in the rows of their leaves."""
+
+    columns: Literal["auto"] | tuple[str, ...] = Field(
+        default=(),
+        description='columns of the item table that enter the rows of leaves; `"auto"`: all but `id` that hold strings, lists of strings '
+        "or numbers; none: rows know nothing of content",
+    )
+    features: int = Field(
+        default=16_384, ge=16, le=MOST_FEATURES, description="most features that are made of the columns: values, then words, by frequency"
+    )
+    drop: float = Field(
+        default=0.2, ge=0, lt=1, description="share of the items whose own part is left out in a step, so that content alone finds them"
+    )
