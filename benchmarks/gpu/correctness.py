@@ -33,7 +33,15 @@ from benchmarks.gpu.sparse_speed import model_of as linear_model_of
 from benchmarks.trained_bundles import trained_kind
 from espalier.bundle import Bundle
 from espalier.checks.engines import differences, wrong_alone, wrong_beams
-from espalier.checks.random_bundles import Rng, make_bundle, make_linear_bundle, random_masks, random_queries, random_tree
+from espalier.checks.random_bundles import (
+    Rng,
+    make_bundle,
+    make_linear_bundle,
+    random_masks,
+    random_memory,
+    random_queries,
+    random_tree,
+)
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.onnx import engine as onnx_graph
 from espalier.engines.reference import ReferenceEngine
@@ -51,10 +59,13 @@ Device = Literal["cuda", "cpu"]
 Open = Callable[[Bundle], Engine]
 STEP = 2.0**-5
 """Real weights are multiples of it, see `random_bundles.stepped`."""
-GRAPH_FORMS: dict[str, Literal["history", "vector"]] = {"mlp": "history", "product": "vector"}
-"""The hand-made scorers, by the kind of query that each takes."""
+GRAPH_FORMS = {
+    "mlp": "history", "product": "vector", "mlp, memory": "history memory", "product, sequence and memory": "product sequence memory",
+}  # fmt: skip
+"""The hand-made scorers, and what their bundles are: a kind of `make_bundle`, and the parts that they have."""
 EXPORTED: tuple[tuple[str, tuple[int, ...]], ...] = (
-    ("product", (32,)), ("product", ()), ("mlp", (128, 64, 24)), ("mlp", (20,)), ("mlp", (18, 17, 20, 5)), ("attention", (16,)),
+    ("product", (32,)), ("product", ()), ("mlp", (128, 64, 24)), ("mlp", (20,)), ("mlp", (18, 17, 20, 5)), ("sequence", ()),
+    ("attention", (16,)),
 )  # fmt: skip
 SHAPES = {"cuda": ((2, 8), (3, 4), (32, 2), (2, 3), (8, 3), (4, 4), (2, 1)), "cpu": ((2, 4), (3, 2), (2, 1))}
 """Branching and height of the trees."""
@@ -82,7 +93,7 @@ def triton(
 
     forms = dict(GRAPH_FORMS)
     if device == "cpu" and precision == "bfloat16":
-        del forms["mlp"]
+        forms = {form: kind for form, kind in forms.items() if not form.startswith("mlp")}
         note = "Triton's interpreter cannot multiply matrices of bfloat16"
         yield {"case": f"triton mlp {precision}", "ok": None, "note": note} | _labels("triton", "mlp", precision)
     rounding = ROUNDING["float32"]
@@ -158,7 +169,7 @@ def _params(rng: Rng, tree: Tree, batch: int, case: int, most: int) -> tuple[Sea
 def graph_cases(
     name: str,
     opened: Open,
-    forms: dict[str, Literal["history", "vector"]],
+    forms: dict[str, str],
     precision: Precision,
     cases: int,
     device: Device,
@@ -177,14 +188,23 @@ def graph_cases(
         params, said = _params(rng, tree, batch, case, 65 if device == "cuda" else 6)
         what = f"{branching}^{height}{' ragged' if ragged else ''}, γ {gamma:g}, {said}"
         with tempfile.TemporaryDirectory() as folder:
-            whole = make_bundle(Path(folder), rng, tree, kind, gamma, "logit", name="whole")
+            whole = _made(Path(folder), rng, tree, kind, True, gamma=gamma, name="whole")
             queries = random_queries(rng, whole, batch)
             yield _row(name, form, precision, "integer", what, partial(_integer, opened, whole, queries, params))
-            real = make_bundle(Path(folder), rng, tree, kind, gamma, own, False, name="real", step=STEP)
+            real = _made(Path(folder), rng, tree, kind, False, gamma=gamma, own=own, name="real", step=STEP)
             real_queries = random_queries(rng, real, batch, False)
             yield _row(name, form, precision, "replay", f"{what}, {own}", partial(_replay, opened, real, real_queries, params, rounding))
             if alone:
                 yield _row(name, form, precision, "alone", what, partial(_alone, opened, real, real_queries, params))
+
+
+def _made(folder: Path, rng: Rng, tree: Tree, words: str, integer: bool, **given: Any) -> Bundle:
+    """A bundle of one of GRAPH_FORMS."""
+    kind: Any
+    kind, *parts = words.split()
+    memory = random_memory(rng, tree.item_count, int(rng.integers(1, 6)), integer) if "memory" in parts else None
+    encoder: Literal["levels", "sequence"] = "sequence" if "sequence" in parts else "levels"
+    return make_bundle(folder, rng, tree, kind, integer=integer, memory=memory, encoder=encoder, **given)
 
 
 def linear_cases(name: str, opened: Open, precision: Precision, cases: int, device: Device, seed: int) -> Iterator[Row]:

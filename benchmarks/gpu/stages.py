@@ -1,7 +1,7 @@
 """Which stages there are, with what sizes and in how many seconds each, in the order of their worth.
 
-A stage that measures nothing may share the machine with its neighbours of the same group. A form that comes (mixtures, memories, forests,
-an overlay of new items) adds its own: a scorer form or an engine to `correctness.py`, a model to `graph_models.py`, and a stage here.
+A stage that measures nothing may share the machine with its neighbours of the same group. A form that comes (mixtures, forests, an
+overlay of new items) adds its own: a scorer form or an engine to `correctness.py`, a model to `graph_models.py`, and a stage here.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def no_exports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correctness, "EXPORTED", ())
 
 
-KNOWN_AND_UNKNOWN = (("product", (8,)), ("attention", (8,)))
+KNOWN_AND_UNKNOWN = (("product", (8,)), ("sequence", ()), ("attention", (8,)))
 
 
 def checks(rows: list[Row]) -> dict[tuple[str, str], set[bool | None]]:
@@ -47,15 +47,15 @@ def checks(rows: list[Row]) -> dict[tuple[str, str], set[bool | None]]:
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 def test_nothing_is_wrong_with_triton(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected: dict[tuple[str, str], set[bool | None]] = {(form, check): {True} for form in ("mlp", "product") for check in CHECKS}
+    expected: dict[tuple[str, str], set[bool | None]] = {(form, check): {True} for form in correctness.GRAPH_FORMS for check in CHECKS}
     if precision == "float32":
         monkeypatch.setattr(correctness, "EXPORTED", KNOWN_AND_UNKNOWN)
-        expected |= {("product", "exported"): {True}, ("attention", "exported"): {None}}
+        expected |= {(form, "exported"): {None if form == "attention" else True} for form, _ in KNOWN_AND_UNKNOWN}
     if precision == "float16":
         expected |= {("mlp", "large"): {True}}
     rows = list(correctness.triton(precision, 3, precision == "float16", "cpu"))
     if precision == "bfloat16":  # whose matrices the interpreter cannot multiply
-        expected = {key: found for key, found in expected.items() if key[0] != "mlp"} | {("mlp", ""): {None}}
+        expected = {key: found for key, found in expected.items() if not key[0].startswith("mlp")} | {("mlp", ""): {None}}
     assert checks(rows) == expected
     assert {row["precision"] for row in rows} == {precision}
     said = " ".join(row["case"] for row in rows)
@@ -75,8 +75,8 @@ def test_nothing_is_wrong_with_sparse_cuda() -> None:
 def test_nothing_is_wrong_with_onnx_and_where_it_has_no_cuda_a_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correctness, "EXPORTED", KNOWN_AND_UNKNOWN)
     rows = list(correctness.onnx_cuda(2, "cpu"))
-    forms = {(form, check): {True} for form in ("mlp", "product") for check in (*CHECKS, "alone")}
-    assert checks(rows) == forms | {("product", "exported"): {True}, ("attention", "exported"): {True}}
+    forms = {(form, check): {True} for form in correctness.GRAPH_FORMS for check in (*CHECKS, "alone")}
+    assert checks(rows) == forms | {(form, "exported"): {True} for form, _ in KNOWN_AND_UNKNOWN}
     assert {row["engine"] for row in rows} == {"onnx-cpu"}
     (row,) = correctness.onnx_cuda(2)
     assert (row["ok"], row["note"]) == (None, "not installed: ONNX Runtime here has no CUDA")
