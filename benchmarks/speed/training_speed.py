@@ -91,7 +91,7 @@ def configured(config: DeepConfig, method: str, beam: int, batch: int) -> Window
         "kind": method.removesuffix("-2k"),
         "scorer": sections["scorer"] | {"init": "random"},
         "objective": objective,
-        "optimiser": config.optimiser.model_dump() | {"batch": batch},
+        "optimiser": (config.optimiser.model_dump() if isinstance(config, WindowConfig) else {}) | {"batch": batch},
         "search": {},
     }
     return window_config(config.model_dump(mode="json") | changed)

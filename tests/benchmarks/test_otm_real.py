@@ -13,7 +13,7 @@ from benchmarks import real_logs
 from benchmarks.papers import otm_real, otm_real_report, otm_real_trees
 from espalier.errors import InvalidConfig
 from tests.pictures import Pictures
-from training.specification.deep import OtmConfig, OtmObjective
+from training.specification.deep import OtmConfig, OtmObjective, SequenceConfig
 from training.specification.models import read_deep_config
 from training.specification.scorers import MlpScorer
 
@@ -55,8 +55,10 @@ def test_a_sets_own_objective_is_not_a_methods() -> None:
     own = OtmConfig(
         kind="otm", name=CONFIG.name, data=CONFIG.data, search=CONFIG.search, objective=OtmObjective(warm_start=0.6, random_nodes=40)
     )
+    sequence = SequenceConfig(kind="otm-sequence", name=CONFIG.name, data=CONFIG.data, search=CONFIG.search)
     for method in otm_real_trees.TREES:
         assert otm_real_trees.method_config(own, method) == otm_real_trees.method_config(CONFIG, method)
+        assert otm_real_trees.method_config(sequence, method).scorer == otm_real_trees.method_config(CONFIG, method).scorer
 
 
 def test_rows_are_written_after_every_method_and_not_made_twice(

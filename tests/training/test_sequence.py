@@ -19,7 +19,7 @@ from training.deep.scorers.window_states import windows_of
 from training.deep.sequence.batches import SequenceSource
 from training.deep.sequence.columns import ColumnSource
 from training.deep.sequence.level_softmax import level_softmax_loss
-from training.deep.sequence.places import places_of
+from training.deep.sequence.places import trained_places
 from training.deep.topology import Topology
 from training.specification.deep import SequenceConfig
 from training.specification.models import check_config, deep_config
@@ -205,7 +205,7 @@ def test_a_place_predicts_the_next_item_and_distinct_places_after_it(seed: int, 
     lists = [(100 * user + np.arange(rng.integers(2, 15))).tolist() for user in range(6)]
     log = log_of(lists, items=600)
     for batch in SequenceSource(log, np.arange(6), length, 40, seed).epoch(0):
-        places = places_of(log, batch, targets, 0.3, rng)
+        places = trained_places(log, batch, targets, 0.3, rng)
         for sequence, place, target_P in zip(places.sequence_N, places.place_N, places.target_NP, strict=True):
             whole = lists[batch.history_BT[sequence, 0] // 100]
             first = whole.index(batch.history_BT[sequence, 0])
@@ -225,7 +225,7 @@ def test_later_targets_are_drawn_from_the_whole_rest_of_a_list() -> None:
     log = log_of([list(range(30))])
     rng = np.random.default_rng(1)
     batch = next(SequenceSource(log, np.arange(1), 100, 100, 1).epoch(0))
-    seen = {int(item) for _ in range(200) for item in places_of(log, batch, 3, 0.0, rng).target_NP[0]}
+    seen = {int(item) for _ in range(200) for item in trained_places(log, batch, 3, 0.0, rng).target_NP[0]}
     assert seen == set(range(1, 30))
 
 

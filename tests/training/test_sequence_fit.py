@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +186,21 @@ def test_training_goes_on_from_a_bundle(log: Path, bundle: Bundle, tmp_path: Pat
     assert (recall_rows >= 0).all()
 
 
-def test_an_earlier_model_of_another_length_is_refused(log: Path, bundle: Bundle, tmp_path: Path) -> None:
-    raw = settings(log, tree={"kind": "earlier", "branching": 3}, scorer={"init": "earlier", "length": 12})
-    raw["earlier_model"] = str(bundle.path)
-    with pytest.raises(InvalidConfig, match=r"scorer\.length: got 12, expected 10, as in earlier_model"):
+@pytest.mark.parametrize(
+    ("scorer", "message"),
+    [
+        ({"kind": "sequence", "length": 12, "node_dim": 16, "layers": 1}, "scorer.length: got 12, expected 10, as in earlier_model"),
+        ({"kind": "product"}, "scorer.kind: got 'product', expected 'sequence', as in earlier_model"),
+    ],
+)
+def test_an_earlier_model_of_another_scorer_is_refused(
+    log: Path, bundle: Bundle, tmp_path: Path, scorer: dict[str, Any], message: str
+) -> None:
+    raw = settings(log, tree={"kind": "earlier", "branching": 3}) | {
+        "scorer": scorer | {"init": "earlier"},
+        "earlier_model": str(bundle.path),
+    }
+    for section in ("objective", "optimiser") if scorer["kind"] == "product" else ():
+        raw[section] = {}
+    with pytest.raises(InvalidConfig, match=re.escape(message)):
         ready(raw, tmp_path / "log")

@@ -175,7 +175,7 @@ def _check_alike(config: DeepConfig, before: DeepConfig) -> None:
         pairs.append(("instances.windows", list(config.windowed_instances.windows), list(before.windowed_instances.windows)))
         free = {"init", "init_std", "dtype", "dropout"}
         was = before.scorer.model_dump(exclude=free)
-        pairs += [(f"scorer.{key}", value, was[key]) for key, value in config.scorer.model_dump(exclude=free).items()]
+        pairs += [(f"scorer.{key}", value, was.get(key)) for key, value in config.scorer.model_dump(exclude=free).items()]
     for key, value, wanted in pairs:
         if value != wanted:
             raise InvalidConfig(key, value, f"{wanted!r}, as in earlier_model")

@@ -31,7 +31,7 @@ class Places:
     target_NP: Int64
 
 
-def places_of(lists: Interactions, batch: SequenceBatch, targets: int, cold_share: float, rng: np.random.Generator) -> Places:
+def trained_places(lists: Interactions, batch: SequenceBatch, targets: int, cold_share: float, rng: np.random.Generator) -> Places:
     """All places behind an item, and of those where a list begins as many as make `cold_share` of all, at random.
 
     lists    have an order

@@ -24,7 +24,7 @@ from training.deep.scorers.sequence import SequenceQuery
 from training.deep.sequence.batches import SequenceBatch, SequenceSource
 from training.deep.sequence.columns import ColumnSource
 from training.deep.sequence.level_softmax import level_softmax_loss
-from training.deep.sequence.places import places_of
+from training.deep.sequence.places import trained_places
 from training.deep.topology import Topology
 from training.specification.deep import SequenceConfig
 
@@ -77,7 +77,7 @@ class SequenceSteps:
         config, device, objective = self.config, self.topology.device, self.config.objective
         generator = torch.Generator(device).manual_seed(int(rng.integers(2**63)))
         instances = config.instances
-        places = places_of(self.lists, batch, config.targets, instances.cold_share, rng)
+        places = trained_places(self.lists, batch, config.targets, instances.cold_share, rng)
         count = len(places.place_N)
         inner = np.sort(rng.permutation(count)[: max(1, round(objective.inner_share * count))])
         leaves_BT = self.topology.leaf_of_item_I1[torch.from_numpy(batch.history_BT).to(device)]
