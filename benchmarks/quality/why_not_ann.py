@@ -117,6 +117,8 @@ def read_split(bundle: Bundle, config: DeepConfig, log: Path, folder: Path) -> S
     Raises InvalidConfig for another log, whose item rows would be other items.
     """
     interactions = read_interactions(log, config.data.format, folder)
+    if interactions.vectors_UF is not None:
+        raise InvalidConfig("--model", str(bundle.path), "a model of histories; benchmarks.dense_queries is about vectors")
     if interactions.fingerprint != bundle.manifest.data.get("sha256"):
         raise InvalidConfig("log", str(log), f"the log that {bundle.path} was trained on")
     return split_log(interactions, config.data.split, config.data.format, folder, seed=config.seed)
