@@ -133,7 +133,12 @@ def benchmark(options: argparse.Namespace) -> dict[str, Any]:
     tree = figures[f"{RECIPE} {options.beam}"]
     differences = {name: asdict(paired([tree], [other], CHOSEN_BY)) for name, other in figures.items() if other is not tree}
     about = {"set": options.set, "width": options.width, "date": datetime.now(UTC).date().isoformat(), "hardware": hardware()}
-    return about | {"config": config.model_dump(mode="json"), "queries": len(test), "rows": rows, "difference": differences}
+    return about | {
+        "config": config.model_dump(mode="json", exclude={"data"}),
+        "queries": len(test),
+        "rows": rows,
+        "difference": differences,
+    }
 
 
 def main() -> None:

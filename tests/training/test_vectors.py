@@ -66,6 +66,12 @@ def test_rows_with_one_item_are_read_and_rows_with_equal_vectors_are_one_query(t
     assert as_pairs(log) == {(0.0, 1.0): ["a", "c"], (5.0, 6.0): ["b"]}
 
 
+def test_equal_vectors_of_different_blocks_are_one_query(tmp_path: Path) -> None:
+    file = written(tmp_path, [[1.0], [2.0], [1.0], [3.0], [2.0]], [["a"], ["b"], ["c"], ["d"], ["e"]])
+    log = read_interactions(file, FORMAT, tmp_path, block_bytes=2 * 4)
+    assert as_pairs(log) == {(1.0,): ["a", "c"], (2.0,): ["b", "e"], (3.0,): ["d"]}
+
+
 def test_rows_without_items_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = written(tmp_path, [[1.0], [2.0], [3.0]], [["a"], [], None])
     assert as_pairs(read(file, tmp_path)) == {(1.0,): ["a"]}
