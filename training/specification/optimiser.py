@@ -42,7 +42,7 @@ class SequenceOptimiser(_Optimiser):
         default="auto",
         description="places of an update's sequences, padding included; `\"auto\"`: 1 in 400 of the log's events, from 1,024 to 4,096",
     )
-    learning_rate: float = Field(default=1e-3, gt=0, description="after `warm_steps`; it falls linearly to 0 at `steps`")
+    learning_rate: float = Field(default=2e-3, gt=0, description="after `warm_steps`; it falls linearly to 0 at `steps`")
     warm_steps: int = Field(default=200, ge=0, description="steps in which the learning rate rises linearly")
     weight_decay: float = Field(default=0.0, ge=0, description="of all weights, decoupled from the gradient")
     average: int = Field(default=300, ge=1, description="steps over which weights are averaged, exponentially; 1: no average")

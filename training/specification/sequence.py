@@ -86,7 +86,7 @@ class SequenceObjective(Section):
     """The softmax over every level at every place of a list, over whole levels or sampled nodes."""
 
     gamma: float = Field(default=0.5, ge=0, le=1, description="γ of the ranks in training")
-    level_decay: float = Field(default=0.7, gt=0, le=1, description="weight of a level over that of the level below")
+    level_decay: float = Field(default=0.5, gt=0, le=1, description="weight of a level over that of the level below")
     negatives: int = Field(
         default=2048, ge=1, description="leaves that an update draws, half of them by popularity, as columns of the softmax"
     )
