@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.manifest import Calibration, Ranking
 from espalier.scores import scores_of_ranks
-from training.deep.export import calibrate
+from training.deep.ranking import calibrate
 
 NODE = Ranking(own="logit", gamma=0)
 PATH = Ranking(own="log_activation", gamma=1)

@@ -28,8 +28,8 @@ from training.compare.plot import plot_rows
 from training.compare.report import Key, continued, queries_file, read_figures, save_figures
 from training.compare.table import show
 from training.data.splits import EvaluationPair
-from training.deep.export import GAMMAS
 from training.deep.prepare import build_tree, prepare
+from training.deep.ranking import GAMMAS, MEMORY_TRIALS
 from training.publish import HELD_OUT_QUERIES
 from training.retrieval.task import Fitted, Method, Metric, Task, Trial
 from training.specification.deep import DeepConfig
@@ -416,7 +416,7 @@ def test_the_recipe_makes_as_many_steps_as_fit_the_time(log: Path, tmp_path: Pat
     monkeypatch.setattr(recipe, "_costs", lambda *_: (0.1, 0.001))
     monkeypatch.setattr(recipe, "EXPORT_S", 0.0)
     queries, tested = len(prepared.split.validation), len(prepared.split.test)
-    export_s = 0.001 * (len(GAMMAS) * queries + 2 * tested + HELD_OUT_QUERIES)
+    export_s = 0.001 * ((len(GAMMAS) + MEMORY_TRIALS) * queries + 2 * tested + HELD_OUT_QUERIES)
     short = recipe.shortened(config, prepared, tree, torch.device("cpu"), export_s + 50).optimiser
     rounds_s = short.steps / short.validate_every * 0.001 * queries
     assert short.steps * 0.1 + rounds_s == pytest.approx(recipe.HEADROOM * 50, abs=1)

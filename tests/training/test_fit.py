@@ -24,8 +24,8 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
-import training.deep.export as export_module
 import training.deep.fit as fit_module
+import training.deep.ranking as ranking_module
 from espalier.bundle import Bundle, find_versions
 from espalier.checks.golden import verify_golden
 from espalier.checks.heldout import read_heldout
@@ -92,6 +92,7 @@ def settings(log: Path, kind: str, **sections: dict[str, Any]) -> dict[str, Any]
         "objective": {} if kind == "plt" else {"negatives": 40} if kind == "tdm" else {"beam_size": 10, "negatives": 40},
         "optimiser": {"steps": 150, "batch": 60, "learning_rate": 0.01, "average": 1},
         "search": {"beam_size": 20, "m": 10, "max_beam_size": 32, "max_m": 64},
+        "memory": {"weight": 0},
     }
     return plain | {name: plain[name] | section for name, section in sections.items()}
 
@@ -201,18 +202,20 @@ def test_ties_between_gammas_go_to_the_trained_one_and_a_softmaxs_logits_are_alw
         return np.tile(np.arange(10), (30, 1)), np.tile(-np.arange(10.0, dtype=np.float32), (30, 1))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export_module, "search_pairs", always)
-        patch.setattr(export_module, "VALIDATION_QUERIES", 30)
+        patch.setattr(ranking_module, "search_encoded", always)
+        patch.setattr(ranking_module, "VALIDATION_QUERIES", 30)
         auto = run.config.model_copy(update={"search": run.config.search.model_copy(update={"gamma": "auto"})})
-        ranking, trials = export_module.choose_ranking(auto, run.prepared, topology, model)
-        assert len(set(trials.values())) == 1
-        assert ranking.gamma == 0.3
+        chosen = ranking_module.choose_ranking(auto, run.prepared, topology, model)
+        assert len({tried["figure"] for tried in chosen.trials}) == 1
+        assert {tried["options"]["gamma"] for tried in chosen.trials} == {*ranking_module.GAMMAS, 0.3}
+        assert chosen.ranking.gamma == 0.3
+        assert chosen.memory is None  # which would find no more
         fixed = run.config.model_copy(update={"search": run.config.search.model_copy(update={"gamma": 0.0})})
-        assert export_module.choose_ranking(fixed, run.prepared, topology, model)[0].calibration is not None
+        assert ranking_module.choose_ranking(fixed, run.prepared, topology, model).ranking.calibration is not None
         tdm = fixed.model_copy(update={"kind": "tdm", "objective": TdmObjective()})
-        assert export_module.choose_ranking(tdm, run.prepared, topology, model)[0].calibration is None
-        patch.setattr(export_module, "validation_pairs", lambda *_: [])
-        assert export_module.choose_ranking(auto, run.prepared, topology, model)[0].gamma == 0.3
+        assert ranking_module.choose_ranking(tdm, run.prepared, topology, model).ranking.calibration is None
+        patch.setattr(ranking_module, "validation_pairs", lambda *_: [])
+        assert ranking_module.choose_ranking(auto, run.prepared, topology, model).ranking.gamma == 0.3
 
 
 # -- a run is a function of its configuration ---------------------------------------------------------------------------

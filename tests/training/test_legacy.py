@@ -35,6 +35,7 @@ def meaning(config: DeepConfig | LinearConfig) -> dict[str, Any]:
         renamed = {"linear.few": found.pop("linear.min_positives"), "linear.activation": config.linear.ranking.activation}
         return found | renamed | {"algorithm": kind}
     assert found.pop("data.split.kind") == "users"
+    assert (found.pop("memory.neighbours"), found.pop("memory.weight")) == ("auto", "auto")  # new: a model trained again may have one
     shares = {f"data.{name}": found.pop(f"data.split.{name}") for name in ("test_share", "validation_share")}
     return found | shares | {"objective.kind": kind}
 

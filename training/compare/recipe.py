@@ -28,10 +28,11 @@ from espalier.errors import InvalidConfig
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NO_ITEM, Engine, NodeMask, SearchParams
 from espalier.tree import Tree
-from training.deep.export import GAMMAS, VALIDATION_QUERIES
 from training.deep.fit import CURVE, build_model, steps_of
 from training.deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
+from training.deep.memory import FIT_S
 from training.deep.prepare import Prepared
+from training.deep.ranking import GAMMAS, MEMORY_TRIALS, VALIDATION_QUERIES
 from training.deep.run import train_and_export
 from training.deep.topology import Topology
 from training.deep.validation import validation_pairs, validation_recall
@@ -53,6 +54,8 @@ LEAST_SHARE = 0.01
 """Of the configured steps: so many are made however short the time is."""
 ROUNDS_SHARE = 0.25
 """The most of the training time that may go into measuring validation users."""
+MEMORY_SHARE = 0.1
+"""Of the time, at most, for the neighbours of a memory."""
 EXPORT_S = 5.0
 """For writing and verifying a bundle, besides what its searches take."""
 TIMED_QUERIES = 100
@@ -66,7 +69,7 @@ class Recipe:
 
     engine    one thread, on the CPU
     options   what training and export chose, and the steps that were made
-    trials    the values of γ that were tried
+    trials    what was tried of γ and the memory, with the figure that it was chosen by
     seconds   of training and export together
     ended     why it was trained for fewer steps than configured, where it was
     """
@@ -104,23 +107,28 @@ def fit_recipe(config: DeepConfig, prepared: Prepared, folder: Path, device: tor
     deadline = Deadline(None if seconds is None else time.monotonic() + seconds)
     begin, work = time.monotonic(), folder / "work"
     made: DeepConfig | None = None
+    memory_s = FIT_S if seconds is None else min(FIT_S, MEMORY_SHARE * seconds)
     work.mkdir(parents=True)
 
     def shorten(now: DeepConfig, prepared: Prepared, tree: Tree) -> DeepConfig:
         nonlocal made
-        made = made or shortened(now, prepared, tree, device, deadline.left_s())  # later rounds have as many steps as the first
+        made = made or shortened(now, prepared, tree, device, deadline.left_s() - memory_s)  # later rounds have as many steps as the first
         return made
 
-    bundle = train_and_export(config, prepared, folder / "recipe" / "1", device, work, False, None if seconds is None else shorten)
+    bundle = train_and_export(
+        config, prepared, folder / "recipe" / "1", device, work, False, None if seconds is None else shorten, memory_s
+    )
     if bundle is None:
         raise InvalidConfig("torchrun", "several processes", "one process for a comparison")
     curve = json.loads(max(work.rglob(CURVE), key=lambda file: file.stat().st_mtime).read_text())
     shutil.rmtree(work)
-    options = {"kind": config.kind, "gamma": bundle.manifest.ranking.gamma, "best_step": curve["best_step"], "steps": curve["steps"]}
-    tried = bundle.manifest.metrics.get("validation", {})
+    manifest = bundle.manifest
+    options = {"kind": config.kind, "gamma": manifest.ranking.gamma, "best_step": curve["best_step"], "steps": curve["steps"]}
+    if manifest.memory is not None:
+        options |= {"memory_weight": manifest.memory.weight, "memory_entries": manifest.memory.entries}
     wanted, steps = config.optimiser.steps, (made or config).optimiser.steps
     ended = None if steps == wanted else f"{steps:,} of {wanted:,} steps, as many as fit into {seconds:.0f} s"
-    trials = [Trial({"gamma": float(gamma)}, figure) for gamma, figure in tried.items()]
+    trials = [Trial(tried["options"], tried["figure"]) for tried in manifest.metrics.get("validation", [])]
     return Recipe(bundle, open_engine(bundle, "cpu"), options, trials, time.monotonic() - begin, ended)
 
 
@@ -135,7 +143,8 @@ def shortened(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.
     probe_s = time.monotonic() - begin
     configured = config.optimiser
     queries = min(VALIDATION_QUERIES, len(prepared.split.validation))
-    export_s = EXPORT_S + search_s * (len(GAMMAS) * queries + 2 * len(prepared.split.test) + HELD_OUT_QUERIES)
+    trials = len(GAMMAS) + MEMORY_TRIALS * (config.memory.weight != 0)
+    export_s = EXPORT_S + search_s * (trials * queries + 2 * len(prepared.split.test) + HELD_OUT_QUERIES)
     for_steps_s = HEADROOM * max(0.0, left_s - 2 * probe_s - export_s) / config.rounds  # building the model is paid for once more
     round_s = search_s * min(QUERIES_OF_A_ROUND, queries)
     rounds = max(1, min(configured.steps // configured.validate_every, int(ROUNDS_SHARE * for_steps_s / max(round_s, 1e-6))))

@@ -1,13 +1,14 @@
-"""Beam search in torch, batched over queries: what training uses to follow the search and to choose γ.
+"""Beam search in torch, batched over queries: what training uses to follow the search and to choose γ and what a memory adds.
 
-Serving uses the engines. This search has the same ranking (rank(n) = own(n) + γ · rank(parent), rank(root) = 0), tie rule and exclusions,
-so a γ and a calibration chosen with it are right for them.
+Serving uses the engines. This search has the same ranking (rank(n) = own(n) + γ · rank(parent), rank(root) = 0), the same keys with a
+memory, tie rule and exclusions, so what is chosen with it is right for them.
 
-Legend: B queries, C candidates, K beam, M results, E excluded items, X excluded nodes.
+Legend: B queries, L levels, S state, C candidates, K beam, M results, E excluded items, X nodes of a query's list.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,12 +19,17 @@ from espalier.masks.eligibility import NO_NODE, excluded_nodes
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 
+Own = Literal["logit", "log_activation"]
 
-def keep_best(topology: Topology, nodes_BC: Tensor, rank_BC: Tensor, beam_size: int) -> tuple[Tensor, Tensor]:
-    """The best `beam_size` candidates in ascending node order (int64[B, K]) and their ranks; padding stays padding."""
+
+def keep_best(topology: Topology, nodes_BC: Tensor, rank_BC: Tensor, beam_size: int, key_BC: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The best `beam_size` candidates in ascending node order (int64[B, K]) and their ranks; padding stays padding.
+
+    key_BC  what they are chosen by; None: their ranks
+    """
     if rank_BC.shape[1] <= beam_size:
         return nodes_BC, rank_BC
-    place_BK = best_places(rank_BC, beam_size).sort(1).values
+    place_BK = best_places(rank_BC if key_BC is None else key_BC, beam_size).sort(1).values
     beam_BK, kept_BK = nodes_BC.gather(1, place_BK), rank_BC.gather(1, place_BK)
     return torch.where(kept_BK == -torch.inf, topology.padding, beam_BK), kept_BK
 
@@ -36,7 +42,7 @@ def search(
     beam_size: int,
     m: int,
     gamma: float,
-    own: Literal["logit", "log_activation"] = "logit",
+    own: Own = "logit",
     exclude_BE: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """int64[B, M] item rows, best first, −1 = none, and float32[B, M] their ranks (−inf where none).
@@ -45,7 +51,26 @@ def search(
                 beam, as in the engines.
     """
     excluded_BX = None if exclude_BE is None else sorted_excluded_nodes(topology, exclude_BE)
-    state_BLS = model.state(query)
+    return search_states(model, topology, model.state(query), beam_size, m, gamma, own, excluded_BX)
+
+
+@torch.no_grad()
+def search_states(
+    model: NodeScorer,
+    topology: Topology,
+    state_BLS: Tensor,
+    beam_size: int,
+    m: int,
+    gamma: float,
+    own: Own = "logit",
+    excluded_BX: Tensor | None = None,
+    added: Added | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `search`, from query states. Returns keys instead of ranks: without a memory they are the same.
+
+    excluded_BX  int64[B, X]: `sorted_excluded_nodes`
+    added        what a memory adds to the ranks of nodes
+    """
     batch = len(state_BLS)
     beam_BK = torch.zeros((batch, 1), dtype=torch.int64, device=topology.device)
     rank_BK = torch.zeros((batch, 1), device=topology.device)
@@ -60,12 +85,34 @@ def search(
         if excluded_BX is not None:
             ineligible_BC |= topology.find(excluded_BX, nodes_BC)[1]
         rank_BC = (own_BC + inherited_BC).masked_fill(ineligible_BC, -torch.inf)
+        key_BC = rank_BC if added is None else rank_BC + added.to(topology, nodes_BC)
         if h < topology.tree.height:
-            beam_BK, rank_BK = keep_best(topology, nodes_BC, rank_BC, beam_size)
-    best_BM = best_places(rank_BC, m)
+            beam_BK, rank_BK = keep_best(topology, nodes_BC, rank_BC, beam_size, key_BC)
+    best_BM = best_places(key_BC, m)
     leaf_BM = nodes_BC.gather(1, best_BM).clamp(max=topology.padding - 1) - topology.tree.leaf_offset
-    rank_BM = rank_BC.gather(1, best_BM)
-    return torch.where(rank_BM > -torch.inf, topology.leaf_item[leaf_BM], -1), rank_BM
+    key_BM = key_BC.gather(1, best_BM)
+    return torch.where(key_BM > -torch.inf, topology.leaf_item[leaf_BM], -1), key_BM
+
+
+@dataclass(frozen=True)
+class Added:
+    """λ · mem of the nodes that have memory; it counts where beams are cut and leaves ordered, and is not inherited.
+
+    place_X   int64[X], ascending: b · (N + 1) + node, for query b
+    values_X  float32[X]
+    """
+
+    place_X: Tensor
+    values_X: Tensor
+
+    def to(self, topology: Topology, nodes_BC: Tensor) -> Tensor:
+        """float32[B, C]: what is added to each candidate."""
+        if not len(self.place_X):
+            return torch.zeros_like(nodes_BC, dtype=torch.float32)
+        query_B1 = torch.arange(len(nodes_BC), device=nodes_BC.device).unsqueeze(1)
+        wanted_BC = query_B1 * (topology.padding + 1) + nodes_BC
+        at_BC = torch.searchsorted(self.place_X, wanted_BC).clamp(max=len(self.place_X) - 1)
+        return torch.where(self.place_X[at_BC] == wanted_BC, self.values_X[at_BC], 0.0)
 
 
 def sorted_excluded_nodes(topology: Topology, exclude_BE: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
-"""From a trained model to a bundle: γ and calibration from validation users, ONNX graphs with a parity check, golden and held-out queries.
+"""From a trained model to a bundle: ONNX graphs with a parity check, golden and held-out queries. `ranking.py` chooses how it searches.
 
 Legend: B queries, M results, T history, C candidates.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,8 +15,6 @@ import numpy as np
 import onnx
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from espalier.bundle import Bundle
@@ -25,8 +22,8 @@ from espalier.bundle_writer import ContentParts, GraphContent, write_bundle
 from espalier.engines.onnx.runtime import ort
 from espalier.errors import BundleCorrupt
 from espalier.items import ItemTable
-from espalier.manifest import Calibration, InnerProductForm, ManifestDraft, Ranking, ScorerForm, SearchDefaults
-from espalier.metrics import precision_recall_f
+from espalier.manifest import InnerProductForm, ManifestDraft, Ranking, ScorerForm, SearchDefaults
+from espalier.memory import Memory
 from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind
 from espalier.scorer_form import mlp_form
 from espalier.search import Engine, SearchParams
@@ -34,32 +31,31 @@ from espalier.tree import Tree
 from training.data.item_content import ItemContent
 from training.data.splits import EvaluationPair, without_seen
 from training.deep.content_rows import content_graph
+from training.deep.memory import FIT_S
 from training.deep.prepare import Prepared
 from training.deep.queries import model_input, query_kind, rows_of_pairs
+from training.deep.ranking import CUTS, choose_ranking
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.topology import Topology
-from training.deep.validation import ranked_by, search_pairs, validation_pairs
 from training.evaluate import evaluate
 from training.golden import golden_answers
 from training.publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
 from training.specification.deep import DeepConfig
 
-log = logging.getLogger(__name__)
-
-GAMMAS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-VALIDATION_QUERIES = 2000
 PARITY_TOLERANCE = 1e-3
-REPORTED_M = (10, 50, 200)
 MOST_NUMBERS = 1 << 22
 """Numbers of the vectors that golden and held-out queries hold, at most."""
 
 
-def export(config: DeepConfig, prepared: Prepared, tree: Tree, model: NodeScorer, path: Path) -> Bundle:
-    """Write the bundle of a trained model to models/<name>/<version>/ and return it, verified and measured on test users."""
+def export(config: DeepConfig, prepared: Prepared, tree: Tree, model: NodeScorer, path: Path, memory_s: float = FIT_S) -> Bundle:
+    """Write the bundle of a trained model to models/<name>/<version>/ and return it, verified and measured on test users.
+
+    memory_s  most seconds for the neighbours of a memory
+    """
     model = model.eval()
-    ranking, trials = choose_ranking(config, prepared, Topology(tree, model.node_rows.device), model)
+    chosen = choose_ranking(config, prepared, Topology(tree, model.node_rows.device), model, memory_s)
     kind = query_kind(config, prepared.interactions)
     most = most_kept(kind)
     validation = list(prepared.split.validation[: min(GOLDEN_QUERIES, most) - 1])
@@ -67,13 +63,14 @@ def export(config: DeepConfig, prepared: Prepared, tree: Tree, model: NodeScorer
     golden = [cold, *validation]
     test = list(prepared.split.test)
     heldout = _written(kind, prepared.items, test[: min(HELD_OUT_QUERIES, most)])
-    content = _content(config, tree, model.cpu(), prepared, QueryBatch(kind, rows_of_pairs(config, golden)), heldout)
-    draft = _draft(config, prepared, ranking, path)
-    ms = reported_ms(REPORTED_M, config.search.max_m)
+    queries = QueryBatch(kind, rows_of_pairs(config, golden))
+    content = _content(config, tree, model.cpu(), prepared, queries, heldout, chosen.memory)
+    draft = _draft(config, prepared, chosen.ranking, path)
+    ms = reported_ms(CUTS, config.search.max_m)
     params = SearchParams(golden_beams(config.search.beam_size, len(golden)), np.full(len(golden), config.search.m, np.int64))
 
     def measure(bare: Bundle, engine: Engine) -> dict[str, Any]:
-        return {"validation": trials, "test": _test_metrics(bare, engine, test, ms)}
+        return {"validation": chosen.trials, "test": _test_metrics(bare, engine, test, ms)}
 
     return publish(
         path,
@@ -112,40 +109,6 @@ def _test_metrics(bundle: Bundle, engine: Engine, test: list[EvaluationPair], ms
     }
 
 
-def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer) -> tuple[Ranking, dict[str, float]]:
-    """The ranking formula: γ with the best recall@m of validation users, and for 0 < γ a calibration of its ranks; and what was tried."""
-    own, trained = ranked_by(config)
-    fixed = trained if own == "log_activation" else config.search.gamma
-    gammas = sorted({*GAMMAS, trained}) if fixed == "auto" else [fixed]
-    pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
-    if not pairs:
-        log.warning("no validation user has anything left to find: γ is the trained one, scores are not calibrated")
-        gamma = trained if fixed == "auto" else fixed
-        return Ranking(own=own, gamma=gamma, calibration=None if own != "logit" or gamma == 0 else Calibration(slope=1, intercept=0)), {}
-    relevant = [pair.relevant for pair in pairs]
-    trials, results = {}, {}
-    for gamma in gammas:
-        rows_BM, ranks_BM = search_pairs(config, topology, model, pairs, gamma, own, config.search.beam_size, config.search.m)
-        trials[f"{gamma:g}"] = float(precision_recall_f(rows_BM, relevant, config.search.m)[1].mean())
-        results[gamma] = rows_BM, ranks_BM
-        log.info("γ = %g: recall@%d of %d validation users %.4f", gamma, config.search.m, len(pairs), trials[f"{gamma:g}"])
-    best = max(results, key=lambda gamma: (trials[f"{gamma:g}"], gamma == trained))
-    sigmoid = best == 0 and not config.is_softmax  # a softmax's logits are the log of a probability up to a constant only
-    calibration = None if own != "logit" or sigmoid else calibrate(*results[best], relevant)
-    return Ranking(own=own, gamma=best, calibration=calibration), trials
-
-
-def calibrate(rows_BM: NDArray[np.int64], ranks_BM: NDArray[np.float32], relevant: Sequence[NDArray[np.int64]]) -> Calibration:
-    """Platt's logistic fit of "the item is relevant" on the rank, over all returned items."""
-    found_BM = rows_BM >= 0
-    hit_BM = np.stack([np.isin(rows, wanted) for rows, wanted in zip(rows_BM, relevant, strict=True)])
-    hits = hit_BM[found_BM]
-    if hits.all() or not hits.any():
-        return Calibration(slope=1, intercept=0)
-    fit = LogisticRegression(C=np.inf).fit(ranks_BM[found_BM].astype(np.float64)[:, None], hits)
-    return Calibration(slope=max(float(fit.coef_[0, 0]), 1e-6), intercept=float(fit.intercept_[0]))
-
-
 def _content(
     config: DeepConfig,
     tree: Tree,
@@ -153,6 +116,7 @@ def _content(
     prepared: Prepared,
     queries: QueryBatch,
     heldout: pa.Table,
+    memory: Memory | None,
 ) -> GraphContent:
     """The parts of the bare bundle; `queries` are examples for the export of the graphs."""
     rows_ND = model.node_rows.detach().numpy().astype(config.scorer.dtype)
@@ -176,6 +140,7 @@ def _content(
         form=scorer_form(model, scorer_onnx),
         encoder="sequence" if isinstance(model.encoder, SequenceQuery) else "levels",
         content=_content_parts(model, prepared.content),
+        memory=memory,
     )
 
 

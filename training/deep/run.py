@@ -17,6 +17,7 @@ from espalier.tree import Tree
 from training.deep.earlier import as_earlier
 from training.deep.export import export
 from training.deep.fit import fit
+from training.deep.memory import FIT_S
 from training.deep.parallel import joined, process, shared_tree, wait_for_all
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.sequence.rules import with_rules
@@ -54,12 +55,20 @@ def _trained(config: DeepConfig, data: Path | None, out: Path, device: torch.dev
 
 
 def train_and_export(
-    config: DeepConfig, prepared: Prepared, out: Path, device: torch.device, work: Path, resume: bool, shorten: Shorten | None = None
+    config: DeepConfig,
+    prepared: Prepared,
+    out: Path,
+    device: torch.device,
+    work: Path,
+    resume: bool,
+    shorten: Shorten | None = None,
+    memory_s: float = FIT_S,
 ) -> Bundle | None:
     """Train what a configuration says on a log that has been read, and write models/NAME/VERSION; None in all processes but the first.
 
     work      an empty folder, or with `resume` that of a run that was killed; checkpoints and curves stay there
     shorten   what becomes of the configuration once a tree is there: fewer steps, where time is limited
+    memory_s  most seconds for the neighbours of a memory
     """
     config = with_rules(with_dates(config, prepared.split.config), prepared)
     for number in range(1, config.rounds + 1):
@@ -70,7 +79,7 @@ def train_and_export(
             config = shorten(config, prepared, tree)
         model = fit(config, prepared, tree, device, folder, resume)
         prepared = replace(prepared, earlier=as_earlier(config, tree, model))
-    return export(config, prepared, tree, model, out) if process() == 0 else None
+    return export(config, prepared, tree, model, out, memory_s) if process() == 0 else None
 
 
 def with_dates(config: DeepConfig, split: SplitConfig) -> DeepConfig:

@@ -1,12 +1,12 @@
 """Validation users, by whose recall training and export choose. Searched in torch, with the model in training.
 
-Legend: B queries, M results.
+Legend: B queries, T history, L levels, S state, E excluded items, X excluded nodes, M results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,14 +15,16 @@ from torch import Tensor
 
 from espalier.metrics import precision_recall_f
 from training.data.splits import EvaluationPair, without_seen
-from training.deep.beam import search
+from training.deep.beam import Added, Own, search_states, sorted_excluded_nodes
+from training.deep.instances import QueryRows
 from training.deep.prepare import Prepared
 from training.deep.queries import model_input, rows_of_pairs
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.specification.deep import DeepConfig
 
-Own = Literal["logit", "log_activation"]
+BLOCK = 100
+"""Queries that are encoded and searched at a time."""
 
 
 def validation_pairs(config: DeepConfig, prepared: Prepared, count: int) -> list[EvaluationPair]:
@@ -46,6 +48,53 @@ def validation_recall(config: DeepConfig, topology: Topology, model: NodeScorer,
     return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], config.search.m)[1].mean())
 
 
+@dataclass(frozen=True)
+class EncodedQueries:
+    """Some held-out queries, ready to be searched with any ranking.
+
+    rows          int64[B, T] histories of item rows, −1 in front, or float32[B, F] vectors
+    state_BLS     query states
+    exclude_BE    int64[B, E] item rows that must not come back, −1 as padding; None: none
+    excluded_BX   the nodes that these exclude
+    """
+
+    rows: QueryRows
+    state_BLS: Tensor
+    exclude_BE: Tensor | None
+    excluded_BX: Tensor | None
+
+
+@torch.no_grad()
+def encoded(config: DeepConfig, topology: Topology, model: NodeScorer, pairs: Sequence[EvaluationPair]) -> Iterator[EncodedQueries]:
+    """The queries in blocks of at most `BLOCK`."""
+    for start in range(0, len(pairs), BLOCK):
+        part = pairs[start : start + BLOCK]
+        rows = rows_of_pairs(config, part)
+        exclude_BE = _pad_rows([pair.history for pair in part]) if config.search.exclude_seen else None
+        state_BLS = model.state(model_input(model, topology, rows))
+        excluded_BX = None if exclude_BE is None else sorted_excluded_nodes(topology, exclude_BE)
+        yield EncodedQueries(rows, state_BLS, exclude_BE, excluded_BX)
+
+
+def search_encoded(
+    model: NodeScorer,
+    topology: Topology,
+    blocks: Iterable[tuple[EncodedQueries, Added | None]],
+    gamma: float,
+    own: Own,
+    beam_size: int,
+    m: int,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """int64[B, M] item rows and float32[B, M] keys; each block of queries with what a memory adds to its nodes."""
+    rows, keys = [], []
+    for block, added in blocks:
+        row_BM, key_BM = search_states(model, topology, block.state_BLS, beam_size, m, gamma, own, block.excluded_BX, added)
+        missing = m - row_BM.shape[1]
+        rows.append(np.pad(row_BM.cpu().numpy(), ((0, 0), (0, missing)), constant_values=-1))
+        keys.append(np.pad(key_BM.cpu().numpy(), ((0, 0), (0, missing)), constant_values=-np.inf))
+    return np.concatenate(rows), np.concatenate(keys)
+
+
 def search_pairs(
     config: DeepConfig,
     topology: Topology,
@@ -56,17 +105,9 @@ def search_pairs(
     beam_size: int,
     m: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """int64[B, M] item rows and float32[B, M] ranks of held-out queries."""
-    rows, ranks = [], []
-    for start in range(0, len(pairs), 100):
-        part = pairs[start : start + 100]
-        query = model_input(model, topology, rows_of_pairs(config, part))
-        exclude_BE = _pad_rows([pair.history for pair in part]).to(topology.device) if config.search.exclude_seen else None
-        item_rows, rank = search(model, topology, query, beam_size, m, gamma, own, exclude_BE)
-        missing = m - item_rows.shape[1]
-        rows.append(np.pad(item_rows.cpu().numpy(), ((0, 0), (0, missing)), constant_values=-1))
-        ranks.append(np.pad(rank.cpu().numpy(), ((0, 0), (0, missing)), constant_values=-np.inf))
-    return np.concatenate(rows), np.concatenate(ranks)
+    """int64[B, M] item rows and float32[B, M] ranks of held-out queries, without a memory."""
+    blocks = ((block, None) for block in encoded(config, topology, model, pairs))
+    return search_encoded(model, topology, blocks, gamma, own, beam_size, m)
 
 
 def _pad_rows(lists: Sequence[NDArray[np.int64]]) -> Tensor:

@@ -133,6 +133,11 @@ class Counting:
 
 
 def neighbours(task: Task) -> Fitted:
+    """The method: `fit_neighbours`."""
+    return fit_neighbours(task)[1]
+
+
+def fit_neighbours(task: Task) -> tuple[Neighbours, Fitted]:
     """Choose the options on validation queries, at most `most_queries`, and fit on all training users."""
     begin, deadline = time.perf_counter(), task.deadline()
     interactions, users = task.split.lists, task.split.train
@@ -159,7 +164,7 @@ def neighbours(task: Task) -> Fitted:
     best = counting.fit(found.best.options)
     best = best if kept is None else replace(best, lists=best.lists.limited(kept))
     options = {**found.best.options, "kept": kept}
-    return Fitted(best.rank, options, best.lists.bytes, time.perf_counter() - begin, [*found.trials, *more], ended)
+    return best, Fitted(best.rank, options, best.lists.bytes, time.perf_counter() - begin, [*found.trials, *more], ended)
 
 
 def most_queries(task: Task) -> int:

@@ -15,6 +15,7 @@ from espalier.manifest import ModelName
 from espalier.queries import MAX_HISTORY
 from training.specification.content import ContentConfig
 from training.specification.log_format import CsvFormat, LogFormat, TableFormat, VectorsFormat
+from training.specification.memory import MemoryConfig
 from training.specification.optimiser import OptimiserConfig, SequenceOptimiser
 from training.specification.scorers import ProductScorer, Scorer
 from training.specification.sections import SearchLimits, Section, default_kind
@@ -220,7 +221,7 @@ class SearchConfig(SearchLimits):
     """Search defaults and limits of the exported model, and γ."""
 
     gamma: Literal["auto"] | float = Field(
-        default="auto", description='γ of the ranks, 0 to 1, or `"auto"`: the value with the best recall@`search.m` of validation users'
+        default="auto", description='γ of the ranks, 0 to 1, or `"auto"`: the one that finds most for validation users'
     )
     exclude_seen: bool = Field(
         default=True, description="whether the choice of γ and the calibration of scores leave out the items of the history"
@@ -253,6 +254,7 @@ class DeepConfig(Section):
     optimiser: OptimiserConfig | SequenceOptimiser
     search: SearchConfig = SearchConfig()
     content: ContentConfig = ContentConfig()
+    memory: MemoryConfig = MemoryConfig()
 
     @property
     def rounds(self) -> int:
@@ -326,6 +328,8 @@ class DeepConfig(Section):
                 raise InvalidConfig("scorer.kind", self.scorer.kind, f"product or mlp, {because}")
             if self.search.exclude_seen:
                 raise InvalidConfig("search.exclude_seen", True, f"false, {because}")
+            if self.memory.weight not in (0, "auto"):
+                raise InvalidConfig("memory.weight", self.memory.weight, f'0 or "auto", {because}')
             for key in ("windows", "split", "cold_share"):
                 if getattr(self.instances, key) != (default := InstanceConfig.model_fields[key].default):
                     raise InvalidConfig(f"instances.{key}", getattr(self.instances, key), f"its default {default!r}, {because}")

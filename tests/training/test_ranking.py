@@ -1,0 +1,268 @@
+"""How a trained tree ranks: what a memory adds to the search in training, how it is chosen, and what the bundle serves.
+
+The log: users walk around rings of items, so an item is followed by its neighbour on the ring; popularity knows nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from espalier.bundle import Bundle
+from espalier.engines import open_engine
+from espalier.engines.reference import ReferenceEngine
+from espalier.errors import InvalidConfig
+from espalier.masks.eligibility import eligible_nodes
+from espalier.memory import Memory
+from espalier.memory_lists import MemoryTree
+from espalier.queries import HistoryKind, pad_histories
+from espalier.search import SearchParams
+from training.deep.export import export
+from training.deep.fit import build_model
+from training.deep.memory import Remembered, added, in_units, unit_of
+from training.deep.prepare import Prepared, build_tree, prepare
+from training.deep.ranking import Chosen, Figures, Searches, choose_ranking
+from training.deep.scorers.model import NodeScorer
+from training.deep.topology import Topology
+from training.deep.validation import search_encoded
+from training.neighbours.neighbour_lists import NeighbourLists
+from training.specification.deep import DeepConfig
+from training.specification.models import deep_config
+
+CPU = torch.device("cpu")
+ITEMS, RING = 48, 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """An untrained model of a small log."""
+
+    config: DeepConfig
+    prepared: Prepared
+    topology: Topology
+    model: NodeScorer
+
+    def chosen(self, **memory: Any) -> Chosen:
+        config = self.config.model_copy(update={"memory": type(self.config.memory)(**memory)})
+        return choose_ranking(config, self.prepared, self.topology, self.model)
+
+
+def run_on(folder: Path, lists: list[list[int]], validation_share: float = 0.4, order: str = "file") -> Run:
+    rows = "\n".join(f"u{user},i{item}" for user, items in enumerate(lists) for item in items)
+    (folder / "log.csv").write_text(f"user,item\n{rows}\n")
+    form = {"user": "user", "item": "item", "order": order, "min_user_events": 2}
+    config = deep_config(
+        {
+            "kind": "otm-robust",
+            "name": "rings",
+            "data": {"log": str(folder / "log.csv"), "format": form, "split": {"validation_share": validation_share}},
+            "instances": {"windows": [6]},
+            "scorer": {"node_dim": 4, "hidden": [4], "init": "random"},
+            "search": {"beam_size": 8, "m": 10, "max_m": 20, "exclude_seen": False},
+        }
+    )
+    prepared = prepare(config, None, folder / "work")
+    tree = build_tree(config, prepared)
+    return Run(config, prepared, Topology(tree, CPU), build_model(config, tree, prepared).eval())
+
+
+def rings(users: int, seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    starts = rng.integers(ITEMS, size=users).tolist()
+    return [[start // RING * RING + (start + step) % RING for step in range(8)] for start in starts]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_on(tmp_path_factory.mktemp("rings"), rings(200))
+
+
+def best_first(row: np.ndarray) -> list[int]:
+    return sorted(np.flatnonzero(row).tolist(), key=lambda b: (-float(row[b]), b))
+
+
+def lists_of(S: np.ndarray) -> NeighbourLists:
+    """Sparse rows of a dense matrix, best first."""
+    kept = [best_first(row) for row in S]
+    offset = np.concatenate([[0], np.cumsum([len(row) for row in kept])]).astype(np.int64)
+    item = np.array([b for row in kept for b in row], np.int32)
+    score = np.array([S[a, b] for a, row in enumerate(kept) for b in row], np.float32)
+    return NeighbourLists(offset, item, score, np.arange(len(S)))
+
+
+# -- what is made of neighbours -------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 5), st.integers(0, 2**16), st.sampled_from([0.05, 0.5, 1.0]), st.integers(1, 9))
+def test_a_memory_holds_the_best_neighbours_by_ascending_item(kept: int, seed: int, recency: float, length: int) -> None:
+    rng = np.random.default_rng(seed)
+    S = np.where(rng.random((6, 6)) < 0.6, rng.integers(1, 50, (6, 6)), 0).astype(np.float32)
+    memory = Remembered(lists_of(S), 1.0).memory(kept, recency, length)
+    memory.check(6)
+    for a, row in enumerate(S):
+        best = best_first(row)[:kept]
+        part = slice(memory.offset[a], memory.offset[a + 1])
+        assert memory.item[part].tolist() == sorted(best)
+        assert_array_equal(memory.value[part], row[sorted(best)])
+    places = [recency**d for d in range(length) if recency**d >= 0.01]
+    assert_allclose(memory.weight, places, rtol=1e-6)
+
+
+def test_the_unit_is_what_the_best_remembered_item_has_on_average(run: Run) -> None:
+    S = np.zeros((ITEMS, ITEMS), np.float32)
+    S[0, 1], S[0, 2], S[3, 2] = 8, 1, 4
+    raw = Remembered(lists_of(S), 1.0).memory(5, 1.0, 6)
+    history_BT = np.array([[-1, -1, -1, -1, -1, 0], [-1, -1, -1, 7, 3, 0], [-1, -1, -1, -1, 3, 7]])
+
+    def lists(memory: Memory) -> Any:
+        eligible = eligible_nodes(run.topology.tree, SearchParams.uniform(3, 1, 1), 3, None)
+        return MemoryTree(memory, run.topology.tree).lists(history_BT, eligible)
+
+    assert unit_of([lists(raw)]) == pytest.approx((8 + 8 + 4) / 3)
+    memory = in_units(raw, unit_of([lists(raw)]), 2.5)
+    assert unit_of([lists(memory)]) == pytest.approx(1)
+    assert memory.key_weight == 2.5
+
+
+def test_what_a_memory_adds_is_found_for_each_query_alone(run: Run) -> None:
+    rng = np.random.default_rng(5)
+    S = np.where(rng.random((ITEMS, ITEMS)) < 0.1, rng.random((ITEMS, ITEMS)), 0).astype(np.float32)
+    memory = Remembered(lists_of(S), 0.8).memory(20, 0.8, 6)
+    history_BT = rng.integers(-1, ITEMS, (5, 6))
+    history_BT[2] = -1  # nothing to be told of
+    nodes, eligible = run.topology.tree.node_count, eligible_nodes(run.topology.tree, SearchParams.uniform(5, 1, 1), 5, None)
+    lists = MemoryTree(memory, run.topology.tree).lists(history_BT, eligible)
+    nodes_BC = torch.arange(nodes + 1).expand(5, -1)
+    found_BC = added(lists, 3.0, nodes, CPU).to(run.topology, nodes_BC).numpy()
+    for b in range(5):
+        expected = np.zeros(nodes + 1, np.float32)
+        own, values = lists.of(b)
+        expected[own] = values * np.float32(3.0)
+        assert_array_equal(found_BC[b], expected)
+    assert not found_BC[2].any()
+    assert found_BC.any()
+
+
+# -- the choice -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_figure_is_the_geometric_mean_of_recalls_and_gains_are_paired() -> None:
+    worse = Figures(np.array([[0.0, 0.2, 0.1], [0.4, 0.6, 0.8]]))
+    better = Figures(worse.recall_CB * 1.5)
+    assert worse.figure == pytest.approx(np.sqrt(0.1 * 0.6))
+    gain, error = better.gain_over(worse)
+    gains_B = 0.5 * (worse.recall_CB / np.array([[0.1], [0.6]])).mean(0)
+    assert gain == pytest.approx(0.5)
+    assert error == pytest.approx(gains_B.std(ddof=1) / np.sqrt(3))
+    assert worse.gain_over(worse) == (0, 0)
+
+
+def test_an_untrained_tree_is_told_what_follows(run: Run) -> None:
+    alone, told = run.chosen(weight=0), run.chosen()
+    assert alone.memory is None
+    assert told.memory is not None
+    told.memory.check(ITEMS)
+    best = [max(tried["recall"]["10"] for tried in chosen.trials) for chosen in (alone, told)]
+    assert best[1] > best[0] + 0.3
+    assert told.ranking.calibration is not None
+    assert {frozenset(tried["options"]) for tried in told.trials} == {
+        frozenset({"gamma"}),
+        frozenset({"gamma", "weight", "kept", "recency"}),
+    }
+
+
+def test_the_memory_that_is_chosen_was_the_best_or_the_fewest_neighbours_that_find_as_much(run: Run) -> None:
+    chosen = run.chosen(neighbours=3)
+    assert chosen.memory is not None
+    assert np.diff(chosen.memory.offset).max() <= 3
+    tried = [trial for trial in chosen.trials if "weight" in trial["options"]]
+    best = max(tried, key=lambda trial: trial["figure"])["options"]
+    assert (best["weight"], best["gamma"]) == (chosen.memory.key_weight, chosen.ranking.gamma)
+    assert {trial["options"]["kept"] for trial in tried} == {3}
+
+
+def test_a_weight_of_the_users_is_kept_as_it_is(run: Run) -> None:
+    chosen = run.chosen(weight=0.75)
+    assert chosen.memory is not None
+    assert chosen.memory.key_weight == 0.75
+    assert {trial["options"]["weight"] for trial in chosen.trials if "weight" in trial["options"]} == {0.75}
+
+
+@pytest.mark.parametrize(("errors", "kept"), [(-3.0, False), (0.0, False), (0.9, False), (1.1, True)])
+def test_a_gain_within_a_standard_error_is_no_reason_for_a_memory(
+    run: Run, monkeypatch: pytest.MonkeyPatch, errors: float, kept: bool
+) -> None:
+    noise_CB = np.random.default_rng(3).normal(scale=0.1, size=(2, 400))
+    noise_CB -= noise_CB.mean()
+    gain = errors * noise_CB.mean(0).std(ddof=1) / np.sqrt(400)
+
+    def measured(self: Searches, options: dict[str, Any]) -> Figures:
+        return Figures(0.5 + noise_CB + gain if "weight" in options else np.full((2, 400), 0.5))
+
+    monkeypatch.setattr(Searches, "measured", measured)
+    assert (run.chosen().memory is not None) == kept
+
+
+def test_few_validation_users_choose_no_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert run_on(tmp_path, rings(70), validation_share=0.3).chosen().memory is None
+    assert "21 validation users are too few" in caplog.text
+
+
+def test_lists_without_an_order_weigh_all_places_alike(tmp_path: Path) -> None:
+    chosen = run_on(tmp_path, rings(200), order="none").chosen(weight=4.0)
+    assert chosen.memory is not None
+    assert len(set(chosen.memory.weight.tolist())) == 1
+    assert len(chosen.memory.weight) == 6
+
+
+@pytest.mark.parametrize(("key", "value"), [("weight", -1), ("weight", "much"), ("weight", True), ("neighbours", 0), ("neighbours", 5000)])
+def test_wrong_values_are_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(InvalidConfig, match=rf"memory\.{key}"):
+        deep_config({"kind": "otm-robust", "name": "x", "data": {"log": "log.csv"}, "memory": {key: value}})
+
+
+# -- the bundle -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bundle(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return export(run.config, run.prepared, run.topology.tree, run.model, tmp_path_factory.mktemp("models") / "rings" / "1")
+
+
+def test_the_engines_find_what_training_chose_by(run: Run, bundle: Bundle) -> None:
+    memory = bundle.memory
+    assert memory is not None
+    searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation), "logit")
+    eligible = searches.eligible
+    of = MemoryTree(memory, run.topology.tree)
+    rows, keys = [], []
+    for block, nodes in zip(searches.blocks, eligible, strict=True):
+        what = added(of.lists(block.rows, nodes), memory.key_weight, run.topology.tree.node_count, CPU)
+        row_BM, key_BM = search_encoded(run.model, run.topology, [(block, what)], bundle.manifest.ranking.gamma, "logit", 8, 10)
+        rows.append(row_BM)
+        keys.append(key_BM)
+    kind = bundle.manifest.query
+    assert isinstance(kind, HistoryKind)
+    queries = pad_histories(kind, [pair.history for pair in run.prepared.split.validation])
+    for engine in (ReferenceEngine(bundle), open_engine(bundle, "cpu")):
+        result = engine.search(queries, SearchParams.uniform(len(queries), 8, 10))
+        assert_allclose(result.keys_BM, np.concatenate(keys), rtol=1e-4, atol=1e-4)
+        assert (result.item_rows_BM == np.concatenate(rows)).mean() > 0.98  # ties of rounding
+        engine.close()
+
+
+def test_the_manifest_says_what_was_tried(bundle: Bundle) -> None:
+    trials = bundle.manifest.metrics["validation"]
+    assert trials[0]["options"].keys() == {"gamma"}
+    assert bundle.manifest.memory is not None
+    assert any(trial["options"].get("weight") == bundle.manifest.memory.weight for trial in trials)
+    assert all(trial["recall"].keys() == {"10", "20"} for trial in trials)  # 50 and 200 are cut at max_m

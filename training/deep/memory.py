@@ -1,0 +1,105 @@
+"""The memory of a tree: tuned neighbours of its training users, cut to the best of each item, with the weights of a history's places.
+
+    mem(b) = Σ_{d < length} w_d · S[h_d, b],   w_d = recency^d / unit,   h_0 the last item of the history
+
+unit is the mean over validation queries of the largest Σ_d recency^d · S[h_d, b]. So λ is what the item that a history remembers most
+adds to its rank on average, and means the same whatever the scale of S, the number of neighbours and the recency.
+
+Knows neighbours and `espalier.memory`. Does not know what λ is best: see `ranking.py`.
+
+Legend: I items, E entries, B queries, X nodes of a query's list.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import NDArray
+
+from espalier.memory import Memory
+from espalier.memory_lists import MemoryLists
+from training.deep.beam import Added
+from training.deep.prepare import Prepared
+from training.neighbours.fit import fading, fit_neighbours
+from training.neighbours.neighbour_lists import NeighbourLists
+from training.retrieval.task import Metric, Task
+from training.specification.deep import DeepConfig, InstanceConfig
+
+log = logging.getLogger(__name__)
+
+Array = NDArray[Any]
+
+KEPT = (32, 64, 128, 256, 512)
+"""Neighbours an item that are tried."""
+LEAST_WEIGHT = 0.01
+"""Places of a history that weigh less, over the last item, are left out: each costs a row of S in every search."""
+FIT_S = 300.0
+"""Most seconds for choosing the neighbours' options. Most logs take less than a fifth; larger ones choose by a sample of their users."""
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What memories are made of.
+
+    lists    S, best first
+    recency  of the weights that were best for the neighbours alone; 1 for lists without an order
+    """
+
+    lists: NeighbourLists
+    recency: float
+
+    @property
+    def most(self) -> int:
+        """The neighbours of the item that has the most."""
+        return int(np.diff(self.lists.offset_I1).max(initial=0))
+
+    def memory(self, kept: int, recency: float, length: int) -> Memory:
+        """The best `kept` neighbours of each item, for the last `length` items of a history at most; weights are recency^d."""
+        lists = self.lists.limited(kept)
+        weight = fading(recency, length)
+        memory = Memory(lists.offset_I1, lists.item_N, lists.score_N, weight[weight >= LEAST_WEIGHT].astype(np.float32), key_weight=1.0)
+        _sort_rows(memory.offset, memory.item, memory.value)
+        return memory
+
+
+def remembered(config: DeepConfig, prepared: Prepared, seconds: float = FIT_S) -> Remembered:
+    """Neighbours tuned on validation queries and learned from the lists of training users, as many an item as the configuration allows."""
+    metric = Metric("recall", config.search.m)
+    task = Task(prepared.split, prepared.items, metric, config.search.exclude_seen, InstanceConfig(), config.seed, seconds)
+    found, fitted = fit_neighbours(task)
+    most = KEPT[-1] if config.memory.neighbours == "auto" else config.memory.neighbours
+    log.info("memory: neighbours in %.1f s%s", fitted.seconds, "" if fitted.ended is None else f", {fitted.ended}")
+    return Remembered(found.lists.limited(most), float(fitted.options["recency"]))
+
+
+def in_units(memory: Memory, unit: float, weight: float) -> Memory:
+    """The memory with its places' weights divided by `unit`, and λ."""
+    return replace(memory, weight=(memory.weight / unit).astype(np.float32), key_weight=weight)
+
+
+def unit_of(lists: Iterable[MemoryLists]) -> float:
+    """The mean over queries of the largest mem; 0 for a query without memory."""
+    largest = [float(part.of(b)[1].max(initial=0)) for part in lists for b in range(len(part.offset_B) - 1)]
+    return float(np.mean(largest)) if largest else 0.0
+
+
+def added(lists: MemoryLists, weight: float, nodes: int, device: torch.device) -> Added:
+    """weight · mem of some queries' nodes, in a tree of `nodes` nodes."""
+    query_X = np.repeat(np.arange(len(lists.offset_B) - 1), np.diff(lists.offset_B))
+    place_X = torch.from_numpy(query_X * (nodes + 1) + lists.nodes)
+    return Added(place_X.to(device), torch.from_numpy(lists.values * np.float32(weight)).to(device))
+
+
+@njit(cache=True, nogil=True)
+def _sort_rows(offset: Array, item: Array, value: Array) -> None:
+    """Each row's entries by ascending item, in place."""
+    for a in range(len(offset) - 1):
+        row = slice(offset[a], offset[a + 1])
+        order = np.argsort(item[row])
+        item[row], value[row] = item[row][order], value[row][order]

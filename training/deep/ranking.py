@@ -1,0 +1,249 @@
+"""How a trained tree ranks: γ, the memory and its weight, and the calibration, chosen by searches of validation users.
+
+γ is chosen without a memory first. Then γ, λ and the recency of the history's weights climb together, one after another; then as few
+neighbours an item are kept as find as much within a standard error; and then the memory stays only if it finds more than the tree alone by
+over a standard error. Differences are paired by query.
+
+Knows searches and their figures. Does not know how neighbours are counted or a bundle is written.
+
+Legend: B queries, M results, C cuts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+
+from espalier.manifest import Calibration, Ranking
+from espalier.masks.eligibility import EligibleNodes, eligible_nodes
+from espalier.memory import Memory
+from espalier.memory_lists import MemoryTree
+from espalier.metrics import precision_recall_f
+from espalier.search import SearchParams
+from training.data.splits import EvaluationPair
+from training.deep.beam import Own
+from training.deep.memory import FIT_S, KEPT, Remembered, added, in_units, remembered, unit_of
+from training.deep.prepare import Prepared
+from training.deep.scorers.model import NodeScorer
+from training.deep.topology import Topology
+from training.deep.validation import EncodedQueries, encoded, ranked_by, search_encoded, validation_pairs
+from training.neighbours.fit import GRID
+from training.publish import reported_ms
+from training.retrieval.task import Deadline
+from training.retrieval.tuning import Option, Options, search
+from training.specification.deep import DeepConfig
+
+log = logging.getLogger(__name__)
+
+GAMMAS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+WEIGHTS = Option("weight", (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0), times=1.5, least=0.1, most=1000.0)
+FIRST_WEIGHT, FIRST_KEPT = 4.0, 256
+RECENCY = next(option for option in GRID if option.name == "recency")
+CUTS = (10, 50, 200)
+"""The m whose recall is what a ranking is chosen by."""
+VALIDATION_QUERIES = 2000
+MIN_QUERIES = 30
+"""With fewer validation users there is no memory: its gain could not be told from noise."""
+MEMORY_TRIALS = 24
+"""Most searches of validation users for γ, λ and the recency with a memory."""
+LEAST_RECALL = 1e-4
+"""Recall below this counts as this, so that the mean of logarithms has a value."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the search of a bundle is: its ranking and its memory, None for none; and what was tried, for the manifest."""
+
+    ranking: Ranking
+    memory: Memory | None
+    trials: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """recall_CB float64[C, B]: recall@m of each query, for each m of the cuts."""
+
+    recall_CB: NDArray[np.float64]
+
+    @property
+    def mean_C(self) -> NDArray[np.float64]:
+        """Recall at each cut."""
+        mean_C: NDArray[np.float64] = np.maximum(self.recall_CB.mean(1), LEAST_RECALL)
+        return mean_C
+
+    @property
+    def figure(self) -> float:
+        """The geometric mean of the recalls: the top of a list counts as much as its length."""
+        return float(np.exp(np.log(self.mean_C).mean()))
+
+    def gain_over(self, other: Figures) -> tuple[float, float]:
+        """The relative gain in `figure`, to first order, and its standard error, paired by query."""
+        gain_B = ((self.recall_CB - other.recall_CB) / other.mean_C[:, None]).mean(0)
+        error = float(gain_B.std(ddof=1)) / math.sqrt(len(gain_B)) if len(gain_B) > 1 else math.inf
+        return float(gain_B.mean()), error
+
+
+@dataclass
+class Searches:
+    """Searches of the same validation queries, encoded once; figures by options."""
+
+    config: DeepConfig
+    topology: Topology
+    model: NodeScorer
+    pairs: Sequence[EvaluationPair]
+    own: Own
+    source: Remembered | None = None
+    figures: dict[tuple[tuple[str, Any], ...], Figures] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ms = reported_ms(CUTS, self.config.search.max_m)
+        self.relevant = [pair.relevant for pair in self.pairs]
+        self.length = self.config.history_length
+        self.blocks = list(encoded(self.config, self.topology, self.model, self.pairs))
+        self.eligible = [self._eligible(block) for block in self.blocks]
+
+    def _eligible(self, block: EncodedQueries) -> EligibleNodes:
+        exclude_BE = None if block.exclude_BE is None else block.exclude_BE.numpy()
+        size = len(block.rows)
+        return eligible_nodes(self.topology.tree, SearchParams.uniform(size, 1, 1, exclude_BE), size, None)
+
+    def memory(self, options: Options) -> Memory | None:
+        """The memory of these options, None where they name none or no validation query has any."""
+        if self.source is None or "weight" not in options:
+            return None
+        raw = self.source.memory(options["kept"], options["recency"], self.length)
+        of = MemoryTree(raw, self.topology.tree)
+        unit = unit_of(of.lists(block.rows, nodes) for block, nodes in zip(self.blocks, self.eligible, strict=True))
+        return in_units(raw, unit, options["weight"]) if unit > 0 else None
+
+    def found(self, options: Options, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """int64[B, M] item rows and float32[B, M] keys of all queries."""
+        memory = self.memory(options)
+        tree, device = self.topology.tree, self.topology.device
+        of = None if memory is None else MemoryTree(memory, tree)
+        blocks = (
+            (block, None if of is None else added(of.lists(block.rows, nodes), options["weight"], tree.node_count, device))
+            for block, nodes in zip(self.blocks, self.eligible, strict=True)
+        )
+        return search_encoded(self.model, self.topology, blocks, options["gamma"], self.own, self.config.search.beam_size, m)
+
+    def measured(self, options: Options) -> Figures:
+        """The figures of some options, searched for once."""
+        key = tuple(sorted(options.items()))
+        if key not in self.figures:
+            rows_BM, _ = self.found(options, self.ms[-1])
+            self.figures[key] = Figures(np.stack([precision_recall_f(rows_BM, self.relevant, m)[1] for m in self.ms]))
+        return self.figures[key]
+
+    def figure(self, options: Options) -> float:
+        """What options are chosen by."""
+        return self.measured(options).figure
+
+    def trials(self) -> list[dict[str, Any]]:
+        """All that were tried, in order: options, what they were compared by, and the recall at each cut."""
+        return [
+            {
+                "options": dict(key),
+                "figure": figures.figure,
+                "recall": dict(zip(map(str, self.ms), figures.recall_CB.mean(1).tolist(), strict=True)),
+            }
+            for key, figures in self.figures.items()
+        ]
+
+
+def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer, memory_s: float = FIT_S) -> Chosen:
+    """The ranking and the memory with the best figure of validation users, and a calibration of the keys.
+
+    memory_s  most seconds for the neighbours of a memory
+    """
+    own, trained = ranked_by(config)
+    fixed = trained if own == "log_activation" else config.search.gamma
+    gammas = sorted({*GAMMAS, trained}) if fixed == "auto" else [fixed]
+    pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
+    if not pairs:
+        log.warning("no validation user has anything left to find: γ is the trained one, scores are not calibrated")
+        gamma = trained if fixed == "auto" else fixed
+        calibration = None if own != "logit" or gamma == 0 else Calibration(slope=1, intercept=0)
+        return Chosen(Ranking(own=own, gamma=gamma, calibration=calibration), None, [])
+    searches = Searches(config, topology, model, pairs, own)
+    cuts = ", ".join(f"@{m}" for m in searches.ms)
+    log.info("ranking: the geometric mean of recall %s of %d validation users", cuts, len(pairs))
+    start = {"gamma": trained if fixed == "auto" else fixed}
+    alone = search(searches.figure, [start], [Option("gamma", tuple(gammas), ordered=False)], Deadline(None)).best.options
+    best = _with_memory(config, prepared, searches, alone, gammas, memory_s)
+    memory = searches.memory(best)
+    if memory is not None:
+        size = sum(array.nbytes for array in memory.arrays().values()) / 1e6
+        log.info("memory: %s, %d places, %s entries, %.1f MB", _named(best), len(memory.weight), f"{len(memory.item):,}", size)
+    rows_BM, keys_BM = searches.found(best, config.search.m)
+    # A softmax's logits are the log of a probability up to a constant only, and a key with a memory is none at all.
+    probability = memory is None and (own != "logit" or (best["gamma"] == 0 and not config.is_softmax))
+    calibration = None if probability else calibrate(rows_BM, keys_BM, searches.relevant)
+    return Chosen(Ranking(own=own, gamma=best["gamma"], calibration=calibration), memory, searches.trials())
+
+
+def _with_memory(
+    config: DeepConfig, prepared: Prepared, searches: Searches, alone: Options, gammas: Sequence[float], memory_s: float
+) -> Options:
+    """The best options with a memory, or `alone` where none is wanted or it does not pay."""
+    weight = config.memory.weight
+    if weight == 0 or prepared.interactions.vectors_UF is not None:
+        return alone
+    if len(searches.pairs) < MIN_QUERIES:
+        log.info("no memory: %d validation users are too few to choose one by", len(searches.pairs))
+        return alone
+    source = searches.source = remembered(config, prepared, memory_s)
+    start = {"gamma": alone["gamma"], "weight": weight, "kept": FIRST_KEPT, "recency": source.recency}
+    if weight == "auto":
+        start["weight"] = FIRST_WEIGHT
+    sizes = [kept for kept in KEPT if kept < source.most] + [min(KEPT[-1], source.most)]
+    if config.memory.neighbours != "auto":
+        sizes = [source.most]
+    start["kept"] = max([kept for kept in sizes if kept <= FIRST_KEPT], default=sizes[0])
+    if searches.memory(start) is None:
+        log.info("no memory: no validation user has a neighbour to be told of")
+        return alone
+    grid = [Option("gamma", tuple(gammas))] if len(gammas) > 1 else []
+    grid = [WEIGHTS, *grid] if weight == "auto" else grid
+    grid = [*grid, RECENCY] if prepared.interactions.order != "none" else grid
+    best = search(searches.figure, [start], grid, Deadline(None), most_trials=MEMORY_TRIALS).best.options
+    best = _fewest(searches, best, sizes)
+    gain, error = searches.measured(best).gain_over(searches.measured(alone))
+    kept = weight != "auto" or gain > error
+    log.info("%s: %+.1f ± %.1f %% over the tree alone", "memory" if kept else "no memory", 100 * gain, 100 * error)
+    return best if kept else alone
+
+
+def _fewest(searches: Searches, best: Options, sizes: Sequence[int]) -> Options:
+    """The options with the fewest neighbours an item whose figure is within a standard error of the best number's."""
+    tried = [best | {"kept": kept} for kept in sizes]
+    for options in tried:
+        log.info("  %.5f  %d neighbours an item", searches.figure(options), options["kept"])
+    most = max(tried, key=searches.figure)
+    for options in tried:
+        gain, error = searches.measured(options).gain_over(searches.measured(most))
+        if options == most or gain >= -error:
+            return options
+    return most
+
+
+def _named(options: Options) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in options.items())
+
+
+def calibrate(rows_BM: NDArray[np.int64], keys_BM: NDArray[np.float32], relevant: Sequence[NDArray[np.int64]]) -> Calibration:
+    """Platt's logistic fit of "the item is relevant" on the key, over all returned items."""
+    found_BM = rows_BM >= 0
+    hit_BM = np.stack([np.isin(rows, wanted) for rows, wanted in zip(rows_BM, relevant, strict=True)])
+    hits = hit_BM[found_BM]
+    if hits.all() or not hits.any():
+        return Calibration(slope=1, intercept=0)
+    fit = LogisticRegression(C=np.inf).fit(keys_BM[found_BM].astype(np.float64)[:, None], hits)
+    return Calibration(slope=max(float(fit.coef_[0, 0]), 1e-6), intercept=float(fit.intercept_[0]))
