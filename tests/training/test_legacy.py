@@ -35,7 +35,8 @@ def meaning(config: DeepConfig | LinearConfig) -> dict[str, Any]:
         renamed = {"linear.few": found.pop("linear.min_positives"), "linear.activation": config.linear.ranking.activation}
         return found | renamed | {"algorithm": kind}
     assert found.pop("data.split.kind") == "users"
-    assert (found.pop("memory.neighbours"), found.pop("memory.weight")) == ("auto", "auto")  # new: a model trained again may have one
+    new = {key: found.pop(key) for key in list(found) if key.startswith(("content.", "memory."))}
+    assert {key: new[key] for key in ("content.columns", "memory.weight")} == {"content.columns": [], "memory.weight": "auto"}
     shares = {f"data.{name}": found.pop(f"data.split.{name}") for name in ("test_share", "validation_share")}
     return found | shares | {"objective.kind": kind}
 
