@@ -37,6 +37,7 @@ def meaning(config: DeepConfig | LinearConfig) -> dict[str, Any]:
     assert found.pop("data.split.kind") == "users"
     new = {key: found.pop(key) for key in list(found) if key.startswith(("content.", "memory."))}
     assert {key: new[key] for key in ("content.columns", "memory.weight")} == {"content.columns": [], "memory.weight": "auto"}
+    assert found.pop("data.split.unseen_items") == 0
     shares = {f"data.{name}": found.pop(f"data.split.{name}") for name in ("test_share", "validation_share")}
     return found | shares | {"objective.kind": kind}
 
