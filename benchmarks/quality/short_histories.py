@@ -15,9 +15,9 @@ Beside the tree: `popularity`, the items of most training users, for the empty h
 a history of one: the best entries of the last item's row. `neighbours, then popular` fills up what the row leaves empty.
 
 Rows: {"system", "history", "items", "beam_size", "recall@M", "recall@M_se", "complete", "ms_per_query"} for M = 10, 50, 200. `items` is the
-mean length of the histories; `complete` the share of answers with 200 items, or with all where fewer may come back; milliseconds are the
-mean over queries, one at a time on one thread of a CPU. With --exclude-seen an answer leaves out the items of the history that it was asked
-with, and nothing of the user's own history is relevant.
+mean length of the histories; `complete` the share of answers with 200 items, or with all where fewer may come back: a beam below 200 may
+give fewer; milliseconds are the mean over queries, one at a time on one thread of a CPU. With --exclude-seen an answer leaves out the items
+of the history that it was asked with, and nothing of the user's own history is relevant.
 
 Legend: B queries, M results.
 """
@@ -121,7 +121,7 @@ def benchmark(options: argparse.Namespace) -> None:
     bundle, exclude_seen = Bundle.open(options.model), bool(options.exclude_seen)
     length = history_kind(bundle).length
     items, leaves = bundle.tree.item_count, bundle.tree.leaf_count
-    beams = beams_of(options.beams) if options.beams else [bundle.manifest.search.beam_size]
+    beams = beams_of(options.beams) if options.beams else sorted({bundle.manifest.search.beam_size, M})
     with tempfile.TemporaryDirectory() as folder:
         split = read_split(bundle, deep_config(bundle.manifest.training), real.log, Path(folder))
         pairs = queries_of(split.test, exclude_seen, options.queries)
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="models/NAME/VERSION")
     real_logs.add_arguments(parser)
     parser.add_argument("--queries", type=int, help="at most so many test queries, evenly spread")
-    parser.add_argument("--beams", help="beams of the tree, comma-separated (default: the model's own)")
+    parser.add_argument("--beams", help=f"beams of the tree, comma-separated (default: the model's own, and {M})")
     parser.add_argument("--exclude-seen", action="store_true", help="leave out the items of the history")
     parser.add_argument("--json", type=Path)
     main_of(benchmark, parser)

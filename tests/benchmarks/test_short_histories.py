@@ -123,7 +123,12 @@ def test_popular_items_and_the_memorys_row_are_the_baselines(trained: tuple[Bund
     bundle, split = trained
     pairs, memory = list(split.test), bundle.memory
     assert memory is not None
-    rows = {row["system"]: row for row in report()["rows"] if row["system"] != "tree"}
+    found = report()["rows"]
+    assert sorted({row["beam_size"] for row in found if row["system"] == "tree"}) == [
+        16,
+        200,
+    ]  # the model's own, and m
+    rows = {row["system"]: row for row in found if row["system"] != "tree"}
     assert {name: row["history"] for name, row in rows.items()} == {
         "popularity": "none",
         "neighbours": "last 1",
