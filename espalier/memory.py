@@ -55,6 +55,9 @@ class Memory:
         """The memory of a bundle's arrays, checked. Raises BundleCorrupt where they are not what the manifest says."""
         if arrays.keys() != DTYPES.keys():
             raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(DTYPES)}")
+        for name, array in arrays.items():
+            if array.ndim != 1:
+                raise BundleCorrupt(f"{name}: {array.dtype}{list(array.shape)}, expected one dimension")
         memory = Memory(**arrays, key_weight=info.weight)
         if (len(memory.weight), len(memory.item)) != (info.length, info.entries):
             found = f"{len(memory.weight)} weights and {len(memory.item)} entries"
@@ -80,7 +83,7 @@ class Memory:
     def check(self, items: int) -> None:
         """Raise BundleCorrupt unless the arrays are those of `items` items: shapes, dtypes, order, ranges.
 
-        No λ · mem may come near the largest float32.
+        Neither mem nor λ · mem may come near the largest float32.
         """
         entries = len(self.item)
         sizes = {"offset": (items + 1,), "item": (entries,), "value": (entries,), "weight": (len(self.weight),)}
@@ -95,10 +98,9 @@ class Memory:
             raise BundleCorrupt("weight: expected at least one, finite and at least 0")
         for begin in range(0, entries, BLOCK):
             self._check_block(begin, min(begin + BLOCK, entries), items)
-        if not self.largest_part <= LARGEST / 2:
-            raise BundleCorrupt(
-                f"value: key_weight · sums of weight · value reach {self.largest_part:.3g}, expected at most {LARGEST / 2:.3g}"
-            )
+        for what, largest in (("sums of weight · value", self._largest_mem), ("key_weight · sums of weight · value", self.largest_part)):
+            if not largest <= LARGEST / 2:
+                raise BundleCorrupt(f"value: {what} reach {largest:.3g}, expected at most {LARGEST / 2:.3g}")
 
     def _check_block(self, begin: int, end: int, items: int) -> None:
         """Raise BundleCorrupt unless the entries from `begin` to `end` are in order; their successor is looked at too."""
@@ -114,4 +116,8 @@ class Memory:
     @property
     def largest_part(self) -> float:
         """No λ · mem exceeds this."""
-        return self.key_weight * float(self.weight.sum(dtype=np.float64)) * float(self.value.max(initial=0))
+        return self.key_weight * self._largest_mem
+
+    @property
+    def _largest_mem(self) -> float:
+        return float(self.weight.sum(dtype=np.float64)) * float(self.value.max(initial=0))

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.errors import BundleCorrupt
+from espalier.manifest import GraphScorer
 from espalier.queries import (
     FeaturesKind,
     HistoryKind,
     QueryBatch,
     VectorKind,
+    blank_queries,
     encode_features,
     encode_histories,
     encode_texts,
@@ -67,8 +69,10 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
 
     Where a query's smallest margin at a cut exceeds twice the engine's rounding, the sets must be equal; over the others the mean
     overlap must reach MIN_MEAN_OVERLAP. Items that were expected and came must have their ranks, and their order where ranks differ, both
-    up to twice the rounding (of a query's largest rank, where that exceeds 1). Raises BundleCorrupt otherwise.
+    up to twice the rounding (of a query's largest rank, where that exceeds 1). A sequence encoder must have a state for a history without
+    an item, too, which need not be among the golden queries. Raises BundleCorrupt otherwise.
     """
+    _check_empty_history(bundle, engine)
     table = bundle.golden() if table is None else table
     try:
         beam_size_B, m_B, margin_B = (np.asarray(table.column(name)) for name in ("beam_size", "m", "margin"))
@@ -98,6 +102,17 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
         if fault:
             raise BundleCorrupt(f"{bundle.path}: golden query {b} on {engine.name}: {fault}")
     return float(overlap_B.mean()) if len(overlap_B) else 1.0
+
+
+def _check_empty_history(bundle: Bundle, engine: Engine) -> None:
+    """Raise BundleCorrupt where a sequence encoder makes numbers of a history without an item by which nothing can be ranked."""
+    scorer = bundle.manifest.scorer
+    if isinstance(scorer, GraphScorer) and scorer.encoder == "sequence":
+        found = engine.search(blank_queries(bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
+        if not found.complete_B[0]:
+            raise BundleCorrupt(
+                f"{bundle.path}: query.onnx: a history without an item finds nothing on {engine.name}: expected a finite state"
+            )
 
 
 def _rank_fault(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # numba takes a while to import, and only content with string
 Array = NDArray[Any]
 FAR = 3.0
 """A number further from the mean, in scales, counts as this far."""
+LARGEST_NUMBER = float(np.finfo(np.float64).max)
 LARGEST_WEIGHT = 44.0
 """Above ln 2⁶³, the inverse document frequency in any catalogue."""
 TEXT = "text."
@@ -124,7 +125,7 @@ def _checked(i: int, column: ContentColumn, value: object) -> str | float | list
     if column.kind == "number":
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return None
-        if not isinstance(value, int | float) or math.isinf(value):
+        if not isinstance(value, int | float) or abs(value) > LARGEST_NUMBER:
             raise InvalidQuery(f"items[{i}].{column.name}", value, "a finite number, or nothing")
         return float(value)
     if value is None:

@@ -91,6 +91,9 @@ def verified_weights(model: onnx.ModelProto, form: ScorerForm, state_dim: int, n
     if len(weights.layers) > MAX_HIDDEN:
         raise UnsupportedGraph(f"scorer.onnx has {len(weights.layers)} hidden layers, at most {MAX_HIDDEN} are known")
     widths = [node_dim, *(len(layer.bias) for layer in weights.layers)]
+    wanted = widths[min(1, len(weights.layers))]
+    if state_dim != wanted:  # NumPy would repeat a state of one number below; compiled code would read past its end
+        raise UnsupportedGraph(f"the {form.kind} that the manifest declares takes states of {wanted} numbers, not of {state_dim}")
     for before, after in pairwise(max(16, 1 << (width - 1).bit_length()) for width in widths):
         if before * after > MAX_MATRIX:
             raise UnsupportedGraph(f"scorer.onnx has a layer of {before} × {after} weights, at most {MAX_MATRIX} are known")

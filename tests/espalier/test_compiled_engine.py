@@ -113,6 +113,29 @@ def test_a_scorer_that_is_not_the_declared_inner_product_is_left_to_onnx_runtime
     assert open_engine(bundle, "cpu").name == "onnx-cpu"
 
 
+def test_a_state_narrower_than_a_node_row_is_left_to_onnx_runtime(tmp_path: Path) -> None:
+    """A state of one number times the sum of a row: in NumPy, which repeats it, that is an inner product."""
+    one, two = np.array([1]), np.array([2])
+    first = [
+        helper.make_node("Slice", ["vector", "zero", "one"], ["number"]),
+        helper.make_node("Unsqueeze", ["number", "one"], ["query_state"]),
+    ]
+    sums = [
+        helper.make_node("Unsqueeze", ["query_state", "one"], ["column"]),
+        helper.make_node("Mul", ["node_rows", "column"], ["products"]),
+        helper.make_node("ReduceSum", ["products", "two"], ["logits"], keepdims=0),
+    ]
+    graphs = (
+        graph_model(first, ["vector"], "query_state", {"zero": np.array([0]), "one": one}, 64),
+        graph_model(sums, ["query_state", "node_rows"], "logits", {"one": one, "two": two}, 64),
+    )
+    bundle = small(tmp_path, "vector", width=64, graphs=graphs, state_dim=1, form=InnerProductForm())
+    with pytest.raises(DeviceUnavailable, match="takes states of 64 numbers, not of 1"):
+        open_engine(bundle, "cpu", "compiled-cpu")
+    queries, params = random_queries(np.random.default_rng(1), bundle, 2), SearchParams.uniform(2, 3, 4)
+    assert_same(open_engine(bundle, "cpu").search(queries, params), ReferenceEngine(bundle).search(queries, params))
+
+
 def test_float16_is_widened_exactly() -> None:
     every = np.arange(1 << 16, dtype=np.uint16)
     finite = every[np.isfinite(every.view(np.float16))]

@@ -150,7 +150,7 @@ def test_a_memory_that_is_written_comes_back(tmp_path: Path) -> None:
         ("value", 1, -1, "value: expected finite"),
         ("value", 1, np.nan, "value: expected finite"),
         ("value", 1, np.inf, "value: expected finite"),
-        ("value", 1, 3e38, "value: key_weight"),
+        ("value", 1, 3e38, "value: sums of weight"),
         ("weight", 0, -1, "weight: expected at least one"),
         ("weight", 0, np.inf, "weight: expected at least one"),
         ("weight", None, np.ones(3, np.float32), "3 weights and"),
@@ -158,6 +158,8 @@ def test_a_memory_that_is_written_comes_back(tmp_path: Path) -> None:
         ("offset", None, np.zeros(3, np.int64), r"offset: int64\[3\]"),
         ("item", None, np.zeros(3, np.int64), "3 entries"),
         ("more", None, np.ones(3, np.float32), "arrays"),
+        ("weight", None, np.array(1, np.float32), r"weight: float32\[\], expected one dimension"),
+        ("item", None, np.array(1, np.int32), r"item: int32\[\], expected one dimension"),
     ],
 )
 def test_a_memory_of_a_stranger_is_checked(
@@ -176,6 +178,19 @@ def test_a_memory_of_a_stranger_is_checked(
     reseal(bundle.path)
     with pytest.raises(BundleCorrupt, match=rf"memory\.safetensors: .*{said}"):
         _ = Bundle.open(bundle.path).memory
+
+
+@pytest.mark.parametrize("key_weight", [1e-30, 1.0, 1e30])
+def test_neither_mem_nor_its_part_of_a_key_may_overflow(key_weight: float) -> None:
+    most = float(np.finfo(np.float32).max) / 2 / max(key_weight, 1)
+    for share in (0.99, 1.01):
+        ones = np.ones(1, np.float32)
+        memory = Memory(np.array([0, 1]), np.zeros(1, np.int32), np.float32(share * most) * ones, ones, key_weight)
+        if share > 1:
+            with pytest.raises(BundleCorrupt, match="sums of weight · value reach"):
+                memory.check(1)
+        else:
+            memory.check(1)
 
 
 def test_a_row_has_a_limit(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import weakref
@@ -34,7 +35,7 @@ from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.random_bundles import make_bundle, random_masks, random_memory, random_queries, random_tree
 from espalier.engines import ENGINES, gpu_usable
-from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
+from espalier.errors import BundleCorrupt, DeviceUnavailable, InvalidQuery, UnsupportedGraph
 from espalier.manifest import DenseLayer, InnerProductForm, MlpForm, ScorerForm
 from espalier.memory import Memory
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, pad_histories
@@ -469,14 +470,26 @@ def test_operators_that_cannot_be_run_are_found_when_a_bundle_is_opened() -> Non
     one = np.array([1])
     last = helper.make_node("Unsqueeze", ["x", "one"], ["query_state"])
     known = query_graph(helper.make_node("Gather", ["vector", "order"], ["x"], axis=1), last, one=one, order=np.array([3, 0, -1]))
-    assert encoder_of(known, torch.device("cpu"), 4, 3, 4)(vector=torch.arange(4.0)[None]).tolist() == [[[3.0, 0.0, 3.0]]]
+    assert encoder_of(known, torch.device("cpu"), 4, 3, 4, (1, 3))(vector=torch.arange(4.0)[None]).tolist() == [[[3.0, 0.0, 3.0]]]
     backwards = helper.make_node("Slice", ["vector", "end", "start", "one", "step"], ["x"])
     reverse = query_graph(backwards, last, one=one, end=np.array([3]), start=np.array([-9]), step=np.array([-1]))
     with pytest.raises(UnsupportedGraph, match="negative step"):
-        encoder_of(reverse, torch.device("cpu"), 4, 3, 4)
+        encoder_of(reverse, torch.device("cpu"), 4, 3, 4, (1, 3))
     narrow = query_graph(helper.make_node("Cast", ["vector"], ["x"], to=onnx.TensorProto.FLOAT16), last, one=one)
     with pytest.raises(UnsupportedGraph, match="casts to ONNX type"):
-        encoder_of(narrow, torch.device("cpu"), 4, 3, 4)
+        encoder_of(narrow, torch.device("cpu"), 4, 3, 4, (1, 3))
+
+
+@pytest.mark.parametrize(("first", "states", "found"), [(2, (1, 4), "[1, 1, 4]"), (1, (1, 5), "[2, 1, 4]"), (1, (3, 4), "[2, 1, 4]")])
+def test_states_of_another_shape_than_declared_are_refused(first: int, states: tuple[int, int], found: str) -> None:
+    """Kernels would read past their end. The graph leaves the queries before `first` out, of each two."""
+    nodes = [
+        helper.make_node("Slice", ["vector", "first", "end", "zero"], ["x"]),
+        helper.make_node("Unsqueeze", ["x", "one"], ["query_state"]),
+    ]
+    constants = {"first": np.array([first - 1]), "end": np.array([9]), "zero": np.array([0]), "one": np.array([1])}
+    with pytest.raises(BundleCorrupt, match=re.escape(f"the states of two queries are {found}, the manifest says {[2, *states]}")):
+        encoder_of(query_graph(*nodes, **constants), torch.device("cpu"), 4, 3, 4, states)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,23 @@ def test_a_scorer_has_the_defaults_of_its_kind_and_only_a_product_does_without_l
     assert (error.field, error.expected) == ("scorer.hidden", "at least 1 value")
 
 
+@pytest.mark.parametrize("weight", [-1, 2e6, 1e300, float("nan"), float("inf"), True, "much"])
+def test_a_weight_of_a_memory_has_a_limit(weight: object) -> None:
+    error = refused({"memory": {"weight": weight}})
+    assert (error.field, error.expected) == ("memory.weight", '"auto" or a number from 0 to 1000000')
+
+
+def test_one_column_of_content_is_a_list_too() -> None:
+    error = refused({"content": {"columns": "title"}})
+    assert (error.field, error.expected) == ("content.columns", '"auto" or a list of column names')
+
+
+@pytest.mark.parametrize("neighbours", [0, 4097, 2.5, True])
+def test_the_neighbours_of_a_memory_have_a_limit(neighbours: object) -> None:
+    error = refused({"memory": {"neighbours": neighbours}})
+    assert (error.field, error.expected) == ("memory.neighbours", '"auto" or an integer from 1 to 4096')
+
+
 def test_an_objective_has_the_defaults_of_its_kind() -> None:
     kinds = {kind: deep_config(raw() | {"kind": kind}).objective.model_dump() for kind in ("otm-robust", "otm", "otm-no-bs", "tdm", "plt")}
     negatives = {"negatives": 200, "negative_decay": 0.7}

@@ -45,6 +45,13 @@ def test_nothing_shared_is_no_content() -> None:
     assert names(table(title=["a", "b", "c"])) == []
 
 
+def test_whole_numbers_that_no_float_holds_are_rounded() -> None:
+    """Such as times in nanoseconds."""
+    content = item_content(table(when=[2**60 + 1, 2**60 + 2**40, 2**60 + 2**41]), ContentConfig(columns="auto"))
+    assert content is not None
+    assert content.rows.values.reshape(3, 2)[:, 1].tolist() == pytest.approx([-1.2247, 0, 1.2247], abs=1e-3)
+
+
 @pytest.mark.parametrize("column", ["id", "nothing", "when"])
 def test_a_column_that_cannot_be_used_is_named(column: str) -> None:
     items = table(title=["a", "a", "b"], when=pa.array([0, 1, 2], pa.timestamp("s")))

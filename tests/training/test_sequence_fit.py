@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
-from espalier.errors import InvalidConfig
+from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from training.deep import fit as fit_module
@@ -204,3 +204,15 @@ def test_an_earlier_model_of_another_scorer_is_refused(
         raw[section] = {}
     with pytest.raises(InvalidConfig, match=re.escape(message)):
         ready(raw, tmp_path / "log")
+
+
+@pytest.mark.parametrize(("users", "items"), [(20, 1), (3, 5)])
+def test_a_log_in_which_users_have_nothing_in_common_is_refused(tmp_path: Path, users: int, items: int) -> None:
+    """Of three users one trains; with one item there is nothing to choose from."""
+    file = tmp_path / "log.csv"
+    file.write_text("user,item\n" + "".join(f"u{user},i{place % items}\n" for user in range(users) for place in range(6)))
+    split = {"kind": "users", "test_share": 0.34, "validation_share": 0.34}
+    config = deep_config(settings(file, data={"format": {"min_user_events": 1}, "split": split}))
+    prepared = prepare(config, None, tmp_path)
+    with pytest.raises(InvalidData, match=rf"'\d+ training users and {items} items', expected at least 2 of each"):
+        build_tree(config, prepared)

@@ -59,6 +59,11 @@ def test_vectors_and_items_may_be_lists_of_any_kind(tmp_path: Path, vectors: pa.
     assert as_pairs(read(file, tmp_path)) == {(1.0, -2.0): ["1", "2"], (3.0, 4.0): ["2"]}
 
 
+def test_whole_numbers_are_rounded_as_others_are(tmp_path: Path) -> None:
+    file = written(tmp_path, pa.array([[2**62 + 1]], pa.list_(pa.int64())), [["a"]])
+    assert as_pairs(read(file, tmp_path)) == {(2.0**62,): ["a"]}
+
+
 def test_rows_with_one_item_are_read_and_rows_with_equal_vectors_are_one_query(tmp_path: Path) -> None:
     file = tmp_path / "pairs.parquet"
     pq.write_table(pa.table({"embedding": [[0.0, 1.0], [5.0, 6.0], [-0.0, 1.0]], "product": ["a", "b", "c"]}), file)

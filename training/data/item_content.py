@@ -104,7 +104,7 @@ def _column(name: str, column: pa.ChunkedArray) -> ContentColumn | None:
     """None for other types, and for numbers that are all the same."""
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        numbers = column.cast(pa.float64()).drop_null().to_numpy()
+        numbers = column.cast(pa.float64(), safe=False).drop_null().to_numpy()
         numbers = numbers[np.isfinite(numbers)]
         scale = float(numbers.std()) if len(numbers) else 0.0
         return ContentColumn(name=name, kind="number", mean=float(numbers.mean()), scale=scale) if 0 < scale < np.inf else None

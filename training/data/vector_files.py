@@ -91,7 +91,7 @@ def _vectors(column: pa.Array, width: int, place: Place) -> Float32:
     flat = lists.flatten()
     if not (pa.types.is_floating(flat.type) or pa.types.is_integer(flat.type)):
         raise InvalidData(f"{place.file}: column vector", str(flat.type), f"numbers in column {place.columns['vector']!r}")
-    wide_RF = np.asarray(flat.cast(pa.float64()).fill_null(np.nan), np.float64).reshape(len(lists), width)
+    wide_RF = np.asarray(flat.cast(pa.float64(), safe=False).fill_null(np.nan), np.float64).reshape(len(lists), width)
     wrong = ~(np.abs(wide_RF) <= LARGEST)  # also where one is NaN
     if wrong.any():
         row = int(wrong.any(axis=1).argmax())

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.errors import InvalidConfig
+from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.tree import Tree
 from training.data.interactions import Interactions, read_interactions
@@ -127,7 +127,10 @@ def item_embeddings(prepared: Prepared, width: int, seed: int) -> NDArray[np.flo
     interactions, train = prepared.interactions, prepared.split.train
     if interactions.vectors_UF is not None:
         return vector_embeddings(interactions, train, start_of(interactions, train, width, seed=seed), seed=seed)
-    width = max(1, min(width, len(train) - 1, interactions.item_count - 1))
+    if min(len(train), interactions.item_count) < 2:
+        found = f"{len(train)} training users and {interactions.item_count} items"
+        raise InvalidData("log", found, "at least 2 of each: a tree is made of what users have in common")
+    width = min(width, len(train) - 1, interactions.item_count - 1)
     embeddings = embeddings_of(interactions, train, width, seed=seed)
     return _with_unseen(embeddings, prepared, seed)
 

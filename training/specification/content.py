@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from espalier.content_info import MOST_FEATURES
 from training.specification.sections import Section
@@ -24,3 +24,10 @@ class ContentConfig(Section):
     drop: float = Field(
         default=0.2, ge=0, lt=1, description="share of the items whose own part is left out in a step, so that content alone finds them"
     )
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _auto_or_names(cls, columns: object) -> object:
+        if isinstance(columns, str) and columns != "auto":
+            raise ValueError('"auto" or a list of column names')
+        return columns

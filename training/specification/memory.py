@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
-from training.specification.sections import Section
+from training.specification.sections import Section, auto_or_number
 
 MOST_NEIGHBOURS = 4096
 """As many as a bundle may hold of an item."""
+MOST_WEIGHT = 1_000_000
+"""Ranks count for nothing long before; and what no float32 can hold would only be found out at the export."""
 
 
 class MemoryConfig(Section):
     """Item neighbours that the search adds to the ranks of a tree: key = rank + weight · memory."""
 
-    neighbours: Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_NEIGHBOURS)] = Field(
+    neighbours: Literal["auto"] | int = Field(
         default="auto",
         description='most neighbours kept of an item, 1 to 4096, or `"auto"`: of 32 to 512 the fewest within a standard error of the best',
     )
-    weight: Literal["auto"] | Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+    weight: Literal["auto"] | float = Field(
         default="auto",
-        description='what the item that a history remembers most adds to its rank, on average; 0: no memory. `"auto"`: the best of '
-        "validation users, or no memory where they do not gain by it more than a standard error",
+        description="what the item that a history remembers most adds to its rank, on average, at most 1,000,000; 0: no memory. "
+        '`"auto"`: the best of validation users, or no memory where they do not gain by it more than a standard error',
     )
 
-    @field_validator("neighbours", "weight", mode="before")
+    @field_validator("neighbours", mode="before")
     @classmethod
-    def _auto_or_number(cls, value: object) -> object:
-        if value != "auto" and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ValueError('"auto" or a number')
-        return value
+    def _auto_or_neighbours(cls, neighbours: object) -> object:
+        return auto_or_number(neighbours, MOST_NEIGHBOURS)
+
+    @field_validator("weight", mode="before")
+    @classmethod
+    def _auto_or_weight(cls, weight: object) -> object:
+        if weight != "auto" and (isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MOST_WEIGHT):
+            raise ValueError(f'"auto" or a number from 0 to {MOST_WEIGHT}')
+        return weight

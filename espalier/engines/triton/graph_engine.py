@@ -115,9 +115,10 @@ class _Scorer:
 
 
 def _encoder(query: onnx.ModelProto, bundle: Bundle, device: torch.device) -> TorchGraph:
-    kind, tree = bundle.graph_kind, bundle.tree
+    kind, scorer, levels = bundle.graph_kind, bundle.graph_scorer, bundle.tree.height + 1
     width = kind.length if isinstance(kind, HistoryKind) else kind.width
-    return encoder_of(query, device, bundle.graph_scorer.node_dim, tree.height + 1, width)
+    states = levels if scorer.state_levels > 1 else 1, scorer.state_dim
+    return encoder_of(query, device, scorer.node_dim, levels, width, states)
 
 
 class GraphCell(Cell[Tensor]):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from espalier.engines.triton.kernels.matmul import matmul
 from espalier.engines.triton.torch_operators import HOST_INPUTS, OPERATORS, constant_of
-from espalier.errors import UnsupportedGraph
+from espalier.errors import BundleCorrupt, UnsupportedGraph
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,13 @@ class _Rows:
         return self.table_ND[self.index].float()
 
 
-def encoder_of(model: onnx.ModelProto, device: torch.device, node_dim: int, levels: int, query_width: int) -> TorchGraph:
+def encoder_of(
+    model: onnx.ModelProto, device: torch.device, node_dim: int, levels: int, query_width: int, states: tuple[int, int]
+) -> TorchGraph:
     """A query encoder, compared with its graph on an empty and a random query. Raises UnsupportedGraph where it differs or cannot run.
 
     levels, query_width  of histories: how many levels they are given on, and T; of vectors query_width is F
+    states               L and S of the states that it must give: kernels read so much. Raises BundleCorrupt for others
     """
     encoder = TorchGraph(model, device)
     rng = np.random.default_rng(0)
@@ -57,6 +60,8 @@ def encoder_of(model: onnx.ModelProto, device: torch.device, node_dim: int, leve
     largest = float(np.max(np.abs(expected), where=np.isfinite(expected), initial=1.0))
     if got.shape != expected.shape or not np.allclose(got, expected, rtol=1e-4, atol=1e-4 * largest, equal_nan=True):
         raise UnsupportedGraph("query.onnx computes something else in torch than in ONNX")
+    if got.shape != (len(nodes), *states):
+        raise BundleCorrupt(f"query.onnx: the states of two queries are {list(got.shape)}, the manifest says {[len(nodes), *states]}")
     return encoder
 
 

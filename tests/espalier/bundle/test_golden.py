@@ -6,12 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pyarrow as pa
 import pytest
+from onnx import helper
 
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
+from espalier.checks.random_bundles import graph_model, linear_graphs, make_bundle, random_tree
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.errors import (
     BundleCorrupt,
@@ -50,6 +53,30 @@ def test_one_differing_item_matters_only_where_the_margin_is_wide(original: Bund
                 verify_golden(spoilt, OnnxEngine(spoilt, "cpu"))
         else:
             assert 0.99 < verify_golden(spoilt, OnnxEngine(spoilt, "cpu")) < 1
+
+
+@pytest.mark.parametrize("least", [0.0, 1.0])
+def test_a_sequence_encoder_must_have_a_state_for_a_history_without_an_item(tmp_path: Path, least: float) -> None:
+    """The mean over a history's places, of which there may be none: 0 / 0, unless at least one is counted."""
+    nodes = [
+        helper.make_node("GreaterOrEqual", ["history_leaves", "zero"], ["is_item"]),
+        helper.make_node("Cast", ["is_item"], ["items"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["items", "one"], ["sum"], keepdims=1),
+        helper.make_node("Max", ["sum", "least"], ["count"]),
+        helper.make_node("Div", ["sum", "count"], ["share"]),
+        helper.make_node("Unsqueeze", ["share", "one"], ["column"]),
+        helper.make_node("Expand", ["column", "shape"], ["query_state"]),
+    ]
+    constants = {"zero": np.array(0), "one": np.array([1]), "least": np.array(least, np.float32), "shape": np.array([1, 4, 4])}
+    query = graph_model(nodes, ["history_leaves", "node_rows"], "query_state", constants, 4)
+    rng = np.random.default_rng(1)
+    graphs = query, linear_graphs(4)[1]
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 2), "product", graphs=graphs, state_dim=4, encoder="sequence")
+    if least > 0:
+        assert verify_golden(bundle, OnnxEngine(bundle, "cpu")) == 1.0
+    else:
+        with pytest.raises(BundleCorrupt, match="a history without an item finds nothing on onnx-cpu"):
+            verify_golden(bundle, OnnxEngine(bundle, "cpu"))
 
 
 def test_golden_queries_refuse_ranks_that_were_shifted(original: Bundle, tmp_path: Path) -> None:

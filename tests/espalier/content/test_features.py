@@ -95,6 +95,7 @@ def test_of_many_features_the_heaviest_count() -> None:
         ("kind", ["shoe", 1], "a list of strings"),
         ("price", "10", "a finite number"),
         ("price", float("inf"), "a finite number"),
+        pytest.param("price", -(10**400), "a finite number", id="no float holds it"),
     ],
 )
 def test_a_field_of_another_kind_is_named(field: str, value: object, expected: str) -> None:
