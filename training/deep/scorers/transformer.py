@@ -75,8 +75,8 @@ class SequenceEncoder(nn.Module):
         """
         place_BT = present_BT.long().cumsum(1) - 1
         x_BTD = items_BTD + self.position_TD[place_BT]
-        newest_B = (present_BT * torch.arange(present_BT.shape[1], device=x_BTD.device)).amax(1)
-        newest_B1D = x_BTD.gather(1, newest_B[:, None, None].expand(-1, 1, x_BTD.shape[2]))
+        newest_BT = present_BT & (place_BT == place_BT[:, -1:])
+        newest_B1D = newest_BT.to(x_BTD.dtype).unsqueeze(1) @ x_BTD  # a product: ONNX's own evaluator gathers from at most 64 places
         x_BTD = torch.cat([x_BTD[:, :-1], newest_B1D], 1)  # it sees what it saw where it stood, and itself there
         padding_BT = torch.zeros_like(present_BT, dtype=x_BTD.dtype).masked_fill(~present_BT, -torch.inf)
         hidden_B1TT = (_future(present_BT.shape[1], x_BTD.device) + padding_BT.unsqueeze(1)).unsqueeze(1)
