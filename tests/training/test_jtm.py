@@ -126,6 +126,8 @@ def test_the_ranks_of_a_softmax_rise_as_its_log_likelihood_does(seed: int) -> No
 class Shifted(torch.nn.Module):
     """Whole logits for each pair of a history's newest node and a judged one, each level shifted by a whole number."""
 
+    encoder = None  # it reads windows
+
     def __init__(self, tree: Tree, logits_NN: Tensor, shift_L: Tensor) -> None:
         super().__init__()
         self.node_rows = torch.nn.Parameter(torch.zeros(tree.node_count, 1))
@@ -158,6 +160,8 @@ def test_shifting_all_ranks_of_a_level_leaves_the_tree_of_a_softmax_as_it_is(see
 
 class Planted(torch.nn.Module):
     """A scorer that wants each item at one leaf of `tree`: large logits for the nodes on the way of the history's newest item."""
+
+    encoder = None  # it reads windows
 
     def __init__(self, wanted: Tree, strength: float) -> None:
         super().__init__()
