@@ -35,7 +35,8 @@ def trained_places(lists: Interactions, batch: SequenceBatch, targets: int, cold
     """All places behind an item, and of those where a list begins as many as make `cold_share` of all, at random.
 
     lists    have an order
-    targets  most targets of a place: of more items that follow in the list, the next one and a systematic sample of the others
+    targets  most targets of a place: of more items that follow in the list, the next one and a systematic sample of the others. With one
+             target, that of a place before the first item is any item of the list
     """
     sequence_N, place_N = np.nonzero(batch.target_BT >= 0)
     place_N += 1
@@ -43,7 +44,10 @@ def trained_places(lists: Interactions, batch: SequenceBatch, targets: int, cold
     cold = rng.permutation(begins)[: round(len(place_N) * cold_share / (1 - cold_share))]
     sequence_N, place_N = np.concatenate([np.sort(cold), sequence_N]), np.concatenate([np.zeros(len(cold), np.int64), place_N])
     next_N = batch.first_B[sequence_N] + place_N
-    if targets == 1:
+    if targets == 1:  # a user without a history is not one at the start of theirs: any item of the list is as likely
+        first_n = next_N[: len(cold)]
+        length_n = lists.offset_U1[np.searchsorted(lists.offset_U1, first_n, side="right")] - first_n
+        next_N[: len(cold)] += (rng.random(len(cold)) * length_n).astype(np.int64)
         event_NP = next_N[:, None]
     else:
         end_N = lists.offset_U1[np.searchsorted(lists.offset_U1, next_N, side="right")]
