@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MAX_ROW = 4096
 """Most entries of an item. A query adds up at most `length` rows."""
+MAX_VISITS = 1 << 20
+"""Entries that one query may have to add up: places of the history times the longest row; some 70 ms."""
 LARGEST = float(np.finfo(np.float32).max)
 BLOCK = 1 << 20
 """Entries that are checked at once: a mapped array need not fit into memory."""
@@ -96,6 +98,11 @@ class Memory:
             raise BundleCorrupt(f"offset: expected to rise from 0 to {entries}, by at most {MAX_ROW} entries an item")
         if not len(self.weight) or not np.all((self.weight >= 0) & np.isfinite(self.weight)):
             raise BundleCorrupt("weight: expected at least one, finite and at least 0")
+        visits = len(self.weight) * int(counts.max(initial=0))
+        if visits > MAX_VISITS:
+            raise BundleCorrupt(
+                f"weight: {len(self.weight)} places over rows of up to {counts.max()} entries, at most {MAX_VISITS} together"
+            )
         for begin in range(0, entries, BLOCK):
             self._check_block(begin, min(begin + BLOCK, entries), items)
         for what, largest in (("sums of weight · value", self._largest_mem), ("key_weight · sums of weight · value", self.largest_part)):

@@ -23,7 +23,7 @@ from espalier.checks.random_bundles import make_bundle, random_masks, random_mem
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt
 from espalier.masks.eligibility import eligible_nodes
-from espalier.memory import MAX_ROW, Memory
+from espalier.memory import MAX_ROW, MAX_VISITS, Memory
 from espalier.memory_lists import MemoryTree
 from espalier.queries import PADDING, HistoryKind, QueryBatch
 from espalier.search import SearchParams, SearchResult
@@ -204,6 +204,19 @@ def test_a_row_has_a_limit(tmp_path: Path) -> None:
                 memory.check(items)
         else:
             memory.check(items)
+
+
+@pytest.mark.parametrize("places", [MAX_VISITS // MAX_ROW, MAX_VISITS // MAX_ROW + 1])
+def test_what_one_query_adds_up_has_a_limit(places: int) -> None:
+    offset = np.full(MAX_ROW + 1, MAX_ROW)
+    offset[0] = 0
+    weight = np.ones(places, np.float32)
+    memory = Memory(offset, np.arange(MAX_ROW, dtype=np.int32), np.ones(MAX_ROW, np.float32), weight, 1.0)
+    if places * MAX_ROW > MAX_VISITS:
+        with pytest.raises(BundleCorrupt, match=f"{places} places over rows of up to {MAX_ROW} entries, at most {MAX_VISITS} together"):
+            memory.check(MAX_ROW)
+    else:
+        memory.check(MAX_ROW)
 
 
 def test_only_histories_have_a_memory_and_no_longer_one_than_they_are(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 
-from espalier.memory import Memory
+from espalier.memory import MAX_VISITS, Memory
 from espalier.memory_lists import MemoryLists
 from training.deep.beam import Added
 from training.deep.prepare import Prepared
@@ -62,7 +62,8 @@ class Remembered:
     def memory(self, kept: int, recency: float, length: int) -> Memory:
         """The best `kept` neighbours of each item, for the last `length` items of a history at most; weights are recency^d."""
         lists = self.lists.limited(kept)
-        weight = fading(recency, length)
+        longest = int(np.diff(lists.offset_I1).max(initial=1))
+        weight = fading(recency, min(length, MAX_VISITS // max(1, longest)))
         memory = Memory(lists.offset_I1, lists.item_N, lists.score_N, weight[weight >= LEAST_WEIGHT].astype(np.float32), key_weight=1.0)
         _sort_rows(memory.offset, memory.item, memory.value)
         return memory

@@ -197,7 +197,7 @@ def _with_memory(
     if weight == 0 or prepared.interactions.vectors_UF is not None:
         return alone
     if len(searches.pairs) < MIN_QUERIES:
-        log.info("no memory: %d validation users are too few to choose one by", len(searches.pairs))
+        log.warning("no memory: %d validation users are too few to choose one by", len(searches.pairs))
         return alone
     source = searches.source = remembered(config, prepared, memory_s)
     start = {"gamma": alone["gamma"], "weight": weight, "kept": FIRST_KEPT, "recency": source.recency}
