@@ -26,7 +26,8 @@ from espalier.checks.random_bundles import make_linear_bundle, random_chunks, ra
 from espalier.engines import open_engine
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.triton import chunk_tiles
+from espalier.engines.triton import chunk_tiles, device_lists
+from espalier.engines.triton import linear_engine as sparse_gpu
 from espalier.engines.triton.chunk_tiles import TILE, TileSizes, bucket_of, laid_out
 from espalier.errors import DeviceUnavailable, InvalidQuery
 from espalier.manifest import Activation, Ranking
@@ -42,7 +43,6 @@ from training.linear.prepare import written_features
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from espalier.engines.triton import linear_engine as sparse_gpu
 from espalier.engines.triton.cells import FixedShapes, Tuning
 from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
 from espalier.engines.triton.linear_engine import FEATURES, SparseCudaEngine, device_bytes
@@ -109,7 +109,7 @@ def test_kept_beams_are_the_best_with_real_weights(tmp_path_factory: pytest.Temp
 
 def test_queries_may_have_any_number_of_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None, one, some blocks and more than the buffer has room for, in any order of calls, each as if alone."""
-    monkeypatch.setattr(sparse_gpu, "ROOM", 64)
+    monkeypatch.setattr(device_lists, "ROOM", 64)
     rng = np.random.default_rng(5)
     bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 5), L3_HINGE, False, width=400)
     engine, params = engine_of(bundle), SearchParams.uniform(4, 2, 5)

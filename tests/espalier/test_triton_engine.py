@@ -321,7 +321,7 @@ def mlp(*layers: DenseLayer, out: str = "out") -> MlpForm:
         (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="one", slope=0)), r"one is float32\[1\], expected a matrix"),
         (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="w", slope=0, bias="two_biases")), "two_biases has 2 numbers, expected 1 or 4"),
         (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="w", slope=0), out="w"), "the output layer has 4 outputs, expected 1"),
-        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="wide", slope=0)), "shapes that do not fit"),
+        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="wide", slope=0)), "takes states of 5 numbers, not of 4"),
     ],
 )
 def test_a_wrong_declaration_of_a_scorer_is_refused(nodes: list[onnx.NodeProto], form: ScorerForm, reason: str) -> None:

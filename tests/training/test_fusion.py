@@ -28,10 +28,10 @@ def test_it_ranks_by_summed_reciprocal_ranks(seed: int, share: float, constant: 
     for row, one, other in zip(found, first.tolist(), second.tolist(), strict=True):
         score = dict.fromkeys([*one, *other], 0.0)
         for rank, item in enumerate(one, start=1):
-            score[item] += (1 - share) / (constant + rank)
+            score[item] += (1 - share) * (1 / (constant + rank))
         for rank, item in enumerate(other, start=1):
-            score[item] += share / (constant + rank)
-        expected = sorted(score, key=lambda item: (-round(score[item], 12), item))[:m]
+            score[item] += share * (1 / (constant + rank))
+        expected = sorted(score, key=lambda item: (-score[item], item))[:m]
         assert row.tolist() == expected + [-1] * (m - len(expected))
 
 
