@@ -116,6 +116,13 @@ def test_a_memory_holds_the_best_neighbours_by_ascending_item(kept: int, seed: i
     assert_allclose(memory.weight, places, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("limit", "places"), [(12, 4), (11, 3), (1000, 6)])
+def test_a_memory_counts_so_many_places_as_a_query_may_add_up(monkeypatch: pytest.MonkeyPatch, limit: int, places: int) -> None:
+    monkeypatch.setattr("training.deep.memory.MAX_VISITS", limit)
+    S = np.triu(np.ones((4, 4), np.float32), 1)  # the longest row has three neighbours
+    assert len(Remembered(lists_of(S), 1.0).memory(5, 1.0, 6).weight) == places
+
+
 def test_the_unit_is_what_the_best_remembered_item_has_on_average(run: Run) -> None:
     S = np.zeros((ITEMS, ITEMS), np.float32)
     S[0, 1], S[0, 2], S[3, 2] = 8, 1, 4

@@ -10,16 +10,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
+from onnx.reference import ReferenceEvaluator
 
+from espalier.engines.onnx.graphs import read_graph
 from espalier.errors import InvalidConfig
 from tests.training.logs import log_of
-from training.deep.scorers.model import sequence_parts
+from training.data.splits import EvaluationPair
+from training.deep.scorers.heads import ProductHead
+from training.deep.scorers.model import NodeScorer, export_graphs, sequence_parts
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.scorers.window_states import windows_of
 from training.deep.sequence.batches import SequenceSource
 from training.deep.sequence.columns import ColumnSource
 from training.deep.sequence.level_softmax import level_softmax_loss
 from training.deep.sequence.places import trained_places
+from training.deep.sequence.rules import dropout_of, targets_of
 from training.deep.topology import Topology
 from training.specification.deep import SequenceConfig
 from training.specification.models import check_config, deep_config
@@ -236,6 +241,35 @@ def test_without_a_history_any_item_of_a_list_is_as_likely() -> None:
     places = [trained_places(log, batch, 1, 0.3, rng) for _ in range(1000)]
     count_I = np.bincount([int(made.target_NP[made.place_N == 0][0, 0]) for made in places], minlength=10)
     assert count_I.min() > 60, "each about 100 times"
+
+
+# -- what the log says ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("relevant", "targets"), [([20, 20], 20), ([39, 1], 20), ([39, 0], 1), ([1, 1, 1], 1), ([], 1)])
+def test_a_place_has_many_targets_where_queries_have_many_relevant_items(relevant: list[int], targets: int) -> None:
+    queries = [EvaluationPair(user, np.zeros(1, np.int64), np.arange(count)) for user, count in enumerate(relevant)]
+    assert targets_of(queries) == targets
+
+
+@pytest.mark.parametrize(("events", "dropout"), [(99, 0.5), (100, 0.2)])
+def test_a_log_of_few_events_an_item_is_trained_with_more_dropout(events: int, dropout: float) -> None:
+    log = log_of([[0, 1] * (events // 2) + [0] * (events % 2), [1] * 40], items=2)
+    assert dropout_of(log, np.array([0])) == dropout, "the second user is no training user"
+
+
+def test_an_exported_encoder_of_a_long_history_is_run_by_onnx_own_evaluator() -> None:
+    """Golden queries are answered by it; it cannot do with more than 64 places all that it can with fewer."""
+    torch.manual_seed(2)
+    scorer = SequenceScorer(node_dim=WIDTH, layers=1, heads=2, window_hidden=5, dropout=0.0)
+    query = SequenceQuery(70, sequence_parts(scorer, 70, TREE.height + 1))
+    model = NodeScorer(TREE.node_count, WIDTH, query, ProductHead(WIDTH, WIDTH, None), init_std=1.0)
+    leaves = padded([], [TREE.leaf_offset], list(range(TREE.leaf_offset, TREE.leaf_offset + 20)) * 3, length=70)
+    query_onnx, _ = export_graphs(model, "history_leaves", leaves)
+    feeds = {"history_leaves": leaves.numpy(), "node_rows": model.node_rows.detach().numpy()}
+    (found,) = ReferenceEvaluator(read_graph("query.onnx", query_onnx)).run(None, feeds)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(found), model.state(leaves), rtol=1e-4, atol=1e-5)
 
 
 # -- configuration --------------------------------------------------------------------------------------------------------
