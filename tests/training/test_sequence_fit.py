@@ -16,10 +16,13 @@ from espalier.engines import open_engine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
+from training.data.user_item_matrix import events_of_items
 from training.deep import fit as fit_module
-from training.deep.fit import fit
+from training.deep.fit import build_model, fit
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.run import fit_and_export
+from training.deep.scorers.initial_rows import popularity_biases
+from training.deep.scorers.sequence import SequenceQuery
 from training.deep.sequence.rules import with_rules
 from training.deep.sequence.steps import SequenceSteps
 from training.deep.topology import Topology
@@ -109,6 +112,19 @@ def test_the_bundle_says_what_it_reads_and_a_query_without_history_has_an_answer
 def test_what_the_manifest_holds_trains_the_same_model_again(bundle: Bundle) -> None:
     config = config_of(bundle.manifest, DeepConfig)
     assert (config.kind, config.history_length) == ("otm-sequence", 10)
+
+
+def test_every_part_of_a_row_starts_from_the_same_embeddings_and_the_popularity_of_what_is_below(log: Path, tmp_path: Path) -> None:
+    config, prepared = ready(settings(log, scorer={"init": "embeddings", "node_dim": 16}), tmp_path / "log")
+    tree = build_tree(config, prepared)
+    model = build_model(config, tree, prepared)
+    assert isinstance(model.encoder, SequenceQuery)
+    first, second = (model.node_rows.detach()[:, part.columns] for part in model.encoder.each)
+    assert first.shape[1] == 8
+    assert_array_equal(first, second)
+    assert first[:, :-1].abs().max() > 0
+    events_I = events_of_items(prepared.interactions, prepared.split.train)
+    assert_allclose(first[:, -1], popularity_biases(tree, events_I, config.objective.gamma), rtol=1e-6)
 
 
 # -- a run is a function of its configuration -----------------------------------------------------------------------------
