@@ -123,19 +123,23 @@ def test_a_memory_counts_so_many_places_as_a_query_may_add_up(monkeypatch: pytes
     assert len(Remembered(lists_of(S), 1.0).memory(5, 1.0, 6).weight) == places
 
 
-def test_the_unit_is_what_the_best_remembered_item_has_on_average(run: Run) -> None:
+def test_the_unit_is_by_how_much_memory_parts_the_first_of_a_list_from_its_last(run: Run) -> None:
     S = np.zeros((ITEMS, ITEMS), np.float32)
     S[0, 1], S[0, 2], S[3, 2] = 8, 1, 4
     raw = Remembered(lists_of(S), 1.0).memory(5, 1.0, 6)
     history_BT = np.array([[-1, -1, -1, -1, -1, 0], [-1, -1, -1, 7, 3, 0], [-1, -1, -1, -1, 3, 7]])
+    leaf_offset = run.topology.tree.leaf_offset
 
     def lists(memory: Memory) -> Any:
         eligible = eligible_nodes(run.topology.tree, SearchParams.uniform(3, 1, 1), 3, None)
         return MemoryTree(memory, run.topology.tree).lists(history_BT, eligible)
 
-    assert unit_of([lists(raw)]) == pytest.approx((8 + 8 + 4) / 3)
-    memory = in_units(raw, unit_of([lists(raw)]), 2.5)
-    assert unit_of([lists(memory)]) == pytest.approx(1)
+    # The second is 1, 5 and none; a third there is not.
+    assert unit_of([lists(raw)], leaf_offset, 2) == pytest.approx(((8 - 1) + (8 - 5) + 4) / 3)
+    unit = unit_of([lists(raw)], leaf_offset, 3)
+    assert unit == pytest.approx((8 + 8 + 4) / 3)
+    memory = in_units(raw, unit, 2.5)
+    assert unit_of([lists(memory)], leaf_offset, 3) == pytest.approx(1)
     assert memory.key_weight == 2.5
 
 
@@ -194,6 +198,30 @@ def test_the_memory_that_is_chosen_was_the_best_or_the_fewest_neighbours_that_fi
     best = max(tried, key=lambda trial: trial["figure"])["options"]
     assert (best["weight"], best["gamma"]) == (chosen.memory.key_weight, chosen.ranking.gamma)
     assert {trial["options"]["kept"] for trial in tried} == {3}
+
+
+def test_what_a_query_adds_up_is_counted_over_the_places_that_have_a_weight(run: Run) -> None:
+    searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation)[:3], "logit")
+    rows_BT = np.concatenate([block.rows for block in searches.blocks])
+    S = np.triu(np.ones((ITEMS, ITEMS), np.float32), 1)
+    source = Remembered(lists_of(S), 0.05)  # weights 1 and 0.05: the third is below LEAST_WEIGHT
+    for kept in (2, ITEMS):
+        length_I = np.minimum((S > 0).sum(1), kept)
+        expected = np.mean([length_I[row_T[row_T >= 0][-2:]].sum() for row_T in rows_BT])
+        assert searches.visits(source, kept, source.recency) == pytest.approx(expected)
+
+
+def test_a_memory_that_takes_long_to_add_up_is_tried_with_fewer_neighbours_only(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried() -> set[int]:
+        return {trial["options"]["kept"] for trial in run.chosen().trials if "kept" in trial["options"]}
+
+    monkeypatch.setattr("training.deep.ranking.KEPT", (1, 2, 4096))
+    whole = tried()
+    assert {1, 2} < whole
+    monkeypatch.setattr("training.deep.ranking.TRIAL_VISITS", 12)  # two neighbours of the six places of a history
+    assert tried() == {1, 2}
+    monkeypatch.setattr("training.deep.ranking.TRIAL_VISITS", 0)
+    assert tried() == {1}
 
 
 def test_a_weight_of_the_users_is_kept_as_it_is(run: Run) -> None:

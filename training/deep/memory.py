@@ -2,8 +2,9 @@
 
     mem(b) = Σ_{d < length} w_d · S[h_d, b],   w_d = recency^d / unit,   h_0 the last item of the history
 
-unit is the mean over validation queries of the largest Σ_d recency^d · S[h_d, b]. So λ is what the item that a history remembers most
-adds to its rank on average, and means the same whatever the scale of S, the number of neighbours and the recency.
+unit is the mean over validation queries of the largest Σ_d recency^d · S[h_d, b] less the m-th largest (0 where fewer have any), m = 200.
+So λ is by how much memory parts the first of a list from its last, on average. It means the same whatever the scale of
+S, the number of neighbours and the recency; and for a flat S, which must be weighed much to say anything.
 
 Knows neighbours and `espalier.memory`. Does not know what λ is best: see `ranking.py`.
 
@@ -35,8 +36,8 @@ log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
-KEPT = (32, 64, 128, 256, 512)
-"""Neighbours an item that are tried."""
+KEPT = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Neighbours an item that are tried, up to those that a bundle may hold."""
 LEAST_WEIGHT = 0.01
 """Places of a history that weigh less, over the last item, are left out: each costs a row of S in every search."""
 FIT_S = 300.0
@@ -84,10 +85,15 @@ def in_units(memory: Memory, unit: float, weight: float) -> Memory:
     return replace(memory, weight=(memory.weight / unit).astype(np.float32), key_weight=weight)
 
 
-def unit_of(lists: Iterable[MemoryLists]) -> float:
-    """The mean over queries of the largest mem; 0 for a query without memory."""
-    largest = [float(part.of(b)[1].max(initial=0)) for part in lists for b in range(len(part.offset_B) - 1)]
-    return float(np.mean(largest)) if largest else 0.0
+def unit_of(lists: Iterable[MemoryLists], leaf_offset: int, m: int) -> float:
+    """The mean over queries of the largest mem less the m-th largest, which is 0 where fewer leaves have any."""
+    spreads = [_spread(*part.of(b), leaf_offset, m) for part in lists for b in range(len(part.offset_B) - 1)]
+    return float(np.mean(spreads)) if spreads else 0.0
+
+
+def _spread(nodes: Array, values: Array, leaf_offset: int, m: int) -> float:
+    mem = values[nodes >= leaf_offset]
+    return float(mem.max(initial=0)) - (float(np.partition(mem, -m)[-m]) if len(mem) >= m else 0.0)
 
 
 def added(lists: MemoryLists, weight: float, nodes: int, device: torch.device) -> Added:

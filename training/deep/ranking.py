@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 
 GAMMAS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 WEIGHTS = Option("weight", (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0), times=1.5, least=0.1, most=1000.0)
-FIRST_WEIGHT, FIRST_KEPT = 4.0, 256
+FIRST_WEIGHT = 4.0
 RECENCY = next(option for option in GRID if option.name == "recency")
 CUTS = (10, 50, 200)
 """The m whose recall is what a ranking is chosen by."""
@@ -53,6 +54,8 @@ MIN_QUERIES = 30
 """With fewer validation users there is no memory: its gain could not be told from noise."""
 MEMORY_TRIALS = 24
 """Most searches of validation users for γ, λ and the recency with a memory."""
+TRIAL_VISITS = 1 << 17
+"""Entries that a validation query of a search with a memory may have to add up, on average: some milliseconds. Else fewer are kept."""
 LEAST_RECALL = 1e-4
 """Recall below this counts as this, so that the mean of logarithms has a value."""
 
@@ -120,8 +123,17 @@ class Searches:
             return None
         raw = self.source.memory(options["kept"], options["recency"], self.length)
         of = MemoryTree(raw, self.topology.tree)
-        unit = unit_of(of.lists(block.rows, nodes) for block, nodes in zip(self.blocks, self.eligible, strict=True))
+        lists = (of.lists(block.rows, nodes) for block, nodes in zip(self.blocks, self.eligible, strict=True))
+        unit = unit_of(lists, self.topology.tree.leaf_offset, CUTS[-1])
         return in_units(raw, unit, options["weight"]) if unit > 0 else None
+
+    def visits(self, source: Remembered, kept: int, recency: float) -> float:
+        """Entries of a memory that a query has to add up, on average."""
+        memory = source.memory(kept, recency, self.length)
+        length_I, rows = np.diff(memory.offset), np.concatenate([block.rows for block in self.blocks])
+        place_BT = np.cumsum((rows >= 0)[:, ::-1], 1)[:, ::-1]  # 1 for the newest item
+        counts_BT = (rows >= 0) & (place_BT <= len(memory.weight))
+        return float(length_I[rows[counts_BT]].sum()) / len(rows)
 
     def found(self, options: Options, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """int64[B, M] item rows and float32[B, M] keys of all queries."""
@@ -161,7 +173,7 @@ class Searches:
 def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer, memory_s: float = FIT_S) -> Chosen:
     """The ranking and the memory with the best figure of validation users, and a calibration of the keys.
 
-    memory_s  most seconds for the neighbours of a memory
+    memory_s  most seconds for the neighbours of a memory, and again for the choice of how it is added
     """
     own, trained = ranked_by(config)
     fixed = trained if own == "log_activation" else config.search.gamma
@@ -200,20 +212,20 @@ def _with_memory(
         log.warning("no memory: %d validation users are too few to choose one by", len(searches.pairs))
         return alone
     source = searches.source = remembered(config, prepared, memory_s)
-    start = {"gamma": alone["gamma"], "weight": weight, "kept": FIRST_KEPT, "recency": source.recency}
-    if weight == "auto":
-        start["weight"] = FIRST_WEIGHT
-    sizes = [kept for kept in KEPT if kept < source.most] + [min(KEPT[-1], source.most)]
+    sizes = [kept for kept in KEPT if kept < source.most] + [source.most]
+    sizes = [kept for kept in sizes if searches.visits(source, kept, source.recency) <= TRIAL_VISITS] or sizes[:1]
     if config.memory.neighbours != "auto":
         sizes = [source.most]
-    start["kept"] = max([kept for kept in sizes if kept <= FIRST_KEPT], default=sizes[0])
+    start = {"gamma": alone["gamma"], "weight": FIRST_WEIGHT, "kept": sizes[-1], "recency": source.recency}
+    start["weight"] = FIRST_WEIGHT if weight == "auto" else weight
     if searches.memory(start) is None:
         log.info("no memory: no validation user has a neighbour to be told of")
         return alone
     grid = [Option("gamma", tuple(gammas))] if len(gammas) > 1 else []
     grid = [WEIGHTS, *grid] if weight == "auto" else grid
     grid = [*grid, RECENCY] if prepared.interactions.order != "none" else grid
-    best = search(searches.figure, [start], grid, Deadline(None), most_trials=MEMORY_TRIALS).best.options
+    deadline = Deadline(time.monotonic() + memory_s)
+    best = search(searches.figure, [start], grid, deadline, most_trials=MEMORY_TRIALS).best.options
     best = _fewest(searches, best, sizes)
     gain, error = searches.measured(best).gain_over(searches.measured(alone))
     kept = weight != "auto" or gain > error

@@ -19,11 +19,12 @@ class MemoryConfig(Section):
 
     neighbours: Literal["auto"] | int = Field(
         default="auto",
-        description='most neighbours kept of an item, 1 to 4096, or `"auto"`: of 32 to 512 the fewest within a standard error of the best',
+        description='most neighbours kept of an item, 1 to 4096, or `"auto"`: of 32 to 4096 the fewest within a standard error of the best',
     )
     weight: Literal["auto"] | float = Field(
         default="auto",
-        description="what the item that a history remembers most adds to its rank, on average, at most 1,000,000; 0: no memory. "
+        description="by how much memory parts the first of the 200 items that a history remembers most from the last, on average, at most "
+        "1,000,000; 0: no memory. "
         '`"auto"`: the best of validation users, or no memory where they do not gain by it more than a standard error',
     )
 
