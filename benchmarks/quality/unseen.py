@@ -43,7 +43,6 @@ from training.deep.prepare import Prepared, prepare
 from training.retrieval.task import Metric, Rank, Task
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
-from training.specification.optimiser import OptimiserConfig
 
 Row = dict[str, Any]
 Int64 = NDArray[np.int64]
@@ -66,12 +65,8 @@ def movies(folder: Path, out: Path) -> Path:
 
 
 def protocol(config: DeepConfig, share: float, columns: str | Sequence[str], steps: int | None, items: Path | None) -> DeepConfig:
-    """A set's configuration with a share of unseen items; `otm-robust` where it is of another kind, since that takes content."""
+    """A set's configuration with a share of unseen items, content and at most so many steps."""
     raw = config.model_dump(mode="json")
-    if config.kind != "otm-robust":
-        targets = {"targets": config.instances.targets}
-        raw = {key: raw[key] for key in ("name", "seed", "data", "search", "content")} | {"kind": "otm-robust", "instances": targets}
-        raw["optimiser"] = {"steps": OptimiserConfig().steps}
     raw["data"]["split"]["unseen_items"] = share
     raw["data"]["items"] = raw["data"]["items"] if items is None else str(items)
     raw["content"]["columns"] = columns

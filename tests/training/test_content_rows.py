@@ -50,8 +50,9 @@ def step_of(target_ND: Tensor, rows_ND: Tensor) -> Tensor:
     return ((rows_ND - target_ND) ** 2 * torch.arange(1, 5)).sum()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_updates_are_those_of_two_tables(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "decay"), [(0, 0.0), (1, 0.0), (2, 0.4), (3, 2.0)])
+def test_updates_are_those_of_two_tables(seed: int, decay: float) -> None:
+    """Also with weight decay, of what items have of their own and of W."""
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, 3, 4, empty_share=0.2)
     features, seen_I = features_of(rng, tree.item_count), rng.random(tree.item_count) < 0.8
@@ -67,12 +68,12 @@ def test_updates_are_those_of_two_tables(seed: int) -> None:
     own_ND[leaf_I] -= dense_IF @ model.content_table.detach()
     own, table = torch.nn.Parameter(own_ND), torch.nn.Parameter(model.content_table.detach().clone())
     parameters = [model.node_rows, model.content_table]
-    ours, theirs = (torch.optim.Adam(of, lr=0.05) for of in (parameters, [own, table]))
+    ours, theirs = (torch.optim.AdamW(of, lr=0.05, weight_decay=decay) for of in (parameters, [own, table]))
     for step in range(6):
         ours.zero_grad()
         with content.dropped(model, step):
             step_of(target_ND, model.node_rows).backward()  # type: ignore[no-untyped-call]
-        with content.followed(model):
+        with content.followed(model, 1 - 0.05 * decay):
             ours.step()
 
         theirs.zero_grad()

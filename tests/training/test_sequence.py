@@ -10,10 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
+from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from espalier.engines.onnx.graphs import read_graph
 from espalier.errors import InvalidConfig
+from espalier.masks.eligibility import node_mask
 from tests.training.logs import log_of
 from training.data.splits import EvaluationPair
 from training.deep.scorers.heads import ProductHead
@@ -166,10 +168,16 @@ def test_over_whole_levels_the_loss_and_its_gradients_are_the_formulas(seed: int
         torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_sampled_levels_estimate_their_sums_without_bias() -> None:
-    """Z of every level, over many draws: the mean of the estimates is the sum over the level."""
+ALL_ITEMS = np.ones(ITEMS, np.bool_)
+SOME_ITEMS = np.isin(np.arange(ITEMS), [4, 9, *range(12, ITEMS)])
+
+
+@pytest.mark.parametrize("eligible_I", [ALL_ITEMS, SOME_ITEMS])
+def test_sampled_levels_estimate_their_sums_without_bias(eligible_I: NDArray[np.bool_]) -> None:
+    """Z of every level, over many draws: the mean of the estimates is the sum over the nodes with eligible items."""
     rng = torch.Generator().manual_seed(3)
-    source = ColumnSource(TOPOLOGY, np.arange(1.0, ITEMS + 1), 5, whole=0)
+    topology = Topology(TREE, torch.device("cpu"), eligible_I)
+    source = ColumnSource(topology, np.arange(1.0, ITEMS + 1), 5, whole=0)
     score_N = torch.randn(TREE.node_count, generator=rng)
     target_NP = torch.tensor([[4], [9]])
     sums = torch.zeros(TREE.height, 2)
@@ -188,9 +196,22 @@ def test_sampled_levels_estimate_their_sums_without_bias() -> None:
                 sums[h, n] += weight_S[kept_S].sum() + score_N[target].exp()
     for h in range(TREE.height):
         span = TREE.level(h + 1)
-        has_items = TREE.items_below[span.start : span.stop] > 0
-        expected = float(score_N[span.start : span.stop][has_items].exp().sum())
+        counts_N = node_mask(TREE, eligible_I).eligible_N[span.start : span.stop]
+        expected = float(score_N[span.start : span.stop][torch.from_numpy(counts_N)].exp().sum())
         assert (sums[h] / draws).tolist() == pytest.approx([expected, expected], rel=0.05)
+
+
+@pytest.mark.parametrize("whole", [0, 1000])
+def test_items_that_are_not_eligible_are_in_no_column(whole: int) -> None:
+    """Not their leaves, nor a node that has nothing else below it; in whole levels such a node is there, and its exponential is 0."""
+    rng, eligible_N = torch.Generator().manual_seed(2), node_mask(TREE, SOME_ITEMS).eligible_N
+    source = ColumnSource(Topology(TREE, torch.device("cpu"), SOME_ITEMS), np.ones(ITEMS), 200, whole)
+    for h, level in enumerate(source.levels(torch.tensor([[4], [9]]), rng), start=1):
+        column_S = level.nodes_M if level.column_S is None else level.nodes_M[level.column_S]
+        span = TREE.level(h)
+        counted = column_S[torch.isfinite(level.offset_S)].tolist()
+        assert counted == [node for node in range(span.start, span.stop) if eligible_N[node]]
+        assert not torch.isposinf(level.offset_S).any()
 
 
 def test_sampled_levels_hold_the_parents_of_all_their_nodes() -> None:

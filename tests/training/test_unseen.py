@@ -1,7 +1,4 @@
-"""A tree with content finds items that nothing was learned from; its bundle says what makes their rows; `evaluate --unseen` measures it.
-
-The log: users who each like items of one of 6 kinds; the kind is in the title and in the tags.
-"""
+"""A tree with content finds items that nothing was learned from; its bundle says what makes their rows; `evaluate --unseen` measures it."""
 
 from __future__ import annotations
 
@@ -11,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
@@ -23,6 +18,7 @@ from espalier.content import rows as rows_module
 from espalier.content.rows import ContentRows, rows_of_items
 from espalier.errors import BundleCorrupt, InvalidConfig
 from tests.espalier.bundle.parts import model_with
+from tests.training.content_logs import KINDS, SIZE, write_log
 from training.__main__ import main
 from training.deep import fit as module
 from training.deep.content_rows import content_graph
@@ -31,29 +27,16 @@ from training.deep.prepare import build_tree, prepare
 from training.held_out import held_out_log
 from training.specification.models import read_deep_config
 
-KINDS, SIZE, USERS = 6, 20, 240
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, rng = tmp_path_factory.mktemp("unseen"), np.random.default_rng(8)
-    lines = ["user,item"]
-    for user in range(USERS):
-        lines += [f"user-{user},item-{item * KINDS + user % KINDS}" for item in rng.permutation(SIZE)[:16]]
-    (folder / "log.csv").write_text("\n".join(lines) + "\n")
-    count = KINDS * SIZE
-    items = {
-        "id": [f"item-{item}" for item in range(count)],
-        "title": [f"Kind{item % KINDS} number {item // KINDS % 4}" for item in range(count)],
-        "tags": [[f"k{item % KINDS}"] for item in range(count)],
-        "weight": rng.normal(size=count),
-    }
-    pq.write_table(pa.table(items), folder / "items.parquet")
+    folder = tmp_path_factory.mktemp("unseen")
+    log, items = write_log(folder)
     (folder / "with.toml").write_text(
         f"""
 name = "with"
 kind = "otm-robust"
-data = {{ log = "{folder / "log.csv"}", items = "{folder / "items.parquet"}", split = {{ unseen_items = 0.2 }} }}
+data = {{ log = "{log}", items = "{items}", split = {{ unseen_items = 0.2 }} }}
 instances = {{ windows = [16], targets = 10 }}
 scorer = {{ node_dim = 16, hidden = [32], dropout = 0.0 }}
 objective = {{ beam_size = 10, random_nodes = 10 }}

@@ -1,9 +1,10 @@
 """Leaf rows with a part from content: row(leaf of i) = e(i) + Σ_f c(i, f) · W_f, c(i) the features of item i.
 
 `node_rows` of a model hold the sums, always: the encoder, the heads, the search and the export see one table. Adam updates e and W by their
-own gradients; since its steps do not depend on values, e needs no table of its own: it is the sum less c · W. In each step a random share
-of the items is without e, as all items are that no training user touched: their gradients go to W alone (dropout of the id, Volkovs et al.
-2017, DropoutNet). An item's e that never moved is 0, so untouched items have their content's row exactly.
+own gradients; since its steps do not depend on values, e needs no table of its own: it is the sum less c · W. Weight decay does depend on
+values, but it is linear, so the sums take it in (`followed`). In each step a random share of the items is without e, as all items are that
+no training user touched: their gradients go to W alone (dropout of the id, Volkovs et al. 2017, DropoutNet). An item's e that never moved
+is 0, so untouched items have their content's row exactly.
 
 Knows rows and features. Does not know how features are made of fields: see `training.data.item_content`.
 
@@ -74,10 +75,14 @@ class ContentRows:
             gradient_ND[leaf_R] = 0
 
     @contextmanager
-    def followed(self, model: NodeScorer) -> Iterator[None]:
-        """Inside, W is changed; afterwards the sums have changed with it."""
+    def followed(self, model: NodeScorer, kept: float = 1.0) -> Iterator[None]:
+        """Inside, an update changes W and the sums, as if they were own parts; afterwards the sums have changed with W, too.
+
+        kept  what the update multiplies all weights by before its step: 1 − learning rate · weight decay. A sum holds c · W, so it has
+              already taken that in
+        """
         table = _table(model)
-        before_FD = table.detach().clone()
+        before_FD = kept * table.detach()
         yield
         with torch.no_grad():
             model.node_rows[self._leaf_I] += self._by_item.sums(table - before_FD)

@@ -201,23 +201,26 @@ class _Run:
 
 def steps_of(config: DeepConfig, model: NodeScorer, topology: Topology, prepared: Prepared) -> InstanceSteps | SequenceSteps:
     """How the configured kind trains. Raises InvalidConfig where the processes cannot share a batch."""
+    content = content_rows(config, prepared, topology)
+    if content is not None:
+        # Where content gives untouched items their rows, they are no negatives: nothing says that nobody wants them.
+        topology = Topology(topology.tree, topology.device, prepared.seen_I)
     if isinstance(config, SequenceConfig):
-        return SequenceSteps(config, model, topology, prepared, use_bfloat16(config, topology.device))
+        return SequenceSteps(config, model, topology, prepared, use_bfloat16(config, topology.device), content)
     if isinstance(config, WindowConfig):
-        return InstanceSteps(config, model, topology, prepared)
+        return InstanceSteps(config, model, topology, prepared, content)
     raise InvalidConfig("kind", config.kind, "a kind of tree models")
 
 
 class InstanceSteps:
     """The steps of a kind that trains on instances. Raises InvalidConfig for a batch that the processes cannot share alike."""
 
-    def __init__(self, config: WindowConfig, model: NodeScorer, topology: Topology, prepared: Prepared) -> None:
+    def __init__(
+        self, config: WindowConfig, model: NodeScorer, topology: Topology, prepared: Prepared, content: ContentRows | None
+    ) -> None:
         if config.optimiser.batch % processes():
             raise InvalidConfig("optimiser.batch", config.optimiser.batch, f"a multiple of the {processes()} processes")
-        self.content = content_rows(config, prepared, topology)
-        # Where content gives untouched items their rows, they are no negatives: nothing says that nobody wants them.
-        self.topology = topology if self.content is None else Topology(topology.tree, topology.device, prepared.seen_I)
-        self.config, self.model = config, model
+        self.config, self.model, self.topology, self.content = config, model, topology, content
         self.source = source_of(prepared.interactions, prepared.split.train, config.instances, config.seed)
         self.optimiser = torch.optim.Adam(model.parameters(), lr=config.optimiser.learning_rate, fused=True)
 

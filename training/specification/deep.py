@@ -291,11 +291,8 @@ class DeepConfig(Section):
 
     @model_validator(mode="after")
     def _content_has_a_place(self) -> DeepConfig:
-        if self.content.columns:
-            if isinstance(self.data.format, VectorsFormat):
-                raise InvalidConfig("content.columns", self.content.columns, "none, since data.format.format is vectors")
-            if isinstance(self.scorer, SequenceScorer):
-                raise InvalidConfig("content.columns", self.content.columns, "none: rows under a sequence encoder do not take content yet")
+        if self.content.columns and isinstance(self.data.format, VectorsFormat):
+            raise InvalidConfig("content.columns", self.content.columns, "none, since data.format.format is vectors")
         return self
 
     @model_validator(mode="after")

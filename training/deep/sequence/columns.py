@@ -32,7 +32,7 @@ class LevelColumns:
     parent_M   int64[M]: places of their parents among the nodes of the level above
     target_NP  int64[N, P]: places of the targets' ancestors among the nodes, −1 = none
     column_S   int64[S]: places of the columns among the nodes; None: all of them, and Z is the sum over the level
-    offset_S   float32[S]: what is added to the columns' scores; −inf for a node without items
+    offset_S   float32[S]: what is added to the columns' scores; −inf for a node without eligible items
     own_N      int64[N]: of an estimate, where the first target's ancestor is among the columns, −1 = nowhere
     """
 
@@ -45,7 +45,7 @@ class LevelColumns:
 
 
 class ColumnSource:
-    """Draws the columns of batches.
+    """Draws the columns of batches. Items that are not eligible in the topology are in none.
 
     share_I  float64[I]: the chances of the items in a draw, up to a factor; positive
     draws    leaves that a batch draws
@@ -55,7 +55,9 @@ class ColumnSource:
     def __init__(self, topology: Topology, share_I: NDArray[np.float64], draws: int, whole: int) -> None:
         tree = topology.tree
         share_n = np.zeros(tree.leaf_count)
-        share_n[tree.leaf_of_item - tree.leaf_offset] = share_I / share_I.sum()
+        share_n[tree.leaf_of_item - tree.leaf_offset] = share_I
+        share_n[topology.ineligible_N[tree.leaf_offset :].cpu().numpy()] = 0
+        share_n /= share_n.sum()
         self.topology, self.draws, self.whole = topology, draws, whole
         self.share_N = torch.from_numpy(sum_below(tree, share_n, tree.height)).to(topology.device)
         self.upper_n = self.share_N[tree.leaf_offset :].cumsum(0)

@@ -8,6 +8,7 @@ Legend: B sequences, T places, N places that are trained, P targets of a place, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import count, islice
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from espalier.errors import InvalidConfig
 from training.data.user_item_matrix import events_of_items
+from training.deep.content_rows import ContentRows
 from training.deep.parallel import processes
 from training.deep.prepare import Prepared
 from training.deep.scorers.lookup import lookup
@@ -33,16 +35,28 @@ MAX_NORM = 1.0
 
 
 class SequenceSteps:
-    """One step after the other. Raises InvalidConfig where several processes train."""
+    """One step after the other. Raises InvalidConfig where several processes train.
 
-    def __init__(self, config: SequenceConfig, model: NodeScorer, topology: Topology, prepared: Prepared, bfloat16: bool) -> None:
+    topology  its eligible items are the columns of the softmax
+    content   of rows, where they have a part from it
+    """
+
+    def __init__(
+        self,
+        config: SequenceConfig,
+        model: NodeScorer,
+        topology: Topology,
+        prepared: Prepared,
+        bfloat16: bool,
+        content: ContentRows | None = None,
+    ) -> None:
         if processes() > 1:
             raise InvalidConfig("torchrun", f"{processes()} processes", f"one process, since kind {config.kind} is trained by one")
         if not isinstance(model.encoder, SequenceQuery):
             raise InvalidConfig("scorer.kind", config.scorer.kind, "a model with a sequence encoder")
         lists, users = prepared.interactions, prepared.split.train
         self.config, self.model, self.encoder, self.topology = config, model, model.encoder, topology
-        self.lists, self.bfloat16 = lists, bfloat16
+        self.lists, self.bfloat16, self.content = lists, bfloat16, content
         self.source = SequenceSource(lists, users, config.history_length, config.places, config.seed)
         events_I = events_of_items(lists, users)
         share_I = events_I / max(1.0, events_I.sum()) + 1 / len(events_I)  # half by popularity, half alike
@@ -64,13 +78,17 @@ class SequenceSteps:
     def make(self, step: int) -> Tensor:
         """The next batch and one update, with the learning rate of `step`; returns the loss (a scalar on the device)."""
         config, device = self.config, self.topology.device
+        rate = config.optimiser.learning_rate_at(step)
         for group in self.optimiser.param_groups:
-            group["lr"] = config.optimiser.learning_rate_at(step)
+            group["lr"] = rate
         self.optimiser.zero_grad(set_to_none=False)  # new arrays of the node rows' size take longer than old ones
-        loss = self._loss(next(self.batches), np.random.default_rng([config.seed, 3, step]))
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
-        self.optimiser.step()
+        with nullcontext() if self.content is None else self.content.dropped(self.model, config.seed * 1_000_003 + step):
+            loss = self._loss(next(self.batches), np.random.default_rng([config.seed, 3, step]))
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)  # the gradient of the content table counts
+        kept = 1 - rate * config.optimiser.weight_decay
+        with nullcontext() if self.content is None else self.content.followed(self.model, kept):
+            self.optimiser.step()
         return loss.detach().to(device)
 
     def _loss(self, batch: SequenceBatch, rng: np.random.Generator) -> Tensor:
