@@ -102,6 +102,9 @@ class SearchParams:
 class LevelTrace:
     """What one level of a search scored and kept, for every query of the call.
 
+    A trace has a query's levels from its start level (`Tree.start_level`) to H: those that its beam may cut, whatever else an engine scored.
+    In a call with several beam sizes, a level above a query's own start level is empty for it.
+
     level               h
     nodes_BK            int64[B, K]     the nodes kept, ascending, −1 where a slot is empty; on level H the best m leaves
     ranks_BK            float32[B, K]   their ranks, −inf where a slot is empty
@@ -130,7 +133,7 @@ class SearchResult:
     keys_BM       float32[B, M]   what the items were ordered by, −inf where there is no item; without a memory equal to ranks_BM
     count_B       int64[B]        items in each row
     complete_B    bool[B]         False iff fewer than min(m, eligible items) came back
-    trace         the levels from the start level to H, when asked for
+    trace         the levels from the smallest start level of the call to H, when asked for
     finite_B      bool[B]         for vectors: False iff some node that was scored has a logit that is not finite; None for other kinds
     """
 

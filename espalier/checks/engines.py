@@ -45,8 +45,10 @@ def wrong_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: Sea
         return ["the engine gave no trace"]
     wrong = []
     for b in range(len(queries)):
-        start = bundle.tree.start_level(1 << int(params.beam_size_B[b]).bit_length() - 1)
-        levels = {level.level: level for level in result.trace if level.level >= start}  # above it other buckets' queries were scored
+        start = bundle.tree.start_level(int(params.beam_size_B[b]))
+        levels = {level.level: level for level in result.trace if level.level >= start}
+        if any((level.candidates_BC[b] >= 0).any() for level in result.trace if level.level < start):
+            wrong.append(f"query {b}: the trace begins above level {start}, the first that its beam may cut")
         kept = {h: level.nodes_BK[b][level.nodes_BK[b] >= 0] for h, level in levels.items()}
         steps, worse = replayed(reference, queries, params, b, kept, rounding)
         wrong += worse

@@ -26,6 +26,7 @@ from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.scores import finish
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
+from espalier.trace import from_start_level
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class ReferenceEngine:
             ranks_BM[b, : len(leaves)], keys_BM[b, : len(leaves)] = ranks, keys
             eligible_B[b] = self.eligible_nodes(params, b).items
             finite_B[b] = all(step.finite for step in steps)
-        trace = _trace(paths) if params.trace else None
+        trace = from_start_level(tree, params.beam_size_B, _trace(paths)) if params.trace else None
         vectors_finite_B = finite_B if isinstance(queries.kind, VectorKind) else None
         return finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, trace, vectors_finite_B, keys_BM)
 

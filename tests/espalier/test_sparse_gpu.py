@@ -160,8 +160,7 @@ def test_traces_are_those_of_the_cpu_from_the_start_level_on(tmp_path: Path) -> 
     assert mine is not None
     assert other is not None
     assert [level.level for level in mine] == list(range(bundle.tree.start_level(4), 5))
-    for level in mine:
-        theirs = other[level.level - 1]
+    for level, theirs in zip(mine, other, strict=True):
         for nodes, ranks in (("candidates_BC", "candidate_ranks_BC"), ("nodes_BK", "ranks_BK")):
             real = [getattr(entry, nodes)[0] >= 0 for entry in (level, theirs)]
             assert_array_equal(getattr(level, nodes)[0][real[0]], getattr(theirs, nodes)[0][real[1]])

@@ -494,7 +494,7 @@ def test_engines_agree_on_a_trained_and_exported_model(trained: Callable[[str], 
         assert got.trace is not None
         for b in range(batch):
             kept = {level.level: level.nodes_BK[b][level.nodes_BK[b] >= 0] for level in got.trace}
-            start = bundle.tree.start_level(1 << int(params.beam_size_B[b]).bit_length() - 1)
+            start = bundle.tree.start_level(int(params.beam_size_B[b]))
             replay(reference, queries, params, b, {h: nodes for h, nodes in kept.items() if h >= start}, engine.rounding)
         assert (got.item_rows_BM == expected.item_rows_BM).mean() > 0.99
         assert_allclose(got.ranks_BM, expected.ranks_BM, rtol=1e-3, atol=1e-3)

@@ -726,10 +726,9 @@ def test_the_training_beam_leaves_excluded_items_out_as_the_engines_do(
     tree, rng = bundle.tree, np.random.default_rng(4)
     queries = pad_histories(HistoryKind(length=4), [rng.integers(0, tree.item_count, 4) for _ in range(6)])
     reference = ReferenceEngine(bundle)
-    found = reference.search(queries, SearchParams.uniform(6, 2, 3, trace=True))
-    assert found.trace is not None
+    narrow = SearchParams.uniform(6, 2, 3)
     below = [
-        np.flatnonzero(np.isin(tree.ancestors(tree.leaf_of_item)[:, level], found.trace[level - 1].nodes_BK[b]))
+        np.flatnonzero(np.isin(tree.ancestors(tree.leaf_of_item)[:, level], reference.steps(queries, narrow, b)[level - 1].kept_K))
         for b, level in enumerate([1, 2, 3, 2, 3, 3])
     ]
     exclude_BE = np.full((6, max(map(len, below)) + 24), -1)

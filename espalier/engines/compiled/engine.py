@@ -26,6 +26,7 @@ from espalier.queries import QueryBatch, VectorKind, blank_queries
 from espalier.read_only import read_only
 from espalier.scores import finish
 from espalier.search import LevelTrace, SearchParams, SearchResult
+from espalier.trace import from_start_level
 from espalier.tree import Tree
 
 Array = NDArray[Any]
@@ -137,7 +138,7 @@ class CompiledEngine:
         ends = [min(begin + step, batch) for begin in begins]
         for _ in map(run, begins, ends) if self._pool is None or len(ends) == 1 else self._pool.map(run, begins, ends):
             pass
-        trace = _levels(traced) if params.trace else None
+        trace = from_start_level(tree, params.beam_size_B, _levels(traced)) if params.trace else None
         vectors_finite_B = finite_B if isinstance(kind, VectorKind) else None
         return finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, trace, vectors_finite_B, keys_BM)
 

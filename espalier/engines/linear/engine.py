@@ -16,6 +16,7 @@ from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.queries import QueryBatch, blank_queries
 from espalier.scores import finish
 from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult
+from espalier.trace import from_start_level
 
 
 class SparseCpuEngine:
@@ -55,7 +56,7 @@ class SparseCpuEngine:
             groups = [(members, None if mask is None else mask.eligible_N) for members, mask in eligible.groups]
         found = self._search.search(queries.features, BeamParams(params.beam_size_B, params.m_B, groups, excluded_BX), params.trace)
         rows_BM = np.where(found.leaves_BM >= 0, tree.leaf_item[np.maximum(found.leaves_BM - tree.leaf_offset, 0)], NO_ITEM)
-        trace = None if found.trace is None else _levels(found.trace)
+        trace = None if found.trace is None else from_start_level(tree, params.beam_size_B, _levels(found.trace))
         return finish(self._ranking, params.m_B, eligible.items_B, rows_BM, found.ranks_BM, trace)
 
 

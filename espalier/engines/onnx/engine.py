@@ -29,6 +29,7 @@ from espalier.masks.eligibility import NO_NODE, ExcludedNodes, eligible_nodes, e
 from espalier.queries import QueryBatch, VectorKind, blank_queries
 from espalier.scores import finish
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult
+from espalier.trace import from_start_level
 from espalier.tree import Tree
 
 if TYPE_CHECKING:  # numba takes a while to import
@@ -176,7 +177,9 @@ class OnnxEngine:
                 finite_B[members] = part["finite"] > 0 if "finite" in part else True
             outputs.append((members, part))
         result = finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, None, finite_B, keys_BM)
-        return replace(result, trace=self._trace(outputs, result)) if params.trace else result
+        if not params.trace:
+            return result
+        return replace(result, trace=from_start_level(tree, params.beam_size_B, self._trace(outputs, result)))
 
     def _long_lists_as_masks(self, params: SearchParams, excluded: ExcludedNodes | None) -> tuple[SearchParams, ExcludedNodes | None]:
         """Queries with more than WIDE excluded nodes get a mask without them instead: a list is compared with every candidate."""

@@ -31,6 +31,7 @@ from espalier.masks.eligibility import eligible_nodes, every_item, unrestricted_
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, blank_queries
 from espalier.scores import finish
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, Precision, SearchParams, SearchResult
+from espalier.trace import from_start_level
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 MAX_NODES = 2**31 - 1
@@ -180,7 +181,9 @@ class GpuEngine(ABC, Generic[AnyCell]):
                 levels.append((members, trace))
         vectors_finite_B = finite_B if isinstance(queries.kind, VectorKind) else None
         result = finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, None, vectors_finite_B, keys_BM)
-        return replace(result, trace=_merged(levels, len(queries))) if params.trace else result
+        if not params.trace:
+            return result
+        return replace(result, trace=from_start_level(tree, params.beam_size_B, _merged(levels, len(queries))))
 
     def _groups(self, params: SearchParams) -> list[tuple[NDArray[np.int64], int]]:
         """Which queries (int64 positions) share a run, and their beam bucket."""

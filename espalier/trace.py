@@ -1,0 +1,33 @@
+"""Which levels of a search a trace has: the same ones on every engine.
+
+Engines score levels that no beam cuts where it suits them. A trace begins where the search does, on the query's start level.
+
+Legend: B queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.masks.eligibility import NO_NODE
+from espalier.search import LevelTrace
+from espalier.tree import Tree
+
+
+def from_start_level(tree: Tree, beam_size_B: NDArray[np.int64], levels: Sequence[LevelTrace]) -> tuple[LevelTrace, ...]:
+    """The levels from each query's start level to H; a level that lies above a query's is empty for that query."""
+    start_B = np.array([tree.start_level(size) for size in beam_size_B.tolist()], np.int64)
+    return tuple(_without(level, start_B > level.level) for level in levels if np.any(start_B <= level.level))
+
+
+def _without(level: LevelTrace, above_B: NDArray[np.bool_]) -> LevelTrace:
+    if not above_B.any():
+        return level
+    above_B1 = above_B[:, None]
+    nodes = {name: np.where(above_B1, NO_NODE, getattr(level, name)) for name in ("nodes_BK", "candidates_BC")}
+    ranks = ("ranks_BK", "keys_BK", "candidate_ranks_BC", "candidate_keys_BC")
+    return replace(level, **nodes, **{name: np.where(above_B1, np.float32(-np.inf), getattr(level, name)) for name in ranks})
