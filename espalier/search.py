@@ -102,8 +102,8 @@ class SearchParams:
 class LevelTrace:
     """What one level of a search scored and kept, for every query of the call.
 
-    A trace has a query's levels from its start level (`Tree.start_level`) to H: those that its beam may cut, whatever else an engine scored.
-    In a call with several beam sizes, a level above a query's own start level is empty for it.
+    A trace has a query's levels from its start level (`Tree.start_level`) to H: those that its beam may cut, whatever else an engine
+    scored. In a call with several beam sizes, a level above a query's own start level is empty for it.
 
     level               h
     nodes_BK            int64[B, K]     the nodes kept, ascending, −1 where a slot is empty; on level H the best m leaves

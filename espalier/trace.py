@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,16 @@ def _without(level: LevelTrace, above_B: NDArray[np.bool_]) -> LevelTrace:
     if not above_B.any():
         return level
     above_B1 = above_B[:, None]
-    nodes = {name: np.where(above_B1, NO_NODE, getattr(level, name)) for name in ("nodes_BK", "candidates_BC")}
-    ranks = ("ranks_BK", "keys_BK", "candidate_ranks_BC", "candidate_keys_BC")
-    return replace(level, **nodes, **{name: np.where(above_B1, np.float32(-np.inf), getattr(level, name)) for name in ranks})
+
+    def empty(array: NDArray[Any], filler: float) -> NDArray[Any]:
+        return np.where(above_B1, array.dtype.type(filler), array)
+
+    return replace(
+        level,
+        nodes_BK=empty(level.nodes_BK, NO_NODE),
+        ranks_BK=empty(level.ranks_BK, -np.inf),
+        keys_BK=empty(level.keys_BK, -np.inf),
+        candidates_BC=empty(level.candidates_BC, NO_NODE),
+        candidate_ranks_BC=empty(level.candidate_ranks_BC, -np.inf),
+        candidate_keys_BC=empty(level.candidate_keys_BC, -np.inf),
+    )
