@@ -38,7 +38,7 @@ class _Ranker(Section):
     )
     missing: bool = Field(default=False, description="each feature with missing values gets a second one that says so")
     learning_rate: float = Field(
-        default=3e-3, gt=0, allow_inf_nan=False, description="at first; halved after an epoch in which the training loss did not improve"
+        default=3e-3, gt=0, description="at first; halved after an epoch in which the training loss did not improve"
     )
     max_epochs: int = Field(default=50, ge=1, description="epochs, at most")
     patience: int | None = Field(

@@ -21,9 +21,9 @@ Raw = Mapping[str, Any]
 
 
 class Section(BaseModel):
-    """Some keys of a configuration. Unknown keys are refused."""
+    """Some keys of a configuration. Unknown keys are refused, and so are infinities and NaN: TOML can write them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class SearchLimits(Section):
