@@ -251,6 +251,12 @@ class Manifest(ManifestDraft):
         return self
 
     @model_validator(mode="after")
+    def _states_fit(self) -> Manifest:
+        if isinstance(self.scorer, GraphScorer) and self.scorer.state_levels not in (1, self.tree.levels):
+            raise ValueError(f"scorer.state_levels: expected 1, or {self.tree.levels}, the tree's levels, got {self.scorer.state_levels}")
+        return self
+
+    @model_validator(mode="after")
     def _kinds_fit(self) -> Manifest:
         linear, sparse = isinstance(self.scorer, LinearScorer), isinstance(self.query, FeaturesKind | TextKind)
         if linear != sparse:

@@ -91,6 +91,20 @@ def test_a_wrong_value_of_the_manifest_is_named(copy: Path, place: tuple[str, ..
         Bundle.open(copy)
 
 
+@pytest.mark.parametrize("levels", [2, 3, 5, 10**12])
+def test_an_encoder_has_a_state_for_each_level_or_one_for_all(copy: Path, levels: int) -> None:
+    """The tree of this bundle has four levels."""
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for right in (1, manifest["tree"]["levels"]):
+        manifest["scorer"]["state_levels"] = right
+        (copy / "manifest.json").write_text(json.dumps(manifest))
+        Bundle.open(copy)
+    manifest["scorer"]["state_levels"] = levels
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleCorrupt, match=rf"scorer\.state_levels: expected 1, or 4, the tree's levels, got {levels}"):
+        Bundle.open(copy)
+
+
 def test_a_part_that_the_manifest_does_not_list_is_named(copy: Path) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     del manifest["files"]["heldout.parquet"]
