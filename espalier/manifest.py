@@ -181,13 +181,13 @@ class RankerInfo(_Strict):
 class MemoryInfo(_Strict):
     """memory.safetensors (espalier.memory): beams are cut and leaves ordered by key = rank + weight · mem.
 
-    weight   λ
+    weight   λ, a normal float32: engines multiply by it in float32, where a smaller one would be 0 to some of them
     length   how many of a history's last items count
     entries  of the sparse matrix item → item
     search   `pushed`: by key on every level
     """
 
-    weight: float = Field(gt=0, le=float(np.finfo(np.float32).max))
+    weight: float = Field(ge=float(np.finfo(np.float32).tiny), le=float(np.finfo(np.float32).max))
     length: int = Field(ge=1)
     entries: int = Field(ge=0)
     search: Literal["pushed"] = "pushed"

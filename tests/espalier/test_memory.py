@@ -226,6 +226,8 @@ def test_only_histories_have_a_memory_and_no_longer_one_than_they_are(tmp_path: 
         ({"query": {"kind": "vector", "width": 4}}, "a memory cannot serve vector queries"),
         ({"query": {"kind": "history", "length": 3}}, "a memory of 4 items, histories have 3"),
         ({"memory": manifest["memory"] | {"weight": 0}}, "memory.weight"),
+        ({"memory": manifest["memory"] | {"weight": 1e-38}}, "memory.weight"),
+        ({"memory": manifest["memory"] | {"weight": 1e-320}}, "memory.weight"),
         ({"memory": manifest["memory"] | {"search": "second_source"}}, "memory.search"),
         ({"schema_version": 1, "command": None}, "schema version 1 has neither"),
     ]

@@ -90,10 +90,15 @@ def test_a_scorer_has_the_defaults_of_its_kind_and_only_a_product_does_without_l
     assert (error.field, error.expected) == ("scorer.hidden", "at least 1 value")
 
 
-@pytest.mark.parametrize("weight", [-1, 2e6, 1e300, float("nan"), float("inf"), True, "much"])
+@pytest.mark.parametrize("weight", [0, 0.001, 1_000_000, "auto"])
+def test_a_memory_may_have_no_weight_or_one_that_counts(weight: object) -> None:
+    assert deep_config(raw(memory={"weight": weight})).memory.weight == weight
+
+
+@pytest.mark.parametrize("weight", [-1, 0.0009, 1e-50, 5e-324, 2e6, 1e300, float("nan"), float("inf"), True, "much"])
 def test_a_weight_of_a_memory_has_a_limit(weight: object) -> None:
     error = refused({"memory": {"weight": weight}})
-    assert (error.field, error.expected) == ("memory.weight", '"auto" or a number from 0 to 1000000')
+    assert (error.field, error.expected) == ("memory.weight", '"auto", 0 or a number from 0.001 to 1000000')
 
 
 def test_one_column_of_content_is_a_list_too() -> None:

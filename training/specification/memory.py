@@ -10,6 +10,8 @@ from training.specification.sections import Section, auto_or_number
 
 MOST_NEIGHBOURS = 4096
 """As many as a bundle may hold of an item."""
+LEAST_WEIGHT = 0.001
+"""A part of a rank this small is within what engines may differ by; far smaller ones vanish in float32, and the memory would do nothing."""
 MOST_WEIGHT = 1_000_000
 """Ranks count for nothing long before; and what no float32 can hold would only be found out at the export."""
 
@@ -23,8 +25,8 @@ class MemoryConfig(Section):
     )
     weight: Literal["auto"] | float = Field(
         default="auto",
-        description="by how much memory parts the first of the 200 items that a history remembers most from the last, on average, at most "
-        "1,000,000; 0: no memory. "
+        description="by how much memory parts the first of the 200 items that a history remembers most from the last, on average, 0.001 "
+        "to 1,000,000; 0: no memory. "
         '`"auto"`: the best of validation users, or no memory where they do not gain by it more than a standard error',
     )
 
@@ -36,6 +38,7 @@ class MemoryConfig(Section):
     @field_validator("weight", mode="before")
     @classmethod
     def _auto_or_weight(cls, weight: object) -> object:
-        if weight != "auto" and (isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MOST_WEIGHT):
-            raise ValueError(f'"auto" or a number from 0 to {MOST_WEIGHT}')
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if weight != "auto" and not (is_number and (weight == 0 or LEAST_WEIGHT <= weight <= MOST_WEIGHT)):
+            raise ValueError(f'"auto", 0 or a number from {LEAST_WEIGHT} to {MOST_WEIGHT}')
         return weight
