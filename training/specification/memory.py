@@ -38,7 +38,8 @@ class MemoryConfig(Section):
     @field_validator("weight", mode="before")
     @classmethod
     def _auto_or_weight(cls, weight: object) -> object:
-        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if weight != "auto" and not (is_number and (weight == 0 or LEAST_WEIGHT <= weight <= MOST_WEIGHT)):
+        if weight == "auto" or (weight == 0 and not isinstance(weight, bool)):
+            return weight
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
             raise ValueError(f'"auto", 0 or a number from {LEAST_WEIGHT} to {MOST_WEIGHT}')
         return weight
