@@ -12,7 +12,7 @@ from training.specification.scorers import NodeRows
 from training.specification.sections import Section, auto_or_number
 
 MANY_TARGETS = 20
-"""Targets of a place where queries have so many relevant items."""
+"""Targets of a place where queries have more than one relevant item."""
 MAX_TARGETS = 1000
 
 
@@ -21,8 +21,15 @@ class SequenceInstances(Section):
 
     targets: Literal["auto"] | int = Field(
         default="auto",
-        description='most targets of a place; 1 is the next item. `"auto"`: 20 where validation queries have 20 relevant items or more, on '
-        "average, else 1",
+        description='targets of a place: 1 is the next item, several are drawn from all that follow in the list. `"auto"`: 20 where '
+        "validation queries have two relevant items or more, on average, else 1",
+    )
+    nearness: float = Field(
+        default=1.0,
+        ge=0,
+        le=10,
+        description="how much likelier near items are as targets, where there are several: the chance of the d-th that follows falls as "
+        "d^−nearness; 0: all alike",
     )
     cold_share: float = Field(
         default=0.02, ge=0, lt=1, description="share of the places that stand before the first item of a list, for users without a history"

@@ -30,7 +30,7 @@ class LevelColumns:
 
     nodes_M    int64[M] ascending node numbers: all of the level, or columns and targets
     parent_M   int64[M]: places of their parents among the nodes of the level above
-    target_NP  int64[N, P]: places of the targets' ancestors among the nodes, −1 = none
+    target_NP  int64[N, P]: places of the targets' ancestors among the nodes
     column_S   int64[S]: places of the columns among the nodes; None: all of them, and Z is the sum over the level
     offset_S   float32[S]: what is added to the columns' scores; −inf for a node without eligible items
     own_N      int64[N]: of an estimate, where the first target's ancestor is among the columns, −1 = nowhere
@@ -63,11 +63,9 @@ class ColumnSource:
         self.upper_n = self.share_N[tree.leaf_offset :].cumsum(0)
 
     def levels(self, target_NP: Tensor, generator: torch.Generator) -> list[LevelColumns]:
-        """Of the levels 1 … H, for targets int64[N, P] (item rows, −1 = none; the first of a place is always there)."""
+        """Of the levels 1 … H, for targets int64[N, P] (item rows)."""
         topology, tree = self.topology, self.topology.tree
-        is_target_NP = target_NP >= 0
-        leaf_NP = topology.leaf_of_item_I1[torch.where(is_target_NP, target_NP, target_NP[:, :1])]
-        targets_U, place_NP = torch.unique(leaf_NP, return_inverse=True)
+        targets_U, place_NP = torch.unique(topology.leaf_of_item_I1[target_NP], return_inverse=True)
         negatives, targets = [self._drawn(generator)], [(targets_U, place_NP)]
         for _ in range(tree.height - 1):
             negatives.append(self._above(*negatives[-1]))
@@ -88,8 +86,7 @@ class ColumnSource:
                 offset_S = (count_S / (self.draws * self.share_N[negative_S])).log().float()
                 own_N = places_of(targets_U, negative_S)[place_NP[:, 0]]
             parent_M = torch.searchsorted(above_M, topology.parent_N1[nodes_M])
-            target_NP = torch.where(is_target_NP, torch.searchsorted(nodes_M, targets_U)[place_NP], -1)
-            levels.append(LevelColumns(nodes_M, parent_M, target_NP, column_S, offset_S, own_N))
+            levels.append(LevelColumns(nodes_M, parent_M, torch.searchsorted(nodes_M, targets_U)[place_NP], column_S, offset_S, own_N))
         return levels
 
     def _drawn(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:

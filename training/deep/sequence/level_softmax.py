@@ -72,6 +72,4 @@ def _means(node_MD: Tensor, target_NP: Tensor) -> Tensor:
     """float32[N, D]: the mean row of each place's targets."""
     if target_NP.shape[1] == 1:
         return node_MD[target_NP[:, 0]]
-    is_target_NP = target_NP >= 0
-    weight_NP = is_target_NP / is_target_NP.sum(1, keepdim=True)
-    return torch.nn.functional.embedding_bag(target_NP.clamp(min=0), node_MD, mode="sum", per_sample_weights=weight_NP.to(node_MD.dtype))
+    return torch.nn.functional.embedding_bag(target_NP, node_MD, mode="mean")

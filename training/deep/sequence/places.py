@@ -1,4 +1,4 @@
-"""The places of a batch of sequences at which targets are predicted, and these targets: the next item, or several later ones.
+"""The places of a batch of sequences at which targets are predicted, and these targets: the next item, or several of those that follow.
 
 Knows lists and batches. Does not know trees or models.
 
@@ -23,7 +23,7 @@ class Places:
     """Some places of a batch, each before the first item or after one.
 
     sequence_N, place_N  int64[N]: which sequence, and how many items were read, 0 … T
-    target_NP            int64[N, P]: item rows, the next item first, −1 where there are fewer
+    target_NP            int64[N, P]: item rows, nearest first; an item may stand there several times
     """
 
     sequence_N: Int64
@@ -31,12 +31,17 @@ class Places:
     target_NP: Int64
 
 
-def trained_places(lists: Interactions, batch: SequenceBatch, targets: int, cold_share: float, rng: np.random.Generator) -> Places:
+def trained_places(
+    lists: Interactions, batch: SequenceBatch, targets: int, nearness: float, cold_share: float, rng: np.random.Generator
+) -> Places:
     """All places behind an item, and of those where a list begins as many as make `cold_share` of all, at random.
 
-    lists    have an order
-    targets  most targets of a place: of more items that follow in the list, the next one and a systematic sample of the others. With one
-             target, that of a place before the first item is any item of the list
+    lists     have an order
+    targets   of a place. One is the next item; several are drawn from all items that follow in the list, systematically: with replacement,
+              but each as often as it is likely to be, rounded up or down
+    nearness  a: the chance of the d-th item that follows is in proportion to the integral of t^−a over d ± ½
+
+    Before the first item, one target is any item of the list: a user without a history is not one at the start of theirs.
     """
     sequence_N, place_N = np.nonzero(batch.target_BT >= 0)
     place_N += 1
@@ -44,18 +49,22 @@ def trained_places(lists: Interactions, batch: SequenceBatch, targets: int, cold
     cold = rng.permutation(begins)[: round(len(place_N) * cold_share / (1 - cold_share))]
     sequence_N, place_N = np.concatenate([np.sort(cold), sequence_N]), np.concatenate([np.zeros(len(cold), np.int64), place_N])
     next_N = batch.first_B[sequence_N] + place_N
-    if targets == 1:  # a user without a history is not one at the start of theirs: any item of the list is as likely
-        first_n = next_N[: len(cold)]
-        length_n = lists.offset_U1[np.searchsorted(lists.offset_U1, first_n, side="right")] - first_n
-        next_N[: len(cold)] += (rng.random(len(cold)) * length_n).astype(np.int64)
-        event_NP = next_N[:, None]
+    left_N = lists.offset_U1[np.searchsorted(lists.offset_U1, next_N, side="right")] - next_N
+    if targets == 1:
+        skipped_NP = np.zeros((len(next_N), 1), np.int64)
+        skipped_NP[: len(cold), 0] = (rng.random(len(cold)) * left_N[: len(cold)]).astype(np.int64)
     else:
-        end_N = lists.offset_U1[np.searchsorted(lists.offset_U1, next_N, side="right")]
-        later_N1 = (end_N - next_N - 1)[:, None]
-        slot_p = np.arange(min(targets - 1, int(later_N1.max())))
-        drawn_Np = ((slot_p + rng.random((len(next_N), 1))) * later_N1 / (targets - 1)).astype(np.int64)
-        offset_Np = np.where(later_N1 < targets, slot_p, drawn_Np)
-        event_Np = np.where(offset_Np < later_N1, next_N[:, None] + 1 + offset_Np, -1)
-        event_NP = np.concatenate([next_N[:, None], event_Np], 1)
-    target_NP = np.where(event_NP >= 0, lists.item_of_event_E[np.maximum(event_NP, 0)], -1).astype(np.int64)
+        share_NP = (np.arange(targets) + rng.random((len(next_N), 1))) / targets
+        skipped_NP = np.minimum(_drawn(share_NP, left_N[:, None], nearness), left_N[:, None] - 1)
+    target_NP = lists.item_of_event_E[next_N[:, None] + skipped_NP].astype(np.int64)
     return Places(sequence_N, place_N, target_NP)
+
+
+def _drawn(share: NDArray[np.float64], left: Int64, nearness: float) -> Int64:
+    """How many items are skipped, 0 … left − 1: where shares (0 to 1) of the integral of t^−nearness from ½ to left + ½ end."""
+    if abs(1 - nearness) < 1e-6:
+        end = 0.5 * (2 * left + 1.0) ** share
+    else:
+        power = 1 - nearness
+        end = (0.5**power + share * ((left + 0.5) ** power - 0.5**power)) ** (1 / power)
+    return (end - 0.5).astype(np.int64)

@@ -40,9 +40,9 @@ def dropout_of(lists: Interactions, users: Int64) -> float:
 
 
 def targets_of(validation: Sequence[EvaluationPair]) -> int:
-    """MANY_TARGETS where validation queries have as many relevant items, on average, else the next item."""
+    """MANY_TARGETS where validation queries have two relevant items or more, on average, else the next item."""
     relevant = [len(pair.relevant) for pair in validation]
-    return MANY_TARGETS if relevant and np.mean(relevant) >= MANY_TARGETS else 1
+    return MANY_TARGETS if relevant and np.mean(relevant) >= 2 else 1
 
 
 def with_rules(config: DeepConfig, prepared: Prepared) -> DeepConfig:
