@@ -137,6 +137,25 @@ def test_the_rows_of_untouched_items_follow_their_content_at_every_update(raw: d
     assert np.abs(content_rows_of(model, prepared) - before_ID)[unseen].max(1).min() > 1e-3
 
 
+def test_weight_decay_shrinks_what_an_item_has_of_its_own(raw: dict[str, Any], tmp_path: Path) -> None:
+    """Seen in items without their own part in a step: nothing else moves it in the first update."""
+    config, prepared = ready(raw, tmp_path / "log", optimiser={"weight_decay": 10.0, "warm_steps": 0})
+    tree = build_tree(config, prepared)
+    model = build_model(config, tree, prepared)
+    leaf_I = torch.from_numpy(tree.leaf_of_item)
+
+    def own_parts() -> np.ndarray:
+        return np.asarray(model.node_rows.detach()[leaf_I].numpy() - content_rows_of(model, prepared))
+
+    before_ID = own_parts()
+    steps_of(config, model, Topology(tree, CPU), prepared).make(0)
+    assert model.node_rows.grad is not None
+    dropped_I = ~model.node_rows.grad[leaf_I].any(1).numpy() & prepared.seen_I
+    assert 0 < dropped_I.sum() < prepared.seen_I.sum()
+    kept = 1 - config.optimiser.learning_rate * 10
+    assert_allclose(own_parts()[dropped_I], kept * before_ID[dropped_I], atol=1e-4)
+
+
 @pytest.mark.parametrize("content", [True, False])
 @pytest.mark.parametrize("whole", [1, 1000])
 def test_untouched_items_are_negatives_only_of_models_without_content(
