@@ -124,7 +124,8 @@ def test_a_tree_whose_padding_more_than_doubles_a_level_is_refused(original: Bun
     def write(counts: list[int], version: int) -> None:
         tree = tree_from_children([[len(counts)], counts], np.arange(sum(counts)))
         rows, items = np.zeros((tree.node_count, 4), np.float32), ItemTable.build(pa.table({"id": [str(i) for i in range(sum(counts))]}))
-        write_bundle(tmp_path / str(version), draft_of(original), content_of(original, tree=tree, node_rows_ND=rows, items=items))
+        changed = content_of(original, tree=tree, node_rows_ND=rows, items=items, state_levels=tree.height + 1)
+        write_bundle(tmp_path / str(version), draft_of(original), changed)
 
     write([4, 1, 1, 2], 1)  # padded to 16 candidates for 8 nodes: exactly twice
     with pytest.raises(InvalidTree, match=r"level 1: its largest node has 5 children, .* 20 candidates for 9 nodes"):
