@@ -6,6 +6,7 @@ Knows the fields and their limits. Does not know how files are written or read.
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from espalier.rank_features import HISTORY, check_names, needs_node_rows
 from espalier.tree import Tree
 
 SCHEMA_VERSION: Literal[2] = 2
-"""What is written. Version 2 adds `scorer.form`, `scorer.encoder`, `memory` and `command`."""
+"""What is written. Version 2 adds `scorer.form`, `scorer.encoder`, `memory`, `ranking.calibration.knots` and `command`."""
 READ_VERSIONS = (1, 2)
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -27,6 +28,9 @@ PartName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}
 """A file of a bundle, in its folder: no path."""
 MOST = 1 << 24
 """What no beam and no m needs to exceed; arrays are made for them."""
+MAX_KNOTS = 16
+"""Of a calibration: each costs the scores of every answer a comparison."""
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class _Strict(BaseModel):
@@ -117,10 +121,28 @@ Activation = Literal["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge"]
 
 
 class Calibration(_Strict):
-    """score = sigmoid(slope · rank + intercept), fitted on validation queries (Platt 1999)."""
+    """score = sigmoid(slope · bent(key) + intercept), fitted on validation queries (Platt 1999); without a memory keys are ranks.
+
+    knots  (key, bent key), both ascending: bent is linear between them, and goes on beyond the ends as in the first and the last piece.
+           Empty: bent(key) = key. For keys with a memory, whose tail is heavy
+    """
 
     slope: float = Field(gt=0, allow_inf_nan=False)
     intercept: float = Field(allow_inf_nan=False)
+    knots: tuple[tuple[float, float], ...] = Field(default=(), max_length=MAX_KNOTS)
+
+    @field_validator("knots")
+    @classmethod
+    def _knots_ascend(cls, knots: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        if len(knots) == 1:
+            raise ValueError("expected none, or at least 2: one has no slope")
+        for knot in knots:
+            if not all(abs(value) <= LARGEST for value in knot):  # NaN neither
+                raise ValueError(f"expected finite float32 numbers, got {knot}")
+        for (key, value), (next_key, next_value) in pairwise(knots):
+            if not (key < next_key and value < next_value):
+                raise ValueError(f"expected ascending keys and values, got {(key, value)} before {(next_key, next_value)}")
+        return knots
 
 
 class Ranking(_Strict):
@@ -187,7 +209,7 @@ class MemoryInfo(_Strict):
     search   `pushed`: by key on every level
     """
 
-    weight: float = Field(ge=float(np.finfo(np.float32).tiny), le=float(np.finfo(np.float32).max))
+    weight: float = Field(ge=float(np.finfo(np.float32).tiny), le=LARGEST)
     length: int = Field(ge=1)
     entries: int = Field(ge=0)
     search: Literal["pushed"] = "pushed"
@@ -233,6 +255,8 @@ class Manifest(ManifestDraft):
         form, encoder = (self.scorer.form, self.scorer.encoder) if isinstance(self.scorer, GraphScorer) else (None, "levels")
         if self.schema_version == 1 and (self.command, form, encoder, self.memory) != (None, None, "levels", None):
             raise ValueError("schema version 1 has neither a command nor a memory nor a scorer's form or sequence encoder")
+        if self.schema_version == 1 and self.ranking.calibration is not None and self.ranking.calibration.knots:
+            raise ValueError("schema version 1 has no knots in its calibration")
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.manifest import Ranking
+from espalier.manifest import Calibration, Ranking
 from espalier.search import NO_ITEM, LevelTrace, SearchResult
 
 
@@ -49,11 +49,25 @@ def finish(
 def scores_of_ranks(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float32]:
     """float32, same shape, in [0, 1], of ranks, or of keys where there is a memory; 0 for −inf.
 
-    A calibration where there is one, else the exponential (`path`) or the sigmoid.
+    A calibration where there is one, else the exponential (`path`) or the sigmoid. Scores never fall as keys rise; those of different keys
+    may be equal, where float32 cannot tell them apart.
     """
     wide = ranks.astype(np.float64)
     if ranking.calibration is not None:
-        wide = ranking.calibration.slope * wide + ranking.calibration.intercept
+        wide = ranking.calibration.slope * bent(ranking.calibration, wide) + ranking.calibration.intercept
     elif ranking.own == "log_activation":
         return np.exp(np.minimum(wide, 0)).astype(np.float32)
     return (1 / (1 + np.exp(np.clip(-wide, -700, 700)))).astype(np.float32)  # 1 / (1 + e^700) is 0 in float32
+
+
+def bent(calibration: Calibration, keys: NDArray[np.float64]) -> NDArray[np.float64]:
+    """float64, same shape: the piecewise linear function through a calibration's knots; the keys themselves where there are none."""
+    if not calibration.knots:
+        return keys
+    knot_K, value_K = np.array(calibration.knots).T
+    piece = np.clip(np.searchsorted(knot_K, keys, side="right") - 1, 0, len(knot_K) - 2)
+    with np.errstate(over="ignore"):  # far beyond steep ends: infinite, and its sigmoid 0 or 1
+        share = (keys - knot_K[piece]) / np.diff(knot_K)[piece]
+        values = value_K[piece] + share * np.diff(value_K)[piece]
+    end_K = np.append(value_K[1:-1], np.inf)
+    return np.asarray(np.minimum(values, end_K[piece]), np.float64)  # rounding must not lift the end of a piece over the next one

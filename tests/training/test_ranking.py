@@ -184,6 +184,7 @@ def test_an_untrained_tree_is_told_what_follows(run: Run) -> None:
     best = [max(tried["recall"]["10"] for tried in chosen.trials) for chosen in (alone, told)]
     assert best[1] > best[0] + 0.3
     assert told.ranking.calibration is not None
+    assert told.ranking.calibration.knots
     assert {frozenset(tried["options"]) for tried in told.trials} == {
         frozenset({"gamma"}),
         frozenset({"gamma", "weight", "kept", "recency"}),

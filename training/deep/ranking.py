@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 
 from espalier.manifest import Calibration, Ranking
 from espalier.masks.eligibility import EligibleNodes, eligible_nodes
@@ -30,6 +29,7 @@ from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
 from training.data.splits import EvaluationPair
 from training.deep.beam import Own
+from training.deep.calibration import calibrate
 from training.deep.memory import FIT_S, KEPT, Remembered, added, in_units, remembered, unit_of
 from training.deep.prepare import Prepared
 from training.deep.scorers.model import NodeScorer
@@ -197,7 +197,7 @@ def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, m
     rows_BM, keys_BM = searches.found(best, config.search.m)
     # A softmax's logits are the log of a probability up to a constant only, and a key with a memory is none at all.
     probability = memory is None and (own != "logit" or (best["gamma"] == 0 and not config.is_softmax))
-    calibration = None if probability else calibrate(rows_BM, keys_BM, searches.relevant)
+    calibration = None if probability else calibrate(rows_BM, keys_BM, searches.relevant, heavy_tailed=memory is not None)
     return Chosen(Ranking(own=own, gamma=best["gamma"], calibration=calibration), memory, searches.trials())
 
 
@@ -248,14 +248,3 @@ def _fewest(searches: Searches, best: Options, sizes: Sequence[int]) -> Options:
 
 def _named(options: Options) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in options.items())
-
-
-def calibrate(rows_BM: NDArray[np.int64], keys_BM: NDArray[np.float32], relevant: Sequence[NDArray[np.int64]]) -> Calibration:
-    """Platt's logistic fit of "the item is relevant" on the key, over all returned items."""
-    found_BM = rows_BM >= 0
-    hit_BM = np.stack([np.isin(rows, wanted) for rows, wanted in zip(rows_BM, relevant, strict=True)])
-    hits = hit_BM[found_BM]
-    if hits.all() or not hits.any():
-        return Calibration(slope=1, intercept=0)
-    fit = LogisticRegression(C=np.inf).fit(keys_BM[found_BM].astype(np.float64)[:, None], hits)
-    return Calibration(slope=max(float(fit.coef_[0, 0]), 1e-6), intercept=float(fit.intercept_[0]))

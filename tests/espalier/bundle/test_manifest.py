@@ -13,6 +13,7 @@ from espalier.errors import (
     BundleNotFound,
     UnsupportedSchema,
 )
+from espalier.manifest import Calibration
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"not json", b'{"schema_version": 1', b"\xff\xfe\x00"])
@@ -102,6 +103,47 @@ def test_an_encoder_has_a_state_for_each_level_or_one_for_all(copy: Path, levels
     manifest["scorer"]["state_levels"] = levels
     (copy / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BundleCorrupt, match=rf"scorer\.state_levels: expected 1, or 4, the tree's levels, got {levels}"):
+        Bundle.open(copy)
+
+
+@pytest.mark.parametrize(
+    ("knots", "said"),
+    [
+        ([[0, 0]], "at least 2"),
+        ([[0, 0], [0, 1]], "ascending"),
+        ([[0, 1], [1, 1]], "ascending"),
+        ([[1, 0], [0, 1]], "ascending"),
+        ([[0, 0], [1, float("inf")]], "finite"),
+        ([[0, 0], [float("nan"), 1]], "finite"),
+        ([[0, 0], [1, 1e39]], "finite"),
+        ([[0, 0], [1, 1, 2]], "at most 2"),
+        ([[i, i] for i in range(17)], "at most 16"),
+        ("0, 1", "valid tuple"),
+    ],
+)
+def test_the_knots_of_a_calibration_ascend_and_are_few(copy: Path, knots: object, said: str) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["ranking"]["calibration"] = {"slope": 1, "intercept": 0, "knots": [[i, i] for i in range(16)]}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    opened = Bundle.open(copy).manifest.ranking.calibration
+    assert opened == Calibration(slope=1, intercept=0, knots=tuple((i, i) for i in range(16)))
+    manifest["ranking"]["calibration"]["knots"] = knots
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleCorrupt, match=rf"ranking\.calibration\.knots.*{said}"):
+        Bundle.open(copy)
+
+
+def test_a_calibration_without_knots_and_one_of_schema_version_1_are_read(copy: Path) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["ranking"]["calibration"] = {"slope": 2, "intercept": -1}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    assert Bundle.open(copy).manifest.ranking.calibration == Calibration(slope=2, intercept=-1)
+    del manifest["command"], manifest["memory"], manifest["scorer"]["form"], manifest["scorer"]["encoder"]
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 1}))
+    assert Bundle.open(copy).manifest.ranking.calibration == Calibration(slope=2, intercept=-1)
+    manifest["ranking"]["calibration"]["knots"] = [[0, 0], [1, 1]]
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 1}))
+    with pytest.raises(BundleCorrupt, match="schema version 1 has no knots"):
         Bundle.open(copy)
 
 
