@@ -63,9 +63,9 @@ def test_scores_never_fall_as_keys_rise_across_knots_too(seed: int, count: int, 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_end_of_a_piece_is_not_above_the_next_one(seed: int) -> None:
-    """A key just below a knot, which rounding takes for the knot itself."""
+    """A key just below a knot, which rounding takes for the knot itself; numbers of all sizes, whose differences are not exact."""
     rng = np.random.default_rng(seed)
-    knot_K, value_K = np.cumsum(rng.random(MAX_KNOTS)) - 5, np.cumsum(rng.random(MAX_KNOTS)) - 3
+    knot_K, value_K = (np.sort(rng.choice([-1, 1], MAX_KNOTS) * 10 ** rng.uniform(-9, 3, MAX_KNOTS)) for _ in range(2))
     calibration = Calibration(slope=1, intercept=0, knots=tuple(zip(knot_K.tolist(), value_K.tolist(), strict=True)))
     assert np.all(bent(calibration, np.nextafter(knot_K, -np.inf))[:-1] <= value_K[:-1])
     assert_array_equal(bent(calibration, knot_K)[:-1], value_K[:-1])

@@ -230,7 +230,7 @@ def test_what_is_served_is_what_the_reference_finds(tmp_path: Path, gamma: float
             trace = engine.search(queries, params).trace
             assert trace is not None
             for b in range(8):
-                start = bundle.tree.start_level(1 << int(params.beam_size_B[b]).bit_length() - 1)  # levels above are other buckets'
+                start = bundle.tree.start_level(int(params.beam_size_B[b]))
                 kept = {step.level: step.nodes_BK[b][step.nodes_BK[b] >= 0] for step in trace if step.level >= start}
                 replay(reference, queries, params, b, kept, 1e-4)
 
