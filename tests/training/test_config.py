@@ -46,10 +46,15 @@ def test_a_file_without_a_kind_that_says_what_sequences_lack_is_of_otm_robust(se
     assert deep_config(raw(**sections)).kind == "otm-robust"
 
 
+def test_an_earlier_file_may_leave_the_number_of_targets_open() -> None:
+    config = deep_config(raw(kind="otm-sequence", instances={"targets": "auto"}))
+    assert config.instances.targets == 20
+
+
 def test_a_file_without_a_kind_may_say_what_sequences_have() -> None:
     config = deep_config(raw(scorer={"layers": 1}, instances={"targets": 3}, data={"log": "log.csv", "test_share": 0.2}))
     assert isinstance(config, SequenceConfig)
-    assert (config.scorer.layers, config.targets) == (1, 3)
+    assert (config.scorer.layers, config.instances.targets) == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +171,10 @@ def refused(sections: dict[str, Any]) -> InvalidConfig:
         ("data", "test_share", -0.1, "greater than or equal to 0"),
         ("data", "validation_share", 0, "greater than 0"),
         ("instances", "split", "thirds", "'half' or 'random'"),
-        ("instances", "targets", 0, '"auto" or an integer from 1 to 1000'),
-        ("instances", "targets", "many", '"auto" or an integer'),
+        ("instances", "targets", 0, "greater than or equal to 1"),
+        ("instances", "targets", "many", "integer"),
+        ("instances", "nearness", -1, '"auto" or a number from 0 to 10'),
+        ("instances", "nearness", True, '"auto" or a number from 0 to 10'),
         ("instances", "cold_share", 1, "less than 1"),
         ("tree", "branching", 1, "greater than or equal to 2"),
         ("tree", "branching", 2.5, "integer"),

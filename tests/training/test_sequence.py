@@ -26,7 +26,7 @@ from training.deep.sequence.batches import SequenceSource
 from training.deep.sequence.columns import ColumnSource
 from training.deep.sequence.level_softmax import level_softmax_loss
 from training.deep.sequence.places import trained_places
-from training.deep.sequence.rules import dropout_of, targets_of
+from training.deep.sequence.rules import dropout_of, nearness_of
 from training.deep.topology import Topology
 from training.specification.deep import SequenceConfig
 from training.specification.models import check_config, deep_config
@@ -275,10 +275,10 @@ def test_without_a_history_any_item_of_a_list_is_as_likely() -> None:
 # -- what the log says ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("relevant", "targets"), [([2, 2], 20), ([3, 1], 20), ([2, 1], 1), ([1, 1, 1], 1), ([], 1)])
-def test_a_place_has_many_targets_where_queries_have_several_relevant_items(relevant: list[int], targets: int) -> None:
+@pytest.mark.parametrize(("relevant", "nearness"), [([2, 2], 1), ([3, 1], 1), ([2, 1], 2), ([1, 1, 1], 2), ([], 2)])
+def test_near_targets_are_likelier_where_queries_have_one_relevant_item(relevant: list[int], nearness: float) -> None:
     queries = [EvaluationPair(user, np.zeros(1, np.int64), np.arange(count)) for user, count in enumerate(relevant)]
-    assert targets_of(queries) == targets
+    assert nearness_of(queries) == nearness
 
 
 @pytest.mark.parametrize(("events", "dropout"), [(99, 0.5), (100, 0.2)])

@@ -19,7 +19,7 @@ from training.specification.memory import MemoryConfig
 from training.specification.optimiser import OptimiserConfig, SequenceOptimiser
 from training.specification.scorers import ProductScorer, Scorer
 from training.specification.sections import SearchLimits, Section, default_kind
-from training.specification.sequence import MANY_TARGETS, SequenceInstances, SequenceObjective, SequenceScorer
+from training.specification.sequence import SequenceInstances, SequenceObjective, SequenceScorer
 from training.specification.splits import DateSplit, LastSplit, SplitConfig, UserSplit, microseconds
 
 PAPER_WINDOWS = (20, 20, 10, 10, 2, 2, 2, 1, 1, 1)
@@ -276,8 +276,7 @@ class DeepConfig(Section):
         """The instances of models that read a history in windows, such as baselines."""
         if isinstance(self.instances, InstanceConfig):
             return self.instances
-        targets = MANY_TARGETS if self.instances.targets == "auto" else self.instances.targets
-        return InstanceConfig(targets=targets, cold_share=self.instances.cold_share)
+        return InstanceConfig(targets=self.instances.targets, cold_share=self.instances.cold_share)
 
     @property
     def is_softmax(self) -> bool:
@@ -386,11 +385,11 @@ class SequenceConfig(DeepConfig):
         return self.optimiser.places
 
     @property
-    def targets(self) -> int:
-        """Most of a place. Raises InvalidConfig where the log is yet to say."""
-        if self.instances.targets == "auto":
-            raise InvalidConfig("instances.targets", self.instances.targets, "a number, or a log that it is read from")
-        return self.instances.targets
+    def nearness(self) -> float:
+        """Of targets. Raises InvalidConfig where the log is yet to say."""
+        if self.instances.nearness == "auto":
+            raise InvalidConfig("instances.nearness", self.instances.nearness, "a number, or a log that it is read from")
+        return self.instances.nearness
 
     @model_validator(mode="after")
     def _lists_have_an_order(self) -> SequenceConfig:

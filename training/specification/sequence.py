@@ -11,25 +11,25 @@ from espalier.queries import MAX_HISTORY
 from training.specification.scorers import NodeRows
 from training.specification.sections import Section, auto_or_number
 
-MANY_TARGETS = 20
-"""Targets of a place where queries have more than one relevant item."""
-MAX_TARGETS = 1000
+TARGETS, MAX_TARGETS = 20, 1000
+"""Of a place."""
+MAX_NEARNESS = 10
+"""Beyond it all targets are the next item."""
 
 
 class SequenceInstances(Section):
     """What is predicted at each place of a list."""
 
-    targets: Literal["auto"] | int = Field(
-        default="auto",
-        description='targets of a place: 1 is the next item, several are drawn from all that follow in the list. `"auto"`: 20 where '
-        "validation queries have two relevant items or more, on average, else 1",
+    targets: int = Field(
+        default=TARGETS,
+        ge=1,
+        le=MAX_TARGETS,
+        description="targets of a place: 1 is the next item, several are drawn from all that follow in the list",
     )
-    nearness: float = Field(
-        default=1.0,
-        ge=0,
-        le=10,
+    nearness: Literal["auto"] | float = Field(
+        default="auto",
         description="how much likelier near items are as targets, where there are several: the chance of the d-th that follows falls as "
-        "d^−nearness; 0: all alike",
+        'd^−nearness; 0: all alike; at most 10. `"auto"`: 1 where validation queries have two relevant items or more, on average, else 2',
     )
     cold_share: float = Field(
         default=0.02, ge=0, lt=1, description="share of the places that stand before the first item of a list, for users without a history"
@@ -37,8 +37,18 @@ class SequenceInstances(Section):
 
     @field_validator("targets", mode="before")
     @classmethod
-    def _auto_or_number(cls, targets: object) -> object:
-        return auto_or_number(targets, MAX_TARGETS)
+    def _earlier_rule(cls, targets: object) -> object:
+        """Files of an earlier version may say `"auto"`."""
+        return TARGETS if targets == "auto" else targets
+
+    @field_validator("nearness", mode="before")
+    @classmethod
+    def _auto_or_nearness(cls, nearness: object) -> object:
+        if nearness != "auto" and (
+            isinstance(nearness, bool) or not isinstance(nearness, int | float) or not 0 <= nearness <= MAX_NEARNESS
+        ):
+            raise ValueError(f'"auto" or a number from 0 to {MAX_NEARNESS}')
+        return nearness
 
 
 class SequenceScorer(NodeRows):

@@ -1,4 +1,4 @@
-"""What the log says where a configuration of sequences leaves it open: targets of a place, length of a history, dropout, size of an update.
+"""What the log says where a configuration of sequences leaves it open: nearness of targets, length of a history, dropout, batches.
 
 Knows lengths of lists. Does not know models.
 """
@@ -14,7 +14,6 @@ from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair
 from training.deep.prepare import Prepared
 from training.specification.deep import DeepConfig, SequenceConfig
-from training.specification.sequence import MANY_TARGETS
 
 Int64 = NDArray[np.int64]
 
@@ -39,10 +38,10 @@ def dropout_of(lists: Interactions, users: Int64) -> float:
     return 0.5 if np.diff(lists.offset_U1)[users].sum() < FEW_EVENTS * lists.item_count else 0.2
 
 
-def targets_of(validation: Sequence[EvaluationPair]) -> int:
-    """MANY_TARGETS where validation queries have two relevant items or more, on average, else the next item."""
+def nearness_of(validation: Sequence[EvaluationPair]) -> float:
+    """1 where validation queries have two relevant items or more, on average; else 2: what comes next is looked for."""
     relevant = [len(pair.relevant) for pair in validation]
-    return MANY_TARGETS if relevant and np.mean(relevant) >= 2 else 1
+    return 1.0 if relevant and np.mean(relevant) >= 2 else 2.0
 
 
 def with_rules(config: DeepConfig, prepared: Prepared) -> DeepConfig:
@@ -51,8 +50,8 @@ def with_rules(config: DeepConfig, prepared: Prepared) -> DeepConfig:
         return config
     lists, users = prepared.interactions, prepared.split.train
     instances, scorer, optimiser = config.instances, config.scorer, config.optimiser
-    if instances.targets == "auto":
-        instances = instances.model_copy(update={"targets": targets_of(prepared.split.validation)})
+    if instances.nearness == "auto":
+        instances = instances.model_copy(update={"nearness": nearness_of(prepared.split.validation)})
     if scorer.length == "auto":
         scorer = scorer.model_copy(update={"length": history_length(lists, users)})
     if scorer.dropout == "auto":

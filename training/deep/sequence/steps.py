@@ -95,7 +95,7 @@ class SequenceSteps:
         config, device, objective = self.config, self.topology.device, self.config.objective
         generator = torch.Generator(device).manual_seed(int(rng.integers(2**63)))
         instances = config.instances
-        places = trained_places(self.lists, batch, config.targets, instances.nearness, instances.cold_share, rng)
+        places = trained_places(self.lists, batch, instances.targets, config.nearness, instances.cold_share, rng)
         count = len(places.place_N)
         inner = np.sort(rng.permutation(count)[: max(1, round(objective.inner_share * count))])
         leaves_BT = self.topology.leaf_of_item_I1[torch.from_numpy(batch.history_BT).to(device)]
