@@ -208,7 +208,11 @@ def test_an_unknown_key_is_named(section: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "key", "expected"),
     [
-        ({"kind": "tmd"}, "kind", "'otm-robust', 'otm-sequence', 'otm', 'otm-no-bs', 'otm-no-optest', 'tdm', 'plt', 'hsm' or 'xr-linear'"),
+        (
+            {"kind": "tmd"},
+            "kind",
+            "'otm-robust', 'otm-sequence', 'otm', 'otm-no-bs', 'otm-no-optest', 'tdm', 'plt', 'hsm', 'xr-linear' or 'xreg'",
+        ),
         ({"kind": "xr-linear", "data": {"train": "train.txt"}}, "data.format", "'xmc', 'npz' or 'log'"),
         ({"kind": "xr-linear", "data": {"format": "csv", "train": "train.txt"}}, "data.format", "'xmc', 'npz' or 'log'"),
         ({"kind": "otm", "tree": 3}, "tree", "a table of keys"),

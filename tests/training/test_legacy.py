@@ -32,6 +32,7 @@ def meaning(config: DeepConfig | LinearConfig) -> dict[str, Any]:
     found = leaves(config.model_dump(mode="json"))
     kind = found.pop("kind")
     if isinstance(config, LinearConfig):
+        assert found.pop("linear.relative_threshold") == 0
         renamed = {"linear.few": found.pop("linear.min_positives"), "linear.activation": config.linear.ranking.activation}
         return found | renamed | {"algorithm": kind}
     assert found.pop("data.split.kind") == "users"

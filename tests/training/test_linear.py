@@ -283,16 +283,17 @@ def test_the_solver_finds_the_optimum_of_the_logistic_loss(cost: float) -> None:
 
 
 @given(
-    margin=st.floats(-40, 40), square=st.floats(1e-3, 100), cost=st.floats(1e-3, 1e3), share=st.floats(0, 1)
+    margin=st.floats(-40, 40), square=st.floats(1e-3, 100), cost=st.floats(1e-3, 1e3), target=st.floats(0, 1), share=st.floats(0, 1)
 )  # fmt: skip
-def test_a_logistic_step_is_the_root_of_its_equation(margin: float, square: float, cost: float, share: float) -> None:
-    alpha = share * cost
-    after, push = _logistic.py_func(*(np.float32(value) for value in (margin, square, cost, alpha)))
-    assert 0 <= after <= cost * (1 + 1e-6)
+def test_a_logistic_step_is_the_root_of_its_equation(margin: float, square: float, cost: float, target: float, share: float) -> None:
+    dual = cost * (target - share)
+    after, push = _logistic.py_func(*(np.float32(value) for value in (margin, square, cost, target, dual)))
+    assert cost * (target - 1) - 1e-6 * cost <= after <= cost * target + 1e-6 * cost
     low, high = -1e4, 1e4  # bisection, in double precision
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (low, middle) if middle - margin > square * (cost / (1 + np.exp(min(middle, 700))) - alpha) else (middle, high)
+        gain = cost * (target - 1 / (1 + np.exp(min(-middle, 700)))) - dual
+        low, high = (low, middle) if middle - margin > square * gain else (middle, high)
     root = min(max(low, -30), 30)
     assert margin + push == pytest.approx(root, abs=2e-3 + 1e-5 * square * cost)
 

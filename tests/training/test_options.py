@@ -15,7 +15,7 @@ from training.specification.models import check_config
 from training.specification.options import as_markdown, as_text, as_toml, kinds, options, section_of
 from training.specification.ranker import RANKER_CONFIG
 
-MODELS = ["otm-robust", "otm-sequence", "otm", "otm-no-bs", "otm-no-optest", "tdm", "plt", "hsm", "xr-linear"]
+MODELS = ["otm-robust", "otm-sequence", "otm", "otm-no-bs", "otm-no-optest", "tdm", "plt", "hsm", "xr-linear", "xreg"]
 ROOT = Path(__file__).parents[2]
 
 

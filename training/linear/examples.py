@@ -29,13 +29,36 @@ class Examples:
     points          int64[R], ascending
     positive_from   int64[R + 1]: where each point's positives begin
     positive_child  int32: the children, counted from the node's first one
-    positive_cost   float32: C of each positive; the cost of negatives is the options'
+    positive_cost   float32: C of each positive
+    positive_target float32: what its classifier is to answer; None: 1
+    cost            float32[R]: C of each point's negatives; None: the options'
     """
 
     points: Int64
     positive_from: Int64
     positive_child: NDArray[np.int32]
     positive_cost: NDArray[np.float32]
+    positive_target: NDArray[np.float32] | None = None
+    cost: NDArray[np.float32] | None = None
+
+    def of_relevance(self, relevance: NDArray[np.float32], cost: float, of_root: bool) -> Examples:
+        """The same points with targets and costs of XReg's Eq. 5.
+
+        relevance  float32: m_c in (0, 1], the largest relevance below each positive c
+
+        A point visits the node n with the probability s = m_n, the largest of its positives' (the root: 1), and then the child c with
+        z = m_c / m_n. Costs are in proportion to s and average `cost` over the node's points, as in the authors' code. A point that only
+        a beam brought has the mean s.
+        """
+        count_R = np.diff(self.positive_from)
+        share_R = np.ones(len(count_R), np.float32)
+        if len(relevance) and not of_root:
+            visits = count_R > 0
+            share_R[visits] = np.maximum.reduceat(relevance, self.positive_from[:-1][visits])
+            share_R[~visits] = share_R[visits].mean()
+        cost_R = (share_R * (cost / share_R.mean(dtype=np.float64))).astype(np.float32) if len(share_R) else share_R
+        target = (relevance / np.repeat(share_R, count_R)).astype(np.float32)
+        return Examples(self.points, self.positive_from, self.positive_child, np.repeat(cost_R, count_R), target, cost_R)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +70,14 @@ class Positives:
     weight: NDArray[np.float32]
 
     @staticmethod
-    def of_leaves(data: LabelledPoints, tree: Tree, weighted: bool) -> Positives:
-        """The labels' leaves. Weights are 1, or the labels' divided by their mean."""
+    def of_leaves(data: LabelledPoints, tree: Tree, options: LinearOptions) -> Positives:
+        """The labels' leaves. Weights are the labels' divided by their maximum (relevance) or mean (`weighted`), or 1."""
         labels = data.labels
-        weights = labels.data / labels.data.mean() if weighted and labels.nnz else np.ones(labels.nnz, np.float32)
+        weights = np.ones(labels.nnz, np.float32)
+        if labels.nnz and options.loss == "relevance":
+            weights = labels.data / labels.data.max()
+        elif labels.nnz and options.weighted:
+            weights = labels.data / labels.data.mean()
         point = np.repeat(np.arange(len(data)), np.diff(labels.indptr))
         return _distinct(point, tree.leaf_of_item[labels.indices], weights)
 
@@ -80,7 +107,7 @@ class LevelExamples:
         order = np.lexsort((positives.node, positives.point, parent))
         self._tree, self._first = tree, parents.start
         self._point, self._node = positives.point[order], positives.node[order]
-        self._cost = (options.cost * positives.weight[order]).astype(np.float32)
+        self._weight, self._options, self._is_root = positives.weight[order], options, level == 0
         self._begin = np.searchsorted(parent[order], edges)
         self._kept: Int64 | None = None
         self._only_kept = options.negatives == "matcher"
@@ -93,16 +120,19 @@ class LevelExamples:
         """The examples of node p."""
         k = p - self._first
         own = slice(self._begin[k], self._begin[k + 1])
-        positive, child, cost = self._point[own], self._node[own] - self._tree.first_child[p], self._cost[own]
+        positive, child, weight = self._point[own], self._node[own] - self._tree.first_child[p], self._weight[own]
         if self._kept is None:
             points = np.unique(positive)
         else:
             points = self._kept[self._kept_begin[k] : self._kept_begin[k + 1]]
             if self._only_kept:
                 among = np.isin(positive, points)
-                positive, child, cost = positive[among], child[among], cost[among]
+                positive, child, weight = positive[among], child[among], weight[among]
             else:
                 points = np.union1d(positive, points)
         ends = np.searchsorted(positive, points, side="right")
         positive_from = np.concatenate([[0], ends]).astype(np.int64)
-        return Examples(points, positive_from, child.astype(np.int32), cost)
+        examples = Examples(points, positive_from, child.astype(np.int32), (self._options.cost * weight).astype(np.float32))
+        if self._options.loss == "relevance":
+            return examples.of_relevance(weight, self._options.cost, self._is_root)
+        return examples

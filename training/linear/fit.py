@@ -54,7 +54,7 @@ def fit_linear(
         is_trained_P = _has_enough_positives(data, tree, options.min_positives)
     else:
         of_level, is_trained_P = [None] * tree.height, np.ones(tree.leaf_offset, np.bool_)
-    positives = [Positives.of_leaves(data, tree, options.weighted)]  # of each level of children, the top one first
+    positives = [Positives.of_leaves(data, tree, options)]  # of each level of children, the top one first
     for _ in range(tree.height - 1):
         positives.insert(0, positives[0].of_parents(tree))
     trainer = LevelTrainer(data.points, tree, options, is_trained_P, threads, seed)

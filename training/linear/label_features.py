@@ -1,4 +1,5 @@
-"""Label features: PIFA (positive instance feature aggregation), the normalised sum of a label's points (PECOS §3.1; XR-Linear §3.2).
+"""Label features: the normalised sum of a label's points. PIFA (positive instance feature aggregation: PECOS §3.1; XR-Linear §3.2) gives
+each point one weight, XReg (Eq. 3) weighs points by relevance.
 
 Legend: B points, I labels, F features.
 """
@@ -18,3 +19,8 @@ def pifa(data: LabelledPoints) -> Csr:
     counts = np.diff(labels.indptr)
     shares = np.repeat(1 / np.sqrt(np.maximum(counts, 1)), counts).astype(np.float32)
     return normalised(csr_array((shares, labels.indices, labels.indptr), shape=labels.shape).T.tocsr() @ data.points)
+
+
+def weighted_sums(data: LabelledPoints) -> Csr:
+    """float32 rows [I, F] of length 1: Σ_i y_il x_i. A label without points has an empty row."""
+    return normalised(data.labels.T.tocsr() @ data.points)

@@ -27,7 +27,7 @@ from training.data.csr import Csr, as_matrix, as_rows, normalised
 from training.data.item_tables import item_table
 from training.data.query_logs import LabelledTexts, labelled, read_log, read_table, texts_of
 from training.data.xmc import LabelledPoints, read_xmc
-from training.linear.label_features import pifa
+from training.linear.label_features import pifa, weighted_sums
 from training.specification.linear import LinearConfig, LogData, NpzData, TextLabels, XmcData
 from training.specification.models import config_of
 
@@ -134,7 +134,7 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData) -> Prepared:
     if data.unit:
         train, test = _unit(train), _unit(test)
     kind = FeaturesKind(width=train.points.shape[1], unit=data.unit)
-    centroids = pifa(train)
+    centroids = _label_features(config, train)
     return Prepared(train, test, written, items, centroids, centroids, kind, None, _fingerprint(config))
 
 
@@ -161,7 +161,7 @@ def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
     log.info("%d queries to learn from, %d to measure on, %d items", len(training), len(testing), len(items))
     vectoriser = Vectoriser.fit(training.texts, config.blocks)
     train = _vectorised(vectoriser, training)
-    rows = centroids = pifa(train)
+    rows = centroids = _label_features(config, train)
     if isinstance(config.labels, TextLabels):
         own = as_matrix(vectoriser.transform(texts_of(read_table(_named(data.items), config.labels.columns), config.labels.columns)))
         both = config.labels.kind == "both"
@@ -169,6 +169,10 @@ def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test = _vectorised(vectoriser, testing)
     return Prepared(train, test, pa.array(testing.texts, pa.string()), items, rows, centroids, kind, vectoriser, _fingerprint(config))
+
+
+def _label_features(config: LinearConfig, train: LabelledPoints) -> Csr:
+    return weighted_sums(train) if config.linear.loss == "relevance" else pifa(train)
 
 
 def _vectorised(vectoriser: Vectoriser, texts: LabelledTexts) -> LabelledPoints:

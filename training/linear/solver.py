@@ -1,10 +1,11 @@
 """L2-regularised linear classifiers for all children of a node at once, by dual coordinate descent, compiled by numba.
 
 The squared hinge: Hsieh et al. 2008, Algorithm 3, minimises ½‖w‖² + Σ_i C_i max(0, 1 − y_i w·x_i)² one example at a time. The logistic
-loss: Yu, Huang and Lin 2011 minimise ½‖w‖² + Σ_i C_i log(1 + exp(−y_i w·x_i)) likewise. Started at w₀ instead of 0, both minimise
-½‖w − w₀‖² + …. The children of a node share their examples and their problems are independent, so one pass over an example's features
-serves all of them: their weights lie side by side, and each feature is a few vector instructions instead of a gather per child. Features
-are renumbered by node, which keeps the weights in the cache.
+loss: Yu, Huang and Lin 2011 minimise ½‖w‖² + Σ_i C_i log(1 + exp(−y_i w·x_i)) likewise; here targets z may be fractions, which minimises
+½‖w‖² + Σ_i C_i [z_i log(1 + exp(−w·x_i)) + (1 − z_i) log(1 + exp(w·x_i))] (XReg Eq. 5) with one dual β = C (z − σ(w·x)) an example.
+Started at w₀ instead of 0, all minimise ½‖w − w₀‖² + …. The children of a node share their examples and their problems are independent,
+so one pass over an example's features serves all of them: their weights lie side by side, and each feature is a few vector instructions
+instead of a gather per child. Features are renumbered by node, which keeps the weights in the cache.
 
 Only loops over examples are compiled; the rest is NumPy, which needs no compiler at the first start.
 
@@ -48,18 +49,19 @@ class Rows(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """Which children each example is a positive of, see Examples."""
+    """Which children each example is a positive of, and at what cost; see Examples."""
 
     positive_from: Array
     child: Array
     cost: Array
+    target: Array
+    negative_cost: Array
 
 
 class Descent(NamedTuple):
-    """When the descent stops, and what it minimises; see LinearOptions. `cost` is that of a negative."""
+    """When the descent stops, and what it minimises; see LinearOptions."""
 
     logistic: bool
-    cost: Any
     tolerance: Any
     passes: int
     bias: Any
@@ -68,8 +70,10 @@ class Descent(NamedTuple):
 class Block(NamedTuple):
     """The state of one block of children, padded to `width`.
 
-    weights  float32[F + 1, width]: the last row is the bias's · dual float32[R, width]
-    sign, half_cost  float32[width]: ±1 and 1 / 2C of the current example, −1 and that of a negative between examples
+    weights  float32[F + 1, width]: the last row is the bias's
+    dual     float32[R, width]: α ≥ 0 of the hinge, α y of the logistic loss
+    sign     float32[width]: 2z − 1 of the current example, for z ∈ {0, 1} ±1; −1 between examples
+    half_cost  float32[width]: 1 / 2C of the current example
     score, step      float32[width]: of the current example
     first, size      the block's first child, and how many it has
     """
@@ -125,25 +129,32 @@ def _renumbered(points: Csr, rows: NDArray[np.int64], number_of: NDArray[np.int3
 
 def _minimise(rows: Rows, examples: Examples, options: LinearOptions, weights_FK: NDArray[np.float32], seed: int) -> None:
     """Take the weights, the bias's in the last row, from where they start to the optimum."""
-    targets = Targets(examples.positive_from, examples.positive_child, examples.positive_cost)
-    numbers = (np.float32(number) for number in (options.cost, options.tolerance, options.bias))
-    cost, tolerance, bias = numbers
-    descent = Descent(options.loss == "logistic", cost, tolerance, options.passes, bias)
+    target, cost = examples.positive_target, examples.cost
+    targets = Targets(
+        examples.positive_from,
+        examples.positive_child,
+        examples.positive_cost,
+        np.ones(len(examples.positive_child), np.float32) if target is None else target,
+        np.full(len(rows.square), options.cost, np.float32) if cost is None else cost,
+    )
+    descent = Descent(options.loss != "squared-hinge", np.float32(options.tolerance), options.passes, np.float32(options.bias))
     order = np.arange(len(rows.square))
     for first in range(0, weights_FK.shape[1], BLOCK):
         size = min(BLOCK, weights_FK.shape[1] - first)
         width = -(-size // LANES) * LANES
         weights = np.zeros((len(weights_FK), width), np.float32)
         weights[:, :size] = weights_FK[:, first : first + size]
-        sign, half_cost = np.full(width, -1, np.float32), np.full(width, np.float32(0.5) / cost, np.float32)
+        sign, half_cost, score = np.full(width, -1, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
         dual = np.zeros((len(order), width), np.float32)
-        block = Block(weights, dual, sign, half_cost, np.empty(width, np.float32), np.zeros(width, np.float32), first, size)
+        block = Block(weights, dual, sign, half_cost, score, np.zeros(width, np.float32), first, size)
         _descend(rows, targets, descent, block, order, seed)
         weights_FK[:, first : first + size] = weights[:, :size]
 
 
 def _without_small(features: NDArray[np.int32], weights_FK: NDArray[np.float32], options: LinearOptions) -> NodeScorers:
-    kept_FK = np.abs(weights_FK[:-1]) >= max(np.float32(options.threshold), np.finfo(np.float32).tiny)
+    sizes_FK = np.abs(weights_FK[:-1])
+    least_K = np.float32(options.relative_threshold) * sizes_FK.max(0, initial=0)
+    kept_FK = sizes_FK >= np.maximum(least_K, max(np.float32(options.threshold), np.finfo(np.float32).tiny))
     row, child = np.nonzero(kept_FK)
     per_row = np.bincount(row, minlength=len(features))
     used = per_row > 0
@@ -194,8 +205,8 @@ def _descend(rows: Rows, targets: Targets, descent: Descent, block: Block, order
     One function on purpose, with the tuples unpacked: a function that gets arrays counts the references of each, here once an example.
     """
     begin, number, value, squares = rows
-    positive_from, positive_child, positive_cost = targets
-    logistic, cost, tolerance, passes, bias = descent
+    positive_from, positive_child, positive_cost, positive_target, negative_cost = targets
+    logistic, tolerance, passes, bias = descent
     weights, dual, sign, half_cost, score, step, first, size = block
     last, width = weights.shape[0] - 1, weights.shape[1]
     one, zero, half = np.float32(1), np.float32(0), np.float32(0.5)
@@ -214,17 +225,20 @@ def _descend(rows: Rows, targets: Targets, descent: Descent, block: Block, order
                 x, weight = value[e], weights[number[e]]
                 for c in range(width):
                     score[c] += x * weight[c]
+            of_negative = half / negative_cost[r]
+            for c in range(width):
+                half_cost[c] = of_negative
             for p in range(positive_from[r], positive_from[r + 1]):
                 if first <= positive_child[p] < first + size:
-                    sign[positive_child[p] - first] = one
+                    sign[positive_child[p] - first] = positive_target[p] + positive_target[p] - one
                     half_cost[positive_child[p] - first] = half / positive_cost[p]
             # The example's duals move to their optimum; for the logistic loss the margin's change takes the place of the gradient.
             alpha, square, moved = dual[r], squares[r], zero
             if logistic:
                 for c in range(size):
-                    after, push = _logistic(sign[c] * score[c], square, half / half_cost[c], alpha[c])
-                    highest, lowest = max(highest, push), min(lowest, push)
-                    step[c] = (after - alpha[c]) * sign[c]
+                    after, push = _logistic(score[c], square, half / half_cost[c], half + half * sign[c], alpha[c])
+                    highest, lowest = max(highest, abs(push)), min(lowest, -abs(push))
+                    step[c] = after - alpha[c]
                     alpha[c] = after
                     moved = max(moved, abs(step[c]))
             else:
@@ -239,7 +253,6 @@ def _descend(rows: Rows, targets: Targets, descent: Descent, block: Block, order
             for p in range(positive_from[r], positive_from[r + 1]):
                 if first <= positive_child[p] < first + size:
                     sign[positive_child[p] - first] = -one
-                    half_cost[positive_child[p] - first] = half / cost
             if moved > np.float32(1e-6):
                 for e in range(begin[r], begin[r + 1]):
                     x, weight = value[e], weights[number[e]]
@@ -252,21 +265,22 @@ def _descend(rows: Rows, targets: Targets, descent: Descent, block: Block, order
 
 
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
-def _logistic(margin: Any, square: Any, cost: Any, alpha: Any) -> tuple[Any, Any]:
-    """The optimal dual of one example while the others stay, and by how much its margin moves.
+def _logistic(margin: Any, square: Any, cost: Any, target: Any, dual: Any) -> tuple[Any, Any]:
+    """The optimal dual of one example while the others stay, and by how much its margin w·x moves.
 
-    The margin t after the step and the new dual C σ(−t) satisfy t − margin = ‖x‖² (C σ(−t) − α). The difference of both sides increases
-    with t and has its only inflection at t = 0, so Newton's method, kept on the root's side of 0, converges.
+    The margin t after the step and the new dual C (z − σ(t)) satisfy t − margin = ‖x‖² (C (z − σ(t)) − β). The difference of both sides
+    increases with t and has its only inflection at t = 0, so Newton's method, kept on the root's side of 0, converges.
     """
     one, zero, reach = np.float32(1), np.float32(0), square * cost
-    at_zero = square * alpha - margin - np.float32(0.5) * reach
+    lacking = one - target
+    at_zero = square * dual - margin - reach * (np.float32(0.5) - lacking)
     t = min(max(margin, zero), np.float32(FAR)) if at_zero < zero else max(min(margin, zero), np.float32(-FAR))
     for _ in range(STEPS):
         share = one / (one + np.exp(t))
-        step = (t - margin - reach * share + square * alpha) / (one + reach * share * (one - share))
+        step = (t - margin - reach * (share - lacking) + square * dual) / (one + reach * share * (one - share))
         after = t - step
         after = min(max(after, zero), np.float32(FAR)) if at_zero < zero else max(min(after, zero), np.float32(-FAR))
         step, t = after - t, after
         if abs(step) < np.float32(NEAR):
             break
-    return cost / (one + np.exp(t)), t - margin
+    return cost * (one / (one + np.exp(t)) - lacking), t - margin

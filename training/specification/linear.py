@@ -112,10 +112,14 @@ class LinearOptions(Section):
         description='points that a node\'s children learn from: `"teacher"`, those with a positive below; `"matcher"`, those '
         'whose beam of 10 keeps the node; `"both"`',
     )
-    loss: Literal["squared-hinge", "logistic"] = Field(default="squared-hinge", description="of a classifier")
+    loss: Literal["squared-hinge", "logistic", "relevance"] = Field(
+        default="squared-hinge",
+        description='of a classifier; `"relevance"` is the logistic loss of a regressor of weights divided by their maximum (XReg)',
+    )
     cost: float = Field(default=1.0, gt=0, description="C, the cost of a unit of loss against ½‖w‖²")
     weighted: bool = Field(default=False, description="a positive costs C times its weight over the mean weight")
     threshold: float = Field(default=0.05, ge=0, description="drop smaller weights: the larger, the smaller and faster a model")
+    relative_threshold: float = Field(default=0.0, ge=0, lt=1, description="drop weights smaller than this share of a scorer's largest")
     prior: float = Field(
         default=3.0, ge=0, description="β: regularise weights towards β times the node's centroid, and biases towards −β / 2, instead of 0"
     )
@@ -128,7 +132,7 @@ class LinearOptions(Section):
     activation: Activation | None = Field(
         default=None,
         description='of a scorer\'s product v: `"sigmoid"`, or `"l1-hinge"` … `"l4-hinge"`, exp(−max(0, 1 − v)^p). The default is '
-        '`"sigmoid"` for the logistic loss, `"l3-hinge"` for the other',
+        '`"l3-hinge"` for the squared hinge, `"sigmoid"` for the others',
     )
     gamma: float = Field(
         default=0.5,
@@ -140,7 +144,7 @@ class LinearOptions(Section):
     @property
     def ranking(self) -> Ranking:
         """How the beam ranks, in training and in serving."""
-        activation = self.activation or ("sigmoid" if self.loss == "logistic" else "l3-hinge")
+        activation = self.activation or ("l3-hinge" if self.loss == "squared-hinge" else "sigmoid")
         return Ranking(activation=activation, own="log_activation", gamma=self.gamma)
 
 

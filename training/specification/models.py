@@ -1,6 +1,6 @@
 """The specification of a training run: a union of all kinds, read from a TOML file or from the manifest of a bundle.
 
-The kinds are in `deep.py` (tree models over users' lists) and `linear.py` (texts and sparse features).
+The kinds are in `deep.py` (tree models over users' lists), `linear.py` and `xreg.py` (texts and sparse features).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from training.specification.deep import SHARES, DataConfig, DeepConfig, DeepKind
 from training.specification.legacy import ANY, Legacy, RemovedKey
 from training.specification.linear import LinearConfig
 from training.specification.sections import Form, Raw, kind_key, kinds_of, read_toml, sections_in
+from training.specification.xreg import XRegConfig
 
-Specification = Annotated[DeepKinds | LinearConfig, Field(discriminator="kind")]
+Specification = Annotated[DeepKinds | LinearConfig | XRegConfig, Field(discriminator="kind")]
 SPECIFICATION: Form[DeepConfig | LinearConfig] = Form(Specification)
 
 Family = TypeVar("Family", bound=DeepConfig | LinearConfig)
@@ -90,7 +91,7 @@ def read_config(file: Path, **files: Path | None) -> DeepConfig | LinearConfig:
     files  what `data.train` and `data.test` of linear models are instead, unless None
     """
     raw = _modernised(read_toml(file), "file")
-    if raw["kind"] in kinds_of(LinearConfig) and isinstance(raw.get("data"), dict):
+    if raw["kind"] in (*kinds_of(LinearConfig), *kinds_of(XRegConfig)) and isinstance(raw.get("data"), dict):
         raw["data"] |= {key: path for key, path in files.items() if path is not None}
     return SPECIFICATION.checked(raw)
 

@@ -1,0 +1,50 @@
+"""The configuration of an extreme regressor (`kind = "xreg"`): how relevant each item is, not only whether it is.
+
+XReg (Prabhu et al. 2020) is trained and served as XR-Linear is. Its tree is binary above larger leaf clusters, and its scorers regress on
+relevance, so that scores estimate it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from espalier.manifest import Activation
+from training.specification.linear import LinearConfig, LinearOptions, LinearTree
+
+
+class XRegTree(LinearTree):
+    """Balanced hierarchical 2-means over relevance-weighted sums of points (§4.1)."""
+
+    branching: int = Field(default=2, ge=2, le=1 << 15, description="most children of a node above the leaf clusters")
+    max_leaf: int = Field(default=100, ge=2, le=1 << 15, description="most items of a leaf cluster")
+
+
+class XRegOptions(LinearOptions):
+    """How edge regressors are trained (§4.2, Eq. 5)."""
+
+    negatives: Literal["teacher", "matcher", "both"] = Field(
+        default="teacher", description='as for xr-linear; `"teacher"` is Eq. 5, where a point that only a beam brings has no weight'
+    )
+    loss: Literal["squared-hinge", "logistic", "relevance"] = Field(
+        default="relevance", description="of a regressor: the logistic loss with fractional targets, weighted by the parent's relevance"
+    )
+    cost: float = Field(default=10.0, gt=0, description="C, the mean cost of a node's points against ½‖w‖²")
+    threshold: float = Field(default=0.0, ge=0, description="drop smaller weights: the larger, the smaller and faster a model")
+    relative_threshold: float = Field(default=0.05, ge=0, lt=1, description="drop weights smaller than this share of a scorer's largest")
+    prior: float = Field(
+        default=0.0, ge=0, description="β: regularise weights towards β times the node's centroid, and biases towards −β / 2, instead of 0"
+    )
+    activation: Activation | None = Field(default=None, description='of a scorer\'s product; the default is `"sigmoid"`')
+    gamma: float = Field(
+        default=1.0, ge=0, le=1, description="γ of the ranks: 1 multiplies along the path, so that scores estimate relevance"
+    )
+
+
+class XRegConfig(LinearConfig):
+    """XReg: sparse linear regressors of relevance."""
+
+    kind: Literal["xreg"] = "xreg"  # type: ignore[assignment]  # another kind of the same family
+    tree: XRegTree = XRegTree()
+    linear: XRegOptions = XRegOptions()
