@@ -174,6 +174,7 @@ def refused(sections: dict[str, Any]) -> InvalidConfig:
         ("instances", "targets", 0, "greater than or equal to 1"),
         ("instances", "targets", "many", "integer"),
         ("instances", "nearness", -1, '"auto" or a number from 0 to 10'),
+        ("optimiser", "epochs", 0, '"auto" or a number above 0'),
         ("instances", "nearness", True, '"auto" or a number from 0 to 10'),
         ("instances", "cold_share", 1, "less than 1"),
         ("tree", "branching", 1, "greater than or equal to 2"),

@@ -26,7 +26,7 @@ from training.deep.sequence.batches import SequenceSource
 from training.deep.sequence.columns import ColumnSource
 from training.deep.sequence.level_softmax import level_softmax_loss
 from training.deep.sequence.places import trained_places
-from training.deep.sequence.rules import dropout_of, nearness_of
+from training.deep.sequence.rules import dropout_of, epochs_of, nearness_of, steps_of
 from training.deep.topology import Topology
 from training.specification.deep import SequenceConfig
 from training.specification.models import check_config, deep_config
@@ -285,6 +285,21 @@ def test_near_targets_are_likelier_where_queries_have_one_relevant_item(relevant
 def test_a_log_of_few_events_an_item_is_trained_with_more_dropout(events: int, dropout: float) -> None:
     log = log_of([[0, 1] * (events // 2) + [0] * (events % 2), [1] * 40], items=2)
     assert dropout_of(log, np.array([0])) == dropout, "the second user is no training user"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "places", "most", "steps"),
+    [(4.0, 100, 4000, 2000), (8.0, 100, 4000, 4000), (8.0, 100, 3000, 3000), (4.0, 1000, 4000, 1000), (4.0, 1000, 400, 400)],
+)
+def test_updates_are_so_many_passes_over_the_lists(epochs: float, places: int, most: int, steps: int) -> None:
+    log = log_of([[0, 1] * 25_000, [1] * 40], items=2)
+    assert steps_of(log, np.array([0]), epochs, places, most) == steps, "the second user is no training user"
+
+
+@pytest.mark.parametrize(("events", "epochs"), [(99, 4), (100, 8)])
+def test_a_log_of_few_events_an_item_is_passed_over_less_often(events: int, epochs: float) -> None:
+    log = log_of([[0, 1] * (events // 2) + [0] * (events % 2), [1] * 40], items=2)
+    assert epochs_of(log, np.array([0])) == epochs
 
 
 def test_an_exported_encoder_of_a_long_history_is_run_by_onnx_own_evaluator() -> None:

@@ -107,11 +107,13 @@ def fit_recipe(config: DeepConfig, prepared: Prepared, folder: Path, device: tor
     deadline = Deadline(None if seconds is None else time.monotonic() + seconds)
     begin, work = time.monotonic(), folder / "work"
     made: DeepConfig | None = None
+    wanted = config.optimiser.steps
     memory_s = FIT_S if seconds is None else min(FIT_S, MEMORY_SHARE * seconds)
     work.mkdir(parents=True)
 
     def shorten(now: DeepConfig, prepared: Prepared, tree: Tree) -> DeepConfig:
-        nonlocal made
+        nonlocal made, wanted
+        wanted = now.optimiser.steps
         made = made or shortened(now, prepared, tree, device, deadline.left_s() - memory_s)  # later rounds have as many steps as the first
         return made
 
@@ -126,7 +128,7 @@ def fit_recipe(config: DeepConfig, prepared: Prepared, folder: Path, device: tor
     options = {"kind": config.kind, "gamma": manifest.ranking.gamma, "best_step": curve["best_step"], "steps": curve["steps"]}
     if manifest.memory is not None:
         options |= {"memory_weight": manifest.memory.weight, "memory_entries": manifest.memory.entries}
-    wanted, steps = config.optimiser.steps, (made or config).optimiser.steps
+    steps = wanted if made is None else made.optimiser.steps
     ended = None if steps == wanted else f"{steps:,} of {wanted:,} steps, as many as fit into {seconds:.0f} s"
     trials = [Trial(tried["options"], tried["figure"]) for tried in manifest.metrics.get("validation", [])]
     return Recipe(bundle, open_engine(bundle, "cpu"), options, trials, time.monotonic() - begin, ended)

@@ -10,6 +10,8 @@ from training.specification.sections import Section, auto_or_number
 
 MAX_PLACES = 1 << 20
 """Of an update: what its encoder computes is in memory at once."""
+MAX_EPOCHS = 1_000_000
+"""Of a training: `steps` ends it long before."""
 
 
 class _Optimiser(Section):
@@ -38,6 +40,11 @@ class SequenceOptimiser(_Optimiser):
     """AdamW. The learning rate rises, then falls linearly to 0; the averaged weights with the best recall of validation users are kept."""
 
     steps: int = Field(default=4000, ge=1, description="updates, at most")
+    epochs: Literal["auto"] | float = Field(
+        default="auto",
+        description='passes over the lists, at most, and at least 1,000 updates: `steps` is lowered to them. `"auto"`: 4 for logs of fewer '
+        "than 50 events an item, else 8",
+    )
     places: Literal["auto"] | int = Field(
         default="auto",
         description="places of an update's sequences, padding included; `\"auto\"`: 1 in 400 of the log's events, from 1,024 to 4,096",
@@ -49,6 +56,13 @@ class SequenceOptimiser(_Optimiser):
     validate_every: int = Field(
         default=250, ge=1, description="steps between two measurements of recall@`search.m` on at most 1,000 validation users"
     )
+
+    @field_validator("epochs", mode="before")
+    @classmethod
+    def _auto_or_epochs(cls, epochs: object) -> object:
+        if epochs != "auto" and (isinstance(epochs, bool) or not isinstance(epochs, int | float) or not 0 < epochs <= MAX_EPOCHS):
+            raise ValueError(f'"auto" or a number above 0 and at most {MAX_EPOCHS:,}')
+        return epochs
 
     @field_validator("places", mode="before")
     @classmethod

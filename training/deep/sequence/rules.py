@@ -1,4 +1,4 @@
-"""What the log says where a configuration of sequences leaves it open: nearness of targets, length of a history, dropout, batches.
+"""What the log says where a configuration of sequences leaves it open: targets, length of a history, dropout, updates.
 
 Knows lengths of lists. Does not know models.
 """
@@ -31,11 +31,29 @@ def places_of_a_batch(lists: Interactions, users: Int64) -> int:
 
 FEW_EVENTS = 50
 """Events an item below which a transformer overfits soon."""
+LEAST_STEPS = 1000
+"""Fewer updates learn too little of a small log, however often they see it."""
+
+
+def has_few_events(lists: Interactions, users: Int64) -> bool:
+    """Whether an item has few events of these users, on average."""
+    return bool(np.diff(lists.offset_U1)[users].sum() < FEW_EVENTS * lists.item_count)
 
 
 def dropout_of(lists: Interactions, users: Int64) -> float:
     """0.5 for logs of few events an item, else 0.2."""
-    return 0.5 if np.diff(lists.offset_U1)[users].sum() < FEW_EVENTS * lists.item_count else 0.2
+    return 0.5 if has_few_events(lists, users) else 0.2
+
+
+def epochs_of(lists: Interactions, users: Int64) -> float:
+    """4 for logs of few events an item, else 8."""
+    return 4.0 if has_few_events(lists, users) else 8.0
+
+
+def steps_of(lists: Interactions, users: Int64, epochs: float, places: int, most: int) -> int:
+    """The updates of so many passes over the users' lists, from LEAST_STEPS, and never more than `most`."""
+    events = int(np.diff(lists.offset_U1)[users].sum())
+    return min(most, max(LEAST_STEPS, round(epochs * events / places)))
 
 
 def nearness_of(validation: Sequence[EvaluationPair]) -> float:
@@ -56,6 +74,9 @@ def with_rules(config: DeepConfig, prepared: Prepared) -> DeepConfig:
         scorer = scorer.model_copy(update={"length": history_length(lists, users)})
     if scorer.dropout == "auto":
         scorer = scorer.model_copy(update={"dropout": dropout_of(lists, users)})
-    if optimiser.places == "auto":
-        optimiser = optimiser.model_copy(update={"places": places_of_a_batch(lists, users)})
+    epochs = epochs_of(lists, users) if optimiser.epochs == "auto" else optimiser.epochs
+    places = places_of_a_batch(lists, users) if optimiser.places == "auto" else optimiser.places
+    optimiser = optimiser.model_copy(
+        update={"epochs": epochs, "places": places, "steps": steps_of(lists, users, epochs, places, optimiser.steps)}
+    )
     return config.model_copy(update={"instances": instances, "scorer": scorer, "optimiser": optimiser})
