@@ -296,7 +296,7 @@ def test_updates_are_so_many_passes_over_the_lists(epochs: float, places: int, m
     assert steps_of(log, np.array([0]), epochs, places, most) == steps, "the second user is no training user"
 
 
-@pytest.mark.parametrize(("events", "epochs"), [(99, 4), (100, 8)])
+@pytest.mark.parametrize(("events", "epochs"), [(99, 4), (100, 16)])
 def test_a_log_of_few_events_an_item_is_passed_over_less_often(events: int, epochs: float) -> None:
     log = log_of([[0, 1] * (events // 2) + [0] * (events % 2), [1] * 40], items=2)
     assert epochs_of(log, np.array([0])) == epochs

@@ -39,7 +39,7 @@ class OptimiserConfig(_Optimiser):
 class SequenceOptimiser(_Optimiser):
     """AdamW. The learning rate rises, then falls linearly to 0; the averaged weights with the best recall of validation users are kept."""
 
-    steps: int = Field(default=4000, ge=1, description="updates, at most")
+    steps: int = Field(default=8000, ge=1, description="updates, at most")
     epochs: Literal["auto"] | float = Field(
         default="auto",
         description='passes over the lists, at most, and at least 1,000 updates: `steps` is lowered to them. `"auto"`: 4 for logs of fewer '

@@ -46,8 +46,8 @@ def dropout_of(lists: Interactions, users: Int64) -> float:
 
 
 def epochs_of(lists: Interactions, users: Int64) -> float:
-    """4 for logs of few events an item, else 8."""
-    return 4.0 if has_few_events(lists, users) else 8.0
+    """4 for logs of few events an item, else 16."""
+    return 4.0 if has_few_events(lists, users) else 16.0
 
 
 def steps_of(lists: Interactions, users: Int64, epochs: float, places: int, most: int) -> int:
