@@ -28,6 +28,7 @@ from espalier.search import Engine, SearchParams
 from espalier.text.blocks import TextBlock
 from espalier.tree import Tree
 from training.data.query_logs import LabelledTexts
+from training.linear.choosing import Choice
 from training.linear.export import export
 from training.linear.fit import fit_linear
 from training.linear.prepare import Prepared, prepare
@@ -72,7 +73,7 @@ class Fitted:
     train_cpu_s: float
 
     def write(self, folder: Path) -> Bundle:
-        return export(self.config, self.prepared, self.tree, self.chunks, folder / "text-search" / "1")
+        return export(self.config, Choice(self.config.linear, None), self.prepared, self.tree, self.chunks, folder / "text-search" / "1")
 
 
 def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
@@ -89,7 +90,7 @@ def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
     )  # fmt: skip
     begin = time.process_time()
     prepared = prepare(config)
-    branching, max_leaf = (recipe.tree.branching, recipe.tree.max_leaf) if recipe.whole_tree else (2, max(2, len(ids)))
+    branching, max_leaf = (recipe.tree.branching, recipe.tree.leaf_of(len(ids))) if recipe.whole_tree else (2, max(2, len(ids)))
     tree = hierarchical_kmeans(prepared.labels, branching, max_leaf, config.seed)
     chunks = fit_linear(prepared.train, tree, config.linear, 1, config.seed, centroids=prepared.centroids)
     return Fitted(config, prepared, tree, chunks, time.process_time() - begin)

@@ -33,6 +33,9 @@ def meaning(config: DeepConfig | LinearConfig) -> dict[str, Any]:
     kind = found.pop("kind")
     if isinstance(config, LinearConfig):
         assert found.pop("linear.relative_threshold") == 0
+        for key in ("linear.cost", "linear.gamma", "tree.max_leaf"):  # numbers of before are kept; what had none is chosen today
+            if found[key] == "auto":
+                del found[key]
         renamed = {"linear.few": found.pop("linear.min_positives"), "linear.activation": config.linear.ranking.activation}
         return found | renamed | {"algorithm": kind}
     assert found.pop("data.split.kind") == "users"

@@ -235,7 +235,7 @@ def solved(
     number_of = np.full(points.shape[1], -1, np.int32)
     positive_from = np.concatenate([[0], np.cumsum([len(own) for own in positives])])
     positive_child = np.array([child for own in positives for child in own], np.int32)
-    costs = np.full(len(positive_child), made.cost, np.float32)
+    costs = np.full(len(positive_child), made.known_cost, np.float32)
     found = train_children(points, Examples(rows, positive_from, positive_child, costs), children, None, made, number_of, 1)
     assert_array_equal(number_of, np.full(points.shape[1], -1))
     assert np.all(np.diff(found.row_feature) > 0)

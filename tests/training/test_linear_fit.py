@@ -244,7 +244,9 @@ def test_points_become_a_model_of_features(tmp_path: Path, form: str) -> None:
     bundle = Bundle.open(tmp_path / "models" / "points" / "1")
     assert bundle.manifest.name == "points"
     activation: Activation = "l3-hinge" if form == "xmc" else "sigmoid"
-    assert bundle.manifest.ranking == Ranking(activation=activation, own="log_activation", gamma=0.5)
+    chosen = bundle.manifest.metrics["validation"]
+    assert chosen["cost"] == 10 or form == "xmc"  # the configured one is kept
+    assert bundle.manifest.ranking == Ranking(activation=activation, own="log_activation", gamma=chosen["gamma"])
     assert bundle.manifest.metrics["test"]["raw"][0]["recall"] > 0.9
     with run(tmp_path / "models", lambda opened: open_engine(opened, "cpu"), max_features=4) as running:
         good = running.client.post("/retrieve", json={"queries": [{"features": {"indices": [15, 3], "values": [2.0, 2.0]}}], "m": 2})
@@ -291,9 +293,9 @@ def test_a_killed_run_is_resumed_and_gives_the_same_model(tmp_path: Path, monkey
         with pytest.raises(KeyboardInterrupt):
             train("whole/2")
     kept = tmp_path / "models" / "whole" / ".2.work"
-    assert sorted(file.name for file in kept.iterdir()) == ["identity", "level-1.npz", "level-2.npz"]
+    assert sorted(file.name for file in kept.iterdir()) == ["chosen.json", "identity", "level-1.npz", "level-2.npz"]
     with monkeypatch.context() as patch:
-        patch.setattr("training.linear.fit.LevelTrainer.train", None)
+        patch.setattr("training.linear.fit.LevelTrainer.train", None)  # nor is anything chosen again
         resumed = train("whole/2", resume=True)
     assert not kept.exists()
     for name in ARRAYS:
@@ -331,7 +333,7 @@ def test_a_killed_run_is_resumed_and_gives_the_same_model(tmp_path: Path, monkey
             "linear.negatives: got 'all', expected 'teacher', ",
         ),
         ('[data]\nformat = "log"\ntrain = "a"\n[linear]\nloss = "log"', "linear.loss: got 'log', expected 'squared-hinge' or 'logistic'"),
-        ('[data]\nformat = "log"\ntrain = "a"\n[linear]\ngamma = 2', "linear.gamma: got 2, expected .*less than or equal to 1"),
+        ('[data]\nformat = "log"\ntrain = "a"\n[linear]\ngamma = 2', 'linear.gamma: got 2, expected "auto" or a number from 0 to 1'),
         ('[data]\nformat = "log"\ntrain = "a"\n[linear]\ncosts = 1', "linear.costs: got 1, expected no such key"),
         ('[data]\nformat = "log"\ntrain = "a"\n[search]\nm = 2000', "search.m: got 2000, expected at most search.max_m, 1000"),
         ('[data]\nformat = "log"\ntrain = "nowhere.csv"', "nowhere.csv: .*expected a readable"),

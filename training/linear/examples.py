@@ -132,7 +132,7 @@ class LevelExamples:
                 points = np.union1d(positive, points)
         ends = np.searchsorted(positive, points, side="right")
         positive_from = np.concatenate([[0], ends]).astype(np.int64)
-        examples = Examples(points, positive_from, child.astype(np.int32), (self._options.cost * weight).astype(np.float32))
+        examples = Examples(points, positive_from, child.astype(np.int32), (self._options.known_cost * weight).astype(np.float32))
         if self._options.loss == "relevance":
-            return examples.of_relevance(weight, self._options.cost, self._is_root)
+            return examples.of_relevance(weight, self._options.known_cost, self._is_root)
         return examples

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.chunks import Chunks
-from espalier.manifest import ManifestDraft, SearchDefaults
+from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams
 from espalier.tree import Tree
 from training.data.csr import as_rows
 from training.evaluate import LabelledQueries, measure
 from training.golden import golden_answers
+from training.linear.choosing import Choice
 from training.linear.prepare import Prepared
 from training.publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
 from training.specification.linear import LinearConfig
@@ -41,18 +42,22 @@ class GoldenQueries:
     params: SearchParams
 
 
-def export(config: LinearConfig, prepared: Prepared, tree: Tree, chunks: Chunks, path: Path) -> Bundle:
-    """Write the bundle of trained scorers to models/<name>/<version>/ and return it, verified and measured on the test queries."""
+def export(config: LinearConfig, choice: Choice, prepared: Prepared, tree: Tree, chunks: Chunks, path: Path) -> Bundle:
+    """Write the bundle of trained scorers to models/<name>/<version>/ and return it, verified and measured on the test queries.
+
+    choice  the options that the scorers were trained with, and what they were chosen by
+    """
     test = prepared.test
     known = np.flatnonzero(np.diff(test.labels.indptr))
     relevant = [test.labels_of(b) for b in known.tolist()]
-    draft = _draft(config, prepared, path)
+    draft = _draft(config, choice.options.ranking, prepared, path)
     held = [prepared.items.ids_of(rows) for rows in relevant[:HELD_OUT_QUERIES]]
     written = prepared.written.take(pa.array(known))
     heldout = pa.table({draft.query.kind: written.slice(0, len(held)), "relevant": pa.array(held, pa.list_(pa.string()))})
     queries = QueryBatch(prepared.kind, as_rows(test.points[known]))
     content = LinearContent(tree, chunks, prepared.items, unanswered(heldout, draft.query.kind), heldout, prepared.vectoriser)
-    return publish_linear(path, draft, content, _golden(config, queries, written), queries, relevant)
+    metrics = {} if choice.report is None else {"validation": choice.report}
+    return publish_linear(path, draft, content, _golden(config, queries, written), queries, relevant, metrics)
 
 
 def publish_linear(
@@ -62,14 +67,17 @@ def publish_linear(
     golden: GoldenQueries,
     queries: QueryBatch,
     relevant: Sequence[NDArray[np.int64]],
+    metrics: dict[str, Any],
 ) -> Bundle:
-    """Publish linear scorers, measured on test queries with their relevant item rows."""
+    """Publish linear scorers, measured on test queries with their relevant item rows; `metrics`: what the manifest says besides."""
     ms = reported_ms(REPORTED_M, draft.search.max_m)
 
     def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:
         if not len(queries):
-            return {}
-        return {"test": {"raw": measure(bare, engine, LabelledQueries(queries, relevant), [draft.search.beam_size], ms, batch=64)}}
+            return metrics
+        return metrics | {
+            "test": {"raw": measure(bare, engine, LabelledQueries(queries, relevant), [draft.search.beam_size], ms, batch=64)}
+        }
 
     return publish(
         path,
@@ -87,7 +95,7 @@ def _golden(config: LinearConfig, queries: QueryBatch, written: pa.Array) -> Gol
     return GoldenQueries(queries.take(chosen), written.take(pa.array(chosen)), params)
 
 
-def _draft(config: LinearConfig, prepared: Prepared, path: Path) -> ManifestDraft:
+def _draft(config: LinearConfig, ranking: Ranking, prepared: Prepared, path: Path) -> ManifestDraft:
     items = len(prepared.items)
     limits = config.search.model_dump(include=set(SearchDefaults.model_fields))
     return ManifestDraft(
@@ -96,7 +104,7 @@ def _draft(config: LinearConfig, prepared: Prepared, path: Path) -> ManifestDraf
         algorithm=config.kind,
         created=datetime.now(UTC),
         query=prepared.kind,
-        ranking=config.linear.ranking,
+        ranking=ranking,
         search=SearchDefaults(**limits),
         training=config.model_dump(mode="json"),
         data={"sha256": prepared.fingerprint, "queries": len(prepared.train), "test_queries": len(prepared.test), "items": items},

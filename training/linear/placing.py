@@ -109,7 +109,7 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
     queries = GoldenQueries(encode_table(bundle, golden), golden.column(bundle.manifest.query.kind).combine_chunks(), params)
     content = LinearContent(larger, scorers, items, golden, bundle.heldout(), bundle.vectoriser if columns else None)
     draft = _draft(bundle, out, file, columns, len(cluster_n))
-    return publish_linear(out, draft, content, queries, heldout.queries, heldout.relevant)
+    return publish_linear(out, draft, content, queries, heldout.queries, heldout.relevant, {})
 
 
 def nearest_clusters(tree: Tree, chunks: Chunks, ranking: Ranking, own: Csr, how: Placing = CHOSEN) -> Int64:

@@ -28,10 +28,18 @@ from training.data.item_tables import item_table
 from training.data.query_logs import LabelledTexts, labelled, read_log, read_table, texts_of
 from training.data.xmc import LabelledPoints, read_xmc
 from training.linear.label_features import pifa, weighted_sums
-from training.specification.linear import LinearConfig, LogData, NpzData, TextLabels, XmcData
+from training.specification.linear import LinearConfig, LinearOptions, LogData, NpzData, TextLabels, XmcData
 from training.specification.models import config_of
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnFeatures:
+    """Of labels that have texts of their own: rows [I, F] of length 1, and whether training points count besides."""
+
+    rows: Csr
+    both: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +48,7 @@ class Prepared:
 
     labels     rows [I, …] of length 1: the features of labels that the tree is built from
     centroids  rows [I, F] of length 1: the same in the features of queries
+    own        what of labels' features comes from their own texts; None: nothing
     written    the test queries as clients write them: an Arrow array of texts, or of structs of `indices` and `values`
     """
 
@@ -49,6 +58,7 @@ class Prepared:
     items: ItemTable
     labels: Csr
     centroids: Csr
+    own: OwnFeatures | None
     kind: FeaturesKind | TextKind
     vectoriser: Vectoriser | None
     fingerprint: str
@@ -57,6 +67,14 @@ class Prepared:
 def prepare(config: LinearConfig) -> Prepared:
     """Read the data of a configuration. Raises InvalidData or InvalidConfig."""
     return _from_texts(config, config.data) if isinstance(config.data, LogData) else _from_points(config, config.data)
+
+
+def label_features(train: LabelledPoints, own: OwnFeatures | None, options: LinearOptions) -> tuple[Csr, Csr]:
+    """The features of labels from training points and their own texts: `labels` and `centroids` of Prepared."""
+    if own is not None and not own.both:
+        return own.rows, own.rows
+    rows = weighted_sums(train) if options.loss == "relevance" else pifa(train)
+    return (rows, rows) if own is None else (normalised(hstack([rows, own.rows], format="csr")), normalised(rows + own.rows))
 
 
 def read_points(data: XmcData | NpzData, test: bool = False) -> LabelledPoints:
@@ -134,8 +152,8 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData) -> Prepared:
     if data.unit:
         train, test = _unit(train), _unit(test)
     kind = FeaturesKind(width=train.points.shape[1], unit=data.unit)
-    centroids = _label_features(config, train)
-    return Prepared(train, test, written, items, centroids, centroids, kind, None, _fingerprint(config))
+    centroids, _ = label_features(train, None, config.linear)
+    return Prepared(train, test, written, items, centroids, centroids, None, kind, None, _fingerprint(config))
 
 
 def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
@@ -161,18 +179,14 @@ def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
     log.info("%d queries to learn from, %d to measure on, %d items", len(training), len(testing), len(items))
     vectoriser = Vectoriser.fit(training.texts, config.blocks)
     train = _vectorised(vectoriser, training)
-    rows = centroids = _label_features(config, train)
+    own = None
     if isinstance(config.labels, TextLabels):
-        own = as_matrix(vectoriser.transform(texts_of(read_table(_named(data.items), config.labels.columns), config.labels.columns)))
-        both = config.labels.kind == "both"
-        rows, centroids = (normalised(hstack([rows, own], format="csr")), normalised(centroids + own)) if both else (own, own)
+        texts_of_items = texts_of(read_table(_named(data.items), config.labels.columns), config.labels.columns)
+        own = OwnFeatures(as_matrix(vectoriser.transform(texts_of_items)), config.labels.kind == "both")
+    rows, centroids = label_features(train, own, config.linear)
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test = _vectorised(vectoriser, testing)
-    return Prepared(train, test, pa.array(testing.texts, pa.string()), items, rows, centroids, kind, vectoriser, _fingerprint(config))
-
-
-def _label_features(config: LinearConfig, train: LabelledPoints) -> Csr:
-    return weighted_sums(train) if config.linear.loss == "relevance" else pifa(train)
+    return Prepared(train, test, pa.array(testing.texts, pa.string()), items, rows, centroids, own, kind, vectoriser, _fingerprint(config))
 
 
 def _vectorised(vectoriser: Vectoriser, texts: LabelledTexts) -> LabelledPoints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import time
@@ -12,9 +13,12 @@ from tqdm import tqdm
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig
+from training.data.csr import Csr
+from training.data.xmc import LabelledPoints
+from training.linear.choosing import Choice, Shape, choose
 from training.linear.export import export
 from training.linear.fit import fit_linear
-from training.linear.prepare import prepare
+from training.linear.prepare import Prepared, label_features, prepare
 from training.specification.linear import LinearConfig
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
@@ -32,12 +36,32 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     prepared = prepare(config)
     _check_identity(work / "identity", config, prepared.fingerprint)
     threads = threads or len(os.sched_getaffinity(0))
-    tree = hierarchical_kmeans(prepared.labels, config.tree.branching, config.tree.max_leaf, config.seed, threads)
+    shape = Shape(config.tree.branching, config.tree.leaf_of(len(prepared.items)))
+    choice = _choice(config, prepared, shape, threads, work / "chosen.json")
+    log.info("C = %g, γ = %g, %.1f s after the start", choice.options.known_cost, choice.options.ranking.gamma, time.perf_counter() - begin)
+    tree = hierarchical_kmeans(prepared.labels, shape.branching, shape.max_leaf, config.seed, threads)
     log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
     with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
-        chunks = fit_linear(prepared.train, tree, config.linear, threads, config.seed, bar.update, work, prepared.centroids)
+        chunks = fit_linear(prepared.train, tree, choice.options, threads, config.seed, bar.update, work, prepared.centroids)
     log.info("%d weights in %.1f MB, %.1f s", len(chunks.entry_weight), chunks.nbytes / 1e6, time.perf_counter() - begin)
-    return export(config, prepared, tree, chunks, out)
+    return export(config, choice, prepared, tree, chunks, out)
+
+
+def _choice(config: LinearConfig, prepared: Prepared, shape: Shape, threads: int, file: Path) -> Choice:
+    """C and γ, chosen or read from the file of a run that was killed after it had chosen them."""
+    if file.is_file():
+        kept = json.loads(file.read_text())
+        return Choice(config.linear.model_copy(update=kept["options"]), kept["report"])
+
+    def features(points: LabelledPoints) -> tuple[Csr, Csr]:
+        return label_features(points, prepared.own, config.linear)
+
+    choice = choose(prepared.train, features, shape, config.linear, config.search.beam_size, threads, config.seed)
+    chosen = {"cost": choice.options.cost, "gamma": choice.options.gamma}
+    unfinished = file.with_suffix(".part")
+    unfinished.write_text(json.dumps({"options": chosen, "report": choice.report}))
+    unfinished.replace(file)
+    return choice
 
 
 def _check_identity(file: Path, config: LinearConfig, fingerprint: str) -> None:

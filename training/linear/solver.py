@@ -135,7 +135,7 @@ def _minimise(rows: Rows, examples: Examples, options: LinearOptions, weights_FK
         examples.positive_child,
         examples.positive_cost,
         np.ones(len(examples.positive_child), np.float32) if target is None else target,
-        np.full(len(rows.square), options.cost, np.float32) if cost is None else cost,
+        np.full(len(rows.square), options.known_cost, np.float32) if cost is None else cost,
     )
     descent = Descent(options.loss != "squared-hinge", np.float32(options.tolerance), options.passes, np.float32(options.bias))
     order = np.arange(len(rows.square))

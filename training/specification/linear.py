@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from espalier.errors import InvalidConfig
 from espalier.manifest import Activation, ModelName, Ranking
@@ -16,6 +16,7 @@ from espalier.text.blocks import TextBlock
 from training.specification.sections import SearchLimits, Section, default_kind
 
 Columns = tuple[str, ...]
+AUTO: Literal["auto"] = "auto"
 
 
 class _Data(Section):
@@ -89,11 +90,36 @@ class TextLabels(Section):
 Labels = Annotated[QueryLabels | TextLabels, Field(discriminator="kind"), default_kind("pifa")]
 
 
+ITEMS_OF_A_LEAF, ITEMS_OF_ONE_NODE = 32, 1024
+"""What `tree.max_leaf = "auto"` means, and up to how many items it means one node: one-versus-all, which is exact."""
+
+
 class LinearTree(Section):
     """Balanced hierarchical k-means."""
 
     branching: int = Field(default=128, ge=2, le=1 << 15, description="most children of a node above the leaf clusters")
-    max_leaf: int = Field(default=32, ge=2, le=1 << 15, description="most items of a leaf cluster")
+    max_leaf: Literal["auto"] | int = Field(
+        default=AUTO,
+        description='most items of a leaf cluster, at least 2, or `"auto"`: 32, but no clusters for at most 1024 items, which '
+        "one node scores as fast",
+    )
+
+    @field_validator("max_leaf", mode="before")
+    @classmethod
+    def _auto_or_items(cls, value: object) -> object:
+        if value != AUTO and (isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= 1 << 15):
+            raise ValueError(f'"auto" or an integer from 2 to {1 << 15}')
+        return value
+
+    def leaf_of(self, items: int) -> int:
+        """Most items of a leaf cluster of a tree over so many items."""
+        if self.max_leaf != AUTO:
+            return self.max_leaf
+        return ITEMS_OF_A_LEAF if items > ITEMS_OF_ONE_NODE else ITEMS_OF_ONE_NODE
+
+
+UNCHOSEN_COST, UNCHOSEN_GAMMA = 1.0, 0.5
+"""C and γ of too few points to choose them by, and of what is trained without choosing."""
 
 
 class LinearOptions(Section):
@@ -116,7 +142,9 @@ class LinearOptions(Section):
         default="squared-hinge",
         description='of a classifier; `"relevance"` is the logistic loss of a regressor of weights divided by their maximum (XReg)',
     )
-    cost: float = Field(default=1.0, gt=0, description="C, the cost of a unit of loss against ½‖w‖²")
+    cost: Literal["auto"] | float = Field(
+        default=AUTO, description='C, the cost of a unit of loss against ½‖w‖², above 0, or `"auto"`: chosen on training points held out'
+    )
     weighted: bool = Field(default=False, description="a positive costs C times its weight over the mean weight")
     threshold: float = Field(default=0.05, ge=0, description="drop smaller weights: the larger, the smaller and faster a model")
     relative_threshold: float = Field(default=0.0, ge=0, lt=1, description="drop weights smaller than this share of a scorer's largest")
@@ -134,18 +162,36 @@ class LinearOptions(Section):
         description='of a scorer\'s product v: `"sigmoid"`, or `"l1-hinge"` … `"l4-hinge"`, exp(−max(0, 1 − v)^p). The default is '
         '`"l3-hinge"` for the squared hinge, `"sigmoid"` for the others',
     )
-    gamma: float = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description="γ of the ranks: log activation + γ · the parent's rank; 1 is the product along the path (XR-Linear)",
+    gamma: Literal["auto"] | float = Field(
+        default=AUTO,
+        description="γ of the ranks, 0 to 1: log activation + γ · the parent's rank; 1 is the product along the path (XR-Linear). "
+        '`"auto"`: chosen on training points held out',
     )
+
+    @field_validator("cost", mode="before")
+    @classmethod
+    def _auto_or_cost(cls, value: object) -> object:
+        if value != AUTO and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+            raise ValueError('"auto" or a number greater than 0')
+        return value
+
+    @field_validator("gamma", mode="before")
+    @classmethod
+    def _auto_or_share(cls, value: object) -> object:
+        if value != AUTO and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
+            raise ValueError('"auto" or a number from 0 to 1')
+        return value
+
+    @property
+    def known_cost(self) -> float:
+        """C, or what it is where nothing was chosen yet."""
+        return UNCHOSEN_COST if self.cost == AUTO else self.cost
 
     @property
     def ranking(self) -> Ranking:
-        """How the beam ranks, in training and in serving."""
+        """How the beam ranks, in training and in serving. γ is a usual one where none was chosen yet."""
         activation = self.activation or ("l3-hinge" if self.loss == "squared-hinge" else "sigmoid")
-        return Ranking(activation=activation, own="log_activation", gamma=self.gamma)
+        return Ranking(activation=activation, own="log_activation", gamma=UNCHOSEN_GAMMA if self.gamma == AUTO else self.gamma)
 
 
 class LinearSearch(SearchLimits):

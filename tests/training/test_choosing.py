@@ -1,0 +1,145 @@
+"""C and γ of linear scorers are chosen on held-out training points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from training.data.csr import Csr, normalised
+from training.data.xmc import LabelledPoints
+from training.linear import choosing
+from training.linear.choosing import COSTS, GAMMAS, Shape, Trial, choose
+from training.linear.label_features import pifa
+from training.specification.linear import LinearOptions, LinearTree
+
+SHAPE = Shape(branching=4, max_leaf=4)
+
+
+def clusters(count: int, noise: float, seed: int = 0) -> LabelledPoints:
+    """Points of 40 features around the centres of their labels, of which there are 30."""
+    rng = np.random.default_rng(seed)
+    centres = rng.random((30, 40)) * (rng.random((30, 40)) < 0.2)
+    own = np.array([rng.permutation(30)[:2] for _ in range(count)])
+    dense = centres[own].sum(1) + noise * rng.random((count, 40)) * (rng.random((count, 40)) < 0.3)
+    labels = np.zeros((count, 30), np.float32)
+    np.put_along_axis(labels, own, 1, axis=1)
+    return LabelledPoints(normalised(csr_array(dense.astype(np.float32))), csr_array(labels))
+
+
+def features(points: LabelledPoints) -> tuple[Csr, Csr]:
+    rows = pifa(points)
+    return rows, rows
+
+
+def figures(narrow: list[float], wide: list[float]) -> Trial:
+    return Trial(1.0, 0.5, np.array([narrow, wide]))
+
+
+def test_quality_is_that_of_the_worse_beam_and_wide_recall() -> None:
+    trial = figures([0.8, 0.5, 0.4, 0.1], [0.7, 0.6, 0.4, 0.9])
+    assert trial.quality == pytest.approx((0.7 * 0.5 * 0.4 * 0.9) ** 0.25)
+    assert trial.fall == pytest.approx(np.log((0.8 * 0.5 * 0.4) / (0.7 * 0.6 * 0.4)) / 3)
+    assert trial.row()["at_wide_beam"] == {"precision@1": 0.7, "ndcg@5": 0.6, "recall@10": 0.4, "recall@100": 0.9}
+
+
+def test_a_gamma_with_which_quality_falls_is_not_taken() -> None:
+    falls = Trial(1.0, 0.0, np.array([[0.9, 0.9, 0.9, 0.9], [0.85, 0.9, 0.9, 0.9]]))
+    steady = Trial(1.0, 0.7, np.full((2, 4), 0.8))
+    assert falls.quality > steady.quality
+    assert choosing._best([falls, steady]) is steady
+    worse = Trial(1.0, 1.0, np.array([[0.9, 0.9, 0.9, 0.9], [0.5, 0.9, 0.9, 0.9]]))
+    assert choosing._best([worse, falls]) is falls  # where all fall, the one that falls least
+    equal = Trial(1.0, 0.85, np.full((2, 4), 0.8))
+    assert choosing._best([steady, equal]) is equal  # of equal ones the nearest to probabilities
+
+
+def test_the_options_are_those_that_find_most() -> None:
+    """And what is tried is in the report, the same at every run and with any number of threads."""
+    data = clusters(600, 0.8)
+    one, two = (choose(data, features, SHAPE, LinearOptions(), 2, threads) for threads in (1, 2))
+    assert one == two
+    assert one.report is not None
+    trials = one.report["trials"]
+    assert {trial["gamma"] for trial in trials} == set(GAMMAS)
+    costs = list(dict.fromkeys(trial["cost"] for trial in trials))
+    assert len(costs) >= 2
+    assert set(costs) <= set(COSTS.values)
+    chosen = next(trial for trial in trials if (trial["cost"], trial["gamma"]) == (one.options.cost, one.options.gamma))
+    steady = [trial["quality"] for trial in trials if falls_by(trial) <= choosing.FALL]
+    assert chosen["quality"] == max(steady)
+    assert one.report["held_out"] == 300  # five folds of a tenth
+    assert one.report["beams"] == [2, 10]
+
+
+def falls_by(trial: dict[str, Any]) -> float:
+    names = "precision@1", "ndcg@5", "recall@10"
+    return float(np.mean([np.log(trial["at_beam"][name] / trial["at_wide_beam"][name]) for name in names]))
+
+
+def test_configured_numbers_are_kept() -> None:
+    data = clusters(600, 0.8)
+    known = LinearOptions(cost=2.0, gamma=0.4)
+    assert choose(data, features, SHAPE, known, 2).options is known
+    only_gamma = choose(data, features, SHAPE, LinearOptions(cost=2.0), 2)
+    assert only_gamma.options.cost == 2.0
+    assert only_gamma.report is not None
+    assert {trial["cost"] for trial in only_gamma.report["trials"]} == {2.0}
+    only_cost = choose(data, features, SHAPE, LinearOptions(gamma=0.4), 2)
+    assert only_cost.options.gamma == 0.4
+
+
+def test_without_inner_nodes_there_is_no_gamma_to_try() -> None:
+    found = choose(clusters(600, 0.8), features, Shape(4, 30), LinearOptions(), 2)
+    assert found.report is not None
+    assert {trial["gamma"] for trial in found.report["trials"]} == {1.0}
+
+
+@pytest.mark.parametrize("count", [0, 5, 199])
+def test_too_few_points_choose_nothing(count: int) -> None:
+    found = choose(clusters(count, 0.8) if count else clusters(5, 0.8).take(np.empty(0, np.int64)), features, SHAPE, LinearOptions(), 2)
+    assert found.report is None
+    assert (found.options.cost, found.options.gamma) == (1.0, 0.5)
+
+
+def test_the_climb_goes_on_while_quality_rises() -> None:
+    def with_best(best: float) -> tuple[list[float], Callable[[float], list[Trial]]]:
+        costs: list[float] = []
+
+        def tried(cost: float) -> list[Trial]:
+            costs.append(cost)
+            return [Trial(cost, 1.0, np.full((2, 4), 1 - abs(np.log(cost / best)) / 10))]
+
+        return costs, tried
+
+    for best, expected in ((3.0, [0.3, 1.0, 3.0]), (1.0, [0.3, 1.0, 3.0]), (0.3, [0.3, 1.0, 0.1]), (0.03, [0.3, 1.0, 0.1, 0.03])):
+        costs, tried = with_best(best)
+        trials = {choosing.FIRST_COST: tried(choosing.FIRST_COST)}
+        choosing._climb(trials, tried)
+        assert costs == expected
+
+
+def test_a_trial_learns_from_a_limited_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = clusters(600, 0.8)
+    monkeypatch.setattr(choosing, "MOST_VALUES", data.points.nnz // 2)
+    part = choosing._most_values(data, 0)
+    assert data.points.nnz // 2 - 40 < part.points.nnz <= data.points.nnz // 2
+    assert 250 < len(part) < 350
+
+
+def test_folds_hold_out_each_point_once_at_most() -> None:
+    folds = list(choosing._folds(2000, 3))
+    assert len(folds) == 5
+    assert len(np.unique(np.concatenate([held for held, _ in folds]))) == 1000
+    for held, kept in folds:
+        assert sorted([*held, *kept]) == list(range(2000))
+    assert [len(held) for held, _ in choosing._folds(100_000, 3)] == [2000]
+
+
+def test_few_items_are_one_node() -> None:
+    assert LinearTree().leaf_of(1024) >= 1024
+    assert LinearTree().leaf_of(1025) == 32
+    assert LinearTree(max_leaf=7).leaf_of(5) == 7

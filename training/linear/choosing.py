@@ -1,0 +1,220 @@
+"""C and γ of linear scorers, chosen on held-out training points by the search that will serve.
+
+A tenth of the points is held out, several times where that is little. Scorers learn from the rest, and for each γ the held-out points are
+searched with the beam that will serve and with one five times as wide. Quality is the geometric mean of precision@1, nDCG@5, recall@10 and
+recall@100: the first three as the worse of both beams finds them, the last with the wide beam, which it needs. A γ with which the first
+three fall as the beam widens is not taken if another is there. C climbs from its first value while quality rises; γ is chosen anew for
+each C, without training. C and γ are then those of scorers that learn from all points.
+
+A configured C or γ is kept. The matcher's beam ranks with γ = .5 in trials whose γ is not configured.
+
+Knows scorers, searches and figures. Does not know files or bundles.
+
+Legend: B points, M results, Q measures of quality.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.chunks import Chunks
+from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
+from espalier.metrics import ndcg_at_m, precision_recall_f
+from espalier.search import NO_ITEM
+from espalier.tree import Tree
+from training.data.csr import Csr, as_rows
+from training.data.xmc import LabelledPoints
+from training.linear.fit import fit_linear
+from training.retrieval.tuning import Option
+from training.specification.linear import AUTO, LinearOptions
+from training.trees.hierarchical_kmeans import hierarchical_kmeans
+
+log = logging.getLogger(__name__)
+
+GAMMAS = (0.0, 0.3, 0.5, 0.7, 0.85, 1.0)
+COSTS = Option("cost", (0.03, 0.1, 0.3, 1.0, 3.0))
+FIRST_COST = 0.3
+WIDER = 5
+"""The wide beam, in beams that serve."""
+SHARE, HELD_OUT, MOST_HELD_OUT, MOST_FOLDS = 0.1, 1000, 2000, 5
+"""The share that a fold holds out, the points that folds are added up to, the most points of a fold, and the most folds."""
+LEAST_HELD_OUT = 100
+"""With fewer held-out points, differences are noise: nothing is chosen."""
+MOST_VALUES = 1 << 23
+"""Feature values that a trial learns from, at most; of a larger set, it takes a random part."""
+RESULTS = 100
+FALL = 0.005
+"""The relative fall of quality that counts as noise when the beam widens."""
+LEAST = 1e-4
+"""Figures below this count as this, so that their logarithm has a value."""
+
+LabelFeatures = Callable[[LabelledPoints], tuple[Csr, Csr]]
+"""The features of labels, those that the tree is made of and centroids, as training points give them."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Options with numbers for C and γ, and what was tried, for the manifest; None where nothing was tried."""
+
+    options: LinearOptions
+    report: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of the tree: see LinearTree."""
+
+    branching: int
+    max_leaf: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Figures of held-out points, of the beam that serves and the wide one: float64[2, Q] with the Q of `_measured`."""
+
+    cost: float
+    gamma: float
+    figures: NDArray[np.float64]
+
+    @property
+    def quality(self) -> float:
+        """The geometric mean that is maximised."""
+        worse = self.figures.min(axis=0)
+        worse[-1] = self.figures[1, -1]
+        return float(np.exp(_logs(worse).mean()))
+
+    @property
+    def fall(self) -> float:
+        """By how much the first results get worse as the beam widens, relatively."""
+        narrow, wide = _logs(self.figures[:, :-1]).mean(axis=1)
+        return float(narrow - wide)
+
+    def row(self) -> dict[str, Any]:
+        """For the manifest."""
+        names = "precision@1", "ndcg@5", "recall@10", "recall@100"
+        beams = [dict(zip(names, map(float, own.round(4)), strict=True)) for own in self.figures]
+        return {"cost": self.cost, "gamma": self.gamma, "quality": round(self.quality, 5), "at_beam": beams[0], "at_wide_beam": beams[1]}
+
+
+def choose(
+    data: LabelledPoints, features: LabelFeatures, shape: Shape, options: LinearOptions, beam_size: int, threads: int = 1, seed: int = 0
+) -> Choice:
+    """The options with C and γ chosen where they are "auto".
+
+    features   of labels, from the points that a trial learns from: held-out points must not shape its tree
+    beam_size  that will serve by default
+    """
+    if AUTO not in (options.cost, options.gamma):
+        return Choice(options, None)
+    data = _most_values(data.take(np.flatnonzero(np.diff(data.labels.indptr)).astype(np.int64)), seed)
+    folds = list(_folds(len(data), seed))
+    held_out = sum(len(held) for held, _ in folds)
+    if held_out < LEAST_HELD_OUT:
+        known = {"cost": options.known_cost, "gamma": options.ranking.gamma}
+        log.info("too few points to choose by (%d of %d could be held out): C = %g, γ = %g", held_out, len(data), *known.values())
+        return Choice(options.model_copy(update=known), None)
+    parts = []
+    for held, kept in folds:
+        training = data.take(kept)
+        labels, centroids = features(training)
+        tree = hierarchical_kmeans(labels, shape.branching, shape.max_leaf, seed, threads)
+        parts.append((training, centroids, tree, data.take(held)))
+    if options.gamma != AUTO:
+        gammas: Sequence[float] = (options.gamma,)
+    else:
+        gammas = GAMMAS if parts[0][2].height > 1 else (1.0,)  # γ weighs parents, and here nobody has one but the root
+    beams = beam_size, WIDER * beam_size
+
+    def tried(cost: float) -> list[Trial]:
+        figures = np.zeros((len(gammas), 2, 4))
+        for training, centroids, tree, held_points in parts:
+            chunks = fit_linear(training, tree, options.model_copy(update={"cost": cost}), threads, seed, centroids=centroids)
+            for g, gamma in enumerate(gammas):
+                figures[g] += len(held_points) * _measured(tree, chunks, options, gamma, held_points, beams, threads)
+        trials = [Trial(cost, gamma, own / held_out) for gamma, own in zip(gammas, figures, strict=True)]
+        best = _best(trials)
+        log.info("C = %g: γ = %g is best, quality %.4f", cost, best.gamma, best.quality)
+        return trials
+
+    trials = {cost: tried(cost) for cost in [FIRST_COST if options.cost == AUTO else options.cost]}
+    if options.cost == AUTO:
+        _climb(trials, tried)
+    best = max((_best(own) for own in trials.values()), key=lambda trial: trial.quality)
+    rows = [trial.row() for own in trials.values() for trial in own]
+    log.info("C = %g, γ = %g, chosen by %d held-out points", best.cost, best.gamma, held_out)
+    report = {"held_out": held_out, "beams": list(beams), "cost": best.cost, "gamma": best.gamma, "trials": rows}
+    return Choice(options.model_copy(update={"cost": best.cost, "gamma": best.gamma}), report)
+
+
+def _climb(trials: dict[float, list[Trial]], tried: Callable[[float], list[Trial]]) -> None:
+    """Add trials of larger C while they are better, else of smaller C."""
+    for direction in (1, -1):
+        best = FIRST_COST
+        while (after := COSTS.beside(best, direction)) is not None:
+            trials[after] = tried(after)
+            if _best(trials[after]).quality <= _best(trials[best]).quality:
+                break
+            best = after
+        if best != FIRST_COST:
+            return
+
+
+def _best(trials: list[Trial]) -> Trial:
+    """The best γ of one C, among those with which quality does not fall; of equal ones the largest."""
+    steady = [trial for trial in trials if trial.fall <= FALL] or [min(trials, key=lambda trial: trial.fall)]
+    return max(steady, key=lambda trial: (trial.quality, trial.gamma))
+
+
+def _measured(
+    tree: Tree, chunks: Chunks, options: LinearOptions, gamma: float, held: LabelledPoints, beams: Sequence[int], threads: int
+) -> NDArray[np.float64]:
+    """float64[beams, 4]: mean precision@1, nDCG@5, recall@10 and recall@100."""
+    search = ChunkSearch(tree, chunks, options.ranking.model_copy(update={"gamma": gamma}), threads=threads)
+    relevant = [held.labels_of(b) for b in range(len(held))]
+    found = []
+    try:
+        for beam in beams:
+            params = BeamParams.uniform(len(held), beam, min(RESULTS, tree.item_count))
+            leaves_BM = search.search(as_rows(held.points), params).leaves_BM
+            rows_BM = np.where(leaves_BM >= 0, tree.leaf_item[np.maximum(leaves_BM - tree.leaf_offset, 0)], NO_ITEM)
+            columns = (
+                precision_recall_f(rows_BM, relevant, 1)[0],
+                ndcg_at_m(rows_BM, relevant, 5),
+                precision_recall_f(rows_BM, relevant, 10)[1],
+                precision_recall_f(rows_BM, relevant, RESULTS)[1],
+            )
+            found.append([float(column_B.mean()) for column_B in columns])
+    finally:
+        search.close()
+    return np.array(found)
+
+
+def _logs(figures: NDArray[np.float64]) -> NDArray[np.float64]:
+    logs: NDArray[np.float64] = np.log(np.maximum(figures, LEAST))
+    return logs
+
+
+def _most_values(data: LabelledPoints, seed: int) -> LabelledPoints:
+    """The points, or a random part of them."""
+    if data.points.nnz <= MOST_VALUES:
+        return data
+    order = np.random.default_rng([seed, 0xFA1F]).permutation(len(data))
+    counts = np.diff(data.points.indptr)[order]
+    return data.take(np.sort(order[: int(np.searchsorted(np.cumsum(counts), MOST_VALUES, side="right"))]))
+
+
+def _folds(count: int, seed: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Positions that are held out, and the others, both ascending. No position is held out twice."""
+    order = np.random.default_rng([seed, 0xF01D]).permutation(count)
+    size = min(int(SHARE * count), MOST_HELD_OUT)
+    for fold in range(min(MOST_FOLDS, math.ceil(HELD_OUT / size)) if size else 0):
+        held = np.zeros(count, np.bool_)
+        held[order[fold * size : (fold + 1) * size]] = True
+        yield np.flatnonzero(held).astype(np.int64), np.flatnonzero(~held).astype(np.int64)
