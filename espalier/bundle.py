@@ -17,6 +17,7 @@ or as weights of sparse features
 
     chunks.safetensors  the arrays of espalier.chunks
     text.safetensors    the vectoriser's, where queries are texts
+    label-counts.safetensors  training points of each item, for propensities; a bundle may lack it
 
 and, where the search has a second stage,
 
@@ -53,6 +54,7 @@ from espalier.chunks import ARRAYS as CHUNK_ARRAYS
 from espalier.chunks import Chunks
 from espalier.errors import BundleCorrupt, BundleNotFound, InvalidTree, UnsupportedSchema
 from espalier.items import ItemTable
+from espalier.label_counts import LabelCounts
 from espalier.manifest import (
     READ_VERSIONS,
     GraphScorer,
@@ -73,9 +75,12 @@ GRAPH_PARTS = (*COMMON_PARTS, "nodes.safetensors", "query.onnx", "scorer.onnx")
 WEIGHTS, RANKER, MEMORY = "weights.safetensors", "ranker.onnx", "memory.safetensors"
 CONTENT, CONTENT_ARRAYS = "content.onnx", "content.safetensors"
 CHUNKS, TEXT = "chunks.safetensors", "text.safetensors"
+LABEL_COUNTS = "label-counts.safetensors"
 LINEAR_PARTS = (*COMMON_PARTS, CHUNKS)
 ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT, RANKER, MEMORY, CONTENT, CONTENT_ARRAYS)
 """All files that a bundle may need besides its manifest; `parts_of` says which of them a given bundle needs."""
+OPTIONAL_PARTS = frozenset({WEIGHTS, LABEL_COUNTS})
+"""Files that a bundle has where its manifest lists them. No engine reads them."""
 MAX_MANIFEST_BYTES = 16 << 20
 
 
@@ -94,7 +99,7 @@ class Bundle:
         Raises BundleNotFound, UnsupportedSchema or BundleCorrupt, each saying which file and why.
         """
         manifest = _read_manifest(path)
-        for name in (*parts_of(manifest), *({WEIGHTS} & manifest.files.keys())):
+        for name in (*parts_of(manifest), *(OPTIONAL_PARTS & manifest.files.keys())):
             info = manifest.files.get(name)
             if info is None:
                 raise BundleCorrupt(f"{path}: manifest.json does not list {name}")
@@ -197,6 +202,16 @@ class Bundle:
         if WEIGHTS not in self.manifest.files:
             raise BundleNotFound(f"{self.path / WEIGHTS}: missing; the bundle was written without its network's weights")
         return map_safetensors(self.path / WEIGHTS)
+
+    def label_counts(self) -> LabelCounts | None:
+        """How often training points had each item, mapped and checked; None where the bundle does not say."""
+        file = self.path / LABEL_COUNTS
+        if LABEL_COUNTS not in self.manifest.files:
+            return None
+        try:
+            return LabelCounts.of_arrays(map_safetensors(file), self.manifest.tree.items)
+        except BundleCorrupt as error:
+            raise BundleCorrupt(f"{file}: {error}") from error
 
     def graph(self, name: str) -> bytes:
         """The bytes of query.onnx, scorer.onnx or ranker.onnx."""

@@ -18,13 +18,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from espalier.bundle import CHUNKS, CONTENT, CONTENT_ARRAYS, MEMORY, RANKER, TEXT, WEIGHTS, Bundle, parts_of
+from espalier.bundle import CHUNKS, CONTENT, CONTENT_ARRAYS, LABEL_COUNTS, MEMORY, OPTIONAL_PARTS, RANKER, TEXT, WEIGHTS, Bundle, parts_of
 from espalier.bundle_files import sha256_of
 from espalier.chunks import ARRAYS as CHUNK_ARRAYS
 from espalier.chunks import Chunks
 from espalier.content_info import ContentInfo
 from espalier.errors import BundleCorrupt, BundleExists, InvalidTree
 from espalier.items import ItemTable
+from espalier.label_counts import LabelCounts
 from espalier.manifest import (
     SCHEMA_VERSION,
     FileInfo,
@@ -89,7 +90,10 @@ class GraphContent:
 
 @dataclass(frozen=True)
 class LinearContent:
-    """Everything that goes into a bundle of linear scorers besides the manifest; the vectoriser where queries are texts."""
+    """Everything that goes into a bundle of linear scorers besides the manifest; the vectoriser where queries are texts.
+
+    counts  training points of each item; None: not known
+    """
 
     tree: Tree
     chunks: Chunks
@@ -97,6 +101,7 @@ class LinearContent:
     golden: pa.Table
     heldout: pa.Table
     vectoriser: Vectoriser | None = None
+    counts: LabelCounts | None = None
 
 
 def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | LinearContent) -> Bundle:
@@ -132,7 +137,7 @@ def with_parts(bundle: Bundle, path: Path, fields: Mapping[str, Any], parts: Map
     """
     manifest = bundle.manifest
     with _new_version(path) as folder:
-        for name in {*parts_of(manifest), WEIGHTS} & manifest.files.keys() - parts.keys():
+        for name in {*parts_of(manifest), *OPTIONAL_PARTS} & manifest.files.keys() - parts.keys():
             shutil.copyfile(bundle.path / name, folder / name)
         for name, part in parts.items():
             if isinstance(part, bytes):
@@ -237,6 +242,9 @@ def _write_linear(folder: Path, linear: LinearContent) -> LinearScorer:
     save_file({name: np.ascontiguousarray(getattr(chunks, name)) for name in CHUNK_ARRAYS}, folder / CHUNKS)
     if linear.vectoriser is not None:
         save_file({name: np.ascontiguousarray(array) for name, array in linear.vectoriser.arrays().items()}, folder / TEXT)
+    if linear.counts is not None:
+        linear.counts.check(linear.tree.item_count)
+        save_file(linear.counts.arrays(), folder / LABEL_COUNTS)
     return LinearScorer(features=chunks.width, rows=len(chunks.row_feature), weights=len(chunks.entry_weight))
 
 

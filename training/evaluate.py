@@ -25,6 +25,7 @@ from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind, pad_hist
 from espalier.rerank.ranker import Reranker
 from espalier.search import NO_ITEM, Engine, NodeMask, SearchParams
 from training.data.splits import EvaluationPair, without_seen
+from training.graded import Grades, graded_figures, print_graded
 
 Int64 = NDArray[np.int64]
 MIN_STANDARD_ERRORS = 3.0
@@ -37,13 +38,15 @@ MIN_QUERIES = 30
 class LabelledQueries:
     """B queries of any kind with their relevant item rows, and the item rows that the search of each excludes (int64[B, E], −1 = none).
 
-    mask  the items that all searches are restricted to; None: all
+    mask    the items that all searches are restricted to; None: all
+    grades  how relevant items are; None: relevant or not is all that is known
     """
 
     queries: QueryBatch
     relevant: Sequence[Int64]
     exclude_BE: Int64 | None = None
     mask: NodeMask | None = None
+    grades: Grades | None = None
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -92,7 +95,7 @@ def with_recall(bundle: Bundle, engine: Engine, ms: Sequence[int]) -> pa.Table:
     columns = {m: np.full(len(table), np.nan) for m in ms}
     if len(held_out.place_B):
         labelled = LabelledQueries(held_out.queries, held_out.relevant)
-        found_BM, _, _ = _search_all(engine, labelled, bundle.manifest.search.beam_size, max(ms), batch=64)
+        found_BM, _, _, _ = _search_all(engine, labelled, bundle.manifest.search.beam_size, max(ms), batch=64)
         for m, column in columns.items():
             column[held_out.place_B] = precision_recall_f(found_BM, held_out.relevant, m)[1]
     for m, column in columns.items():
@@ -112,6 +115,8 @@ def evaluate(
     mask: NodeMask | None = None,
 ) -> list[dict[str, Any]]:
     """Rows {"beam_size", "m", "batch", "precision", "recall", "f", "ndcg", "ms_per_query"}, means over queries.
+
+    Where items have grades, also "graded", see `graded_figures`.
 
     Where a smaller beam was measured too, also "recall_against": {"beam_size", "difference", "standard_error"} of the recall minus that of
     the smaller beam with the highest recall, paired by query.
@@ -157,13 +162,17 @@ def measure(
     rows: list[dict[str, Any]] = []
     recalls: dict[int, dict[int, NDArray[np.float64]]] = {m: {} for m in ms}
     for beam in beams:
-        found_BM, seconds, rerank_s = _search_all(engine, labelled, beam, max(ms), batch, rerank)
+        found_BM, scores_BM, seconds, rerank_s = _search_all(engine, labelled, beam, max(ms), batch, rerank)
         times = {"ms_per_query": seconds * 1e3 / len(labelled)}
         if rerank is not None:
             times |= {"rerank_depth": rerank.depth, "rerank_ms_per_query": rerank_s * 1e3 / len(labelled)}
         for m in ms:
             quality, recalls[m][beam] = _quality(found_BM, labelled.relevant, m)
-            rows.append({"beam_size": beam, "m": m, "batch": batch} | quality | times)
+            row: dict[str, Any] = {"beam_size": beam, "m": m, "batch": batch} | quality | times
+            if labelled.grades is not None and rerank is None:  # a ranker's scores are no relevance
+                items = bundle.manifest.tree.items
+                row["graded"] = graded_figures(labelled.relevant, labelled.grades, found_BM, scores_BM, m, items)
+            rows.append(row)
     for row in rows:
         against = _against_smaller(recalls[row["m"]], row["beam_size"])
         row |= {} if against is None else {"recall_against": against}
@@ -214,12 +223,15 @@ def _falls(against: dict[str, Any]) -> bool:
 
 def _search_all(
     engine: Engine, labelled: LabelledQueries, beam: int, m: int, batch: int, rerank: Rerank | None = None
-) -> tuple[Int64, float, float]:
-    """int64[B, M] item rows, and the seconds spent in the engine and in the ranker; one call before that warms them up."""
+) -> tuple[Int64, NDArray[np.float32], float, float]:
+    """int64[B, M] item rows, their scores, and the seconds spent in the engine and in the ranker; one call before that warms them up.
+
+    With a ranker, scores are those of the search, not in the order of the item rows.
+    """
     width = m if rerank is None else max(m, rerank.depth)
     queries, exclude_BE, mask = labelled.queries, labelled.exclude_BE, labelled.mask
 
-    def call(rows: Int64) -> tuple[Int64, float, float]:
+    def call(rows: Int64) -> tuple[Int64, NDArray[np.float32], float, float]:
         params = SearchParams.uniform(len(rows), beam, width, None if exclude_BE is None else exclude_BE[rows], mask=mask)
         part = queries.take(rows)
         begin = time.perf_counter()
@@ -228,15 +240,16 @@ def _search_all(
         found_BM = result.item_rows_BM
         if rerank is not None:
             found_BM = rerank.reranker.rerank(part, result, rerank.depth).of(found_BM)
-        return found_BM[:, :m], searched - begin, time.perf_counter() - searched
+        return found_BM[:, :m], result.scores_BM[:, :m], searched - begin, time.perf_counter() - searched
 
-    found, search_s, rerank_s = [], 0.0, 0.0
+    found, scores, search_s, rerank_s = [], [], 0.0, 0.0
     call(np.arange(min(batch, len(queries))))
     for start in tqdm(range(0, len(queries), batch), desc=f"beam {beam}", unit="call", leave=False, disable=None):
-        rows_BM, searching_s, reranking_s = call(np.arange(start, min(start + batch, len(queries))))
+        rows_BM, scores_BM, searching_s, reranking_s = call(np.arange(start, min(start + batch, len(queries))))
         found.append(rows_BM)
+        scores.append(scores_BM)
         search_s, rerank_s = search_s + searching_s, rerank_s + reranking_s
-    return np.concatenate(found), search_s, rerank_s
+    return np.concatenate(found), np.concatenate(scores), search_s, rerank_s
 
 
 def _padded(lists: Sequence[Int64]) -> Int64:
@@ -257,6 +270,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         reranking = f" {row['rerank_ms_per_query']:12.3f}" if stage else ""
         place = f"{row['among']:>7} " if among else ""
         print(f"{place}{row['beam_size']:6d} {row['m']:5d} {figures}{reranking}")
+    print_graded(rows)
 
 
 def plot_frontier(rows: Sequence[dict[str, Any]], title: str, file: Path) -> None:

@@ -18,6 +18,7 @@ from training.data.interactions import read_interactions
 from training.data.splits import EvaluationPair, split_log
 from training.data.user_item_matrix import events_of_items
 from training.evaluate import LabelledQueries, labelled
+from training.graded import grades_of
 from training.specification.deep import DeepConfig
 from training.specification.models import config_of
 
@@ -78,9 +79,9 @@ def labelled_queries(bundle: Bundle, file: Path | None) -> LabelledQueries:
     """The queries of a file in the format of the bundle's training data, or the bundle's own held-out ones."""
     if file is None:
         held = read_heldout(bundle)
-        return LabelledQueries(held.queries, held.relevant)
+        return LabelledQueries(held.queries, held.relevant, grades=grades_of(bundle, held.relevance))
     if isinstance(bundle.manifest.query, VectorKind):
         return labelled(bundle.manifest.query, pairs_of_log(bundle, file))
     from training.linear.prepare import read_queries
 
-    return LabelledQueries(*read_queries(bundle, file))
+    return read_queries(bundle, file)

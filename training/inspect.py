@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from espalier.bundle import Bundle
+from espalier.checks.heldout import RELEVANCE
+from espalier.errors import BundleCorrupt
 from espalier.manifest import LinearScorer, Manifest
 from espalier.queries import Kind, TextKind, VectorKind
 
@@ -21,6 +23,7 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
         f"{manifest.name} version {manifest.version}: {manifest.algorithm}, created {manifest.created:%Y-%m-%d %H:%M}",
         f"tree: {tree.item_count} items, {tree.node_count} nodes, {tree.height + 1} levels",
         f"query: {_query(manifest.query)}",
+        *_relevance(manifest),
         *_placed(manifest),
         _scorer(manifest),
         f"rank(n) = {ranking.own}(n) + {ranking.gamma:g} · rank(parent); search defaults: beam {defaults.beam_size}, m {defaults.m}",
@@ -66,6 +69,19 @@ def _scorer(manifest: Manifest) -> str:
 def _placed(manifest: Manifest) -> list[str]:
     counts = [placed["items"] for placed in manifest.data.get("placed", [])]
     return [f"placed without training: {sum(counts)} items"] if counts else []
+
+
+def _relevance(manifest: Manifest) -> list[str]:
+    """The marginal distribution of relevance in the training labels, where it has degrees."""
+    told = manifest.data.get(RELEVANCE)
+    if told is None:
+        return []
+    try:
+        quantiles = ", ".join(f"{100 * float(share):g} % {value:.4g}" for share, value in told["quantiles"].items())
+        return [f"relevance: {told['labels']:,} training labels, mean {told['mean']:.4g}, scale {told['scale']:.4g}; quantiles {quantiles}"]
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        expected = "labels, mean, scale and quantiles"
+        raise BundleCorrupt(f"data.{RELEVANCE} of the manifest is {str(told)[:80]}, expected {expected}") from error
 
 
 def _memory(manifest: Manifest) -> list[str]:

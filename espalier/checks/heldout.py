@@ -19,6 +19,8 @@ from espalier.checks.golden import encode_table
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
 
+RELEVANCE = "relevance"
+"""Name of a column: how relevant each relevant item is. Bundles without degrees have none."""
 RECALL_COLUMN = "recall@{}"
 """Name of a column: recall@m of each query at export, searched with the default beam and the largest of these m, nothing excluded."""
 
@@ -30,24 +32,28 @@ class HeldOut:
     place_B       int64[B]: their rows in heldout.parquet
     queries       B queries
     relevant      for each query the int64 item rows that it should find
+    relevance     for each query the float32 relevance of these items, above 0; None where the bundle knows no degrees
     recall_by_m   m → float64[B], recall@m of each query at export; empty for bundles that do not say
     """
 
     place_B: NDArray[np.int64]
     queries: QueryBatch
     relevant: list[NDArray[np.int64]]
+    relevance: list[NDArray[np.float32]] | None
     recall_by_m: Mapping[int, NDArray[np.float64]]
 
 
 def read_heldout(bundle: Bundle, most: int | None = None) -> HeldOut:
     """The held-out queries of a bundle; where there are more than `most`, that many at even distances.
 
-    Ids that the catalogue lacks are left out, and so are queries without anything relevant. Raises BundleCorrupt when a column is missing.
+    Ids that the catalogue lacks are left out, and so are queries without anything relevant. Raises BundleCorrupt
+    when a column is missing or relevance is not what it should be.
     """
     table = bundle.heldout()
     try:
-        relevant = [bundle.items.rows_of(ids) for ids in table.column("relevant").to_pylist()]
-        relevant = [rows[rows >= 0] for rows in relevant]
+        listed = [bundle.items.rows_of(ids) for ids in table.column("relevant").to_pylist()]
+        relevance = _relevance(bundle, table, listed)
+        relevant = [rows[rows >= 0] for rows in listed]
         place_B = np.flatnonzero([len(rows) > 0 for rows in relevant])
         if most is not None and len(place_B) > most:
             place_B = place_B[np.linspace(0, len(place_B) - 1, most).astype(np.int64)]
@@ -60,4 +66,16 @@ def read_heldout(bundle: Bundle, most: int | None = None) -> HeldOut:
         for name in table.column_names
         if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
     }
-    return HeldOut(place_B, queries, [relevant[i] for i in place_B], recall_by_m)
+    known = None if relevance is None else [relevance[i][listed[i] >= 0] for i in place_B]
+    return HeldOut(place_B, queries, [relevant[i] for i in place_B], known, recall_by_m)
+
+
+def _relevance(bundle: Bundle, table: pa.Table, listed: list[NDArray[np.int64]]) -> list[NDArray[np.float32]] | None:
+    """The column `relevance`, a number for each item that is listed; None where there is no such column."""
+    if RELEVANCE not in table.column_names:
+        return None
+    values = [np.array(row or [], np.float32) for row in table.column(RELEVANCE).to_pylist()]
+    for row, (own, rows) in enumerate(zip(values, listed, strict=True)):
+        if len(own) != len(rows) or not (np.isfinite(own) & (own > 0)).all():
+            raise BundleCorrupt(f"{bundle.path / 'heldout.parquet'}: row {row} of {RELEVANCE}: expected {len(rows)} finite numbers above 0")
+    return values

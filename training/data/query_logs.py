@@ -7,7 +7,7 @@ Legend: B queries, I items.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from scipy.sparse import csr_array
 
 from espalier.errors import InvalidData
 from training.data.csr import Csr
+from training.data.relevance import LARGEST, WEIGHTS, Smoothing, are_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,28 +39,37 @@ class LabelledTexts:
         return LabelledTexts([self.texts[b] for b in rows.tolist()], self.labels[rows])
 
 
-def read_log(file: Path, query: str, item: str, weight: str | None) -> pl.DataFrame:
-    """Columns `query` (string), `item` (string), `weight` (float64) of a CSV, TSV or Parquet file, gzipped or not.
+def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str]) -> pl.DataFrame:
+    """Columns `query` and `item` (strings), and `weight`, or `views` and `clicks` (float64), of a CSV, TSV or Parquet file, gzipped or not.
 
-    Raises InvalidData where the file is not readable, lacks a column, or has a row without a query or an item, or with a weight that is
-    not above 0.
+    numbers  the file's columns of `weight`, or of `views` and `clicks`; empty: every row has the weight 1
+    Raises InvalidData where the file is not readable, lacks a column, or has a row without a query or an item, or with a number that
+    cannot be.
     """
-    frame = read_table(file, [query, item, *([weight] if weight else [])])
+    frame = read_table(file, [query, item, *numbers.values()])
     given = frame.select(
         pl.col(query).cast(pl.String).alias("query"),
         pl.col(item).cast(pl.String).alias("item"),
-        (pl.col(weight).cast(pl.Float64, strict=False) if weight else pl.lit(1.0)).alias("weight"),
+        *(pl.col(column).cast(pl.Float64, strict=False).fill_null(np.nan).alias(name) for name, column in numbers.items()),
+        *([] if numbers else [pl.lit(1.0).alias("weight")]),
     )
-    for name, column, wrong, expected in (
-        ("query", query, given["query"].is_null(), "a text"),
-        ("item", item, given["item"].is_null(), "an item id"),
-        ("weight", weight, ~(given["weight"].fill_null(np.nan).is_finite() & (given["weight"].fill_null(0) > 0)), "a number above 0"),
-    ):
-        if wrong.any():
-            row = int(wrong.arg_max() or 0)
-            value = frame[column][row] if column else given[name][row]
-            raise InvalidData(f"{file}, row {row + 1}, {column}", value, expected)
+    _refuse(file, query, frame[query], given["query"].is_null().to_numpy(), "a text")
+    _refuse(file, item, frame[item], given["item"].is_null().to_numpy(), "an item id")
+    for name, column in numbers.items():
+        values = given[name].to_numpy()
+        right, expected = are_weights(values), WEIGHTS
+        if name == "views":
+            right, expected = right & (values > 0), f"a number above 0, at most {LARGEST:g}"
+        if name == "clicks":
+            right, expected = right & (values <= given["views"].to_numpy()), "a number from 0 to that of the views"
+        _refuse(file, column, frame[column], ~right, expected)
     return given
+
+
+def _refuse(file: Path, column: str, values: pl.Series, wrong: NDArray[np.bool_], expected: str) -> None:
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise InvalidData(f"{file}, row {row + 1}, {column}", values[row], expected)
 
 
 def read_table(file: Path, columns: Sequence[str]) -> pl.DataFrame:
@@ -89,9 +99,10 @@ def texts_of(frame: pl.DataFrame, columns: Sequence[str]) -> list[str]:
     return frame.select(pl.concat_str(parts, separator=" ", ignore_nulls=True))[:, 0].to_list()
 
 
-def labelled(pairs: pl.DataFrame, row_of: dict[str, int]) -> LabelledTexts:
-    """Texts, in the order of their first appearance, from pairs of `query`, `item` and `weight`; weights of equal pairs are summed.
+def labelled(pairs: pl.DataFrame, row_of: dict[str, int], smoothing: Smoothing | None = None) -> LabelledTexts:
+    """Texts, in the order of their first appearance, from pairs of `query`, `item` and numbers; numbers of equal pairs are summed.
 
+    smoothing  makes weights of `views` and `clicks`; None: pairs have a `weight`. Pairs of weight 0 are left out, texts are not
     Raises InvalidData for an item that `row_of` does not have.
     """
     items = pairs["item"].replace_strict(row_of, default=None, return_dtype=pl.Int64)
@@ -99,6 +110,10 @@ def labelled(pairs: pl.DataFrame, row_of: dict[str, int]) -> LabelledTexts:
         raise InvalidData("item", pairs["item"][int(items.is_null().arg_max() or 0)], "an id of the item table")
     known = pairs.with_columns(items.alias("label"))
     texts = known.select(pl.col("query").unique(maintain_order=True)).with_row_index("b")
-    merged = known.join(texts, on="query").group_by("b", "label").agg(pl.col("weight").sum()).sort("b", "label")
-    weights, pairs_of_rows = merged["weight"].to_numpy().astype(np.float32), (merged["b"].to_numpy(), merged["label"].to_numpy())
-    return LabelledTexts(texts["query"].to_list(), csr_array((weights, pairs_of_rows), shape=(len(texts), len(row_of))))
+    numbers = ["weight"] if smoothing is None else ["views", "clicks"]
+    merged = known.join(texts, on="query").group_by("b", "label").agg(pl.col(numbers).sum()).sort("b", "label")
+    sums = [merged[name].to_numpy() for name in numbers]
+    weights = (sums[0] if smoothing is None else smoothing.rates(*sums)).astype(np.float32)
+    labels = csr_array((weights, (merged["b"].to_numpy(), merged["label"].to_numpy())), shape=(len(texts), len(row_of)))
+    labels.eliminate_zeros()
+    return LabelledTexts(texts["query"].to_list(), labels)

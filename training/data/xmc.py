@@ -2,6 +2,7 @@
 
     POINTS FEATURES LABELS
     3,17 0:0.12 5:0.4 …          labels, then feature:value, both counted from 0; a point may lack either
+    3:0.5,17:2 0:0.12 5:0.4 …    the same with weights of labels
 
 Knows the files, gzipped or not. Does not know what is learned from them. By hand: scikit-learn's
 load_svmlight_file neither checks the first line nor names a wrong one.
@@ -22,6 +23,7 @@ from scipy.sparse import csr_array
 
 from espalier.errors import InvalidData, InvalidQuery
 from training.data.csr import Csr, as_rows
+from training.data.relevance import WEIGHTS, is_weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +31,7 @@ class LabelledPoints:
     """B points with their labels.
 
     points  float32[B, F]: features
-    labels  float32[B, L]: the weight of each label that a point has, above 0
+    labels  float32[B, L]: the weight of each label that a point has, above 0; 1 where the data have no weights
     """
 
     points: Csr
@@ -42,19 +44,34 @@ class LabelledPoints:
         """The points at some positions (int64)."""
         return LabelledPoints(self.points[rows], self.labels[rows])
 
+    def weights_of(self, b: int) -> NDArray[np.float32]:
+        """The weights of a point's labels."""
+        return self.labels.data[self.labels.indptr[b] : self.labels.indptr[b + 1]].astype(np.float32)
+
     def labels_of(self, b: int) -> NDArray[np.int64]:
         """The labels of a point."""
         return self.labels.indices[self.labels.indptr[b] : self.labels.indptr[b + 1]].astype(np.int64)
 
 
-def read_xmc(path: Path) -> LabelledPoints:
-    """Read a file. Raises InvalidData, which names the line, where it is not in the format."""
+def read_xmc(path: Path, label_weights: bool | None = None) -> LabelledPoints:
+    """Read a file.
+
+    label_weights  whether labels are written as label:weight, so that a point without labels begins with a space. None: where some line
+                   begins with several such pairs, with commas between them. One pair alone could be a point's first feature
+    A label without a weight has the weight 1; one of weight 0 is left out. Raises InvalidData, which names the line, where a file is not in
+    the format.
+    """
     body, features, label_count = _lines(path)
-    labels, labels_from, parts, entries = [], [0], [], [0]
+    weighted = any(_has_weights(line) for line in body) if label_weights is None else label_weights
+    labels: list[int] = []
+    weights: list[float] = []
+    labels_from, parts, entries = [0], [], [0]
     for number, line in enumerate(body, start=2):
-        begins_with_features = b":" in line.split(b" ", 1)[0]
+        begins_with_features = not weighted and b":" in line.split(b" ", 1)[0]
         first, _, rest = (b"", b"", line) if begins_with_features else line.partition(b" ")
-        labels += _labels(f"{path}, line {number}", first, label_count)
+        of_point = _labels(f"{path}, line {number}", first, label_count)
+        labels += of_point.keys()
+        weights += of_point.values()
         labels_from.append(len(labels))
         parts.append(rest)
         entries.append(entries[-1] + rest.count(b":"))
@@ -68,8 +85,13 @@ def read_xmc(path: Path) -> LabelledPoints:
         as_rows(points).check()
     except InvalidQuery as error:
         raise InvalidData(str(path), error.value, "features each once in a point, with finite values") from error
-    ones = np.ones(len(labels), np.float32)
-    return LabelledPoints(points, csr_array((ones, np.array(labels, np.int32), labels_from), shape=(len(body), label_count)))
+    arrays = np.array(weights, np.float32), np.array(labels, np.int32), labels_from
+    return LabelledPoints(points, csr_array(arrays, shape=(len(body), label_count)))
+
+
+def _has_weights(line: bytes) -> bool:
+    first = line.split(b" ", 1)[0]
+    return b":" in first and b"," in first
 
 
 def _lines(path: Path) -> tuple[list[bytes], int, int]:
@@ -92,15 +114,27 @@ def _lines(path: Path) -> tuple[list[bytes], int, int]:
     return body, features, label_count
 
 
-def _labels(where: str, text: bytes, label_count: int) -> list[int]:
-    """The labels of a point, ascending, none twice."""
-    try:
-        labels = sorted({int(label) for label in text.split(b",") if label.strip()})
-    except ValueError:
-        raise InvalidData(where, text[:80].decode(errors="replace"), "labels with commas between them") from None
+def _labels(where: str, text: bytes, label_count: int) -> dict[int, float]:
+    """The labels of a point, ascending, none twice, with their weights."""
+    found: dict[int, float] = {}
+    for pair in text.split(b","):
+        name, colon, written = pair.partition(b":")
+        try:
+            weight = float(written) if colon else 1.0
+            label = int(name) if name.strip() or colon else None
+        except ValueError:
+            raise InvalidData(where, text[:80].decode(errors="replace"), "labels with commas between them, or label:weight pairs") from None
+        if label is None:
+            continue
+        if not is_weight(weight):
+            raise InvalidData(f"{where}, label {label}", weight, WEIGHTS)
+        if found.get(label, weight) != weight:
+            raise InvalidData(f"{where}, label {label}", weight, f"one weight, and {found[label]:g} came before")
+        found[label] = weight
+    labels = sorted(found)
     if labels and (labels[0] < 0 or labels[-1] >= label_count):
         raise InvalidData(where, labels[-1] if labels[-1] >= label_count else labels[0], f"labels from 0 to {label_count - 1}")
-    return labels
+    return {label: found[label] for label in labels if found[label] > 0}
 
 
 def _numbers(path: Path, parts: list[bytes], entries: int) -> NDArray[np.float64]:

@@ -5,7 +5,6 @@ Legend: B queries, M results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,14 +16,17 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
+from espalier.checks.heldout import RELEVANCE
 from espalier.chunks import Chunks
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams
 from espalier.tree import Tree
 from training.data.csr import as_rows
+from training.data.relevance import distribution, is_graded, scale_of
 from training.evaluate import LabelledQueries, measure
 from training.golden import golden_answers
+from training.graded import Grades
 from training.linear.choosing import Choice
 from training.linear.prepare import Prepared
 from training.publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
@@ -53,11 +55,19 @@ def export(config: LinearConfig, choice: Choice, prepared: Prepared, tree: Tree,
     draft = _draft(config, choice.options.ranking, prepared, path)
     held = [prepared.items.ids_of(rows) for rows in relevant[:HELD_OUT_QUERIES]]
     written = prepared.written.take(pa.array(known))
-    heldout = pa.table({draft.query.kind: written.slice(0, len(held)), "relevant": pa.array(held, pa.list_(pa.string()))})
+    relevance = [test.weights_of(b) for b in known.tolist()] if RELEVANCE in draft.data else None
+    columns = {draft.query.kind: written.slice(0, len(held)), "relevant": pa.array(held, pa.list_(pa.string()))}
+    if relevance is not None:
+        columns[RELEVANCE] = pa.array(relevance[: len(held)], pa.list_(pa.float32()))
+    heldout = pa.table(columns)
     queries = QueryBatch(prepared.kind, as_rows(test.points[known]))
-    content = LinearContent(tree, chunks, prepared.items, unanswered(heldout, draft.query.kind), heldout, prepared.vectoriser)
+    content = LinearContent(
+        tree, chunks, prepared.items, unanswered(heldout, draft.query.kind), heldout, prepared.vectoriser, prepared.relevance.counts
+    )
+    grades = Grades(relevance, scale_of(prepared.train.labels), prepared.relevance.inverse_propensity_I)
+    labelled = LabelledQueries(queries, relevant, grades=grades)
     metrics = {} if choice.report is None else {"validation": choice.report}
-    return publish_linear(path, draft, content, _golden(config, queries, written), queries, relevant, metrics)
+    return publish_linear(path, draft, content, _golden(config, queries, written), labelled, metrics)
 
 
 def publish_linear(
@@ -65,19 +75,16 @@ def publish_linear(
     draft: ManifestDraft,
     content: LinearContent,
     golden: GoldenQueries,
-    queries: QueryBatch,
-    relevant: Sequence[NDArray[np.int64]],
+    labelled: LabelledQueries,
     metrics: dict[str, Any],
 ) -> Bundle:
-    """Publish linear scorers, measured on test queries with their relevant item rows; `metrics`: what the manifest says besides."""
+    """Publish linear scorers, measured on labelled test queries; `metrics`: what the manifest says besides."""
     ms = reported_ms(REPORTED_M, draft.search.max_m)
 
     def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:
-        if not len(queries):
+        if not len(labelled):
             return metrics
-        return metrics | {
-            "test": {"raw": measure(bare, engine, LabelledQueries(queries, relevant), [draft.search.beam_size], ms, batch=64)}
-        }
+        return metrics | {"test": {"raw": measure(bare, engine, labelled, [draft.search.beam_size], ms, batch=64)}}
 
     return publish(
         path,
@@ -96,7 +103,13 @@ def _golden(config: LinearConfig, queries: QueryBatch, written: pa.Array) -> Gol
 
 
 def _draft(config: LinearConfig, ranking: Ranking, prepared: Prepared, path: Path) -> ManifestDraft:
-    items = len(prepared.items)
+    sizes = {"queries": len(prepared.train), "test_queries": len(prepared.test), "items": len(prepared.items)}
+    data: dict[str, Any] = {"sha256": prepared.fingerprint} | sizes
+    if is_graded(prepared.train.labels):
+        scale = {"scale": scale_of(prepared.train.labels)}
+        data[RELEVANCE] = scale | distribution(prepared.train.labels)
+    if prepared.smoothing is not None:
+        data["prior"] = prepared.smoothing.prior
     limits = config.search.model_dump(include=set(SearchDefaults.model_fields))
     return ManifestDraft(
         name=config.name,
@@ -107,5 +120,5 @@ def _draft(config: LinearConfig, ranking: Ranking, prepared: Prepared, path: Pat
         ranking=ranking,
         search=SearchDefaults(**limits),
         training=config.model_dump(mode="json"),
-        data={"sha256": prepared.fingerprint, "queries": len(prepared.train), "test_queries": len(prepared.test), "items": items},
+        data=data,
     )

@@ -42,6 +42,7 @@ from espalier.manifest import LinearScorer, ManifestDraft, Ranking
 from espalier.search import SearchParams
 from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
 from training.data.csr import Csr, as_rows
+from training.evaluate import LabelledQueries
 from training.linear.export import GoldenQueries, publish_linear
 from training.linear.new_items import own_texts, read_new_items
 
@@ -107,9 +108,12 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
     golden, heldout = bundle.golden(), read_heldout(bundle)
     params = SearchParams(np.asarray(golden.column("beam_size"), np.int64), np.asarray(golden.column("m"), np.int64))
     queries = GoldenQueries(encode_table(bundle, golden), golden.column(bundle.manifest.query.kind).combine_chunks(), params)
-    content = LinearContent(larger, scorers, items, golden, bundle.heldout(), bundle.vectoriser if columns else None)
+    counts = bundle.label_counts()
+    if counts is not None:
+        counts = replace(counts, counts_I=np.append(counts.counts_I, np.zeros(len(cluster_n), np.int64)))
+    content = LinearContent(larger, scorers, items, golden, bundle.heldout(), bundle.vectoriser if columns else None, counts)
     draft = _draft(bundle, out, file, columns, len(cluster_n))
-    return publish_linear(out, draft, content, queries, heldout.queries, heldout.relevant, {})
+    return publish_linear(out, draft, content, queries, LabelledQueries(heldout.queries, heldout.relevant), {})
 
 
 def nearest_clusters(tree: Tree, chunks: Chunks, ranking: Ranking, own: Csr, how: Placing = CHOSEN) -> Int64:

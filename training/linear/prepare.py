@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack, load_npz
 
 from espalier.bundle import Bundle
-from espalier.errors import InvalidConfig, InvalidData
+from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.queries import FeaturesKind, QueryBatch, TextKind
 from espalier.text.sparse_rows import SparseRows
@@ -26,7 +26,10 @@ from espalier.text.vectoriser import Vectoriser
 from training.data.csr import Csr, as_matrix, as_rows, normalised
 from training.data.item_tables import item_table
 from training.data.query_logs import LabelledTexts, labelled, read_log, read_table, texts_of
+from training.data.relevance import LabelRelevance, Smoothing, checked
 from training.data.xmc import LabelledPoints, read_xmc
+from training.evaluate import LabelledQueries
+from training.graded import grades_of
 from training.linear.label_features import pifa, weighted_sums
 from training.specification.linear import LinearConfig, LinearOptions, LogData, NpzData, TextLabels, XmcData
 from training.specification.models import config_of
@@ -50,6 +53,8 @@ class Prepared:
     centroids  rows [I, F] of length 1: the same in the features of queries
     own        what of labels' features comes from their own texts; None: nothing
     written    the test queries as clients write them: an Arrow array of texts, or of structs of `indices` and `values`
+    relevance  what made the relevance in `train.labels` and `test.labels` of the weights that were read
+    smoothing  what made the weights of clicks; None where they were read
     """
 
     train: LabelledPoints
@@ -62,6 +67,8 @@ class Prepared:
     kind: FeaturesKind | TextKind
     vectoriser: Vectoriser | None
     fingerprint: str
+    relevance: LabelRelevance
+    smoothing: Smoothing | None = None
 
 
 def prepare(config: LinearConfig) -> Prepared:
@@ -80,26 +87,21 @@ def label_features(train: LabelledPoints, own: OwnFeatures | None, options: Line
 def read_points(data: XmcData | NpzData, test: bool = False) -> LabelledPoints:
     """The training points, or the test points, as the files have them."""
     if isinstance(data, XmcData):
-        return read_xmc(_named(data.test) if test else data.train)
+        return read_xmc(_named(data.test) if test else data.train, data.label_weights)
     files = (data.test, data.test_labels) if test else (data.train, data.train_labels)
     points, labels = (_matrix(_named(file)) for file in files)
     if points.shape[0] != labels.shape[0]:
         raise InvalidData(str(files[1]), f"{labels.shape[0]} rows", f"{points.shape[0]}, one per point of {files[0]}")
-    if labels.nnz and labels.data.min() <= 0:
-        raise InvalidData(str(files[1]), float(labels.data.min()), "weights above 0")
-    return LabelledPoints(points, labels)
+    return LabelledPoints(points, checked(str(files[1]), labels))
 
 
-def read_texts(data: LogData, file: Path, items: ItemTable) -> LabelledTexts:
-    """The queries of a log over known items."""
-    pairs = read_log(file, data.query, data.item, data.weight)
-    if data.texts is not None:
-        pairs = _looked_up(pairs, data.texts, data.text_columns)
-    return labelled(pairs, _rows_of(items))
+def read_texts(data: LogData, file: Path, items: ItemTable, smoothing: Smoothing | None) -> LabelledTexts:
+    """The queries of a log over known items. `smoothing` is the training log's, where weights are rates."""
+    return labelled(_read_pairs(data, file), _rows_of(items), smoothing)
 
 
-def read_queries(bundle: Bundle, file: Path) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
-    """The queries of a file, in the format of the data that a bundle was trained on, that have a relevant item, and its item rows.
+def read_queries(bundle: Bundle, file: Path) -> LabelledQueries:
+    """The queries of a file, in the format of the data that a bundle was trained on, that have a relevant item.
 
     Raises InvalidConfig where the bundle was not trained here; InvalidData where its format cannot be read so, or the file's features or
     labels are not the bundle's.
@@ -107,10 +109,10 @@ def read_queries(bundle: Bundle, file: Path) -> tuple[QueryBatch, list[NDArray[n
     config = config_of(bundle.manifest, LinearConfig)
     kind, items = bundle.manifest.query, bundle.items
     if isinstance(config.data, LogData) and isinstance(kind, TextKind):
-        texts = read_texts(config.data, file, items)
+        texts = read_texts(config.data, file, items, _smoothing_of(bundle, config.data))
         found = _vectorised(bundle.vectoriser, texts)
     elif isinstance(config.data, XmcData) and isinstance(kind, FeaturesKind):
-        found = read_xmc(file)
+        found = read_xmc(file, config.data.label_weights)
         shapes = found.points.shape[1], found.labels.shape[1]
         if shapes != (kind.width, len(items)):
             raise InvalidData(str(file), f"{shapes[0]} features and {shapes[1]} labels", f"{kind.width} features and {len(items)} labels")
@@ -119,8 +121,23 @@ def read_queries(bundle: Bundle, file: Path) -> tuple[QueryBatch, list[NDArray[n
         raise InvalidData(
             "--data", str(file), f"data of format xmc or log, not {config.data.format}: without a file the held-out queries are taken"
         )
-    known = np.flatnonzero(np.diff(found.labels.indptr))
-    return QueryBatch(kind, as_rows(found.points[known])), [found.labels_of(b) for b in known.tolist()]
+    counts = bundle.label_counts()
+    if counts is not None:
+        found = LabelledPoints(found.points, LabelRelevance(config.relevance, counts).of(found.labels))
+    found = found.take(np.flatnonzero(np.diff(found.labels.indptr)))
+    every = range(len(found))
+    grades = grades_of(bundle, [found.weights_of(b) for b in every])
+    return LabelledQueries(QueryBatch(kind, as_rows(found.points)), [found.labels_of(b) for b in every], grades=grades)
+
+
+def _smoothing_of(bundle: Bundle, data: LogData) -> Smoothing | None:
+    """What a bundle's training log was smoothed with. Raises BundleCorrupt where it does not say."""
+    if data.views is None:
+        return None
+    prior = bundle.manifest.data.get("prior")
+    if not isinstance(prior, float) or not 0 <= prior <= 1:
+        raise BundleCorrupt(f"{bundle.path}: data.prior of the manifest is {prior!r}, expected a rate from 0 to 1")
+    return Smoothing(prior, data.smoothing)
 
 
 def written_features(points: SparseRows) -> pa.Array:
@@ -151,17 +168,18 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData) -> Prepared:
     written = written_features(as_rows(test.points))
     if data.unit:
         train, test = _unit(train), _unit(test)
+    relevance = LabelRelevance.of_training(config.relevance, train.labels)
+    train, test = (LabelledPoints(part.points, relevance.of(part.labels)) for part in (train, test))
     kind = FeaturesKind(width=train.points.shape[1], unit=data.unit)
     centroids, _ = label_features(train, None, config.linear)
-    return Prepared(train, test, written, items, centroids, centroids, None, kind, None, _fingerprint(config))
+    return Prepared(train, test, written, items, centroids, centroids, None, kind, None, _fingerprint(config), relevance)
 
 
 def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
     parts = []
     table = None if data.items is None else pl.read_parquet(data.items)
     if data.train is not None:
-        pairs = read_log(data.train, data.query, data.item, data.weight)
-        parts.append(pairs if data.texts is None else _looked_up(pairs, data.texts, data.text_columns))
+        parts.append(_read_pairs(data, data.train))
     for columns in data.own_texts:
         frame = read_table(_named(data.items), ["id", *columns])
         parts.append(pl.DataFrame({"query": texts_of(frame, columns), "item": frame["id"].cast(pl.String), "weight": 1.0}))
@@ -170,13 +188,17 @@ def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
         items = ItemTable.build(pa.table({"id": pairs["item"].unique(maintain_order=True).to_arrow()}))
     else:
         items = _table(_named(data.items))
-    texts = labelled(pairs, _rows_of(items))
+    counts = data.views is not None
+    smoothing = Smoothing.of(pairs["views"].to_numpy(), pairs["clicks"].to_numpy(), data.smoothing) if counts else None
+    texts = labelled(pairs, _rows_of(items), smoothing)
     if data.test is not None:
-        training, testing = texts, read_texts(data, data.test, items)
+        training, testing = texts, read_texts(data, data.test, items, smoothing)
     else:
         held, kept = _split(len(texts), data.test_share, config.seed)
         training, testing = texts.take(kept), texts.take(held)
     log.info("%d queries to learn from, %d to measure on, %d items", len(training), len(testing), len(items))
+    relevance = LabelRelevance.of_training(config.relevance, training.labels)
+    training, testing = (LabelledTexts(part.texts, relevance.of(part.labels)) for part in (training, testing))
     vectoriser = Vectoriser.fit(training.texts, config.blocks)
     train = _vectorised(vectoriser, training)
     own = None
@@ -186,7 +208,8 @@ def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
     rows, centroids = label_features(train, own, config.linear)
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test = _vectorised(vectoriser, testing)
-    return Prepared(train, test, pa.array(testing.texts, pa.string()), items, rows, centroids, own, kind, vectoriser, _fingerprint(config))
+    written, fingerprint = pa.array(testing.texts, pa.string()), _fingerprint(config)
+    return Prepared(train, test, written, items, rows, centroids, own, kind, vectoriser, fingerprint, relevance, smoothing)
 
 
 def _vectorised(vectoriser: Vectoriser, texts: LabelledTexts) -> LabelledPoints:
@@ -206,6 +229,12 @@ def _split(count: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDAr
     return np.sort(order[:held]), np.sort(order[held:])
 
 
+def _read_pairs(data: LogData, file: Path) -> pl.DataFrame:
+    """The rows of a log, with texts in place of ids where the queries are ids."""
+    pairs = read_log(file, data.query, data.item, data.numbers)
+    return pairs if data.texts is None else _looked_up(pairs, data.texts, data.text_columns)
+
+
 def _looked_up(pairs: pl.DataFrame, file: Path, columns: tuple[str, ...]) -> pl.DataFrame:
     """The texts of a log whose queries are ids of a table."""
     frame = read_table(file, ["id", *columns])
@@ -213,7 +242,7 @@ def _looked_up(pairs: pl.DataFrame, file: Path, columns: tuple[str, ...]) -> pl.
     found = pairs.join(texts, on="query", how="left", maintain_order="left")
     if found["text"].null_count():
         raise InvalidData("query", found["query"][int(found["text"].is_null().arg_max() or 0)], f"an id of {file}")
-    return found.select(pl.col("text").alias("query"), "item", "weight")
+    return found.select(pl.col("text").alias("query"), pl.exclude("query", "text"))
 
 
 def _table(file: Path) -> ItemTable:

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from espalier.errors import InvalidConfig
 from espalier.manifest import Activation, ModelName, Ranking
 from espalier.text.blocks import TextBlock
+from training.specification.relevance import RelevanceOptions
 from training.specification.sections import SearchLimits, Section, default_kind
 
 Columns = tuple[str, ...]
@@ -30,6 +31,10 @@ class XmcData(_Data):
 
     format: Literal["xmc"]
     train: Path = Field(description="what is learned from; `--train` reads another file")
+    label_weights: bool | None = Field(
+        default=None,
+        description="whether labels are written `label:weight`; by default where a line begins with several such pairs, with commas",
+    )
     unit: bool = Field(default=True, description="divide points by their length (L2), and queries too")
 
 
@@ -38,7 +43,7 @@ class NpzData(_Data):
 
     format: Literal["npz"]
     train: Path = Field(description="matrix [points, features]; `--train` reads another file")
-    train_labels: Path = Field(description="matrix [points, labels] of weights above 0")
+    train_labels: Path = Field(description="matrix [points, labels] of weights: 0, or from 1e-9 to 1e9")
     test_labels: Path | None = Field(default=None, description="the same of `data.test`")
     unit: bool = Field(default=True, description="divide points by their length (L2), and queries too")
 
@@ -57,6 +62,13 @@ class LogData(_Data):
     query: str = Field(default="query", description="column of the query texts")
     item: str = Field(default="item", description="column of the item ids")
     weight: str | None = Field(default=None, description="column of how much a row counts; equal pairs are added up")
+    views: str | None = Field(
+        default=None,
+        description="column of how often the item was shown, with `data.clicks` instead of a weight; equal pairs are added up. The weight "
+        "is the rate (clicks + a · prior) / (views + a), a being `data.smoothing` and prior the training log's rate, and 0 without clicks",
+    )
+    clicks: str | None = Field(default=None, description="column of how often it was clicked, at most as often as shown")
+    smoothing: float = Field(default=10.0, ge=0, le=1e9, description="a: how many views the training log's rate is worth in every rate")
     texts: Path | None = Field(default=None, description="Parquet table with a column `id`, where the query column holds ids and not texts")
     text_columns: Columns = Field(default=(), description="columns of `data.texts` that are the text")
     own_texts: tuple[Columns, ...] = Field(
@@ -72,6 +84,22 @@ class LogData(_Data):
         if (self.texts is None) != (not self.text_columns):
             raise InvalidConfig("data.text_columns", list(self.text_columns), "columns exactly where data.texts is a table")
         return self
+
+    @model_validator(mode="after")
+    def _weights_or_counts(self) -> LogData:
+        if (self.views is None) != (self.clicks is None):
+            raise InvalidConfig("data.clicks", self.clicks, "a column exactly where data.views is one")
+        if self.views is not None and self.weight is not None:
+            raise InvalidConfig("data.weight", self.weight, "nothing, since data.views and data.clicks make the weights")
+        if self.views is not None and self.own_texts:
+            raise InvalidConfig("data.own_texts", list(self.own_texts), "nothing, since such texts have neither views nor clicks")
+        return self
+
+    @property
+    def numbers(self) -> dict[str, str]:
+        """The columns of `weight`, or of `views` and `clicks`; none where rows count alike."""
+        every = {"weight": self.weight, "views": self.views, "clicks": self.clicks}
+        return {name: column for name, column in every.items() if column is not None}
 
 
 class QueryLabels(Section):
@@ -214,6 +242,7 @@ class LinearConfig(Section):
     labels: Labels = QueryLabels()
     tree: LinearTree = LinearTree()
     linear: LinearOptions = LinearOptions()
+    relevance: RelevanceOptions = RelevanceOptions()
     search: LinearSearch = LinearSearch()
 
     @property

@@ -1,0 +1,122 @@
+"""How relevant items are to queries, true or predicted, with an entry only where it is not 0.
+
+Knows sparse rows and their transposes. Does not know where relevance comes from (training/data/relevance.py) or how predictions are judged
+(regression_metrics.py, weighted_metrics.py). Raw arrays instead of scipy.sparse, since predictions have an order within a row and the
+library does without scipy.
+
+Legend: B queries (or points), I items (or labels), E entries, M results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidData
+from espalier.search import NO_ITEM
+from espalier.text.sparse_rows import SparseRows
+
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Relevance:
+    """B rows over I columns; what has no entry is 0. The entries of a row are in any order; those of predictions are best first.
+
+    offset_B  int64[B + 1]: where the entries of each row begin
+    column_E  int64[E], from 0 to width − 1, each once in a row
+    value_E   float64[E], finite
+    width     I
+    Raises InvalidData where arrays do not fit.
+    """
+
+    offset_B: Int64
+    column_E: Int64
+    value_E: Float64
+    width: int
+
+    def __post_init__(self) -> None:
+        entries = len(self.column_E)
+        ascending = len(self.offset_B) >= 1 and self.offset_B[0] == 0 and not (np.diff(self.offset_B) < 0).any()
+        if not ascending or self.offset_B[-1] != entries or self.value_E.shape != (entries,):
+            raise InvalidData("offset_B", self.offset_B[:8].tolist(), f"ascending from 0 to {entries}, the number of columns and of values")
+        if entries and not (self.column_E.min() >= 0 and self.column_E.max() < self.width):
+            bad = int(self.column_E.max()) if self.column_E.max() >= self.width else int(self.column_E.min())
+            raise InvalidData("column_E", bad, f"columns from 0 to {self.width - 1}")
+        if not np.isfinite(self.value_E).all():
+            raise InvalidData("value_E", float(self.value_E[~np.isfinite(self.value_E)][0]), "finite numbers")
+        key_E = self.sorted_keys
+        if (key_E[1:] == key_E[:-1]).any():
+            row, column = divmod(int(key_E[1:][key_E[1:] == key_E[:-1]][0]), max(self.width, 1))
+            raise InvalidData(f"column_E, row {row}", column, "each column at most once in a row")
+
+    def __len__(self) -> int:
+        return len(self.offset_B) - 1
+
+    @staticmethod
+    def of_rows(rows: SparseRows) -> Relevance:
+        """That of sparse rows, for example of a matrix of labels."""
+        return Relevance(rows.indptr.astype(np.int64), rows.indices.astype(np.int64), rows.values.astype(np.float64), rows.width)
+
+    @staticmethod
+    def of_lists(columns: Sequence[Int64], values: Sequence[NDArray[np.floating]], width: int) -> Relevance:
+        """That of one pair of arrays a row, of equal lengths."""
+        offset_B = np.concatenate([[0], np.cumsum([len(column) for column in columns], dtype=np.int64)]).astype(np.int64)
+        none: list[NDArray[np.floating]] = [np.zeros(0)]
+        return Relevance(
+            offset_B, np.concatenate([*columns, np.zeros(0, np.int64)]), np.concatenate([*values, *none]).astype(np.float64), width
+        )
+
+    @staticmethod
+    def of_predictions(item_rows_BM: Int64, scores_BM: NDArray[np.floating], width: int) -> Relevance:
+        """That of what a search returns: item rows, best first, NO_ITEM where there is none, and their scores."""
+        if item_rows_BM.ndim != 2 or item_rows_BM.shape != scores_BM.shape:
+            raise InvalidData("scores_BM", list(scores_BM.shape), f"{list(item_rows_BM.shape)}, a score for each place of item_rows_BM")
+        is_item_BM = item_rows_BM != NO_ITEM
+        offset_B = np.concatenate([[0], np.cumsum(is_item_BM.sum(axis=1))]).astype(np.int64)
+        return Relevance(offset_B, item_rows_BM[is_item_BM].astype(np.int64), scores_BM[is_item_BM].astype(np.float64), width)
+
+    @cached_property
+    def row_E(self) -> Int64:
+        """int64[E]: the row of each entry."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offset_B))
+
+    @cached_property
+    def place_E(self) -> Int64:
+        """int64[E]: the place of each entry in its row, from 0."""
+        return np.arange(len(self.column_E)) - self.offset_B[self.row_E]
+
+    @cached_property
+    def key_E(self) -> Int64:
+        """int64[E]: row · width + column, which is different for every pair."""
+        key_E: Int64 = self.row_E * self.width + self.column_E
+        return key_E
+
+    @cached_property
+    def sorted_keys(self) -> Int64:
+        """int64[E], ascending."""
+        return np.sort(self.key_E)
+
+    def at(self, key_E: Int64) -> Float64:
+        """float64: the values of some pairs, 0 where there is no entry."""
+        if not len(self.key_E):
+            return np.zeros(len(key_E))
+        order_E = np.argsort(self.key_E)
+        place = np.minimum(np.searchsorted(self.sorted_keys, key_E), len(order_E) - 1)
+        return np.where(self.sorted_keys[place] == key_E, self.value_E[order_E[place]], 0.0)
+
+    def transposed(self) -> Relevance:
+        """The same for columns: of each item its queries, by descending value, equal ones by row."""
+        order_E = np.lexsort((self.row_E, -self.value_E, self.column_E))
+        offset = np.concatenate([[0], np.cumsum(np.bincount(self.column_E, minlength=self.width))]).astype(np.int64)
+        return Relevance(offset, self.row_E[order_E], self.value_E[order_E], len(self))
+
+    def times(self, factor: NDArray[np.floating] | float) -> Relevance:
+        """With values multiplied by a number, or by one for each column (float[I])."""
+        by_E = factor if isinstance(factor, float) else factor[self.column_E]
+        return Relevance(self.offset_B, self.column_E, self.value_E * by_E, self.width)

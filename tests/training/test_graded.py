@@ -1,0 +1,174 @@
+"""Weighted data from a file to the figures of `evaluate` and the distribution in `inspect`; bundles with wrong degrees are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from numpy.testing import assert_array_equal
+from safetensors.numpy import load_file, save_file
+
+from espalier.bundle import LABEL_COUNTS, Bundle
+from espalier.bundle_writer import with_parts
+from espalier.checks.heldout import read_heldout
+from espalier.errors import BundleCorrupt
+from espalier.regression_metrics import xmad_at_k
+from espalier.relevance import Relevance
+from espalier.weighted_metrics import wp_at_k
+from tests.training.test_linear_fit import write_toml
+from training.__main__ import evaluate, fit, inspect, place
+from training.data.relevance import inverse_propensities
+from training.graded import Grades, graded_figures
+from training.held_out import labelled_queries
+from training.inspect import inspect as report
+
+FEATURES, LABELS = 30, 12
+
+
+def points(count: int, seed: int) -> str:
+    """Points whose features say which labels they have and, by their size, how relevant these are."""
+    rng = np.random.default_rng(seed)
+    lines = [f"{count} {FEATURES} {LABELS}"]
+    for _ in range(count):
+        labels = np.sort(rng.choice(LABELS, 3, replace=False))
+        weights = rng.choice([0.5, 1.0, 4.0], 3)
+        noise = int(rng.integers(2 * LABELS, FEATURES))
+        features = sorted([(int(label), weight) for label, weight in zip(labels, weights, strict=True)] + [(noise, 0.3)])
+        lines.append(
+            ",".join(f"{label}:{weight:g}" for label, weight in zip(labels, weights, strict=True))
+            + " "
+            + " ".join(f"{feature}:{value:g}" for feature, value in features)
+        )
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with weighted training and test points, and models/weighted/1 trained on them."""
+    folder = tmp_path_factory.mktemp("weighted")
+    (folder / "train.txt").write_text(points(300, 1))
+    (folder / "test.txt").write_text(points(60, 2))
+    write_toml(
+        folder / "fit.toml",
+        f'[data]\nformat = "xmc"\ntrain = "{folder}/train.txt"\ntest = "{folder}/test.txt"\n[tree]\nbranching = 2\nmax_leaf = 4\n',
+    )
+    fit(config=folder / "fit.toml", out=folder / "models" / "weighted" / "1", data=None, test=None, device="cpu", resume=False)
+    return folder
+
+
+def evaluated(bundle: Bundle, folder: Path, data: Path | None) -> list[dict[str, Any]]:
+    evaluate(model=bundle.path, data=data, beam="10", m="1,3", engine=None, device="cpu", precision="float32", exclude_seen=False,
+             unseen=False, rerank=False, depth=None, batch=7, json_file=folder / "rows.json", plot=None)  # fmt: skip
+    rows: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text())["rows"]
+    return rows
+
+
+def test_evaluate_measures_degrees_of_relevance(weighted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = Bundle.open(weighted / "models" / "weighted" / "1")
+    own = evaluated(bundle, tmp_path, None)
+    printed = capsys.readouterr().out
+    for word in ("pointwise", "labelwise", "wp", "xmad", "tau", "psp", "auprc_zero", "released_xmad"):
+        assert re.search(rf"^.*\b{word}\b", printed, re.MULTILINE)
+    read = evaluated(bundle, tmp_path, weighted / "test.txt")
+    written = bundle.manifest.metrics["test"]["raw"]
+    for row, same in zip(own, read, strict=True):
+        for side in ("pointwise", "labelwise"):
+            assert row["graded"][side] == pytest.approx(same["graded"][side]), "held-out queries are the test points, with their weights"
+    assert own[1]["graded"]["pointwise"]["wp"] > 0.7
+    assert 0 < own[1]["graded"]["pointwise"]["xmad"] < 0.75
+    assert "graded" in written[0]
+
+
+def test_the_figures_are_those_of_the_metrics() -> None:
+    found_BM, scores_BM = np.array([[1, 0], [2, -1]]), np.array([[0.5, 0.25], [1, 0]], np.float32)
+    relevant = [np.array([0, 1]), np.array([0])]
+    weights = [np.array([4.0, 2.0], np.float32), np.array([1.0], np.float32)]
+    inverse_I = np.array([1.0, 2.0, 3.0])
+    figures = graded_figures(relevant, Grades(weights, 4.0, inverse_I), found_BM, scores_BM, 2, 3)
+    true = Relevance.of_lists(relevant, [np.array([1.0, 0.5]), np.array([0.25])], 3)
+    found = Relevance.of_predictions(found_BM, scores_BM, 3)
+    pointwise, labelwise = figures["pointwise"], figures["labelwise"]
+    assert pointwise["wp"] == wp_at_k(true, found, 2) == 1.5 / 1.75
+    assert pointwise["psp"] == 3 / 4
+    assert pointwise["xmad"] == xmad_at_k(true, found, 2).mean() == (0.75 / 2 + 1.25 / 2) / 2
+    assert pointwise["released_xmad"] == pytest.approx((0.75 / 2 + 1 / 2) / 2 / (1.5 / 1.75))
+    assert labelwise["wp"] == (1.0 + 0.5) / (1.25 + 0.5)
+    assert labelwise["xmad"] == pytest.approx(((0.75 + 0.25) / 2 + 0 + 1 / 2) / 3)
+    plain = graded_figures(relevant, Grades(None, 4.0, inverse_I), found_BM, scores_BM, 2, 3)
+    assert plain["pointwise"].keys() == plain["labelwise"].keys() == {"psp", "psn"}
+    assert plain["pointwise"]["psp"] == pointwise["psp"]
+
+
+def test_inspect_shows_how_relevance_is_distributed(weighted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inspect(weighted / "models" / "weighted" / "1")
+    assert re.search(
+        r"relevance: 900 training labels, mean 1\.\d+, scale 4; quantiles 0 % 0\.5, 5 % 0\.5, .* 50 % 1, .* 100 % 4$",
+        capsys.readouterr().out,
+        re.MULTILINE,
+    )
+
+
+def test_a_bundle_keeps_the_counts_of_its_labels(weighted: Path, tmp_path: Path) -> None:
+    bundle = Bundle.open(weighted / "models" / "weighted" / "1")
+    counts = bundle.label_counts()
+    assert counts is not None
+    assert (counts.counts_I.sum(), counts.points, len(counts.counts_I)) == (900, 300, LABELS)
+    grades = labelled_queries(bundle, None).grades
+    assert grades is not None
+    assert grades.inverse_propensity_I is not None
+    assert_array_equal(grades.inverse_propensity_I, inverse_propensities(counts, 0.55, 1.5))
+    new = pl.DataFrame({"id": ["new"], "features": [{"indices": [3], "values": [1.0]}]})
+    new.write_parquet(tmp_path / "new.parquet")
+    place(bundle.path, tmp_path / "new.parquet", weighted / "models" / "placed" / "1", text="")
+    placed = Bundle.open(weighted / "models" / "placed" / "1").label_counts()
+    assert placed is not None
+    assert_array_equal(placed.counts_I, [*counts.counts_I, 0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"counts": np.zeros(LABELS - 1, np.int64)}, r"counts: int64\[11\], expected int64\[12\]"),
+        ({"counts": np.zeros(LABELS, np.int32)}, r"counts: int32\[12\], expected int64\[12\]"),
+        ({"counts": np.full(LABELS, 301)}, "counts from 301 to 301, expected 0 to 300, the number of points"),
+        ({"counts": np.full(LABELS, -1)}, "counts from -1 to -1, expected 0 to 300"),
+        ({"points": np.array([1, 2])}, r"points: int64\[2\], expected int64\[1\]"),
+        ({"other": np.zeros(1, np.int64)}, r"arrays \['counts', 'other', 'points'\], expected counts and points"),
+    ],
+)
+def test_wrong_counts_are_refused(weighted: Path, tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    bundle = Bundle.open(weighted / "models" / "weighted" / "1")
+    path = tmp_path / "weighted" / "1"
+    shutil.copytree(bundle.path, path)
+    save_file(load_file(path / LABEL_COUNTS) | changed, path / LABEL_COUNTS)
+    with pytest.raises(BundleCorrupt, match=rf"label-counts\.safetensors: {message}"):
+        Bundle(path, bundle.manifest).label_counts()
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0], [1.0, 2.0, 0.0], [1.0, 2.0, float("nan")], None])
+def test_wrong_degrees_of_held_out_queries_are_refused(weighted: Path, tmp_path: Path, values: list[float] | None) -> None:
+    bundle = Bundle.open(weighted / "models" / "weighted" / "1")
+    table = bundle.heldout()
+    at = table.column_names.index("relevance")
+    column = [values, *table.column("relevance").to_pylist()[1:]]
+    table = table.set_column(at, "relevance", pa.array(column, pa.list_(pa.float32())))
+    wrong = with_parts(bundle, tmp_path / "weighted" / "2", {}, {"heldout.parquet": table})
+    with pytest.raises(BundleCorrupt, match="row 0 of relevance: expected 3 finite numbers above 0"):
+        read_heldout(wrong)
+
+
+@pytest.mark.parametrize("told", [{"scale": 0.0}, {"scale": "4"}, {"scale": float("inf")}, {}, 4])
+def test_a_wrong_scale_is_refused(weighted: Path, tmp_path: Path, told: object) -> None:
+    bundle = Bundle.open(weighted / "models" / "weighted" / "1")
+    wrong = Bundle(bundle.path, bundle.manifest.model_copy(update={"data": bundle.manifest.data | {"relevance": told}}))
+    with pytest.raises(BundleCorrupt, match=r"data\.relevance\.scale of the manifest is .* expected a number above 0"):
+        labelled_queries(wrong, None)
+    with pytest.raises(BundleCorrupt, match=r"data\.relevance of the manifest is .* expected labels, mean, scale and quantiles"):
+        report(wrong)

@@ -1,0 +1,117 @@
+"""Figures of what was found where relevance has degrees, or where propensities of items are known: `evaluate` adds them to its rows.
+
+Legend: B queries, I items, M results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.checks.heldout import RELEVANCE
+from espalier.errors import BundleCorrupt
+from espalier.regression_metrics import xmad_at_k, xrmse_at_k
+from espalier.relevance import Relevance
+from espalier.weighted_metrics import almost_zero, auprc, propensity_scored, tau_at_k, wn_at_k, wp_at_k
+from training.data.relevance import inverse_propensities
+from training.specification.relevance import RELEVANCE_OPTIONS
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Grades:
+    """What is known of the relevant items of B queries besides which they are.
+
+    relevance             of each query's relevant items, above 0; None: no degrees
+    scale                 what relevance is divided by before errors are taken, as scores lie in [0, 1]
+    inverse_propensity_I  float64[I]; None: not known
+    """
+
+    relevance: Sequence[NDArray[np.float32]] | None
+    scale: float = 1.0
+    inverse_propensity_I: NDArray[np.float64] | None = None
+
+
+def grades_of(bundle: Bundle, relevance: Sequence[NDArray[np.float32]] | None) -> Grades | None:
+    """What a bundle says of its items, for queries with some relevance; None where it knows neither degrees nor propensities.
+
+    Raises BundleCorrupt where `data.relevance.scale` of the manifest is no number above 0.
+    """
+    counts, degrees = bundle.label_counts(), bundle.manifest.data.get(RELEVANCE)
+    inverse_I = None
+    if counts is not None:
+        options = RELEVANCE_OPTIONS.checked(bundle.manifest.training.get("relevance", {}))
+        inverse_I = inverse_propensities(counts, options.propensity_a, options.propensity_b)
+    if degrees is None:
+        return None if inverse_I is None else Grades(None, 1.0, inverse_I)
+    scale = degrees.get("scale") if isinstance(degrees, dict) else None
+    if not isinstance(scale, float) or not 0 < scale < np.inf:
+        raise BundleCorrupt(f"{bundle.path}: data.relevance.scale of the manifest is {scale!r}, expected a number above 0")
+    return Grades(relevance, scale, inverse_I)
+
+
+def graded_figures(
+    relevant: Sequence[NDArray[np.int64]],
+    grades: Grades,
+    item_rows_BM: NDArray[np.int64],
+    scores_BM: NDArray[np.floating],
+    m: int,
+    items: int,
+) -> dict[str, Figures]:
+    """{"pointwise": figures, "labelwise": figures} of the m best: of each query its items, and of each item its queries.
+
+    psp, psn              with inverse propensities
+    wp, wn, tau           with relevance
+    xmad, xrmse           errors of all items, largest first, where relevance has degrees; means over queries, or over items
+    released_xmad         errors of the m best alone, divided by wp, as the authors of XReg print; likewise released_xrmse
+    auprc, auprc_zero     of all results; auprc_zero with values that keep only each query's order (XReg-zero), pointwise alone
+
+    Labelwise, the results of all queries take part, and the m best queries of each item are judged.
+    """
+    values = [np.ones(len(rows)) for rows in relevant] if grades.relevance is None else grades.relevance
+    true = Relevance.of_lists(relevant, values, items).times(1 / grades.scale)
+    found = Relevance.of_predictions(item_rows_BM, scores_BM, items)
+    scored = None if grades.inverse_propensity_I is None else propensity_scored(true, grades.inverse_propensity_I)
+    figures: dict[str, Figures] = {"pointwise": {}, "labelwise": {}}
+    for side, turned in (("pointwise", _as_they_are), ("labelwise", Relevance.transposed)):
+        if scored is not None:
+            figures[side] |= {"psp": wp_at_k(turned(scored), turned(found), m), "psn": wn_at_k(turned(scored), turned(found), m)}
+        if grades.relevance is not None:
+            figures[side] |= _with_degrees(turned(true), turned(found), m)
+    if grades.relevance is not None:
+        figures["pointwise"] |= {"auprc": auprc(true, found), "auprc_zero": auprc(true, almost_zero(found))}
+    return figures
+
+
+def _as_they_are(relevance: Relevance) -> Relevance:
+    return relevance
+
+
+def _with_degrees(true: Relevance, found: Relevance, m: int) -> Figures:
+    figures = {"wp": wp_at_k(true, found, m), "wn": wn_at_k(true, found, m), "tau": tau_at_k(true, found, m)}
+    errors: dict[str, Callable[..., NDArray[np.float64]]] = {"xmad": xmad_at_k, "xrmse": xrmse_at_k}
+    for name, error in errors.items():
+        figures[name] = float(error(true, found, m).mean())
+    for name, error in errors.items():
+        released = float(error(true, found, m, "predicted").mean())
+        figures[f"released_{name}"] = released / figures["wp"] if figures["wp"] > 0 else released
+    return figures
+
+
+def print_graded(rows: Sequence[dict[str, Any]]) -> None:
+    """The figures of each row as a table for each side."""
+    for side in ("pointwise", "labelwise"):
+        sides = [(row, row["graded"][side]) for row in rows if "graded" in row]
+        if not sides:
+            continue
+        names = list(sides[0][1])
+        print(f"\n{side}\n{'beam':>6} {'m':>5} " + " ".join(f"{name:>{max(7, len(name))}}" for name in names))
+        for row, figures in sides:
+            values = " ".join(f"{figures[name]:{max(7, len(name))}.4f}" for name in names)
+            print(f"{row['beam_size']:6} {row['m']:5} {values}")
