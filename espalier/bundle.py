@@ -16,6 +16,7 @@ and the node scorers, either as graphs
 or as weights of sparse features
 
     chunks.safetensors  the arrays of espalier.chunks
+    tree-2.safetensors, chunks-2.safetensors … the same of a forest's other trees, which hold the same items
     text.safetensors    the vectoriser's, where queries are texts
     label-counts.safetensors  training points of each item, for propensities; a bundle may lack it
 
@@ -41,6 +42,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,11 +53,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from espalier.bundle_files import map_safetensors, read_parquet, sha256_of
 from espalier.chunks import ARRAYS as CHUNK_ARRAYS
-from espalier.chunks import Chunks
+from espalier.chunks import Chunks, TreeChunks
 from espalier.errors import BundleCorrupt, BundleNotFound, InvalidTree, UnsupportedSchema
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
 from espalier.manifest import (
+    MAX_TREES,
     READ_VERSIONS,
     GraphScorer,
     LinearScorer,
@@ -70,14 +73,17 @@ from espalier.tree import Tree
 if TYPE_CHECKING:  # numba takes a while to import, and only models of texts need it
     from espalier.text.vectoriser import Vectoriser
 
-COMMON_PARTS = ("tree.safetensors", "items.arrow", "golden.parquet", "heldout.parquet")
+TREE = "tree.safetensors"
+COMMON_PARTS = (TREE, "items.arrow", "golden.parquet", "heldout.parquet")
 GRAPH_PARTS = (*COMMON_PARTS, "nodes.safetensors", "query.onnx", "scorer.onnx")
 WEIGHTS, RANKER, MEMORY = "weights.safetensors", "ranker.onnx", "memory.safetensors"
 CONTENT, CONTENT_ARRAYS = "content.onnx", "content.safetensors"
 CHUNKS, TEXT = "chunks.safetensors", "text.safetensors"
 LABEL_COUNTS = "label-counts.safetensors"
 LINEAR_PARTS = (*COMMON_PARTS, CHUNKS)
-ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT, RANKER, MEMORY, CONTENT, CONTENT_ARRAYS)
+FOREST_PARTS = tuple((f"tree-{number}.safetensors", f"chunks-{number}.safetensors") for number in range(2, MAX_TREES + 1))
+"""The files of a forest's trees after the first."""
+ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT, RANKER, MEMORY, CONTENT, CONTENT_ARRAYS, *chain.from_iterable(FOREST_PARTS))
 """All files that a bundle may need besides its manifest; `parts_of` says which of them a given bundle needs."""
 OPTIONAL_PARTS = frozenset({WEIGHTS, LABEL_COUNTS})
 """Files that a bundle has where its manifest lists them. No engine reads them."""
@@ -86,10 +92,14 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle. Node rows and items are mapped, not read; the tree is copied."""
+    """An opened bundle. Node rows and items are mapped, not read; trees are copied.
+
+    place  which tree of a forest `tree` and `chunks` are, from 0; above 0 in what `alone` gives
+    """
 
     path: Path
     manifest: Manifest
+    place: int = 0
 
     @staticmethod
     def open(path: Path, verify: bool = True) -> Bundle:
@@ -113,14 +123,32 @@ class Bundle:
         return Bundle(path, manifest)
 
     @cached_property
+    def trees(self) -> tuple[TreeChunks, ...]:
+        """All trees of a bundle of linear scorers, each with its weights."""
+        return tuple(TreeChunks(bundle.tree, bundle.chunks) for bundle in self.alone)
+
+    @cached_property
+    def alone(self) -> tuple[Bundle, ...]:
+        """A bundle for each tree of a forest, as if it were the only one; this bundle itself where it has one tree."""
+        if not self.manifest.trees:
+            return (self,)
+        first = self.manifest.model_copy(update={"trees": ()})
+        others = (first.model_copy(update={"tree": other.tree, "scorer": other.scorer}) for other in self.manifest.trees)
+        return tuple(Bundle(self.path, manifest, place) for place, manifest in enumerate((first, *others)))
+
+    @cached_property
     def tree(self) -> Tree:
-        arrays = map_safetensors(self.path / "tree.safetensors")
+        """The tree, of a forest the first one."""
+        if self.manifest.trees:
+            return self.alone[0].tree
+        file = self.path / (FOREST_PARTS[self.place - 1][0] if self.place else TREE)
+        arrays = map_safetensors(file)
         try:
             tree = Tree(np.array(arrays["level_offset"]), np.array(arrays["first_child"]), np.array(arrays["leaf_item"]))
         except (KeyError, InvalidTree) as error:
-            raise BundleCorrupt(f"{self.path / 'tree.safetensors'}: {error}") from error
+            raise BundleCorrupt(f"{file}: {error}") from error
         if TreeInfo.of(tree) != self.manifest.tree:
-            raise BundleCorrupt(f"{self.path / 'tree.safetensors'}: the tree is not the one that the manifest describes")
+            raise BundleCorrupt(f"{file}: the tree is not the one that the manifest describes")
         return tree
 
     @property
@@ -152,8 +180,10 @@ class Bundle:
 
     @cached_property
     def chunks(self) -> Chunks:
-        """The weights of a bundle of linear scorers, mapped and checked."""
-        scorer, file = self.manifest.scorer, self.path / CHUNKS
+        """The weights of a bundle of linear scorers, of a forest those of the first tree, mapped and checked."""
+        if self.manifest.trees:
+            return self.alone[0].chunks
+        scorer, file = self.manifest.scorer, self.path / (FOREST_PARTS[self.place - 1][1] if self.place else CHUNKS)
         if not isinstance(scorer, LinearScorer):
             raise BundleCorrupt(f"{self.path}: {scorer.kind} scorers, expected linear ones")
         arrays = map_safetensors(file)
@@ -231,7 +261,8 @@ def parts_of(manifest: Manifest) -> tuple[str, ...]:
         memory = () if manifest.memory is None else (MEMORY,)
         content = () if manifest.content is None else (CONTENT, CONTENT_ARRAYS)
         return (*GRAPH_PARTS, *ranker, *memory, *content)
-    return (*LINEAR_PARTS, TEXT, *ranker) if isinstance(manifest.query, TextKind) else (*LINEAR_PARTS, *ranker)
+    text = (TEXT,) if isinstance(manifest.query, TextKind) else ()
+    return (*LINEAR_PARTS, *text, *ranker, *chain.from_iterable(FOREST_PARTS[: len(manifest.trees)]))
 
 
 def find_versions(root: Path) -> dict[str, tuple[int, ...]]:

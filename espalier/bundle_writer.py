@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,17 +18,33 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from espalier.bundle import CHUNKS, CONTENT, CONTENT_ARRAYS, LABEL_COUNTS, MEMORY, OPTIONAL_PARTS, RANKER, TEXT, WEIGHTS, Bundle, parts_of
+from espalier.bundle import (
+    CHUNKS,
+    CONTENT,
+    CONTENT_ARRAYS,
+    FOREST_PARTS,
+    LABEL_COUNTS,
+    MEMORY,
+    OPTIONAL_PARTS,
+    RANKER,
+    TEXT,
+    TREE,
+    WEIGHTS,
+    Bundle,
+    parts_of,
+)
 from espalier.bundle_files import sha256_of
 from espalier.chunks import ARRAYS as CHUNK_ARRAYS
-from espalier.chunks import Chunks
+from espalier.chunks import Chunks, TreeChunks
 from espalier.content_info import ContentInfo
 from espalier.errors import BundleCorrupt, BundleExists, InvalidTree
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
 from espalier.manifest import (
+    MAX_TREES,
     SCHEMA_VERSION,
     FileInfo,
+    ForestTree,
     GraphScorer,
     LinearScorer,
     Manifest,
@@ -93,6 +109,7 @@ class LinearContent:
     """Everything that goes into a bundle of linear scorers besides the manifest; the vectoriser where queries are texts.
 
     counts  training points of each item; None: not known
+    others  the trees of a forest after the first, over the same items
     """
 
     tree: Tree
@@ -102,6 +119,7 @@ class LinearContent:
     heldout: pa.Table
     vectoriser: Vectoriser | None = None
     counts: LabelCounts | None = None
+    others: Sequence[TreeChunks] = ()
 
 
 def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | LinearContent) -> Bundle:
@@ -113,11 +131,12 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
     tree = content.tree
     if isinstance(content, GraphContent):
         _check_padding(tree)
+    if isinstance(content, LinearContent) and len(content.others) >= MAX_TREES:
+        raise BundleCorrupt(f"a forest of {1 + len(content.others)} trees: at most {MAX_TREES}")
     if len(content.items) != tree.item_count:
         raise BundleCorrupt(f"items: {len(content.items)} rows, the tree holds {tree.item_count}")
     with _new_version(path) as folder:
-        topology = {"level_offset": tree.level_offset, "first_child": tree.first_child, "leaf_item": tree.leaf_item}
-        save_file(topology, folder / "tree.safetensors")
+        _write_tree(folder / TREE, tree)
         scorer = _write_graphs(folder, content) if isinstance(content, GraphContent) else _write_linear(folder, content)
         memory = _write_memory(folder, content) if isinstance(content, GraphContent) else None
         content.items.write(folder / "items.arrow")
@@ -125,7 +144,8 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
         pq.write_table(content.heldout, folder / "heldout.parquet")
         info = content.content.info if isinstance(content, GraphContent) and content.content is not None else None
         made = {"schema_version": SCHEMA_VERSION, "tree": TreeInfo.of(tree), "scorer": scorer, "memory": memory, "content": info}
-        _write_manifest(folder, draft.model_dump() | made)
+        trees = () if isinstance(content, GraphContent) else _write_forest(folder, content)
+        _write_manifest(folder, draft.model_dump() | made | {"trees": trees})
     return Bundle.open(path, verify=False)
 
 
@@ -236,15 +256,31 @@ def _write_memory(folder: Path, graphs: GraphContent) -> MemoryInfo | None:
     return MemoryInfo(weight=memory.key_weight, length=len(memory.weight), entries=len(memory.item))
 
 
+def _write_tree(file: Path, tree: Tree) -> None:
+    save_file({"level_offset": tree.level_offset, "first_child": tree.first_child, "leaf_item": tree.leaf_item}, file)
+
+
+def _write_forest(folder: Path, linear: LinearContent) -> tuple[ForestTree, ...]:
+    """The trees after the first. That they hold the same items is checked with the manifest."""
+    written = []
+    for (tree_file, chunks_file), (tree, chunks) in zip(FOREST_PARTS, linear.others, strict=False):
+        _write_tree(folder / tree_file, tree)
+        written.append(ForestTree(tree=TreeInfo.of(tree), scorer=_write_chunks(folder / chunks_file, tree, chunks)))
+    return tuple(written)
+
+
 def _write_linear(folder: Path, linear: LinearContent) -> LinearScorer:
-    chunks = linear.chunks
-    chunks.check(linear.tree)
-    save_file({name: np.ascontiguousarray(getattr(chunks, name)) for name in CHUNK_ARRAYS}, folder / CHUNKS)
     if linear.vectoriser is not None:
         save_file({name: np.ascontiguousarray(array) for name, array in linear.vectoriser.arrays().items()}, folder / TEXT)
     if linear.counts is not None:
         linear.counts.check(linear.tree.item_count)
         save_file(linear.counts.arrays(), folder / LABEL_COUNTS)
+    return _write_chunks(folder / CHUNKS, linear.tree, linear.chunks)
+
+
+def _write_chunks(file: Path, tree: Tree, chunks: Chunks) -> LinearScorer:
+    chunks.check(tree)
+    save_file({name: np.ascontiguousarray(getattr(chunks, name)) for name in CHUNK_ARRAYS}, file)
     return LinearScorer(features=chunks.width, rows=len(chunks.row_feature), weights=len(chunks.entry_weight))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,6 +137,13 @@ class Chunks:
     @property
     def nbytes(self) -> int:
         return sum(getattr(self, name).nbytes for name in ARRAYS)
+
+
+class TreeChunks(NamedTuple):
+    """A tree with the weights of its nodes: a bundle of linear scorers has one, a forest several over the same items."""
+
+    tree: Tree
+    chunks: Chunks
 
 
 def _largest_absolute(array: NDArray[np.float32]) -> float:

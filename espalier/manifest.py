@@ -18,7 +18,7 @@ from espalier.rank_features import HISTORY, check_names, needs_node_rows
 from espalier.tree import Tree
 
 SCHEMA_VERSION: Literal[2] = 2
-"""What is written. Version 2 adds `scorer.form`, `scorer.encoder`, `memory`, `ranking.calibration.knots` and `command`."""
+"""What is written. Version 2 adds `scorer.form`, `scorer.encoder`, `memory`, `trees`, `ranking.calibration.knots` and `command`."""
 READ_VERSIONS = (1, 2)
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -28,6 +28,8 @@ PartName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}
 """A file of a bundle, in its folder: no path."""
 MOST = 1 << 24
 """What no beam and no m needs to exceed; arrays are made for them."""
+MAX_TREES = 16
+"""Of a forest: each costs a query a search."""
 MAX_KNOTS = 16
 """Of a calibration: each costs the scores of every answer a comparison."""
 LARGEST = float(np.finfo(np.float32).max)
@@ -109,6 +111,13 @@ class LinearScorer(_Strict):
     features: int = Field(ge=1)
     rows: int = Field(ge=0)
     weights: int = Field(ge=0)
+
+
+class ForestTree(_Strict):
+    """A tree of a forest after the first one: its sizes and those of its scorers."""
+
+    tree: TreeInfo
+    scorer: LinearScorer
 
 
 def _scorer_kind(value: Any) -> Any:
@@ -240,7 +249,10 @@ class ManifestDraft(_Strict):
 
 
 class Manifest(ManifestDraft):
-    """The whole manifest."""
+    """The whole manifest.
+
+    trees  of a forest, those after the first, which `tree` and `scorer` describe; not written where there are none
+    """
 
     schema_version: Literal[1, 2]
     tree: TreeInfo
@@ -248,7 +260,13 @@ class Manifest(ManifestDraft):
     ranker: RankerInfo | None = None
     memory: MemoryInfo | None = None
     content: ContentInfo | None = None
+    trees: tuple[ForestTree, ...] = Field(default=(), max_length=MAX_TREES - 1, exclude_if=lambda trees: not trees)
     files: dict[PartName, FileInfo]
+
+    @property
+    def result_ranking(self) -> Ranking:
+        """What makes scores of a result's ranks, or keys (`scores_of_ranks`): a forest's ranks are logs of mean scores."""
+        return Ranking(own="log_activation", gamma=1) if self.trees else self.ranking
 
     @model_validator(mode="after")
     def _version_has_parts(self) -> Manifest:
@@ -293,6 +311,21 @@ class Manifest(ManifestDraft):
             raise ValueError(f"scorers of {self.scorer.features} features cannot answer queries of {self.query.width}")
         if not linear and self.ranking.activation != "sigmoid":
             raise ValueError(f"graphs have logits for the sigmoid, not for {self.ranking.activation}")
+        return self
+
+    @model_validator(mode="after")
+    def _trees_fit(self) -> Manifest:
+        if not self.trees:
+            return self
+        if self.schema_version == 1:
+            raise ValueError("schema version 1 has one tree")
+        if not isinstance(self.scorer, LinearScorer):
+            raise ValueError(f"a forest has linear scorers, got {self.scorer.kind}")
+        for number, other in enumerate(self.trees, start=2):
+            if other.tree.items != self.tree.items:
+                raise ValueError(f"tree {number} holds {other.tree.items} items, the first one {self.tree.items}")
+            if other.scorer.features != self.scorer.features:
+                raise ValueError(f"tree {number} has scorers of {other.scorer.features} features, the first one of {self.scorer.features}")
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from espalier.manifest import Calibration, Ranking
 from espalier.search import NO_ITEM, LevelTrace, SearchResult
 
+LARGEST = float(np.finfo(np.float32).max)
+
 
 def finish(
     ranking: Ranking,
@@ -58,6 +60,18 @@ def scores_of_ranks(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.
     elif ranking.own == "log_activation":
         return np.exp(np.minimum(wide, 0)).astype(np.float32)
     return (1 / (1 + np.exp(np.clip(-wide, -700, 700)))).astype(np.float32)  # 1 / (1 + e^700) is 0 in float32
+
+
+def log_scores(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float64]:
+    """float64, same shape: the logs of `scores_of_ranks`, finite even where float32 rounds a score to 0; −inf for −inf."""
+    wide = ranks.astype(np.float64)
+    if ranking.calibration is None and ranking.own == "log_activation":
+        return np.minimum(wide, 0)
+    if ranking.calibration is not None:
+        with np.errstate(over="ignore"):
+            wide = ranking.calibration.slope * bent(ranking.calibration, wide) + ranking.calibration.intercept
+    logs = np.maximum(np.minimum(wide, 0) - np.log1p(np.exp(-np.abs(wide))), -LARGEST)
+    return np.where(ranks > -np.inf, logs, -np.inf)
 
 
 def bent(calibration: Calibration, keys: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ Legend: B queries, E excluded items, M results, K beam, C candidates, N nodes, L
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -28,10 +28,22 @@ class NodeMask:
 
     eligible_N  bool[N]   True where an eligible item lies below the node, a leaf's own item included
     items   how many items are eligible
+    others  what it leaves of a forest's other trees: the masks of the second, the third …
     """
 
     eligible_N: NDArray[np.bool_]
     items: int
+    others: tuple[NodeMask, ...] = ()
+
+    def of_tree(self, place: int) -> NodeMask:
+        """The mask of a forest's tree, counted from 0. Raises InvalidQuery where it was made for fewer trees."""
+        if place > len(self.others):
+            raise InvalidQuery("mask_B", f"a mask of {1 + len(self.others)} trees", f"a mask of at least {1 + place}, as the forest has")
+        return self if place == 0 else self.others[place - 1]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.eligible_N.nbytes) + sum(mask.nbytes for mask in self.others)
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,11 @@ class SearchParams:
         """The same beam size, m and mask for every query."""
         mask_B = None if mask is None else (mask,) * batch
         return SearchParams(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64), exclude_BE, trace, mask_B)
+
+    def of_tree(self, place: int) -> SearchParams:
+        """The same for a forest's tree, counted from 0."""
+        mask_B = None if self.mask_B is None else tuple(None if mask is None else mask.of_tree(place) for mask in self.mask_B)
+        return replace(self, mask_B=mask_B)
 
     def take(self, queries: NDArray[np.int64]) -> SearchParams:
         """Those of the queries at some positions (int64)."""
@@ -133,8 +150,9 @@ class SearchResult:
     keys_BM       float32[B, M]   what the items were ordered by, −inf where there is no item; without a memory equal to ranks_BM
     count_B       int64[B]        items in each row
     complete_B    bool[B]         False iff fewer than min(m, eligible items) came back
-    trace         the levels from the smallest start level of the call to H, when asked for
+    trace         the levels from the smallest start level of the call to H, when asked for; of a forest those of its first tree
     finite_B      bool[B]         for vectors: False iff some node that was scored has a logit that is not finite; None for other kinds
+    other_traces  a forest's other trees, when asked for; on the last level of a forest's tree every leaf that was scored is kept
     """
 
     item_rows_BM: NDArray[np.int64]
@@ -145,6 +163,12 @@ class SearchResult:
     complete_B: NDArray[np.bool_]
     trace: tuple[LevelTrace, ...] | None = None
     finite_B: NDArray[np.bool_] | None = None
+    other_traces: tuple[tuple[LevelTrace, ...], ...] = ()
+
+    @property
+    def traces(self) -> tuple[tuple[LevelTrace, ...], ...]:
+        """The trace of every tree; empty where none was asked for."""
+        return () if self.trace is None else (self.trace, *self.other_traces)
 
 
 class Engine(Protocol):

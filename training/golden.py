@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.checks.golden import columns_of_golden
-from espalier.engines.reference import ReferenceEngine, Step, best_leaves
+from espalier.engines.reference import Found, ReferenceEngine
 from espalier.errors import BundleCorrupt
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import SearchParams
@@ -24,12 +24,11 @@ def golden_answers(bundle: Bundle, queries: QueryBatch, written: pa.Array, param
     reference = ReferenceEngine(bundle)
     rows, ranks, keys, margins = [], [], [], []
     for b in range(len(queries)):
-        steps = reference.steps(queries, params, b)
-        leaves, rank, key = best_leaves(steps[-1], int(params.m_B[b]))
-        rows.append(bundle.tree.leaf_item[leaves - bundle.tree.leaf_offset])
-        ranks.append(rank)
-        keys.append(key)
-        margins.append(_margin(steps, int(params.m_B[b])))
+        found, m = reference.found(queries, params, b), int(params.m_B[b])
+        rows.append(found.item_rows[:m])
+        ranks.append(found.ranks[:m])
+        keys.append(found.keys[:m])
+        margins.append(_margin(found, m))
     values = {"beam_size": params.beam_size_B, "m": params.m_B, "item_rows": rows, "ranks": ranks, "keys": keys, "margin": margins}
     columns = {name: pa.array(values[name], kind) for name, kind in columns_of_golden(bundle.manifest.memory).items()}
     return pa.table({bundle.manifest.query.kind: written} | columns)
@@ -45,12 +44,15 @@ def golden_of_histories(bundle: Bundle, histories: Sequence[NDArray[np.int64]], 
     return golden_answers(bundle, pad_histories(kind, histories), ids, params)
 
 
-def _margin(steps: Sequence[Step], m: int) -> float:
-    """The smallest difference in key between a kept and a dropped candidate over all cuts; inf where nothing was dropped."""
+def _margin(found: Found, m: int) -> float:
+    """The smallest difference in key between a kept and a dropped candidate over all cuts; inf where nothing was dropped.
+
+    The last cut is that of the items: no tree of a forest cuts its leaves. A mean of scores moves its log no more than one of them its own.
+    """
     smallest = np.inf
-    for step in steps[:-1]:
+    for step in (step for steps in found.steps for step in steps[:-1]):
         kept_C = np.isin(step.candidates_C, step.kept_K)
         if not kept_C.all():
             smallest = min(smallest, float(step.keys_C[kept_C].min() - step.keys_C[~kept_C].max()))
-    last = np.sort(steps[-1].keys_C)[::-1]
-    return min(smallest, float(last[m - 1] - last[m])) if len(last) > m else smallest
+    keys = found.keys
+    return min(smallest, float(keys[m - 1] - keys[m])) if len(keys) > m else smallest

@@ -75,7 +75,7 @@ def measure(bundle: Bundle, queries: QueryBatch, conditions: Mapping[str, Mappin
 
 def masked(bundle: Bundle, condition: Mapping[str, object]) -> tuple[NodeMask, dict[str, float]]:
     """The mask, and what it costs: with the column's index, which the first filter on a column builds, without, and once it is kept."""
-    filters = ItemFilters(bundle.tree, bundle.items, max_bytes=1 << 30)
+    filters = ItemFilters([bundle.tree], bundle.items, max_bytes=1 << 30)
     parsed = filters.parse(condition, {})
     cold_ms, _ = timed(lambda: filters.mask(parsed))
     filters.set_removed(np.empty(0, np.int64))  # drops the mask and keeps the index

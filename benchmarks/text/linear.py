@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.text.report import Find, M, Trained
 from benchmarks.text.sets import Fold, Task, item_rows
 from espalier.bundle import Bundle
-from espalier.chunks import Chunks
+from espalier.chunks import Chunks, TreeChunks
 from espalier.engines import open_engine
 from espalier.errors import InvalidData
 from espalier.queries import TextKind, encode_texts
@@ -73,7 +73,8 @@ class Fitted:
     train_cpu_s: float
 
     def write(self, folder: Path) -> Bundle:
-        return export(self.config, Choice(self.config.linear, None), self.prepared, self.tree, self.chunks, folder / "text-search" / "1")
+        trees = [TreeChunks(self.tree, self.chunks)]
+        return export(self.config, Choice(self.config.linear, None), self.prepared, trees, folder / "text-search" / "1")
 
 
 def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:

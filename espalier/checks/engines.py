@@ -43,18 +43,21 @@ def wrong_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: Sea
     result = engine.search(queries, replace(params, trace=True))
     if result.trace is None:
         return ["the engine gave no trace"]
+    if len(result.traces) != len(bundle.alone):
+        return [f"the engine gave the traces of {len(result.traces)} trees, the bundle has {len(bundle.alone)}"]
     wrong = []
-    for b in range(len(queries)):
-        start = bundle.tree.start_level(int(params.beam_size_B[b]))
-        levels = {level.level: level for level in result.trace if level.level >= start}
-        if any((level.candidates_BC[b] >= 0).any() for level in result.trace if level.level < start):
-            wrong.append(f"query {b}: the trace begins above level {start}, the first that its beam may cut")
-        kept = {h: level.nodes_BK[b][level.nodes_BK[b] >= 0] for h, level in levels.items()}
-        steps, worse = replayed(reference, queries, params, b, kept, rounding)
-        wrong += worse
-        for step in steps:
-            if step.level in levels:
-                wrong += [f"query {b}, level {step.level}: {line}" for line in _wrong_candidates(levels[step.level], b, step, rounding)]
+    for place, (trace, alone) in enumerate(zip(result.traces, bundle.alone, strict=True)):
+        for b in range(len(queries)):
+            start = alone.tree.start_level(int(params.beam_size_B[b]))
+            levels = {level.level: level for level in trace if level.level >= start}
+            if any((level.candidates_BC[b] >= 0).any() for level in trace if level.level < start):
+                wrong.append(f"query {b}: the trace begins above level {start}, the first that its beam may cut")
+            kept = {h: level.nodes_BK[b][level.nodes_BK[b] >= 0] for h, level in levels.items()}
+            steps, worse = replayed(reference, queries, params, b, kept, rounding, place)
+            wrong += worse
+            for step in steps:
+                if step.level in levels:
+                    wrong += [f"query {b}, level {step.level}: {line}" for line in _wrong_candidates(levels[step.level], b, step, rounding)]
     again = engine.search(queries, params)
     if not np.array_equal(again.item_rows_BM, result.item_rows_BM):
         wrong.append("item_rows_BM: without a trace they are others than with one")
@@ -76,15 +79,27 @@ def wrong_alone(engine: Engine, queries: QueryBatch, params: SearchParams, count
 
 
 def replayed(
-    reference: ReferenceEngine, queries: QueryBatch, params: SearchParams, b: int, kept: Mapping[int, NDArray[Any]], rounding: float
+    reference: ReferenceEngine,
+    queries: QueryBatch,
+    params: SearchParams,
+    b: int,
+    kept: Mapping[int, NDArray[Any]],
+    rounding: float,
+    place: int = 0,
 ) -> tuple[list[Step], list[str]]:
-    """The reference's steps for query b along the beams that were kept, and where a beam is not a best one among its candidates."""
-    steps = reference.steps(queries, params, b, follow=dict(kept))
+    """The reference's steps for query b along the beams that were kept, and where a beam is not a best one among its candidates.
+
+    place  which tree of a forest, from 0
+    """
+    steps = reference.steps(queries, params, b, dict(kept), place)
     wrong = []
+    alone = reference.bundle.alone
     for step in steps:
         beam = kept.get(step.level, step.kept_K)
         mine = np.isin(step.candidates_C, beam)
-        size = int(params.beam_size_B[b] if step.level < reference.bundle.tree.height else params.m_B[b])
+        size = int(params.beam_size_B[b])
+        if step.level == alone[place].tree.height:
+            size = int(params.m_B[b]) if len(alone) == 1 else len(mine)
         where = f"query {b}, level {step.level}"
         if mine.sum() != len(beam):
             wrong.append(f"{where}: {len(beam) - mine.sum()} kept nodes are no candidates")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -16,10 +16,10 @@ from onnx import helper, numpy_helper
 from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS, columns_of_golden
-from espalier.chunks import Chunks
+from espalier.chunks import Chunks, TreeChunks
 from espalier.items import ItemTable
 from espalier.manifest import DenseLayer, InnerProductForm, ManifestDraft, MlpForm, Ranking, ScorerForm, SearchDefaults
-from espalier.masks.eligibility import node_mask
+from espalier.masks.eligibility import forest_mask
 from espalier.memory import Memory
 from espalier.queries import FeaturesKind, HistoryKind, QueryBatch, TextKind, VectorKind, pad_histories
 from espalier.search import NodeMask
@@ -42,6 +42,19 @@ def random_tree(rng: Rng, height: int, branching: int, ragged: bool = True, empt
     filled[rng.integers(size)] = True
     leaf_item = np.full(size, EMPTY_LEAF, np.int64)
     leaf_item[filled] = rng.permutation(int(filled.sum()))
+    return tree_from_children(children, leaf_item)
+
+
+def tree_over(rng: Rng, items: int, branching: int) -> Tree:
+    """A random tree over so many items, for a forest: as high as they need, with empty leaves where there is room left."""
+    children: list[list[int]] = []
+    size = 1
+    while size < items or not children:
+        counts = rng.integers(max(1, (branching + 1) // 2), branching + 1, size)
+        children.append([int(count) for count in counts])
+        size = int(counts.sum())
+    leaf_item = np.full(size, EMPTY_LEAF, np.int64)
+    leaf_item[rng.permutation(size)[:items]] = rng.permutation(items)
     return tree_from_children(children, leaf_item)
 
 
@@ -263,9 +276,14 @@ def make_linear_bundle(
     width: int = 20,
     version: int = 1,
     step: float | None = None,
+    others: Sequence[Tree] = (),
     **search: int,
 ) -> Bundle:
-    """A bundle of random linear scorers over items `item-0` …, for feature queries. step: weights that are no integers are `stepped`."""
+    """A bundle of random linear scorers over items `item-0` …, for feature queries.
+
+    step    weights that are no integers are `stepped`
+    others  a forest's other trees, over the same items
+    """
     ids = [f"item-{i}" for i in range(tree.item_count)]
     features = pa.array([{"indices": [0], "values": [1.0]}], pa.struct({"indices": pa.list_(pa.int64()), "values": pa.list_(pa.float32())}))
     draft = ManifestDraft(
@@ -283,6 +301,7 @@ def make_linear_bundle(
         items=ItemTable.build(pa.table({"id": ids, "title": [f"Title {i}" for i in range(tree.item_count)]})),
         golden=pa.table({"features": features.slice(0, 0)} | {name: pa.array([], t) for name, t in GOLDEN_COLUMNS.items()}),
         heldout=pa.table({"features": features, "relevant": pa.array([["item-0"]])}),
+        others=[TreeChunks(other, random_chunks(rng, other, width, integer, step)) for other in others],
     )
     return write_bundle(folder / name / str(version), draft, content)
 
@@ -300,14 +319,17 @@ def random_queries(rng: Rng, bundle: Bundle, batch: int, integer: bool = True) -
     return pad_histories(kind, histories)
 
 
-def random_masks(rng: Rng, tree: Tree, batch: int, share: float) -> tuple[NodeMask | None, ...]:
-    """A mask for each query, one of three: none, and two that pass about `share` of the items; the second leaves whole subtrees out."""
+def random_masks(rng: Rng, tree: Tree, batch: int, share: float, others: Sequence[Tree] = ()) -> tuple[NodeMask | None, ...]:
+    """A mask for each query, one of three: none, and two that pass about `share` of the items; the second leaves whole subtrees out.
+
+    others  a forest's other trees
+    """
     scattered = rng.random(tree.item_count) < share
     together = np.zeros(tree.item_count, np.bool_)
     begin = rng.integers(tree.leaf_count)
     held = tree.leaf_item[begin : begin + 1 + int(share * tree.leaf_count)]
     together[held[held != EMPTY_LEAF]] = True
-    masks = (None, node_mask(tree, scattered), node_mask(tree, together))
+    masks = (None, forest_mask((tree, *others), scattered), forest_mask((tree, *others), together))
     return tuple(masks[i] for i in rng.integers(0, 3, batch))
 
 

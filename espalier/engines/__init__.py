@@ -54,9 +54,9 @@ def _triton(bundle: Bundle, threads: int, precision: Precision) -> Engine:
 
 
 def _sparse_cuda(bundle: Bundle, threads: int, precision: Precision) -> Engine:
-    from espalier.engines.triton.linear_engine import SparseCudaEngine
+    from espalier.engines.triton.linear_engine import open_sparse_cuda
 
-    return SparseCudaEngine(bundle, precision=precision)
+    return open_sparse_cuda(bundle, precision=precision)
 
 
 def _onnx_cuda(bundle: Bundle, threads: int, precision: Precision) -> Engine:
@@ -78,9 +78,9 @@ def _onnx_cpu(bundle: Bundle, threads: int, precision: Precision) -> Engine:
 
 
 def _sparse_cpu(bundle: Bundle, threads: int, precision: Precision) -> Engine:
-    from espalier.engines.linear.engine import SparseCpuEngine
+    from espalier.engines.linear.engine import open_sparse_cpu
 
-    return SparseCpuEngine(bundle, threads)
+    return open_sparse_cpu(bundle, threads)
 
 
 def _reference(bundle: Bundle, threads: int, precision: Precision) -> Engine:

@@ -2,15 +2,16 @@
 
 It runs the bundle's two ONNX graphs in ONNX's own NumPy evaluator, so it shares no code with ONNX Runtime. It computes linear scorers in
 float64. Follows OTM Eq. 3–4 with the ranking formula rank(n) = own(n) + γ · rank(parent(n)), rank(root) = 0, and where the bundle has a
-memory, key(n) = rank(n) + λ · mem(n).
+memory, key(n) = rank(n) + λ · mem(n). Of a forest it searches one tree after the other.
 
 Legend: B queries, T history, L levels, K beam, C candidates, M results, N nodes, D node row, S state.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from espalier.errors import BundleCorrupt
 from espalier.manifest import Activation, LinearScorer, Ranking
 from espalier.masks.eligibility import every_item, node_mask
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
-from espalier.scores import finish
+from espalier.scores import finish, log_scores
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 from espalier.trace import from_start_level
@@ -45,6 +46,19 @@ class Step:
     finite: bool
 
 
+@dataclass(frozen=True)
+class Found:
+    """Items that one query's search scored, best first; of equal keys the lower leaf, in a forest the lower item row.
+
+    steps  of each tree
+    """
+
+    item_rows: NDArray[np.int64]
+    ranks: NDArray[np.float32]
+    keys: NDArray[np.float32]
+    steps: list[list[Step]]
+
+
 class ReferenceEngine:
     """See the module. `rounding` is what the other engines may differ from it by; its own is float32's."""
 
@@ -53,6 +67,7 @@ class ReferenceEngine:
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle, self._memory = bundle, bundle.memory
+        self._alone = bundle.alone
         if isinstance(bundle.manifest.scorer, LinearScorer):
             return
         self._rows_ND = np.asarray(bundle.node_rows_ND, np.float32)
@@ -76,27 +91,63 @@ class ReferenceEngine:
         rows_BM = np.full((len(queries), width), NO_ITEM, np.int64)
         ranks_BM, keys_BM = (np.full((len(queries), width), -np.inf, np.float32) for _ in range(2))
         eligible_B, finite_B = np.zeros(len(queries), np.int64), np.ones(len(queries), np.bool_)
-        paths: list[list[Step]] = []
+        paths: list[list[list[Step]]] = [[] for _ in self._alone]
         for b in range(len(queries)):
-            steps = self.steps(queries, params, b)
-            paths.append(steps)
-            leaves, ranks, keys = best_leaves(steps[-1], int(params.m_B[b]))
-            rows_BM[b, : len(leaves)] = tree.leaf_item[leaves - tree.leaf_offset]
-            ranks_BM[b, : len(leaves)], keys_BM[b, : len(leaves)] = ranks, keys
+            found = self.found(queries, params, b)
+            for path, steps in zip(paths, found.steps, strict=True):
+                path.append(steps)
+            rows, ranks, keys = (array[: params.m_B[b]] for array in (found.item_rows, found.ranks, found.keys))
+            rows_BM[b, : len(rows)], ranks_BM[b, : len(rows)], keys_BM[b, : len(rows)] = rows, ranks, keys
             eligible_B[b] = self.eligible_nodes(params, b).items
-            finite_B[b] = all(step.finite for step in steps)
-        trace = from_start_level(tree, params.beam_size_B, _trace(paths)) if params.trace else None
+            finite_B[b] = all(step.finite for steps in found.steps for step in steps)
         vectors_finite_B = finite_B if isinstance(queries.kind, VectorKind) else None
-        return finish(self.bundle.manifest.ranking, params.m_B, eligible_B, rows_BM, ranks_BM, trace, vectors_finite_B, keys_BM)
+        ranking = self.bundle.manifest.result_ranking
+        result = finish(ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None, vectors_finite_B, keys_BM)
+        if not params.trace:
+            return result
+        first, *others = (
+            from_start_level(alone.tree, params.beam_size_B, _trace(path)) for alone, path in zip(self._alone, paths, strict=True)
+        )
+        return replace(result, trace=first, other_traces=tuple(others))
 
-    def steps(self, queries: QueryBatch, params: SearchParams, b: int, follow: Mapping[int, NDArray[np.int64]] | None = None) -> list[Step]:
+    def found(self, queries: QueryBatch, params: SearchParams, b: int) -> Found:
+        """All items that the search of query b scored; more than m of them."""
+        steps = [self.steps(queries, params, b, place=place) for place in range(len(self._alone))]
+        if len(steps) > 1:
+            return self._mean(steps)
+        tree, last = self.bundle.tree, steps[0][-1]
+        order = np.argsort(-last.keys_C, kind="stable")
+        leaves = last.candidates_C[order]
+        return Found(tree.leaf_item[leaves - tree.leaf_offset], last.ranks_C[order], last.keys_C[order], steps)
+
+    def _mean(self, steps: list[list[Step]]) -> Found:
+        """The items of a forest by the log of the mean of their scores in each tree, 0 where a tree did not score them."""
+        logs: dict[int, list[float]] = {}
+        for alone, (*_, last) in zip(self._alone, steps, strict=True):
+            tree, of_leaves = alone.tree, log_scores(self.bundle.manifest.ranking, last.ranks_C)
+            for leaf, log in zip(last.candidates_C.tolist(), of_leaves.tolist(), strict=True):
+                logs.setdefault(int(tree.leaf_item[leaf - tree.leaf_offset]), []).append(log)
+        items = np.array(sorted(logs), np.int64)
+        ranks = np.array([_log_mean(logs[item], len(steps)) for item in items.tolist()], np.float64).astype(np.float32)
+        order = np.argsort(-ranks, kind="stable")
+        return Found(items[order], ranks[order], ranks[order], steps)
+
+    def steps(
+        self,
+        queries: QueryBatch,
+        params: SearchParams,
+        b: int,
+        follow: Mapping[int, NDArray[np.int64]] | None = None,
+        place: int = 0,
+    ) -> list[Step]:
         """The search of query b, level by level from 1 to H; every level is scored, also those that need no pruning.
 
         follow  another engine's beams (ascending node numbers by level) to go on from instead of the own ones, for a replay
+        place   which tree of a forest, from 0; it keeps all leaves that it scored
         """
-        tree, ranking = self.bundle.tree, self.bundle.manifest.ranking
+        tree, ranking = self._alone[place].tree, self.bundle.manifest.ranking
         state_LS = self.states(queries.take(np.array([b])))[0]
-        eligible_N = self.eligible_nodes(params, b).eligible_N
+        eligible_N = self.eligible_nodes(params, b, place).eligible_N
         part_N = self.memory_parts(queries.array[b], eligible_N) if self._memory is not None else None
         kept_K, rank_K = np.zeros(1, np.int64), np.zeros(1, np.float32)
         start = tree.start_level(int(params.beam_size_B[b]))
@@ -105,7 +156,7 @@ class ReferenceEngine:
             candidates_C, parent_C = tree.children(kept_K)
             eligible_C = eligible_N[candidates_C]
             candidates_C, parent_C = candidates_C[eligible_C], parent_C[eligible_C]
-            logits_C = self.logits(state_LS, level, candidates_C)
+            logits_C = self.logits(state_LS, level, candidates_C, place)
             ranks_C = ranks_of(ranking, logits_C, rank_K[parent_C])
             keys_C = ranks_C if part_N is None else _sum(ranks_C, part_N[candidates_C])
             finite_C = np.isfinite(logits_C)
@@ -113,7 +164,9 @@ class ReferenceEngine:
             if scored:
                 present_C = finite_C & np.isfinite(ranks_C) & np.isfinite(keys_C)
                 candidates_C, ranks_C, keys_C = candidates_C[present_C], ranks_C[present_C], keys_C[present_C]
-            size = int(params.beam_size_B[b] if level < tree.height else params.m_B[b])
+            size = int(params.beam_size_B[b])
+            if level == tree.height:
+                size = int(params.m_B[b]) if len(self._alone) == 1 else len(candidates_C)
             best = np.sort(np.argsort(-keys_C, kind="stable")[:size])
             kept_K = candidates_C[best]
             steps.append(Step(level, candidates_C, ranks_C, keys_C, kept_K, bool(finite_C.all()) or not scored))
@@ -123,9 +176,9 @@ class ReferenceEngine:
             rank_K = ranks_C[best]
         return steps
 
-    def eligible_nodes(self, params: SearchParams, b: int) -> NodeMask:
-        """The nodes with an item below that query b's mask lets pass and that it does not exclude."""
-        tree = self.bundle.tree
+    def eligible_nodes(self, params: SearchParams, b: int, place: int = 0) -> NodeMask:
+        """The nodes of a tree with an item below that query b's mask lets pass and that it does not exclude."""
+        params, tree = params.of_tree(place), self._alone[place].tree
         mask = None if params.mask_B is None else params.mask_B[b]
         eligible_I = (every_item(tree) if mask is None else mask).eligible_N[tree.leaf_of_item]
         if params.exclude_BE is not None:
@@ -167,21 +220,21 @@ class ReferenceEngine:
             np.maximum.at(mem_N, tree.parent[nodes], mem_N[nodes])
         return np.float32(memory.key_weight) * mem_N.astype(np.float32)
 
-    def logits(self, state_LS: NDArray[np.float32], level: int, nodes_C: NDArray[np.int64]) -> NDArray[np.float32]:
+    def logits(self, state_LS: NDArray[np.float32], level: int, nodes_C: NDArray[np.int64], place: int = 0) -> NDArray[np.float32]:
         """float32[C]: the logits of nodes on one level; what no float32 can hold is infinite or NaN."""
         state_S = state_LS[level if len(state_LS) > 1 else 0]
         if len(nodes_C) == 0:
             return np.empty(0, np.float32)
         if isinstance(self.bundle.manifest.scorer, LinearScorer):
-            return self._products(state_S, nodes_C)
+            return self._products(state_S, nodes_C, place)
         inputs = {"query_state": state_S[None], "node_rows": self._rows_ND[nodes_C][None]}
         with np.errstate(over="ignore", invalid="ignore"):
             logits_BC = np.asarray(next(iter(self._scorer.run(None, inputs))), np.float32)
         return np.asarray(logits_BC[0])
 
-    def _products(self, features_F: NDArray[np.float32], nodes_C: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _products(self, features_F: NDArray[np.float32], nodes_C: NDArray[np.int64], place: int) -> NDArray[np.float32]:
         """float32[C]: bias + Σ weight · feature of nodes with linear scorers."""
-        chunks, tree = self.bundle.chunks, self.bundle.tree
+        tree, chunks = self.bundle.trees[place]
         logits_C = chunks.bias[nodes_C].astype(np.float64)
         parent_C = tree.parent[nodes_C]
         for parent in np.unique(parent_C):
@@ -204,6 +257,12 @@ def ranks_of(ranking: Ranking, logits_C: NDArray[np.float32], parent_rank_C: NDA
         return np.asarray(own_C + inherited_C, np.float32)
 
 
+def _log_mean(logs: list[float], trees: int) -> float:
+    """log((Σ e^log) / trees), as good for scores too small for a float."""
+    top = max(logs)
+    return top + math.log(sum(math.exp(log - top) for log in logs) / trees)
+
+
 def log_activation(activation: Activation, logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """The log of the sigmoid, or of a hinge: −max(0, 1 − v)^p."""
     if activation == "sigmoid":
@@ -214,12 +273,6 @@ def log_activation(activation: Activation, logits: NDArray[np.float32]) -> NDArr
 def _sum(ranks_C: NDArray[np.float32], parts_C: NDArray[np.float32]) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         return ranks_C + parts_C
-
-
-def best_leaves(last: Step, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-    """The top m leaves of the last level with their ranks and keys, best first; the lower node number wins a tie."""
-    order = np.argsort(-last.keys_C, kind="stable")[:m]
-    return last.candidates_C[order], last.ranks_C[order], last.keys_C[order]
 
 
 def _trace(paths: list[list[Step]]) -> tuple[LevelTrace, ...]:

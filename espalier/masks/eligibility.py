@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,12 @@ def node_mask(tree: Tree, eligible_I: NDArray[np.bool_]) -> NodeMask:
         else:
             np.logical_or.reduceat(down, tree.first_child[above.start : above.stop] - below.start, out=up)
     return NodeMask(eligible_N, items)
+
+
+def forest_mask(trees: Sequence[Tree], eligible_I: NDArray[np.bool_]) -> NodeMask:
+    """The nodes above eligible items (bool[I]) in each tree of a forest, or in the only tree. O(N) for each."""
+    first, *others = (node_mask(tree, eligible_I) for tree in trees)
+    return replace(first, others=tuple(others))
 
 
 def every_item(tree: Tree) -> NodeMask:

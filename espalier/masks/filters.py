@@ -15,7 +15,7 @@ import sys
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from operator import methodcaller
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
 from espalier.items import ItemTable
-from espalier.masks.eligibility import node_mask
+from espalier.masks.eligibility import forest_mask
 from espalier.search import NodeMask
 from espalier.tree import Tree
 
@@ -72,11 +72,12 @@ class Filter:
 class ItemFilters:
     """The filters of one model. Safe to use from several threads.
 
-    max_bytes  most that the kept masks take: N bytes each, and the filter itself. A larger one is built again each time.
+    trees      the model's only tree, or all of its forest
+    max_bytes  most that the kept masks take: N bytes each and tree, and the filter itself. A larger one is built again each time.
     """
 
-    def __init__(self, tree: Tree, items: ItemTable, max_bytes: int) -> None:
-        self._tree, self._items, self._max_bytes = tree, items, max_bytes
+    def __init__(self, trees: Sequence[Tree], items: ItemTable, max_bytes: int) -> None:
+        self._trees, self._items, self._max_bytes = trees, items, max_bytes
         kinds = {field: _kind(items.column(field).type) for field in items.fields}
         self._kinds: dict[str, Kind] = {field: kind for field, kind in kinds.items() if kind is not None}
         self._indices: dict[str, _Index] = {}
@@ -123,7 +124,7 @@ class ItemFilters:
         try:
             eligible_I = self._passing(filter)
             eligible_I[removed] = False
-            built = node_mask(self._tree, eligible_I)
+            built = forest_mask(self._trees, eligible_I)
         except BaseException as error:
             self._finish(filter, building, None)
             building.set_exception(error)
@@ -146,7 +147,7 @@ class ItemFilters:
             raise InvalidQuery("removed", bad, f"item rows from 0 to {len(self._items) - 1}")
         eligible_I = np.ones(len(self._items), np.bool_)
         eligible_I[rows] = False
-        standing = node_mask(self._tree, eligible_I) if len(rows) else None
+        standing = forest_mask(self._trees, eligible_I) if len(rows) else None
         with self._lock:
             self._removed, self._standing = np.unique(rows), standing
             self._masks.clear()
@@ -216,7 +217,7 @@ ENTRY_BYTES = 700
 
 
 def _cost(filter: Filter, mask: NodeMask) -> int:
-    return mask.eligible_N.nbytes + filter.size + ENTRY_BYTES
+    return mask.nbytes + filter.size + ENTRY_BYTES
 
 
 @dataclass(frozen=True)

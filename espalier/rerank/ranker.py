@@ -163,7 +163,7 @@ def golden_result(bundle: Bundle, golden: pa.Table) -> SearchResult:
     ranks_BM, keys_BM = np.full(shape, -np.inf, np.float32), np.full(shape, -np.inf, np.float32)
     for b, count in enumerate(count_B.tolist()):
         rows_BM[b, :count], ranks_BM[b, :count], keys_BM[b, :count] = rows[b], ranks[b], keys[b]
-    scores_BM = scores_of_ranks(bundle.manifest.ranking, keys_BM)
+    scores_BM = scores_of_ranks(bundle.manifest.result_ranking, keys_BM)
     return SearchResult(rows_BM, scores_BM, ranks_BM, keys_BM, count_B, np.ones(len(rows), np.bool_))
 
 

@@ -102,7 +102,7 @@ def _load(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: s
     engine = open_engine(bundle, settings.device, settings.engine, settings.threads, settings.precision)
     if runs_on_gpu(engine.name):
         metrics.watch_gpus(gpu_memory)
-    filters = ItemFilters(bundle.tree, bundle.items, settings.mask_cache_bytes)
+    filters = ItemFilters([alone.tree for alone in bundle.alone], bundle.items, settings.mask_cache_bytes)
     metrics.model_state(name, version, engine.name, ready=False)
     doing.append("answering its golden queries")
     overlap = verify_golden(bundle, engine)

@@ -135,7 +135,7 @@ class Replay:
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        search, ranking, golden = bundle.manifest.search, bundle.manifest.ranking, bundle.golden()
+        search, ranking, golden = bundle.manifest.search, bundle.manifest.result_ranking, bundle.golden()
         held_out = read_heldout(bundle, WINDOW)
         self._heldout, self._relevant = held_out.queries, held_out.relevant
         at_export = {m: recall_B for m, recall_B in sorted(held_out.recall_by_m.items()) if m <= search.max_m}

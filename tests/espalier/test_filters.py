@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import date
 from typing import Any
@@ -23,7 +23,7 @@ from espalier.checks.random_bundles import random_tree
 from espalier.errors import InvalidQuery
 from espalier.items import ItemTable
 from espalier.masks import filters as filters_module
-from espalier.masks.eligibility import node_mask
+from espalier.masks.eligibility import forest_mask, node_mask
 from espalier.masks.filters import ENTRY_BYTES, Filter, ItemFilters
 from espalier.search import NodeMask
 from espalier.tree import Tree
@@ -113,7 +113,7 @@ def test_a_mask_is_that_of_the_items_which_pass_by_definition(data: st.DataObjec
     wanted, barred = data.draw(filter_objects(table)), data.draw(filter_objects(table))
     removed = data.draw(st.lists(st.integers(0, len(table) - 1), max_size=4))
     tree = tree_over(len(table), seed)
-    filters = ItemFilters(tree, ItemTable.build(table), max_bytes=1 << 20)
+    filters = ItemFilters([tree], ItemTable.build(table), max_bytes=1 << 20)
     filters.set_removed(np.array(removed, np.int64))
     parsed, expected_I = filters.parse(wanted, barred), passing(table, wanted, barred)
     assert_array_equal(filters.matches(parsed, np.arange(len(table))), expected_I)
@@ -135,7 +135,7 @@ SHOP = pa.table(
 
 
 def shop(max_bytes: int = 1 << 20) -> ItemFilters:
-    return ItemFilters(tree_over(4), ItemTable.build(SHOP), max_bytes)
+    return ItemFilters([tree_over(4)], ItemTable.build(SHOP), max_bytes)
 
 
 def items_of(mask: NodeMask | None) -> list[str]:
@@ -218,7 +218,7 @@ def test_a_mask_that_was_built_is_found_without_building() -> None:
 
 
 class Builds:
-    """`node_mask`, counted. The next build waits for `hold` and raises `failure`, where a test has put one there."""
+    """`forest_mask`, counted. The next build waits for `hold` and raises `failure`, where a test has put one there."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -226,7 +226,7 @@ class Builds:
         self.hold: threading.Event | None = None
         self.failure: Exception | None = None
 
-    def __call__(self, tree: Tree, eligible_I: NDArray[np.bool_]) -> NodeMask:
+    def __call__(self, trees: Sequence[Tree], eligible_I: NDArray[np.bool_]) -> NodeMask:
         self.count += 1
         hold, self.hold = self.hold, None
         failure, self.failure = self.failure, None
@@ -234,13 +234,13 @@ class Builds:
         assert hold is None or hold.wait(10), "the test forgot to let the build go"
         if failure is not None:
             raise failure
-        return node_mask(tree, eligible_I)
+        return forest_mask(trees, eligible_I)
 
 
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch) -> Builds:
     counted = Builds()
-    monkeypatch.setattr(filters_module, "node_mask", counted)
+    monkeypatch.setattr(filters_module, "forest_mask", counted)
     return counted
 
 

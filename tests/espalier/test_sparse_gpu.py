@@ -22,8 +22,16 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
-from espalier.checks.random_bundles import make_linear_bundle, random_chunks, random_masks, random_queries, random_tree, sparse_rows
-from espalier.engines import open_engine
+from espalier.checks.random_bundles import (
+    make_linear_bundle,
+    random_chunks,
+    random_masks,
+    random_queries,
+    random_tree,
+    sparse_rows,
+    tree_over,
+)
+from espalier.engines import forest, open_engine
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.triton import chunk_tiles, device_lists
@@ -43,9 +51,10 @@ from training.linear.prepare import written_features
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
     pytest.skip("triton is not installed", allow_module_level=True)
 
+from espalier.engines.triton import gpu_engine
 from espalier.engines.triton.cells import FixedShapes, Tuning
 from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
-from espalier.engines.triton.linear_engine import FEATURES, SparseCudaEngine, device_bytes
+from espalier.engines.triton.linear_engine import FEATURES, SparseCudaEngine, device_bytes, open_sparse_cuda
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +78,7 @@ shapes = st.fixed_dictionaries(
 )
 
 
-def draw(folder: Path, shape: dict[str, Any], integer: bool) -> tuple[Bundle, QueryBatch, SearchParams]:
+def draw(folder: Path, shape: dict[str, Any], integer: bool, trees: int = 1) -> tuple[Bundle, QueryBatch, SearchParams]:
     rng = np.random.default_rng(shape["seed"])
     branching, height = shape["branching_height"]
     tree = random_tree(rng, height, branching, shape["ragged"], shape["empty_share"])
@@ -77,11 +86,12 @@ def draw(folder: Path, shape: dict[str, Any], integer: bool) -> tuple[Bundle, Qu
     activation: Activation = "l3-hinge" if integer and shape["activation"] == "sigmoid" else shape["activation"]
     own: Literal["logit", "log_activation"] = shape["own"]
     ranking = Ranking(activation=activation, own=own, gamma=shape["gamma"])
-    bundle = make_linear_bundle(folder, rng, tree, ranking, integer, f"m{rng.integers(1 << 60)}", shape["width"])
+    others = [tree_over(rng, tree.item_count, int(rng.integers(2, 9))) for _ in range(trees - 1)]
+    bundle = make_linear_bundle(folder, rng, tree, ranking, integer, f"m{rng.integers(1 << 60)}", shape["width"], others=others)
     batch = shape["batch"]
     queries = random_queries(rng, bundle, batch, integer)
     exclude = rng.integers(-1, tree.item_count, (batch, shape["exclude"])) if shape["exclude"] else None
-    masks = None if shape["passing"] is None else random_masks(rng, tree, batch, shape["passing"])
+    masks = None if shape["passing"] is None else random_masks(rng, tree, batch, shape["passing"], others)
     return bundle, queries, SearchParams(rng.integers(1, 13, batch), rng.integers(1, 30, batch), exclude, mask_B=masks)
 
 
@@ -380,3 +390,47 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(compiled) == len(launches)
     for entry in compiled:
         assert entry["stack_bytes"] == 0, entry
+
+
+@settings(max_examples=15)
+@given(shape=shapes, trees=st.integers(2, 3))
+def test_a_forest_equals_the_reference_exactly_with_integer_weights(
+    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], trees: int
+) -> None:
+    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True, trees=trees)
+    engine = open_sparse_cuda(bundle, "cpu", shapes=SHAPES)
+    assert engine.name == "sparse-cuda"
+    assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
+    engine.close()
+
+
+@settings(max_examples=8)
+@given(shape=shapes)
+def test_each_tree_of_a_forest_keeps_its_best_beams(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
+    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False, trees=2)
+    engine = open_sparse_cuda(bundle, "cpu", shapes=SHAPES)
+    assert_best_beams(engine, bundle, queries, params)
+    assert_alone_as_together(engine, queries, params)
+    engine.close()
+
+
+def test_warming_up_a_forest_builds_the_cells_of_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch for small beams; for large ones the smallest alone, since calls are cut to at most BLOCK scored leaves."""
+    rng = np.random.default_rng(5)
+    first = random_tree(rng, 3, 4)
+    others = [tree_over(rng, first.item_count, 3)]
+    bundle = make_linear_bundle(tmp_path, rng, first, L3_HINGE, others=others, max_beam_size=16, beam_size=4)
+    engines = [SparseCudaEngine(alone, "cpu", shapes=SHAPES, every_leaf=True) for alone in bundle.alone]
+    block = 3 * engines[0].most_leaves(2)
+    monkeypatch.setattr(gpu_engine, "BLOCK", block)
+    monkeypatch.setattr(forest, "BLOCK", block)
+    forest_engine = forest.ForestEngine(bundle, engines)
+    forest_engine.warm_up()
+    built = [engine.cell_count for engine in engines]
+    assert built[0] == 5 + 2  # beams of 1, 2, 4, 8, 16; batches of 3 for the first two
+    queries = random_queries(rng, bundle, 7)
+    for beam_size in (1, 3, 16):
+        forest_engine.search(queries, SearchParams.uniform(7, beam_size, 5))
+        forest_engine.prepare(SearchParams.uniform(1, beam_size, 5))
+    assert [engine.cell_count for engine in engines] == built
+    forest_engine.close()

@@ -5,6 +5,7 @@ Legend: B queries, M results.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,11 +18,10 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.heldout import RELEVANCE
-from espalier.chunks import Chunks
+from espalier.chunks import TreeChunks
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams
-from espalier.tree import Tree
 from training.data.csr import as_rows
 from training.data.relevance import distribution, is_graded, scale_of
 from training.evaluate import LabelledQueries, measure
@@ -44,7 +44,7 @@ class GoldenQueries:
     params: SearchParams
 
 
-def export(config: LinearConfig, choice: Choice, prepared: Prepared, tree: Tree, chunks: Chunks, path: Path) -> Bundle:
+def export(config: LinearConfig, choice: Choice, prepared: Prepared, trees: Sequence[TreeChunks], path: Path) -> Bundle:
     """Write the bundle of trained scorers to models/<name>/<version>/ and return it, verified and measured on the test queries.
 
     choice  the options that the scorers were trained with, and what they were chosen by
@@ -61,9 +61,9 @@ def export(config: LinearConfig, choice: Choice, prepared: Prepared, tree: Tree,
         columns[RELEVANCE] = pa.array(relevance[: len(held)], pa.list_(pa.float32()))
     heldout = pa.table(columns)
     queries = QueryBatch(prepared.kind, as_rows(test.points[known]))
-    content = LinearContent(
-        tree, chunks, prepared.items, unanswered(heldout, draft.query.kind), heldout, prepared.vectoriser, prepared.relevance.counts
-    )
+    golden = unanswered(heldout, draft.query.kind)
+    counts = prepared.relevance.counts
+    content = LinearContent(*trees[0], prepared.items, golden, heldout, prepared.vectoriser, counts, others=trees[1:])
     grades = Grades(relevance, scale_of(prepared.train.labels), prepared.relevance.inverse_propensity_I)
     labelled = LabelledQueries(queries, relevant, grades=grades)
     metrics = {} if choice.report is None else {"validation": choice.report}

@@ -1,4 +1,4 @@
-"""A whole training run of linear scorers: data, tree, scorers, bundle; resumable level by level."""
+"""A whole training run of linear scorers: data, trees, scorers, bundle; resumable level by level of each tree."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from espalier.bundle import Bundle
+from espalier.chunks import TreeChunks
 from espalier.errors import InvalidConfig
 from training.data.csr import Csr
 from training.data.xmc import LabelledPoints
@@ -39,12 +41,29 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     shape = Shape(config.tree.branching, config.tree.leaf_of(len(prepared.items)))
     choice = _choice(config, prepared, shape, threads, work / "chosen.json")
     log.info("C = %g, γ = %g, %.1f s after the start", choice.options.known_cost, choice.options.ranking.gamma, time.perf_counter() - begin)
-    tree = hierarchical_kmeans(prepared.labels, shape.branching, shape.max_leaf, config.seed, threads)
-    log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
-    with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
-        chunks = fit_linear(prepared.train, tree, choice.options, threads, config.seed, bar.update, work, prepared.centroids)
-    log.info("%d weights in %.1f MB, %.1f s", len(chunks.entry_weight), chunks.nbytes / 1e6, time.perf_counter() - begin)
-    return export(config, choice, prepared, tree, chunks, out)
+    trees = []
+    for place in range(config.tree.count):
+        seed = seed_of_tree(config.seed, place)
+        tree = hierarchical_kmeans(prepared.labels, shape.branching, shape.max_leaf, seed, threads)
+        log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
+        with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
+            kept = folder_of_tree(work, place)
+            chunks = fit_linear(prepared.train, tree, choice.options, threads, seed, bar.update, kept, prepared.centroids)
+        log.info("%d weights in %.1f MB, %.1f s", len(chunks.entry_weight), chunks.nbytes / 1e6, time.perf_counter() - begin)
+        trees.append(TreeChunks(tree, chunks))
+    return export(config, choice, prepared, trees, out)
+
+
+def seed_of_tree(seed: int, place: int) -> int:
+    """The seed of a forest's tree, from 0: the first has the run's own, so that it is the tree of a model of one."""
+    return seed if place == 0 else int(np.random.SeedSequence([seed, place]).generate_state(1)[0])
+
+
+def folder_of_tree(work: Path, place: int) -> Path:
+    """Where the trained levels of a forest's tree are kept: `work` itself for the first."""
+    folder = work if place == 0 else work / f"tree-{place + 1}"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def _choice(config: LinearConfig, prepared: Prepared, shape: Shape, threads: int, file: Path) -> Choice:

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from espalier.errors import InvalidConfig
-from espalier.manifest import Activation, ModelName, Ranking
+from espalier.manifest import MAX_TREES, Activation, ModelName, Ranking
 from espalier.text.blocks import TextBlock
 from training.specification.relevance import RelevanceOptions
 from training.specification.sections import SearchLimits, Section, default_kind
@@ -130,6 +130,12 @@ class LinearTree(Section):
         default=AUTO,
         description='most items of a leaf cluster, at least 2, or `"auto"`: 32, but no clusters for at most 1024 items, which '
         "one node scores as fast",
+    )
+    count: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_TREES,
+        description="trees of a forest, from different seeds. An item's score is the mean over them; time and size grow with it",
     )
 
     @field_validator("max_leaf", mode="before")

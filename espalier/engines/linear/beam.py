@@ -56,10 +56,11 @@ def search_queries(
 ) -> int:
     """Search the queries at `positions` among the eligible nodes (bool[N]; empty if all are).
 
-    queries  indptr, indices, values: the features; beam_size_B, m_B: int64[B]; excluded_BX: int64[B, X], −1 as padding
+    queries  indptr, indices, values: the features; beam_size_B, m_B: int64[B], an m of 0 brings all results that were scored, by node
+             number, without padding; excluded_BX: int64[B, X], −1 as padding
     tables, ranker, work   the fields of FeatureTables, Ranker and Workspace
-    out      nodes_BM int64, ranks_BM float32; a trace of each level: candidates_BHC int64, their ranks float32, kept_BHK int64, their ranks
-             float32, with no levels if there is no trace
+    out      nodes_BM int64, ranks_BM float32, count_B int64: how many a query has; a trace of each level: candidates_BHC int64, their ranks
+             float32, kept_BHK int64, their ranks float32, with no levels if there is no trace
 
     The tuples are plain ones, because numba takes twice as long to unpack named ones, 5 µs a call. Returns −1, or the position of a feature
     number out of range or of a value that is not finite, where the search stops.
@@ -72,7 +73,7 @@ def search_queries(
     table_from, is_direct, slot_feature, slot_location, dense_weight = tables[7:]
     last, gamma, power = ranker
     query_F, excluded_N, kept, kept_ranks, candidates, ranks, ordered, chosen = work
-    nodes_BM, ranks_BM, candidates_BHC, candidate_ranks_BHC, kept_BHK, kept_ranks_BHK = out
+    nodes_BM, ranks_BM, count_B, candidates_BHC, candidate_ranks_BHC, kept_BHK, kept_ranks_BHK = out
     one, zero, nan = np.float32(1), np.float32(0), np.float32(np.nan)
     filtered = len(eligible_N) > 0 or excluded_BX.shape[1] > 0
     for b in positions:
@@ -170,7 +171,7 @@ def search_queries(
                     for c in range(children):
                         candidates[total + c] = first + c
                     total += children
-            wanted = m_B[b] if is_last else beam_size_B[b]
+            wanted = beam_size_B[b] if not is_last else m_B[b] if m_B[b] > 0 else total
             count = best_positions(ranks, total, wanted, ordered, chosen)
             for k in range(count):
                 kept[k], kept_ranks[k] = candidates[chosen[k]], ranks[chosen[k]]
@@ -184,6 +185,11 @@ def search_queries(
         for x in range(excluded_BX.shape[1]):
             if excluded_BX[b, x] >= 0:
                 excluded_N[excluded_BX[b, x]] = False
+        count_B[b] = count
+        if m_B[b] == 0:
+            for k in range(count):
+                nodes_BM[b, k], ranks_BM[b, k] = kept[k], kept_ranks[k]
+            continue
         order = best_first(kept_ranks, count)
         for k in range(count):
             nodes_BM[b, k] = kept[order[k]]

@@ -40,7 +40,7 @@ NO_TRACE = tuple(np.empty((0, 0, 0), dtype) for dtype in (np.int64, np.float32, 
 class BeamParams:
     """How each query of a call is searched.
 
-    beam_size_B, m_B  int64[B], at least 1
+    beam_size_B, m_B  int64[B], at least 1; an m of 0 for all queries: every node of the last level that was scored
     groups            (query positions int64, eligible-node mask bool[N]) pairs. A mask of None makes every node eligible. None leaves all
                       queries unrestricted
     excluded_BX       int64[B, X]: nodes that each query must not visit besides, −1 as padding; None: no such nodes
@@ -75,10 +75,14 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """leaves_BM int64[B, M], best first, −1 as padding; ranks_BM float32[B, M], −inf there."""
+    """leaves_BM int64[B, M], best first, −1 as padding; ranks_BM float32[B, M], −inf there; count_B int64[B]: how many there are.
+
+    With an m of 0 they are in ascending order, and places past a query's count hold nothing that is meant.
+    """
 
     leaves_BM: NDArray[np.int64]
     ranks_BM: NDArray[np.float32]
+    count_B: NDArray[np.int64]
     trace: Trace | None = None
 
 
@@ -111,16 +115,16 @@ class ChunkSearch:
         Raises InvalidQuery where a number is below 1, features are not those of the scorers, or a value is not finite.
         """
         if len(queries) == 0:
-            return Found(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))
+            return Found(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), np.empty(0, np.int64))
+        largest = params.limits(np.max)
         for name, value in zip(("beam_size", "m"), params.limits(np.min), strict=True):
-            if value < 1:
+            if value < 1 and not (name == "m" and largest[1] == 0):
                 raise InvalidQuery(name, value, "at least 1")
         if queries.width != self._width:
             raise InvalidQuery("features", f"rows of {queries.width} features", f"rows of {self._width}")
-        largest = params.limits(np.max)
         if self._room != largest:
             self._make_room(*largest)
-        out = self._results(len(queries), largest[1], trace)
+        out = self._results(len(queries), largest[1] or self.most_results(largest[0]), trace)
         excluded_BX = NO_NODES if params.excluded_BX is None else params.excluded_BX
         arrays = read_only(queries.indptr, queries.indices, queries.values, params.beam_size_B, params.m_B, excluded_BX)
 
@@ -139,16 +143,24 @@ class ChunkSearch:
             if not np.isfinite(queries.values[wrong]):
                 raise InvalidQuery("features.values", float(queries.values[wrong]), "finite numbers")
             raise InvalidQuery("features.indices", int(queries.indices[wrong]), f"feature numbers from 0 to {self._width - 1}")
-        return Found(out[0], out[1], Trace(*out[2:]) if trace else None)
+        return Found(out[0], out[1], out[2], Trace(*out[3:]) if trace else None)
+
+    def most_results(self, beam_size: int) -> int:
+        """The most nodes of the last level that a search can score."""
+        return self._most_candidates(beam_size)[-1]
+
+    def _most_candidates(self, beam_size: int) -> list[int]:
+        """The most candidates of each level."""
+        candidates = [1]
+        for level in range(self._last):
+            kept = min(candidates[-1], beam_size)
+            candidates.append(min(kept * self._tree.max_children[level], self._tree.level_size(level + 1)))
+        return candidates
 
     def _make_room(self, beam_size: int, m: int) -> None:
         """Workspaces for the largest beam and the most candidates that such a search can have."""
-        last, kept, most, widest = self._last, 1, 1, 1
-        for level in range(last):
-            candidates = min(kept * self._tree.max_children[level], self._tree.level_size(level + 1))
-            most = max(most, candidates)
-            kept = min(candidates, beam_size if level + 1 < last else m)
-            widest = max(widest, kept)
+        candidates = self._most_candidates(beam_size)
+        most, widest = max(candidates), min(max(candidates), max(beam_size, m or candidates[-1]))
         sizes = (widest, np.int64), (widest, np.float32), (most, np.int64), (most, np.float32), (most, np.int32), (widest, np.int64)
         self._workspaces = [(*own, *(np.empty(size, dtype) for size, dtype in sizes)) for own in self._marks]
         self._room = beam_size, m
@@ -163,4 +175,4 @@ class ChunkSearch:
                 for size in (len(work.candidates), len(work.kept))
                 for missing, dtype in ((-1, np.int64), (-np.inf, np.float32))
             )
-        return np.empty((batch, m), np.int64), np.empty((batch, m), np.float32), *traced
+        return np.empty((batch, m), np.int64), np.empty((batch, m), np.float32), np.empty(batch, np.int64), *traced

@@ -8,24 +8,35 @@ Legend: B queries, X excluded nodes, N nodes, M results, H levels below the root
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Trace
+from espalier.engines.forest import ForestEngine, ScoredLeaves, refuse_forest
+from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Found, Trace
 from espalier.errors import InvalidQuery
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.queries import QueryBatch, blank_queries
 from espalier.scores import finish
-from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Engine, LevelTrace, SearchParams, SearchResult
 from espalier.trace import from_start_level
 
 
+def open_sparse_cpu(bundle: Bundle, threads: int = 1) -> Engine:
+    """The engine of a bundle of one tree, or of a forest."""
+    engines = [SparseCpuEngine(alone, threads) for alone in bundle.alone]
+    return ForestEngine(bundle, engines) if len(engines) > 1 else engines[0]
+
+
 class SparseCpuEngine:
-    """See the module. `rounding` bounds the difference of ranks whose float32 sums have another order, for logits of a few units."""
+    """See the module; of one tree. `rounding` bounds the difference of ranks whose float32 sums have another order, for logits of a
+    few units.
+    """
 
     name = "sparse-cpu"
     rounding = 1e-4
 
     def __init__(self, bundle: Bundle, threads: int = 1) -> None:
+        refuse_forest(bundle)
         self.bundle = bundle
         self._tree, self._ranking = bundle.tree, bundle.manifest.ranking
         self._search = ChunkSearch(self._tree, bundle.chunks, self._ranking, threads=threads)
@@ -45,19 +56,33 @@ class SparseCpuEngine:
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
         tree = self._tree
+        found, eligible_B = self._found(queries, params, params.m_B)
+        rows_BM = np.where(found.leaves_BM >= 0, tree.leaf_item[np.maximum(found.leaves_BM - tree.leaf_offset, 0)], NO_ITEM)
+        return finish(self._ranking, params.m_B, eligible_B, rows_BM, found.ranks_BM, self._trace(found, params))
+
+    def most_leaves(self, beam_size: int) -> int:
+        return self._search.most_results(beam_size)
+
+    def scored_leaves(self, queries: QueryBatch, params: SearchParams) -> ScoredLeaves:
+        found, eligible_B = self._found(queries, params, np.zeros(len(queries), np.int64))
+        return ScoredLeaves(found.leaves_BM, found.ranks_BM, found.count_B, eligible_B, self._trace(found, params))
+
+    def _found(self, queries: QueryBatch, params: SearchParams, m_B: NDArray[np.int64]) -> tuple[Found, NDArray[np.int64]]:
+        """The leaves of the queries and how many items are eligible; m_B as in `BeamParams`."""
         kind = self.bundle.manifest.query
         if queries.kind is not kind and queries.kind != kind:
             raise InvalidQuery("queries", queries.kind, str(self.bundle.manifest.query))
-        eligible = eligible_nodes(tree, params, len(queries), self._unrestricted)
+        eligible = eligible_nodes(self._tree, params, len(queries), self._unrestricted)
         excluded = eligible.excluded
         excluded_BX = None if excluded is None else np.concatenate([excluded.leaves_BX, excluded.inner_BX], axis=1)
         groups = None
         if any(mask is not None for mask in eligible.mask_B):
             groups = [(members, None if mask is None else mask.eligible_N) for members, mask in eligible.groups]
-        found = self._search.search(queries.features, BeamParams(params.beam_size_B, params.m_B, groups, excluded_BX), params.trace)
-        rows_BM = np.where(found.leaves_BM >= 0, tree.leaf_item[np.maximum(found.leaves_BM - tree.leaf_offset, 0)], NO_ITEM)
-        trace = None if found.trace is None else from_start_level(tree, params.beam_size_B, _levels(found.trace))
-        return finish(self._ranking, params.m_B, eligible.items_B, rows_BM, found.ranks_BM, trace)
+        found = self._search.search(queries.features, BeamParams(params.beam_size_B, m_B, groups, excluded_BX), params.trace)
+        return found, eligible.items_B
+
+    def _trace(self, found: Found, params: SearchParams) -> tuple[LevelTrace, ...] | None:
+        return None if found.trace is None else from_start_level(self._tree, params.beam_size_B, _levels(found.trace))
 
 
 def _levels(trace: Trace) -> tuple[LevelTrace, ...]:

@@ -153,12 +153,22 @@ class Beam:
         return nodes.astype(np.int64), ranks.copy(), keys.copy()
 
 
+def inner_slots(tree: Tree, bucket: int) -> tuple[int, list[int]]:
+    """The level that a cell's search begins with, and the nodes that are kept from the one above it (all of its nodes) to H − 1."""
+    start = tree.start_level(1 << bucket)
+    slots = [tree.level_size(start - 1)]
+    for level in range(start, tree.height):
+        slots.append(min((2 << bucket) - 1, slots[-1] * tree.max_children[level - 1]))
+    return start, slots
+
+
 class Cell(ABC, Generic[State]):
     """One batch size, beam bucket and m: static buffers, the launches over them, and on a GPU their CUDA graph.
 
     Memory between the launches comes from a pool that all cells of an engine share, since they run one after another.
 
-    batch, wanted  most queries of a call, most results of a query
+    batch, wanted  most queries of a call, most results of a query; 0: every leaf that is scored, by node number and in no order, with no
+                   result in places of leaves that are not eligible
     start          the level that the search begins with
     slots          nodes kept on each level, from the one above the start (all of its nodes) to the leaves
     inputs         on the device: the queries' numbers, and what `entries` names
@@ -167,15 +177,14 @@ class Cell(ABC, Generic[State]):
     """
 
     def __init__(self, context: CellContext, batch: int, bucket: int, wanted: int, entries: Entries) -> None:
-        self.context, self.batch, self._wanted = context, batch, wanted
+        self.context, self.batch = context, batch
         tree, device = context.tree, context.device
-        beam = (2 << bucket) - 1
         self.memory = context.memory_weight is not None
-        self.start = tree.start_level(1 << bucket)
-        self.slots = [tree.level_size(self.start - 1)]
-        for level in range(self.start, tree.height + 1):
-            most = self.slots[-1] * tree.max_children[level - 1]
-            self.slots.append(min(beam if level < tree.height else wanted, most))
+        self.start, inner = inner_slots(tree, bucket)
+        most = inner[-1] * tree.max_children[-1]
+        self._every_leaf = wanted == 0
+        self.slots = [*inner, min(wanted or most, most)]
+        self._wanted = wanted = wanted or most
         self.stride = max(self.slots)
         self.candidates = max(slots * children for slots, children in zip(self.slots, tree.max_children[self.start - 1 :], strict=False))
 
@@ -310,6 +319,13 @@ class Cell(ABC, Generic[State]):
         for place, level in enumerate(range(self.start, tree.height + 1)):
             candidates = self.slots[place] * tree.max_children[level - 1]
             self.score(level, self.slots[place], beams[0], found, state)
+            if level == tree.height and self._every_leaf:
+                self._found.copy_(found.nodes[:, : self._wanted])
+                self._found_ranks.copy_(found.ranks[:, : self._wanted])
+                if trace is not None:
+                    nodes, ranks, keys = found.part(count, candidates)
+                    trace.append(LevelTrace(level, nodes, ranks, nodes, ranks, keys, keys))
+                return
             self._select(found, candidates, beams[1], self.slots[place + 1], "beam_size" if level < tree.height else "m")
             beams.reverse()
             if trace is not None:

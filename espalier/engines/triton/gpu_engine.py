@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.bundle import Bundle
-from espalier.engines.triton.cells import Cell, CellContext, ExcludedLists, FixedShapes, Tables, Tuning
+from espalier.engines.forest import BLOCK, ScoredLeaves, refuse_forest
+from espalier.engines.triton.cells import Cell, CellContext, ExcludedLists, FixedShapes, Tables, Tuning, inner_slots
 from espalier.engines.triton.device_lists import DeviceMemory
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
-from espalier.masks.eligibility import eligible_nodes, every_item, unrestricted_mask
+from espalier.masks.eligibility import EligibleNodes, eligible_nodes, every_item, unrestricted_mask
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, blank_queries
 from espalier.scores import finish
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, Precision, SearchParams, SearchResult
@@ -45,12 +46,23 @@ def gpu_available() -> bool:
     return bool(torch.cuda.is_available())
 
 
+class _Found(NamedTuple):
+    """What the cells of a call found; keys are None where there is no memory."""
+
+    rows_BM: NDArray[np.int64]
+    ranks_BM: NDArray[np.float32]
+    keys_BM: NDArray[np.float32] | None
+    finite_B: NDArray[np.bool_]
+    trace: tuple[LevelTrace, ...]
+
+
 class GpuEngine(ABC, Generic[AnyCell]):
     """See the module.
 
     device       "cuda", or "cpu" under Triton's interpreter (TRITON_INTERPRET=1), for tests
     shapes, tuning  sizes of cells and kernels
     cuda_graphs  False: every launch goes out by itself, as compute-sanitizer wants it
+    every_leaf   of a forest: its cells bring all leaves that they score (`scored_leaves`), and there is no `search`
 
     Raises DeviceUnavailable when there is no GPU, UnsupportedGraph for a tree whose nodes 32 bits cannot number.
     """
@@ -59,8 +71,15 @@ class GpuEngine(ABC, Generic[AnyCell]):
     rounding: float
 
     def __init__(
-        self, bundle: Bundle, device: Literal["cuda", "cpu"], shapes: FixedShapes | None, tuning: Tuning | None, cuda_graphs: bool
+        self,
+        bundle: Bundle,
+        device: Literal["cuda", "cpu"],
+        shapes: FixedShapes | None,
+        tuning: Tuning | None,
+        cuda_graphs: bool,
+        every_leaf: bool = False,
     ) -> None:
+        refuse_forest(bundle)
         if device == "cuda" and not gpu_available():
             raise DeviceUnavailable(f"{self.name} needs a CUDA device, and torch finds none; install the `gpu` extra on a machine with one")
         tree = bundle.tree
@@ -77,6 +96,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
         self._cells: dict[tuple[int, int, int], AnyCell] = {}
         self._graphs = device == "cuda" and cuda_graphs
         self._memory: DeviceMemory | None = None
+        self._every_leaf = every_leaf
 
     @abstractmethod
     def new_cell(self, batch: int, bucket: int, wanted: int) -> AnyCell:
@@ -114,13 +134,18 @@ class GpuEngine(ABC, Generic[AnyCell]):
         for batch in self.shapes.batches:
             queries = blank_queries(self.bundle.manifest.query, batch)
             for bucket in range(limits.max_beam_size.bit_length()):
+                if self._every_leaf:
+                    beam_size = min(1 << bucket, limits.max_beam_size)
+                    if batch == self.shapes.batches[0] or batch * self.most_leaves(beam_size) <= BLOCK:
+                        self.scored_leaves(queries, SearchParams.uniform(batch, beam_size, 1))
+                    continue
                 for m in sorted({min(m, limits.max_m) for m in (*self.shapes.m_sizes, limits.max_m)}):
                     self.search(queries, SearchParams.uniform(batch, min(1 << bucket, limits.max_beam_size), m))
 
     def prepare(self, params: SearchParams) -> None:
         with self.running():
             for members, bucket in self._groups(params):
-                self.cell(len(members), bucket, int(params.m_B[members].max()))
+                self.cell(len(members), bucket, 0 if self._every_leaf else int(params.m_B[members].max()))
 
     def close(self) -> None:
         """Free what is on the device, the cells one by one: a hundred CUDA graphs at once would hold the interpreter."""
@@ -150,20 +175,41 @@ class GpuEngine(ABC, Generic[AnyCell]):
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
-        tree = self.bundle.tree
         self.check(queries)
-        eligible = eligible_nodes(tree, params, len(queries), self._unrestricted)
-        masks = eligible.mask_B
+        eligible = eligible_nodes(self.bundle.tree, params, len(queries), self._unrestricted)
+        found = self._run(queries, params, eligible, int(params.m_B.max(initial=0)))
+        finite_B = found.finite_B if isinstance(queries.kind, VectorKind) else None
+        ranking = self.bundle.manifest.ranking
+        result = finish(ranking, params.m_B, eligible.items_B, found.rows_BM, found.ranks_BM, None, finite_B, found.keys_BM)
+        return replace(result, trace=found.trace) if params.trace else result
+
+    def most_leaves(self, beam_size: int) -> int:
+        """The most leaves that the cell of a beam scores."""
+        tree = self.bundle.tree
+        return inner_slots(tree, beam_size.bit_length() - 1)[1][-1] * tree.max_children[-1]
+
+    def scored_leaves(self, queries: QueryBatch, params: SearchParams) -> ScoredLeaves:
+        """All leaves that the queries' beams lead to, see `TreeEngine`."""
+        self.check(queries)
+        eligible = eligible_nodes(self.bundle.tree, params, len(queries), self._unrestricted)
+        width = self.most_leaves(int(params.beam_size_B.max(initial=1)))
+        found = self._run(queries, params, eligible, width)
+        count_B = np.full(len(queries), width, np.int64)
+        return ScoredLeaves(found.rows_BM, found.ranks_BM, count_B, eligible.items_B, found.trace if params.trace else None)
+
+    def _run(self, queries: QueryBatch, params: SearchParams, eligible: EligibleNodes, width: int) -> _Found:
+        """What the cells find for each query, in arrays of this width."""
+        tree, masks = self.bundle.tree, eligible.mask_B
         lists = ExcludedLists.of(eligible.excluded, len(queries), tree.node_count)
         long_B = lists.count_B > self.shapes.excluded
-        shape = len(queries), int(params.m_B.max(initial=0))
+        shape = len(queries), width
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
         keys_BM = None if self._memory is None else ranks_BM.copy()
         finite_B = np.ones(len(queries), np.bool_)
         levels: list[tuple[NDArray[np.int64], list[LevelTrace]]] = []
         with self.running():
             for members, bucket in self._groups(params):
-                cell = self.cell(len(members), bucket, int(params.m_B[members].max()))
+                cell = self.cell(len(members), bucket, 0 if self._every_leaf else int(params.m_B[members].max()))
                 addresses_B, held = self._addresses([masks[b] for b in members.tolist()])
                 for place in np.flatnonzero(long_B[members]).tolist():
                     held.append(self._without(masks[members[place]], lists.of_query(int(members[place]))))
@@ -174,16 +220,13 @@ class GpuEngine(ABC, Generic[AnyCell]):
                     cell.fill_memory(self._memory.put(np.asarray(own.array, np.int64), eligible.take(members)))
                 rows, ranks, keys, finite_B[members], trace = cell.run(len(members), params.trace)
                 del held  # until here, so that no mask goes while its address is in use
-                width = min(rows.shape[1], shape[1])
-                rows_BM[members, :width], ranks_BM[members, :width] = rows[:, :width], ranks[:, :width]
+                own_width = min(rows.shape[1], width)
+                rows_BM[members, :own_width], ranks_BM[members, :own_width] = rows[:, :own_width], ranks[:, :own_width]
                 if keys_BM is not None:
-                    keys_BM[members, :width] = keys[:, :width]
+                    keys_BM[members, :own_width] = keys[:, :own_width]
                 levels.append((members, trace))
-        vectors_finite_B = finite_B if isinstance(queries.kind, VectorKind) else None
-        result = finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, None, vectors_finite_B, keys_BM)
-        if not params.trace:
-            return result
-        return replace(result, trace=from_start_level(tree, params.beam_size_B, _merged(levels, len(queries))))
+        traced = from_start_level(tree, params.beam_size_B, _merged(levels, len(queries))) if params.trace else ()
+        return _Found(rows_BM, ranks_BM, keys_BM, finite_B, traced)
 
     def _groups(self, params: SearchParams) -> list[tuple[NDArray[np.int64], int]]:
         """Which queries (int64 positions) share a run, and their beam bucket."""
@@ -196,9 +239,10 @@ class GpuEngine(ABC, Generic[AnyCell]):
         return groups
 
     def cell(self, batch: int, bucket: int, wanted: int) -> AnyCell:
-        """The cell for at most `batch` queries of beams in [2^bucket, 2^(bucket + 1) − 1] and at most `wanted` results."""
+        """The cell for at most `batch` queries of beams in [2^bucket, 2^(bucket + 1) − 1] and at most `wanted` results; 0: every leaf."""
         size = next(size for size in self.shapes.batches if size >= batch)
-        wanted = min(next((m for m in self.shapes.m_sizes if m >= wanted), 1 << (wanted - 1).bit_length()), self.bundle.tree.leaf_count)
+        if wanted:
+            wanted = min(next((m for m in self.shapes.m_sizes if m >= wanted), 1 << (wanted - 1).bit_length()), self.bundle.tree.leaf_count)
         cell = self._cells.get((size, bucket, wanted))
         if cell is None:
             cell = self.new_cell(size, bucket, wanted)

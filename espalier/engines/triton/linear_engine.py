@@ -20,6 +20,7 @@ import triton
 from torch import Tensor
 
 from espalier.bundle import Bundle
+from espalier.engines.forest import ForestEngine
 from espalier.engines.linear.chunk_search import POWERS
 from espalier.engines.triton.cells import Beam, Cell, Entries, FixedShapes, Tuning, is_ragged
 from espalier.engines.triton.chunk_tiles import TILE, TileSizes, laid_out
@@ -28,12 +29,29 @@ from espalier.engines.triton.gpu_engine import DTYPES, GpuEngine
 from espalier.engines.triton.kernels.score_chunks import score_chunks_kernel, score_level_kernel
 from espalier.errors import InvalidQuery
 from espalier.queries import QueryBatch
-from espalier.search import Precision
+from espalier.search import Engine, Precision
 
 ROUNDING: dict[Precision, float] = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}
 """Largest differences of ranks, for logits of a few units."""
 FEATURES = 64
 """Features of a query that are looked up at once. The order of a score's sum depends on it, so it must not be tuned."""
+
+
+def open_sparse_cuda(
+    bundle: Bundle, device: Literal["cuda", "cpu"] = "cuda", precision: Precision = "float32", shapes: FixedShapes | None = None
+) -> Engine:
+    """The engine of a bundle of one tree, or of a forest, whose trees are searched one after the other."""
+    if not bundle.manifest.trees:
+        return SparseCudaEngine(bundle, device, precision, shapes)
+    engines: list[SparseCudaEngine] = []
+    try:
+        for alone in bundle.alone:
+            engines.append(SparseCudaEngine(alone, device, precision, shapes, every_leaf=True))
+    except BaseException:
+        for opened in engines:
+            opened.close()
+        raise
+    return ForestEngine(bundle, engines)
 
 
 class SparseCudaEngine(GpuEngine["FeatureCell"]):
@@ -43,6 +61,7 @@ class SparseCudaEngine(GpuEngine["FeatureCell"]):
     precision  of the weights; sums are float32 in any case
     shapes, tuning  sizes of cells and kernels
     cuda_graphs   False: every launch goes out by itself, as compute-sanitizer wants it
+    every_leaf    see `GpuEngine`
 
     Raises DeviceUnavailable when there is no GPU or too little memory on it.
     """
@@ -57,8 +76,9 @@ class SparseCudaEngine(GpuEngine["FeatureCell"]):
         shapes: FixedShapes | None = None,
         tuning: Tuning | None = None,
         cuda_graphs: bool = True,
+        every_leaf: bool = False,
     ) -> None:
-        super().__init__(bundle, device, shapes, tuning, cuda_graphs)
+        super().__init__(bundle, device, shapes, tuning, cuda_graphs, every_leaf)
         self.rounding = ROUNDING[precision]
         ranking = bundle.manifest.ranking
         self.power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1

@@ -1,0 +1,221 @@
+"""Forests: each tree is searched by an engine of its own, and an item's score is the mean over the trees of its score in each.
+
+A tree that did not score an item counts as 0. All leaves that a tree's beam scored take part, before any cut to m, so the answer to m = 5
+begins the answer to m = 50. The result's rank is the log of the mean score; ties go to the lower item row.
+
+Legend: B queries, C leaves that a tree scored, X scored (item, tree) pairs of a query, I items, M results.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.errors import BundleCorrupt
+from espalier.queries import QueryBatch, blank_queries
+from espalier.scores import finish, log_scores
+from espalier.search import NO_ITEM, Engine, LevelTrace, SearchParams, SearchResult
+
+Array = NDArray[Any]
+BLOCK = 1 << 20
+"""Scored leaves that are held at a time, unless one query has more."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredLeaves:
+    """Every leaf that a tree's search scored, in no particular order.
+
+    leaves_BC   int64[B, C]     node numbers, −1 where a place is empty; places from count_B on are not looked at
+    ranks_BC    float32[B, C]
+    count_B     int64[B]
+    eligible_B  int64[B]        how many items are eligible
+    """
+
+    leaves_BC: NDArray[np.int64]
+    ranks_BC: NDArray[np.float32]
+    count_B: NDArray[np.int64]
+    eligible_B: NDArray[np.int64]
+    trace: tuple[LevelTrace, ...] | None
+
+
+class TreeEngine(Engine, Protocol):
+    """An engine that can give all that it scored."""
+
+    def most_leaves(self, beam_size: int) -> int:
+        """The most leaves that the search of a query can score."""
+        ...
+
+    def scored_leaves(self, queries: QueryBatch, params: SearchParams) -> ScoredLeaves:
+        """All leaves that the queries' beams lead to; `params.m_B` changes nothing."""
+        ...
+
+
+class ForestEngine:
+    """Searches a bundle of several trees; see the module. Its name and rounding are those of its trees' engines.
+
+    engines  one for each of `bundle.alone`
+    """
+
+    def __init__(self, bundle: Bundle, engines: Sequence[TreeEngine]) -> None:
+        self.bundle, self._engines = bundle, tuple(engines)
+        self._trees = [alone.tree for alone in bundle.alone]
+        self._place_I = np.full(bundle.manifest.tree.items, -1, np.int32)
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return self._engines[0].name
+
+    @property
+    def rounding(self) -> float:
+        return self._engines[0].rounding
+
+    def warm_up(self) -> None:
+        """Build what each tree's search needs, and compile the mean."""
+        for engine in self._engines:
+            engine.warm_up()
+        self.search(blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
+
+    def prepare(self, params: SearchParams) -> None:
+        for place, engine in enumerate(self._engines):
+            engine.prepare(params.of_tree(place))
+
+    def close(self) -> None:
+        for engine in self._engines:
+            engine.close()
+
+    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
+        params.check(len(queries), self.bundle.manifest.tree.items)
+        shape = len(queries), int(params.m_B.max(initial=0))
+        rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
+        eligible_B = np.zeros(len(queries), np.int64)
+        most = sum(engine.most_leaves(int(params.beam_size_B.max(initial=1))) for engine in self._engines)
+        block = len(queries) if params.trace else max(1, BLOCK // most)
+        traces: list[tuple[LevelTrace, ...]] = []
+        for begin in range(0, len(queries), max(block, 1)):
+            part = slice(begin, begin + block)
+            own, knobs = queries, params
+            if block < len(queries):
+                members = np.arange(len(queries))[part]
+                own, knobs = queries.take(members), params.take(members)
+            leaves = [engine.scored_leaves(own, knobs.of_tree(place)) for place, engine in enumerate(self._engines)]
+            self._write_means(leaves, knobs.m_B, rows_BM[part], ranks_BM[part])
+            eligible_B[part] = leaves[0].eligible_B
+            traces = [tree.trace for tree in leaves if tree.trace is not None]
+        result = finish(self.bundle.manifest.result_ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
+        return replace(result, trace=traces[0], other_traces=tuple(traces[1:])) if traces else result
+
+    def _write_means(
+        self, leaves: Sequence[ScoredLeaves], m_B: NDArray[np.int64], rows_BM: NDArray[np.int64], ranks_BM: NDArray[np.float32]
+    ) -> None:
+        """Write the best items of each query and the logs of their mean scores."""
+        shape = len(m_B), sum(int(tree.count_B.max(initial=0)) for tree in leaves)
+        items_BX, ranks_BX, count_B = np.empty(shape, np.int64), np.empty(shape, np.float32), np.zeros(len(m_B), np.int64)
+        for tree, found in zip(self._trees, leaves, strict=True):
+            _append(found.leaves_BC, found.ranks_BC, found.count_B, tree.leaf_item, tree.leaf_offset, items_BX, ranks_BX, count_B)
+        for b, count in enumerate(count_B.tolist()):  # places past the count are not initialised
+            ranks_BX[b, count:] = -np.inf
+        logs_BX = log_scores(self.bundle.manifest.ranking, ranks_BX)
+        with self._lock:
+            _best_means(items_BX, logs_BX, count_B, len(leaves), m_B, self._place_I, rows_BM, ranks_BM)
+
+
+def refuse_forest(bundle: Bundle) -> None:
+    """Raise BundleCorrupt where an engine of one tree is given several, of which it would search the first alone."""
+    if bundle.manifest.trees:
+        raise BundleCorrupt(f"{bundle.path}: a forest of {1 + len(bundle.manifest.trees)} trees, expected one of `Bundle.alone`")
+
+
+@njit(cache=True, nogil=True)
+def _append(
+    leaves_BC: Array, ranks_BC: Array, found_B: Array, leaf_item: Array, leaf_offset: int, items_BX: Array, ranks_BX: Array, count_B: Array
+) -> None:
+    """Put the items of a tree's leaves behind those of the trees before it."""
+    for b in range(len(count_B)):
+        at = count_B[b]
+        for c in range(found_B[b]):
+            if leaves_BC[b, c] >= 0:
+                items_BX[b, at], ranks_BX[b, at] = leaf_item[leaves_BC[b, c] - leaf_offset], ranks_BC[b, c]
+                at += 1
+        count_B[b] = at
+
+
+@njit(cache=True, nogil=True)
+def _best_means(
+    items_BX: Array, logs_BX: Array, count_B: Array, trees: int, m_B: Array, place_I: Array, rows_BM: Array, ranks_BM: Array
+) -> None:
+    """The best m of each query's items by log((Σ_t e^log_t) / trees), rounded to float32; ties go to the lower item row.
+
+    place_I  int32[I] of −1, before and after: where an item is among those of the current query
+
+    Sums are relative to an item's largest log, so that scores too small for float64 keep their order. The best m are a heap of (rank,
+    −item) pairs, each in one integer; its root is the worst.
+    """
+    width = items_BX.shape[1]
+    item_of, top_of, sum_of = np.empty(width, np.int64), np.empty(width, np.float64), np.empty(width, np.float64)
+    heap = np.empty(rows_BM.shape[1], np.int64)
+    for b in range(len(count_B)):
+        items = 0
+        for x in range(count_B[b]):
+            item, log = items_BX[b, x], logs_BX[b, x]
+            place = place_I[item]
+            if place < 0:
+                place_I[item] = items
+                item_of[items], top_of[items], sum_of[items] = item, log, 0.0
+                items += 1
+            elif log > top_of[place]:
+                top_of[place] = log
+        for x in range(count_B[b]):
+            place = place_I[items_BX[b, x]]
+            below = logs_BX[b, x] - top_of[place]
+            sum_of[place] += np.exp(below) if below < 0 else 1.0
+        size = 0
+        for place in range(items):
+            place_I[item_of[place]] = -1
+            bits = np.float32(top_of[place] + np.log(sum_of[place] / trees)).view(np.int32)
+            bits ^= (bits >> 31) & 0x7FFFFFFF  # integers in the order of the ranks; −0, which equals 0, would be −1
+            key = (np.int64(bits + (bits == -1)) << 32) | (np.int64(0xFFFFFFFF) - item_of[place])
+            if size < m_B[b]:
+                size = _pushed(heap, size, key)
+            elif key > heap[0]:
+                _sift_down(heap, size, key)
+        for last in range(size - 1, -1, -1):
+            key = heap[0]
+            _sift_down(heap, last, heap[last])
+            ordered = np.int32(key >> 32)
+            rows_BM[b, last] = np.int64(0xFFFFFFFF) - (key & np.int64(0xFFFFFFFF))
+            ranks_BM[b, last] = np.int32(ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(np.float32)
+
+
+@njit(cache=True, nogil=True)
+def _pushed(heap: Array, size: int, key: Any) -> int:
+    """Put a key into a heap whose root is the smallest; the heap's new size."""
+    place = size
+    while place > 0 and heap[(place - 1) // 2] > key:
+        heap[place] = heap[(place - 1) // 2]
+        place = (place - 1) // 2
+    heap[place] = key
+    return size + 1
+
+
+@njit(cache=True, nogil=True)
+def _sift_down(heap: Array, size: int, key: Any) -> None:
+    """Put a key in the place of the root of a heap of `size` keys."""
+    place = 0
+    while 2 * place + 1 < size:
+        child = 2 * place + 1
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= key:
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = key

@@ -1,0 +1,303 @@
+"""Forests: engines search each tree and rank by the mean of an item's scores; bundles of several trees are written, read and checked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from espalier.bundle import Bundle
+from espalier.bundle_writer import LinearContent, with_parts, write_bundle
+from espalier.checks.random_bundles import make_linear_bundle, random_chunks, random_masks, random_queries, random_tree, tree_over
+from espalier.chunks import TreeChunks
+from espalier.engines import forest, open_engine
+from espalier.engines.linear.engine import SparseCpuEngine, open_sparse_cpu
+from espalier.engines.reference import ReferenceEngine
+from espalier.errors import BundleCorrupt, InvalidQuery
+from espalier.manifest import MAX_TREES, Activation, Calibration, Manifest, ManifestDraft, Ranking
+from espalier.masks.eligibility import forest_mask, node_mask
+from espalier.queries import QueryBatch
+from espalier.scores import log_scores, scores_of_ranks
+from espalier.search import NO_ITEM, SearchParams
+from espalier.tree import Tree
+from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, eligible_rows
+
+SIGMOID = Ranking(own="log_activation", gamma=1)
+
+shapes = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32 - 1),
+        "branching_height": st.sampled_from([(2, 5), (3, 3), (8, 2), (32, 2), (2, 1)]),
+        "trees": st.integers(2, 4),
+        "empty_share": st.sampled_from([0.0, 0.2, 0.9]),
+        "own": st.sampled_from(["logit", "log_activation"]),
+        "activation": st.sampled_from(["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge"]),
+        "gamma": st.sampled_from([0.0, 0.5, 1.0]),
+        "exclude": st.sampled_from([0, 3, 40]),
+        "passing": st.sampled_from([None, 0.0, 0.05, 0.5]),
+        "width": st.sampled_from([1, 20, 300]),
+        "threads": st.sampled_from([1, 2]),
+        "batch": st.sampled_from([1, 3, 40]),
+    }
+)
+
+
+def draw(folder: Path, shape: dict[str, Any], integer: bool) -> tuple[Bundle, QueryBatch, SearchParams]:
+    rng = np.random.default_rng(shape["seed"])
+    branching, height = shape["branching_height"]
+    tree = random_tree(rng, height, branching, empty_share=shape["empty_share"])
+    others = [tree_over(rng, tree.item_count, int(rng.integers(2, 9))) for _ in range(shape["trees"] - 1)]
+    # whole numbers stay whole in the logits and hinges alone
+    activation: Activation = "l3-hinge" if integer and shape["activation"] == "sigmoid" else shape["activation"]
+    own: Literal["logit", "log_activation"] = shape["own"]
+    ranking = Ranking(activation=activation, own=own, gamma=shape["gamma"])
+    bundle = make_linear_bundle(folder, rng, tree, ranking, integer, f"m{rng.integers(1 << 60)}", shape["width"], others=others)
+    batch = shape["batch"]
+    queries = random_queries(rng, bundle, batch, integer)
+    exclude = rng.integers(-1, tree.item_count, (batch, shape["exclude"])) if shape["exclude"] else None
+    masks = None if shape["passing"] is None else random_masks(rng, tree, batch, shape["passing"], others)
+    return bundle, queries, SearchParams(rng.integers(1, 40, batch), rng.integers(1, 50, batch), exclude, mask_B=masks)
+
+
+def some_forest(folder: Path, trees: int = 3, ranking: Ranking = SIGMOID) -> Bundle:
+    rng = np.random.default_rng(5)
+    tree = random_tree(rng, 3, 4, empty_share=0.1)
+    others = [tree_over(rng, tree.item_count, 3 + place) for place in range(trees - 1)]
+    return make_linear_bundle(folder, rng, tree, ranking, integer=False, others=others)
+
+
+@given(shape=shapes)
+def test_the_cpu_engine_equals_the_reference_exactly_with_integer_weights(
+    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]
+) -> None:
+    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
+    engine = open_sparse_cpu(bundle, shape["threads"])
+    assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
+    engine.close()
+
+
+@given(shape=shapes)
+def test_each_trees_kept_beams_are_the_best_with_real_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
+    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape | {"batch": min(shape["batch"], 3)}, integer=False)
+    queries = QueryBatch(queries.kind, replace(queries.features, values=queries.features.values / np.float32(4)))
+    engine = open_sparse_cpu(bundle, shape["threads"])
+    assert_best_beams(engine, bundle, queries, params)
+    assert_alone_as_together(engine, queries, params)
+    engine.close()
+
+
+@given(shape=shapes)
+def test_a_beam_of_at_least_m_brings_min_of_m_and_eligible(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
+    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
+    params = SearchParams(np.maximum(params.beam_size_B, params.m_B), params.m_B, params.exclude_BE, mask_B=params.mask_B)
+    result = open_sparse_cpu(bundle).search(queries, params)
+    for b in range(len(queries)):
+        eligible = eligible_rows(bundle, params, b)
+        rows = result.item_rows_BM[b][: result.count_B[b]].tolist()
+        assert len(rows) == len(set(rows)) == min(params.m_B[b], len(eligible))
+        assert set(rows) <= eligible
+        assert result.complete_B[b]
+
+
+@given(shape=shapes, m=st.integers(1, 30))
+def test_a_shorter_answer_begins_the_longer_one(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], m: int) -> None:
+    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
+    engine = open_sparse_cpu(bundle)
+    short, long = (engine.search(queries, replace(params, m_B=np.full(len(queries), wanted))) for wanted in (m, 5 * m))
+    for name in ("item_rows_BM", "ranks_BM", "scores_BM"):
+        assert_array_equal(getattr(short, name), getattr(long, name)[:, :m])
+
+
+def test_a_score_is_the_mean_over_the_trees_and_0_where_a_tree_did_not_score_the_item(tmp_path: Path) -> None:
+    bundle = some_forest(tmp_path)
+    queries = random_queries(np.random.default_rng(1), bundle, 4)
+    params = SearchParams.uniform(4, 2, 100)
+    alone = [SparseCpuEngine(tree).search(queries, params) for tree in bundle.alone]
+    together = open_engine(bundle, "cpu").search(queries, params)
+    for b in range(4):
+        mean: dict[int, float] = {}
+        for result in alone:
+            for row, score in zip(result.item_rows_BM[b].tolist(), result.scores_BM[b].tolist(), strict=True):
+                if row != NO_ITEM:
+                    mean[row] = mean.get(row, 0.0) + score / 3
+        best = sorted(mean, key=lambda row: -mean[row])
+        rows = together.item_rows_BM[b, : together.count_B[b]].tolist()
+        assert rows == best
+        assert len(best) > max(int(result.count_B[b]) for result in alone)  # trees score different items
+        assert_allclose(together.scores_BM[b, : len(rows)], [mean[row] for row in rows], rtol=1e-5)
+        assert_allclose(np.exp(together.ranks_BM[b, : len(rows)]), together.scores_BM[b, : len(rows)], rtol=1e-6)
+
+
+def test_items_of_equal_scores_come_by_item_row(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    trees = [tree_over(rng, 9, 3) for _ in range(2)]
+    bundle = make_linear_bundle(tmp_path, rng, trees[0], SIGMOID, others=trees[1:], width=2)
+    silent = random_queries(rng, bundle, 1)
+    silent = QueryBatch(silent.kind, replace(silent.features, values=np.zeros_like(silent.features.values)))
+    level = [TreeChunks(tree, replace(chunks, bias=np.zeros_like(chunks.bias))) for tree, chunks in bundle.trees]
+    heights = {tree.height for tree in trees}
+    assert heights == {trees[0].height}
+    even = write_bundle(tmp_path / "linear" / "2", _draft(bundle), _content(bundle, level))
+    result = open_sparse_cpu(even).search(silent, SearchParams.uniform(1, 9, 9))
+    assert result.item_rows_BM[0].tolist() == list(range(9))
+    assert_same(result, ReferenceEngine(even).search(silent, SearchParams.uniform(1, 9, 9)))
+
+
+def test_scores_too_small_for_floats_keep_their_order(tmp_path: Path) -> None:
+    """Hinges of large negative products: scores of e^−1000 are 0, and their ranks are not."""
+    bundle = some_forest(tmp_path, ranking=Ranking(activation="l3-hinge", own="log_activation", gamma=1))
+    queries = random_queries(np.random.default_rng(2), bundle, 3)
+    queries = QueryBatch(queries.kind, replace(queries.features, values=queries.features.values * np.float32(60)))
+    engine, params = open_sparse_cpu(bundle), SearchParams.uniform(3, 30, 200)
+    result = engine.search(queries, params)
+    assert np.any(result.ranks_BM[result.item_rows_BM >= 0] < -1000)
+    expected = ReferenceEngine(bundle).search(queries, params)
+    assert_allclose(result.ranks_BM, expected.ranks_BM, rtol=1e-4)
+    assert result.complete_B.all()
+
+
+def test_logs_of_scores_are_those_of_the_scores() -> None:
+    ranks = np.array([-30, -3, -0.5, 0.0], np.float32)
+    for ranking in (
+        SIGMOID,
+        Ranking(own="logit", gamma=0),
+        Ranking(own="logit", gamma=0.5, calibration=Calibration(slope=2, intercept=-1, knots=((-4, -9), (0, 1)))),
+    ):
+        assert_allclose(np.exp(log_scores(ranking, ranks)), scores_of_ranks(ranking, ranks), rtol=1e-6, atol=1e-40)
+        far = log_scores(ranking, np.array([-1e30, -np.inf], np.float32))
+        assert np.isfinite(far[0])
+        assert far[1] == -np.inf
+
+
+def test_a_large_call_is_searched_in_blocks_and_answers_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = some_forest(tmp_path)
+    rng = np.random.default_rng(7)
+    queries = random_queries(rng, bundle, 23)
+    masks = random_masks(rng, bundle.tree, 23, 0.5, [tree for tree, _ in bundle.trees[1:]])
+    params = SearchParams(rng.integers(1, 20, 23), rng.integers(1, 20, 23), mask_B=masks)
+    engine = open_sparse_cpu(bundle)
+    whole = engine.search(queries, params)
+    monkeypatch.setattr(forest, "BLOCK", 500)
+    sizes: list[int] = []
+    search = SparseCpuEngine.scored_leaves
+
+    def counted(self: SparseCpuEngine, part: QueryBatch, knobs: SearchParams) -> forest.ScoredLeaves:
+        sizes.append(len(part))
+        return search(self, part, knobs)
+
+    monkeypatch.setattr(SparseCpuEngine, "scored_leaves", counted)
+    assert_same(engine.search(queries, params), whole)
+    assert len(sizes) > 3
+    assert sum(sizes) == 3 * 23
+
+
+def test_no_queries_bring_no_answers(tmp_path: Path) -> None:
+    bundle = some_forest(tmp_path)
+    queries = random_queries(np.random.default_rng(1), bundle, 3).take(np.empty(0, np.int64))
+    assert open_sparse_cpu(bundle).search(queries, SearchParams.uniform(0, 1, 1)).item_rows_BM.shape[0] == 0
+
+
+def test_a_mask_must_be_of_every_tree(tmp_path: Path) -> None:
+    bundle = some_forest(tmp_path)
+    eligible_I = np.arange(bundle.tree.item_count) % 2 == 0
+    queries, engine = random_queries(np.random.default_rng(1), bundle, 1), open_sparse_cpu(bundle)
+    for mask in (node_mask(bundle.tree, eligible_I), forest_mask([tree for tree, _ in bundle.trees[:2]], eligible_I)):
+        with pytest.raises(InvalidQuery, match=r"mask_B: got 'a mask of \d trees', expected a mask of at least \d, as the forest has"):
+            engine.search(queries, SearchParams.uniform(1, 5, 5, mask=mask))
+    wrong = forest_mask([bundle.tree] * 3, eligible_I)
+    with pytest.raises(InvalidQuery, match="mask_B"):
+        engine.search(queries, SearchParams.uniform(1, 5, 5, mask=wrong))
+    right = forest_mask([tree for tree, _ in bundle.trees], eligible_I)
+    assert set(engine.search(queries, SearchParams.uniform(1, 500, 500, mask=right)).item_rows_BM[0].tolist()) == {
+        *np.flatnonzero(eligible_I).tolist(),
+        NO_ITEM,
+    }
+
+
+def test_an_engine_of_one_tree_refuses_a_forest(tmp_path: Path) -> None:
+    with pytest.raises(BundleCorrupt, match="a forest of 3 trees, expected one of"):
+        SparseCpuEngine(some_forest(tmp_path))
+
+
+def test_a_bundle_of_one_tree_is_written_as_before(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 4), SIGMOID)
+    assert "trees" not in json.loads((bundle.path / "manifest.json").read_text())
+    assert not list(bundle.path.glob("*-2.safetensors"))
+    assert bundle.alone == (bundle,)
+    assert bundle.trees == ((bundle.tree, bundle.chunks),)
+
+
+def test_another_version_of_a_forest_has_all_its_trees(tmp_path: Path) -> None:
+    bundle = some_forest(tmp_path)
+    copied = with_parts(bundle, tmp_path / "linear" / "2", {}, {})
+    again = Bundle.open(copied.path)
+    assert again.manifest.trees == bundle.manifest.trees
+    for (tree, chunks), (mine, own) in zip(bundle.trees, again.trees, strict=True):
+        assert_array_equal(tree.leaf_item, mine.leaf_item)
+        assert_array_equal(chunks.entry_weight, own.entry_weight)
+    assert len({file.name for file in copied.path.glob("tree*")}) == 3
+
+
+def _draft(bundle: Bundle) -> ManifestDraft:
+    return ManifestDraft(**{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields})
+
+
+def _content(bundle: Bundle, trees: list[TreeChunks]) -> LinearContent:
+    first, *others = trees
+    return LinearContent(*first, bundle.items, bundle.golden(), bundle.heldout(), others=others)
+
+
+def test_a_forest_has_at_most_so_many_trees(tmp_path: Path) -> None:
+    bundle = some_forest(tmp_path, 2)
+    one = bundle.trees[1]
+    full = write_bundle(tmp_path / "linear" / "2", _draft(bundle), _content(bundle, [bundle.trees[0], *[one] * (MAX_TREES - 1)]))
+    assert len(full.trees) == MAX_TREES
+    with pytest.raises(BundleCorrupt, match=f"a forest of {MAX_TREES + 1} trees: at most {MAX_TREES}"):
+        write_bundle(tmp_path / "linear" / "3", _draft(bundle), _content(bundle, [bundle.trees[0], *[one] * MAX_TREES]))
+    raw = full.manifest.model_dump()
+    with pytest.raises(ValueError, match="at most 15 items"):
+        Manifest.model_validate(raw | {"trees": [*raw["trees"], raw["trees"][0]]})
+
+
+def test_trees_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path) -> None:
+    bundle, rng = some_forest(tmp_path), np.random.default_rng(1)
+
+    def with_other(tree: Tree, width: int = 20) -> list[TreeChunks]:
+        return [*bundle.trees[:2], TreeChunks(tree, random_chunks(rng, tree, width))]
+
+    fewer, features = tree_over(rng, bundle.tree.item_count - 1, 4), tree_over(rng, bundle.tree.item_count, 4)
+    with pytest.raises(ValueError, match=rf"tree 3 holds {fewer.item_count} items, the first one {bundle.tree.item_count}"):
+        write_bundle(tmp_path / "linear" / "2", _draft(bundle), _content(bundle, with_other(fewer)))
+    with pytest.raises(ValueError, match="tree 3 has scorers of 21 features, the first one of 20"):
+        write_bundle(tmp_path / "linear" / "2", _draft(bundle), _content(bundle, with_other(features, 21)))
+    with pytest.raises(ValueError, match="schema version 1 has one tree"):
+        Manifest.model_validate(bundle.manifest.model_dump() | {"schema_version": 1})
+
+
+def test_a_strangers_damaged_tree_is_refused_and_named(tmp_path: Path) -> None:
+    bundle = some_forest(tmp_path)
+    for name, other in (("tree-3.safetensors", "tree-2.safetensors"), ("chunks-2.safetensors", "chunks.safetensors")):
+        whole = (bundle.path / name).read_bytes()
+        (bundle.path / name).write_bytes((bundle.path / other).read_bytes())
+        with pytest.raises(BundleCorrupt, match=name):
+            Bundle.open(bundle.path)
+        damaged = Bundle(bundle.path, bundle.manifest)
+        with pytest.raises(BundleCorrupt, match=rf"{name}: "):
+            damaged.trees  # noqa: B018
+        (bundle.path / name).write_bytes(whole)
+    (bundle.path / "chunks-3.safetensors").unlink()
+    with pytest.raises(Exception, match=r"chunks-3.safetensors: missing"):
+        Bundle.open(bundle.path)
+    raw = json.loads((bundle.path / "manifest.json").read_text())
+    del raw["files"]["tree-2.safetensors"]
+    (bundle.path / "manifest.json").write_text(json.dumps(raw))
+    with pytest.raises(BundleCorrupt, match=r"does not list tree-2.safetensors"):
+        Bundle.open(bundle.path)
