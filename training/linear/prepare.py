@@ -89,7 +89,7 @@ def read_points(data: XmcData | NpzData, test: bool = False) -> LabelledPoints:
     if isinstance(data, XmcData):
         return read_xmc(_named(data.test) if test else data.train, data.label_weights)
     files = (data.test, data.test_labels) if test else (data.train, data.train_labels)
-    points, labels = (_matrix(_named(file)) for file in files)
+    points, labels = (read_matrix(_named(file)) for file in files)
     if points.shape[0] != labels.shape[0]:
         raise InvalidData(str(files[1]), f"{labels.shape[0]} rows", f"{points.shape[0]}, one per point of {files[0]}")
     return LabelledPoints(points, checked(str(files[1]), labels))
@@ -255,7 +255,7 @@ def _rows_of(items: ItemTable) -> dict[str, int]:
     return {item_id: row for row, item_id in enumerate(ids)}
 
 
-def _matrix(file: Path) -> Csr:
+def read_matrix(file: Path) -> Csr:
     """A sparse float32 matrix by rows, its columns ascending and none twice. Raises InvalidData."""
     try:
         matrix = csr_array(load_npz(file))

@@ -1,0 +1,180 @@
+"""Labelwise prediction: for every item the points that it is most relevant to."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+
+from espalier.checks.random_bundles import random_chunks, random_tree, sparse_rows
+from espalier.chunks import Chunks
+from espalier.errors import InvalidConfig
+from espalier.manifest import Ranking
+from espalier.tree import Tree, complete_tree
+from training.assign import best_points
+from training.assign.best_points import BestPoints
+from training.assign.labelwise import Labelwise, Pairs, ScoredTree, best_of_points
+from training.assign.retention import Retention, by_depth, by_share
+from training.trees.balanced import balanced_tree
+
+SIGMOID = Ranking(activation="sigmoid", own="log_activation", gamma=1)
+F = 9
+
+
+def all_points(tree: Tree) -> Retention:
+    return Retention(np.ones(tree.node_count), np.zeros(tree.height + 1), 1)
+
+
+def same_items(tree: Tree, rng: np.random.Generator) -> Tree:
+    """Another tree over the same items."""
+    return balanced_tree(rng.permutation(tree.item_count), 3)
+
+
+def algorithm_1(tree: Tree, chunks: Chunks, points_BF: NDArray[Any], most: Any, per_item: int) -> dict[tuple[int, int], float]:
+    """Item and point → score, word for word as the paper has it; `most(node, level, block, parent)` as of Retention."""
+    every, found = np.arange(F, dtype=np.int32), {}
+
+    def probability(node: int) -> NDArray[Any]:
+        return 1 / (1 + np.exp(-(points_BF @ chunks.weights_of(tree, node, every).astype(np.float64) + chunks.bias[node])))
+
+    def retain_top(scored: dict[int, float], number: int) -> dict[int, float]:
+        return dict(sorted(scored.items(), key=lambda entry: (-entry[1], entry[0]))[:number])
+
+    points_of = {0: dict.fromkeys(range(len(points_BF)), 1.0)}
+    for level in range(tree.height):
+        for node in tree.level(level):
+            for child in range(tree.first_child[node], tree.first_child[node + 1]):
+                edge = probability(child)
+                scored = {i: z * edge[i] for i, z in points_of.get(node, {}).items()}
+                if level + 1 < tree.height:
+                    points_of[child] = retain_top(scored, most(child, level + 1, len(points_BF), len(scored)))
+                elif tree.leaf_item[child - tree.leaf_offset] >= 0:
+                    item = int(tree.leaf_item[child - tree.leaf_offset])
+                    found |= {(item, i): score for i, score in retain_top(scored, per_item).items()}
+    return found
+
+
+def as_dict(pairs: Pairs) -> dict[tuple[int, int], float]:
+    found = dict(zip(zip(pairs.item.tolist(), pairs.point.tolist(), strict=True), pairs.score.tolist(), strict=True))
+    assert len(found) == len(pairs.item), "each pair once"
+    return found
+
+
+@given(st.integers(0, 10_000), st.sampled_from([1, 2, 3]), st.integers(1, 12), st.sampled_from([0.5, 1.0, 3.0, 100.0]))
+def test_a_block_is_predicted_as_algorithm_1_has_it(seed: int, trees: int, per_item: int, factor: float) -> None:
+    rng = np.random.default_rng(seed)
+    first = random_tree(rng, int(rng.integers(1, 4)), 3)
+    points_BF = rng.normal(size=(int(rng.integers(1, 30)), F)) * (rng.random((1, F)) < 0.7)
+    counts = rng.integers(0, 5, first.item_count)
+    scored = []
+    for tree in [first, *(same_items(first, rng) for _ in range(trees - 1))]:
+        scored.append(ScoredTree(tree, random_chunks(rng, tree, F, integer=False), by_share(tree, counts, 20, factor, 1)))
+    expected: dict[tuple[int, int], float] = {}
+    for tree, chunks, retention in scored:
+        for pair, score in algorithm_1(tree, chunks, points_BF, retention.most, per_item).items():
+            expected[pair] = expected.get(pair, 0) + score / trees
+    found = as_dict(Labelwise(scored, SIGMOID, np.ones(first.item_count, np.bool_), per_item, threads=2).predict(sparse_rows(points_BF)))
+    assert found.keys() == expected.keys()
+    assert_allclose([found[pair] for pair in expected], list(expected.values()), rtol=1e-4, atol=1e-7)
+
+
+def test_only_wanted_items_are_predicted() -> None:
+    rng = np.random.default_rng(1)
+    tree = random_tree(rng, 3, 3, empty_share=0.2)
+    scored = [ScoredTree(tree, random_chunks(rng, tree, F, integer=False), all_points(tree))]
+    points = sparse_rows(rng.normal(size=(20, F)))
+    wanted = np.arange(tree.item_count) % 3 == 0
+    every = as_dict(Labelwise(scored, SIGMOID, np.ones(tree.item_count, np.bool_), 5).predict(points))
+    some = as_dict(Labelwise(scored, SIGMOID, wanted, 5).predict(points))
+    assert some == {pair: score for pair, score in every.items() if wanted[pair[0]]}
+
+
+def test_a_point_keeps_its_best_items() -> None:
+    pairs = Pairs(np.array([0, 0, 1, 1, 2]), np.array([3, 4, 3, 4, 3]), np.array([0.5, 0.1, 0.5, 0.2, 0.6], np.float32))
+    assert set(as_dict(best_of_points(pairs, 2))) == {(2, 3), (0, 3), (0, 4), (1, 4)}, "of equal scores the lower item row"
+    assert set(as_dict(best_of_points(pairs, 1))) == {(2, 3), (1, 4)}
+    assert as_dict(best_of_points(pairs, 9)) == as_dict(pairs)
+
+
+def test_points_whose_logits_are_not_finite_are_left_out() -> None:
+    tree = complete_tree(np.arange(4), 2)
+    chunks = random_chunks(np.random.default_rng(2), tree, F, integer=False)
+    points = np.zeros((3, F))
+    points[1] = np.finfo(np.float32).max
+    found = as_dict(Labelwise([ScoredTree(tree, chunks, all_points(tree))], SIGMOID, np.ones(4, np.bool_), 9).predict(sparse_rows(points)))
+    assert {pair for pair in found if pair[1] != 1} == {(item, point) for item in range(4) for point in (0, 2)}
+    assert np.isfinite(list(found.values())).all()
+
+
+def test_the_papers_rule_gives_a_node_its_share_of_the_block() -> None:
+    tree = complete_tree(np.arange(4), 2)
+    retention = by_share(tree, np.array([1, 2, 0, 40]), 100, factor=4, least=2)
+    assert_allclose(retention.of_block_N, [1, 0.12, 1, 0.04, 0.08, 0, 1])
+    assert retention.most(1, 1, block=1000, parent=1000) == 120
+    assert retention.most(1, 1, block=1000, parent=50) == 50
+    assert retention.most(5, 2, block=1000, parent=1000) == 2, "no fewer than an item is to get"
+
+
+def test_the_released_rule_lets_so_many_points_an_item_reach_the_leaf_clusters() -> None:
+    tree = complete_tree(np.arange(64), 2)  # 32 clusters of 2 items on level 5
+    retention = by_depth(tree, 10_000, factor=10, least=1)
+    kept = retention.of_parent_H[1:6]
+    assert kept.prod() == pytest.approx(20 / 10_000)
+    assert_allclose(np.diff(kept), -0.05)
+    reached = 10_000
+    for level in range(1, 6):
+        reached = retention.most(0, level, 10_000, reached)
+    assert 20 <= reached <= 25
+    assert_array_equal(by_depth(tree, 10, factor=10, least=1).of_parent_H[1:6], np.ones(5)), "fewer points than that: all"
+
+
+# -- the best points so far -------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_blocks_come_to_the_same_as_one(seed: int, per_item: int) -> None:
+    rng = np.random.default_rng(seed)
+    item, point = np.nonzero(rng.random((5, 40)) < 0.4)
+    score = rng.integers(0, 6, len(item)).astype(np.float32) / 8
+    best, cuts = BestPoints(np.arange(5), per_item), [0, *np.sort(rng.integers(0, 41, 3)).tolist(), 40]
+    for begin, end in pairwise(cuts):
+        own = (point >= begin) & (point < end)
+        best.add(Pairs(item[own], point[own] - begin, score[own]), end - begin)
+    expected = [
+        (int(i), int(p), float(s))
+        for k in range(5)
+        for s, p, i in sorted(zip(-score[item == k], point[item == k], item[item == k], strict=True))[:per_item]
+    ]
+    pairs, place = best.pairs()
+    assert list(zip(pairs.item.tolist(), pairs.point.tolist(), (-pairs.score).tolist(), strict=True)) == expected
+    assert_array_equal(place, np.concatenate([np.arange(1, 1 + (pairs.item == k).sum()) for k in range(5)]))
+    assert best.done == 40
+
+
+def test_the_state_is_kept_and_read_again(tmp_path: Any) -> None:
+    best = BestPoints(np.array([3, 7]), 2)
+    best.add(Pairs(np.array([3, 7, 7]), np.array([0, 1, 4]), np.array([0.5, 0.25, 0.75], np.float32)), 6)
+    best.write(tmp_path / "state.npz")
+    again = BestPoints(np.array([3, 7]), 2)
+    again.read(tmp_path / "state.npz")
+    assert again.done == 6
+    assert_array_equal(again.point_IK, [[0, -1], [4, 1]])
+    assert_array_equal(again.score_IK, best.score_IK)
+    with pytest.raises(InvalidConfig, match=r"expected \[1, 2\] points and scores"):
+        BestPoints(np.array([3]), 2).read(tmp_path / "state.npz")
+    (tmp_path / "state.npz").write_bytes(b"damaged")
+    with pytest.raises(InvalidConfig, match="expected a readable state"):
+        again.read(tmp_path / "state.npz")
+
+
+def test_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best_points, "MAX_PAIRS", 10)
+    assert BestPoints(np.arange(5), 2).point_IK.shape == (5, 2)
+    with pytest.raises(InvalidConfig, match=r"--per-item: got 3, expected at most 2 for 5 items: a --filter makes them fewer"):
+        BestPoints(np.arange(5), 3)

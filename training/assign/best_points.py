@@ -1,0 +1,80 @@
+"""The best points of each item so far, as blocks of points come in; kept on disk, so that a killed run can go on.
+
+Legend: I items that are wanted, K points of an item.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidConfig
+from training.assign.labelwise import Pairs
+
+MAX_PAIRS = 1 << 26
+"""Most items times points: 12 bytes each, and as much again while a block is merged."""
+ALL = slice(None)
+
+
+class BestPoints:
+    """For each wanted item the K points with the highest scores: ties go to the point that came first.
+
+    item_I    int64[I], ascending item rows
+    point_IK  int64[I, K], −1 where there is none · score_IK: float32[I, K], descending, −inf there
+    """
+
+    def __init__(self, item_I: NDArray[np.int64], per_item: int) -> None:
+        if len(item_I) * per_item > MAX_PAIRS:
+            raise InvalidConfig(
+                "--per-item", per_item, f"at most {MAX_PAIRS // len(item_I)} for {len(item_I)} items: a --filter makes them fewer"
+            )
+        self.item_I = item_I
+        self.point_IK = np.full((len(item_I), per_item), -1, np.int64)
+        self.score_IK = np.full((len(item_I), per_item), -np.inf, np.float32)
+        self.done = 0
+
+    def add(self, pairs: Pairs, points: int) -> None:
+        """Take the pairs of the next block, of so many points, whose positions count from the block's first one."""
+        row = np.searchsorted(self.item_I, pairs.item)
+        better = pairs.score > self.score_IK[row, -1]
+        row, point, score = row[better], pairs.point[better] + self.done, pairs.score[better]
+        changed = np.unique(row)
+        per_item = self.point_IK.shape[1]
+        row = np.concatenate([np.repeat(changed, per_item), row])
+        point = np.concatenate([self.point_IK[changed].ravel(), point])
+        score = np.concatenate([self.score_IK[changed].ravel(), score])
+        order = np.lexsort((np.where(point < 0, np.iinfo(np.int64).max, point), -score, row))
+        begins = np.searchsorted(row[order], changed)
+        best = order[begins[:, None] + np.arange(per_item)]
+        self.point_IK[changed], self.score_IK[changed] = point[best], score[best]
+        self.done += points
+
+    def pairs(self, rows: slice = ALL) -> tuple[Pairs, NDArray[np.int64]]:
+        """The pairs of some wanted items, by item, best first, and the place of each, from 1."""
+        row, place = np.nonzero(self.point_IK[rows] >= 0)
+        return Pairs(self.item_I[rows][row], self.point_IK[rows][row, place], self.score_IK[rows][row, place]), place + 1
+
+    def write(self, file: Path) -> None:
+        """Keep the state, all or nothing."""
+        unfinished = file.with_suffix(".part")
+        with unfinished.open("wb") as stream:
+            np.savez(stream, done=np.array(self.done), point=self.point_IK, score=self.score_IK)
+            stream.flush()
+            os.fsync(stream.fileno())
+        unfinished.replace(file)
+
+    def read(self, file: Path) -> None:
+        """Go on from a state that `write` kept. Raises InvalidConfig."""
+        try:
+            with np.load(file, allow_pickle=False) as kept:
+                done, point, score = int(kept["done"]), kept["point"], kept["score"]
+        except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
+            raise InvalidConfig("--resume", str(file), f"a readable state ({error}); leave out --resume to start anew") from error
+        shape = self.point_IK.shape
+        if (point.dtype, score.dtype) != (np.int64, np.float32) or point.shape != shape or score.shape != shape:
+            raise InvalidConfig("--resume", str(file), f"{list(shape)} points and scores; leave out --resume to start anew")
+        self.done, self.point_IK, self.score_IK = done, point, score

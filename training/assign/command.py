@@ -1,0 +1,155 @@
+"""`python -m training assign`: from a model and a file of points to a Parquet file of every item's best points.
+
+Legend: I items.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from espalier.bundle import Bundle
+from espalier.errors import BundleNotFound, InvalidConfig
+from espalier.manifest import LinearScorer
+from espalier.masks.filters import ItemFilters
+from training.assign.best_points import BestPoints
+from training.assign.labelwise import Labelwise, ScoredTree
+from training.assign.point_files import PointFile
+from training.assign.retention import Retention, by_depth, by_share
+
+log = logging.getLogger(__name__)
+KEEP_EVERY_S = 60.0
+"""How often the state is kept on disk."""
+ROWS = 1 << 20
+"""Pairs that are written at a time."""
+FILTER_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What is asked for.
+
+    per_item, per_point  most points of an item, and most items of a point (None: any number)
+    rule, factor         how many points go down to a node: see `retention.py`. None: the rule's default, 4 (paper) or 10 (released)
+    block                points that are predicted together
+    filter               conditions on items, as requests write them
+    column               of a table of texts, the texts
+    """
+
+    per_item: int
+    per_point: int | None = None
+    rule: Literal["paper", "released"] = "paper"
+    factor: float | None = None
+    block: int = 1 << 16
+    filter: str = "{}"
+    column: str = "query"
+
+    def check(self) -> None:
+        """Raise InvalidConfig for numbers that are too small."""
+        for name, value in (("--per-item", self.per_item), ("--per-point", self.per_point), ("--block", self.block)):
+            if value is not None and value < 1:
+                raise InvalidConfig(name, value, "at least 1")
+        if self.factor is not None and not 0 < self.factor < float("inf"):
+            raise InvalidConfig("--factor", self.factor, "a finite number above 0")
+
+
+def assign(bundle: Bundle, data: Path, asked: Assignment, out: Path, resume: bool = False, threads: int | None = None) -> int:
+    """Write the pairs to `out` (item, place, point, score) and return how many there are.
+
+    The state lies in a folder beside `out` until then; with `resume`, a killed run of the same model, file and options goes on from there.
+    Raises InvalidConfig and InvalidData.
+    """
+    asked.check()
+    points = PointFile(bundle, data, asked.column)
+    count = points.count()
+    eligible_I = _eligible(bundle, asked.filter)
+    best = BestPoints(np.flatnonzero(eligible_I), asked.per_item)
+    work = out.absolute().parent / f".{out.name}.work"
+    state, identity = work / "state.npz", _identity(bundle, data, asked)
+    if resume and state.is_file():
+        if (work / "identity").read_text() != identity:
+            raise InvalidConfig("--resume", str(work), "the folder of a run with this model, file and options; leave it out to start anew")
+        best.read(state)
+    else:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        (work / "identity").write_text(identity)
+    trees = [ScoredTree(tree, chunks, _retention(bundle, tree, asked, count)) for tree, chunks in _trees(bundle)]
+    labelwise = Labelwise(trees, bundle.manifest.ranking, eligible_I, asked.per_item, threads or len(os.sched_getaffinity(0)))
+    kept_at = time.monotonic()
+    with tqdm(total=count, initial=best.done, desc="points", unit="point", disable=None) as bar:
+        for block in points.blocks(asked.block, best.done):
+            best.add(labelwise.predict(block, asked.per_point), len(block))
+            bar.update(len(block))
+            if time.monotonic() - kept_at > KEEP_EVERY_S:
+                best.write(state)
+                kept_at = time.monotonic()
+    pairs = _write(bundle, best, out)
+    shutil.rmtree(work)
+    return pairs
+
+
+def _trees(bundle: Bundle) -> Sequence[Any]:
+    if not isinstance(bundle.manifest.scorer, LinearScorer):
+        raise InvalidConfig("--model", f"{bundle.manifest.scorer.kind} scorers", "a model of linear scorers")
+    return [(bundle.tree, bundle.chunks)]
+
+
+def _retention(bundle: Bundle, tree: Any, asked: Assignment, count: int) -> Retention:
+    if asked.rule == "released":
+        return by_depth(tree, count, 10.0 if asked.factor is None else asked.factor, asked.per_item)
+    counts = bundle.label_counts()
+    if counts is None:
+        raise BundleNotFound(f"{bundle.path}: it does not say how many training points items had; use --rule released, or train it anew")
+    return by_share(tree, counts.counts_I, counts.points, 4.0 if asked.factor is None else asked.factor, asked.per_item)
+
+
+def _eligible(bundle: Bundle, written: str) -> NDArray[np.bool_]:
+    """bool[I]: the items that pass the filter."""
+    try:
+        conditions = json.loads(written)
+    except json.JSONDecodeError as error:
+        raise InvalidConfig("--filter", written, f'JSON ({error}), for example {{"language": ["en"]}}') from error
+    if not isinstance(conditions, dict):
+        raise InvalidConfig("--filter", written, 'an object, for example {"language": ["en"]}')
+    filters = ItemFilters(bundle.tree, bundle.items, FILTER_BYTES)
+    eligible_I = filters.matches(filters.parse(conditions, {}), np.arange(len(bundle.items)))
+    if not eligible_I.any():
+        raise InvalidConfig("--filter", written, "conditions that some item meets")
+    return eligible_I
+
+
+def _identity(bundle: Bundle, data: Path, asked: Assignment) -> str:
+    status = data.stat()
+    files = {name: info.sha256 for name, info in sorted(bundle.manifest.files.items())}
+    written = json.dumps([files, str(data.absolute()), status.st_size, status.st_mtime_ns, asdict(asked)])
+    return hashlib.sha256(written.encode()).hexdigest()
+
+
+def _write(bundle: Bundle, best: BestPoints, out: Path) -> int:
+    """Write all pairs, by item, best first, all or nothing. Returns how many there are."""
+    schema = pa.schema([("item", pa.string()), ("place", pa.int32()), ("point", pa.int64()), ("score", pa.float32())])
+    unfinished, written = out.with_name(f".{out.name}.part"), 0
+    rows = max(1, ROWS // best.point_IK.shape[1])
+    with pq.ParquetWriter(unfinished, schema) as writer:
+        for begin in range(0, len(best.item_I), rows):
+            pairs, place = best.pairs(slice(begin, begin + rows))
+            columns = [bundle.items.ids_of(pairs.item), place.astype(np.int32), pairs.point, pairs.score]
+            writer.write_table(pa.table(columns, schema=schema))
+            written += len(pairs.item)
+    unfinished.replace(out)
+    return written

@@ -1,0 +1,180 @@
+"""Labelwise prediction: for every item the points that it is most relevant to (XReg, Algorithm 1), of one block of points.
+
+All points begin at the root. Each node passes on to a child the points that rank it highest, as many as `Retention` says; below the last
+inner node every item keeps its best points. The trees' scores of a pair are averaged, 0 where a tree lost it.
+
+Legend: R points at a node, C children, F features, N nodes, I items.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from espalier.chunks import Chunks
+from espalier.engines.reference import ranks_of
+from espalier.manifest import Ranking
+from espalier.masks.eligibility import node_mask
+from espalier.scores import scores_of_ranks
+from espalier.text.sparse_rows import SparseRows
+from espalier.tree import Tree
+from training.assign.retention import Retention
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Items with points: item int64, point int64 (its position in the block), score float32; each pair once, by item."""
+
+    item: NDArray[np.int64]
+    point: NDArray[np.int64]
+    score: NDArray[np.float32]
+
+    def take(self, chosen: NDArray[Any]) -> Pairs:
+        """The pairs at some positions, or where a mask is true."""
+        return Pairs(self.item[chosen], self.point[chosen], self.score[chosen])
+
+    @staticmethod
+    def concatenated(parts: Sequence[Pairs]) -> Pairs:
+        """All pairs of the parts."""
+        return Pairs(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("item", "point", "score")))
+
+
+class ScoredTree(NamedTuple):
+    """A tree with its scorers, and how many points go down to its nodes."""
+
+    tree: Tree
+    chunks: Chunks
+    retention: Retention
+
+
+class _Visit(NamedTuple):
+    """A node with the points that came there, ascending, and their ranks."""
+
+    node: int
+    points_R: NDArray[np.int64]
+    ranks_R: NDArray[np.float32]
+
+
+class Labelwise:
+    """Predicts block after block. `eligible_I` bool[I]: the items that are wanted; `per_item`: most points of an item."""
+
+    def __init__(
+        self, trees: Sequence[ScoredTree], ranking: Ranking, eligible_I: NDArray[np.bool_], per_item: int, threads: int = 1
+    ) -> None:
+        self._trees, self._ranking, self._per_item, self._threads = trees, ranking, per_item, threads
+        self._eligible = [node_mask(tree.tree, eligible_I).eligible_N for tree in trees]
+        self._of_thread = threading.local()
+
+    def predict(self, points: SparseRows, per_point: int | None = None) -> Pairs:
+        """The pairs of a block, at most `per_item` of an item and tree; of each point the best `per_point`."""
+        with ThreadPoolExecutor(self._threads) as pool:
+            parts = [self._of_tree(t, points, pool) for t in range(len(self._trees))]
+        pairs = _mean(Pairs.concatenated(parts), len(self._trees))
+        return pairs if per_point is None else best_of_points(pairs, per_point)
+
+    def _of_tree(self, t: int, points: SparseRows, pool: ThreadPoolExecutor) -> Pairs:
+        tree = self._trees[t].tree
+        visits = [_Visit(0, np.arange(len(points)), np.zeros(len(points), np.float32))]
+        for level in range(tree.height - 1):
+
+            def passed(visit: _Visit, level: int = level) -> list[_Visit]:
+                return self._passed_on(t, level + 1, points, visit)
+
+            visits = [below for several in pool.map(passed, visits) for below in several]
+        parts = list(pool.map(lambda visit: self._pairs_below(t, points, visit), visits))
+        return Pairs.concatenated([Pairs(*(np.empty(0, dtype) for dtype in (np.int64, np.int64, np.float32))), *parts])
+
+    def _passed_on(self, t: int, level: int, points: SparseRows, visit: _Visit) -> list[_Visit]:
+        """A node's eligible children with the points that they get."""
+        children_C, ranks_RC = self._ranks(t, points, visit)
+        found = []
+        for c, child in enumerate(children_C.tolist()):
+            most = self._trees[t].retention.most(child, level, len(points), len(visit.points_R))
+            kept = _best(ranks_RC[:, c], most)
+            if len(kept):
+                found.append(_Visit(child, visit.points_R[kept], ranks_RC[kept, c]))
+        return found
+
+    def _pairs_below(self, t: int, points: SparseRows, visit: _Visit) -> Pairs:
+        tree = self._trees[t].tree
+        leaves_C, ranks_RC = self._ranks(t, points, visit)
+        kept = [_best(ranks_RC[:, c], self._per_item) for c in range(len(leaves_C))]
+        place, column = np.concatenate([*kept, np.empty(0, np.int64)]), np.repeat(np.arange(len(leaves_C)), [len(rows) for rows in kept])
+        items = tree.leaf_item[leaves_C - tree.leaf_offset]
+        return Pairs(items[column], visit.points_R[place], scores_of_ranks(self._ranking, ranks_RC[place, column]))
+
+    def _ranks(self, t: int, points: SparseRows, visit: _Visit) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """A node's eligible children, and their ranks float32[R, C]; −inf where one is not finite."""
+        tree, chunks, _ = self._trees[t]
+        if not hasattr(self._of_thread, "row_of"):
+            self._of_thread.row_of = np.full(chunks.width, -1, np.int32)
+        begin, end = int(tree.first_child[visit.node]), int(tree.first_child[visit.node + 1])
+        children = begin + np.flatnonzero(self._eligible[t][begin:end])
+        rows = slice(int(chunks.chunk_row[visit.node]), int(chunks.chunk_row[visit.node + 1]))
+        logits_RC = np.tile(chunks.bias[begin:end], (len(visit.points_R), 1))
+        scorers = (chunks.row_feature[rows], chunks.row_entry[rows.start : rows.stop + 1], chunks.entry_child, chunks.entry_weight)
+        _add_products(points.indptr, points.indices, points.values, visit.points_R, scorers, self._of_thread.row_of, logits_RC)
+        ranks_RC = ranks_of(self._ranking, logits_RC[:, children - begin], visit.ranks_R[:, None])
+        return children, np.where(np.isfinite(ranks_RC), ranks_RC, np.float32(-np.inf))
+
+
+def best_of_points(pairs: Pairs, per_point: int) -> Pairs:
+    """The best items of each point: ties go to the lower item row."""
+    order = np.lexsort((pairs.item, -pairs.score, pairs.point))
+    kept = np.zeros(len(order), np.bool_)
+    kept[order] = _place_in_group(pairs.point[order]) < per_point
+    return pairs.take(kept)
+
+
+def _best(ranks_R: NDArray[np.float32], most: int) -> NDArray[np.int64]:
+    """Positions of the highest ranks, ascending, without those of −inf. Ties go to the lower position."""
+    found = np.flatnonzero(ranks_R > -np.inf)
+    if len(found) <= most:
+        return found
+    return np.sort(found[np.argsort(-ranks_R[found], kind="stable")[:most]])
+
+
+def _mean(pairs: Pairs, trees: int) -> Pairs:
+    """Each pair once, with the sum of its scores divided by the number of trees."""
+    order = np.lexsort((pairs.point, pairs.item))
+    pairs = pairs.take(order)
+    if len(order) == 0 or trees == 1:
+        return pairs
+    first = np.flatnonzero((np.diff(pairs.item, prepend=-1) != 0) | (np.diff(pairs.point, prepend=-1) != 0))
+    total = np.add.reduceat(pairs.score.astype(np.float64), first) / trees
+    return Pairs(pairs.item[first], pairs.point[first], total.astype(np.float32))
+
+
+def _place_in_group(group: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, … within each run of equal numbers."""
+    begins = np.flatnonzero(np.diff(group, prepend=-1) != 0)
+    return np.arange(len(group)) - np.repeat(begins, np.diff(begins, append=len(group)))
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "arcp", "nsz"})
+def _add_products(indptr: Array, indices: Array, values: Array, points_R: Array, scorers: Any, row_of: Array, logits_RC: Array) -> None:
+    """Add the products of some points with the scorers of a node's children to the logits.
+
+    scorers  the node's part of Chunks: row_feature, row_entry, and the entries
+    row_of   int32[F] of −1, scratch
+    """
+    row_feature, row_entry, entry_child, entry_weight = scorers
+    for row in range(len(row_feature)):
+        row_of[row_feature[row]] = row
+    for r in range(len(points_R)):
+        for j in range(indptr[points_R[r]], indptr[points_R[r] + 1]):
+            row = row_of[indices[j]]
+            if row >= 0:
+                for e in range(row_entry[row], row_entry[row + 1]):
+                    logits_RC[r, entry_child[e]] += values[j] * entry_weight[e]
+    for row in range(len(row_feature)):
+        row_of[row_feature[row]] = -1

@@ -1,0 +1,114 @@
+"""Points of a file in blocks, as the model's queries: XMC files, SciPy matrices, tables of texts.
+
+XMC files and tables are streamed; a SciPy matrix is read whole, as its format has it.
+
+Legend: B points of a block.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+from scipy.sparse import csr_array
+
+from espalier.bundle import Bundle
+from espalier.errors import InvalidConfig, InvalidData, InvalidQuery
+from espalier.queries import FeaturesKind, TextKind
+from espalier.text.sparse_rows import SparseRows
+from training.data.csr import as_rows
+from training.linear.prepare import read_matrix
+from training.data.xmc import read_header, read_lines
+
+
+@dataclass(frozen=True)
+class PointFile:
+    """A file of points for a model. `column`: of a table, the texts.
+
+    Raises InvalidConfig where the model cannot read such files, InvalidData where the file is not what its name says.
+    """
+
+    bundle: Bundle
+    file: Path
+    column: str = "query"
+
+    def count(self) -> int:
+        """How many points the file has."""
+        if isinstance(self.bundle.manifest.query, TextKind):
+            return int(self._table().count_rows())
+        if self.file.suffix == ".npz":
+            return read_matrix(self.file).shape[0]
+        with _opened(self.file) as stream:
+            return read_header(self.file, stream.readline())[0]
+
+    def blocks(self, size: int, skip: int = 0) -> Iterator[SparseRows]:
+        """All points from the one at `skip` on, so many at a time."""
+        kind = self.bundle.manifest.query
+        if isinstance(kind, TextKind):
+            yield from self._texts(size, skip)
+            return
+        if not isinstance(kind, FeaturesKind):
+            raise InvalidConfig("--model", f"{kind.kind} queries", "a model of texts or of sparse features")
+        for block in self._matrix(size, skip) if self.file.suffix == ".npz" else self._xmc(size, skip):
+            if block.width != kind.width:
+                raise InvalidData(str(self.file), f"{block.width} features", f"{kind.width}, those of the model")
+            try:
+                block.check()
+            except InvalidQuery as error:
+                raise InvalidData(str(self.file), error.value, error.expected) from error
+            yield block.normalised() if kind.unit else block
+
+    def _texts(self, size: int, skip: int) -> Iterator[SparseRows]:
+        table = self._table()
+        if self.column not in table.schema.names:
+            raise InvalidData(f"{self.file}, columns", table.schema.names, f"a column {self.column!r}")
+        texts: list[str] = []
+        seen = 0
+        for batch in table.to_batches(columns=[self.column], batch_size=min(size, 1 << 16), use_threads=False):
+            column = batch.column(0).cast(pa.string())
+            if column.null_count:
+                raise InvalidData(f"{self.file}, row {seen + column.is_null().index(True).as_py() + 1}, {self.column}", None, "a text")
+            texts += column.slice(min(len(column), max(0, skip - seen))).to_pylist()
+            seen += len(column)
+            while len(texts) >= size:
+                yield self.bundle.vectoriser.transform(texts[:size])
+                texts = texts[size:]
+        if texts:
+            yield self.bundle.vectoriser.transform(texts)
+
+    def _table(self) -> ds.Dataset:
+        formats = {".csv": ds.CsvFileFormat(), ".tsv": ds.CsvFileFormat(_tabs()), ".parquet": "parquet"}
+        suffix = Path(self.file.name.removesuffix(".gz")).suffix
+        if suffix not in formats:
+            raise InvalidConfig("--data", str(self.file), "a .csv, .tsv or .parquet file of texts")
+        try:
+            return ds.dataset(self.file, format=formats[suffix])
+        except (OSError, pa.ArrowInvalid) as error:
+            raise InvalidData(str(self.file), str(error).splitlines()[0], "a readable .csv, .tsv or Parquet file") from error
+
+    def _matrix(self, size: int, skip: int) -> Iterator[SparseRows]:
+        matrix = read_matrix(self.file)
+        for begin in range(skip, matrix.shape[0], size):
+            yield as_rows(csr_array(matrix[begin : begin + size]))
+
+    def _xmc(self, size: int, skip: int) -> Iterator[SparseRows]:
+        with _opened(self.file) as stream:
+            header = read_header(self.file, stream.readline())
+            lines = (line.removesuffix(b"\n") for line in stream)
+            first = skip + 2
+            for _ in itertools.islice(lines, skip):
+                pass
+            for begin in range(skip, header[0], size):
+                block = list(itertools.islice(lines, min(size, header[0] - begin)))
+                if len(block) < min(size, header[0] - begin):
+                    raise InvalidData(str(self.file), f"{begin + len(block)} points", f"{header[0]}, as its first line says")
+                yield as_rows(read_lines(self.file, block, header, first).points)
+                first += len(block)
