@@ -1,4 +1,4 @@
-"""`python -m training fit | relearn | place | import-pecos | fit-ranker | evaluate | compare | inspect | options`: the offline commands."""
+"""`python -m training fit | relearn | place | assign | import-pecos | fit-ranker | evaluate | compare | inspect | options`: the offline commands."""
 
 from __future__ import annotations
 
@@ -168,6 +168,34 @@ def place(
     begin = time.perf_counter()
     bundle = place_items(model, items, tuple(filter(None, text.split(","))), out)
     _report(bundle, begin)
+
+
+@app.command()
+def assign(
+    model: Annotated[Path, typer.Option(help="models/NAME/VERSION, a model of linear scorers")],
+    data: Annotated[Path, typer.Option(help="points: XMC text, a SciPy matrix (.npz), or a table of texts (.csv, .tsv, .parquet)")],
+    out: Annotated[Path, typer.Option(help="Parquet file to write: item, place, point (its row in the file), score")],
+    per_item: Annotated[int, typer.Option(help="most points of an item")],
+    per_point: Annotated[int | None, typer.Option(help="most items of a point: its best ones take part")] = None,
+    filter_json: Annotated[str, typer.Option("--filter", help="the items that are wanted, as in a request, JSON")] = "{}",
+    rule: Annotated[
+        Literal["paper", "released"], typer.Option(help="how many points go down to a node: by its share of training points, or by depth")
+    ] = "paper",
+    factor: Annotated[
+        float | None, typer.Option(help="paper: of that share (4); released: points an item that reach its leaf cluster (10)")
+    ] = None,
+    block: Annotated[int, typer.Option(help="points that are predicted together")] = 1 << 16,
+    column: Annotated[str, typer.Option(help="of a table: the texts")] = "query",
+    resume: Annotated[bool, typer.Option("--resume", help="go on where a killed run of the same command was")] = False,
+) -> None:
+    """For every item, the points of a file that it is most relevant to (XReg's labelwise prediction)."""
+    from training.assign.command import Assignment
+    from training.assign.command import assign as write_pairs
+
+    begin = time.perf_counter()
+    asked = Assignment(per_item, per_point, rule, factor, block, filter_json, column)
+    pairs = write_pairs(Bundle.open(model), data, asked, out, resume)
+    log.info("wrote %s: %d pairs of items and points, %.0f s", out, pairs, time.perf_counter() - begin)
 
 
 @app.command()
