@@ -1,4 +1,4 @@
-"""`python -m training fit | relearn | place | assign | import-pecos | fit-ranker | evaluate | compare | inspect | options`: the offline commands."""
+"""`python -m training fit | relearn | place | assign | import-pecos | fit-ranker | evaluate | compare | inspect | options`, all offline."""
 
 from __future__ import annotations
 

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
+import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
+from espalier.bundle import Bundle
 from espalier.checks.random_bundles import random_chunks, random_tree, sparse_rows
 from espalier.chunks import Chunks
-from espalier.errors import InvalidConfig
+from espalier.engines import open_engine
+from espalier.errors import InvalidConfig, InvalidData
 from espalier.manifest import Ranking
+from espalier.queries import QueryBatch
+from espalier.search import SearchParams
 from espalier.tree import Tree, complete_tree
-from training.assign import best_points
+from tests.training.test_linear import random_points
+from training.__main__ import fit
+from training.assign import best_points, command
 from training.assign.best_points import BestPoints
+from training.assign.command import Assignment, assign
 from training.assign.labelwise import Labelwise, Pairs, ScoredTree, best_of_points
 from training.assign.retention import Retention, by_depth, by_share
+from training.data.csr import as_rows, normalised
+from training.data.xmc import read_xmc
 from training.trees.balanced import balanced_tree
 
 SIGMOID = Ranking(activation="sigmoid", own="log_activation", gamma=1)
@@ -38,10 +50,10 @@ def same_items(tree: Tree, rng: np.random.Generator) -> Tree:
 
 def algorithm_1(tree: Tree, chunks: Chunks, points_BF: NDArray[Any], most: Any, per_item: int) -> dict[tuple[int, int], float]:
     """Item and point → score, word for word as the paper has it; `most(node, level, block, parent)` as of Retention."""
-    every, found = np.arange(F, dtype=np.int32), {}
+    every, found = np.arange(F, dtype=np.int32), dict[tuple[int, int], float]()
 
     def probability(node: int) -> NDArray[Any]:
-        return 1 / (1 + np.exp(-(points_BF @ chunks.weights_of(tree, node, every).astype(np.float64) + chunks.bias[node])))
+        return np.asarray(1 / (1 + np.exp(-(points_BF @ chunks.weights_of(tree, node, every).astype(np.float64) + chunks.bias[node]))))
 
     def retain_top(scored: dict[int, float], number: int) -> dict[int, float]:
         return dict(sorted(scored.items(), key=lambda entry: (-entry[1], entry[0]))[:number])
@@ -131,7 +143,7 @@ def test_the_released_rule_lets_so_many_points_an_item_reach_the_leaf_clusters()
     for level in range(1, 6):
         reached = retention.most(0, level, 10_000, reached)
     assert 20 <= reached <= 25
-    assert_array_equal(by_depth(tree, 10, factor=10, least=1).of_parent_H[1:6], np.ones(5)), "fewer points than that: all"
+    assert_array_equal(by_depth(tree, 10, factor=10, least=1).of_parent_H[1:6], np.ones(5))  # fewer points than that: all
 
 
 # -- the best points so far -------------------------------------------------------------------------------------------------
@@ -178,3 +190,119 @@ def test_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BestPoints(np.arange(5), 2).point_IK.shape == (5, 2)
     with pytest.raises(InvalidConfig, match=r"--per-item: got 3, expected at most 2 for 5 items: a --filter makes them fewer"):
         BestPoints(np.arange(5), 3)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 30 items, and its points as an XMC file and as a matrix."""
+    folder = tmp_path_factory.mktemp("assign")
+    data = random_points(np.random.default_rng(5), 300, 60, 30, density=0.02)
+    lines = [f"{len(data)} 60 30"]
+    for b in range(len(data)):
+        own = slice(data.points.indptr[b], data.points.indptr[b + 1])
+        features = " ".join(f"{f}:{v:.6f}" for f, v in zip(data.points.indices[own], data.points.data[own], strict=True))
+        lines.append(",".join(map(str, data.labels_of(b))) + " " + features)
+    (folder / "points.txt").write_text("\n".join(lines) + "\n")
+    scipy.sparse.save_npz(folder / "points.npz", scipy.sparse.csr_matrix(data.points))
+    pl.DataFrame({"id": [f"item-{i}" for i in range(30)], "parity": ["even", "odd"] * 15}).write_parquet(folder / "items.parquet")
+    (folder / "any.toml").write_text(
+        f'kind = "xreg"\nname = "any"\n[data]\nformat = "xmc"\ntrain = "{folder}/points.txt"\nitems = "{folder}/items.parquet"\n'
+        "[tree]\nmax_leaf = 4\n"
+    )
+    fit(config=folder / "any.toml", out=folder / "models" / "any" / "1", data=None, test=None, device="cpu", resume=False)
+    return folder
+
+
+def assigned(model: Path, file: str = "points.txt", **asked: Any) -> pl.DataFrame:
+    out = model / "pairs.parquet"
+    count = assign(Bundle.open(model / "models" / "any" / "1"), model / file, Assignment(**asked), out)
+    pairs = pl.read_parquet(out)
+    assert len(pairs) == count
+    assert not list(model.glob(".pairs*")), "nothing else is left"
+    return pairs
+
+
+def test_every_item_gets_the_points_that_search_scores_highest(model: Path) -> None:
+    bundle = Bundle.open(model / "models" / "any" / "1")
+    pairs = assigned(model, per_item=7, factor=1000.0)
+    points = normalised(read_xmc(model / "points.txt").points)
+    everything = SearchParams(np.full(300, 30), np.full(300, 30))
+    found = open_engine(bundle, "cpu").search(QueryBatch(bundle.manifest.query, as_rows(points)), everything)
+    scores_BI = np.zeros((300, 30), np.float32)
+    np.put_along_axis(scores_BI, found.item_rows_BM, found.scores_BM, axis=1)
+    assert pairs["item"].to_list() == [f"item-{i}" for i in range(30) for _ in range(7)]
+    assert pairs["place"].to_list() == [*range(1, 8)] * 30
+    assert_allclose(pairs["score"].to_numpy().reshape(30, 7), -np.sort(-scores_BI.T, axis=1)[:, :7], rtol=1e-4)
+    item = pairs["item"].str.strip_prefix("item-").cast(pl.Int64).to_numpy()
+    assert_allclose(scores_BI[pairs["point"].to_numpy(), item], pairs["score"].to_numpy(), rtol=1e-4)
+
+
+def test_files_blocks_and_rules_give_the_same_where_nothing_is_cut(model: Path) -> None:
+    whole = assigned(model, per_item=5, factor=1000.0)
+    for other in (
+        assigned(model, per_item=5, factor=1000.0, block=64),
+        assigned(model, file="points.npz", per_item=5, factor=1000.0, block=299),
+        assigned(model, per_item=5, rule="released", factor=1000.0),
+    ):
+        assert other.select("item", "place", "point").equals(whole.select("item", "place", "point"))
+        assert_allclose(other["score"].to_numpy(), whole["score"].to_numpy(), rtol=1e-5)
+
+
+def test_a_filter_and_a_limit_of_a_point_hold(model: Path) -> None:
+    pairs = assigned(model, per_item=20, per_point=2, filter='{"parity": ["odd"]}')
+    assert {int(item.removeprefix("item-")) % 2 for item in pairs["item"].unique()} == {1}
+    assert pairs.group_by("point").len()["len"].max() == 2
+    assert pairs.group_by("item").len()["len"].max() == 20
+
+
+def test_a_killed_run_goes_on_where_it_was(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, out, asked = Bundle.open(model / "models" / "any" / "1"), model / "killed.parquet", Assignment(per_item=5, block=64)
+    whole = assigned(model, per_item=5, block=64)
+    calls, predict = [0], Labelwise.predict
+
+    def killed(self: Labelwise, *arguments: Any) -> Pairs:
+        calls[0] += 1
+        if calls[0] == 4:
+            raise KeyboardInterrupt
+        return predict(self, *arguments)
+
+    monkeypatch.setattr(command, "KEEP_EVERY_S", -1.0)
+    monkeypatch.setattr(Labelwise, "predict", killed)
+    with pytest.raises(KeyboardInterrupt):
+        assign(bundle, model / "points.txt", asked, out)
+    assert not out.exists()
+    with pytest.raises(InvalidConfig, match="the folder of a run with this model, file and options"):
+        assign(bundle, model / "points.txt", Assignment(per_item=6, block=64), out, resume=True)
+    assign(bundle, model / "points.txt", asked, out, resume=True)
+    assert calls[0] == 4 + 2, "300 points are 5 blocks, of which 3 were kept"
+    assert pl.read_parquet(out).equals(whole)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"per_item": 0}, "--per-item: got 0, expected at least 1"),
+        ({"per_item": 1, "per_point": 0}, "--per-point: got 0"),
+        ({"per_item": 1, "factor": float("nan")}, "--factor: got nan"),
+        ({"per_item": 1, "filter": "odd"}, "--filter: got 'odd', expected JSON"),
+        ({"per_item": 1, "filter": "[1]"}, "--filter: .*an object"),
+        ({"per_item": 1, "filter": '{"parity": ["none"]}'}, "conditions that some item meets"),
+    ],
+)
+def test_what_cannot_be_is_refused(model: Path, asked: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidConfig, match=expected):
+        assigned(model, **asked)
+
+
+def test_a_file_of_other_points_is_refused(model: Path) -> None:
+    (model / "other.txt").write_text("1 59 30\n0 1:1\n")
+    with pytest.raises(InvalidData, match="got '59 features', expected 60, those of the model"):
+        assigned(model, file="other.txt", per_item=1)
+    (model / "short.txt").write_text("3 60 30\n0 1:1\n")
+    with pytest.raises(InvalidData, match="got '1 points', expected 3, as its first line says"):
+        assigned(model, file="short.txt", per_item=1)
+    with pytest.raises(InvalidData, match=r"none\.txt"):
+        assigned(model, file="none.txt", per_item=1)

@@ -91,7 +91,7 @@ class Labelwise:
 
             visits = [below for several in pool.map(passed, visits) for below in several]
         parts = list(pool.map(lambda visit: self._pairs_below(t, points, visit), visits))
-        return Pairs.concatenated([Pairs(*(np.empty(0, dtype) for dtype in (np.int64, np.int64, np.float32))), *parts])
+        return Pairs.concatenated([Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)), *parts])
 
     def _passed_on(self, t: int, level: int, points: SparseRows, visit: _Visit) -> list[_Visit]:
         """A node's eligible children with the points that they get."""

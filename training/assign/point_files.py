@@ -7,16 +7,15 @@ Legend: B points of a block.
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.dataset as ds
 from scipy.sparse import csr_array
 
@@ -25,8 +24,8 @@ from espalier.errors import InvalidConfig, InvalidData, InvalidQuery
 from espalier.queries import FeaturesKind, TextKind
 from espalier.text.sparse_rows import SparseRows
 from training.data.csr import as_rows
+from training.data.xmc import READ_ERRORS, has_weights, opened, parse_points, read_header
 from training.linear.prepare import read_matrix
-from training.data.xmc import read_header, read_lines
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ class PointFile:
             return int(self._table().count_rows())
         if self.file.suffix == ".npz":
             return read_matrix(self.file).shape[0]
-        with _opened(self.file) as stream:
-            return read_header(self.file, stream.readline())[0]
+        with _read(self.file) as stream:
+            return read_header(self.file, stream.readline()).points
 
     def blocks(self, size: int, skip: int = 0) -> Iterator[SparseRows]:
         """All points from the one at `skip` on, so many at a time."""
@@ -85,7 +84,7 @@ class PointFile:
             yield self.bundle.vectoriser.transform(texts)
 
     def _table(self) -> ds.Dataset:
-        formats = {".csv": ds.CsvFileFormat(), ".tsv": ds.CsvFileFormat(_tabs()), ".parquet": "parquet"}
+        formats = {".csv": ds.CsvFileFormat(), ".tsv": ds.CsvFileFormat(pacsv.ParseOptions(delimiter="\t")), ".parquet": "parquet"}
         suffix = Path(self.file.name.removesuffix(".gz")).suffix
         if suffix not in formats:
             raise InvalidConfig("--data", str(self.file), "a .csv, .tsv or .parquet file of texts")
@@ -100,15 +99,31 @@ class PointFile:
             yield as_rows(csr_array(matrix[begin : begin + size]))
 
     def _xmc(self, size: int, skip: int) -> Iterator[SparseRows]:
-        with _opened(self.file) as stream:
+        weighted = self._has_label_weights()
+        with _read(self.file) as stream:
             header = read_header(self.file, stream.readline())
             lines = (line.removesuffix(b"\n") for line in stream)
-            first = skip + 2
-            for _ in itertools.islice(lines, skip):
-                pass
-            for begin in range(skip, header[0], size):
-                block = list(itertools.islice(lines, min(size, header[0] - begin)))
-                if len(block) < min(size, header[0] - begin):
-                    raise InvalidData(str(self.file), f"{begin + len(block)} points", f"{header[0]}, as its first line says")
-                yield as_rows(read_lines(self.file, block, header, first).points)
-                first += len(block)
+            next(itertools.islice(lines, skip, skip), None)
+            for begin in range(skip, header.points, size):
+                wanted = min(size, header.points - begin)
+                body = list(itertools.islice(lines, wanted))
+                if len(body) < wanted:
+                    raise InvalidData(str(self.file), f"{begin + len(body)} points", f"{header.points}, as its first line says")
+                yield as_rows(parse_points(self.file, body, header, begin + 2, weighted).points)
+
+    def _has_label_weights(self) -> bool:
+        """Whether labels are written as label:weight, as `read_xmc` tells it."""
+        config = self.bundle.manifest.training.get("data", {})
+        if config.get("format") == "xmc" and config.get("label_weights") is not None:
+            return bool(config["label_weights"])
+        with _read(self.file) as stream:
+            return any(map(has_weights, stream))
+
+
+@contextmanager
+def _read(file: Path) -> Iterator[BinaryIO]:
+    try:
+        with opened(file) as stream:
+            yield stream
+    except READ_ERRORS as error:
+        raise InvalidData(str(file), str(error), "a readable file in the XMC repository's text format") from error

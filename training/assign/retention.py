@@ -33,7 +33,7 @@ class Retention:
 
     def most(self, node: int, level: int, block: int, parent: int) -> int:
         """How many points a node gets, of a block of so many, of which its parent got so many."""
-        wanted = max(self.of_block_N[node] * block, self.of_parent_H[level] * parent, self.least)
+        wanted = max(float(self.of_block_N[node]) * block, float(self.of_parent_H[level]) * parent, self.least)
         return min(parent, math.ceil(wanted - 1e-9))
 
 

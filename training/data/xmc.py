@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,17 @@ from scipy.sparse import csr_array
 from espalier.errors import InvalidData, InvalidQuery
 from training.data.csr import Csr, as_rows
 from training.data.relevance import WEIGHTS, is_weight
+
+READ_ERRORS = (OSError, EOFError, zlib.error)
+"""What a file that cannot be read raises."""
+
+
+class Header(NamedTuple):
+    """How many points, features and labels a file has."""
+
+    points: int
+    features: int
+    labels: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,57 +74,79 @@ def read_xmc(path: Path, label_weights: bool | None = None) -> LabelledPoints:
     A label without a weight has the weight 1; one of weight 0 is left out. Raises InvalidData, which names the line, where a file is not in
     the format.
     """
-    body, features, label_count = _lines(path)
-    weighted = any(_has_weights(line) for line in body) if label_weights is None else label_weights
+    header, body = _lines(path)
+    return parse_points(path, body, header, 2, any(map(has_weights, body)) if label_weights is None else label_weights)
+
+
+def read_header(path: Path, line: bytes) -> Header:
+    """What the first line of a file says. Raises InvalidData."""
+    fields = line.split()
+    if len(fields) != 3 or not all(field.isdigit() for field in fields):
+        raise InvalidData(f"{path}, line 1", line[:80].decode(errors="replace"), "three numbers: points, features, labels")
+    header = Header(*map(int, fields))
+    if max(header.features, header.labels) > np.iinfo(np.int32).max:
+        raise InvalidData(f"{path}, line 1", max(header.features, header.labels), f"at most {np.iinfo(np.int32).max} features and labels")
+    return header
+
+
+def parse_points(path: Path, body: Sequence[bytes], header: Header, first: int, weighted: bool) -> LabelledPoints:
+    """The points of some lines of a file, without their ends.
+
+    first     the number of the first of them in the file, for errors
+    weighted  whether labels are written as label:weight
+    Raises InvalidData.
+    """
     labels: list[int] = []
     weights: list[float] = []
     labels_from, parts, entries = [0], [], [0]
-    for number, line in enumerate(body, start=2):
+    for number, line in enumerate(body, start=first):
         begins_with_features = not weighted and b":" in line.split(b" ", 1)[0]
-        first, _, rest = (b"", b"", line) if begins_with_features else line.partition(b" ")
-        of_point = _labels(f"{path}, line {number}", first, label_count)
+        own, _, rest = (b"", b"", line) if begins_with_features else line.partition(b" ")
+        of_point = _labels(f"{path}, line {number}", own, header.labels)
         labels += of_point.keys()
         weights += of_point.values()
         labels_from.append(len(labels))
         parts.append(rest)
         entries.append(entries[-1] + rest.count(b":"))
     indptr = np.array(entries, np.int64)
-    numbers = _numbers(path, parts, int(indptr[-1]))
-    if len(numbers) and not (numbers[0::2].min() >= 0 and numbers[0::2].max() < features):
-        bad = int(numbers[0::2].max() if numbers[0::2].max() >= features else numbers[0::2].min())
-        raise InvalidData(str(path), bad, f"features from 0 to {features - 1}")
-    points = csr_array((numbers[1::2].astype(np.float32), numbers[0::2].astype(np.int32), indptr), shape=(len(body), features))
+    numbers = _numbers(path, parts, int(indptr[-1]), first)
+    if len(numbers) and not (numbers[0::2].min() >= 0 and numbers[0::2].max() < header.features):
+        bad = int(numbers[0::2].max() if numbers[0::2].max() >= header.features else numbers[0::2].min())
+        raise InvalidData(str(path), bad, f"features from 0 to {header.features - 1}")
+    shape = (len(body), header.features)
+    points = csr_array((numbers[1::2].astype(np.float32), numbers[0::2].astype(np.int32), indptr), shape=shape)
     try:
         as_rows(points).check()
     except InvalidQuery as error:
         raise InvalidData(str(path), error.value, "features each once in a point, with finite values") from error
     arrays = np.array(weights, np.float32), np.array(labels, np.int32), labels_from
-    return LabelledPoints(points, csr_array(arrays, shape=(len(body), label_count)))
+    return LabelledPoints(points, csr_array(arrays, shape=(len(body), header.labels)))
 
 
-def _has_weights(line: bytes) -> bool:
+def has_weights(line: bytes) -> bool:
+    """Whether a line begins with several label:weight pairs."""
     first = line.split(b" ", 1)[0]
     return b":" in first and b"," in first
 
 
-def _lines(path: Path) -> tuple[list[bytes], int, int]:
-    """The lines of the points, the number of features and that of labels."""
+def _lines(path: Path) -> tuple[Header, list[bytes]]:
+    """What the first line says, and the lines of the points."""
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            header, *body = file.read().removesuffix(b"\n").split(b"\n")
-    except (OSError, EOFError, zlib.error) as error:
+        with opened(path) as file:
+            first, *body = file.read().removesuffix(b"\n").split(b"\n")
+    except READ_ERRORS as error:
         raise InvalidData(str(path), str(error), "a readable file in the XMC repository's text format") from error
-    fields = header.split()
-    if len(fields) != 3 or not all(field.isdigit() for field in fields):
-        raise InvalidData(f"{path}, line 1", header[:80].decode(errors="replace"), "three numbers: points, features, labels")
-    count, features, label_count = map(int, fields)
-    if max(features, label_count) > np.iinfo(np.int32).max:
-        raise InvalidData(f"{path}, line 1", max(features, label_count), f"at most {np.iinfo(np.int32).max} features and labels")
-    while len(body) > count and not body[-1].strip():
+    header = read_header(path, first)
+    while len(body) > header.points and not body[-1].strip():
         body.pop()
-    if len(body) != count:
-        raise InvalidData(str(path), f"{len(body)} points", f"{count}, as its first line says")
-    return body, features, label_count
+    if len(body) != header.points:
+        raise InvalidData(str(path), f"{len(body)} points", f"{header.points}, as its first line says")
+    return header, body
+
+
+def opened(path: Path) -> BinaryIO:
+    """The bytes of a file, gzipped or not."""
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
 def _labels(where: str, text: bytes, label_count: int) -> dict[int, float]:
@@ -137,12 +172,12 @@ def _labels(where: str, text: bytes, label_count: int) -> dict[int, float]:
     return {label: found[label] for label in labels if found[label] > 0}
 
 
-def _numbers(path: Path, parts: list[bytes], entries: int) -> NDArray[np.float64]:
+def _numbers(path: Path, parts: list[bytes], entries: int, first: int) -> NDArray[np.float64]:
     """Feature, value, feature, value … of all points."""
     numbers = _parsed(b" ".join(parts))
     if numbers is not None and len(numbers) == 2 * entries and np.all(numbers[0::2] == np.floor(numbers[0::2])):
         return numbers
-    for line, part in enumerate(parts, start=2):
+    for line, part in enumerate(parts, start=first):
         own = _parsed(part)
         if (
             own is None

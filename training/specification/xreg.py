@@ -6,7 +6,7 @@ relevance, so that scores estimate it.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,9 @@ class XRegTree(LinearTree):
 
 class XRegOptions(LinearOptions):
     """How edge regressors are trained (§4.2, Eq. 5)."""
+
+    bias: ClassVar[float] = 0.3
+    """Points have length 1: a feature of 1 that they all share would be as large as all their other features together."""
 
     negatives: Literal["teacher", "matcher", "both"] = Field(
         default="teacher", description='as for xr-linear; `"teacher"` is Eq. 5, where a point that only a beam brings has no weight'
