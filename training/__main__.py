@@ -184,7 +184,7 @@ def assign(
     factor: Annotated[
         float | None, typer.Option(help="paper: of that share (4); released: points an item that reach its leaf cluster (10)")
     ] = None,
-    block: Annotated[int, typer.Option(help="points that are predicted together")] = 1 << 16,
+    block: Annotated[int, typer.Option(help="points that are predicted together")] = 1 << 14,
     column: Annotated[str, typer.Option(help="of a table: the texts")] = "query",
     resume: Annotated[bool, typer.Option("--resume", help="go on where a killed run of the same command was")] = False,
 ) -> None:

@@ -32,7 +32,10 @@ def meaning(config: DeepConfig | LinearConfig) -> dict[str, Any]:
     found = leaves(config.model_dump(mode="json"))
     kind = found.pop("kind")
     if isinstance(config, LinearConfig):
-        assert found.pop("linear.relative_threshold") == 0
+        later = {"linear.relative_threshold": 0, "data.label_weights": None, "data.views": None, "data.clicks": None, "data.smoothing": 10}
+        assert all(found.pop(key, value) == value for key, value in later.items())
+        assert {key: found.pop(key) for key in list(found) if key.startswith("relevance.")}["relevance.source"] == "weights"
+        assert found.pop("tree.count") == 1
         for key in ("linear.cost", "linear.gamma", "tree.max_leaf"):  # numbers of before are kept; what had none is chosen today
             if found[key] == "auto":
                 del found[key]

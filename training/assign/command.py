@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +23,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from espalier.bundle import Bundle
+from espalier.chunks import TreeChunks
 from espalier.errors import BundleNotFound, InvalidConfig
 from espalier.manifest import LinearScorer
 from espalier.masks.filters import ItemFilters
+from espalier.tree import Tree
 from training.assign.best_points import BestPoints
 from training.assign.labelwise import Labelwise, ScoredTree
 from training.assign.point_files import PointFile
@@ -37,6 +39,8 @@ KEEP_EVERY_S = 60.0
 ROWS = 1 << 20
 """Pairs that are written at a time."""
 FILTER_BYTES = 1 << 30
+MAX_RANKS = 1 << 25
+"""Most ranks of a node's children that are made at once, by each thread."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Assignment:
 
     per_item, per_point  most points of an item, and most items of a point (None: any number)
     rule, factor         how many points go down to a node: see `retention.py`. None: the rule's default, 4 (paper) or 10 (released)
-    block                points that are predicted together
+    block                points that are predicted together; fewer where a node has so many children that their ranks would not fit
     filter               conditions on items, as requests write them
     column               of a table of texts, the texts
     """
@@ -54,7 +58,7 @@ class Assignment:
     per_point: int | None = None
     rule: Literal["paper", "released"] = "paper"
     factor: float | None = None
-    block: int = 1 << 16
+    block: int = 1 << 14
     filter: str = "{}"
     column: str = "query"
 
@@ -92,7 +96,7 @@ def assign(bundle: Bundle, data: Path, asked: Assignment, out: Path, resume: boo
     labelwise = Labelwise(trees, bundle.manifest.ranking, eligible_I, asked.per_item, threads or len(os.sched_getaffinity(0)))
     kept_at = time.monotonic()
     with tqdm(total=count, initial=best.done, desc="points", unit="point", disable=None) as bar:
-        for block in points.blocks(asked.block, best.done):
+        for block in points.blocks(min(asked.block, block_limit(trees)), best.done):
             best.add(labelwise.predict(block, asked.per_point), len(block))
             bar.update(len(block))
             if time.monotonic() - kept_at > KEEP_EVERY_S:
@@ -103,13 +107,18 @@ def assign(bundle: Bundle, data: Path, asked: Assignment, out: Path, resume: boo
     return pairs
 
 
-def _trees(bundle: Bundle) -> Sequence[Any]:
+def block_limit(trees: Sequence[ScoredTree]) -> int:
+    """The most points of a block, all of which may come to the node with the most children."""
+    return max(1, MAX_RANKS // max(most for tree in trees for most in tree.tree.max_children))
+
+
+def _trees(bundle: Bundle) -> Sequence[TreeChunks]:
     if not isinstance(bundle.manifest.scorer, LinearScorer):
         raise InvalidConfig("--model", f"{bundle.manifest.scorer.kind} scorers", "a model of linear scorers")
-    return [(bundle.tree, bundle.chunks)]
+    return bundle.trees
 
 
-def _retention(bundle: Bundle, tree: Any, asked: Assignment, count: int) -> Retention:
+def _retention(bundle: Bundle, tree: Tree, asked: Assignment, count: int) -> Retention:
     if asked.rule == "released":
         return by_depth(tree, count, 10.0 if asked.factor is None else asked.factor, asked.per_item)
     counts = bundle.label_counts()
@@ -126,7 +135,7 @@ def _eligible(bundle: Bundle, written: str) -> NDArray[np.bool_]:
         raise InvalidConfig("--filter", written, f'JSON ({error}), for example {{"language": ["en"]}}') from error
     if not isinstance(conditions, dict):
         raise InvalidConfig("--filter", written, 'an object, for example {"language": ["en"]}')
-    filters = ItemFilters(bundle.tree, bundle.items, FILTER_BYTES)
+    filters = ItemFilters([tree.tree for tree in bundle.trees], bundle.items, FILTER_BYTES)
     eligible_I = filters.matches(filters.parse(conditions, {}), np.arange(len(bundle.items)))
     if not eligible_I.any():
         raise InvalidConfig("--filter", written, "conditions that some item meets")

@@ -1,7 +1,8 @@
 """Labelwise prediction: for every item the points that it is most relevant to (XReg, Algorithm 1), of one block of points.
 
 All points begin at the root. Each node passes on to a child the points that rank it highest, as many as `Retention` says; below the last
-inner node every item keeps its best points. The trees' scores of a pair are averaged, 0 where a tree lost it.
+inner node every item keeps its best points. Of a forest, the pairs that some tree keeps get the mean of all trees' scores, 0 where the
+point did not come to the item's last inner node.
 
 Legend: R points at a node, C children, F features, N nodes, I items.
 """
@@ -9,7 +10,7 @@ Legend: R points at a node, C children, F features, N nodes, I items.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -76,12 +77,22 @@ class Labelwise:
 
     def predict(self, points: SparseRows, per_point: int | None = None) -> Pairs:
         """The pairs of a block, at most `per_item` of an item and tree; of each point the best `per_point`."""
+        trees = range(len(self._trees))
         with ThreadPoolExecutor(self._threads) as pool:
-            parts = [self._of_tree(t, points, pool) for t in range(len(self._trees))]
-        pairs = _mean(Pairs.concatenated(parts), len(self._trees))
+            visits_T = [self._last_visits(t, points, pool) for t in trees]
+            kept_T = [_joined(pool.map(lambda visit, t=t: self._best_below(t, points, visit), visits_T[t])) for t in trees]
+            pairs = kept_T[0]
+            if len(trees) > 1:
+                pairs = _distinct(Pairs.concatenated(kept_T))
+                total = np.zeros(len(pairs.item))
+                for t in trees:
+                    for at, scores in pool.map(lambda visit, t=t: self._scores_below(t, points, visit, pairs), visits_T[t]):
+                        total[at] += scores
+                pairs = Pairs(pairs.item, pairs.point, (total / len(trees)).astype(np.float32))
         return pairs if per_point is None else best_of_points(pairs, per_point)
 
-    def _of_tree(self, t: int, points: SparseRows, pool: ThreadPoolExecutor) -> Pairs:
+    def _last_visits(self, t: int, points: SparseRows, pool: ThreadPoolExecutor) -> list[_Visit]:
+        """The last inner nodes with the points that come there."""
         tree = self._trees[t].tree
         visits = [_Visit(0, np.arange(len(points)), np.zeros(len(points), np.float32))]
         for level in range(tree.height - 1):
@@ -90,8 +101,7 @@ class Labelwise:
                 return self._passed_on(t, level + 1, points, visit)
 
             visits = [below for several in pool.map(passed, visits) for below in several]
-        parts = list(pool.map(lambda visit: self._pairs_below(t, points, visit), visits))
-        return Pairs.concatenated([Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)), *parts])
+        return visits
 
     def _passed_on(self, t: int, level: int, points: SparseRows, visit: _Visit) -> list[_Visit]:
         """A node's eligible children with the points that they get."""
@@ -104,13 +114,28 @@ class Labelwise:
                 found.append(_Visit(child, visit.points_R[kept], ranks_RC[kept, c]))
         return found
 
-    def _pairs_below(self, t: int, points: SparseRows, visit: _Visit) -> Pairs:
-        tree = self._trees[t].tree
+    def _best_below(self, t: int, points: SparseRows, visit: _Visit) -> Pairs:
+        """The best points of each item below a last inner node."""
         leaves_C, ranks_RC = self._ranks(t, points, visit)
         kept = [_best(ranks_RC[:, c], self._per_item) for c in range(len(leaves_C))]
         place, column = np.concatenate([*kept, np.empty(0, np.int64)]), np.repeat(np.arange(len(leaves_C)), [len(rows) for rows in kept])
-        items = tree.leaf_item[leaves_C - tree.leaf_offset]
+        items = self._items(t, leaves_C)
         return Pairs(items[column], visit.points_R[place], scores_of_ranks(self._ranking, ranks_RC[place, column]))
+
+    def _scores_below(self, t: int, points: SparseRows, visit: _Visit, pairs: Pairs) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The positions of the pairs of a last inner node's items and points, and their scores. `pairs` are by item, then by point."""
+        leaves_C, ranks_RC = self._ranks(t, points, visit)
+        items = self._items(t, leaves_C)
+        begins, ends = (np.searchsorted(pairs.item, items, side) for side in ("left", "right"))
+        at = np.concatenate([*map(np.arange, begins, ends), np.empty(0, np.int64)]).astype(np.int64)
+        column = np.repeat(np.arange(len(items)), ends - begins)
+        place = np.minimum(np.searchsorted(visit.points_R, pairs.point[at]), len(visit.points_R) - 1)
+        came = visit.points_R[place] == pairs.point[at]
+        return at[came], scores_of_ranks(self._ranking, ranks_RC[place[came], column[came]])
+
+    def _items(self, t: int, leaves_C: NDArray[np.int64]) -> NDArray[np.int64]:
+        tree = self._trees[t].tree
+        return tree.leaf_item[leaves_C - tree.leaf_offset]
 
     def _ranks(self, t: int, points: SparseRows, visit: _Visit) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """A node's eligible children, and their ranks float32[R, C]; −inf where one is not finite."""
@@ -143,15 +168,16 @@ def _best(ranks_R: NDArray[np.float32], most: int) -> NDArray[np.int64]:
     return np.sort(found[np.argsort(-ranks_R[found], kind="stable")[:most]])
 
 
-def _mean(pairs: Pairs, trees: int) -> Pairs:
-    """Each pair once, with the sum of its scores divided by the number of trees."""
+def _joined(parts: Iterable[Pairs]) -> Pairs:
+    """The pairs of one tree by item, then by point."""
+    return _distinct(Pairs.concatenated([Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)), *parts]))
+
+
+def _distinct(pairs: Pairs) -> Pairs:
+    """Each pair once, by item, then by point, with one of its scores."""
     order = np.lexsort((pairs.point, pairs.item))
-    pairs = pairs.take(order)
-    if len(order) == 0 or trees == 1:
-        return pairs
-    first = np.flatnonzero((np.diff(pairs.item, prepend=-1) != 0) | (np.diff(pairs.point, prepend=-1) != 0))
-    total = np.add.reduceat(pairs.score.astype(np.float64), first) / trees
-    return Pairs(pairs.item[first], pairs.point[first], total.astype(np.float32))
+    item, point = pairs.item[order], pairs.point[order]
+    return pairs.take(order[(np.diff(item, prepend=-1) != 0) | (np.diff(point, prepend=-1) != 0)])
 
 
 def _place_in_group(group: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from espalier.manifest import Activation
+from espalier.manifest import MAX_TREES, Activation
 from training.specification.linear import LinearConfig, LinearOptions, LinearTree
 
 
@@ -18,7 +18,10 @@ class XRegTree(LinearTree):
     """Balanced hierarchical 2-means over relevance-weighted sums of points (§4.1)."""
 
     branching: int = Field(default=2, ge=2, le=1 << 15, description="most children of a node above the leaf clusters")
-    max_leaf: int = Field(default=100, ge=2, le=1 << 15, description="most items of a leaf cluster")
+    max_leaf: Literal["auto"] | int = Field(
+        default=100, description='most items of a leaf cluster, at least 2, or `"auto"` as for xr-linear'
+    )
+    count: int = Field(default=3, ge=1, le=MAX_TREES, description="trees of the forest; an item's score is the mean over them")
 
 
 class XRegOptions(LinearOptions):
