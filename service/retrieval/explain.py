@@ -80,7 +80,10 @@ def explain(
         if row >= 0 and query.memory is not None:
             entry["memory"] = _memory(checked.model.bundle, query.memory, encoded.queries.array[b], row)
         items.append(entry)
-    document: dict[str, Any] = {"levels": [level.summary() for level in query.levels], "items": items}
+    levels = [[level.summary() for level in tree.levels] for tree in query.trees]
+    document: dict[str, Any] = {"levels": levels[0], "items": items}
+    if len(levels) > 1:
+        document["trees"] = [{"levels": own} for own in levels]
     if query.reranking is not None:
         ids = checked.model.bundle.items.ids_of(final.rows_BM[b, : final.count_B[b]])
         document["moved"] = query.reranking.moved(ids)
@@ -91,13 +94,13 @@ def explain(
 class _Query:
     """One query of a traced search.
 
+    trees            the only tree, or those of a forest
     found_M          item rows that the search found, best first
     count, eligible  how many are returned, and how many `min_score` left
     memory           the bundle's; without one keys are ranks
     """
 
-    tree: Tree
-    levels: Sequence[_Level]
+    trees: Sequence[_TreeSearch]
     found_M: NDArray[np.int64]
     ranks_M: NDArray[np.float32]
     keys_M: NDArray[np.float32]
@@ -108,27 +111,42 @@ class _Query:
 
     @staticmethod
     def of(checked: CheckedRequest, encoded: EncodedRequest, result: SearchResult, b: int, final: Candidates) -> _Query:
-        tree = checked.model.bundle.tree
-        levels = [_Level.of(tree, trace, result, b) for trace in result.trace or ()]
+        bundle = checked.model.bundle
+        traced = list(zip(bundle.alone, result.traces, strict=True))
+        trees = [_TreeSearch.of(alone.tree, trace, None if len(traced) > 1 else result, b) for alone, trace in traced]
         found_M = result.item_rows_BM[b, : result.count_B[b]]
         reranking = _Reranking.of(checked, encoded, result, b, final)
         counts = int(final.count_B[b]), int(final.eligible_B[b])
-        return _Query(tree, levels, found_M, result.ranks_BM[b], result.keys_BM[b], *counts, reranking, checked.model.bundle.memory)
+        return _Query(trees, found_M, result.ranks_BM[b], result.keys_BM[b], *counts, reranking, bundle.memory)
 
     def outcome_of(self, row: int) -> dict[str, Any]:
         """Where an eligible item was returned or dropped."""
         at = np.flatnonzero(self.found_M == row)
         if len(at) == 0:
-            return _pruned(self.levels, self.tree.ancestors(self.tree.leaf_of_item[row : row + 1])[0], self.memory is not None)
+            return self.trees[0].pruned(row, self.memory is not None) if len(self.trees) == 1 else self._below_m(row)
         retrieved = int(at[0])
         place = retrieved if self.reranking is None else self.reranking.place_of(retrieved)
         outcome = "below_min_score"
         if retrieved < self.eligible:
             outcome = "returned" if place < self.count else "below_m"
-        entry = {"outcome": outcome, "level": self.tree.height, "rank": float(self.ranks_M[retrieved]), "place": place + 1}
+        rank = float(self.ranks_M[retrieved])
+        if len(self.trees) == 1:
+            entry = {"outcome": outcome, "level": self.trees[0].tree.height, "rank": rank, "place": place + 1}
+        else:
+            entry = {"outcome": outcome, "rank": rank, "place": place + 1, "trees": self._in_trees(row)}
         if self.memory is not None:
             entry["key"] = float(self.keys_M[retrieved])
         return entry if self.reranking is None else entry | self.reranking.describe(retrieved)
+
+    def _below_m(self, row: int) -> dict[str, Any]:
+        """An item that a forest did not bring: pruned in every tree, or of too low a mean."""
+        own = self._in_trees(row)
+        scored = any(entry["outcome"] == "scored" for entry in own)
+        cut = {"cut": float(self.ranks_M[len(self.found_M) - 1])} if scored and len(self.found_M) else {}
+        return {"outcome": "below_m" if scored else "pruned", "trees": own} | cut
+
+    def _in_trees(self, row: int) -> list[dict[str, Any]]:
+        return [tree.outcome_of(row) for tree in self.trees]
 
 
 @dataclass(frozen=True)
@@ -177,9 +195,11 @@ def _features(bundle: Bundle, rows: SparseRows, b: int, item: int) -> list[dict[
     """The features of query b that contribute most to an item."""
     own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
     indices, values = rows.indices[own], rows.values[own]
-    path = bundle.tree.ancestors(bundle.tree.leaf_of_item[item : item + 1])[0]
-    path_weights = [bundle.chunks.weights_of(bundle.tree, int(node), indices) for node in path[1:]]
-    contributions = np.sum(path_weights, axis=0) * values
+    weights = np.zeros(len(indices), np.float64)
+    for tree, chunks in bundle.trees:
+        path = tree.ancestors(tree.leaf_of_item[item : item + 1])[0]
+        weights += np.sum([chunks.weights_of(tree, int(node), indices) for node in path[1:]], axis=0)
+    contributions = weights / len(bundle.trees) * values
     order = np.argsort(-np.abs(contributions), kind="stable")[:MAX_FEATURES]
     order = order[contributions[order] != 0]
     text = isinstance(bundle.manifest.query, TextKind)
@@ -207,12 +227,13 @@ class _Level:
     kept_C: NDArray[np.bool_]
 
     @staticmethod
-    def of(tree: Tree, trace: LevelTrace, result: SearchResult, b: int) -> _Level:
+    def of(tree: Tree, trace: LevelTrace, result: SearchResult | None, b: int) -> _Level:
+        """result: of the only tree, whose results are what the last level kept; None: each tree of a forest keeps what it scores."""
         present_C = trace.candidates_BC[b] >= 0
         of_candidates = (trace.candidates_BC, trace.candidate_ranks_BC, trace.candidate_keys_BC)
         candidates_C, ranks_C, keys_C = (array_BC[b][present_C] for array_BC in of_candidates)
         kept = trace.nodes_BK[b]
-        if trace.level == tree.height:
+        if result is not None and trace.level == tree.height:
             kept = tree.leaf_of_item[result.item_rows_BM[b, : result.count_B[b]]]
         return _Level(trace.level, candidates_C, ranks_C, keys_C, np.isin(candidates_C, kept[kept >= 0]))
 
@@ -225,12 +246,32 @@ class _Level:
         return {"level": self.level, "candidates": len(self.candidates_C), "kept": kept, "cut": self.cut(), "dropped": dropped}
 
 
-def _pruned(levels: Sequence[_Level], path: NDArray[np.int64], with_keys: bool) -> dict[str, Any]:
-    """The level on which the search left an item's path (node numbers by level)."""
-    for level in levels:
-        at = np.flatnonzero(level.candidates_C == path[level.level])
-        if len(at) == 0 or not level.kept_C[at[0]]:
-            rank, key = (float(values_C[at[0]]) if len(at) else None for values_C in (level.ranks_C, level.keys_C))
-            entry = {"outcome": "pruned", "level": level.level, "rank": rank, "cut": level.cut()}
-            return entry | {"key": key} if with_keys else entry
-    return {"outcome": "pruned"}
+@dataclass(frozen=True)
+class _TreeSearch:
+    """One query's search of one tree, level by level."""
+
+    tree: Tree
+    levels: Sequence[_Level]
+
+    @staticmethod
+    def of(tree: Tree, trace: Sequence[LevelTrace], result: SearchResult | None, b: int) -> _TreeSearch:
+        return _TreeSearch(tree, [_Level.of(tree, level, result, b) for level in trace])
+
+    def pruned(self, row: int, with_keys: bool) -> dict[str, Any]:
+        """The level on which the search left an item's path."""
+        path = self.tree.ancestors(self.tree.leaf_of_item[row : row + 1])[0]
+        for level in self.levels:
+            at = np.flatnonzero(level.candidates_C == path[level.level])
+            if len(at) == 0 or not level.kept_C[at[0]]:
+                rank, key = (float(values_C[at[0]]) if len(at) else None for values_C in (level.ranks_C, level.keys_C))
+                entry = {"outcome": "pruned", "level": level.level, "rank": rank, "cut": level.cut()}
+                return entry | {"key": key} if with_keys else entry
+        return {"outcome": "pruned"}
+
+    def outcome_of(self, row: int) -> dict[str, Any]:
+        """Whether a tree of a forest scored an item, and how."""
+        last = self.levels[-1]
+        at = np.flatnonzero(last.candidates_C == self.tree.leaf_of_item[row])
+        if len(at) == 0:
+            return self.pruned(row, with_keys=False)
+        return {"outcome": "scored", "level": last.level, "rank": float(last.ranks_C[at[0]])}

@@ -158,7 +158,8 @@ def _encode_queries(queries: Sequence[Query], model: LoadedModel) -> tuple[Query
         batch = encode_vectors(kind, [query.vector for query in queries])
     elif isinstance(kind, FeaturesKind):
         batch = encode_features(kind, [(query.features.indices, query.features.values) for query in queries if query.features is not None])
-        bundle.chunks.check_sizes(batch.features, bundle.manifest.ranking, bundle.tree.height)
+        for tree, chunks in bundle.trees:
+            chunks.check_sizes(batch.features, bundle.manifest.ranking, tree.height)
     else:
         batch = encode_texts(kind, bundle.vectoriser, [query.text for query in queries])
     return batch, [_NO_ROWS] * len(queries)

@@ -141,7 +141,10 @@ class ExplainedLevel(BaseModel):
 
 
 class ExplainedFeature(BaseModel):
-    """The contribution of one feature of the query to an item: its weights on the item's path, summed over levels, times its value."""
+    """The contribution of one feature of the query to an item: its weights on the item's path, summed over levels, times its value.
+
+    Forests: the mean over the trees.
+    """
 
     feature: str = Field(description="The feature's n-gram where queries are texts, else its number.")
     contribution: float
@@ -161,17 +164,26 @@ class ExplainedMemory(BaseModel):
     items: list[Source] = Field(description="The items of the history that add most of it, at most 3, largest first.")
 
 
+class ExplainedInTree(BaseModel):
+    """Where a tree of a forest scored a requested item, or dropped it."""
+
+    outcome: Literal["scored", "pruned"]
+    level: int | None = Field(None, description="Level on which it was scored, or on which its ancestor was dropped.")
+    rank: float | None = Field(None, description="Its rank in this tree, or its ancestor's.")
+    cut: float | None = Field(None, description="Rank of the worst node that was kept where its ancestor was dropped.")
+
+
 class ExplainedItem(BaseModel):
     """Where the search dropped a requested item, or at which place it was returned."""
 
     id: str
     outcome: Literal["returned", "below_min_score", "below_m", "pruned", "excluded", "filtered", "removed", "unknown"] = Field(
-        description="`below_m`: it was a candidate, and the ranker ordered it below the first m."
+        description="`below_m`: it was a candidate, and the ranker, or the mean over a forest's trees, put it below the first m."
     )
     level: int | None = Field(None, description="Level on which it, or its ancestor, was dropped.")
     rank: float | None = Field(None, description="Its ancestor's rank there; its own where it was returned.")
     key: float | None = Field(None, description="Models with a memory: what it, or its ancestor, was ordered by there.")
-    cut: float | None = Field(None, description="Key of the worst node that was kept there.")
+    cut: float | None = Field(None, description="Key of the worst node that was kept there, or of the worst item that came back.")
     place: int | None = Field(None, description="Place in the answer, or below it, from 1.")
     retrieved_place: int | None = Field(None, description="Its place before the re-ranking.")
     rerank_score: float | None = Field(None, description="The ranker's score.")
@@ -179,9 +191,16 @@ class ExplainedItem(BaseModel):
         None, description="Its features as the ranker saw them; null where one is missing."
     )
     memory: ExplainedMemory | None = Field(None, description="Models with a memory: its part, and which past items spoke for the item.")
+    trees: list[ExplainedInTree] | None = Field(None, description="Forests: the item in each tree. It is `pruned` where all pruned it.")
     features: list[ExplainedFeature] | None = Field(
         None, description="Models of features or texts: the features that contributed most, for or against it, strongest first."
     )
+
+
+class ExplainedTree(BaseModel):
+    """What one tree of a forest kept."""
+
+    levels: list[ExplainedLevel] = Field(description="From the first pruned level to the leaves; all leaves that it scored are kept.")
 
 
 class Moved(BaseModel):
@@ -193,7 +212,8 @@ class Moved(BaseModel):
 
 
 class Explanation(BaseModel):
-    levels: list[ExplainedLevel] = Field(description="From the first pruned level to the leaves.")
+    levels: list[ExplainedLevel] = Field(description="From the first pruned level to the leaves; of a forest those of its first tree.")
+    trees: list[ExplainedTree] | None = Field(None, description="Forests: each tree, the first included.")
     items: list[ExplainedItem] = Field(description="In the order of `explain_items`.")
     moved: list[Moved] | None = Field(None, description="What the ranker moved, in the order of the answer.")
 

@@ -339,7 +339,9 @@ def test_a_gpu_is_taken_where_it_can_be(tmp_path: Path, monkeypatch: pytest.Monk
     caplog.set_level("INFO")
     bundle = make_linear_bundle(tmp_path, np.random.default_rng(5), random_tree(np.random.default_rng(5), 2, 4), L3_HINGE)
     monkeypatch.setattr("espalier.engines.gpu_present", lambda: True)
-    monkeypatch.setattr(sparse_gpu, "SparseCudaEngine", lambda bundle, precision: SparseCudaEngine(bundle, "cpu", precision, SHAPES))
+    monkeypatch.setattr(
+        sparse_gpu, "SparseCudaEngine", lambda bundle, device, precision, shapes: SparseCudaEngine(bundle, "cpu", precision, SHAPES)
+    )
     assert open_engine(bundle).name == open_engine(bundle, "cuda").name == open_engine(bundle, engine="sparse-cuda").name == "sparse-cuda"
     assert "linear version 1 runs on sparse-cuda" in caplog.text
     assert open_engine(bundle, precision="float16").rounding > open_engine(bundle).rounding
@@ -347,7 +349,7 @@ def test_a_gpu_is_taken_where_it_can_be(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DeviceUnavailable, match="precision float16 needs the engine sparse-cuda; linear would run on sparse-cpu"):
         open_engine(bundle, "cpu", precision="float16")
 
-    def refuse(bundle: Bundle, precision: str) -> SparseCudaEngine:
+    def refuse(*_: object) -> SparseCudaEngine:
         raise DeviceUnavailable("too large")
 
     monkeypatch.setattr(sparse_gpu, "SparseCudaEngine", refuse)
