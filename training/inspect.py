@@ -22,6 +22,7 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
     lines = [
         f"{manifest.name} version {manifest.version}: {manifest.algorithm}, created {manifest.created:%Y-%m-%d %H:%M}",
         f"tree: {tree.item_count} items, {tree.node_count} nodes, {tree.height + 1} levels",
+        *_forest(manifest),
         f"query: {_query(manifest.query)}",
         *_relevance(manifest),
         *_placed(manifest),
@@ -64,6 +65,14 @@ def _scorer(manifest: Manifest) -> str:
         return f"scorer: linear, {scorer.weights:,} weights of {scorer.features:,} features in {scorer.rows:,} rows"
     encoder = ", sequence encoder" if scorer.encoder == "sequence" else ""
     return f"scorer: node rows [{manifest.tree.nodes}, {scorer.node_dim}] {scorer.dtype}, state {scorer.state_dim}{encoder}"
+
+
+def _forest(manifest: Manifest) -> list[str]:
+    trees = [
+        f"tree {number}: {other.tree.nodes} nodes, {other.tree.levels} levels, {other.scorer.weights:,} weights"
+        for number, other in enumerate(manifest.trees, start=2)
+    ]
+    return [*trees, f"an item's score is its mean over the {1 + len(trees)} trees; what follows is of the first"] if trees else []
 
 
 def _placed(manifest: Manifest) -> list[str]:

@@ -9,7 +9,7 @@ weights. The details were chosen on validation queries (benchmarks/results, cold
     bias      the first quartile of the leaves' biases
 
 All other weights and all item rows stay, so answers over old items alone do not change. Texts of old items are read from the item table.
-A model of features has no texts, so neighbours give its new items nothing.
+A model of features has no texts, so neighbours give its new items nothing. In a forest new items are placed in each tree.
 
 Legend: n new items, I old items, P clusters (nodes of the level above the leaves), F features.
 """
@@ -34,7 +34,7 @@ from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent
 from espalier.checks.golden import encode_table
 from espalier.checks.heldout import read_heldout
-from espalier.chunks import MAX_CHILDREN, Chunks
+from espalier.chunks import MAX_CHILDREN, Chunks, TreeChunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
@@ -94,26 +94,34 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
             bundle.manifest.version,
         )
     new = read_new_items(bundle, file, columns)
-    tree, chunks = bundle.tree, bundle.chunks
-    cluster_n = nearest_clusters(tree, chunks, bundle.manifest.ranking, new.own, how)
-    if (cluster_n < 0).any():
-        expected = f"at most {int((cluster_n >= 0).sum())} items like these, since the clusters near them are full; train a new model"
-        raise InvalidData(str(file), f"{len(cluster_n)} items", expected)
     near = None if not columns else nearest_items(new.own, own_texts(bundle, bundle.items.to_table(), columns), how.neighbours)
-    weights, bias = new_weights(tree, chunks, new.own, near, how)
-    larger, scorers = grown(tree, chunks, cluster_n, weights, np.full(len(cluster_n), bias, np.float32))
+    trees = [_with_new_items(*own, bundle.manifest.ranking, new.own, near, how, file) for own in bundle.trees]
     items = ItemTable.build(pa.concat_tables([bundle.items.to_table(), new.table]))
-    log.info("%d items placed in %d of %d clusters, which hold up to %d, %.1f s after the start", len(cluster_n),
-             len(np.unique(cluster_n)), tree.level_size(tree.height - 1), larger.max_children[-1], time.perf_counter() - begin)  # fmt: skip
+    count = new.own.shape[0]
+    log.info("%d items placed in each of %d trees, %.1f s after the start", count, len(trees), time.perf_counter() - begin)
     golden, heldout = bundle.golden(), read_heldout(bundle)
     params = SearchParams(np.asarray(golden.column("beam_size"), np.int64), np.asarray(golden.column("m"), np.int64))
     queries = GoldenQueries(encode_table(bundle, golden), golden.column(bundle.manifest.query.kind).combine_chunks(), params)
     counts = bundle.label_counts()
     if counts is not None:
-        counts = replace(counts, counts_I=np.append(counts.counts_I, np.zeros(len(cluster_n), np.int64)))
-    content = LinearContent(larger, scorers, items, golden, bundle.heldout(), bundle.vectoriser if columns else None, counts)
-    draft = _draft(bundle, out, file, columns, len(cluster_n))
+        counts = replace(counts, counts_I=np.append(counts.counts_I, np.zeros(count, np.int64)))
+    vectoriser = bundle.vectoriser if columns else None
+    content = LinearContent(*trees[0], items, golden, bundle.heldout(), vectoriser, counts, others=trees[1:])
+    draft = _draft(bundle, out, file, columns, count)
     return publish_linear(out, draft, content, queries, LabelledQueries(heldout.queries, heldout.relevant), {})
+
+
+def _with_new_items(tree: Tree, chunks: Chunks, ranking: Ranking, own: Csr, near: Csr | None, how: Placing, file: Path) -> TreeChunks:
+    """A tree with the new items in its clusters. Raises InvalidData where these are full."""
+    cluster_n = nearest_clusters(tree, chunks, ranking, own, how)
+    if (cluster_n < 0).any():
+        expected = f"at most {int((cluster_n >= 0).sum())} items like these, since the clusters near them are full; train a new model"
+        raise InvalidData(str(file), f"{len(cluster_n)} items", expected)
+    weights, bias = new_weights(tree, chunks, own, near, how)
+    larger, scorers = grown(tree, chunks, cluster_n, weights, np.full(len(cluster_n), bias, np.float32))
+    log.info("%d items placed in %d of %d clusters, which hold up to %d", len(cluster_n), len(np.unique(cluster_n)),
+             tree.level_size(tree.height - 1), larger.max_children[-1])  # fmt: skip
+    return TreeChunks(larger, scorers)
 
 
 def nearest_clusters(tree: Tree, chunks: Chunks, ranking: Ranking, own: Csr, how: Placing = CHOSEN) -> Int64:

@@ -1,0 +1,251 @@
+"""Forests from their data to an answer over HTTP: trained, resumed, inspected, served with filters and removals, explained, grown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import polars as pl
+import pytest
+from numpy.testing import assert_array_equal
+
+from espalier.bundle import Bundle
+from espalier.chunks import ARRAYS
+from espalier.engines import open_engine
+from espalier.engines.reference import ReferenceEngine
+from espalier.queries import encode_texts
+from espalier.search import NO_ITEM, SearchParams
+from loadtest.queries import held_out
+from service.models.probe import Replay
+from tests.service.running import problem, run
+from training.__main__ import evaluate, fit, inspect
+from training.linear import run as linear_run
+from training.linear.fit import fit_linear
+from training.linear.placing import place
+
+COLOURS = ["red", "green", "blue", "yellow", "black", "white"]
+THINGS = ["teapot", "kettle", "lamp", "chair", "table", "spoon", "ladder", "bucket"]
+TREES = 3
+ADMIN = "an-admin-key-of-a-test"
+
+
+def item_frame(ids: list[str]) -> pl.DataFrame:
+    rows = [(item, item.replace("-", " ").title(), item.split("-")[0]) for item in ids]
+    return pl.DataFrame(rows, schema=["id", "title", "colour"], orient="row")
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shop of coloured things, a forest over them, and beside it a model of one tree."""
+    folder = tmp_path_factory.mktemp("shop")
+    ids = [f"{colour}-{thing}" for colour in COLOURS for thing in THINGS]
+    item_frame(ids).write_parquet(folder / "items.parquet")
+    patterns = ("{}", "{} for my kitchen", "buy a {}", "cheap {}s")
+    log = [(pattern.format(item.replace("-", " ")), item) for item in ids for pattern in patterns]
+    pl.DataFrame(log, schema=["query", "item"], orient="row").write_csv(folder / "log.csv")
+    for name, count in (("models", TREES), ("single", 1)):
+        config = folder / f"{count}.toml"
+        config.write_text(
+            f"""
+            kind = "xr-linear"
+            name = "any"
+            [data]
+            format = "log"
+            train = "{folder}/log.csv"
+            items = "{folder}/items.parquet"
+            own_texts = [["title"]]
+            [tree]
+            branching = 4
+            max_leaf = 6
+            count = {count}
+            [linear]
+            cost = 1.0
+            gamma = 0.5
+            """
+        )
+        fit(config=config, out=folder / name / "shop" / "1", data=None, test=None, device="cpu", resume=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def forest(shop: Path) -> Bundle:
+    return Bundle.open(shop / "models" / "shop" / "1")
+
+
+def test_the_first_tree_is_that_of_a_model_of_one_and_the_others_are_different(shop: Path, forest: Bundle) -> None:
+    alone = Bundle.open(shop / "single" / "shop" / "1")
+    assert len(forest.trees) == TREES
+    assert alone.manifest.trees == ()
+    for name in ARRAYS:
+        assert_array_equal(getattr(forest.chunks, name), getattr(alone.chunks, name))
+    assert len({tuple(tree.leaf_item.tolist()) for tree, _ in forest.trees}) == TREES
+    assert forest.manifest.metrics["golden_overlap"] == 1
+
+
+def test_a_killed_run_is_resumed_with_the_tree_that_it_was_training(
+    shop: Path, forest: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Path] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args[6])
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return fit_linear(*args, **kwargs)
+
+    monkeypatch.setattr(linear_run, "fit_linear", counted)
+    out = tmp_path / "shop" / "1"
+    with pytest.raises(KeyboardInterrupt):
+        fit(config=shop / f"{TREES}.toml", out=out, data=None, test=None, device="cpu", resume=False)
+    levels = [path.name for path in calls[0].glob("level-*.npz")]
+    assert levels
+    monkeypatch.setattr(linear_run, "fit_linear", fit_linear)
+    fit(config=shop / f"{TREES}.toml", out=out, data=None, test=None, device="cpu", resume=True)
+    for (tree, chunks), (other, own) in zip(Bundle.open(out).trees, forest.trees, strict=True):
+        assert_array_equal(tree.leaf_item, other.leaf_item)
+        assert_array_equal(chunks.entry_weight, own.entry_weight)
+
+
+def test_each_tree_keeps_its_levels_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    folders = [linear_run.folder_of_tree(tmp_path, place) for place in range(3)]
+    assert folders == [tmp_path, tmp_path / "tree-2", tmp_path / "tree-3"]
+    assert all(folder.is_dir() for folder in folders)
+    assert len({linear_run.seed_of_tree(seed, place) for seed in (0, 1, 2**32 - 1) for place in range(16)}) == 48
+    assert linear_run.seed_of_tree(7, 0) == 7
+
+
+def test_a_forest_is_inspected_and_evaluated(forest: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    inspect(forest.path)
+    report = capsys.readouterr().out
+    assert "an item's score is its mean over the 3 trees" in report
+    assert f"tree 3: {forest.trees[2].tree.node_count} nodes" in report
+    evaluate(model=forest.path, data=None, beam="1,10", m="10", engine="reference", device="cpu", precision="float32",
+             exclude_seen=False, batch=4, json_file=None, plot=None)  # fmt: skip
+    assert "shop version 1 on reference" in capsys.readouterr().out
+    assert len(held_out(forest)) == forest.manifest.data["test_queries"]
+    assert Replay(forest).expected[10] == pytest.approx(np.mean(forest.heldout().column("recall@10").to_pylist()))
+
+
+def test_the_probe_knows_the_golden_scores_of_a_forest(forest: Bundle) -> None:
+    """They are means of scores, not exponentials of a tree's ranks."""
+    table = forest.golden()
+    engine = open_engine(forest, "cpu")
+    queries = encode_texts(forest.manifest.query, forest.vectoriser, table.column("text").to_pylist())  # type: ignore[arg-type]
+    beam_size_B, m_B = (np.asarray(table.column(name), np.int64) for name in ("beam_size", "m"))
+    found = engine.search(queries, SearchParams(beam_size_B, m_B))
+    for stored_M, score_M in zip(Replay(forest)._golden_scores, found.scores_BM, strict=True):
+        np.testing.assert_allclose(stored_M, score_M[: len(stored_M)], rtol=1e-3)
+
+
+def test_a_forest_is_served_with_filters_exclusions_and_removals(shop: Path, tmp_path: Path) -> None:
+    def ask(**body: Any) -> httpx.Response:
+        return running.client.post("/retrieve", json={"model": "shop", "version": 1} | body)
+
+    shutil.copytree(shop / "models" / "shop", tmp_path / "shop")  # a removal stays in its folder
+    with run(tmp_path, lambda bundle: open_engine(bundle, "cpu"), admin_keys=(ADMIN,)) as running:
+        found = ask(queries=[{"text": "yellow lamp"}, {"text": ""}], m=3).json()
+        assert found["engine"] == "sparse-cpu"
+        best, *others = found["results"][0]["items"]
+        assert best["id"] == "yellow-lamp"
+        assert 0 < others[0]["score"] < best["score"] <= 1
+
+        blue = sorted(f"blue-{thing}" for thing in THINGS if thing != "lamp")
+        filtered = ask(queries=[{"text": "yellow lamp", "exclude": ["blue-lamp"]}], filter={"colour": ["blue"]}, m=48).json()["results"][0]
+        assert sorted(item["id"] for item in filtered["items"]) == blue
+        assert filtered["complete"]
+
+        score = others[0]["score"]
+        above = ask(queries=[{"text": "yellow lamp"}], m=48, min_score=score).json()["results"][0]["items"]
+        assert [item["id"] for item in above] == [best["id"], *(item["id"] for item in others if item["score"] >= score)]
+
+        texts = [f"{colour} {thing}" for colour in COLOURS for thing in THINGS]
+
+        async def at_once() -> list[httpx.Response]:
+            bodies = [{"model": "shop", "queries": [{"text": text}], "m": 5} for text in texts]
+            return await asyncio.gather(*(running.client.http.post("/retrieve", json=body) for body in bodies))
+
+        answers = [answer.json()["results"][0]["items"] for answer in running.client.runner.run(at_once())]
+        together = ask(queries=[{"text": text} for text in texts], m=5).json()["results"]
+        assert answers == [result["items"] for result in together]
+        assert all(items[0]["id"] == text.replace(" ", "-") for items, text in zip(answers, texts, strict=True))
+
+        lines = "".join(json.dumps({"model": "shop", "version": 1, "queries": [{"text": text}], "m": 5}) + "\n" for text in texts[:5])
+        stream = running.client.post("/retrieve/stream", content=lines, headers={"Content-Type": "application/x-ndjson"}).text
+        assert [json.loads(line)["results"][0]["items"] for line in stream.splitlines()] == answers[:5]
+
+        removed = running.client.request("PUT", "/models/shop/removed/yellow-lamp", headers={"Authorization": f"Bearer {ADMIN}"})
+        assert removed.status_code in (200, 201, 204), removed.text
+        without = ask(queries=[{"text": "yellow lamp"}], m=48).json()["results"][0]
+        assert "yellow-lamp" not in {item["id"] for item in without["items"]}
+        assert len(without["items"]) == 47
+        assert without["complete"]
+
+        large = ask(queries=[{"text": "x" * 5}], m=10**9)
+        assert problem(large)["errors"][0]["field"] == "m"
+
+
+def test_an_explanation_tells_what_each_tree_did(shop: Path, forest: Bundle) -> None:
+    with run(shop / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
+        wanted = ["yellow-lamp", "yellow-chair", "red-bucket", "gone"]
+        body = {"model": "shop", "version": 1, "queries": [{"text": "yellow lamp"}], "m": 2, "beam_size": 1, "explain_items": wanted}
+        result = running.client.post("/retrieve", json=body).json()["results"][0]
+    explained = result["explain"]
+    assert len(explained["trees"]) == TREES
+    assert explained["levels"] == explained["trees"][0]["levels"]
+    for tree, (own, _) in zip(explained["trees"], forest.trees, strict=True):
+        assert tree["levels"][-1]["level"] == own.height
+        assert tree["levels"][-1]["kept"] == tree["levels"][-1]["candidates"]
+    best = explained["items"][0]
+    assert (best["outcome"], best["place"]) == ("returned", 1)
+    assert np.exp(best["rank"]) == pytest.approx(result["items"][0]["score"], rel=1e-5)
+    mean = sum(np.exp(tree["rank"]) for tree in best["trees"] if tree["outcome"] == "scored") / TREES
+    assert mean == pytest.approx(result["items"][0]["score"], rel=1e-5)
+    assert best["features"][0]["feature"] in ("yellow", "lamp", "yellow lamp")
+    for item in explained["items"][1:3]:
+        outcomes = [tree["outcome"] for tree in item["trees"]]
+        if item["outcome"] == "pruned":
+            assert outcomes == ["pruned"] * TREES
+            assert all(tree["rank"] is None or tree["rank"] <= tree["cut"] for tree in item["trees"])
+        elif item["outcome"] == "below_m":
+            assert "scored" in outcomes
+            assert np.exp(item["cut"]) == pytest.approx(result["items"][-1]["score"], rel=1e-5)
+    assert {item["outcome"] for item in explained["items"][1:3]} <= {"pruned", "below_m", "returned"}
+    assert explained["items"][3] == {"id": "gone", "outcome": "unknown"}
+
+
+def test_a_contribution_is_the_mean_over_the_trees(shop: Path, forest: Bundle) -> None:
+    with run(shop / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
+        body = {"model": "shop", "version": 1, "queries": [{"text": "green kettle"}], "explain_items": ["green-kettle"]}
+        features = running.client.post("/retrieve", json=body).json()["results"][0]["explain"]["items"][0]["features"]
+    rows = forest.vectoriser.transform(["green kettle"])
+    item = int(forest.items.rows_of(["green-kettle"])[0])
+    names = forest.vectoriser.features_of(rows.indices)
+    for entry in features:
+        at = names.index(entry["feature"])
+        paths = [(tree, chunks, tree.ancestors(tree.leaf_of_item[[item]])[0][1:]) for tree, chunks in forest.trees]
+        sums = [sum(float(chunks.weights_of(tree, int(node), rows.indices)[at]) for node in path) for tree, chunks, path in paths]
+        assert entry["contribution"] == pytest.approx(np.mean(sums) * rows.values[at], rel=1e-4)
+
+
+def test_new_items_are_placed_in_every_tree(shop: Path, forest: Bundle, tmp_path: Path) -> None:
+    new = ["purple-teapot", "golden-spoon"]
+    item_frame(new).write_parquet(tmp_path / "new.parquet")
+    larger = place(forest.path, tmp_path / "new.parquet", ["title"], tmp_path / "shop" / "3")
+    assert len(larger.trees) == TREES
+    for (tree, _), (grown, _) in zip(forest.trees, larger.trees, strict=True):
+        assert grown.item_count == tree.item_count + 2
+        assert grown.height == tree.height
+    queries = encode_texts(larger.manifest.query, larger.vectoriser, ["purple teapot", "golden spoon"])  # type: ignore[arg-type]
+    params = SearchParams.uniform(2, 10, 48)
+    found = open_engine(larger, "cpu").search(queries, params)
+    expected = ReferenceEngine(larger).search(queries, params)
+    rows = larger.items.rows_of(new)
+    for b in range(2):
+        assert rows[b] in found.item_rows_BM[b, :3]
+        assert_array_equal(found.item_rows_BM[b, :3], expected.item_rows_BM[b, :3])
+    assert NO_ITEM not in rows
