@@ -22,6 +22,10 @@ settings.register_profile("thorough", settings.get_profile("fast"), max_examples
 settings.load_profile("fast")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--data", help="a folder of public data sets, for the slow tests that measure on one; they are skipped without it")
+
+
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
     """What the test draws."""

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from espalier.bundle import LABEL_COUNTS, Bundle
 from espalier.bundle_writer import with_parts
 from espalier.checks.heldout import read_heldout
-from espalier.errors import BundleCorrupt
+from espalier.errors import BundleCorrupt, InvalidConfig
 from espalier.regression_metrics import xmad_at_k
 from espalier.relevance import Relevance
 from espalier.weighted_metrics import wp_at_k
@@ -172,3 +172,58 @@ def test_a_wrong_scale_is_refused(weighted: Path, tmp_path: Path, told: object) 
         labelled_queries(wrong, None)
     with pytest.raises(BundleCorrupt, match=r"data\.relevance of the manifest is .* expected labels, mean, scale and quantiles"):
         report(wrong)
+
+
+# -- clicks ---------------------------------------------------------------------------------------------------------------
+
+
+def clicks(folder: Path) -> Path:
+    """A log of ads that were shown and clicked, and the configuration of a model of it."""
+    rng = np.random.default_rng(5)
+    rows = []
+    for q in range(40):
+        for ad in rng.choice(6, 3, replace=False):
+            shown = int(rng.integers(20, 200))
+            rows.append((f"shop {'abcdef'[ad]} word{q}", f"ad-{ad}", shown, int(rng.binomial(shown, 0.1 * (1 + ad)))))
+    pl.DataFrame(rows, schema=["query", "item", "shown", "clicked"], orient="row").write_csv(folder / "log.csv")
+    return write_toml(
+        folder / "fit.toml",
+        f'[data]\nformat = "log"\ntrain = "{folder}/log.csv"\nviews = "shown"\nclicks = "clicked"\n[tree]\nbranching = 2\nmax_leaf = 4\n',
+    )
+
+
+def test_rates_of_clicks_are_learned_from_and_measured_with(tmp_path: Path) -> None:
+    fit(config=clicks(tmp_path), out=tmp_path / "models" / "ads" / "1", data=None, test=None, device="cpu", resume=False)
+    bundle = Bundle.open(tmp_path / "models" / "ads" / "1")
+    prior = bundle.manifest.data["prior"]
+    log = pl.read_csv(tmp_path / "log.csv")
+    held = bundle.heldout().column("text").to_pylist()
+    learned = log.filter(~pl.col("query").is_in(held))
+    assert 0 < len(learned) < len(log)
+    assert prior == int(learned["clicked"].sum()) / int(learned["shown"].sum()), "held-out queries have no part in it"
+    own = labelled_queries(bundle, None).grades
+    read = labelled_queries(bundle, tmp_path / "log.csv")
+    assert own is not None
+    assert read.grades is not None
+    assert own.relevance is not None
+    assert read.grades.relevance is not None
+    first = log.filter(pl.col("query") == held[0]).row(0, named=True)
+    rate = (first["clicked"] + 10 * prior) / (first["shown"] + 10)
+    assert np.isclose(own.relevance[0], rate, rtol=1e-5).any()
+    assert len(read) == log["query"].n_unique()
+    assert own.scale == pytest.approx(max(float(rates.max()) for rates in read.grades.relevance), rel=0.2)
+
+
+def test_a_bundle_that_does_not_say_its_prior_is_refused(tmp_path: Path) -> None:
+    fit(config=clicks(tmp_path), out=tmp_path / "models" / "ads" / "1", data=None, test=None, device="cpu", resume=False)
+    bundle = Bundle.open(tmp_path / "models" / "ads" / "1")
+    wrong = Bundle(bundle.path, bundle.manifest.model_copy(update={"data": bundle.manifest.data | {"prior": 2.0}}))
+    with pytest.raises(BundleCorrupt, match=r"data\.prior of the manifest is 2\.0, expected a rate from 0 to 1"):
+        labelled_queries(wrong, tmp_path / "log.csv")
+
+
+def test_a_threshold_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
+    config = clicks(tmp_path)
+    config.write_text(config.read_text() + "[relevance]\nthreshold = 1.5\n")
+    with pytest.raises(InvalidConfig, match=r"relevance\.threshold: got 1\.5, expected a number that some training label reaches"):
+        fit(config=config, out=tmp_path / "models" / "ads" / "1", data=None, test=None, device="cpu", resume=False)

@@ -34,10 +34,6 @@ class LabelledTexts:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def take(self, rows: NDArray[np.int64]) -> LabelledTexts:
-        """The texts at some positions (int64)."""
-        return LabelledTexts([self.texts[b] for b in rows.tolist()], self.labels[rows])
-
 
 def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str]) -> pl.DataFrame:
     """Columns `query` and `item` (strings), and `weight`, or `views` and `clicks` (float64), of a CSV, TSV or Parquet file, gzipped or not.

@@ -170,6 +170,7 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData) -> Prepared:
         train, test = _unit(train), _unit(test)
     relevance = LabelRelevance.of_training(config.relevance, train.labels)
     train, test = (LabelledPoints(part.points, relevance.of(part.labels)) for part in (train, test))
+    _check_something_is_left(config, train.labels)
     kind = FeaturesKind(width=train.points.shape[1], unit=data.unit)
     centroids, _ = label_features(train, None, config.linear)
     return Prepared(train, test, written, items, centroids, centroids, None, kind, None, _fingerprint(config), relevance)
@@ -188,17 +189,20 @@ def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
         items = ItemTable.build(pa.table({"id": pairs["item"].unique(maintain_order=True).to_arrow()}))
     else:
         items = _table(_named(data.items))
-    counts = data.views is not None
-    smoothing = Smoothing.of(pairs["views"].to_numpy(), pairs["clicks"].to_numpy(), data.smoothing) if counts else None
-    texts = labelled(pairs, _rows_of(items), smoothing)
     if data.test is not None:
-        training, testing = texts, read_texts(data, data.test, items, smoothing)
+        test_pairs = _read_pairs(data, data.test)
     else:
-        held, kept = _split(len(texts), data.test_share, config.seed)
-        training, testing = texts.take(kept), texts.take(held)
+        queries = pairs.select(pl.col("query").unique(maintain_order=True))
+        held, kept = _split(len(queries), data.test_share, config.seed)
+        test_pairs, pairs = (pairs.join(queries[part], on="query", how="semi", maintain_order="left") for part in (held, kept))
+    smoothing = None
+    if data.views is not None:
+        smoothing = Smoothing.of(pairs["views"].to_numpy(), pairs["clicks"].to_numpy(), data.smoothing)
+    training, testing = (labelled(part, _rows_of(items), smoothing) for part in (pairs, test_pairs))
     log.info("%d queries to learn from, %d to measure on, %d items", len(training), len(testing), len(items))
     relevance = LabelRelevance.of_training(config.relevance, training.labels)
     training, testing = (LabelledTexts(part.texts, relevance.of(part.labels)) for part in (training, testing))
+    _check_something_is_left(config, training.labels)
     vectoriser = Vectoriser.fit(training.texts, config.blocks)
     train = _vectorised(vectoriser, training)
     own = None
@@ -210,6 +214,11 @@ def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
     test = _vectorised(vectoriser, testing)
     written, fingerprint = pa.array(testing.texts, pa.string()), _fingerprint(config)
     return Prepared(train, test, written, items, rows, centroids, own, kind, vectoriser, fingerprint, relevance, smoothing)
+
+
+def _check_something_is_left(config: LinearConfig, labels: Csr) -> None:
+    if config.relevance.threshold > 0 and not labels.nnz:
+        raise InvalidConfig("relevance.threshold", config.relevance.threshold, "a number that some training label reaches")
 
 
 def _vectorised(vectoriser: Vectoriser, texts: LabelledTexts) -> LabelledPoints:
