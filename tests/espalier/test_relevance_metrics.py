@@ -185,3 +185,17 @@ def test_a_large_matrix_is_never_made_dense() -> None:
     assert wp_at_k(true, true, 5) == 1
     assert auprc(true, true) == 1
     assert tau_at_k(true.transposed(), true, 5) == 1
+
+
+def test_a_score_of_0_is_no_better_than_none() -> None:
+    true = sparse(np.array([[1.0, 0.0]]))
+    scored_0 = Relevance.of_predictions(np.array([[0]]), np.zeros((1, 1), np.float32), 2)
+    assert auprc(true, scored_0) == auprc(true, sparse(np.zeros((1, 2)))) == 1 / 2
+
+
+def test_an_entry_of_0_is_not_relevant() -> None:
+    """Neither to propensities nor to Tau."""
+    true = Relevance.of_lists([np.array([0, 1])], [np.array([1.0, 0.0])], 2)
+    found = Relevance.of_predictions(np.array([[1, 0]]), np.array([[0.9, 0.1]], np.float32), 2)
+    assert psp_at_k(true, found, 1, np.array([2.0, 5.0])) == 0
+    assert tau_at_k(true, found, 1) == 0

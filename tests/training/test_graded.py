@@ -227,3 +227,23 @@ def test_a_threshold_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
     config.write_text(config.read_text() + "[relevance]\nthreshold = 1.5\n")
     with pytest.raises(InvalidConfig, match=r"relevance\.threshold: got 1\.5, expected a number that some training label reaches"):
         fit(config=config, out=tmp_path / "models" / "ads" / "1", data=None, test=None, device="cpu", resume=False)
+
+
+def test_queries_of_a_file_get_the_relevance_that_training_had(weighted: Path, tmp_path: Path) -> None:
+    """Inverse propensities of training points, and the threshold."""
+    text = (weighted / "fit.toml").read_text() + '[relevance]\nsource = "inverse-propensity"\nthreshold = 1.028\npropensity_a = 1.5\n'
+    (tmp_path / "fit.toml").write_text(text)
+    fit(config=tmp_path / "fit.toml", out=tmp_path / "models" / "rare" / "1", data=None, test=None, device="cpu", resume=False)
+    bundle = Bundle.open(tmp_path / "models" / "rare" / "1")
+    counts = bundle.label_counts()
+    assert counts is not None
+    inverse_I = inverse_propensities(counts, 1.5, 1.5)
+    assert inverse_I.min() < 1.028 < inverse_I.max()
+    own, read = labelled_queries(bundle, None), labelled_queries(bundle, weighted / "test.txt")
+    for queries in (own, read):
+        assert queries.grades is not None
+        assert queries.grades.relevance is not None
+        for rows, values in zip(queries.relevant, queries.grades.relevance, strict=True):
+            np.testing.assert_allclose(values, inverse_I[rows], rtol=1e-6)
+            assert (values >= 1.028).all()
+    assert [rows.tolist() for rows in own.relevant] == [rows.tolist() for rows in read.relevant]
