@@ -3,8 +3,7 @@
     python -m benchmarks.xrlinear_peers --data DIR --set eurlex-4k [--peers pecos,omikuji,bonsai,napkinxc,ova] --beam 1,10,50 --json F
     python -m benchmarks.xrlinear_peers --data DIR --set eurlex-4k --choose --json F
 
-DIR/SET holds NAME_train.txt and NAME_test.txt, or those gzipped, in the repository's text format. All systems get points
-of length 1. Every system runs on one thread, in processes of its own. Quality is at m = 100. Milliseconds are the median of single
+What DIR/SET holds: see xmc_sets.py. All systems get points of length 1. Every system runs on one thread, in processes of its own. Quality is at m = 100. Milliseconds are the median of single
 queries, queries/s are those of one call with all test points, both at m = 10. They are medians of three rounds with every system in each,
 so that other load on the machine affects all systems. CPU seconds of training include label features, tree and, for Espalier, compiling:
 once with a cold and once with a warm cache. `batch_mb` is the memory by which the call with all test points makes a fresh process grow.
@@ -36,6 +35,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, csr_matrix, load_npz, save_npz
 
+from benchmarks.papers.xmc_sets import read_set
 from benchmarks.papers.xrlinear_peer import growth_mb
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
@@ -43,7 +43,7 @@ from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.chunks import Chunks
 from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
-from espalier.errors import EspalierError, InvalidData
+from espalier.errors import EspalierError
 from espalier.hardware import hardware
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, SearchDefaults
@@ -51,8 +51,8 @@ from espalier.queries import FeaturesKind, QueryBatch
 from espalier.search import SearchParams
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
-from training.data.csr import as_rows, normalised
-from training.data.xmc import LabelledPoints, read_xmc
+from training.data.csr import as_rows
+from training.data.xmc import LabelledPoints
 from training.linear.fit import fit_linear
 from training.linear.label_features import pifa
 from training.linear.prepare import written_features
@@ -68,18 +68,6 @@ BRANCHING, MAX_LEAF = 128, 32
 M = 100
 SINGLE = 1000
 Row = dict[str, Any]
-
-
-def read_set(folder: Path) -> tuple[LabelledPoints, LabelledPoints]:
-    """Training and test points of length 1."""
-    found = []
-    for part in ("train", "test"):
-        files = sorted([*folder.glob(f"*{part}.txt"), *folder.glob(f"*{part}.txt.gz")])
-        if not files:
-            raise InvalidData("--data", str(folder), f"a folder with *{part}.txt or *{part}.txt.gz")
-        data = read_xmc(files[0])
-        found.append(LabelledPoints(normalised(data.points), data.labels))
-    return found[0], found[1]
 
 
 def train(data: LabelledPoints, options: LinearOptions, branching: int = BRANCHING, max_leaf: int = MAX_LEAF) -> tuple[Tree, Chunks]:
@@ -330,7 +318,7 @@ def main() -> None:
     if unknown:
         parser.error(f"--peers: got {', '.join(sorted(unknown))}, expected some of {', '.join(PEERS)}")
     try:
-        data, test = read_set(args.data / args.set)
+        data, test = read_set(args.data, args.set)
     except EspalierError as error:
         parser.error(str(error))
     peers = [peer for peer in args.peers.split(",") if peer]

@@ -1,0 +1,45 @@
+"""Sets of points with labels, each a folder with its training and its test points: text files of the XMC repository, or SciPy matrices.
+
+A folder has *train.txt and *test.txt, or those gzipped, or train_X.npz, train_Y.npz, test_X.npz and test_Y.npz.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from espalier.errors import InvalidData
+from training.data.csr import normalised
+from training.data.xmc import LabelledPoints, read_xmc
+from training.linear.prepare import read_points
+from training.specification.linear import NpzData
+
+PREFIXES = ("", "xmc-small-")
+"""What may stand before a set's name in its folder's."""
+
+
+def read_set(data: Path, name: str) -> tuple[LabelledPoints, LabelledPoints]:
+    """Training and test points of length 1 of the set in the folder `data`/`name`. Raises InvalidData."""
+    folders = [data / f"{prefix}{name}" for prefix in PREFIXES]
+    folder = next((folder for folder in folders if folder.is_dir()), None)
+    if folder is None:
+        raise InvalidData("--set", name, f"a folder in {data}")
+    train, test = (_read_part(folder, part) for part in ("train", "test"))
+    for what, found, wanted in (
+        ("features", test.points.shape[1], train.points.shape[1]),
+        ("labels", test.labels.shape[1], train.labels.shape[1]),
+    ):
+        if found != wanted:
+            raise InvalidData(f"the test points of {folder}", f"{found} {what}", f"{wanted}, as the training points have")
+    return train, test
+
+
+def _read_part(folder: Path, part: str) -> LabelledPoints:
+    files = sorted([*folder.glob(f"*{part}.txt"), *folder.glob(f"*{part}.txt.gz")])
+    if files:
+        found = read_xmc(files[0])
+    elif (folder / f"{part}_X.npz").is_file():
+        points, labels = folder / f"{part}_X.npz", folder / f"{part}_Y.npz"
+        found = read_points(NpzData(format="npz", train=points, train_labels=labels))
+    else:
+        raise InvalidData("--set", str(folder), f"a folder with *{part}.txt, *{part}.txt.gz, or {part}_X.npz and {part}_Y.npz")
+    return LabelledPoints(normalised(found.points), found.labels)
