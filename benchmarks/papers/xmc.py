@@ -4,10 +4,10 @@
 
 DIR/SET: see xmc_sets.py. Systems: see xmc_systems.py; `all-zero` predicts no label. A system is trained as `python -m training fit` trains
 it, in a process and on a thread of its own, and searched with the engine that would serve it. Quality is at m = 100: P@k over all test
-points, PSP@k with the propensities of Jain et al. (A = .55, B = 1.5), R@k over points with labels, XMAD@5 by Eq. 1 of XReg, where
-relevance is inverse propensity over its maximum and a score is what the system says. `ms_p50` is the median of single queries at m = 10, the
-median of three rounds. `train_cpu_s` are the CPU seconds of the whole fit: data, choices, trees, scorers, checks. `model_mb` is the bundle
-on disk.
+points, PSP@k with the propensities of Jain et al. (A = .55, B = 1.5), R@k over points with labels, XMAD@5 by Eq. 1 of XReg, where relevance
+is inverse propensity over its maximum and a score is what the system says. `ms_p50` is the median of single queries at m = 10, the median
+of three rounds. `train_cpu_s` are the CPU seconds of the whole fit: data, choices, trees, scorers, checks. `model_mb` is the bundle on
+disk.
 
 Rows that F already holds, of the same set and beams, are kept, so a run that was stopped goes on after its last system.
 """

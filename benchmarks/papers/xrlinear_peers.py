@@ -3,12 +3,12 @@
     python -m benchmarks.xrlinear_peers --data DIR --set eurlex-4k [--peers pecos,omikuji,bonsai,napkinxc,ova] --beam 1,10,50 --json F
     python -m benchmarks.xrlinear_peers --data DIR --set eurlex-4k --choose --json F
 
-What DIR/SET holds: see xmc_sets.py. All systems get points of length 1. Every system runs on one thread, in processes of its own. Quality is at m = 100. Milliseconds are the median of single
-queries, queries/s are those of one call with all test points, both at m = 10. They are medians of three rounds with every system in each,
-so that other load on the machine affects all systems. CPU seconds of training include label features, tree and, for Espalier, compiling:
-once with a cold and once with a warm cache. `batch_mb` is the memory by which the call with all test points makes a fresh process grow.
-`ova` is Espalier without a tree: all labels are children of the root. A peer that is not installed is named and skipped. --peer-python
-names an interpreter that has the peers, because libpecos needs an older NumPy:
+What DIR/SET holds: see xmc_sets.py. All systems get points of length 1. Every system runs on one thread, in processes of its own. Quality
+is at m = 100. Milliseconds are the median of single queries, queries/s are those of one call with all test points, both at m = 10. They are
+medians of three rounds with every system in each, so that other load on the machine affects all systems. CPU seconds of training include
+label features, tree and, for Espalier, compiling: once with a cold and once with a warm cache. `batch_mb` is the memory by which the call
+with all test points makes a fresh process grow. `ova` is Espalier without a tree: all labels are children of the root. A peer that is not
+installed is named and skipped. --peer-python names an interpreter that has the peers, because libpecos needs an older NumPy:
 
     python -m venv peers && peers/bin/pip install 'numpy<2' scipy libpecos omikuji napkinxc
 

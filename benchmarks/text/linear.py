@@ -91,7 +91,9 @@ def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
     )  # fmt: skip
     begin = time.process_time()
     prepared = prepare(config)
-    branching, max_leaf = (recipe.tree.branching, recipe.tree.leaf_of(len(ids))) if recipe.whole_tree else (2, max(2, len(ids)))
+    branching, max_leaf = (
+        (recipe.tree.branching, recipe.tree.leaf_of(*prepared.centroids.shape)) if recipe.whole_tree else (2, max(2, len(ids)))
+    )
     tree = hierarchical_kmeans(prepared.labels, branching, max_leaf, config.seed)
     chunks = fit_linear(prepared.train, tree, config.linear, 1, config.seed, centroids=prepared.centroids)
     return Fitted(config, prepared, tree, chunks, time.process_time() - begin)

@@ -140,6 +140,9 @@ def test_folds_hold_out_each_point_once_at_most() -> None:
 
 
 def test_few_items_are_one_node() -> None:
-    assert LinearTree().leaf_of(1024) >= 1024
-    assert LinearTree().leaf_of(1025) == 32
-    assert LinearTree(max_leaf=7).leaf_of(5) == 7
+    """Unless its dense weights would be too large, or a forest would hold the same node several times."""
+    assert LinearTree().leaf_of(1024, 1 << 16) == 1024
+    assert LinearTree().leaf_of(1024, (1 << 16) + 1) == 32
+    assert LinearTree().leaf_of(1025, 10) == 32
+    assert LinearTree(count=2).leaf_of(1024, 10) == 32
+    assert LinearTree(max_leaf=7).leaf_of(5, 10) == 7

@@ -38,7 +38,7 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     prepared = prepare(config)
     _check_identity(work / "identity", config, prepared.fingerprint)
     threads = threads or len(os.sched_getaffinity(0))
-    shape = Shape(config.tree.branching, config.tree.leaf_of(len(prepared.items)))
+    shape = Shape(config.tree.branching, config.tree.leaf_of(*prepared.centroids.shape))
     choice = _choice(config, prepared, shape, threads, work / "chosen.json")
     log.info("C = %g, γ = %g, %.1f s after the start", choice.options.known_cost, choice.options.ranking.gamma, time.perf_counter() - begin)
     trees = []

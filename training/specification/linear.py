@@ -118,8 +118,9 @@ class TextLabels(Section):
 Labels = Annotated[QueryLabels | TextLabels, Field(discriminator="kind"), default_kind("pifa")]
 
 
-ITEMS_OF_A_LEAF, ITEMS_OF_ONE_NODE = 32, 1024
-"""What `tree.max_leaf = "auto"` means, and up to how many items it means one node: one-versus-all, which is exact."""
+ITEMS_OF_A_LEAF, ITEMS_OF_ONE_NODE, WEIGHTS_OF_ONE_NODE = 32, 1024, 1 << 26
+"""What `tree.max_leaf = "auto"` means, and up to how many items, and items times features, it means one node: one-versus-all, which is
+exact. A node's weights are dense while they are trained, here at most 256 MB."""
 
 
 class LinearTree(Section):
@@ -128,8 +129,8 @@ class LinearTree(Section):
     branching: int = Field(default=128, ge=2, le=1 << 15, description="most children of a node above the leaf clusters")
     max_leaf: Literal["auto"] | int = Field(
         default=AUTO,
-        description='most items of a leaf cluster, at least 2, or `"auto"`: 32, but no clusters for at most 1024 items, which '
-        "one node scores as fast",
+        description='most items of a leaf cluster, at least 2, or `"auto"`: 32, but no clusters for at most 1024 items '
+        "(and 2^26 items times features) and one tree: one node scores them as fast",
     )
     count: int = Field(
         default=1,
@@ -145,11 +146,12 @@ class LinearTree(Section):
             raise ValueError(f'"auto" or an integer from 2 to {1 << 15}')
         return value
 
-    def leaf_of(self, items: int) -> int:
+    def leaf_of(self, items: int, features: int) -> int:
         """Most items of a leaf cluster of a tree over so many items."""
         if self.max_leaf != AUTO:
             return self.max_leaf
-        return ITEMS_OF_A_LEAF if items > ITEMS_OF_ONE_NODE else ITEMS_OF_ONE_NODE
+        is_one_node = self.count == 1 and items <= ITEMS_OF_ONE_NODE and items * features <= WEIGHTS_OF_ONE_NODE
+        return ITEMS_OF_ONE_NODE if is_one_node else ITEMS_OF_A_LEAF
 
 
 UNCHOSEN_COST, UNCHOSEN_GAMMA = 1.0, 0.5
