@@ -1,16 +1,16 @@
 """C and γ of linear scorers, chosen on held-out training points by the search that will serve.
 
 A tenth of the points is held out, several times where that is little. Scorers learn from the rest, and for each γ the held-out points are
-searched with the beam that will serve and with one five times as wide. Quality is the geometric mean of precision@1, nDCG@5, recall@10 and
-recall@100: the first three as the worse of both beams finds them, the last with the wide beam, which it needs. A γ with which the first
-three fall as the beam widens is not taken if another is there. C climbs from its first value while quality rises; γ is chosen anew for
-each C, without training. C and γ are then those of scorers that learn from all points.
+searched with the beam that will serve and with one five times as wide. Quality is the geometric mean of precision@1, nDCG@5 and recall@10,
+each as the worse of both beams finds it: recall@100 is not in it, since a smaller C raises it at the expense of the first results. A γ with
+which quality falls as the beam widens is not taken if another is there. C climbs from its first value while quality rises; γ is chosen
+anew for each C, without training. C and γ are then those of scorers that learn from all points.
 
 A configured C or γ is kept. The matcher's beam ranks with γ = .5 in trials whose γ is not configured.
 
 Knows scorers, searches and figures. Does not know files or bundles.
 
-Legend: B points, M results, Q measures of quality.
+Legend: B points, M results, Q measures.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ LEAST_HELD_OUT = 100
 """With fewer held-out points, differences are noise: nothing is chosen."""
 MOST_VALUES = 1 << 23
 """Feature values that a trial learns from, at most; of a larger set, it takes a random part."""
-RESULTS = 100
+MEASURES = "precision@1", "ndcg@5", "recall@10"
+RESULTS = 10
 FALL = 0.005
 """The relative fall of quality that counts as noise when the beam widens."""
 LEAST = 1e-4
@@ -77,7 +78,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Trial:
-    """Figures of held-out points, of the beam that serves and the wide one: float64[2, Q] with the Q of `_measured`."""
+    """Figures of held-out points, of the beam that serves and the wide one: float64[2, Q]."""
 
     cost: float
     gamma: float
@@ -86,20 +87,17 @@ class Trial:
     @property
     def quality(self) -> float:
         """The geometric mean that is maximised."""
-        worse = self.figures.min(axis=0)
-        worse[-1] = self.figures[1, -1]
-        return float(np.exp(_logs(worse).mean()))
+        return float(np.exp(_logs(self.figures.min(axis=0)).mean()))
 
     @property
     def fall(self) -> float:
-        """By how much the first results get worse as the beam widens, relatively."""
-        narrow, wide = _logs(self.figures[:, :-1]).mean(axis=1)
+        """By how much the results get worse as the beam widens, relatively."""
+        narrow, wide = _logs(self.figures).mean(axis=1)
         return float(narrow - wide)
 
     def row(self) -> dict[str, Any]:
         """For the manifest."""
-        names = "precision@1", "ndcg@5", "recall@10", "recall@100"
-        beams = [dict(zip(names, map(float, own.round(4)), strict=True)) for own in self.figures]
+        beams = [dict(zip(MEASURES, map(float, own.round(4)), strict=True)) for own in self.figures]
         return {"cost": self.cost, "gamma": self.gamma, "quality": round(self.quality, 5), "at_beam": beams[0], "at_wide_beam": beams[1]}
 
 
@@ -133,7 +131,7 @@ def choose(
     beams = beam_size, WIDER * beam_size
 
     def tried(cost: float) -> list[Trial]:
-        figures = np.zeros((len(gammas), 2, 4))
+        figures = np.zeros((len(gammas), 2, len(MEASURES)))
         for training, centroids, tree, held_points in parts:
             chunks = fit_linear(training, tree, options.model_copy(update={"cost": cost}), threads, seed, centroids=centroids)
             for g, gamma in enumerate(gammas):
@@ -175,7 +173,7 @@ def _best(trials: list[Trial]) -> Trial:
 def _measured(
     tree: Tree, chunks: Chunks, options: LinearOptions, gamma: float, held: LabelledPoints, beams: Sequence[int], threads: int
 ) -> NDArray[np.float64]:
-    """float64[beams, 4]: mean precision@1, nDCG@5, recall@10 and recall@100."""
+    """float64[beams, Q]: the means of `MEASURES`."""
     search = ChunkSearch(tree, chunks, options.ranking.model_copy(update={"gamma": gamma}), threads=threads)
     relevant = [held.labels_of(b) for b in range(len(held))]
     found = []
@@ -187,7 +185,6 @@ def _measured(
             columns = (
                 precision_recall_f(rows_BM, relevant, 1)[0],
                 ndcg_at_m(rows_BM, relevant, 5),
-                precision_recall_f(rows_BM, relevant, 10)[1],
                 precision_recall_f(rows_BM, relevant, RESULTS)[1],
             )
             found.append([float(column_B.mean()) for column_B in columns])

@@ -1,0 +1,96 @@
+"""`python -m benchmarks.xmc` on a small set."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array, save_npz
+
+from benchmarks.papers.xmc_sets import read_set
+from benchmarks.papers.xmc_systems import MODELS, configuration
+from espalier.errors import InvalidData
+from tests import ROOT
+from training.specification.models import SPECIFICATION
+
+POINTS = np.eye(12, 20, dtype=np.float32) + np.eye(12, 20, 1, dtype=np.float32)
+LABELS = np.eye(12, 6, dtype=np.float32) + np.eye(12, 6, -6, dtype=np.float32)
+
+
+def as_npz(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for part in ("train", "test"):
+        save_npz(folder / f"{part}_X.npz", csr_array(POINTS))
+        save_npz(folder / f"{part}_Y.npz", csr_array(LABELS))
+
+
+def as_text() -> str:
+    lines = [f"{len(POINTS)} 20 6"]
+    for point, labels in zip(POINTS, LABELS, strict=True):
+        lines.append(",".join(map(str, np.flatnonzero(labels))) + "".join(f" {f}:{point[f]:g}" for f in np.flatnonzero(point)))
+    return "\n".join(lines) + "\n"
+
+
+def test_sets_are_read_in_both_formats(tmp_path: Path) -> None:
+    as_npz(tmp_path / "xmc-small-flowers")
+    (tmp_path / "trees").mkdir()
+    (tmp_path / "trees" / "any_train.txt").write_text(as_text())
+    (tmp_path / "trees" / "any_test.txt.gz").write_bytes(gzip.compress(as_text().encode()))
+    for name in ("flowers", "xmc-small-flowers", "trees"):
+        for part in read_set(tmp_path, name):
+            assert np.allclose(part.points.toarray(), POINTS / np.sqrt(2))
+            assert np.array_equal(part.labels.toarray(), LABELS)
+    with pytest.raises(InvalidData, match="--set: got 'shrubs', expected a folder in"):
+        read_set(tmp_path, "shrubs")
+    save_npz(tmp_path / "xmc-small-flowers" / "test_Y.npz", csr_array(LABELS[:, :5]))
+    with pytest.raises(InvalidData, match=r"5 labels.*, expected 6, as the training points have"):
+        read_set(tmp_path, "flowers")
+    (tmp_path / "trees" / "any_test.txt.gz").unlink()
+    with pytest.raises(InvalidData, match=r"expected a folder with \*test.txt"):
+        read_set(tmp_path, "trees")
+
+
+@pytest.mark.parametrize("system", MODELS)
+def test_every_system_is_a_configuration(system: str) -> None:
+    data = {"format": "npz", "train": "a", "train_labels": "b"}
+    config = SPECIFICATION.checked(configuration(system, data, 3993))
+    assert config.kind in ("xr-linear", "xreg")
+
+
+def test_rows_have_all_figures_and_are_kept(tmp_path: Path) -> None:
+    as_npz(tmp_path / "xmc-small-flowers")
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.xmc",
+        "--data",
+        tmp_path,
+        "--set",
+        "flowers",
+        "--beam",
+        "1,3",
+        "--json",
+        tmp_path / "rows.json",
+    ]
+
+    def rows(systems: str) -> list[dict[str, object]]:
+        subprocess.run([*command, "--systems", systems], cwd=ROOT, check=True, capture_output=True)
+        found: list[dict[str, object]] = json.loads((tmp_path / "rows.json").read_text())["rows"]
+        return found
+
+    first = rows("all-zero,dismec")
+    assert [(row["system"], row["beam_size"]) for row in first] == [("all-zero", None), ("dismec", 1), ("dismec", 3)]
+    figures = ["p1", "p3", "p5", "psp1", "psp3", "psp5", "r10", "r100", "xmad5", "ms_p50", "train_cpu_s", "model_mb"]
+    assert list(first[1]) == ["system", "beam_size", *figures]
+    assert first[0] | {"p1": 0, "r100": 0, "psp5": 0} == first[0]
+    # Every point has one label, whose relevance is the largest, since all labels have two points.
+    assert first[0]["xmad5"] == pytest.approx(1 / 5)
+    assert first[2]["p1"] == first[2]["r10"] == 100
+    second = rows("dismec,parabel")
+    assert second[:3] == first
+    assert [row["system"] for row in second[3:]] == ["parabel", "parabel"]
