@@ -64,19 +64,8 @@ def test_every_system_is_a_configuration(system: str) -> None:
 
 def test_rows_have_all_figures_and_are_kept(tmp_path: Path) -> None:
     as_npz(tmp_path / "xmc-small-flowers")
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.xmc",
-        "--data",
-        tmp_path,
-        "--set",
-        "flowers",
-        "--beam",
-        "1,3",
-        "--json",
-        tmp_path / "rows.json",
-    ]
+    options = {"data": tmp_path, "set": "flowers", "beam": "1,3", "json": tmp_path / "rows.json"}
+    command = [sys.executable, "-m", "benchmarks.xmc", *(f"--{key}={value}" for key, value in options.items())]
 
     def rows(systems: str) -> list[dict[str, object]]:
         subprocess.run([*command, "--systems", systems], cwd=ROOT, check=True, capture_output=True)
