@@ -60,6 +60,7 @@ def settings(log: Path, **sections: dict[str, Any]) -> dict[str, Any]:
         "name": "planted",
         "data": {"log": str(log), "format": {"order": "file"}, "split": {"kind": "last"}},
         "tree": {"branching": 3},
+        "instances": {"targets": 1},
         "scorer": {"kind": "sequence", "node_dim": 16, "layers": 1, "length": 10, "dropout": 0.1, "init": "random"},
         "objective": {"negatives": 12, "whole": 20},
         "optimiser": {"steps": 200, "places": 200, "learning_rate": 1e-2, "warm_steps": 10, "average": 20, "validate_every": 50},
