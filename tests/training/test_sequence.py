@@ -25,7 +25,7 @@ from training.deep.scorers.window_states import windows_of
 from training.deep.sequence.batches import SequenceSource
 from training.deep.sequence.columns import ColumnSource
 from training.deep.sequence.level_softmax import level_softmax_loss
-from training.deep.sequence.places import trained_places
+from training.deep.sequence.places import _drawn, trained_places
 from training.deep.sequence.rules import dropout_of, epochs_of, nearness_of, steps_of
 from training.deep.topology import Topology
 from training.specification.deep import SequenceConfig
@@ -261,6 +261,14 @@ def test_targets_are_as_likely_as_nearness_says(nearness: float) -> None:
     np.testing.assert_allclose(share_I, expected_I, atol=0.006)
     for own_P in drawn[:50]:  # systematic: each as often as it is likely, rounded up or down
         assert np.all(np.abs(np.bincount(own_P, minlength=30)[1:] - 5 * expected_I) < 1 + 1e-6)
+
+
+@pytest.mark.parametrize("nearness", [0.0, 1.0, 1.0 + 1e-9, 2.0, 5.0])
+def test_the_largest_share_is_the_last_item_at_most(nearness: float) -> None:
+    left = np.array([[1], [2], [1000]])
+    drawn = _drawn(np.array([[0.0, 1.0]]), left, nearness)
+    np.testing.assert_array_equal(drawn[:, 0], 0)
+    np.testing.assert_array_equal(drawn[:, 1], left[:, 0] - 1)
 
 
 def test_without_a_history_any_item_of_a_list_is_as_likely() -> None:

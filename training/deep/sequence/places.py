@@ -55,7 +55,7 @@ def trained_places(
         skipped_NP[: len(cold), 0] = (rng.random(len(cold)) * left_N[: len(cold)]).astype(np.int64)
     else:
         share_NP = (np.arange(targets) + rng.random((len(next_N), 1))) / targets
-        skipped_NP = np.minimum(_drawn(share_NP, left_N[:, None], nearness), left_N[:, None] - 1)
+        skipped_NP = _drawn(share_NP, left_N[:, None], nearness)
     target_NP = lists.item_of_event_E[next_N[:, None] + skipped_NP].astype(np.int64)
     return Places(sequence_N, place_N, target_NP)
 
@@ -67,4 +67,4 @@ def _drawn(share: NDArray[np.float64], left: Int64, nearness: float) -> Int64:
     else:
         power = 1 - nearness
         end = (0.5**power + share * ((left + 0.5) ** power - 0.5**power)) ** (1 / power)
-    return (end - 0.5).astype(np.int64)
+    return np.minimum(end - 0.5, left - 1).astype(np.int64)  # a share that was rounded to 1 ends behind the last
