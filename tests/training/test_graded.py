@@ -247,3 +247,18 @@ def test_queries_of_a_file_get_the_relevance_that_training_had(weighted: Path, t
             np.testing.assert_allclose(values, inverse_I[rows], rtol=1e-6)
             assert (values >= 1.028).all()
     assert [rows.tolist() for rows in own.relevant] == [rows.tolist() for rows in read.relevant]
+
+
+def test_a_file_that_could_be_read_either_way_is_read_as_the_training_file(weighted: Path, tmp_path: Path) -> None:
+    """Test points with a label each, whose pair could be a feature."""
+    one = tmp_path / "one.txt"
+    one.write_text(f"2 {FEATURES} {LABELS}\n3:4 3:4\n5:0.5 5:0.5\n")
+    text = (weighted / "fit.toml").read_text().replace(f"{weighted}/test.txt", str(one))
+    (tmp_path / "fit.toml").write_text(text)
+    fit(config=tmp_path / "fit.toml", out=tmp_path / "models" / "one" / "1", data=None, test=None, device="cpu", resume=False)
+    bundle = Bundle.open(tmp_path / "models" / "one" / "1")
+    for queries in (labelled_queries(bundle, None), labelled_queries(bundle, one)):
+        assert [rows.tolist() for rows in queries.relevant] == [[3], [5]]
+        assert queries.grades is not None
+        assert queries.grades.relevance is not None
+        assert [values.tolist() for values in queries.grades.relevance] == [[4.0], [0.5]]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack, load_npz
 
 from espalier.bundle import Bundle
+from espalier.checks.heldout import RELEVANCE
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.queries import FeaturesKind, QueryBatch, TextKind
@@ -26,7 +27,7 @@ from espalier.text.vectoriser import Vectoriser
 from training.data.csr import Csr, as_matrix, as_rows, normalised
 from training.data.item_tables import item_table
 from training.data.query_logs import LabelledTexts, labelled, read_log, read_table, texts_of
-from training.data.relevance import LabelRelevance, Smoothing, checked
+from training.data.relevance import LabelRelevance, Smoothing, checked, is_graded
 from training.data.xmc import LabelledPoints, read_xmc
 from training.evaluate import LabelledQueries
 from training.graded import grades_of
@@ -84,10 +85,13 @@ def label_features(train: LabelledPoints, own: OwnFeatures | None, options: Line
     return (rows, rows) if own is None else (normalised(hstack([rows, own.rows], format="csr")), normalised(rows + own.rows))
 
 
-def read_points(data: XmcData | NpzData, test: bool = False) -> LabelledPoints:
-    """The training points, or the test points, as the files have them."""
+def read_points(data: XmcData | NpzData, test: bool = False, graded: bool = False) -> LabelledPoints:
+    """The training points, or the test points, as the files have them.
+
+    graded  whether training labels have weights, so that the test file must have them too
+    """
     if isinstance(data, XmcData):
-        return read_xmc(_named(data.test) if test else data.train, data.label_weights)
+        return read_xmc(_named(data.test) if test else data.train, _label_weights(data, graded))
     files = (data.test, data.test_labels) if test else (data.train, data.train_labels)
     points, labels = (read_matrix(_named(file)) for file in files)
     if points.shape[0] != labels.shape[0]:
@@ -112,7 +116,8 @@ def read_queries(bundle: Bundle, file: Path) -> LabelledQueries:
         texts = read_texts(config.data, file, items, _smoothing_of(bundle, config.data))
         found = _vectorised(bundle.vectoriser, texts)
     elif isinstance(config.data, XmcData) and isinstance(kind, FeaturesKind):
-        found = read_xmc(file, config.data.label_weights)
+        graded = config.relevance.source == "weights" and RELEVANCE in bundle.manifest.data
+        found = read_xmc(file, _label_weights(config.data, graded))
         shapes = found.points.shape[1], found.labels.shape[1]
         if shapes != (kind.width, len(items)):
             raise InvalidData(str(file), f"{shapes[0]} features and {shapes[1]} labels", f"{kind.width} features and {len(items)} labels")
@@ -128,6 +133,11 @@ def read_queries(bundle: Bundle, file: Path) -> LabelledQueries:
     every = range(len(found))
     grades = grades_of(bundle, [found.weights_of(b) for b in every])
     return LabelledQueries(QueryBatch(kind, as_rows(found.points)), [found.labels_of(b) for b in every], grades=grades)
+
+
+def _label_weights(data: XmcData, graded: bool) -> bool | None:
+    """How a file is read beside training labels with weights or without: one that could be either is read as they were."""
+    return True if data.label_weights is None and graded else data.label_weights
 
 
 def _smoothing_of(bundle: Bundle, data: LogData) -> Smoothing | None:
@@ -150,7 +160,7 @@ def written_features(points: SparseRows) -> pa.Array:
 def _from_points(config: LinearConfig, data: XmcData | NpzData) -> Prepared:
     train = read_points(data)
     if data.test is not None:
-        test = read_points(data, test=True)
+        test = read_points(data, test=True, graded=is_graded(train.labels))
         for name, found, wanted in (
             ("features", test.points.shape[1], train.points.shape[1]),
             ("labels", test.labels.shape[1], train.labels.shape[1]),

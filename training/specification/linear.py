@@ -33,7 +33,8 @@ class XmcData(_Data):
     train: Path = Field(description="what is learned from; `--train` reads another file")
     label_weights: bool | None = Field(
         default=None,
-        description="whether labels are written `label:weight`; by default where a line begins with several such pairs, with commas",
+        description="whether labels are written `label:weight`; by default where a line of it or of the training "
+        "file begins with several such pairs, with commas",
     )
     unit: bool = Field(default=True, description="divide points by their length (L2), and queries too")
 
