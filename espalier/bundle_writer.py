@@ -27,6 +27,7 @@ from espalier.bundle import (
     MEMORY,
     OPTIONAL_PARTS,
     RANKER,
+    TAIL,
     TEXT,
     TREE,
     WEIGHTS,
@@ -55,6 +56,7 @@ from espalier.manifest import (
     TreeInfo,
 )
 from espalier.memory import Memory
+from espalier.tail import Tail
 from espalier.tree import Tree
 
 if TYPE_CHECKING:  # numba takes a while to import, and only models of texts need it
@@ -110,6 +112,7 @@ class LinearContent:
 
     counts  training points of each item; None: not known
     others  the trees of a forest after the first, over the same items
+    tail    what else enters the scores of a forest
     """
 
     tree: Tree
@@ -120,6 +123,7 @@ class LinearContent:
     vectoriser: Vectoriser | None = None
     counts: LabelCounts | None = None
     others: Sequence[TreeChunks] = ()
+    tail: Tail | None = None
 
 
 def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | LinearContent) -> Bundle:
@@ -145,7 +149,8 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
         info = content.content.info if isinstance(content, GraphContent) and content.content is not None else None
         made = {"schema_version": SCHEMA_VERSION, "tree": TreeInfo.of(tree), "scorer": scorer, "memory": memory, "content": info}
         trees = () if isinstance(content, GraphContent) else _write_forest(folder, content)
-        _write_manifest(folder, draft.model_dump() | made | {"trees": trees})
+        tail = content.tail.info if isinstance(content, LinearContent) and content.tail is not None else None
+        _write_manifest(folder, draft.model_dump() | made | {"trees": trees, "tail": tail})
     return Bundle.open(path, verify=False)
 
 
@@ -275,6 +280,9 @@ def _write_linear(folder: Path, linear: LinearContent) -> LinearScorer:
     if linear.counts is not None:
         linear.counts.check(linear.tree.item_count)
         save_file(linear.counts.arrays(), folder / LABEL_COUNTS)
+    if linear.tail is not None:
+        linear.tail.check(linear.tree.item_count)
+        save_file(linear.tail.arrays(), folder / TAIL)
     return _write_chunks(folder / CHUNKS, linear.tree, linear.chunks)
 
 

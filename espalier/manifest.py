@@ -18,7 +18,7 @@ from espalier.rank_features import HISTORY, check_names, needs_node_rows
 from espalier.tree import Tree
 
 SCHEMA_VERSION: Literal[2] = 2
-"""What is written. Version 2 adds `scorer.form`, `scorer.encoder`, `memory`, `trees`, `ranking.calibration.knots` and `command`."""
+"""What is written. Version 2 adds `scorer.form`, `scorer.encoder`, `memory`, `trees`, `tail`, `ranking.calibration.knots` and `command`."""
 READ_VERSIONS = (1, 2)
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -224,6 +224,19 @@ class MemoryInfo(_Strict):
     search: Literal["pushed"] = "pushed"
 
 
+class TailInfo(_Strict):
+    """tail.safetensors (espalier.tail): rank = alpha · log of the forest's score + (1 − alpha) · log of how near the item's points are.
+
+    form     `product` of the query and the item's row, or `gaussian` of their distance, as steep as `gamma` says
+    entries  of all rows
+    """
+
+    form: Literal["product", "gaussian"]
+    alpha: float = Field(gt=0, lt=1)
+    gamma: float = Field(default=30.0, ge=0, le=1000)
+    entries: int = Field(ge=0)
+
+
 class FileInfo(_Strict):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size: int = Field(ge=0)
@@ -252,6 +265,7 @@ class Manifest(ManifestDraft):
     """The whole manifest.
 
     trees  of a forest, those after the first, which `tree` and `scorer` describe; not written where there are none
+    tail   what else enters the scores of a forest; likewise
     """
 
     schema_version: Literal[1, 2]
@@ -261,6 +275,7 @@ class Manifest(ManifestDraft):
     memory: MemoryInfo | None = None
     content: ContentInfo | None = None
     trees: tuple[ForestTree, ...] = Field(default=(), max_length=MAX_TREES - 1, exclude_if=lambda trees: not trees)
+    tail: TailInfo | None = Field(default=None, exclude_if=lambda tail: tail is None)
     files: dict[PartName, FileInfo]
 
     @property
@@ -315,6 +330,8 @@ class Manifest(ManifestDraft):
 
     @model_validator(mode="after")
     def _trees_fit(self) -> Manifest:
+        if self.tail is not None and not self.trees:
+            raise ValueError("a tail enters the scores of a forest, got one tree")
         if not self.trees:
             return self
         if self.schema_version == 1:

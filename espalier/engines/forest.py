@@ -1,7 +1,8 @@
 """Forests: each tree is searched by an engine of its own, and an item's score is the mean over the trees of its score in each.
 
 A tree that did not score an item counts as 0. All leaves that a tree's beam scored take part, before any cut to m, so the answer to m = 5
-begins the answer to m = 50. The result's rank is the log of the mean score; ties go to the lower item row.
+begins the answer to m = 50. The result's rank is the log of the mean score; ties go to the lower item row. A bundle's tail enters the
+ranks (espalier.tail).
 
 Legend: B queries, C leaves that a tree scored, X scored (item, tree) pairs of a query, I items, M results.
 """
@@ -18,10 +19,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
+from espalier.engines.tail_ranks import TailArrays, add_tail
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch, blank_queries
 from espalier.scores import finish, log_scores
 from espalier.search import NO_ITEM, Engine, LevelTrace, SearchParams, SearchResult
+from espalier.text.sparse_rows import SparseRows
 
 Array = NDArray[Any]
 BLOCK = 1 << 20
@@ -67,6 +70,8 @@ class ForestEngine:
         self.bundle, self._engines = bundle, tuple(engines)
         self._trees = [alone.tree for alone in bundle.alone]
         self._place_I = np.full(bundle.manifest.tree.items, -1, np.int32)
+        self._tail = TailArrays.of(bundle.tail)
+        self._query_F = np.zeros(0 if bundle.tail is None else bundle.tail.width)
         self._lock = threading.Lock()
 
     @property
@@ -107,14 +112,19 @@ class ForestEngine:
                 members = np.arange(len(queries))[part]
                 own, knobs = queries.take(members), params.take(members)
             leaves = [engine.scored_leaves(own, knobs.of_tree(place)) for place, engine in enumerate(self._engines)]
-            self._write_means(leaves, knobs.m_B, rows_BM[part], ranks_BM[part])
+            self._write_means(own.features, leaves, knobs.m_B, rows_BM[part], ranks_BM[part])
             eligible_B[part] = leaves[0].eligible_B
             traces = [tree.trace for tree in leaves if tree.trace is not None]
         result = finish(self.bundle.manifest.result_ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
         return replace(result, trace=traces[0], other_traces=tuple(traces[1:])) if traces else result
 
     def _write_means(
-        self, leaves: Sequence[ScoredLeaves], m_B: NDArray[np.int64], rows_BM: NDArray[np.int64], ranks_BM: NDArray[np.float32]
+        self,
+        queries: SparseRows,
+        leaves: Sequence[ScoredLeaves],
+        m_B: NDArray[np.int64],
+        rows_BM: NDArray[np.int64],
+        ranks_BM: NDArray[np.float32],
     ) -> None:
         """Write the best items of each query and the logs of their mean scores."""
         shape = len(m_B), sum(int(tree.count_B.max(initial=0)) for tree in leaves)
@@ -125,7 +135,9 @@ class ForestEngine:
             ranks_BX[b, count:] = -np.inf
         logs_BX = log_scores(self.bundle.manifest.ranking, ranks_BX)
         with self._lock:
-            _best_means(items_BX, logs_BX, count_B, len(leaves), m_B, self._place_I, rows_BM, ranks_BM)
+            features = (queries.indptr, queries.indices, queries.values)
+            tail = (tuple(self._tail), self._query_F)
+            _best_means(items_BX, logs_BX, count_B, len(leaves), m_B, features, tail, self._place_I, rows_BM, ranks_BM)
 
 
 def refuse_forest(bundle: Bundle) -> None:
@@ -150,11 +162,22 @@ def _append(
 
 @njit(cache=True, nogil=True)
 def _best_means(
-    items_BX: Array, logs_BX: Array, count_B: Array, trees: int, m_B: Array, place_I: Array, rows_BM: Array, ranks_BM: Array
+    items_BX: Array,
+    logs_BX: Array,
+    count_B: Array,
+    trees: int,
+    m_B: Array,
+    features: tuple[Array, ...],
+    tail: tuple[Any, Array],
+    place_I: Array,
+    rows_BM: Array,
+    ranks_BM: Array,
 ) -> None:
-    """The best m of each query's items by log((Σ_t e^log_t) / trees), rounded to float32; ties go to the lower item row.
+    """The best m of each query's items by log((Σ_t e^log_t) / trees) and the tail, rounded to float32; ties go to the lower item row.
 
-    place_I  int32[I] of −1, before and after: where an item is among those of the current query
+    features  of the queries: indptr, indices, values
+    tail      the fields of TailArrays, and scratch for `add_tail`
+    place_I   int32[I] of −1, before and after: where an item is among those of the current query
 
     Sums are relative to an item's largest log, so that scores too small for float64 keep their order. The best m are a heap of (rank,
     −item) pairs, each in one integer; its root is the worst.
@@ -162,6 +185,9 @@ def _best_means(
     width = items_BX.shape[1]
     item_of, top_of, sum_of = np.empty(width, np.int64), np.empty(width, np.float64), np.empty(width, np.float64)
     heap = np.empty(rows_BM.shape[1], np.int64)
+    indptr, indices, values = features
+    arrays, query_F = tail
+    has_tail = arrays[0] < 1
     for b in range(len(count_B)):
         items = 0
         for x in range(count_B[b]):
@@ -177,10 +203,15 @@ def _best_means(
             place = place_I[items_BX[b, x]]
             below = logs_BX[b, x] - top_of[place]
             sum_of[place] += np.exp(below) if below < 0 else 1.0
-        size = 0
         for place in range(items):
             place_I[item_of[place]] = -1
-            bits = np.float32(top_of[place] + np.log(sum_of[place] / trees)).view(np.int32)
+            top_of[place] += np.log(sum_of[place] / trees)
+        if has_tail:
+            begin, end = indptr[b], indptr[b + 1]
+            add_tail(top_of, item_of, items, indices[begin:end], values[begin:end], arrays, query_F)
+        size = 0
+        for place in range(items):
+            bits = np.float32(top_of[place]).view(np.int32)
             bits ^= (bits >> 31) & 0x7FFFFFFF  # integers in the order of the ranks; −0, which equals 0, would be −1
             key = (np.int64(bits + (bits == -1)) << 32) | (np.int64(0xFFFFFFFF) - item_of[place])
             if size < m_B[b]:

@@ -26,6 +26,7 @@ from espalier.masks.eligibility import every_item, node_mask
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.scores import finish, log_scores
 from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult
+from espalier.tail import FARTHEST, FLOOR, Tail
 from espalier.text.sparse_rows import SparseRows
 from espalier.trace import from_start_level
 
@@ -114,21 +115,29 @@ class ReferenceEngine:
         """All items that the search of query b scored; more than m of them."""
         steps = [self.steps(queries, params, b, place=place) for place in range(len(self._alone))]
         if len(steps) > 1:
-            return self._mean(steps)
+            return self._mean(steps, queries, b)
         tree, last = self.bundle.tree, steps[0][-1]
         order = np.argsort(-last.keys_C, kind="stable")
         leaves = last.candidates_C[order]
         return Found(tree.leaf_item[leaves - tree.leaf_offset], last.ranks_C[order], last.keys_C[order], steps)
 
-    def _mean(self, steps: list[list[Step]]) -> Found:
-        """The items of a forest by the log of the mean of their scores in each tree, 0 where a tree did not score them."""
+    def _mean(self, steps: list[list[Step]], queries: QueryBatch, b: int) -> Found:
+        """The items of a forest by the log of the mean of their scores in each tree, 0 where a tree did not score them, and by its tail."""
         logs: dict[int, list[float]] = {}
         for alone, (*_, last) in zip(self._alone, steps, strict=True):
             tree, of_leaves = alone.tree, log_scores(self.bundle.manifest.ranking, last.ranks_C)
             for leaf, log in zip(last.candidates_C.tolist(), of_leaves.tolist(), strict=True):
                 logs.setdefault(int(tree.leaf_item[leaf - tree.leaf_offset]), []).append(log)
         items = np.array(sorted(logs), np.int64)
-        ranks = np.array([_log_mean(logs[item], len(steps)) for item in items.tolist()], np.float64).astype(np.float32)
+        wide = np.array([_log_mean(logs[item], len(steps)) for item in items.tolist()], np.float64)
+        tail = self.bundle.tail
+        if tail is not None:
+            rows, query_F = queries.features, np.zeros(tail.width)
+            own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
+            query_F[rows.indices[own]] = rows.values[own]
+            near = np.array([_log_near(tail, query_F, item) for item in items.tolist()], np.float64)
+            wide = tail.info.alpha * wide + (1 - tail.info.alpha) * near
+        ranks = wide.astype(np.float32)
         order = np.argsort(-ranks, kind="stable")
         return Found(items[order], ranks[order], ranks[order], steps)
 
@@ -255,6 +264,17 @@ def ranks_of(ranking: Ranking, logits_C: NDArray[np.float32], parent_rank_C: NDA
         own_C = log_activation(ranking.activation, logits_C) if ranking.own == "log_activation" else logits_C
         inherited_C = np.float32(ranking.gamma) * parent_rank_C if ranking.gamma > 0 else np.float32(0)  # 0 · ∞ is no number
         return np.asarray(own_C + inherited_C, np.float32)
+
+
+def _log_near(tail: Tail, query_F: NDArray[np.float64], item: int) -> float:
+    """The log of how near a query is to an item's row (espalier.tail)."""
+    own = slice(int(tail.row_begin[item]), int(tail.row_begin[item + 1]))
+    row_F = np.zeros(tail.width)
+    row_F[tail.feature[own]] = tail.value[own]
+    if tail.info.form == "product":
+        return math.log(max(float(row_F @ query_F), FLOOR))
+    distance = float(((query_F - row_F) ** 2).sum())
+    return -float(np.logaddexp(0, min(tail.info.gamma / 2 * distance, FARTHEST)))
 
 
 def _log_mean(logs: list[float], trees: int) -> float:

@@ -36,6 +36,7 @@ def meaning(config: DeepConfig | LinearConfig) -> dict[str, Any]:
         assert all(found.pop(key, value) == value for key, value in later.items())
         assert {key: found.pop(key) for key in list(found) if key.startswith("relevance.")}["relevance.source"] == "weights"
         assert found.pop("tree.count") == 1
+        assert {key: found.pop(key) for key in list(found) if key.startswith("tail.")}["tail.form"] == "none"
         for key in ("linear.cost", "linear.gamma", "tree.max_leaf"):  # numbers of before are kept; what had none is chosen today
             if found[key] == "auto":
                 del found[key]

@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
+from espalier.errors import InvalidConfig
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from tests.training.test_linear import random_points
@@ -18,6 +19,7 @@ from training.__main__ import fit
 from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints
 from training.linear.label_features import weighted_sums
+from training.specification.models import read_config
 
 
 def weighted(seed: int, points: int = 400, labels: int = 30) -> LabelledPoints:
@@ -70,6 +72,23 @@ def test_scores_estimate_how_relevant_an_item_is(folder: Path) -> None:
     assert np.abs(estimates - truth)[truth == 0].mean() < 0.03
     by_degree = [estimates[truth == degree / 4].mean() for degree in (1, 2, 3, 4)]
     assert np.all(np.diff(by_degree) > 0.1)
+
+
+def test_a_tail_holds_the_direction_of_each_items_points(folder: Path) -> None:
+    (folder / "tail.toml").write_text((folder / "any.toml").read_text() + "count = 2\n[tail]\nform = 'product'\nalpha = 0.8\n")
+    fit(config=folder / "tail.toml", out=folder / "models" / "tail" / "1", data=None, test=None, device="cpu", resume=False)
+    bundle = Bundle.open(folder / "models" / "tail" / "1")
+    assert bundle.tail is not None
+    assert (bundle.tail.info.form, bundle.tail.info.alpha) == ("product", 0.8)
+    assert bundle.manifest.metrics["golden_overlap"] == 1
+    data = weighted(1).take(np.arange(300))
+    sums = (data.labels.toarray() > 0).T @ data.points.toarray()
+    rows = np.zeros((30, 60))
+    rows[np.repeat(np.arange(30), np.diff(bundle.tail.row_begin)), bundle.tail.feature] = bundle.tail.value
+    assert_allclose(rows, sums / np.linalg.norm(sums, axis=1, keepdims=True), atol=1e-6)
+    (folder / "one.toml").write_text((folder / "any.toml").read_text() + "count = 1\n[tail]\nform = 'product'\n")
+    with pytest.raises(InvalidConfig, match=r"tail.form: got 'product', expected \"none\" where tree.count is 1"):
+        read_config(folder / "one.toml")
 
 
 def test_features_of_labels_weigh_points_by_relevance() -> None:

@@ -19,15 +19,17 @@ from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.heldout import RELEVANCE
 from espalier.chunks import TreeChunks
-from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
+from espalier.manifest import ManifestDraft, Ranking, SearchDefaults, TailInfo
 from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams
+from espalier.tail import Tail
 from training.data.csr import as_rows
 from training.data.relevance import distribution, is_graded, scale_of
 from training.evaluate import LabelledQueries, measure
 from training.golden import golden_answers
 from training.graded import Grades
 from training.linear.choosing import Choice
+from training.linear.label_features import mean_points
 from training.linear.prepare import Prepared
 from training.publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
 from training.specification.linear import LinearConfig
@@ -63,11 +65,21 @@ def export(config: LinearConfig, choice: Choice, prepared: Prepared, trees: Sequ
     queries = QueryBatch(prepared.kind, as_rows(test.points[known]))
     golden = unanswered(heldout, draft.query.kind)
     counts = prepared.relevance.counts
-    content = LinearContent(*trees[0], prepared.items, golden, heldout, prepared.vectoriser, counts, others=trees[1:])
+    content = LinearContent(*trees[0], prepared.items, golden, heldout, prepared.vectoriser, counts, trees[1:], _tail(config, prepared))
     grades = Grades(relevance, scale_of(prepared.train.labels), prepared.relevance.inverse_propensity_I)
     labelled = LabelledQueries(queries, relevant, grades=grades)
     metrics = {} if choice.report is None else {"validation": choice.report}
     return publish_linear(path, draft, content, _golden(config, queries, written), labelled, metrics)
+
+
+def _tail(config: LinearConfig, prepared: Prepared) -> Tail | None:
+    """The direction of each item's training points, where the configuration has it enter scores."""
+    form = config.tail.form
+    if form == "none":
+        return None
+    rows = as_rows(mean_points(prepared.train))
+    info = TailInfo(form=form, alpha=config.tail.alpha, gamma=config.tail.gamma, entries=len(rows.indices))
+    return Tail(info, rows.indptr, rows.indices, rows.values, rows.width)
 
 
 def publish_linear(

@@ -21,6 +21,13 @@ def pifa(data: LabelledPoints) -> Csr:
     return normalised(csr_array((shares, labels.indices, labels.indptr), shape=labels.shape).T.tocsr() @ data.points)
 
 
+def mean_points(data: LabelledPoints) -> Csr:
+    """float32 rows [I, F] of length 1: the direction of the mean of a label's points. A label without points has an empty row."""
+    labels = data.labels
+    ones = csr_array((np.ones(labels.nnz, np.float32), labels.indices, labels.indptr), shape=labels.shape)
+    return normalised(ones.T.tocsr() @ normalised(data.points))
+
+
 def weighted_sums(data: LabelledPoints) -> Csr:
     """float32 rows [I, F] of length 1: Σ_i y_il x_i. A label without points has an empty row."""
     return normalised(data.labels.T.tocsr() @ data.points)

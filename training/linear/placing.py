@@ -87,6 +87,8 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
     bundle = Bundle.open(model)
     if not isinstance(bundle.manifest.scorer, LinearScorer):
         raise InvalidConfig("--model", str(model), f"a model of linear scorers, not of {bundle.manifest.scorer.kind}")
+    if bundle.manifest.tail is not None:
+        raise InvalidConfig("--model", str(model), "a model without a tail, which has no rows of new items")
     if bundle.manifest.ranker is not None:
         log.warning(
             "%s version %d has a ranker, the new version has none: fit-ranker trains one for it",

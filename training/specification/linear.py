@@ -15,6 +15,7 @@ from espalier.manifest import MAX_TREES, Activation, ModelName, Ranking
 from espalier.text.blocks import TextBlock
 from training.specification.relevance import RelevanceOptions
 from training.specification.sections import SearchLimits, Section, default_kind
+from training.specification.tail import TailOptions
 
 Columns = tuple[str, ...]
 AUTO: Literal["auto"] = "auto"
@@ -252,6 +253,7 @@ class LinearConfig(Section):
     tree: LinearTree = LinearTree()
     linear: LinearOptions = LinearOptions()
     relevance: RelevanceOptions = RelevanceOptions()
+    tail: TailOptions = TailOptions()
     search: LinearSearch = LinearSearch()
 
     @property
@@ -268,6 +270,8 @@ class LinearConfig(Section):
                 raise InvalidConfig("labels.kind", self.labels.kind, f"pifa, since data of format {self.data.format} has no texts")
         elif self.text is not None and not self.text:
             raise InvalidConfig("text", 0, "at least one block of n-grams")
+        if self.tail.form != "none" and self.tree.count < 2:
+            raise InvalidConfig("tail.form", self.tail.form, '"none" where tree.count is 1: a tail enters the scores of a forest')
         if isinstance(self.labels, TextLabels) and self.data.items is None:
             raise InvalidConfig("data.items", None, "a table of items, since labels.columns names columns of it")
         return self

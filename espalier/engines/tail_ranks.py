@@ -1,0 +1,62 @@
+"""Compiled: the tail's part of the ranks of one query's items. See espalier.tail for the formulas.
+
+Legend: I items, F features.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from espalier.read_only import read_only
+from espalier.tail import FARTHEST, FLOOR, Tail
+
+Array = NDArray[Any]
+
+
+class TailArrays(NamedTuple):
+    """A tail as compiled code reads it; `alpha` 1: there is none. `gamma` −1: the form is the product."""
+
+    alpha: float
+    gamma: float
+    row_begin: Array
+    feature: Array
+    value: Array
+    square_I: Array
+
+    @staticmethod
+    def of(tail: Tail | None) -> TailArrays:
+        """Those of a bundle."""
+        if tail is None:
+            arrays = (np.empty(0, dtype) for dtype in (np.int64, np.int32, np.float32, np.float64))
+            return TailArrays(1.0, -1.0, *read_only(*arrays))
+        gamma = tail.info.gamma if tail.info.form == "gaussian" else -1.0
+        return TailArrays(tail.info.alpha, gamma, *read_only(tail.row_begin, tail.feature, tail.value, tail.square_I))
+
+
+@njit(cache=True, nogil=True)
+def add_tail(ranks: Array, items: Array, count: int, features: Array, values: Array, tail: Any, query_F: Array) -> None:
+    """Replace the first `count` ranks, of some items, by those with the tail's part.
+
+    features, values  the query's · query_F: float64[F] of zeros, before and after
+    """
+    alpha, gamma, row_begin, feature, value, square_I = tail
+    square = 0.0
+    for j in range(len(features)):
+        query_F[features[j]] = values[j]
+        square += np.float64(values[j]) * np.float64(values[j])
+    for x in range(count):
+        item, product = items[x], 0.0
+        for e in range(row_begin[item], row_begin[item + 1]):
+            product += query_F[feature[e]] * value[e]
+        if gamma < 0:
+            near = np.log(max(product, FLOOR))
+        else:
+            far = min(gamma / 2 * max(square + square_I[item] - 2 * product, 0.0), FARTHEST)
+            near = -far - np.log1p(np.exp(-far))
+        ranks[x] = alpha * ranks[x] + (1 - alpha) * near
+    for j in range(len(features)):
+        query_F[features[j]] = 0

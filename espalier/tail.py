@@ -1,0 +1,84 @@
+"""The tail of a forest: how near a query is to an item's training points, which enters the item's score (XReg-t, PfastreXML).
+
+Regressors know little of items with few training points; the direction of these points says more. With s the mean score of the trees and
+μ the item's row, of length 1 or empty:
+
+    rank = α · log s + (1 − α) · log near(x, μ)
+
+    product   near = max(⟨x, μ⟩, FLOOR)                 (XReg-t, by the authors' last pass)
+    gaussian  near = 1 / (1 + exp(γ / 2 · ‖x − μ‖²))    (PfastreXML)
+
+Legend: I items, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import BundleCorrupt
+from espalier.manifest import TailInfo
+
+FLOOR = 1e-6
+"""Of a product: an item that shares nothing with the query comes last, and still comes."""
+FARTHEST = 1e6
+"""The largest γ / 2 · ‖x − μ‖², so that ranks are finite."""
+ARRAYS = {"row_begin": np.int64, "feature": np.int32, "value": np.float32}
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """Rows by item: entries row_begin[i] … row_begin[i + 1] − 1, features ascending.
+
+    row_begin int64[I + 1] · feature int32 · value float32 · width F
+    """
+
+    info: TailInfo
+    row_begin: NDArray[np.int64]
+    feature: NDArray[np.int32]
+    value: NDArray[np.float32]
+    width: int
+
+    def check(self, items: int) -> None:
+        """Raise BundleCorrupt unless these are rows of so many items."""
+        for name, dtype in ARRAYS.items():
+            array = getattr(self, name)
+            if array.ndim != 1 or array.dtype != dtype:
+                raise BundleCorrupt(f"tail: {name} is {array.dtype}{list(array.shape)}, expected one-dimensional {np.dtype(dtype)}")
+        begin, entries = self.row_begin, len(self.feature)
+        if len(begin) != items + 1 or begin[0] != 0 or begin[-1] != entries or np.any(begin[1:] < begin[:-1]):
+            raise BundleCorrupt(f"tail: row_begin has {len(begin)} entries, expected {items + 1} from 0 to {entries} that never decrease")
+        if entries != self.info.entries or len(self.value) != entries:
+            raise BundleCorrupt(f"tail: {entries} features and {len(self.value)} values, the manifest says {self.info.entries}")
+        if entries and (self.feature.min() < 0 or self.feature.max() >= self.width):
+            raise BundleCorrupt(f"tail: feature has numbers outside 0 … {self.width - 1}")
+        descends = self.feature[1:] <= self.feature[:-1]
+        descends[begin[(begin > 0) & (begin < entries)] - 1] = False
+        if descends.any():
+            raise BundleCorrupt("tail: feature is not strictly ascending within a row")
+        if not np.isfinite(self.value).all() or np.abs(self.square_I - 1)[np.diff(begin) > 0].max(initial=0) > 1e-3:
+            raise BundleCorrupt("tail: rows must have the length 1, or no entry")
+
+    @cached_property
+    def square_I(self) -> NDArray[np.float64]:
+        """float64[I]: the squared lengths of the rows."""
+        squares = np.concatenate([[0], np.cumsum(self.value.astype(np.float64) ** 2)])
+        return np.asarray(squares[self.row_begin[1:]] - squares[self.row_begin[:-1]])
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """As they are stored."""
+        return {name: np.ascontiguousarray(getattr(self, name)) for name in ARRAYS}
+
+    @staticmethod
+    def of_arrays(arrays: Mapping[str, NDArray[Any]], info: TailInfo, items: int, width: int) -> Tail:
+        """From a file's arrays. Raises BundleCorrupt."""
+        if arrays.keys() != ARRAYS.keys():
+            raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(ARRAYS)}")
+        found = Tail(info, **arrays, width=width)
+        found.check(items)
+        return found

@@ -1,0 +1,150 @@
+"""The tail of a forest: how near a query is to an item's training points enters the item's score."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from safetensors.numpy import save_file
+
+from espalier.bundle import TAIL, Bundle
+from espalier.bundle_writer import LinearContent, write_bundle
+from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
+from espalier.engines import open_engine
+from espalier.engines.reference import ReferenceEngine
+from espalier.errors import BundleCorrupt
+from espalier.manifest import Manifest, ManifestDraft, Ranking, TailInfo
+from espalier.search import NO_ITEM, SearchParams
+from espalier.tail import FLOOR, Tail
+from tests.espalier.test_signature import assert_alone_as_together
+
+F = 12
+Form = Literal["product", "gaussian"]
+
+
+def random_tail(rng: np.random.Generator, items: int, form: Form, alpha: float) -> Tail:
+    dense = rng.normal(size=(items, F)) * (rng.random((items, F)) < 0.4)
+    dense[0] = 0
+    dense /= np.maximum(np.linalg.norm(dense, axis=1, keepdims=True), 1e-9)
+    row, feature = np.nonzero(dense)
+    begin = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=items))])
+    info = TailInfo(form=form, alpha=alpha, gamma=3.0, entries=len(row))
+    return Tail(info, begin, feature.astype(np.int32), dense[row, feature].astype(np.float32), F)
+
+
+def with_tail(folder: Path, seed: int, form: Form = "product", alpha: float = 0.5, trees: int = 2) -> tuple[Bundle, Bundle]:
+    """A forest with a tail, and without."""
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, 3, 3, empty_share=0.1)
+    others = [tree_over(rng, tree.item_count, 4) for _ in range(trees - 1)]
+    ranking = Ranking(own="log_activation", gamma=1)
+    plain = make_linear_bundle(folder, rng, tree, ranking, integer=False, width=F, others=others)
+    draft = ManifestDraft(**{name: getattr(plain.manifest, name) for name in ManifestDraft.model_fields})
+    first, *rest = plain.trees
+    tail = random_tail(rng, tree.item_count, form, alpha)
+    content = LinearContent(*first, plain.items, plain.golden(), plain.heldout(), others=rest, tail=tail)
+    return write_bundle(folder / "tailed" / "1", draft, content), plain
+
+
+@given(st.integers(0, 1000), st.sampled_from(["product", "gaussian"]), st.sampled_from([0.1, 0.5, 0.95]), st.integers(2, 3))
+def test_engines_rank_with_the_tail_as_its_formula_says(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, form: Form, alpha: float, trees: int
+) -> None:
+    bundle, plain = with_tail(tmp_path_factory.mktemp("models"), seed, form, alpha, trees)
+    rng = np.random.default_rng(seed)
+    queries, items = random_queries(rng, bundle, 9, integer=False), bundle.manifest.tree.items
+    params = SearchParams(rng.integers(1, 9, 9), rng.integers(1, items + 3, 9))
+    found, of_reference = (engine.search(queries, params) for engine in (open_engine(bundle, "cpu"), ReferenceEngine(bundle)))
+    everything = open_engine(plain, "cpu").search(queries, SearchParams(params.beam_size_B, np.full(9, items)))
+    rows_IF = np.zeros((items, F))
+    tail = bundle.tail
+    assert tail is not None
+    rows_IF[np.repeat(np.arange(items), np.diff(tail.row_begin)), tail.feature] = tail.value
+    for b in range(9):
+        own = slice(queries.features.indptr[b], queries.features.indptr[b + 1])
+        query_F = np.zeros(F)
+        query_F[queries.features.indices[own]] = queries.features.values[own]
+        near_I = np.maximum(rows_IF @ query_F, FLOOR) if form == "product" else 1 / (1 + np.exp(1.5 * ((query_F - rows_IF) ** 2).sum(1)))
+        came = everything.item_rows_BM[b, : everything.count_B[b]]
+        ranks = alpha * everything.ranks_BM[b, : len(came)] + (1 - alpha) * np.log(near_I[came])
+        expected = np.sort(ranks)[::-1][: params.m_B[b]]
+        for result in (found, of_reference):
+            rows = result.item_rows_BM[b, : result.count_B[b]]
+            assert_allclose(result.ranks_BM[b, : len(rows)], expected, atol=1e-4)
+            order = np.argsort(came)
+            assert_allclose(ranks[order][np.searchsorted(came[order], rows)], result.ranks_BM[b, : len(rows)], atol=1e-4)
+            assert (result.item_rows_BM[b, len(rows) :] == NO_ITEM).all()
+            assert_allclose(result.scores_BM[b, : len(rows)], np.exp(np.minimum(expected, 0)), rtol=1e-3)
+    assert_alone_as_together(open_engine(bundle, "cpu"), queries, params)
+
+
+def test_a_short_answer_begins_a_long_one(tmp_path: Path) -> None:
+    bundle, _ = with_tail(tmp_path, 7)
+    queries, engine = random_queries(np.random.default_rng(1), bundle, 20, integer=False), open_engine(bundle, "cpu")
+    short, long = (engine.search(queries, SearchParams.uniform(20, 3, m)) for m in (2, 8))
+    assert_array_equal(short.item_rows_BM, long.item_rows_BM[:, :2])
+    assert_array_equal(short.ranks_BM, long.ranks_BM[:, :2])
+
+
+def test_a_forest_without_a_tail_says_nothing_of_one(tmp_path: Path) -> None:
+    bundle, plain = with_tail(tmp_path, 3)
+    assert plain.tail is None
+    assert '"tail"' not in (plain.path / "manifest.json").read_text()
+    assert bundle.manifest.tail is not None
+    assert [alone.manifest.tail for alone in bundle.alone] == [None, None]
+
+
+def damaged(tail: Tail, what: str) -> dict[str, Any]:
+    arrays = {name: array.copy() for name, array in tail.arrays().items()}
+    if what == "missing":
+        del arrays["value"]
+    elif what == "type":
+        arrays["value"] = arrays["value"].astype(np.int64)
+    elif what == "begin":
+        arrays["row_begin"][2] = arrays["row_begin"][3] + 1
+    elif what == "entries":
+        arrays["feature"] = arrays["feature"][:-1]
+    elif what == "range":
+        arrays["feature"][np.diff(arrays["row_begin"]).argmax()] = F
+    elif what == "order":
+        row = int((np.diff(arrays["row_begin"]) > 1).argmax())
+        begin = int(arrays["row_begin"][row])
+        arrays["feature"][begin : begin + 2] = arrays["feature"][begin : begin + 2][::-1]
+    elif what == "length":
+        arrays["value"][0] += 1
+    elif what == "nan":
+        arrays["value"][0] = np.nan
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("missing", r"arrays \['feature', 'row_begin'\]"),
+        ("type", r"value is int64.*expected one-dimensional float32"),
+        ("begin", "never decrease"),
+        ("entries", "never decrease"),
+        ("range", f"outside 0 … {F - 1}"),
+        ("order", "not strictly ascending within a row"),
+        ("length", "rows must have the length 1"),
+        ("nan", "rows must have the length 1"),
+    ],
+)
+def test_a_damaged_tail_is_refused(tmp_path: Path, what: str, expected: str) -> None:
+    bundle, _ = with_tail(tmp_path, 4)
+    assert bundle.tail is not None
+    save_file(damaged(bundle.tail, what), bundle.path / TAIL)
+    with pytest.raises(BundleCorrupt, match=expected):
+        open_engine(replace(bundle), "cpu")
+
+
+def test_a_tail_needs_a_forest(tmp_path: Path) -> None:
+    bundle, _ = with_tail(tmp_path, 5)
+    with pytest.raises(ValueError, match="a tail enters the scores of a forest, got one tree"):
+        Manifest.model_validate(bundle.manifest.model_dump() | {"trees": ()})
