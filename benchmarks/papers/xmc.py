@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, save_npz
 
 from benchmarks.papers.xmc_sets import read_set
-from benchmarks.papers.xmc_systems import MODELS, configuration
+from benchmarks.papers.xmc_systems import MODELS, OF_RELEVANCE, configuration
 from benchmarks.papers.xrlinear_peers import quality
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
@@ -80,18 +80,21 @@ def _row(
     system: str, beam: int | None, rows_BM: NDArray[np.int64], scores_BM: NDArray[Any], train: LabelledPoints, test: LabelledPoints
 ) -> Row:
     figures = quality(rows_BM, test, train)
-    predicted = Relevance.of_predictions(rows_BM, scores_BM, train.labels.shape[1])
+    worth_I, unit = _relevances(train)
+    labels = as_rows(test.labels)
+    true = Relevance(labels.indptr, labels.indices.astype(np.int64), worth_I[labels.indices], labels.width)
+    predicted = Relevance.of_predictions(rows_BM, scores_BM * (unit if system in OF_RELEVANCE else 1), labels.width)
     names = ("p1", "p3", "p5", "psp1", "psp3", "psp5", "r10", "r100")
-    xmad = float(xmad_at_k(_relevance(train, test), predicted, 5).mean())
+    xmad = float(xmad_at_k(true, predicted, 5).mean())
     return {"system": system, "beam_size": beam} | {name: figures[name] for name in names} | {"xmad5": round(xmad, 4)}
 
 
-def _relevance(train: LabelledPoints, test: LabelledPoints) -> Relevance:
-    """Inverse propensities of the test labels over the largest of all labels."""
+def _relevances(train: LabelledPoints) -> tuple[NDArray[np.float64], float]:
+    """float64[I]: inverse propensities over the largest of all labels; and the largest of the labels that training points have."""
     counts = LabelCounts(np.bincount(train.labels.indices, minlength=train.labels.shape[1]).astype(np.int64), len(train))
     worth_I = inverse_propensities(counts, A, B)
-    labels = as_rows(test.labels)
-    return Relevance(labels.indptr, labels.indices.astype(np.int64), worth_I[labels.indices] / worth_I.max(), labels.width)
+    worth_I /= worth_I.max()
+    return worth_I, float(worth_I[counts.counts_I > 0].max())
 
 
 def _in_process(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:

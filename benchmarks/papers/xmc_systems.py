@@ -2,10 +2,14 @@
 
 espalier        the defaults: C and γ chosen at fit on held-out training points
 espalier-fixed  what the defaults were before: C = 1, γ = .5 and always a tree
+forest          three trees of it
 ova             one-versus-all: every label a child of the root, C chosen as ours is
 dismec          one-versus-all as DiSMEC has it: squared hinge, C = 1, weights below .01 dropped (Babbar and Schölkopf 2017, §2.1)
 parabel         one tree of Parabel (Prabhu et al. 2018): balanced 2-means, leaves of 100 labels, squared hinge with C = 1, squared-hinge
                 activation, path products, weights below .1 dropped
+parabel-3       three trees of it, as published
+bonsai          the same with up to 100 children a node and leaves of 100 labels (Khandagale et al. 2020), three trees
+xreg            XReg of inverse propensities, pointwise, with its own defaults: three trees
 """
 
 from __future__ import annotations
@@ -14,18 +18,22 @@ from typing import Any
 
 Raw = dict[str, Any]
 
+PARABEL: Raw = {"cost": 1.0, "gamma": 1.0, "prior": 0.0, "threshold": 0.1, "negatives": "teacher", "activation": "l2-hinge"}
 MODELS: dict[str, Raw] = {
     "espalier": {},
+    "forest": {"tree": {"count": 3}},
     "espalier-fixed": {"tree": {"max_leaf": 32}, "linear": {"cost": 1.0, "gamma": 0.5}},
     "ova": {"linear": {"gamma": 1.0}},
     "dismec": {"linear": {"cost": 1.0, "gamma": 1.0, "prior": 0.0, "threshold": 0.01}},
-    "parabel": {
-        "tree": {"branching": 2, "max_leaf": 100},
-        "linear": {"cost": 1.0, "gamma": 1.0, "prior": 0.0, "threshold": 0.1, "negatives": "teacher", "activation": "l2-hinge"},
-    },
+    "parabel": {"tree": {"branching": 2, "max_leaf": 100}, "linear": PARABEL},
+    "parabel-3": {"tree": {"branching": 2, "max_leaf": 100, "count": 3}, "linear": PARABEL},
+    "bonsai": {"tree": {"branching": 100, "max_leaf": 100, "count": 3}, "linear": PARABEL},
+    "xreg": {"kind": "xreg", "relevance": {"source": "inverse-propensity"}},
 }
 ONE_NODE = ("ova", "dismec")
 """Systems without inner nodes."""
+OF_RELEVANCE = ("xreg",)
+"""Systems whose scores estimate relevance over its maximum among training labels."""
 
 
 def configuration(system: str, data: Raw, labels: int) -> Raw:
