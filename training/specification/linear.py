@@ -163,7 +163,7 @@ UNCHOSEN_COST, UNCHOSEN_GAMMA = 1.0, 0.5
 class LinearOptions(Section):
     """How linear node scorers are trained."""
 
-    beam_size: ClassVar[int] = 10
+    beam_size: ClassVar[int] = 20
     """Of the beam that says which points bring a node to `matcher`."""
     tolerance: ClassVar[float] = 0.1
     passes: ClassVar[int] = 10
@@ -174,7 +174,7 @@ class LinearOptions(Section):
     negatives: Literal["teacher", "matcher", "both"] = Field(
         default="both",
         description='points that a node\'s children learn from: `"teacher"`, those with a positive below; `"matcher"`, those '
-        'whose beam of 10 keeps the node; `"both"`',
+        'whose beam of 20 keeps the node; `"both"`',
     )
     loss: Literal["squared-hinge", "logistic", "relevance"] = Field(
         default="squared-hinge",
