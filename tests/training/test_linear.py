@@ -632,8 +632,8 @@ def test_queries_that_would_be_written_outside_are_refused() -> None:
     tree = random_tree(rng, 3, 3)
     search = ChunkSearch(tree, random_chunks(rng, tree, 30, integer=False))
     good = sparse_rows(np.eye(30)[:2])
-    for beam, m in ((0, 1), (1, 0)):
-        with pytest.raises(InvalidQuery, match="got 0, expected at least 1"):
+    for beam, m in ((0, 1), (1, -1)):
+        with pytest.raises(InvalidQuery, match=f"got {min(beam, m)}, expected at least 1"):
             search.search(good, BeamParams.uniform(len(good), beam, m))
     with pytest.raises(InvalidQuery, match="features: got 'rows of 31 features', expected rows of 30"):
         search.search(sparse_rows(np.eye(31)[:2]), BeamParams.uniform(2, 1, 1))
