@@ -7,6 +7,7 @@ Legend: B points, I labels, E entries.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -33,34 +34,65 @@ def xmad_at_k(true: Relevance, predicted: Relevance, k: int, errors: Errors = "l
     A point with fewer than k errors above 0 is still divided by k. Raises InvalidData where shapes do not fit, for k below 1 and for y
     below 0.
     """
-    return _k_errors(true, predicted, k, errors, power=1) / k
+    return RankedErrors.of(true, predicted, errors).xmad(k)
 
 
 def xrmse_at_k(true: Relevance, predicted: Relevance, k: int, errors: Errors = "largest") -> Float64:
     """float64[B]: the extreme root mean square error of every point, √(1/k · Σ_{l ∈ S(e, k)} e_l²) (XReg Eq. 2); as `xmad_at_k`."""
-    return np.sqrt(_k_errors(true, predicted, k, errors, power=2) / k)
+    return RankedErrors.of(true, predicted, errors).xrmse(k)
 
 
-def check(true: Relevance, predicted: Relevance, k: int) -> None:
-    """Raises InvalidData where two relevances cannot be compared at k."""
+@dataclass(frozen=True, eq=False)
+class RankedErrors:
+    """The errors of B points in the order in which they count, for several k and both metrics.
+
+    row_E, place_E  int64[E]: the point of each error, and its place, from 0
+    error_E         float64[E], at least 0
+    """
+
+    row_E: NDArray[np.int64]
+    place_E: NDArray[np.int64]
+    error_E: Float64
+    points: int
+
+    @staticmethod
+    def of(true: Relevance, predicted: Relevance, errors: Errors = "largest") -> RankedErrors:
+        """Those of predictions; arguments and errors as `xmad_at_k`."""
+        check(true, predicted)
+        if errors == "predicted":
+            error_E = np.abs(predicted.value_E - true.at(predicted.key_E))
+            return RankedErrors(predicted.row_E, predicted.place_E, error_E, len(true))
+        row_E, error_E = _all_errors(true, predicted)
+        order_E = np.lexsort((-error_E, row_E))
+        row_E, error_E = row_E[order_E], error_E[order_E]
+        return RankedErrors(row_E, np.arange(len(row_E)) - np.searchsorted(row_E, row_E), error_E, len(true))
+
+    def xmad(self, k: int) -> Float64:
+        """float64[B], see `xmad_at_k`."""
+        return self._sums(k, 1) / k
+
+    def xrmse(self, k: int) -> Float64:
+        """float64[B], see `xrmse_at_k`."""
+        return np.sqrt(self._sums(k, 2) / k)
+
+    def _sums(self, k: int, power: int) -> Float64:
+        check_k(k)
+        counts_E = self.place_E < k
+        return np.bincount(self.row_E[counts_E], weights=self.error_E[counts_E] ** power, minlength=self.points).astype(np.float64)
+
+
+def check_k(k: int) -> None:
+    """Raises InvalidData where there is no place k."""
     if k < 1:
         raise InvalidData("k", k, "at least 1")
+
+
+def check(true: Relevance, predicted: Relevance) -> None:
+    """Raises InvalidData where two relevances cannot be compared."""
     if (len(true), true.width) != (len(predicted), predicted.width):
         raise InvalidData("predicted", f"[{len(predicted)}, {predicted.width}]", f"[{len(true)}, {true.width}], the shape of the true ones")
     if (true.value_E < 0).any():
         raise InvalidData("true", float(true.value_E.min()), "relevances of at least 0")
-
-
-def _k_errors(true: Relevance, predicted: Relevance, k: int, errors: Errors, power: int) -> Float64:
-    """float64[B]: the sum of k errors, each to a power."""
-    check(true, predicted, k)
-    if errors == "predicted":
-        counts_E = predicted.place_E < k
-        row_E = predicted.row_E[counts_E]
-        error_E = np.abs(predicted.value_E[counts_E] - true.at(predicted.key_E[counts_E]))
-    else:
-        row_E, error_E = _largest(*_all_errors(true, predicted), k)
-    return np.bincount(row_E, weights=error_E**power, minlength=len(true)).astype(np.float64)
 
 
 def _all_errors(true: Relevance, predicted: Relevance) -> tuple[NDArray[np.int64], Float64]:
@@ -73,11 +105,3 @@ def _all_errors(true: Relevance, predicted: Relevance) -> tuple[NDArray[np.int64
         return key_E, signed_E
     first = np.flatnonzero(np.append(True, key_E[1:] != key_E[:-1]))
     return key_E[first] // true.width, np.abs(np.add.reduceat(signed_E[order_E], first))
-
-
-def _largest(row_E: NDArray[np.int64], error_E: Float64, k: int) -> tuple[NDArray[np.int64], Float64]:
-    """The k largest errors of each row."""
-    order_E = np.lexsort((-error_E, row_E))
-    row_E, error_E = row_E[order_E], error_E[order_E]
-    counts_E = np.arange(len(row_E)) - np.searchsorted(row_E, row_E) < k
-    return row_E[counts_E], error_E[counts_E]

@@ -50,7 +50,7 @@ class Relevance:
             raise InvalidData("column_E", bad, f"columns from 0 to {self.width - 1}")
         if not np.isfinite(self.value_E).all():
             raise InvalidData("value_E", float(self.value_E[~np.isfinite(self.value_E)][0]), "finite numbers")
-        key_E = self.sorted_keys
+        key_E, _ = self.by_key
         if (key_E[1:] == key_E[:-1]).any():
             row, column = divmod(int(key_E[1:][key_E[1:] == key_E[:-1]][0]), max(self.width, 1))
             raise InvalidData(f"column_E, row {row}", column, "each column at most once in a row")
@@ -98,17 +98,18 @@ class Relevance:
         return key_E
 
     @cached_property
-    def sorted_keys(self) -> Int64:
-        """int64[E], ascending."""
-        return np.sort(self.key_E)
+    def by_key(self) -> tuple[Int64, Int64]:
+        """int64[E] twice: the keys, ascending, and the entry of each."""
+        order_E = np.argsort(self.key_E)
+        return self.key_E[order_E], order_E
 
     def at(self, key_E: Int64) -> Float64:
         """float64: the values of some pairs, 0 where there is no entry."""
         if not len(self.key_E):
             return np.zeros(len(key_E))
-        order_E = np.argsort(self.key_E)
-        place = np.minimum(np.searchsorted(self.sorted_keys, key_E), len(order_E) - 1)
-        return np.where(self.sorted_keys[place] == key_E, self.value_E[order_E[place]], 0.0)
+        sorted_E, order_E = self.by_key
+        place = np.minimum(np.searchsorted(sorted_E, key_E), len(order_E) - 1)
+        return np.where(sorted_E[place] == key_E, self.value_E[order_E[place]], 0.0)
 
     def transposed(self) -> Relevance:
         """The same for columns: of each item its queries, by descending value, equal ones by row."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from espalier.regression_metrics import check
+from espalier.regression_metrics import check, check_k
 from espalier.relevance import Relevance
 
 Float64 = NDArray[np.float64]
@@ -30,12 +30,12 @@ def wp_at_k(true: Relevance, predicted: Relevance, k: int) -> float:
     π̂ is the order of the predictions, π* that of the true relevance. 0 where nothing is relevant. PSP@k is WP@k with y = 1/p
     (`psp_at_k`), CTR@k and Rating@k are WP@k with rates and ratings. Raises InvalidData as `xmad_at_k`.
     """
-    return _gain(true, predicted, k, np.ones(k))
+    return _gain(true, predicted, k, discounted=False)
 
 
 def wn_at_k(true: Relevance, predicted: Relevance, k: int) -> float:
     """WP@k with the j-th place discounted by 1 / log2(1 + j): relevance-weighted nDCG, with linear gains."""
-    return _gain(true, predicted, k, _discount(k))
+    return _gain(true, predicted, k, discounted=True)
 
 
 def psp_at_k(true: Relevance, predicted: Relevance, k: int, inverse_propensity_I: Float64) -> float:
@@ -64,7 +64,8 @@ def tau_at_k(true: Relevance, predicted: Relevance, k: int) -> float:
 
     Y_i are the labels that are relevant to point i; ŷ of a label that was not found is 0. 1 where there is nothing to compare.
     """
-    check(true, predicted, k)
+    check(true, predicted)
+    check_k(k)
     relevant_E = true.value_E > 0
     row_E, true_E = true.row_E[relevant_E], true.value_E[relevant_E]
     predicted_E = predicted.at(true.key_E[relevant_E])
@@ -91,7 +92,7 @@ def auprc(true: Relevance, predicted: Relevance) -> float:
     ŷ = 0. With y ∈ {0, 1} it is the average precision. Divide y by its maximum first, so that it lies in [0, 1]. 0 where nothing is
     relevant.
     """
-    check(true, predicted, 1)
+    check(true, predicted)
     total = float(true.value_E.sum())
     if total == 0:
         return 0.0
@@ -115,16 +116,13 @@ def almost_zero(predicted: Relevance) -> Relevance:
     return Relevance(predicted.offset_B, predicted.column_E, ALMOST_ZERO / (1 + predicted.place_E), predicted.width)
 
 
-def _gain(true: Relevance, predicted: Relevance, k: int, discount: Float64) -> float:
-    check(true, predicted, k)
+def _gain(true: Relevance, predicted: Relevance, k: int, discounted: bool) -> float:
+    check(true, predicted)
+    check_k(k)
+    discount: Float64 = 1 / np.log2(np.arange(2, k + 2)) if discounted else np.ones(k)
     counts_E = predicted.place_E < k
     got = (true.at(predicted.key_E[counts_E]) * discount[predicted.place_E[counts_E]]).sum()
     order_E = np.lexsort((-true.value_E, true.row_E))
     counts_E = true.place_E < k
     best = (true.value_E[order_E][counts_E] * discount[true.place_E[counts_E]]).sum()
     return float(got / best) if best > 0 else 0.0
-
-
-def _discount(k: int) -> Float64:
-    discount: Float64 = 1 / np.log2(np.arange(2, k + 2))
-    return discount

@@ -169,10 +169,12 @@ def measure(
         for m in ms:
             quality, recalls[m][beam] = _quality(found_BM, labelled.relevant, m)
             row: dict[str, Any] = {"beam_size": beam, "m": m, "batch": batch} | quality | times
-            if labelled.grades is not None and rerank is None:  # a ranker's scores are no relevance
-                items = bundle.manifest.tree.items
-                row["graded"] = graded_figures(labelled.relevant, labelled.grades, found_BM, scores_BM, m, items)
             rows.append(row)
+        if labelled.grades is not None and rerank is None:  # a ranker's scores are no relevance
+            items = bundle.manifest.tree.items
+            graded = graded_figures(labelled.relevant, labelled.grades, found_BM, scores_BM, ms, items)
+            for row in rows[-len(ms) :]:
+                row["graded"] = graded[row["m"]]
     for row in rows:
         against = _against_smaller(recalls[row["m"]], row["beam_size"])
         row |= {} if against is None else {"recall_against": against}

@@ -5,7 +5,7 @@ Legend: B queries, I items, M results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.checks.heldout import RELEVANCE
 from espalier.errors import BundleCorrupt
-from espalier.regression_metrics import xmad_at_k, xrmse_at_k
+from espalier.regression_metrics import RankedErrors
 from espalier.relevance import Relevance
 from espalier.weighted_metrics import almost_zero, auprc, propensity_scored, tau_at_k, wn_at_k, wp_at_k
 from training.data.relevance import inverse_propensities
@@ -61,10 +61,10 @@ def graded_figures(
     grades: Grades,
     item_rows_BM: NDArray[np.int64],
     scores_BM: NDArray[np.floating],
-    m: int,
+    ms: Sequence[int],
     items: int,
-) -> dict[str, Figures]:
-    """{"pointwise": figures, "labelwise": figures} of the m best: of each query its items, and of each item its queries.
+) -> dict[int, dict[str, Figures]]:
+    """For each m {"pointwise": figures, "labelwise": figures} of the m best: of each query its items, and of each item its queries.
 
     psp, psn              with inverse propensities
     wp, wn, tau           with relevance
@@ -78,30 +78,33 @@ def graded_figures(
     true = Relevance.of_lists(relevant, values, items).times(1 / grades.scale)
     found = Relevance.of_predictions(item_rows_BM, scores_BM, items)
     scored = None if grades.inverse_propensity_I is None else propensity_scored(true, grades.inverse_propensity_I)
-    figures: dict[str, Figures] = {"pointwise": {}, "labelwise": {}}
-    for side, turned in (("pointwise", _as_they_are), ("labelwise", Relevance.transposed)):
-        if scored is not None:
-            figures[side] |= {"psp": wp_at_k(turned(scored), turned(found), m), "psn": wn_at_k(turned(scored), turned(found), m)}
-        if grades.relevance is not None:
-            figures[side] |= _with_degrees(turned(true), turned(found), m)
-    if grades.relevance is not None:
-        figures["pointwise"] |= {"auprc": auprc(true, found), "auprc_zero": auprc(true, almost_zero(found))}
+    figures: dict[int, dict[str, Figures]] = {m: {} for m in ms}
+    for side in ("pointwise", "labelwise"):
+        if side == "labelwise":
+            true, found, scored = true.transposed(), found.transposed(), None if scored is None else scored.transposed()
+        errors = None if grades.relevance is None else (RankedErrors.of(true, found), RankedErrors.of(true, found, "predicted"))
+        for m in ms:
+            own: Figures = {}
+            if scored is not None:
+                own |= {"psp": wp_at_k(scored, found, m), "psn": wn_at_k(scored, found, m)}
+            if errors is not None:
+                own |= {"wp": wp_at_k(true, found, m), "wn": wn_at_k(true, found, m), "tau": tau_at_k(true, found, m)}
+                own |= _errors(*errors, m, own["wp"])
+            figures[m][side] = own
+        if side == "pointwise" and grades.relevance is not None:
+            filtering = {"auprc": auprc(true, found), "auprc_zero": auprc(true, almost_zero(found))}
+            for m in ms:
+                figures[m][side] |= filtering
     return figures
 
 
-def _as_they_are(relevance: Relevance) -> Relevance:
-    return relevance
-
-
-def _with_degrees(true: Relevance, found: Relevance, m: int) -> Figures:
-    figures = {"wp": wp_at_k(true, found, m), "wn": wn_at_k(true, found, m), "tau": tau_at_k(true, found, m)}
-    errors: dict[str, Callable[..., NDArray[np.float64]]] = {"xmad": xmad_at_k, "xrmse": xrmse_at_k}
-    for name, error in errors.items():
-        figures[name] = float(error(true, found, m).mean())
-    for name, error in errors.items():
-        released = float(error(true, found, m, "predicted").mean())
-        figures[f"released_{name}"] = released / figures["wp"] if figures["wp"] > 0 else released
-    return figures
+def _errors(largest: RankedErrors, of_predictions: RankedErrors, m: int, wp: float) -> Figures:
+    figures = {"xmad": largest.xmad(m), "xrmse": largest.xrmse(m)}
+    released = {"released_xmad": of_predictions.xmad(m), "released_xrmse": of_predictions.xrmse(m)}
+    divisor = wp if wp > 0 else 1.0
+    return {name: float(error_B.mean()) for name, error_B in figures.items()} | {
+        name: float(error_B.mean()) / divisor for name, error_B in released.items()
+    }
 
 
 def print_graded(rows: Sequence[dict[str, Any]]) -> None:

@@ -91,7 +91,7 @@ def test_the_figures_are_those_of_the_metrics() -> None:
     relevant = [np.array([0, 1]), np.array([0])]
     weights = [np.array([4.0, 2.0], np.float32), np.array([1.0], np.float32)]
     inverse_I = np.array([1.0, 2.0, 3.0])
-    figures = graded_figures(relevant, Grades(weights, 4.0, inverse_I), found_BM, scores_BM, 2, 3)
+    figures = graded_figures(relevant, Grades(weights, 4.0, inverse_I), found_BM, scores_BM, [2], 3)[2]
     true = Relevance.of_lists(relevant, [np.array([1.0, 0.5]), np.array([0.25])], 3)
     found = Relevance.of_predictions(found_BM, scores_BM, 3)
     pointwise, labelwise = figures["pointwise"], figures["labelwise"]
@@ -101,7 +101,7 @@ def test_the_figures_are_those_of_the_metrics() -> None:
     assert pointwise["released_xmad"] == pytest.approx((0.75 / 2 + 1 / 2) / 2 / (1.5 / 1.75))
     assert labelwise["wp"] == (1.0 + 0.5) / (1.25 + 0.5)
     assert labelwise["xmad"] == pytest.approx(((0.75 + 0.25) / 2 + 0 + 1 / 2) / 3)
-    plain = graded_figures(relevant, Grades(None, 4.0, inverse_I), found_BM, scores_BM, 2, 3)
+    plain = graded_figures(relevant, Grades(None, 4.0, inverse_I), found_BM, scores_BM, [1, 2], 3)[2]
     assert plain["pointwise"].keys() == plain["labelwise"].keys() == {"psp", "psn"}
     assert plain["pointwise"]["psp"] == pointwise["psp"]
 
