@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from numpy.testing import assert_array_equal
 from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
 
 from espalier.bundle import LABEL_COUNTS, Bundle
 from espalier.bundle_writer import with_parts
@@ -23,7 +24,7 @@ from espalier.regression_metrics import xmad_at_k
 from espalier.relevance import Relevance
 from espalier.weighted_metrics import wp_at_k
 from tests.training.test_linear_fit import write_toml
-from training.__main__ import evaluate, fit, inspect, place
+from training.__main__ import app, evaluate, fit, inspect, place
 from training.data.relevance import inverse_propensities
 from training.graded import Grades, graded_figures
 from training.held_out import labelled_queries
@@ -262,3 +263,33 @@ def test_a_file_that_could_be_read_either_way_is_read_as_the_training_file(weigh
         assert queries.grades is not None
         assert queries.grades.relevance is not None
         assert [values.tolist() for values in queries.grades.relevance] == [[4.0], [0.5]]
+
+
+# -- docs/relevance.md ----------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ads that belong to a word, clicked at rates of their own by users whose text has it."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "relevance.md").read_text()
+    (tmp_path / "ads.toml").write_text(re.findall(r'```toml\n(kind = "xreg".*?)```', page, re.DOTALL)[0])
+    rng = np.random.default_rng(6)
+    words = ["running", "cooking", "travel", "garden", "chess", "sailing"]
+    rows = []
+    for user in range(400):
+        likes = rng.choice(len(words), 2, replace=False)
+        text = f"{words[likes[0]]} {words[likes[1]]} user{user}"
+        rows += [(text, f"ad-{ad}", 200, int(rng.binomial(200, 0.05 * (1 + ad)))) for ad in likes]
+    pl.DataFrame(rows, schema=["user", "ad", "shown", "clicked"], orient="row").write_csv("ads.csv")
+    pl.DataFrame({"user": [f"{word} fan" for word in words]}).write_csv("users.csv")
+    out = tmp_path / "models" / "ads" / "1"
+    fit(config=tmp_path / "ads.toml", out=out, data=None, test=None, device="cpu", resume=False)
+    bundle = Bundle.open(out)
+    figures = evaluated(bundle, tmp_path, None)[1]["graded"]["pointwise"]
+    nothing = float(np.mean([sum(row) / 3 for row in bundle.heldout().column("relevance").to_pylist()]))
+    assert figures["wp"] > 0.95
+    assert figures["xmad"] * bundle.manifest.data["relevance"]["scale"] < nothing / 3, "zeros"
+    arguments = ["assign", "--model", str(out), "--data", "users.csv", "--column", "user", "--per-item", "1", "--out", "pairs.parquet"]
+    assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
+    pairs = pl.read_parquet("pairs.parquet")
+    assert {row["item"]: row["point"] for row in pairs.iter_rows(named=True)} == {f"ad-{ad}": ad for ad in range(len(words))}
