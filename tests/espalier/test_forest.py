@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, with_parts, write_bundle
+from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import make_linear_bundle, random_chunks, random_masks, random_queries, random_tree, tree_over
 from espalier.chunks import TreeChunks
 from espalier.engines import forest, open_engine
@@ -28,6 +30,8 @@ from espalier.scores import log_scores, scores_of_ranks
 from espalier.search import NO_ITEM, SearchParams
 from espalier.tree import Tree
 from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, eligible_rows
+from training.golden import golden_answers
+from training.linear.prepare import written_features
 
 SIGMOID = Ranking(own="log_activation", gamma=1)
 
@@ -115,8 +119,9 @@ def test_a_shorter_answer_begins_the_longer_one(tmp_path_factory: pytest.TempPat
         assert_array_equal(getattr(short, name), getattr(long, name)[:, :m])
 
 
-def test_a_score_is_the_mean_over_the_trees_and_0_where_a_tree_did_not_score_the_item(tmp_path: Path) -> None:
-    bundle = some_forest(tmp_path)
+@pytest.mark.parametrize("ranking", [SIGMOID, Ranking(own="logit", gamma=0.5)])
+def test_a_score_is_the_mean_over_the_trees_and_0_where_a_tree_did_not_score_the_item(tmp_path: Path, ranking: Ranking) -> None:
+    bundle = some_forest(tmp_path, ranking=ranking)
     queries = random_queries(np.random.default_rng(1), bundle, 4)
     params = SearchParams.uniform(4, 2, 100)
     alone = [SparseCpuEngine(tree).search(queries, params) for tree in bundle.alone]
@@ -301,3 +306,29 @@ def test_a_strangers_damaged_tree_is_refused_and_named(tmp_path: Path) -> None:
     (bundle.path / "manifest.json").write_text(json.dumps(raw))
     with pytest.raises(BundleCorrupt, match=r"does not list tree-2.safetensors"):
         Bundle.open(bundle.path)
+
+
+def test_the_margin_of_a_golden_query_is_the_smallest_of_all_trees_and_of_the_last_cut(tmp_path: Path) -> None:
+    bundle = some_forest(tmp_path)
+    queries, params = random_queries(np.random.default_rng(4), bundle, 12), SearchParams.uniform(12, 2, 3)
+    table = golden_answers(bundle, queries, written_features(queries.features), params)
+    reference, of_trees = ReferenceEngine(bundle), set()
+    for b, margin in enumerate(table.column("margin").to_pylist()):
+        gaps = []
+        for place in range(3):
+            for step in reference.steps(queries, params, b, place=place)[:-1]:
+                kept = np.isin(step.candidates_C, step.kept_K)
+                if not kept.all():
+                    gaps.append((float(step.keys_C[kept].min() - step.keys_C[~kept].max()), place))
+        ranks = reference.search(queries, SearchParams.uniform(12, 2, 4)).ranks_BM[b]
+        gaps.append((float(ranks[2] - ranks[3]), 3))
+        assert margin == pytest.approx(min(gaps)[0], abs=1e-6)
+        of_trees.add(min(gaps)[1])
+    assert len(of_trees) > 2, "cuts of several trees should be the closest ones"
+    verified = with_parts(bundle, tmp_path / "linear" / "2", {}, {"golden.parquet": table})
+    assert verify_golden(verified, open_sparse_cpu(verified)) == 1
+    ranks = table.column("ranks").to_pylist()
+    ranks[0][0] += 0.1
+    damaged = table.set_column(table.column_names.index("ranks"), "ranks", pa.array(ranks, pa.list_(pa.float32())))
+    with pytest.raises(BundleCorrupt, match="golden query 0 on sparse-cpu: item row"):
+        verify_golden(verified, open_sparse_cpu(verified), damaged)

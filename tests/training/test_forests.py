@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,25 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from espalier.bundle import Bundle
-from espalier.chunks import ARRAYS
+from espalier.bundle_writer import LinearContent, write_bundle
+from espalier.checks.golden import encode_table
+from espalier.checks.random_bundles import make_linear_bundle, random_queries, tree_over
+from espalier.chunks import ARRAYS, TreeChunks
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
+from espalier.manifest import ManifestDraft, Ranking
 from espalier.queries import encode_texts
 from espalier.search import NO_ITEM, SearchParams
 from loadtest.queries import held_out
 from service.models.probe import Replay
 from tests.service.running import problem, run
 from training.__main__ import evaluate, fit, inspect
+from training.golden import golden_answers
 from training.linear import run as linear_run
 from training.linear.fit import fit_linear
 from training.linear.placing import place
+from training.linear.prepare import written_features
+from training.publish import publish
 
 COLOURS = ["red", "green", "blue", "yellow", "black", "white"]
 THINGS = ["teapot", "kettle", "lamp", "chair", "table", "spoon", "ladder", "bucket"]
@@ -131,15 +139,41 @@ def test_a_forest_is_inspected_and_evaluated(forest: Bundle, capsys: pytest.Capt
     assert Replay(forest).expected[10] == pytest.approx(np.mean(forest.heldout().column("recall@10").to_pylist()))
 
 
-def test_the_probe_knows_the_golden_scores_of_a_forest(forest: Bundle) -> None:
-    """They are means of scores, not exponentials of a tree's ranks."""
-    table = forest.golden()
-    engine = open_engine(forest, "cpu")
-    queries = encode_texts(forest.manifest.query, forest.vectoriser, table.column("text").to_pylist())  # type: ignore[arg-type]
-    beam_size_B, m_B = (np.asarray(table.column(name), np.int64) for name in ("beam_size", "m"))
-    found = engine.search(queries, SearchParams(beam_size_B, m_B))
+def random_forest(folder: Path, ranking: Ranking) -> Bundle:
+    """Two trees over feature queries, with golden answers; the weights of the second are a million times as large."""
+    rng = np.random.default_rng(5)
+    trees = [tree_over(rng, 30, 4) for _ in range(2)]
+    bundle = make_linear_bundle(folder / "bare", rng, trees[0], ranking, integer=False, others=trees[1:])
+    (_, large) = bundle.trees[1]
+    other = TreeChunks(trees[1], replace(large, entry_weight=large.entry_weight * np.float32(1e6)))
+    draft = ManifestDraft(**{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields})
+    content = LinearContent(*bundle.trees[0], bundle.items, bundle.golden(), bundle.heldout(), others=[other])
+    queries = random_queries(rng, bundle, 6)
+    params = SearchParams.uniform(6, 5, 5)
+    return publish(
+        folder / "models" / "linear" / "1",
+        lambda path: write_bundle(path, draft, content),
+        lambda bare: golden_answers(bare, queries, written_features(queries.features), params),
+    )
+
+
+def test_the_probe_knows_the_golden_scores_of_a_forest(tmp_path: Path) -> None:
+    """They are means of the trees' scores, whose logs are the ranks, also where a tree's ranks are logits."""
+    forest = random_forest(tmp_path, Ranking(own="logit", gamma=0.5))
+    queries = encode_table(forest, forest.golden())
+    found = open_engine(forest, "cpu").search(queries, SearchParams.uniform(6, 5, 5))
     for stored_M, score_M in zip(Replay(forest)._golden_scores, found.scores_BM, strict=True):
-        np.testing.assert_allclose(stored_M, score_M[: len(stored_M)], rtol=1e-3)
+        np.testing.assert_allclose(stored_M, score_M, rtol=1e-3)
+
+
+def test_values_that_are_too_large_for_any_tree_are_refused(tmp_path: Path) -> None:
+    random_forest(tmp_path, Ranking(own="log_activation", gamma=1))
+    with run(tmp_path / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
+        for value, status in ((1e6, 200), (1e35, 422)):
+            features = {"indices": [3], "values": [value]}
+            answer = running.client.post("/retrieve", json={"queries": [{"features": features}]})
+            assert answer.status_code == status
+        assert problem(answer)["errors"][0]["field"] == "queries[0].features.values"
 
 
 def test_a_forest_is_served_with_filters_exclusions_and_removals(shop: Path, tmp_path: Path) -> None:
