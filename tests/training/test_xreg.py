@@ -14,6 +14,7 @@ from espalier.engines import open_engine
 from espalier.errors import InvalidConfig
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
+from tests.service.running import run
 from tests.training.test_linear import random_points
 from training.__main__ import fit
 from training.data.csr import as_rows
@@ -32,6 +33,7 @@ def weighted(seed: int, points: int = 400, labels: int = 30) -> LabelledPoints:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and one with a tail."""
     made = tmp_path_factory.mktemp("xreg")
     data = weighted(1)
     for name, rows in (("train", np.arange(300)), ("test", np.arange(300, 400))):
@@ -52,7 +54,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_leaf = 8
         '''
     )
-    fit(config=made / "any.toml", out=made / "models" / "any" / "1", data=None, test=None, device="cpu", resume=False)
+    (made / "tail.toml").write_text((made / "any.toml").read_text() + "count = 2\n[tail]\nform = 'product'\nalpha = 0.8\n")
+    for name in ("any", "tail"):
+        fit(config=made / f"{name}.toml", out=made / "models" / name / "1", data=None, test=None, device="cpu", resume=False)
     return made
 
 
@@ -75,8 +79,6 @@ def test_scores_estimate_how_relevant_an_item_is(folder: Path) -> None:
 
 
 def test_a_tail_holds_the_direction_of_each_items_points(folder: Path) -> None:
-    (folder / "tail.toml").write_text((folder / "any.toml").read_text() + "count = 2\n[tail]\nform = 'product'\nalpha = 0.8\n")
-    fit(config=folder / "tail.toml", out=folder / "models" / "tail" / "1", data=None, test=None, device="cpu", resume=False)
     bundle = Bundle.open(folder / "models" / "tail" / "1")
     assert bundle.tail is not None
     assert (bundle.tail.info.form, bundle.tail.info.alpha) == ("product", 0.8)
@@ -89,6 +91,24 @@ def test_a_tail_holds_the_direction_of_each_items_points(folder: Path) -> None:
     (folder / "one.toml").write_text((folder / "any.toml").read_text() + "count = 1\n[tail]\nform = 'product'\n")
     with pytest.raises(InvalidConfig, match=r"tail.form: got 'product', expected \"none\" where tree.count is 1"):
         read_config(folder / "one.toml")
+
+
+@pytest.mark.parametrize("name", ["any", "tail"])
+def test_it_is_served_with_scores_filters_of_scores_and_explanations(folder: Path, name: str) -> None:
+    bundle = Bundle.open(folder / "models" / name / "1")
+    features = bundle.heldout().column("features").to_pylist()[0]
+    with run(folder / "models", lambda opened: open_engine(opened, "cpu")) as running:
+        body = {"model": name, "queries": [{"features": features}], "m": 30, "beam_size": 30}
+        answer = running.client.post("/retrieve", json=body).json()["results"][0]["items"]
+        scores = [item["score"] for item in answer]
+        assert len(answer) == 30
+        assert scores == sorted(scores, reverse=True)
+        assert 0 < scores[-1] < scores[0] <= 1
+        least = (scores[4] + scores[5]) / 2
+        some = running.client.post("/retrieve", json=body | {"min_score": least}).json()["results"][0]["items"]
+        assert [item["id"] for item in some] == [item["id"] for item in answer[:5]]
+        explained = running.client.post("/retrieve", json=body | {"m": 3, "explain_items": [answer[7]["id"]]})
+        assert explained.status_code == 200, explained.text
 
 
 def test_features_of_labels_weigh_points_by_relevance() -> None:
