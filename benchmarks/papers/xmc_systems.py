@@ -10,6 +10,7 @@ parabel         one tree of Parabel (Prabhu et al. 2018): balanced 2-means, leav
 parabel-3       three trees of it, as published
 bonsai          the same with up to 100 children a node and leaves of 100 labels (Khandagale et al. 2020), three trees
 xreg            XReg of inverse propensities, pointwise, with its own defaults: three trees
+xreg-t          the same with a tail: the product, α = .5, as the authors' sample run has it
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ MODELS: dict[str, Raw] = {
     "parabel-3": {"tree": {"branching": 2, "max_leaf": 100, "count": 3}, "linear": PARABEL},
     "bonsai": {"tree": {"branching": 100, "max_leaf": 100, "count": 3}, "linear": PARABEL},
     "xreg": {"kind": "xreg", "relevance": {"source": "inverse-propensity"}},
+    "xreg-t": {"kind": "xreg", "relevance": {"source": "inverse-propensity"}, "tail": {"form": "product", "alpha": 0.5}},
 }
 ONE_NODE = ("ova", "dismec")
 """Systems without inner nodes."""
-OF_RELEVANCE = ("xreg",)
+OF_RELEVANCE = ("xreg", "xreg-t")
 """Systems whose scores estimate relevance over its maximum among training labels."""
 
 
