@@ -84,6 +84,7 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
         form=scorer_form(model, graphs[1]),
     )
     manifest = SimpleNamespace(
+        trees=(),
         name=f"{form}-{height}",
         version=1,
         query=kind,

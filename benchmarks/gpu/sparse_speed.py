@@ -102,6 +102,7 @@ def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, 
         width=features,
     )
     manifest = SimpleNamespace(
+        trees=(),
         name=f"synthetic-{tree.leaf_count}",
         version=1,
         query=FeaturesKind(width=features),
