@@ -95,12 +95,19 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
     by_name = dict(zip(("query.onnx", "scorer.onnx"), graphs, strict=True))
     rows = _Rows(tree.node_count, width)
     parts: dict[str, Any] = {"node_rows_ND": rows, "graph": by_name.__getitem__, "graph_kind": kind, "graph_scorer": scorer}
-    return cast(Bundle, SimpleNamespace(tree=tree, manifest=manifest, memory=None, **parts))
+    return _one_tree(tree=tree, manifest=manifest, memory=None, **parts)
 
 
 def with_rows_in_memory(bundle: Bundle) -> Bundle:
     """The same bundle for engines that read node rows as an array."""
-    return cast(Bundle, SimpleNamespace(**{**vars(bundle), "node_rows_ND": bundle.node_rows_ND[0 : bundle.tree.node_count]}))
+    return _one_tree(**{**vars(bundle), "node_rows_ND": bundle.node_rows_ND[0 : bundle.tree.node_count]})
+
+
+def _one_tree(**parts: Any) -> Bundle:
+    """A bundle of these parts, no forest."""
+    bundle = SimpleNamespace(**parts)
+    bundle.alone = (bundle,)
+    return cast(Bundle, bundle)
 
 
 class TorchSearch:

@@ -103,10 +103,10 @@ def method_config(config: DeepConfig, method: str) -> DeepConfig:
         except tomllib.TOMLDecodeError as error:
             raise InvalidConfig("--methods", change, "a value as in TOML, strings in quotation marks") from error
     raw = config.model_dump(mode="json") | {"kind": kind, "scorer": {}, "objective": {}}  # the set's own do not count
-    if not isinstance(config, WindowConfig):  # nor do a sequence's places
+    if not isinstance(config, WindowConfig):  # nor do a sequence's places, and its defaults
         steps = min(config.optimiser.steps, OptimiserConfig().steps)  # fewer for a quick look
-        shared = config.instances.model_dump(mode="json", include={"targets", "cold_share"})
-        raw |= {"instances": {key: value for key, value in shared.items() if value != "auto"}, "optimiser": {"steps": steps}}
+        shared = {"targets", "cold_share"} & config.instances.model_fields_set
+        raw |= {"instances": config.instances.model_dump(mode="json", include=shared), "optimiser": {"steps": steps}}
     if changed.get("scorer", {}).get("kind", sections["scorer"].get("kind")) != sections["scorer"].get("kind"):
         sections["scorer"] = {}  # another kind has other defaults
     for part in (sections, changed):
