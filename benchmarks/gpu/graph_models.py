@@ -83,12 +83,14 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
         state_dim=model.head.state_dim,
         form=scorer_form(model, graphs[1]),
     )
+    ranking = Ranking(own="logit", gamma=FORMS[form].gamma)
     manifest = SimpleNamespace(
         trees=(),
         name=f"{form}-{height}",
         version=1,
         query=kind,
-        ranking=Ranking(own="logit", gamma=FORMS[form].gamma),
+        ranking=ranking,
+        result_ranking=ranking,
         scorer=scorer,
         search=SearchDefaults(beam_size=200, m=200, max_beam_size=1000, max_m=1000),
     )
