@@ -29,7 +29,12 @@ from espalier.queries import QueryBatch
 from espalier.scores import log_scores, scores_of_ranks
 from espalier.search import NO_ITEM, SearchParams
 from espalier.tree import Tree
-from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, eligible_rows
+from tests.espalier.test_signature import (
+    assert_alone_as_together,
+    assert_best_beams,
+    assert_same,
+    assert_wide_beams_bring_enough,
+)
 from training.golden import golden_answers
 from training.linear.prepare import written_features
 
@@ -100,14 +105,7 @@ def test_each_trees_kept_beams_are_the_best_with_real_weights(tmp_path_factory: 
 @given(shape=shapes)
 def test_a_beam_of_at_least_m_brings_min_of_m_and_eligible(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
-    params = SearchParams(np.maximum(params.beam_size_B, params.m_B), params.m_B, params.exclude_BE, mask_B=params.mask_B)
-    result = open_sparse_cpu(bundle).search(queries, params)
-    for b in range(len(queries)):
-        eligible = eligible_rows(bundle, params, b)
-        rows = result.item_rows_BM[b][: result.count_B[b]].tolist()
-        assert len(rows) == len(set(rows)) == min(params.m_B[b], len(eligible))
-        assert set(rows) <= eligible
-        assert result.complete_B[b]
+    assert_wide_beams_bring_enough(open_sparse_cpu(bundle), bundle, queries, params)
 
 
 @given(shape=shapes, m=st.integers(1, 30))

@@ -142,6 +142,18 @@ def assert_same(got: SearchResult, expected: SearchResult) -> None:
     assert differences(got, expected) == []
 
 
+def assert_wide_beams_bring_enough(engine: Engine, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> None:
+    """With beams of at least m, every query gets min(m, eligible) distinct eligible items."""
+    params = SearchParams(np.maximum(params.beam_size_B, params.m_B), params.m_B, params.exclude_BE, mask_B=params.mask_B)
+    result = engine.search(queries, params)
+    for b in range(len(queries)):
+        eligible = eligible_rows(bundle, params, b)
+        rows = result.item_rows_BM[b][: result.count_B[b]].tolist()
+        assert len(rows) == len(set(rows)) == min(params.m_B[b], len(eligible))
+        assert set(rows) <= eligible
+        assert result.complete_B[b]
+
+
 def assert_best_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> None:
     """The engine's beams, traced, are among the best by the reference's scores."""
     assert wrong_beams(engine, bundle, queries, params) == []

@@ -22,7 +22,12 @@ from espalier.errors import BundleCorrupt, DeviceUnavailable, InvalidQuery
 from espalier.manifest import Activation, ManifestDraft, Ranking
 from espalier.queries import FeaturesKind, QueryBatch, blank_queries, encode_features
 from espalier.search import SearchParams
-from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, eligible_rows
+from tests.espalier.test_signature import (
+    assert_alone_as_together,
+    assert_best_beams,
+    assert_same,
+    assert_wide_beams_bring_enough,
+)
 
 shapes = st.fixed_dictionaries(
     {
@@ -86,14 +91,7 @@ def test_kept_beams_are_the_best_with_real_weights(tmp_path_factory: pytest.Temp
 @given(shape=shapes)
 def test_a_beam_of_at_least_m_brings_min_of_m_and_eligible(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
-    params = SearchParams(np.maximum(params.beam_size_B, params.m_B), params.m_B, params.exclude_BE, mask_B=params.mask_B)
-    result = SparseCpuEngine(bundle).search(queries, params)
-    for b in range(len(queries)):
-        eligible = eligible_rows(bundle, params, b)
-        rows = result.item_rows_BM[b][: result.count_B[b]].tolist()
-        assert len(rows) == len(set(rows)) == min(params.m_B[b], len(eligible))
-        assert set(rows) <= eligible
-        assert result.complete_B[b]
+    assert_wide_beams_bring_enough(SparseCpuEngine(bundle), bundle, queries, params)
 
 
 def test_nothing_of_a_search_is_left_for_the_next(tmp_path: Path) -> None:

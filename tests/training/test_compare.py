@@ -432,3 +432,26 @@ def test_a_recipe_that_was_cut_short_says_so(log: Path, monkeypatch: pytest.Monk
     assert 30 <= steps <= 240, "12 s of steps of 50 ms at most, a hundredth of those configured at least"
     assert ended.startswith(f"{steps:,} of 3,000 steps, as many as fit into")
     assert report["fits"][0]["options"]["steps"] <= steps
+
+
+def test_fewer_steps_by_the_passes_over_the_lists_are_no_early_end(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`optimiser.steps` is a limit: what the rules make of it is what was wanted."""
+    monkeypatch.setattr("training.deep.sequence.rules.LEAST_STEPS", 5)
+    monkeypatch.setattr(recipe, "_costs", lambda *_: (0.001, 0.0))
+    robust = settings(log)
+    data = robust.data.model_dump(mode="json") | {"format": robust.data.format.model_dump(mode="json") | {"order": "file"}}
+    config = deep_config(
+        {
+            "kind": "otm-sequence",
+            "name": "passes",
+            "data": data,
+            "scorer": {"node_dim": 8, "heads": 1, "layers": 1, "window_hidden": 4},
+            "optimiser": {"epochs": 1e-6},
+            "memory": {"weight": 0},
+            "search": robust.search.model_dump(mode="json"),
+        }
+    )
+    prepared = prepare(config, None, tmp_path / "log")
+    made = recipe.fit_recipe(config, prepared, tmp_path / "recipe", torch.device("cpu"), seconds=600)
+    assert (made.options["steps"], made.ended) == (5, None)
+    made.engine.close()

@@ -23,7 +23,7 @@ from espalier.chunks import ARRAYS, TreeChunks
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.manifest import ManifestDraft, Ranking
-from espalier.queries import encode_texts
+from espalier.queries import TextKind, encode_texts
 from espalier.search import NO_ITEM, SearchParams
 from loadtest.queries import held_out
 from service.models.probe import Replay
@@ -274,7 +274,9 @@ def test_new_items_are_placed_in_every_tree(shop: Path, forest: Bundle, tmp_path
     for (tree, _), (grown, _) in zip(forest.trees, larger.trees, strict=True):
         assert grown.item_count == tree.item_count + 2
         assert grown.height == tree.height
-    queries = encode_texts(larger.manifest.query, larger.vectoriser, ["purple teapot", "golden spoon"])  # type: ignore[arg-type]
+    kind = larger.manifest.query
+    assert isinstance(kind, TextKind)
+    queries = encode_texts(kind, larger.vectoriser, ["purple teapot", "golden spoon"])
     params = SearchParams.uniform(2, 10, 48)
     found = open_engine(larger, "cpu").search(queries, params)
     expected = ReferenceEngine(larger).search(queries, params)
