@@ -16,6 +16,7 @@ from espalier.engines import open_engine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
+from training.data.interactions import Interactions
 from training.data.user_item_matrix import events_of_items
 from training.deep import fit as fit_module
 from training.deep.fit import build_model, fit
@@ -23,11 +24,13 @@ from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.run import fit_and_export
 from training.deep.scorers.initial_rows import popularity_biases
 from training.deep.scorers.sequence import SequenceQuery
+from training.deep.sequence.batches import SequenceBatch
+from training.deep.sequence.places import Places, trained_places
 from training.deep.sequence.rules import with_rules
 from training.deep.sequence.steps import SequenceSteps
 from training.deep.topology import Topology
 from training.deep.validation import search_pairs, validation_pairs
-from training.specification.deep import DeepConfig
+from training.specification.deep import DeepConfig, SequenceConfig
 from training.specification.models import config_of, deep_config
 
 CPU = torch.device("cpu")
@@ -233,3 +236,19 @@ def test_a_log_in_which_users_have_nothing_in_common_is_refused(tmp_path: Path, 
     prepared = prepare(config, None, tmp_path)
     with pytest.raises(InvalidData, match=rf"'\d+ training users and {items} items', expected at least 2 of each"):
         build_tree(config, prepared)
+
+
+def test_a_steps_targets_are_drawn_as_the_configuration_says(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, prepared = ready(settings(log, instances={"targets": 3, "nearness": 2.5, "cold_share": 0.1}), tmp_path / "log")
+    assert isinstance(config, SequenceConfig)
+    tree = build_tree(config, prepared)
+    topology = Topology(tree, CPU)
+    asked: list[tuple[Any, ...]] = []
+
+    def recorded(lists: Interactions, batch: SequenceBatch, *options: Any) -> Places:
+        asked.append(options[:3])
+        return trained_places(lists, batch, *options)
+
+    monkeypatch.setattr("training.deep.sequence.steps.trained_places", recorded)
+    SequenceSteps(config, build_model(config, tree, prepared), topology, prepared, bfloat16=False).make(0)
+    assert asked == [(3, 2.5, 0.1)]
