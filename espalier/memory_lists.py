@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from espalier.masks.eligibility import EligibleNodes
 from espalier.memory import Memory
 from espalier.read_only import read_only
@@ -102,7 +102,7 @@ class MemoryTree:
         return MemoryLists(offset_B, np.concatenate([NO_NODES, *nodes]), np.concatenate([np.empty(0, np.float32), *values]))
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def leaf_sums(
     history_T: Array, offset: Array, item: Array, value: Array, weight: Array, leaf_of_item: Array, leaf_offset: int, sum_L: Array
 ) -> Array:
@@ -133,7 +133,7 @@ def leaf_sums(
     return leaves[:count]
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def levels_above(
     leaves: Array, sum_L: Array, eligible_N: Array, excluded_X: Array, parent: Array, leaf_offset: int, height: int, room: int
 ) -> tuple[Array, Array]:

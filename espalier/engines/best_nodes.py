@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from espalier.compiled_code import compiled
 
 Array = NDArray[Any]
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def best_positions(keys: Array, total: int, count: int, ordered: Array, positions: Array) -> int:
     """Write the positions of the best `count` of `total` keys, ascending; of equal keys the first. Returns how many there are.
 
@@ -56,7 +57,7 @@ def best_positions(keys: Array, total: int, count: int, ordered: Array, position
     return written
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def best_first(keys: Array, count: int) -> Array:
     """int64[count]: the positions of the first `count` keys, best first, ties by position.
 

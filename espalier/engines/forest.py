@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
+from espalier.compiled_code import compiled
 from espalier.engines.tail_ranks import TailArrays, add_tail
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch, blank_queries
@@ -146,7 +146,7 @@ def refuse_forest(bundle: Bundle) -> None:
         raise BundleCorrupt(f"{bundle.path}: a forest of {1 + len(bundle.manifest.trees)} trees, expected one of `Bundle.alone`")
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _append(
     leaves_BC: Array, ranks_BC: Array, found_B: Array, leaf_item: Array, leaf_offset: int, items_BX: Array, ranks_BX: Array, count_B: Array
 ) -> None:
@@ -160,7 +160,7 @@ def _append(
         count_B[b] = at
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _best_means(
     items_BX: Array,
     logs_BX: Array,
@@ -226,7 +226,7 @@ def _best_means(
             ranks_BM[b, last] = np.int32(ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(np.float32)
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _pushed(heap: Array, size: int, key: Any) -> int:
     """Put a key into a heap whose root is the smallest; the heap's new size."""
     place = size
@@ -237,7 +237,7 @@ def _pushed(heap: Array, size: int, key: Any) -> int:
     return size + 1
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _sift_down(heap: Array, size: int, key: Any) -> None:
     """Put a key in the place of the root of a heap of `size` keys."""
     place = 0

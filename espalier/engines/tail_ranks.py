@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from espalier.read_only import read_only
 from espalier.tail import FARTHEST, FLOOR, Tail
 
@@ -37,7 +37,7 @@ class TailArrays(NamedTuple):
         return TailArrays(tail.info.alpha, gamma, *read_only(tail.row_begin, tail.feature, tail.value, tail.square_I))
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def add_tail(ranks: Array, items: Array, count: int, features: Array, values: Array, tail: Any, query_F: Array) -> None:
     """Replace the first `count` ranks, of some items, by those with the tail's part.
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from espalier.compiled_code import compiled
 
 Array = NDArray[Any]
 SEPARATOR, LETTER, ALONE = 0, 1, 2
@@ -25,14 +26,14 @@ MIX_1, MIX_2 = np.uint64(0xBF58_476D_1CE4_E5B9), np.uint64(0x94D0_49BB_1331_11EB
 BLANK = 32
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _fold(state: Any, number: Any) -> Any:
     """Add a number to a hash. Both are uint64: with a signed one numba would compute in floating point."""
     state = (state ^ number) * GOLDEN
     return state ^ (state >> np.uint64(32))
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _mixed(state: Any) -> Any:
     """A hash whose every bit depends on every bit of the state (SplitMix64, Steele et al. 2014)."""
     state = (state ^ (state >> np.uint64(30))) * MIX_1
@@ -67,7 +68,7 @@ class Entries(NamedTuple):
     text: Array
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _room(text_from: Array) -> tuple[Words, Grams]:
     """Arrays for the words and n-grams of the longest text: a word of one letter has three characters with its blanks."""
     longest = 0
@@ -77,7 +78,7 @@ def _room(text_from: Array) -> tuple[Words, Grams]:
     return words, Grams(np.empty(3 * longest, np.uint64), np.empty(3 * longest, np.int64), np.empty(3 * longest, np.int64))
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _find_words(codes: Array, begin: int, end: int, classes: Array, words: Words) -> int:
     """Write the words of codes[begin:end]. Returns their number."""
     count, i = 0, begin
@@ -97,13 +98,13 @@ def _find_words(codes: Array, begin: int, end: int, classes: Array, words: Words
     return count
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _padded(codes: Array, begin: int, end: int, place: int) -> Any:
     """The character at `place` of the word codes[begin:end], which is padded with a blank on each side."""
     return np.uint32(BLANK) if place == 0 or place > end - begin else codes[begin + place - 1]
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _find_ngrams(codes: Array, count: int, words: Words, unit: int, n: int, grams: Grams) -> int:
     """Write the n-grams of a text's `count` words. Returns their number."""
     found = 0
@@ -131,7 +132,7 @@ def _find_ngrams(codes: Array, count: int, words: Words, unit: int, n: int, gram
 # -- compiled: weighing ---------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def fill_table(hashes: Array, layout: Array, table: Array) -> int:
     """Fill table uint64[2^k, 2]: a hash and its feature number + 1; 0 in empty slots. Returns −1, or the position of a duplicate hash."""
     mask = np.uint64(len(table) - 1)
@@ -149,7 +150,7 @@ def fill_table(hashes: Array, layout: Array, table: Array) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def weigh(codes: Array, text_from: Array, classes: Array, layout: Array, table: Array, idf: Array, rows: tuple[Array, Array, Array]) -> int:
     """Write the rows of some texts: indptr, indices, values. Returns the number of entries."""
     indptr, indices, values = rows
@@ -172,7 +173,7 @@ def weigh(codes: Array, text_from: Array, classes: Array, layout: Array, table: 
     return used
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _find_features(grams: Grams, count: int, block: Array, table: Array, idf: Array, features: Array) -> int:
     """Write the features of a block's n-grams, those with an idf above 0, with repeats. Returns their number."""
     mask = np.uint64(len(table) - 1)
@@ -194,7 +195,7 @@ def _find_features(grams: Grams, count: int, block: Array, table: Array, idf: Ar
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _write_block(features: Array, idf: Array, indices: Array, values: Array, used: int) -> int:
     """Append a block's weights tf · idf, of length 1, to a row. Returns the number of entries."""
     features.sort()
@@ -216,7 +217,7 @@ def _write_block(features: Array, idf: Array, indices: Array, values: Array, use
 # -- compiled: counting ---------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def fill_slots(hashes: Array, size: int, slots: Array) -> None:
     """Fill slots int32[2^k], which are all −1, with the entries' numbers by their hashes."""
     mask = np.uint64(len(slots) - 1)
@@ -227,7 +228,7 @@ def fill_slots(hashes: Array, size: int, slots: Array) -> None:
         slots[slot] = entry
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _write_utf8(text: Array, at: int, code: Any) -> int:
     """Write a code point as UTF-8. Returns the position after it."""
     if code < 0x80:
@@ -249,7 +250,7 @@ def _write_utf8(text: Array, at: int, code: Any) -> int:
     return at + 4
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def count_ngrams(
     codes: Array, text_from: Array, classes: Array, layout: Array, document: int, size: int, slots: Array, arrays: tuple[Array, ...]
 ) -> int:
@@ -286,7 +287,7 @@ def count_ngrams(
     return size
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _write_ngram(codes: Array, words: Words, unit: int, n: int, word: int, place: int, text: Array, at: int) -> int:
     """Write an n-gram as UTF-8. Returns the position after it."""
     if unit == WORDS:
@@ -302,7 +303,7 @@ def _write_ngram(codes: Array, words: Words, unit: int, n: int, word: int, place
     return at
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _has_text(entries: Entries, entry: int, begin: int, end: int) -> Any:
     """Whether an entry's text is text[begin:end]."""
     own = entries.text_from[entry]
@@ -313,7 +314,7 @@ def _has_text(entries: Entries, entry: int, begin: int, end: int) -> Any:
     return same
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def first_letters(entries: Array, text_from: Array, text: Array) -> Array:
     """uint64: the first 8 bytes of each entry's text as a big-endian number, so numbers sort as texts do. No text has a byte 0."""
     prefixes = np.zeros(len(entries), np.uint64)
@@ -325,7 +326,7 @@ def first_letters(entries: Array, text_from: Array, text: Array) -> Array:
     return prefixes
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def gather(entries: Array, text_from: Array, text: Array, out_from: Array, out: Array) -> None:
     """Copy the texts of some entries, one after the other."""
     for j in range(len(entries)):

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
+from espalier.compiled_code import compiled
 from espalier.engines.reference import ranks_of
 from espalier.manifest import Ranking
 from espalier.masks.eligibility import node_mask
@@ -186,7 +186,7 @@ def _place_in_group(group: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(len(group)) - np.repeat(begins, np.diff(begins, append=len(group)))
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "arcp", "nsz"})
+@compiled(fastmath={"reassoc", "contract", "arcp", "nsz"})
 def _add_products(indptr: Array, indices: Array, values: Array, points_R: Array, scorers: Any, row_of: Array, logits_RC: Array) -> None:
     """Add the products of some points with the scorers of a node's children to the logits.
 

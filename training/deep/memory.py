@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from espalier.memory import MAX_VISITS, Memory
 from espalier.memory_lists import MemoryLists
 from training.deep.beam import Added
@@ -103,7 +103,7 @@ def added(lists: MemoryLists, weight: float, nodes: int, device: torch.device) -
     return Added(place_X.to(device), torch.from_numpy(lists.values * np.float32(weight)).to(device))
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _sort_rows(offset: Array, item: Array, value: Array) -> None:
     """Each row's entries by ascending item, in place."""
     for a in range(len(offset) - 1):

@@ -17,9 +17,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from training.data.csr import Csr
 from training.linear.examples import Examples
 from training.linear.node_scorers import NodeScorers
@@ -167,7 +167,7 @@ def _without_small(features: NDArray[np.int32], weights_FK: NDArray[np.float32],
     )
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _distinct_features(indptr: Array, indices: Array, rows: Array, extra: Array, number_of: Array, features: Array) -> int:
     """Write the features of some rows and the extra ones, each once. Returns how many there are."""
     found = 0
@@ -185,7 +185,7 @@ def _distinct_features(indptr: Array, indices: Array, rows: Array, extra: Array,
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _gather(indptr: Array, indices: Array, values: Array, rows: Array, number_of: Array, bias: Any, out: Rows) -> None:
     """Write the entries of some rows one after the other, their features renumbered, and each row's squared length with its bias."""
     k = 0
@@ -198,7 +198,7 @@ def _gather(indptr: Array, indices: Array, values: Array, rows: Array, number_of
         out.square[r] = square
 
 
-@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
+@compiled(fastmath=FAST, error_model="numpy")
 def _descend(rows: Rows, targets: Targets, descent: Descent, block: Block, order: Array, seed: int) -> None:
     """Passes over the examples in random orders, until the projected gradients of a pass are within the tolerance.
 
@@ -264,7 +264,7 @@ def _descend(rows: Rows, targets: Targets, descent: Descent, block: Block, order
             break
 
 
-@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
+@compiled(fastmath=FAST, error_model="numpy")
 def _logistic(margin: Any, square: Any, cost: Any, target: Any, dual: Any) -> tuple[Any, Any]:
     """The optimal dual of one example while the others stay, and by how much its margin w·x moves.
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from training.data.interactions import Interactions
 from training.retrieval.scores import keep_best
 
@@ -94,7 +94,7 @@ def counted(lists: Lists, weight_W: NDArray[np.float64], user_exponent: float = 
     return Counts(np.cumsum(np.concatenate(lengths)), columns[0], columns[1], columns[2])
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _reach(item_E: Array, window: int, items: int) -> Array:
     """int64[I]: how many events are in the windows of an item's events."""
     reach_I = np.zeros(items, np.int64)
@@ -116,7 +116,7 @@ def _most_per_row(bound_I: Int64, most_pairs: int) -> int:
     return low
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _count_rows(lists: Any, first: int, last: int, most: int, length: Array, found: Any) -> int:
     """Rows first … last − 1, one after another, to `found`; how many entries each has to `length`. Returns the entries of all."""
     item_E, place_E, first_I1, weight_E, weight_D = lists

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair
 from training.neighbours.cooccurrence import MOST_PAIRS, Counts, Lists, counted, lists_of
@@ -105,7 +105,7 @@ def fading(factor: float, most: int) -> Float64:
     return weights[weights >= 1e-6]
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _scale(counts: Counts, row_I: Array, column_I: Array, back: float, power: float, score_N: Array) -> None:
     for a in range(len(counts.offset_I1) - 1):
         for n in range(counts.offset_I1[a], counts.offset_I1[a + 1]):

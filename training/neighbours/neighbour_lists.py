@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from training.retrieval.scores import empty_rows, filled, keep_best
 
 Array = NDArray[Any]
@@ -75,7 +75,7 @@ class NeighbourLists:
         return NeighbourLists(offset, item_N, score_N, self.popular_I)
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _rank(
     rows: tuple[Array, Array, Array], latest: Array, offset: Array, seen: Array, seen_offset: Array, weight_L: Array, rows_BM: Array
 ) -> None:
@@ -106,7 +106,7 @@ def _rank(
         keep_best(scored, found, count, rows_BM[b], score_M)
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _limit(rows: tuple[Array, Array, Array], offset: Array, item_N: Array, score_N: Array) -> None:
     offset_I1, items, scores = rows
     for a in range(len(offset) - 1):

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 from espalier.search import NO_ITEM
 
@@ -89,7 +89,7 @@ def filled(rows_BM: Int64, histories: Sequence[Int64], popular_I: Int64, exclude
     return rows_BM
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def keep_best(items: Array, scores: Array, count: int, kept_M: Array, score_M: Array) -> int:
     """Writes the best M of the first `count` items to kept_M, best first, and their scores to score_M; returns how many there were.
 
@@ -120,7 +120,7 @@ def keep_best(items: Array, scores: Array, count: int, kept_M: Array, score_M: A
     return size
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _sink(kept_M: Array, score_M: Array, size: int, item: Any, score: Any) -> None:
     """Put an item in the place of the root of a heap whose root is the worst."""
     place = 0

@@ -16,9 +16,9 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree, tree_from_children
 from training.data.csr import Csr
@@ -63,7 +63,7 @@ def hierarchical_kmeans(labels: Csr, branching: int, max_leaf: int, seed: int, t
     return tree_from_children(counts, np.concatenate(clusters))
 
 
-@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
+@compiled(fastmath=FAST, error_model="numpy")
 def _halved(indptr: Array, indices: Array, values: Array, members: Array, number_of: Array, rounds: int, seed: int) -> Array:
     """bool[members]: the half that is near one of two centres; of an odd number the smaller half.
 
@@ -114,7 +114,7 @@ def _halved(indptr: Array, indices: Array, values: Array, members: Array, number
     return left
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _nth_smallest(values: Array, n: int) -> Any:
     """The n-th smallest number, from 0, by quickselect (Hoare 1961). Reorders `values`.
 
@@ -142,7 +142,7 @@ def _nth_smallest(values: Array, n: int) -> Any:
     return values[n]
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _renumbered(indptr: Array, indices: Array, values: Array, members: Array, number_of: Array) -> tuple[Array, Array, Array, int]:
     """The rows of some members (where each begins, features, values) with their features numbered 0, 1, …, and how many features they have.
 
@@ -171,7 +171,7 @@ def _renumbered(indptr: Array, indices: Array, values: Array, members: Array, nu
     return begin, number, value, found
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _two_of(count: int, seed: int) -> tuple[Any, Any]:
     """Two different numbers below `count`, drawn by a linear congruential generator (Knuth's MMIX constants)."""
     state = np.uint64(seed) * np.uint64(2654435761) + np.uint64(1)

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
 from espalier.engines.compiled.prefetch import LINE_BYTES, fetch
 
@@ -44,7 +45,7 @@ def _number(stored: Any) -> Callable[[Any], Any]:
     return widened if stored == types.int16 else as_it_is
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def search_queries(
     positions: Array, begin: int, states_BLD: Array, tree: tuple[Array, ...], rows_ND: Array, eligible_N: Array, excluded_BX: Array,
     memory: tuple[Any, ...], knobs: tuple[Any, ...], out: tuple[Array, ...],

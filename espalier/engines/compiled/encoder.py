@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numba import njit
 from numpy.typing import NDArray
 from onnx import helper
 
 from espalier.bundle import Bundle
+from espalier.compiled_code import compiled
 from espalier.engines.onnx.graphs import load_graph
 from espalier.engines.onnx.runtime import ort, session_options
 from espalier.errors import BundleCorrupt, UnsupportedGraph
@@ -83,7 +83,7 @@ class QueryEncoder:
         return states_LS[first:] if self._sequence else states_LS
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def history_nodes(history_T: Array, leaf_of_item: Array, parent: Array, nodes_LT: Array) -> None:
     """Write the ancestors of a history's items (int64[T] item rows, −1 as padding) on the last L levels; −1 for padding."""
     last = len(nodes_LT) - 1

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
 from espalier.engines.linear.feature_tables import ENTRY_COUNTS, NO_ROW, slot_of
 
@@ -50,7 +50,7 @@ class Workspace(NamedTuple):
     chosen: Array
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@compiled(fastmath=FAST)
 def search_queries(
     positions: Array, queries: Arrays, tables: Arrays, eligible_N: Array, ranker: tuple[int, Any, int], work: Arrays, out: Arrays
 ) -> int:

@@ -129,7 +129,8 @@ class ChunkSearch:
         arrays = read_only(queries.indptr, queries.indices, queries.values, params.beam_size_B, params.m_B, excluded_BX)
 
         def run(work: tuple[Array, ...], positions: Array, eligible_N: Array) -> int:
-            return search_queries(positions, arrays, self._tables, eligible_N, self._ranker, work, out)
+            place: int = search_queries(positions, arrays, self._tables, eligible_N, self._ranker, work, out)
+            return place
 
         wrong = -1
         for group, mask in params.groups or [(np.arange(len(queries)), None)]:

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
+from espalier.compiled_code import compiled
 from espalier.read_only import read_only
 from espalier.tree import Tree
 
@@ -77,13 +77,13 @@ class FeatureTables(NamedTuple):
         return FeatureTables(*read_only(*empty))
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def slot_of(feature: int, size: int) -> Any:
     """Where the search for a feature begins in a hash table of 2^n slots (Fibonacci hashing)."""
     return np.int64((np.uint64(feature) * np.uint64(11400714819323198485)) >> np.uint64(32)) & (size - 1)
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _fill(tables: FeatureTables, is_dense_R: Array, dense_from: Array) -> None:
     """Write the slots and the dense rows."""
     for p in range(len(tables.is_direct)):

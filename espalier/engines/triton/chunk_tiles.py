@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
+from espalier.compiled_code import compiled
 from espalier.tree import Tree
 
 Array = NDArray[Any]
@@ -125,14 +125,14 @@ def _scorers(chunks: Chunks, tile_of_node: NDArray[np.int64]) -> Scorers:
     return Scorers(tile_of_node, *(array.view(np.ndarray) for array in arrays))
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def bucket_of(feature: int, buckets: int) -> Any:
     """Fibonacci hashing to 32 bits, and these in proportion to the number of buckets."""
     hashed = (np.uint64(feature) * np.uint64(2654435769)) & np.uint64(0xFFFFFFFF)
     return np.int64((hashed * np.uint64(buckets)) >> np.uint64(32))
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _count(scorers: Scorers, rows: Array, weights: Array) -> None:
     """Count the rows and weights of each tile."""
     for p in range(len(scorers.tile_of_node) - 1):
@@ -146,7 +146,7 @@ def _count(scorers: Scorers, rows: Array, weights: Array) -> None:
                     former = tile
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _lay_out(begin: int, end: int, scorers: Scorers, begins: Begins, out: ChunkTiles) -> None:
     """The tiles of the nodes begin … end − 1. Rows are counted by bucket and sorted by it; weights follow in that order."""
     first_tile = scorers.tile_of_node[begin]
@@ -173,7 +173,7 @@ def _lay_out(begin: int, end: int, scorers: Scorers, begins: Begins, out: ChunkT
             _copy_weights(tile, scorers, begins, out, source)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@compiled(forceinline=True)
 def _tile_row(scorers: Scorers, p: int, row: int, e: Any) -> Any:
     """The tile of entry e of a row of node p, the mask of the row's children in that tile, and the first entry after them."""
     tile, bits = scorers.tile_of_node[p] + scorers.entry_child[e] // TILE, np.uint32(0)
@@ -183,13 +183,13 @@ def _tile_row(scorers: Scorers, p: int, row: int, e: Any) -> Any:
     return tile, bits, e
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@compiled(forceinline=True)
 def _unit_of(tile: int, feature: int, begins: Begins) -> Any:
     """The unit of a feature's bucket in a tile."""
     return begins.unit[tile] - begins.unit[0] + bucket_of(feature, begins.unit[tile + 1] - begins.unit[tile] - 1)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@compiled(forceinline=True)
 def _end_counts(tile: int, begins: Begins, out: ChunkTiles, next_key: Array) -> None:
     """Turn a tile's counts of keys into where each bucket's keys begin, and write its entry of tiles_T4."""
     longest = 0
@@ -202,7 +202,7 @@ def _end_counts(tile: int, begins: Begins, out: ChunkTiles, next_key: Array) -> 
     out.tiles_T4[tile, 3] = buckets + (np.int64(longest) << np.int64(32))
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@compiled(forceinline=True)
 def _copy_weights(tile: int, scorers: Scorers, begins: Begins, out: ChunkTiles, source: Array) -> None:
     """Write a tile's weights in the order of its rows."""
     used, begin = 0, begins.weight[tile] - begins.weight[0]

@@ -1,0 +1,118 @@
+"""`@compiled()`: numba's `njit` with a cache on disk that knows which sources the code was made of.
+
+numba compiles called functions into their callers, but looks for changes in the caller's own file alone: after an update it would run code
+of two releases. Here the names of cached files end with a digest of the function's file and of all files of the project that it imports,
+directly or not, so a change in any of them is another name. Releases that run side by side do not overwrite each other's code. Files lie
+where numba keeps them: beside the source, in NUMBA_CACHE_DIR, or in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
+
+KEPT = 4
+"""States of a source file whose compiled code is kept."""
+_NAME = re.compile(r"(?P<source>[^.]+)\..*-(?P<digest>[0-9a-f]{16})(\.\d+)?\.nb[ci]")
+_OWN_PACKAGE = Path(__file__).parent
+
+
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`njit(nogil=True)` with a cache on disk; options as njit's."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        dispatcher: Any = njit(nogil=True, **options)(function)
+        dispatcher._cache = _Cache(function)  # type: ignore[no-untyped-call]  # what `cache=True` does, with numba's own class
+        forget(Path(dispatcher._cache.cache_path))
+        return dispatcher
+
+    return decorate
+
+
+@cache
+def sources_digest(file: Path) -> str:
+    """16 hex digits of a source file and of those that it imports from its own top package and from this one, directly or not."""
+    top = _top_package(file)
+    found, waiting = {file}, [file]
+    while waiting:
+        for imported in _imported(waiting.pop(), (top, _OWN_PACKAGE)):
+            if imported not in found:
+                found.add(imported)
+                waiting.append(imported)
+    contents = sorted((one.name, one.read_bytes()) for one in found)
+    return hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
+
+
+@cache
+def forget(folder: Path) -> None:
+    """Delete the code of old states of sources from a folder of numba's cache, all but the newest KEPT of each source file.
+
+    Processes that use them go on: numba compiles what it does not find.
+    """
+    states: dict[str, dict[str, list[Path]]] = {}
+    for path in folder.iterdir():
+        if name := _NAME.match(path.name):
+            states.setdefault(name["source"], {}).setdefault(name["digest"], []).append(path)
+    for of_source in states.values():
+        for paths in sorted(of_source.values(), key=lambda paths: max(map(_modified, paths)))[:-KEPT]:
+            for path in paths:
+                with suppress(OSError):  # another process deletes it, or it is another user's
+                    path.unlink()
+
+
+class _CacheFiles(CompileResultCacheImpl):
+    """Names of a function's files."""
+
+    def get_filename_base(self, fullname: str, abiflags: str) -> str:
+        base = super().get_filename_base(fullname, abiflags)  # type: ignore[no-untyped-call]
+        return f"{base}-{sources_digest(Path(self.locator._py_file))}"
+
+
+class _Cache(FunctionCache):
+    _impl_class = _CacheFiles
+
+
+def _modified(path: Path) -> float:
+    """Seconds; 0 where another process has deleted it meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _top_package(file: Path) -> Path:
+    folder = file.parent
+    while (folder.parent / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+@cache
+def _imported(file: Path, packages: tuple[Path, ...]) -> frozenset[Path]:
+    """The files of some top packages that a file imports, wherever in it."""
+    found: list[Path] = []
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            found += [path for alias in node.names for path in _files_of(alias.name, packages)]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                module = [*_files_of(f"{node.module}.{alias.name}", packages)]
+                found += module or _files_of(node.module, packages)
+    return frozenset(found)
+
+
+def _files_of(module: str, packages: tuple[Path, ...]) -> Iterator[Path]:
+    for package in packages:
+        top, *names = module.split(".")
+        path = package.joinpath(*names)
+        if top == package.name:
+            yield from (one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file())
