@@ -2,12 +2,12 @@
 
     python -m benchmarks.xmc --data DIR --set eurlex-4k --systems espalier,ova,parabel,all-zero --beam 10,50 --json F
 
-DIR/SET: see xmc_sets.py. Systems: see xmc_systems.py; `all-zero` predicts no label. A system is trained as `python -m training fit` trains
-it, in a process and on a thread of its own, and searched with the engine that would serve it. Quality is at m = 100: P@k over all test
-points, PSP@k with the propensities of Jain et al. (A = .55, B = 1.5), R@k over points with labels, XMAD@5 by Eq. 1 of XReg, where relevance
-is inverse propensity over its maximum and a score is what the system says. `ms_p50` is the median of single queries at m = 10, the median
-of three rounds. `train_cpu_s` are the CPU seconds of the whole fit: data, choices, trees, scorers, checks. `model_mb` is the bundle on
-disk.
+DIR/SET: see xmc_sets.py. Systems: see xmc_systems.py and xmc_baselines.py; `all-zero` predicts no label. A system of the former is trained
+as `python -m training fit` trains it and searched with the engine that would serve it. Each system has a process and a thread of its own.
+Quality is at m = 100: P@k over all test points, PSP@k with the propensities of Jain et al. (A = .55, B = 1.5), R@k over points with labels,
+XMAD@5 by Eq. 1 of XReg, where relevance is inverse propensity over its maximum and a score is what the system says. `ms_p50` is the median
+of single queries at m = 10, the median of three rounds. `train_cpu_s` are the CPU seconds of the whole fit: data, choices, trees, scorers,
+checks. `model_mb` is the bundle on disk, or a baseline's arrays.
 
 Rows that F already holds, of the same set and beams, are kept, so a run that was stopped goes on after its last system.
 """
@@ -21,8 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, save_npz
 
+from benchmarks.papers.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE
 from benchmarks.papers.xmc_sets import read_set
 from benchmarks.papers.xmc_systems import MODELS, OF_RELEVANCE, configuration
 from benchmarks.papers.xrlinear_peers import quality
@@ -45,9 +47,9 @@ from espalier.search import NO_ITEM, SearchParams
 from training.data.csr import as_rows
 from training.data.relevance import inverse_propensities
 from training.data.xmc import LabelledPoints
-from training.linear.prepare import prepare
+from training.linear.prepare import prepare, read_points
 from training.linear.run import fit_and_export
-from training.specification.linear import LinearConfig
+from training.specification.linear import LinearConfig, NpzData
 from training.specification.models import SPECIFICATION
 
 M, SINGLE, ROUNDS = 100, 1000, 3
@@ -69,7 +71,7 @@ def rows_of(system: str, train: LabelledPoints, test: LabelledPoints, beams: Seq
             save_npz(folder / f"{part}_Y.npz", csr_matrix(points.labels), compressed=False)
         report = _in_process(system, folder, train.labels.shape[1], beams)
         rows = []
-        for beam in beams:
+        for beam in [None] if system in BASELINES else beams:
             with np.load(folder / f"{beam}.npz") as found:
                 row = _row(system, beam, found["rows"], found["scores"], train, test)
             rows.append(row | {"ms_p50": report["ms_p50"][str(beam)]} | report["fit"])
@@ -83,7 +85,9 @@ def _row(
     worth_I, unit = _relevances(train)
     labels = as_rows(test.labels)
     true = Relevance(labels.indptr, labels.indices.astype(np.int64), worth_I[labels.indices], labels.width)
-    predicted = Relevance.of_predictions(rows_BM, scores_BM * (unit if system in OF_RELEVANCE else 1), labels.width)
+    predicted = Relevance.of_predictions(
+        rows_BM, scores_BM * (unit if system in (*OF_RELEVANCE, *BASELINES_OF_RELEVANCE) else 1), labels.width
+    )
     names = ("p1", "p3", "p5", "psp1", "psp3", "psp5", "r10", "r100")
     xmad = float(xmad_at_k(true, predicted, 5).mean())
     return {"system": system, "beam_size": beam} | {name: figures[name] for name in names} | {"xmad5": round(xmad, 4)}
@@ -114,6 +118,8 @@ def run(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
         for part in ("train", "test")
         for kind, letter in (("", "X"), ("_labels", "Y"))
     }
+    if system in BASELINES:
+        return _run_baseline(system, folder, files)
     config = SPECIFICATION.checked(configuration(system, {"format": "npz", **files}, labels))
     if not isinstance(config, LinearConfig):
         raise TypeError(f"{system} is a {config.kind}, not linear")
@@ -128,6 +134,30 @@ def run(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
     return {"ms_p50": _searched(bundle, queries, folder, beams), "fit": fit | chosen}
 
 
+def _run_baseline(system: str, folder: Path, files: dict[str, str]) -> Row:
+    """As `run`, of a method whose search has no beam: it goes to None.npz."""
+    data = NpzData.model_validate({"format": "npz", **files})
+    begin = time.process_time()
+    predictor = BASELINES[system](read_points(data))
+    fit = {"train_cpu_s": round(time.process_time() - begin, 2)}
+    fit["model_mb"] = round(sum(array.nbytes for array in predictor.arrays().values()) / 1e6, 1)
+    test = read_points(data, test=True).points
+    rows_BM, scores_BM = predictor.best(test, M)
+    np.savez(folder / "None.npz", rows=rows_BM, scores=scores_BM)
+    singles = [test[[b]] for b in range(min(SINGLE, test.shape[0]))]
+    times = [_median_ms([partial(predictor.best, single, 10) for single in singles]) for _ in range(ROUNDS)]
+    return {"ms_p50": {"None": round(float(np.median(times)), 4)}, "fit": fit}
+
+
+def _median_ms(calls: Sequence[Callable[[], object]]) -> float:
+    took = []
+    for call in calls:
+        begin = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - begin)
+    return 1e3 * float(np.median(took))
+
+
 def _searched(bundle: Bundle, queries: QueryBatch, folder: Path, beams: Sequence[int]) -> dict[int, float]:
     """Milliseconds by beam."""
     engine = open_engine(bundle, "cpu")
@@ -138,12 +168,8 @@ def _searched(bundle: Bundle, queries: QueryBatch, folder: Path, beams: Sequence
         np.savez(folder / f"{beam}.npz", rows=found.item_rows_BM, scores=found.scores_BM)
     for _ in range(ROUNDS):
         for beam in beams:
-            one, own = SearchParams.uniform(1, beam, 10), []
-            for query in singles:
-                begin = time.perf_counter()
-                engine.search(query, one)
-                own.append(time.perf_counter() - begin)
-            times[beam].append(1e3 * float(np.median(own)))
+            one = SearchParams.uniform(1, beam, 10)
+            times[beam].append(_median_ms([partial(engine.search, query, one) for query in singles]))
     engine.close()
     return {beam: round(float(np.median(own)), 4) for beam, own in times.items()}
 
@@ -164,11 +190,11 @@ def main() -> None:
         return
     if args.data is None:
         parser.error("--data is missing: the folder that holds the set")
-    systems, known = args.systems.split(","), [*MODELS, ALL_ZERO]
+    systems, known = args.systems.split(","), [*MODELS, *BASELINES, ALL_ZERO]
     if unknown := [system for system in systems if system not in known]:
         parser.error(f"--systems: got {', '.join(unknown)}, expected some of {', '.join(known)}")
     try:
-        train, test = read_set(args.data, args.set)
+        train, test = read_set(args.data, args.set, unit=False)
     except EspalierError as error:
         parser.error(str(error))
     about = {"set": args.set, "beams": beams, "date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, one thread used"}

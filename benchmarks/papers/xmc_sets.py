@@ -17,13 +17,16 @@ PREFIXES = ("", "xmc-small-")
 """What may stand before a set's name in its folder's."""
 
 
-def read_set(data: Path, name: str) -> tuple[LabelledPoints, LabelledPoints]:
-    """Training and test points of length 1 of the set in the folder `data`/`name`. Raises InvalidData."""
+def read_set(data: Path, name: str, unit: bool = True) -> tuple[LabelledPoints, LabelledPoints]:
+    """Training and test points of the set in the folder `data`/`name`. Raises InvalidData.
+
+    unit  divide points by their length (L2); else they are as the files have them
+    """
     folders = [data / f"{prefix}{name}" for prefix in PREFIXES]
     folder = next((folder for folder in folders if folder.is_dir()), None)
     if folder is None:
         raise InvalidData("--set", name, f"a folder in {data}")
-    train, test = (_read_part(folder, part) for part in ("train", "test"))
+    train, test = (_read_part(folder, part, unit) for part in ("train", "test"))
     for what, found, wanted in (
         ("features", test.points.shape[1], train.points.shape[1]),
         ("labels", test.labels.shape[1], train.labels.shape[1]),
@@ -33,7 +36,7 @@ def read_set(data: Path, name: str) -> tuple[LabelledPoints, LabelledPoints]:
     return train, test
 
 
-def _read_part(folder: Path, part: str) -> LabelledPoints:
+def _read_part(folder: Path, part: str, unit: bool) -> LabelledPoints:
     files = sorted([*folder.glob(f"*{part}.txt"), *folder.glob(f"*{part}.txt.gz")])
     if files:
         found = read_xmc(files[0])
@@ -42,4 +45,4 @@ def _read_part(folder: Path, part: str) -> LabelledPoints:
         found = read_points(NpzData(format="npz", train=points, train_labels=labels))
     else:
         raise InvalidData("--set", str(folder), f"a folder with *{part}.txt, *{part}.txt.gz, or {part}_X.npz and {part}_Y.npz")
-    return LabelledPoints(normalised(found.points), found.labels)
+    return LabelledPoints(normalised(found.points), found.labels) if unit else found

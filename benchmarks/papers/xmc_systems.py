@@ -1,4 +1,4 @@
-"""The systems of `benchmarks.xmc`: each is a configuration that `python -m training fit` takes. Nothing in them was chosen on a test set.
+"""The systems of `benchmarks.xmc` that are configurations which `python -m training fit` takes. Nothing in them was chosen on a test set.
 
 espalier        the defaults: C and γ chosen at fit on held-out training points
 espalier-fixed  what the defaults were before: C = 1, γ = .5 and always a tree

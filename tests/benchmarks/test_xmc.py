@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array, save_npz
 
+from benchmarks.papers.xmc import rows_of
+from benchmarks.papers.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE, of_relevance
 from benchmarks.papers.xmc_sets import read_set
 from benchmarks.papers.xmc_systems import MODELS, configuration
 from espalier.errors import InvalidData
 from tests import ROOT
+from training.data.xmc import LabelledPoints
 from training.specification.models import SPECIFICATION
 
 POINTS = np.eye(12, 20, dtype=np.float32) + np.eye(12, 20, 1, dtype=np.float32)
@@ -83,3 +86,27 @@ def test_rows_have_all_figures_and_are_kept(tmp_path: Path) -> None:
     second = rows("dismec,parabel")
     assert second[:3] == first
     assert [row["system"] for row in second[3:]] == ["parabel", "parabel"]
+
+
+@pytest.mark.parametrize("system", BASELINES)
+def test_every_baseline_has_one_row_and_finds_the_labels_that_it_learned(system: str) -> None:
+    rng = np.random.default_rng(1)
+    label_B = np.maximum(np.arange(60) % 12 - 6, 0)
+    points = np.eye(6, 20, dtype=np.float32)[label_B] * rng.uniform(0.5, 2, (60, 1)) + 0.1 * rng.random((60, 20))
+    data = LabelledPoints(csr_array(points.astype(np.float32)), csr_array(np.eye(6, dtype=np.float32)[label_B]))
+    row = rows_of(system, data, data, [10, 50])
+    assert len(row) == 1
+    assert row[0]["beam_size"] is None
+    assert row[0]["p1"] == row[0]["psp1"] == 100
+    assert min(row[0]["ms_p50"], row[0]["train_cpu_s"]) > 0
+    if system in BASELINES_OF_RELEVANCE:
+        assert row[0]["xmad5"] < rows_of("all-zero", data, data, [])[0]["xmad5"]
+
+
+def test_relevance_of_baselines_is_inverse_propensity_over_its_maximum() -> None:
+    labels = np.eye(12, 6, dtype=np.float32)
+    labels[:, 0] = 1
+    found = of_relevance(LabelledPoints(csr_array(POINTS), csr_array(labels))).labels.toarray()
+    c = (np.log(12) - 1) * 2.5**0.55
+    assert np.allclose(found[:6, 1:], labels[:6, 1:])  # rare: one point each
+    assert np.allclose(found[:, 0], (1 + c * 13.5**-0.55) / (1 + c * 2.5**-0.55))

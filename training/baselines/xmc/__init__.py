@@ -1,0 +1,1 @@
+"""Extreme classifiers of other papers: points with labels in, a predictor of labels out."""
