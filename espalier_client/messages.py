@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypedDict
 
+from espalier_client.explanations import Explanation
+
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """Raised by reading a document that is not an answer; RecursionError where it nests too deeply."""
 
@@ -147,7 +149,7 @@ class Result:
     beam_size: int
     degraded: bool
     unknown: tuple[str, ...]
-    explain: Mapping[str, Any] | None = None
+    explain: Explanation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,8 @@ class Version:
 class Model:
     """A model of the service. `description` is all that the service says of it; the rest names what every client needs.
 
-    `version` is the default one, None where there is none; `versions` are all that the service knows.
+    `version` is the default one, None where there is none; `versions` are all that the service knows. `trees`: how many the default version
+    has, None where it is not loaded or the service is older; `has_tail`: whether a tail enters its scores.
     """
 
     name: str
@@ -197,6 +200,8 @@ class Model:
     version: int | None
     versions: tuple[Version, ...]
     description: Mapping[str, Any]
+    trees: int | None = None
+    has_tail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +286,8 @@ def models(document: Any) -> tuple[Model, ...]:
 
 def model(document: Any) -> Model:
     versions = tuple(Version(one["version"], one["state"], one.get("engine"), one.get("reason")) for one in document["versions"])
-    return Model(document["name"], document["state"], document.get("version"), versions, document)
+    described = document.get("trees"), document.get("tail") is not None
+    return Model(document["name"], document["state"], document.get("version"), versions, document, *described)
 
 
 def completions(document: Any) -> tuple[Completion, ...]:

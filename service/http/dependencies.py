@@ -66,6 +66,8 @@ def describe(entry: Entry, settings: Settings) -> dict[str, Any]:
             "engine": entry.loaded.engine.name,
             "algorithm": manifest.algorithm,
             **manifest.model_dump(mode="json", include={"query", "search", "tree", "ranker", "metrics"}),
+            "trees": 1 + len(manifest.trees),
+            "tail": None if manifest.tail is None else manifest.tail.model_dump(mode="json"),
             "fields": entry.loaded.bundle.items.fields,
         }
     return described

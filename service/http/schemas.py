@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from espalier.manifest import RankerInfo, SearchDefaults, TreeInfo
+from espalier.manifest import RankerInfo, SearchDefaults, TailInfo, TreeInfo
 from espalier.queries import QueryKind
 from service.retrieval.schemas import Ids, StrictBody
 
@@ -33,7 +33,9 @@ class Model(BaseModel):
     query: QueryKind | None = None
     search: SearchDefaults | None = Field(None, description="Defaults and limits of beam_size and m.")
     max_queries: int = Field(description="Most queries in one request.")
-    tree: TreeInfo | None = None
+    tree: TreeInfo | None = Field(None, description="The only tree, or a forest's first.")
+    trees: int | None = Field(None, description="How many trees the model has.")
+    tail: TailInfo | None = Field(None, description="What else enters the scores of a forest, where the model has it.")
     ranker: RankerInfo | None = Field(None, description="The second stage, where the model has one.")
     fields: list[str] | None = Field(None, description="Columns of the item table.")
     metrics: dict[str, Any] | None = Field(None, description="Measured at training.")

@@ -9,7 +9,7 @@ import re
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, get_origin, get_type_hints
 
 import httpx
 import numpy as np
@@ -33,6 +33,7 @@ from espalier_client import (
     Timing,
     Unavailable,
     Version,
+    explanations,
 )
 from espalier_client.messages import Options
 from tests import ROOT
@@ -42,9 +43,11 @@ from tests.client.stub import KEY, URL, Driver, Json, Stub, answer_to, refuse, s
 def test_the_public_surface() -> None:
     assert espalier_client.__all__ == [
         *("Answer", "AsyncClient", "Client", "ClientError", "Completion", "Conflict", "ConnectionFailed", "DeadlineExceeded"),
-        *("InvalidAnswer", "InvalidRequest", "Item", "Model", "NotAllowed", "NotFound", "Overloaded", "Query", "Readiness", "Removal"),
-        *("RemovedIds", "RemovedItem"),
-        *("Request", "RequestFailed", "Result", "Retry", "ServiceFailed", "TimedOut", "Timing", "Unavailable", "Version", "WrongValue"),
+        *("ExplainedFeature", "ExplainedInTree", "ExplainedItem", "ExplainedLevel", "ExplainedMemory", "ExplainedTree", "Explanation"),
+        *("InvalidAnswer", "InvalidRequest", "Item", "Model", "Moved", "NotAllowed", "NotFound", "Overloaded", "Query", "Readiness"),
+        *("Removal", "RemovedIds", "RemovedItem"),
+        *("Request", "RequestFailed", "Result", "Retry", "ServiceFailed", "Source", "TimedOut", "Timing", "Unavailable", "Version"),
+        "WrongValue",
     ]
     methods = [name for name in vars(Client) if not name.startswith("_")]
     assert methods == [
@@ -113,10 +116,33 @@ def test_everything_that_can_be_asked_is_sent(driver: Driver) -> None:
 def test_an_answer_may_hold_more_than_the_client_knows_and_leave_out_what_is_optional(driver: Driver) -> None:
     document = answer_to({"queries": [{"history": ["b1"]}]}) | {"new": 1}
     document["timing"]["rerank_ms"] = 1
-    document["results"][0] |= {"explain": {"levels": []}, "new": 1, "items": [{"id": "b1", "score": 1.0, "fields": None, "new": 1}]}
+    document["results"][0] |= {
+        "explain": {"levels": [], "items": []},
+        "new": 1,
+        "items": [{"id": "b1", "score": 1.0, "fields": None, "new": 1}],
+    }
     del document["results"][0]["degraded"]
     result = driver.open(lambda _: httpx.Response(200, json=document)).retrieve([Query()]).results[0]
-    assert result == Result((Item("b1", 1.0, {}),), True, 100, False, (), {"levels": []})
+    assert result == Result((Item("b1", 1.0, {}),), True, 100, False, (), {"levels": [], "items": []})
+
+
+def test_types_of_explanations_are_those_of_the_service() -> None:
+    """Keys, and which of them may be missing."""
+    schemas = json.loads((ROOT / "docs" / "openapi.json").read_text())["components"]["schemas"]
+    for name, kind in vars(explanations).items():
+        if isinstance(kind, type) and name in espalier_client.__all__:
+            types = get_type_hints(kind, include_extras=True)
+            assert set(types) == set(schemas[name]["properties"]), name
+            required = {key for key, own in types.items() if get_origin(own) is not NotRequired}
+            assert required == set(schemas[name]["required"]), name
+
+
+def test_a_model_says_how_many_trees_it_has_and_whether_a_tail(driver: Driver) -> None:
+    plain = {"name": "books", "state": "ready", "version": 3, "versions": []}
+    tail = {"form": "product", "alpha": 0.8, "gamma": 30, "entries": 5}
+    documents = [plain, plain | {"trees": 1, "tail": None}, plain | {"trees": 3, "tail": tail}]
+    models = driver.open(lambda _: httpx.Response(200, json={"models": documents})).models()
+    assert [(model.trees, model.has_tail) for model in models] == [(None, False), (1, False), (3, True)]
 
 
 @pytest.mark.parametrize("content", [b"<html>", b"[]", b"null", b"{}", b'{"results": 1}', b"\xff", json.dumps({"results": []}).encode()])

@@ -45,6 +45,7 @@ from espalier.tree import tree_from_children
 from tests import ROOT
 from tests.espalier.compile_kernels import Recorder
 from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same
+from tests.espalier.test_tail import with_tail
 from training.golden import golden_answers
 from training.linear.prepare import written_features
 
@@ -412,6 +413,21 @@ def test_each_tree_of_a_forest_keeps_its_best_beams(tmp_path_factory: pytest.Tem
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False, trees=2)
     engine = open_sparse_cuda(bundle, "cpu", shapes=SHAPES)
     assert_best_beams(engine, bundle, queries, params)
+    assert_alone_as_together(engine, queries, params)
+    engine.close()
+
+
+@pytest.mark.parametrize("form", ["product", "gaussian"])
+def test_a_tail_enters_the_scores_as_in_the_reference(tmp_path: Path, form: Literal["product", "gaussian"]) -> None:
+    bundle, plain = with_tail(tmp_path, 5, form, alpha=0.3)
+    queries = random_queries(np.random.default_rng(5), bundle, 6, integer=False)
+    params = SearchParams.uniform(6, 4, 9)
+    engine = open_sparse_cuda(bundle, "cpu", shapes=SHAPES)
+    got, expected = engine.search(queries, params), ReferenceEngine(bundle).search(queries, params)
+    assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
+    assert_allclose(got.ranks_BM, expected.ranks_BM, atol=1e-4)
+    assert_allclose(got.scores_BM, expected.scores_BM, rtol=1e-3)
+    assert (got.item_rows_BM != ReferenceEngine(plain).search(queries, params).item_rows_BM).any()
     assert_alone_as_together(engine, queries, params)
     engine.close()
 

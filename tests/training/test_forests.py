@@ -219,6 +219,9 @@ def test_a_forest_is_served_with_filters_exclusions_and_removals(shop: Path, tmp
         assert len(without["items"]) == 47
         assert without["complete"]
 
+        described = running.client.get("/models/shop").json()
+        assert (described["trees"], described["tail"]) == (TREES, None)
+
         large = ask(queries=[{"text": "x" * 5}], m=10**9)
         assert problem(large)["errors"][0]["field"] == "m"
 
