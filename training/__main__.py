@@ -373,6 +373,9 @@ def main() -> None:
     except (EspalierError, FloatingPointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except MemoryError as error:
+        print(f"error: out of memory {error}".rstrip(), file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -377,7 +377,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         r"1.model/W.npz: got '30 rows, 4 columns', expected 30 rows, one more for the bias, 4 columns",
     ),
     "columns of W": (matrix("W.npz", np.ones((WIDTH + 1, 5), np.float32)), r"got '31 rows, 5 columns', expected 30 rows, .*4 columns"),
-    "NaN": (matrix("W.npz", nan(WIDTH + 1, 4)), r"1.model/W.npz: got 'weights that are not finite'"),
+    "NaN": (matrix("W.npz", nan(WIDTH + 1, 4)), r"1.model/W.npz: got 'numbers that are not finite'"),
     "shape of C": (matrix("C.npz", np.ones((4, 3), np.float32)), r"C.npz: got '4 rows, 3 columns', expected 4 rows, 2 columns"),
     "no cluster": (matrix("C.npz", clusters([[0], [], [1], []], 2)), r"C.npz: got 'row 1, 3 in no cluster', expected each row in one"),
     "two clusters": (matrix("C.npz", clusters([[0], [0, 1], [1], [0]], 2)), r"C.npz: got 'row 1 in several clusters'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQu
 from espalier.manifest import Activation, Ranking
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree, complete_tree
+from training.data import xmc
 from training.data.csr import Csr, as_matrix, as_rows, normalised
 from training.data.xmc import LabelledPoints, read_xmc
 from training.linear import fit
@@ -129,6 +131,10 @@ def test_files_of_the_repository_are_read(tmp_path: Path) -> None:
         ("1 5 3\n0 4294967297:1\n", r"got 4294967297, expected features from 0 to 4"),
         ("1 5 3\n0 1:1 1:2\n", r"expected features each once in a point"),
         ("1 5 3\n0 1:nan\n", r"expected features each once in a point, with finite values"),
+        ("1 5 3\n0 inf:1\n", r"got inf, expected features from 0 to 4"),
+        ("1 5 3\n0 1:1e300\n", r"expected features each once in a point, with finite values"),
+        ("1 5 3\n0 1:1\n\n0 1:1\n", r"got 'more than 1 points', expected 1, as its first line says"),
+        (f"{'1' * 5000} 5 3\n0 1:1\n", r"line 1: got '1111.*', expected three numbers: points, features, labels"),
         ("1 5 3000000000\n0 1:1\n", r"line 1: got 3000000000, expected at most 2147483647 features and labels"),
     ],
 )
@@ -136,6 +142,39 @@ def test_files_that_are_wrong_say_where(tmp_path: Path, text: str, expected: str
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(InvalidData, match=expected):
         read_xmc(tmp_path / "a.txt")
+
+
+def test_blank_lines_may_follow_the_points(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("1 5 3\n0 1:1\n\n \n")
+    assert len(read_xmc(tmp_path / "a.txt")) == 1
+
+
+def test_files_are_parsed_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("7 5 3\n" + "".join(f"{b % 3} {b % 5}:{b + 1}\n" for b in range(7)))
+    (tmp_path / "none.txt").write_text("0 5 3\n")
+    whole, parse, sizes = read_xmc(tmp_path / "a.txt"), xmc.parse_points, []
+
+    def parsed(path: Path, body: Sequence[bytes], *others: Any) -> LabelledPoints:
+        sizes.append(len(body))
+        return parse(path, body, *others)
+
+    monkeypatch.setattr(xmc, "parse_points", parsed)
+    for name, limit, expected in (("BLOCK", 3, [3, 3, 1]), ("BLOCK_BYTES", 10, [2, 2, 2, 1])):
+        with monkeypatch.context() as patch:
+            patch.setattr(xmc, name, limit)
+            found = read_xmc(tmp_path / "a.txt")
+        assert sizes == expected
+        assert_array_equal(found.points.toarray(), whole.points.toarray())
+        assert_array_equal(found.labels.toarray(), whole.labels.toarray())
+        sizes.clear()
+    assert read_xmc(tmp_path / "none.txt").points.shape == (0, 5)
+
+
+def test_a_line_of_any_length_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xmc, "LONGEST_LINE", 40)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"2 5 3\n0 " + b"1:1 " * 20))
+    with pytest.raises(InvalidData, match="line 2: got 'more than 40 bytes', expected a shorter line"):
+        read_xmc(tmp_path / "a.txt.gz")
 
 
 def test_a_damaged_archive_is_named(tmp_path: Path) -> None:

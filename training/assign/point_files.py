@@ -7,12 +7,9 @@ Legend: B points of a block.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -24,8 +21,8 @@ from espalier.errors import InvalidConfig, InvalidData, InvalidQuery
 from espalier.queries import FeaturesKind, TextKind
 from espalier.text.sparse_rows import SparseRows
 from training.data.csr import as_rows
-from training.data.xmc import READ_ERRORS, has_weights, opened, parse_points, read_header
-from training.linear.prepare import read_matrix
+from training.data.matrix_files import read_by_rows
+from training.data.xmc import begins_with_weights, in_blocks, parse_points, reading
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,9 @@ class PointFile:
         if isinstance(self.bundle.manifest.query, TextKind):
             return int(self._table().count_rows())
         if self.file.suffix == ".npz":
-            return read_matrix(self.file).shape[0]
-        with _read(self.file) as stream:
-            return read_header(self.file, stream.readline()).points
+            return read_by_rows(self.file).shape[0]
+        with reading(self.file) as (header, _):
+            return header.points
 
     def blocks(self, size: int, skip: int = 0) -> Iterator[SparseRows]:
         """All points from the one at `skip` on, so many at a time."""
@@ -94,36 +91,19 @@ class PointFile:
             raise InvalidData(str(self.file), str(error).splitlines()[0], "a readable .csv, .tsv or Parquet file") from error
 
     def _matrix(self, size: int, skip: int) -> Iterator[SparseRows]:
-        matrix = read_matrix(self.file)
+        matrix = read_by_rows(self.file)
         for begin in range(skip, matrix.shape[0], size):
             yield as_rows(csr_array(matrix[begin : begin + size]))
 
     def _xmc(self, size: int, skip: int) -> Iterator[SparseRows]:
         weighted = self._has_label_weights()
-        with _read(self.file) as stream:
-            header = read_header(self.file, stream.readline())
-            lines = (line.removesuffix(b"\n") for line in stream)
-            next(itertools.islice(lines, skip, skip), None)
-            for begin in range(skip, header.points, size):
-                wanted = min(size, header.points - begin)
-                body = list(itertools.islice(lines, wanted))
-                if len(body) < wanted:
-                    raise InvalidData(str(self.file), f"{begin + len(body)} points", f"{header.points}, as its first line says")
-                yield as_rows(parse_points(self.file, body, header, begin + 2, weighted).points)
+        with reading(self.file) as (header, lines):
+            for first, body in in_blocks(lines, size, skip):
+                yield as_rows(parse_points(self.file, body, header, first, weighted).points)
 
     def _has_label_weights(self) -> bool:
         """Whether labels are written as label:weight, as `read_xmc` tells it."""
         config = self.bundle.manifest.training.get("data", {})
         if config.get("format") == "xmc" and config.get("label_weights") is not None:
             return bool(config["label_weights"])
-        with _read(self.file) as stream:
-            return any(map(has_weights, stream))
-
-
-@contextmanager
-def _read(file: Path) -> Iterator[BinaryIO]:
-    try:
-        with opened(file) as stream:
-            yield stream
-    except READ_ERRORS as error:
-        raise InvalidData(str(file), str(error), "a readable file in the XMC repository's text format") from error
+        return begins_with_weights(self.file)

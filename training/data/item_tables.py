@@ -23,7 +23,10 @@ def item_table(file: Path | None, ids: pa.Array) -> ItemTable:
         raise InvalidConfig("data.items", str(file), f"a Parquet file ({error})") from error
     if "id" not in table.column_names:
         raise InvalidConfig("data.items", table.column_names, "a column named 'id'")
-    known = table.column("id").cast(pa.large_string()).to_pylist()
+    try:
+        known = table.column("id").cast(pa.large_string()).to_pylist()
+    except pa.ArrowException as error:
+        raise InvalidConfig("data.items", f"ids of type {table.column('id').type}", "strings or numbers") from error
     row_of = {item_id: row for row, item_id in enumerate(known)}
     if len(row_of) != len(known):
         repeated = next(item_id for row, item_id in enumerate(known) if row_of[item_id] != row)

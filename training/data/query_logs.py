@@ -43,11 +43,13 @@ def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str]) -> p
     cannot be.
     """
     frame = read_table(file, [query, item, *numbers.values()])
-    given = frame.select(
-        pl.col(query).cast(pl.String).alias("query"),
-        pl.col(item).cast(pl.String).alias("item"),
-        *(pl.col(column).cast(pl.Float64, strict=False).fill_null(np.nan).alias(name) for name, column in numbers.items()),
-        *([] if numbers else [pl.lit(1.0).alias("weight")]),
+    given = pl.DataFrame(
+        [
+            _cast(file, frame[query], pl.String).alias("query"),
+            _cast(file, frame[item], pl.String).alias("item"),
+            *(_cast(file, frame[column], pl.Float64).fill_null(np.nan).alias(name) for name, column in numbers.items()),
+            *([] if numbers else [pl.repeat(1.0, len(frame), eager=True).alias("weight")]),
+        ]
     )
     _refuse(file, query, frame[query], given["query"].is_null().to_numpy(), "a text")
     _refuse(file, item, frame[item], given["item"].is_null().to_numpy(), "an item id")
@@ -60,6 +62,14 @@ def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str]) -> p
             right, expected = right & (values <= given["views"].to_numpy()), "a number from 0 to that of the views"
         _refuse(file, column, frame[column], ~right, expected)
     return given
+
+
+def _cast(file: Path, column: pl.Series, dtype: type[pl.DataType]) -> pl.Series:
+    """Null where a value cannot be cast. Raises InvalidData for lists and whatever else has no such values."""
+    try:
+        return column.cast(dtype, strict=False)
+    except pl.exceptions.PolarsError as error:
+        raise InvalidData(f"{file}, {column.name}", f"a column of {column.dtype}", f"a column that can be read as {dtype()}") from error
 
 
 def _refuse(file: Path, column: str, values: pl.Series, wrong: NDArray[np.bool_], expected: str) -> None:

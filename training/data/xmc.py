@@ -13,15 +13,17 @@ Legend: B points, F features, L labels.
 from __future__ import annotations
 
 import gzip
+import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, vstack
 
 from espalier.errors import InvalidData, InvalidQuery
 from training.data.csr import Csr, as_rows
@@ -29,6 +31,14 @@ from training.data.relevance import WEIGHTS, is_weight
 
 READ_ERRORS = (OSError, EOFError, zlib.error)
 """What a file that cannot be read raises."""
+LONGEST_LINE = 1 << 25
+"""Bytes of a line: a compressed file of a few kilobytes may hold one of any length."""
+READ_BYTES = 1 << 20
+"""Read at a time after the last point."""
+LONGEST_NUMBER = 18
+"""Digits of a number in a file's first line."""
+BLOCK, BLOCK_BYTES = 1 << 14, 1 << 24
+"""Points that are parsed together, and bytes of them: parsing takes some twenty times as many."""
 
 
 class Header(NamedTuple):
@@ -74,14 +84,57 @@ def read_xmc(path: Path, label_weights: bool | None = None) -> LabelledPoints:
     A label without a weight has the weight 1; one of weight 0 is left out. Raises InvalidData, which names the line, where a file is not in
     the format.
     """
-    header, body = _lines(path)
-    return parse_points(path, body, header, 2, any(map(has_weights, body)) if label_weights is None else label_weights)
+    weighted = begins_with_weights(path) if label_weights is None else label_weights
+    with reading(path) as (header, lines):
+        parts = [parse_points(path, body, header, first, weighted) for first, body in in_blocks(lines, BLOCK)]
+    if not parts:
+        parts = [parse_points(path, [], header, 2, weighted)]
+    return LabelledPoints(_stacked([part.points for part in parts]), _stacked([part.labels for part in parts]))
+
+
+def _stacked(parts: list[Csr]) -> Csr:
+    """The rows of all parts."""
+    return parts[0] if len(parts) == 1 else csr_array(vstack(parts, format="csr"))
+
+
+def begins_with_weights(path: Path) -> bool:
+    """Whether some line of a file begins with several label:weight pairs. Raises InvalidData."""
+    with reading(path) as (_, lines):
+        return any(map(_has_weights, lines))
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[tuple[Header, Iterator[bytes]]]:
+    """What the first line of a file says, and the lines of its points, without their ends, as they are read.
+
+    Raises InvalidData, the lines too: where one is too long, or where there are more or fewer than the first line says.
+    """
+    try:
+        with _opened(path) as stream:
+            header = read_header(path, _next_line(path, stream, 1) or b"")
+            yield header, _lines(path, stream, header)
+    except READ_ERRORS as error:
+        raise InvalidData(str(path), str(error), "a readable file in the XMC repository's text format") from error
+
+
+def in_blocks(lines: Iterator[bytes], size: int, skip: int = 0) -> Iterator[tuple[int, list[bytes]]]:
+    """The lines from the point at `skip` on, so many at a time, or BLOCK_BYTES; and the number of the first of them in its file."""
+    body: list[bytes] = []
+    first, held = skip + 2, 0
+    for line in itertools.islice(lines, skip, None):
+        body.append(line)
+        held += len(line)
+        if len(body) == size or held >= BLOCK_BYTES:
+            yield first, body
+            first, body, held = first + len(body), [], 0
+    if body:
+        yield first, body
 
 
 def read_header(path: Path, line: bytes) -> Header:
     """What the first line of a file says. Raises InvalidData."""
     fields = line.split()
-    if len(fields) != 3 or not all(field.isdigit() for field in fields):
+    if len(fields) != 3 or not all(field.isdigit() and len(field) <= LONGEST_NUMBER for field in fields):
         raise InvalidData(f"{path}, line 1", line[:80].decode(errors="replace"), "three numbers: points, features, labels")
     header = Header(*map(int, fields))
     if max(header.features, header.labels) > np.iinfo(np.int32).max:
@@ -111,10 +164,12 @@ def parse_points(path: Path, body: Sequence[bytes], header: Header, first: int, 
     indptr = np.array(entries, np.int64)
     numbers = _numbers(path, parts, int(indptr[-1]), first)
     if len(numbers) and not (numbers[0::2].min() >= 0 and numbers[0::2].max() < header.features):
-        bad = int(numbers[0::2].max() if numbers[0::2].max() >= header.features else numbers[0::2].min())
-        raise InvalidData(str(path), bad, f"features from 0 to {header.features - 1}")
+        bad = float(numbers[0::2].max() if numbers[0::2].max() >= header.features else numbers[0::2].min())
+        raise InvalidData(str(path), int(bad) if abs(bad) < 1e18 else bad, f"features from 0 to {header.features - 1}")
     shape = (len(body), header.features)
-    points = csr_array((numbers[1::2].astype(np.float32), numbers[0::2].astype(np.int32), indptr), shape=shape)
+    with np.errstate(over="ignore"):  # infinite ones are refused below
+        values = numbers[1::2].astype(np.float32)
+    points = csr_array((values, numbers[0::2].astype(np.int32), indptr), shape=shape)
     try:
         as_rows(points).check()
     except InvalidQuery as error:
@@ -123,28 +178,33 @@ def parse_points(path: Path, body: Sequence[bytes], header: Header, first: int, 
     return LabelledPoints(points, csr_array(arrays, shape=(len(body), header.labels)))
 
 
-def has_weights(line: bytes) -> bool:
+def _has_weights(line: bytes) -> bool:
     """Whether a line begins with several label:weight pairs."""
     first = line.split(b" ", 1)[0]
     return b":" in first and b"," in first
 
 
-def _lines(path: Path) -> tuple[Header, list[bytes]]:
-    """What the first line says, and the lines of the points."""
-    try:
-        with opened(path) as file:
-            first, *body = file.read().removesuffix(b"\n").split(b"\n")
-    except READ_ERRORS as error:
-        raise InvalidData(str(path), str(error), "a readable file in the XMC repository's text format") from error
-    header = read_header(path, first)
-    while len(body) > header.points and not body[-1].strip():
-        body.pop()
-    if len(body) != header.points:
-        raise InvalidData(str(path), f"{len(body)} points", f"{header.points}, as its first line says")
-    return header, body
+def _lines(path: Path, stream: BinaryIO, header: Header) -> Iterator[bytes]:
+    """The lines of the points; more than the first line says may follow if they are blank."""
+    for point in range(header.points):
+        line = _next_line(path, stream, point + 2)
+        if line is None:
+            raise InvalidData(str(path), f"{point} points", f"{header.points}, as its first line says")
+        yield line
+    while rest := stream.read(READ_BYTES):
+        if rest.strip():
+            raise InvalidData(str(path), f"more than {header.points} points", f"{header.points}, as its first line says")
 
 
-def opened(path: Path) -> BinaryIO:
+def _next_line(path: Path, stream: BinaryIO, number: int) -> bytes | None:
+    """Without its end; None at the end of the file."""
+    line = stream.readline(LONGEST_LINE + 1)
+    if len(line) > LONGEST_LINE:
+        raise InvalidData(f"{path}, line {number}", f"more than {LONGEST_LINE} bytes", "a shorter line")
+    return line.removesuffix(b"\n") if line else None
+
+
+def _opened(path: Path) -> BinaryIO:
     """The bytes of a file, gzipped or not."""
     return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 

@@ -14,18 +14,18 @@ Legend: D depth, L clusters of a level, F features.
 from __future__ import annotations
 
 import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csc_array, load_npz
+from scipy.sparse import csc_array
 
 from espalier.chunks import MAX_CHILDREN
 from espalier.errors import InvalidData
 from espalier.manifest import Activation
+from training.data.matrix_files import read_by_columns
 
 Int64 = NDArray[np.int64]
 
@@ -129,8 +129,6 @@ def _read_layer(folder: Path, params: dict[str, Any], clusters: int, is_first: b
             f"{params.get('nr_features', 'F')} rows{', one more for the bias' if bias > 0 else ''}, {params.get('nr_labels', 'L')} columns"
         )
         raise InvalidData(str(folder / "W.npz"), f"{rows} rows, {columns} columns", wanted)
-    if not np.isfinite(matrix.data).all():
-        raise InvalidData(str(folder / "W.npz"), "weights that are not finite", "finite 32-bit numbers")
     bias_L = np.zeros(columns, np.float32)
     if bias > 0:
         bias_L += np.float32(bias) * matrix[[width], :].toarray()[0].astype(np.float32)
@@ -172,14 +170,7 @@ def _positions(wrong: NDArray[np.bool_]) -> str:
 def _read_matrix(file: Path) -> csc_array[Any]:
     if not file.is_file():
         raise InvalidData(str(file), "no file", f"a matrix; {HOW}")
-    try:
-        with file.open("rb") as stream:  # NumPy may not close the stream of a damaged file that it opened itself
-            matrix = csc_array(load_npz(stream))
-        matrix.check_format(full_check=True)
-        matrix.sum_duplicates()
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise InvalidData(str(file), str(error), "a sparse matrix as scipy.sparse.save_npz writes it") from error
-    return matrix
+    return read_by_columns(file)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, hstack, load_npz
+from scipy.sparse import hstack
 
 from espalier.bundle import Bundle
 from espalier.checks.heldout import RELEVANCE
@@ -26,6 +26,7 @@ from espalier.text.sparse_rows import SparseRows
 from espalier.text.vectoriser import Vectoriser
 from training.data.csr import Csr, as_matrix, as_rows, normalised
 from training.data.item_tables import item_table
+from training.data.matrix_files import read_by_rows
 from training.data.query_logs import LabelledTexts, labelled, read_log, read_table, texts_of
 from training.data.relevance import LabelRelevance, Smoothing, checked, is_graded
 from training.data.xmc import LabelledPoints, read_xmc
@@ -36,6 +37,8 @@ from training.specification.linear import LinearConfig, LinearOptions, LogData, 
 from training.specification.models import config_of
 
 log = logging.getLogger(__name__)
+MAX_LABELS = 1 << 26
+"""Every label is an item, whether or not a point has it, so that a number in a file's first line costs memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +96,7 @@ def read_points(data: XmcData | NpzData, test: bool = False, graded: bool = Fals
     if isinstance(data, XmcData):
         return read_xmc(_named(data.test) if test else data.train, _label_weights(data, graded))
     files = (data.test, data.test_labels) if test else (data.train, data.train_labels)
-    points, labels = (read_matrix(_named(file)) for file in files)
+    points, labels = (read_by_rows(_named(file)) for file in files)
     if points.shape[0] != labels.shape[0]:
         raise InvalidData(str(files[1]), f"{labels.shape[0]} rows", f"{points.shape[0]}, one per point of {files[0]}")
     return LabelledPoints(points, checked(str(files[1]), labels))
@@ -171,7 +174,9 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData) -> Prepared:
         held, kept = _split(len(train), data.test_share, config.seed)
         train, test = train.take(kept), train.take(held)
     labels = train.labels.shape[1]
-    ids = pa.array([str(label) for label in range(labels)], pa.large_string())
+    if labels > MAX_LABELS:
+        raise InvalidData(str(data.train), f"{labels} labels", f"at most {MAX_LABELS}")
+    ids = pa.array(np.arange(labels)).cast(pa.large_string())
     items = ItemTable.build(pa.table({"id": ids})) if data.items is None else _table(data.items)
     if len(items) != labels:
         raise InvalidData(str(data.items), f"{len(items)} items", f"{labels}, one per label, in their order")
@@ -188,17 +193,16 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData) -> Prepared:
 
 def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
     parts = []
-    table = None if data.items is None else pl.read_parquet(data.items)
     if data.train is not None:
         parts.append(_read_pairs(data, data.train))
     for columns in data.own_texts:
         frame = read_table(_named(data.items), ["id", *columns])
         parts.append(pl.DataFrame({"query": texts_of(frame, columns), "item": frame["id"].cast(pl.String), "weight": 1.0}))
     pairs = pl.concat(parts)
-    if table is None:
+    if data.items is None:
         items = ItemTable.build(pa.table({"id": pairs["item"].unique(maintain_order=True).to_arrow()}))
     else:
-        items = _table(_named(data.items))
+        items = _table(data.items)
     if data.test is not None:
         test_pairs = _read_pairs(data, data.test)
     else:
@@ -227,8 +231,11 @@ def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
 
 
 def _check_something_is_left(config: LinearConfig, labels: Csr) -> None:
-    if config.relevance.threshold > 0 and not labels.nnz:
+    if labels.nnz:
+        return
+    if config.relevance.threshold > 0:
         raise InvalidConfig("relevance.threshold", config.relevance.threshold, "a number that some training label reaches")
+    raise InvalidData("data", f"{labels.shape[0]} training points without a label of a weight above 0", "labels to learn from")
 
 
 def _vectorised(vectoriser: Vectoriser, texts: LabelledTexts) -> LabelledPoints:
@@ -272,19 +279,6 @@ def _table(file: Path) -> ItemTable:
 def _rows_of(items: ItemTable) -> dict[str, int]:
     ids = items.ids_of(np.arange(len(items)))
     return {item_id: row for row, item_id in enumerate(ids)}
-
-
-def read_matrix(file: Path) -> Csr:
-    """A sparse float32 matrix by rows, its columns ascending and none twice. Raises InvalidData."""
-    try:
-        matrix = csr_array(load_npz(file))
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise InvalidData(str(file), str(error), "a sparse matrix written by scipy.sparse.save_npz") from error
-    matrix.sum_duplicates()
-    matrix.eliminate_zeros()
-    if not np.isfinite(matrix.data).all():
-        raise InvalidData(str(file), "numbers that are not finite", "finite numbers")
-    return matrix.astype(np.float32)
 
 
 def _named(file: Path | None) -> Path:
