@@ -5,9 +5,9 @@
 DIR/SET: see xmc_sets.py. Systems: see xmc_systems.py and xmc_baselines.py; `all-zero` predicts no label. A system of the former is trained
 as `python -m training fit` trains it and searched with the engine that would serve it. Each system has a process and a thread of its own.
 Quality is at m = 100: P@k over all test points, PSP@k with the propensities of Jain et al. (A = .55, B = 1.5), R@k over points with labels,
-XMAD@5 by Eq. 1 of XReg, where relevance is inverse propensity over its maximum and a score is what the system says. `ms_p50` is the median
-of single queries at m = 10, the median of three rounds. `train_cpu_s` are the CPU seconds of the whole fit: data, choices, trees, scorers,
-checks. `model_mb` is the bundle on disk, or a baseline's arrays.
+XMAD@5 by Eq. 1 of XReg, where relevance is inverse propensity over its maximum and a score is what the system says; Tau@5 and AUPRC of the
+same come last. `ms_p50` is the median of single queries at m = 10, the median of three rounds. `train_cpu_s` are the CPU seconds of the
+whole fit: data, choices, trees, scorers, checks. `model_mb` is the bundle on disk, or a baseline's arrays.
 
 Rows that F already holds, of the same set and beams, are kept, so a run that was stopped goes on after its last system.
 """
@@ -28,24 +28,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, save_npz
 
 from benchmarks.papers.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE
+from benchmarks.papers.xmc_figures import Found, figures_of
 from benchmarks.papers.xmc_sets import read_set
-from benchmarks.papers.xmc_systems import MODELS, OF_RELEVANCE, configuration
-from benchmarks.papers.xrlinear_peers import quality
+from benchmarks.papers.xmc_systems import MODELS, OF_RELEVANCE, configuration, name_of
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
 from espalier.hardware import hardware
-from espalier.label_counts import LabelCounts
 from espalier.queries import QueryBatch
-from espalier.regression_metrics import xmad_at_k
-from espalier.relevance import Relevance
 from espalier.search import NO_ITEM, SearchParams
 from training.data.csr import as_rows
-from training.data.relevance import inverse_propensities
 from training.data.xmc import LabelledPoints
 from training.linear.prepare import prepare, read_points
 from training.linear.run import fit_and_export
@@ -53,52 +48,36 @@ from training.specification.linear import LinearConfig, NpzData
 from training.specification.models import SPECIFICATION
 
 M, SINGLE, ROUNDS = 100, 1000, 3
-A, B = 0.55, 1.5
-"""Of propensities, for sets that are neither Wikipedia's nor Amazon's."""
-ALL_ZERO = "all-zero"
+ALL_ZERO, ZERO = "all-zero", "xreg-zero"
 Row = dict[str, Any]
 
 
 def rows_of(system: str, train: LabelledPoints, test: LabelledPoints, beams: Sequence[int]) -> list[Row]:
     """A row for each beam; one, with a beam of none, where the beam makes no difference."""
     if system == ALL_ZERO:
-        nothing = np.full((len(test), M), NO_ITEM), np.zeros((len(test), M), np.float32)
-        return [_row(system, None, *nothing, train, test)]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        nothing = Found(np.full((len(test), M), NO_ITEM), np.zeros((len(test), M), np.float32))
+        return [_row(system, None, nothing, train, test, {})]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         for part, points in (("train", train), ("test", test)):
             save_npz(folder / f"{part}_X.npz", csr_matrix(points.points), compressed=False)
             save_npz(folder / f"{part}_Y.npz", csr_matrix(points.labels), compressed=False)
         report = _in_process(system, folder, train.labels.shape[1], beams)
-        rows = []
+        rows, name = [], name_of(system)
+        is_of_relevance = name in (*OF_RELEVANCE, *BASELINES_OF_RELEVANCE)
         for beam in [None] if system in BASELINES else beams:
-            with np.load(folder / f"{beam}.npz") as found:
-                row = _row(system, beam, found["rows"], found["scores"], train, test)
-            rows.append(row | {"ms_p50": report["ms_p50"][str(beam)]} | report["fit"])
+            with np.load(folder / f"{beam}.npz") as arrays:
+                found = Found(arrays["rows"], arrays["scores"], is_of_relevance, name == ZERO)
+            costs = {"ms_p50": report["ms_p50"][str(beam)]} | report["fit"]
+            rows.append(_row(system, beam, found, train, test, costs))
     return rows
 
 
-def _row(
-    system: str, beam: int | None, rows_BM: NDArray[np.int64], scores_BM: NDArray[Any], train: LabelledPoints, test: LabelledPoints
-) -> Row:
-    figures = quality(rows_BM, test, train)
-    worth_I, unit = _relevances(train)
-    labels = as_rows(test.labels)
-    true = Relevance(labels.indptr, labels.indices.astype(np.int64), worth_I[labels.indices], labels.width)
-    predicted = Relevance.of_predictions(
-        rows_BM, scores_BM * (unit if system in (*OF_RELEVANCE, *BASELINES_OF_RELEVANCE) else 1), labels.width
-    )
-    names = ("p1", "p3", "p5", "psp1", "psp3", "psp5", "r10", "r100")
-    xmad = float(xmad_at_k(true, predicted, 5).mean())
-    return {"system": system, "beam_size": beam} | {name: figures[name] for name in names} | {"xmad5": round(xmad, 4)}
-
-
-def _relevances(train: LabelledPoints) -> tuple[NDArray[np.float64], float]:
-    """float64[I]: inverse propensities over the largest of all labels; and the largest of the labels that training points have."""
-    counts = LabelCounts(np.bincount(train.labels.indices, minlength=train.labels.shape[1]).astype(np.int64), len(train))
-    worth_I = inverse_propensities(counts, A, B)
-    worth_I /= worth_I.max()
-    return worth_I, float(worth_I[counts.counts_I > 0].max())
+def _row(system: str, beam: int | None, found: Found, train: LabelledPoints, test: LabelledPoints, costs: Row) -> Row:
+    """The figures that every row has, the costs, and then what else there is to say."""
+    figures = figures_of(found, train, test)
+    more = {name: figures.pop(name) for name in ("tau5", "auprc")}
+    return {"system": system, "beam_size": beam} | figures | costs | (more if costs else {})
 
 
 def _in_process(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
@@ -191,7 +170,7 @@ def main() -> None:
     if args.data is None:
         parser.error("--data is missing: the folder that holds the set")
     systems, known = args.systems.split(","), [*MODELS, *BASELINES, ALL_ZERO]
-    if unknown := [system for system in systems if system not in known]:
+    if unknown := [system for system in systems if system not in known and name_of(system) not in MODELS]:
         parser.error(f"--systems: got {', '.join(unknown)}, expected some of {', '.join(known)}")
     try:
         train, test = read_set(args.data, args.set, unit=False)

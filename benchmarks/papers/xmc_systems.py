@@ -11,11 +11,17 @@ parabel-3       three trees of it, as published
 bonsai          the same with up to 100 children a node and leaves of 100 labels (Khandagale et al. 2020), three trees
 xreg            XReg of inverse propensities, pointwise, with its own defaults: three trees
 xreg-t          the same with a tail: the product, α = .5, as the authors' sample run has it
+xreg-zero       xreg in its own order with values of almost 0, the same for all points: what a threshold loses by that (XReg, Table 3)
+
+A system with some keys changed is written `xreg:tree.count=5:tree.max_leaf=50`, with values as in JSON.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+from espalier.errors import InvalidConfig
 
 Raw = dict[str, Any]
 
@@ -30,6 +36,7 @@ MODELS: dict[str, Raw] = {
     "parabel-3": {"tree": {"branching": 2, "max_leaf": 100, "count": 3}, "linear": PARABEL},
     "bonsai": {"tree": {"branching": 100, "max_leaf": 100, "count": 3}, "linear": PARABEL},
     "xreg": {"kind": "xreg", "relevance": {"source": "inverse-propensity"}},
+    "xreg-zero": {"kind": "xreg", "relevance": {"source": "inverse-propensity"}},
     "xreg-t": {"kind": "xreg", "relevance": {"source": "inverse-propensity"}, "tail": {"form": "product", "alpha": 0.5}},
 }
 ONE_NODE = ("ova", "dismec")
@@ -38,7 +45,21 @@ OF_RELEVANCE = ("xreg", "xreg-t")
 """Systems whose scores estimate relevance over its maximum among training labels."""
 
 
+def name_of(system: str) -> str:
+    """The system's, without what is changed of it."""
+    return system.partition(":")[0]
+
+
 def configuration(system: str, data: Raw, labels: int) -> Raw:
-    """The configuration of a system over some labels, whose data section is `data`."""
-    raw: Raw = {"kind": "xr-linear", "name": "xmc", "data": data, **MODELS[system]}
-    return raw | {"tree": {"max_leaf": max(2, labels)}} if system in ONE_NODE else raw
+    """The configuration of a system over some labels, whose data section is `data`. Raises InvalidConfig where a change has no value."""
+    name, *changes = system.split(":")
+    raw: Raw = {"kind": "xr-linear", "name": "xmc", "data": data, **MODELS[name]}
+    raw = raw | {"tree": {"max_leaf": max(2, labels)}} if name in ONE_NODE else raw
+    for change in changes:
+        key, _, value = change.partition("=")
+        section, _, option = key.partition(".")
+        try:
+            raw[section] = raw.get(section, {}) | {option: json.loads(value)}
+        except ValueError:
+            raise InvalidConfig("--systems", change, "SECTION.KEY=VALUE, the value as in JSON") from None
+    return raw

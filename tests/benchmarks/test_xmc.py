@@ -14,9 +14,10 @@ from scipy.sparse import csr_array, save_npz
 
 from benchmarks.papers.xmc import rows_of
 from benchmarks.papers.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE, of_relevance
+from benchmarks.papers.xmc_figures import Found, figures_of
 from benchmarks.papers.xmc_sets import read_set
 from benchmarks.papers.xmc_systems import MODELS, configuration
-from espalier.errors import InvalidData
+from espalier.errors import InvalidConfig, InvalidData
 from tests import ROOT
 from training.data.xmc import LabelledPoints
 from training.specification.models import SPECIFICATION
@@ -65,6 +66,29 @@ def test_every_system_is_a_configuration(system: str) -> None:
     assert config.kind in ("xr-linear", "xreg")
 
 
+def test_keys_of_a_system_can_be_changed() -> None:
+    raw = configuration("xreg:tree.count=5:tree.max_leaf=50:linear.cost=2.5", {"format": "npz"}, 10)
+    assert raw["tree"] == {"count": 5, "max_leaf": 50}
+    assert raw["linear"] == {"cost": 2.5}
+    assert raw["kind"] == "xreg"
+    assert configuration("parabel:tree.count=2", {}, 10)["tree"] == MODELS["parabel"]["tree"] | {"count": 2}
+    assert "count" not in MODELS["parabel"]["tree"]
+    with pytest.raises(InvalidConfig, match=r"--systems: got 'tree.count', expected SECTION.KEY=VALUE"):
+        configuration("xreg:tree.count", {}, 10)
+
+
+def test_values_of_xreg_zero_keep_the_order_alone() -> None:
+    rng = np.random.default_rng(2)
+    labels = (rng.random((30, 6)) < 0.3).astype(np.float32)
+    train = test = LabelledPoints(csr_array(labels), csr_array(labels))
+    scores_BM = -np.sort(-rng.random((30, 6)), axis=1)
+    rows_BM = np.argsort(-labels * rng.random((30, 1)), axis=1, kind="stable")
+    plain, zero = (figures_of(Found(rows_BM, scores_BM, True, zero), train, test) for zero in (False, True))
+    assert zero["psp5"] == plain["psp5"]
+    assert zero["xmad5"] == pytest.approx(figures_of(Found(np.full((30, 1), -1), np.zeros((30, 1))), train, test)["xmad5"], abs=1e-4)
+    assert zero["xmad5"] != plain["xmad5"]
+
+
 def test_rows_have_all_figures_and_are_kept(tmp_path: Path) -> None:
     as_npz(tmp_path / "xmc-small-flowers")
     options = {"data": tmp_path, "set": "flowers", "beam": "1,3", "json": tmp_path / "rows.json"}
@@ -78,7 +102,7 @@ def test_rows_have_all_figures_and_are_kept(tmp_path: Path) -> None:
     first = rows("all-zero,dismec")
     assert [(row["system"], row["beam_size"]) for row in first] == [("all-zero", None), ("dismec", 1), ("dismec", 3)]
     figures = ["p1", "p3", "p5", "psp1", "psp3", "psp5", "r10", "r100", "xmad5", "ms_p50", "train_cpu_s", "model_mb"]
-    assert list(first[1]) == ["system", "beam_size", *figures]
+    assert list(first[1]) == ["system", "beam_size", *figures, "tau5", "auprc"]
     assert first[0] | {"p1": 0, "r100": 0, "psp5": 0} == first[0]
     # Every point has one label, whose relevance is the largest, since all labels have two points.
     assert first[0]["xmad5"] == pytest.approx(1 / 5)
