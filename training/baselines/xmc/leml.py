@@ -3,7 +3,7 @@
     min_{U, V} ½ ‖Y − X U Vᵀ‖² + λ/2 (‖U‖² + ‖V‖²)
 
 V, given U, is a ridge regression of K inputs. U, given V, is found by conjugate gradients: its Hessian times S is
-Xᵀ X S VᵀV + λ S, so no matrix of points × labels is made. Both take turns.
+Xᵀ X S VᵀV + λ S, so no matrix of points × labels is made. Both take turns. XᵀX is made once if it is small.
 
 Legend: B points, F features and the bias's, I labels, K rank.
 """
@@ -18,8 +18,11 @@ from training.baselines.xmc.linear_scores import LinearScores, with_bias
 from training.data.csr import Csr
 from training.data.xmc import LabelledPoints
 
-ROUNDS, STEPS, TOLERANCE = 10, 20, 1e-2
+Float64 = NDArray[np.float64]
+ROUNDS, STEPS, TOLERANCE = 10, 10, 1e-2
 """Turns; most steps of conjugate gradients in one, which end at this share of the first gradient."""
+SMALL = 8192
+"""Up to so many features, XᵀX is made: 512 MB."""
 
 
 def fit_leml(train: LabelledPoints, rank: int, ridge: float, seed: int = 1) -> LinearScores:
@@ -33,28 +36,29 @@ def fit_leml(train: LabelledPoints, rank: int, ridge: float, seed: int = 1) -> L
     inputs, labels = with_bias(train.points), train.labels
     rank = min(rank, inputs.shape[1], labels.shape[1])
     left_FK = np.random.default_rng(seed).normal(size=(inputs.shape[1], rank)) / np.sqrt(rank)
+    gram_FF = (inputs.T @ inputs).toarray().astype(np.float64) if inputs.shape[1] <= SMALL else None
     for _ in range(ROUNDS):
         right_IK = _right(inputs, labels, left_FK, ridge)
-        left_FK = _left(inputs, labels, right_IK, left_FK, ridge)
+        left_FK = _left(inputs, labels, right_IK, left_FK, ridge, gram_FF)
     right_IK = _right(inputs, labels, left_FK, ridge)
     return LinearScores(left_FK.astype(np.float32), np.ascontiguousarray(right_IK.T, np.float32))
 
 
-def _right(inputs: Csr, labels: Csr, left_FK: NDArray[np.float64], ridge: float) -> NDArray[np.float64]:
+def _right(inputs: Csr, labels: Csr, left_FK: Float64, ridge: float) -> Float64:
     """float64[I, K]: the best V."""
     seen_BK = inputs @ left_FK
     system_KK = seen_BK.T @ seen_BK + ridge * np.eye(left_FK.shape[1])
-    found: NDArray[np.float64] = np.linalg.solve(system_KK, (labels.T @ seen_BK).T).T
+    found: Float64 = np.linalg.solve(system_KK, (labels.T @ seen_BK).T).T
     return found
 
 
-def _left(inputs: Csr, labels: Csr, right_IK: NDArray[np.float64], start_FK: NDArray[np.float64], ridge: float) -> NDArray[np.float64]:
+def _left(inputs: Csr, labels: Csr, right_IK: Float64, start_FK: Float64, ridge: float, gram_FF: Float64 | None) -> Float64:
     """float64[F, K]: nearly the best U, by conjugate gradients from where it is."""
     gram_KK = right_IK.T @ right_IK
 
-    def hessian(step_FK: NDArray[np.float64]) -> NDArray[np.float64]:
-        product: NDArray[np.float64] = inputs.T @ ((inputs @ step_FK) @ gram_KK) + ridge * step_FK
-        return product
+    def hessian(step_FK: Float64) -> Float64:
+        both_FK: Float64 = inputs.T @ (inputs @ step_FK) if gram_FF is None else gram_FF @ step_FK
+        return both_FK @ gram_KK + ridge * step_FK
 
     left_FK = start_FK.copy()
     residual_FK = inputs.T @ (labels @ right_IK) - hessian(left_FK)

@@ -58,9 +58,11 @@ def fit_ppd_sparse(train: LabelledPoints, cost: float = 1.0, sparsity: float = 0
     inputs = with_bias(train.points)
     begin, square_B = inputs.indptr.astype(np.int64), np.asarray(inputs.multiply(inputs).sum(axis=1)).ravel().astype(np.float64)
 
+    options = cost, sparsity, PASSES, TOLERANCE
+
     def classifier(sign_B: Array, label: int) -> Array:
         weight_F = np.zeros(inputs.shape[1])
-        _maximise(begin, inputs.indices, inputs.data, square_B, sign_B, cost, sparsity, seed + label, weight_F)
+        _maximise(begin, inputs.indices, inputs.data, square_B, sign_B, options, seed + label, weight_F)
         return weight_F
 
     return _every_label(train, classifier)
@@ -84,14 +86,13 @@ def _every_label(train: LabelledPoints, fit: Callable[[Array, int], Array]) -> L
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _maximise(
-    begin: Array, column: Array, value: Array, square: Array, sign: Array, cost: float, sparsity: float, seed: int, weight: Array
-) -> None:
+def _maximise(begin: Array, column: Array, value: Array, square: Array, sign: Array, options: Any, seed: int, weight: Array) -> None:
     """Write the weights of PPD-Sparse's optimum."""
+    cost, sparsity, passes, tolerance = options
     points = len(sign)
     dual, sums, order = np.zeros(points), np.zeros(len(weight)), np.arange(points)
     left, random, inactive = points, np.uint64(seed) * np.uint64(2654435761) + np.uint64(1), 1.0
-    for _ in range(PASSES):
+    for _ in range(passes):
         for a in range(left - 1, 0, -1):
             random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
             b = np.int64((random >> np.uint64(33)) % np.uint64(a + 1))
@@ -116,9 +117,9 @@ def _maximise(
                     f = column[e]
                     sums[f] += change * sign[i] * value[e]
                     weight[f] = max(sums[f] - sparsity, 0.0) + min(sums[f] + sparsity, 0.0)
-        if worst <= TOLERANCE:
+        if worst <= tolerance:
             if left == points:
                 break
             left, inactive = points, np.inf  # the points that were left out must agree
         else:
-            inactive = min(inactive, max(worst, TOLERANCE))
+            inactive = min(inactive, max(worst, tolerance))
