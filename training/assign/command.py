@@ -43,6 +43,9 @@ MAX_RANKS = 1 << 25
 """Most ranks of a node's children that are made at once, by each thread."""
 
 
+Rule = Literal["paper", "released"]
+
+
 @dataclass(frozen=True)
 class Assignment:
     """What is asked for.
@@ -56,7 +59,7 @@ class Assignment:
 
     per_item: int
     per_point: int | None = None
-    rule: Literal["paper", "released"] = "paper"
+    rule: Rule = "paper"
     factor: float | None = None
     block: int = 1 << 14
     filter: str = "{}"
@@ -92,7 +95,7 @@ def assign(bundle: Bundle, data: Path, asked: Assignment, out: Path, resume: boo
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         (work / "identity").write_text(identity)
-    trees = [ScoredTree(tree, chunks, _retention(bundle, tree, asked, count)) for tree, chunks in _trees(bundle)]
+    trees = scored_trees(bundle, asked, count)
     labelwise = Labelwise(trees, bundle.manifest.ranking, eligible_I, asked.per_item, threads or len(os.sched_getaffinity(0)))
     kept_at = time.monotonic()
     with tqdm(total=count, initial=best.done, desc="points", unit="point", disable=None) as bar:
@@ -105,6 +108,11 @@ def assign(bundle: Bundle, data: Path, asked: Assignment, out: Path, resume: boo
     pairs = _write(bundle, best, out)
     shutil.rmtree(work)
     return pairs
+
+
+def scored_trees(bundle: Bundle, asked: Assignment, points: int) -> list[ScoredTree]:
+    """A model's trees, with how many of a file's points go down to their nodes. Raises InvalidConfig and BundleNotFound."""
+    return [ScoredTree(tree, chunks, _retention(bundle, tree, asked, points)) for tree, chunks in _trees(bundle)]
 
 
 def block_limit(trees: Sequence[ScoredTree]) -> int:
