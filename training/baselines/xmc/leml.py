@@ -33,10 +33,10 @@ def fit_leml(train: LabelledPoints, rank: int, ridge: float, seed: int = 1) -> L
     """
     if rank < 1 or not ridge > 0:
         raise InvalidConfig("rank, ridge", (rank, ridge), "at least 1, and above 0")
-    inputs, labels = with_bias(train.points), train.labels
+    inputs, labels = with_bias(train.points).astype(np.float64), train.labels
     rank = min(rank, inputs.shape[1], labels.shape[1])
     left_FK = np.random.default_rng(seed).normal(size=(inputs.shape[1], rank)) / np.sqrt(rank)
-    gram_FF = (inputs.T @ inputs).toarray().astype(np.float64) if inputs.shape[1] <= SMALL else None
+    gram_FF = (inputs.T @ inputs).toarray() if inputs.shape[1] <= SMALL else None
     for _ in range(ROUNDS):
         right_IK = _right(inputs, labels, left_FK, ridge)
         left_FK = _left(inputs, labels, right_IK, left_FK, ridge, gram_FF)
