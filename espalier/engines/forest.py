@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
+from espalier.engines.best_nodes import best_positions
 from espalier.engines.tail_ranks import TailArrays, add_tail
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch, blank_queries
@@ -27,6 +28,8 @@ from espalier.search import NO_ITEM, Engine, LevelTrace, SearchParams, SearchRes
 from espalier.text.sparse_rows import SparseRows
 
 Array = NDArray[Any]
+NEAR = 1e-6
+"""More than the relative difference of two float32 numbers that are beside each other."""
 BLOCK = 1 << 20
 """Scored leaves that are held at a time, unless one query has more."""
 
@@ -68,7 +71,10 @@ class ForestEngine:
 
     def __init__(self, bundle: Bundle, engines: Sequence[TreeEngine]) -> None:
         self.bundle, self._engines = bundle, tuple(engines)
-        self._trees = [alone.tree for alone in bundle.alone]
+        trees = [alone.tree for alone in bundle.alone]
+        self._leaf_items, self._leaf_offsets = [tree.leaf_item for tree in trees], [tree.leaf_offset for tree in trees]
+        ranking = bundle.manifest.ranking
+        self._by_rank = ranking.own == "log_activation" and ranking.calibration is None
         self._place_I = np.full(bundle.manifest.tree.items, -1, np.int32)
         self._tail = TailArrays.of(bundle.tail)
         self._query_F = np.zeros(0 if bundle.tail is None else bundle.tail.width)
@@ -128,12 +134,14 @@ class ForestEngine:
     ) -> None:
         """Write the best items of each query and the logs of their mean scores."""
         shape = len(m_B), sum(int(tree.count_B.max(initial=0)) for tree in leaves)
-        items_BX, ranks_BX, count_B = np.empty(shape, np.int64), np.empty(shape, np.float32), np.zeros(len(m_B), np.int64)
-        for tree, found in zip(self._trees, leaves, strict=True):
-            _append(found.leaves_BC, found.ranks_BC, found.count_B, tree.leaf_item, tree.leaf_offset, items_BX, ranks_BX, count_B)
-        for b, count in enumerate(count_B.tolist()):  # places past the count are not initialised
-            ranks_BX[b, count:] = -np.inf
-        logs_BX = log_scores(self.bundle.manifest.ranking, ranks_BX)
+        items_BX, ranks_BX, count_B = np.empty(shape, np.int32), np.empty(shape, np.float32), np.zeros(len(m_B), np.int64)
+        for leaf_item, leaf_offset, found in zip(self._leaf_items, self._leaf_offsets, leaves, strict=True):
+            _append(found.leaves_BC, found.ranks_BC, found.count_B, leaf_item, leaf_offset, items_BX, ranks_BX, count_B)
+        logs_BX: Array = ranks_BX  # of scores that are exponentials of ranks
+        if not self._by_rank:
+            for b, count in enumerate(count_B.tolist()):  # places past the count are not initialised
+                ranks_BX[b, count:] = -np.inf
+            logs_BX = log_scores(self.bundle.manifest.ranking, ranks_BX)
         with self._lock:
             features = (queries.indptr, queries.indices, queries.values)
             tail = (tuple(self._tail), self._query_F)
@@ -175,23 +183,26 @@ def _best_means(
 ) -> None:
     """The best m of each query's items by log((Σ_t e^log_t) / trees) and the tail, rounded to float32; ties go to the lower item row.
 
+    logs_BX   float32 or float64, taken as 0 where they are above
     features  of the queries: indptr, indices, values
     tail      the fields of TailArrays, and scratch for `add_tail`
     place_I   int32[I] of −1, before and after: where an item is among those of the current query
 
-    Sums are relative to an item's largest log, so that scores too small for float64 keep their order. The best m are a heap of (rank,
-    −item) pairs, each in one integer; its root is the worst.
+    Sums are relative to an item's largest log, its top, so that scores too small for float64 keep their order. A mean is at most e^top and at
+    least e^top / trees: without a tail, an item whose top is below the m-th largest top − log trees is not among the best m, and exponentials
+    and logs, which take longest, are left out. The best m are a heap of (rank, −item) pairs, each in one integer; its root is the worst.
     """
     width = items_BX.shape[1]
     item_of, top_of, sum_of = np.empty(width, np.int64), np.empty(width, np.float64), np.empty(width, np.float64)
-    heap = np.empty(rows_BM.shape[1], np.int64)
+    rounded, scratch, heap = np.empty(width, np.float32), np.empty(width, np.int32), np.empty(rows_BM.shape[1], np.int64)
     indptr, indices, values = features
     arrays, query_F = tail
     has_tail = arrays[0] < 1
+    log_trees = np.log(np.float64(trees))
     for b in range(len(count_B)):
         items = 0
         for x in range(count_B[b]):
-            item, log = items_BX[b, x], logs_BX[b, x]
+            item, log = items_BX[b, x], min(np.float64(logs_BX[b, x]), 0.0)
             place = place_I[item]
             if place < 0:
                 place_I[item] = items
@@ -199,13 +210,28 @@ def _best_means(
                 items += 1
             elif log > top_of[place]:
                 top_of[place] = log
+        least = -np.inf
+        if not has_tail and items > m_B[b]:
+            for place in range(items):
+                rounded[place] = top_of[place]
+            chosen = best_positions(rounded, items, m_B[b], scratch, heap)
+            least = np.inf
+            for k in range(chosen):
+                least = min(least, np.float64(rounded[heap[k]]))
+            least -= log_trees + NEAR * (1 - least)  # what float32 could make equal must stay
         for x in range(count_B[b]):
             place = place_I[items_BX[b, x]]
-            below = logs_BX[b, x] - top_of[place]
-            sum_of[place] += np.exp(below) if below < 0 else 1.0
+            top = top_of[place]
+            if top >= least:
+                below = min(np.float64(logs_BX[b, x]), 0.0) - top
+                sum_of[place] += np.exp(below) if below < 0 else 1.0
+        kept = 0
         for place in range(items):
             place_I[item_of[place]] = -1
-            top_of[place] += np.log(sum_of[place] / trees)
+            if top_of[place] >= least:
+                item_of[kept], top_of[kept] = item_of[place], top_of[place] + np.log(sum_of[place] / trees)
+                kept += 1
+        items = kept
         if has_tail:
             begin, end = indptr[b], indptr[b + 1]
             add_tail(top_of, item_of, items, indices[begin:end], values[begin:end], arrays, query_F)
