@@ -78,7 +78,9 @@ class SearchParams:
 
     def of_tree(self, place: int) -> SearchParams:
         """The same for a forest's tree, counted from 0."""
-        mask_B = None if self.mask_B is None else tuple(None if mask is None else mask.of_tree(place) for mask in self.mask_B)
+        if self.mask_B is None:
+            return self
+        mask_B = tuple(None if mask is None else mask.of_tree(place) for mask in self.mask_B)
         return replace(self, mask_B=mask_B)
 
     def take(self, queries: NDArray[np.int64]) -> SearchParams:
@@ -93,12 +95,12 @@ class SearchParams:
 
     def check(self, batch: int, items: int, nodes: int | None = None) -> None:
         """Raise InvalidQuery unless the arrays fit `batch` queries over `items` items and a tree of `nodes` nodes (None: any)."""
-        for name in ("beam_size_B", "m_B"):
-            array = getattr(self, name)
+        for name, array in (("beam_size_B", self.beam_size_B), ("m_B", self.m_B)):
             if array.shape != (batch,) or array.dtype != np.int64:
                 raise InvalidQuery(name, f"{array.dtype}{list(array.shape)}", f"int64[{batch}], one per query")
-            if batch and array.min() < 1:
-                raise InvalidQuery(name, int(array.min()), "at least 1")
+            least = int(array[0]) if batch == 1 else int(array.min(initial=1))  # for one query, a reduction takes longer than the rest
+            if least < 1:
+                raise InvalidQuery(name, least, "at least 1")
         exclude = self.exclude_BE
         if exclude is not None:
             if exclude.ndim != 2 or len(exclude) != batch or exclude.dtype != np.int64:

@@ -75,7 +75,8 @@ class ForestEngine:
         self._leaf_items, self._leaf_offsets = [tree.leaf_item for tree in trees], [tree.leaf_offset for tree in trees]
         ranking = bundle.manifest.ranking
         self._by_rank = ranking.own == "log_activation" and ranking.calibration is None
-        self._place_I = np.full(bundle.manifest.tree.items, -1, np.int32)
+        self._items = bundle.manifest.tree.items
+        self._place_I = np.full(self._items, -1, np.int32)
         self._tail = TailArrays.of(bundle.tail)
         self._query_F = np.zeros(0 if bundle.tail is None else bundle.tail.width)
         self._lock = threading.Lock()
@@ -104,12 +105,14 @@ class ForestEngine:
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
-        params.check(len(queries), self.bundle.manifest.tree.items)
+        params.check(len(queries), self._items)
         shape = len(queries), int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
         eligible_B = np.zeros(len(queries), np.int64)
-        most = sum(engine.most_leaves(int(params.beam_size_B.max(initial=1))) for engine in self._engines)
-        block = len(queries) if params.trace else max(1, BLOCK // most)
+        block = len(queries)
+        if block > 1 and not params.trace:
+            most = sum(engine.most_leaves(int(params.beam_size_B.max())) for engine in self._engines)
+            block = max(1, BLOCK // most)
         traces: list[tuple[LevelTrace, ...]] = []
         for begin in range(0, len(queries), max(block, 1)):
             part = slice(begin, begin + block)
@@ -188,9 +191,10 @@ def _best_means(
     tail      the fields of TailArrays, and scratch for `add_tail`
     place_I   int32[I] of −1, before and after: where an item is among those of the current query
 
-    Sums are relative to an item's largest log, its top, so that scores too small for float64 keep their order. A mean is at most e^top and at
-    least e^top / trees: without a tail, an item whose top is below the m-th largest top − log trees is not among the best m, and exponentials
-    and logs, which take longest, are left out. The best m are a heap of (rank, −item) pairs, each in one integer; its root is the worst.
+    Sums are relative to an item's largest log, its top, so that scores too small for float64 keep their order. A mean is at most e^top and
+    at least e^top / trees: without a tail, an item whose top is below the m-th largest top − log trees is not among the best m, and
+    exponentials and logs, which take longest, are left out. The best m are a heap of (rank, −item) pairs, each in one integer; its root is
+    the worst.
     """
     width = items_BX.shape[1]
     item_of, top_of, sum_of = np.empty(width, np.int64), np.empty(width, np.float64), np.empty(width, np.float64)

@@ -117,6 +117,8 @@ def eligible_nodes(tree: Tree, params: SearchParams, batch: int, unrestricted: N
     Raises InvalidQuery where the parameters do not fit the queries or the tree.
     """
     params.check(batch, tree.item_count, tree.node_count)
+    if params.mask_B is None and params.exclude_BE is None:
+        return EligibleNodes(np.full(batch, tree.item_count, np.int64), (unrestricted,) * batch, None)
     mask_B = params.mask_B or (None,) * batch
     excluded = None
     if params.exclude_BE is not None and params.exclude_BE.size:

@@ -33,9 +33,10 @@ from espalier.checks.random_bundles import (
 )
 from espalier.engines import open_engine
 from espalier.engines.compiled import engine as compiled
-from espalier.engines.compiled.beam import number, search_queries
+from espalier.engines.compiled.beam import search_queries
 from espalier.engines.compiled.engine import CompiledEngine
 from espalier.engines.reference import ReferenceEngine
+from espalier.engines.stored_numbers import number
 from espalier.errors import BundleCorrupt, DeviceUnavailable, InvalidQuery
 from espalier.manifest import InnerProductForm
 from espalier.queries import VectorKind, blank_queries

@@ -166,6 +166,26 @@ def test_scores_too_small_for_floats_keep_their_order(tmp_path: Path) -> None:
     assert result.complete_B.all()
 
 
+@pytest.mark.parametrize("m", [1, 2, 5])
+def test_items_whose_means_are_nearly_equal_are_told_apart(tmp_path: Path, m: int) -> None:
+    """Whatever an item's best tree says, it may be the second best by its mean, or tie with it: none that can be may be left out."""
+    rng = np.random.default_rng(8)
+    trees = [tree_over(rng, 60, 4) for _ in range(3)]
+    bundle = make_linear_bundle(
+        tmp_path, rng, trees[0], Ranking(activation="l3-hinge", own="log_activation", gamma=0), True, others=trees[1:]
+    )
+    queries = random_queries(rng, bundle, 200, True)
+    scaled = QueryBatch(queries.kind, replace(queries.features, values=queries.features.values / np.float32(8)))
+    params = SearchParams.uniform(200, 60, m)
+    result = open_sparse_cpu(bundle).search(scaled, params)
+    assert_same(result, ReferenceEngine(bundle).search(scaled, params))
+    tied = sum(
+        len(set(ranks)) < len(ranks)
+        for ranks in ReferenceEngine(bundle).search(scaled, SearchParams.uniform(200, 60, 60)).ranks_BM.tolist()
+    )
+    assert tied > 20
+
+
 def test_logs_of_scores_are_those_of_the_scores() -> None:
     ranks = np.array([-30, -3, -0.5, 0.0], np.float32)
     for ranking in (

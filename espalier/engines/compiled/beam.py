@@ -8,17 +8,15 @@ Legend: B queries, N nodes, D node row, L levels, X excluded nodes, M results, H
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
 from espalier.engines.compiled.prefetch import LINE_BYTES, fetch
+from espalier.engines.stored_numbers import number
 
 Array = NDArray[Any]
 FAST = {"reassoc", "contract", "arcp", "nsz"}
@@ -26,23 +24,6 @@ FAST = {"reassoc", "contract", "arcp", "nsz"}
 LARGEST = np.finfo(np.float32).max
 AHEAD = 8
 """Kept nodes after the current one whose children's rows are asked for."""
-
-
-def number(stored: Any) -> Any:
-    """A number of a node row as float32; an int16 holds the bits of a finite float16."""
-    raise NotImplementedError("compiled code alone calls it")
-
-
-@overload(number, inline="always")
-def _number(stored: Any) -> Callable[[Any], Any]:
-    def as_it_is(stored: Any) -> Any:
-        return stored
-
-    def widened(stored: Any) -> Any:
-        """Exact: exponent and fraction in float32's places, times 2^112 for the difference of the two exponents' offsets."""
-        return np.int32((np.int32(stored) << 13) & np.int32(-0x70002000)).view(np.float32) * np.float32(2.0**112)
-
-    return widened if stored == types.int16 else as_it_is
 
 
 @compiled(fastmath=FAST)

@@ -19,6 +19,7 @@ from espalier.bundle import Bundle
 from espalier.engines.compiled.beam import search_queries
 from espalier.engines.compiled.encoder import QueryEncoder
 from espalier.engines.scorer_weights import scorer_weights
+from espalier.engines.stored_numbers import stored
 from espalier.errors import InvalidQuery, UnsupportedGraph
 from espalier.masks.eligibility import EligibleNodes, eligible_nodes, unrestricted_mask
 from espalier.memory_lists import MemoryTree
@@ -64,7 +65,7 @@ class CompiledEngine:
         ):
             rows_ND = rows_ND.astype(np.float32)  # infinities and NaN are not widened by shifting bits
         self._encoder = QueryEncoder(bundle, rows_ND)
-        (self._rows_ND,) = read_only(rows_ND.view(np.int16) if rows_ND.dtype == np.float16 else rows_ND)
+        (self._rows_ND,) = read_only(stored(rows_ND))
         self._arrays = read_only(tree.level_offset, tree.first_child, tree.leaf_item)
         self._unrestricted = unrestricted_mask(tree)
         ranking = bundle.manifest.ranking

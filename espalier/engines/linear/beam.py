@@ -1,7 +1,8 @@
 """The compiled beam search over linear node scorers: some queries, one after the other.
 
-A node's features are looked up in the query if the node has fewer rows than the query has features, otherwise the query's features in
-the node's table. A node whose logit or rank is not finite is no candidate: it would have no place in any order.
+With tables by feature, each of the query's features is looked up for all nodes of the beam. With tables by node, a node's features are
+looked up in the query if the node has fewer rows than the query has features, otherwise the query's features in the node's table. A node
+whose logit or rank is not finite is no candidate: it would have no place in any order.
 
 Legend: B queries, N nodes, F features, X excluded nodes, M results, H levels, C candidates, K beam.
 """
@@ -15,13 +16,17 @@ from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
+from espalier.engines.compiled.prefetch import LINE_BYTES, fetch_number
 from espalier.engines.linear.feature_tables import ENTRY_COUNTS, NO_ROW, slot_of
+from espalier.engines.stored_numbers import number
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 """Fast-math without `nnan` and `ninf`: numbers that are not finite must be seen."""
 LARGEST = np.finfo(np.float32).max
+AHEAD = 4
+"""Features of a query after the current one whose weights are asked for; their slots are twice as far ahead."""
 
 
 class Ranker(NamedTuple):
@@ -75,6 +80,7 @@ def search_queries(
     query_F, excluded_N, kept, kept_ranks, candidates, ranks, ordered, chosen = work
     nodes_BM, ranks_BM, count_B, candidates_BHC, candidate_ranks_BHC, kept_BHK, kept_ranks_BHK = out
     one, zero, nan = np.float32(1), np.float32(0), np.float32(np.nan)
+    by_feature = len(table_from) == 0
     filtered = len(eligible_N) > 0 or excluded_BX.shape[1] > 0
     for b in positions:
         begin, end = indptr[b], indptr[b + 1]
@@ -92,25 +98,60 @@ def search_queries(
         level_begin: Any = np.int64(0)
         level_end: Any = np.int64(1)
         for level in range(last):
-            level_begin, level_end = first_child[level_begin], first_child[level_end]
+            above_begin, above_end = level_begin, level_end
+            level_begin, level_end = first_child[above_begin], first_child[above_end]
             is_last = level + 1 == last
             # With γ = 0 the ranks of a level that fits in the beam change nothing.
             ranks_matter = gamma > 0 or is_last or level_end - level_begin > beam_size_B[b]
+            # Logits of the children of all kept nodes; those of node k begin at chosen[k].
             total: Any = np.int64(0)
             for k in range(count):
                 p = kept[k]
-                first, children = first_child[p], first_child[p + 1] - first_child[p]
-                # Logits of the children, at the end of `ranks`.
-                for c in range(children):
-                    ranks[total + c] = bias[first + c]
-                base = np.uint64(total)  # unsigned: numba tests every signed index for whether it counts from the end
-                if chunk_row[p + 1] - chunk_row[p] < end - begin:
-                    for row in range(chunk_row[p], chunk_row[p + 1]):
-                        value = query_F[row_feature[row]]
-                        if value != 0:
-                            for e in range(row_entry[row], row_entry[row + 1]):
-                                ranks[base + np.uint64(entry_child[np.uint64(e)])] += value * entry_weight[np.uint64(e)]
-                else:
+                chosen[k] = total
+                for c in range(first_child[p], first_child[p + 1]):
+                    ranks[total + c - first_child[p]] = bias[c]
+                total += first_child[p + 1] - first_child[p]
+            if by_feature:
+                nodes = above_end - above_begin
+                level_slots = above_begin * len(query_F) - above_begin
+                narrow = count * LINE_BYTES < nodes * slot_location.itemsize  # otherwise whole lines are read, in order
+                for j in range(begin, end):
+                    value, slots = values[j], level_slots + indices[j] * nodes
+                    if narrow and j + 2 * AHEAD < end:
+                        later = level_slots + indices[j + 2 * AHEAD] * nodes
+                        for k in range(np.uint64(count)):
+                            fetch_number(slot_location, later + kept[k])
+                    if narrow and j + AHEAD < end:
+                        later = level_slots + indices[j + AHEAD] * nodes
+                        for k in range(np.uint64(count)):
+                            location = slot_location[np.uint64(later + kept[k])]
+                            if location >= 0:
+                                fetch_number(entry_weight, location // ENTRY_COUNTS)
+                            elif location != NO_ROW:
+                                fetch_number(dense_weight, -1 - location)
+                    for k in range(np.uint64(count)):
+                        location = slot_location[np.uint64(slots + kept[k])]
+                        if location == NO_ROW:
+                            continue
+                        base = np.uint64(chosen[k])  # unsigned: numba tests every signed index for whether it counts from the end
+                        if location >= 0:
+                            first_entry = location // ENTRY_COUNTS
+                            for e in range(first_entry, first_entry + location % ENTRY_COUNTS):
+                                ranks[base + np.uint64(entry_child[np.uint64(e)])] += value * number(entry_weight[np.uint64(e)])
+                        else:
+                            dense = np.uint64(-1 - location)
+                            for c in range(np.uint64(first_child[kept[k] + 1] - first_child[kept[k]])):
+                                ranks[base + c] += value * number(dense_weight[dense + c])
+            else:
+                for k in range(count):
+                    p, base = kept[k], np.uint64(chosen[k])
+                    if chunk_row[p + 1] - chunk_row[p] < end - begin:
+                        for row in range(chunk_row[p], chunk_row[p + 1]):
+                            value = query_F[row_feature[row]]
+                            if value != 0:
+                                for e in range(row_entry[row], row_entry[row + 1]):
+                                    ranks[base + np.uint64(entry_child[np.uint64(e)])] += value * number(entry_weight[np.uint64(e)])
+                        continue
                     start, size, direct = table_from[p], table_from[p + 1] - table_from[p], is_direct[p]
                     for j in range(begin, end):
                         if direct:
@@ -126,15 +167,19 @@ def search_queries(
                         if location >= 0:
                             first_entry = location // ENTRY_COUNTS
                             for e in range(first_entry, first_entry + location % ENTRY_COUNTS):
-                                ranks[base + np.uint64(entry_child[np.uint64(e)])] += value * entry_weight[np.uint64(e)]
+                                ranks[base + np.uint64(entry_child[np.uint64(e)])] += value * number(entry_weight[np.uint64(e)])
                         else:
                             dense = np.uint64(-1 - location)
-                            for c in range(np.uint64(children)):
-                                ranks[base + c] += value * dense_weight[dense + c]
+                            for c in range(np.uint64(first_child[p + 1] - first_child[p])):
+                                ranks[base + c] += value * number(dense_weight[dense + c])
+            total = 0
+            for k in range(count):
+                p, at = kept[k], chosen[k]
+                first, children = first_child[p], first_child[p + 1] - first_child[p]
                 # Their ranks. A logit is tested before min and max see it: they could make a finite number of NaN.
                 above = gamma * kept_ranks[k]
                 if power > 0:
-                    for c in range(total, total + children):
+                    for c in range(at, at + children):
                         finite = abs(ranks[c]) <= LARGEST
                         short = max(one - ranks[c], zero)
                         loss = short
@@ -142,26 +187,26 @@ def search_queries(
                             loss *= short
                         ranks[c] = above - loss if finite else nan
                 elif power == 0:
-                    for c in range(total, total + children):
+                    for c in range(at, at + children):
                         finite = abs(ranks[c]) <= LARGEST
                         own = min(ranks[c], zero) - np.log1p(np.exp(-abs(ranks[c])))
                         ranks[c] = above + own if finite else nan
                 else:
-                    for c in range(total, total + children):
+                    for c in range(at, at + children):
                         ranks[c] += above
                 not_finite: Any = np.int64(0)
-                for c in range(total, total + children):
+                for c in range(at, at + children):
                     not_finite += not abs(ranks[c]) <= LARGEST
                 if not_finite > 0 and not ranks_matter:
                     not_finite = 0
-                    for c in range(total, total + children):
+                    for c in range(at, at + children):
                         if not abs(ranks[c]) <= LARGEST:
                             ranks[c] = 0
                 # Those that are eligible become candidates.
                 if filtered or not_finite > 0:
                     to = total
                     for c in range(children):
-                        rank = ranks[total + c]
+                        rank = ranks[at + c]
                         is_eligible = (len(eligible_N) == 0 or eligible_N[first + c]) and not excluded_N[first + c]
                         if is_eligible and abs(rank) <= LARGEST:
                             candidates[to], ranks[to] = first + c, rank
@@ -170,6 +215,9 @@ def search_queries(
                 else:
                     for c in range(children):
                         candidates[total + c] = first + c
+                    if total < at:  # some candidates before these were dropped
+                        for c in range(children):
+                            ranks[total + c] = ranks[at + c]
                     total += children
             wanted = beam_size_B[b] if not is_last else m_B[b] if m_B[b] > 0 else total
             count = best_positions(ranks, total, wanted, ordered, chosen)

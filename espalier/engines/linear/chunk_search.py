@@ -32,7 +32,7 @@ L3_HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=1)
 """How XR-Linear ranks: by the product of exp(−max(0, 1 − v)³) along the path (PECOS §3.4)."""
 PER_THREAD = 8
 """Queries that are worth a thread of their own."""
-ALL_NODES, NO_NODES = np.empty(0, np.bool_), np.empty((0, 0), np.int64)
+ALL_NODES, NO_NODES, ONE_QUERY = read_only(np.empty(0, np.bool_), np.empty((0, 0), np.int64), np.zeros(1, np.int64))
 NO_TRACE = tuple(np.empty((0, 0, 0), dtype) for dtype in (np.int64, np.float32, np.int64, np.float32))
 
 
@@ -98,7 +98,7 @@ class ChunkSearch:
         power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
         self._last = tree.height if last is None else last
         self._ranker = tuple(Ranker(self._last, np.float32(ranking.gamma), power))
-        self._tables = tuple(FeatureTables.of(tree, chunks, tree.level(self._last).start))
+        self._tables = tuple(FeatureTables.of(tree, chunks, self._last))
         self._marks = [(np.zeros(chunks.width, np.float32), np.zeros(tree.node_count, np.bool_)) for _ in range(threads)]
         self._workspaces: list[tuple[Array, ...]] = []
         self._room = (0, 0)
@@ -133,7 +133,8 @@ class ChunkSearch:
             return place
 
         wrong = -1
-        for group, mask in params.groups or [(np.arange(len(queries)), None)]:
+        everyone = ONE_QUERY if len(queries) == 1 else np.arange(len(queries))
+        for group, mask in params.groups or [(everyone, None)]:
             positions, eligible_N = read_only(group, ALL_NODES if mask is None else mask)
             if self._pool is None or len(positions) < 2 * PER_THREAD:
                 wrong = max(wrong, run(self._workspaces[0], positions, eligible_N))

@@ -57,7 +57,11 @@ class SparseCpuEngine:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
         tree = self._tree
         found, eligible_B = self._found(queries, params, params.m_B)
-        rows_BM = np.where(found.leaves_BM >= 0, tree.leaf_item[np.maximum(found.leaves_BM - tree.leaf_offset, 0)], NO_ITEM)
+        places_BM = found.leaves_BM - tree.leaf_offset
+        if len(places_BM) != 1 or found.count_B[0] < places_BM.shape[1]:
+            rows_BM = np.where(places_BM >= 0, tree.leaf_item[np.maximum(places_BM, 0)], NO_ITEM)
+        else:
+            rows_BM = tree.leaf_item.take(places_BM)
         return finish(self._ranking, params.m_B, eligible_B, rows_BM, found.ranks_BM, self._trace(found, params))
 
     def most_leaves(self, beam_size: int) -> int:

@@ -1,8 +1,15 @@
-"""Linear node scorers with a table per inner node that finds the row of a feature.
+"""Linear node scorers with tables that find the weights of a feature for the children of a node.
 
-A table is direct-addressed if it needs at most 8 slots a row, or if all tables fit in 64 MiB when they are direct-addressed; otherwise
-it is a hash table with open addressing. A row with weights for at least a quarter of the children is also stored densely, with a weight
-(maybe 0) for every child: adding it to the logits is then one vector operation.
+Two layouts. *By feature*, if a slot for every inner node and feature takes at most 64 MiB: each level has a slot for each feature and node,
+the nodes of a feature beside each other, and so are their weights. A query's features are read one after the other, each for all nodes of
+the beam. The memory that a wide beam reads is then contiguous; by node, every look-up waited for memory once several trees did not fit the
+cache.
+
+*By node* otherwise: a table per node, direct-addressed if it needs at most 8 slots a row, else a hash table with open addressing. Weights
+stay where the bundle has them.
+
+In both, a row with weights for at least a quarter of the children is also stored densely, with a weight (maybe 0) for every child: adding
+it to the logits is then one vector operation.
 
 Legend: P inner nodes, N nodes, R rows, F features.
 """
@@ -16,14 +23,15 @@ from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
 from espalier.compiled_code import compiled
+from espalier.engines.stored_numbers import stored
 from espalier.read_only import read_only
 from espalier.tree import Tree
 
 Array = NDArray[Any]
 DIRECT_SLOTS = 8
-"""Slots per row up to which a table is direct-addressed."""
+"""Slots per row up to which a node's table is direct-addressed."""
 DIRECT_BYTES = 64 << 20
-"""Memory up to which all tables are direct-addressed."""
+"""Memory up to which there is a slot for every inner node and feature."""
 DENSE_SHARE = 0.25
 """Share of a node's children from which on a row is stored densely."""
 ENTRY_COUNTS = 1 << 16
@@ -34,12 +42,14 @@ NO_ROW = np.iinfo(np.int64).min
 class FeatureTables(NamedTuple):
     """The scorers of a tree, as compiled code reads them. All arrays are read-only.
 
-    first_child, chunk_row … bias   as Tree and Chunks have them
-    table_from      int64[P + 1]  where each node's slots begin
-    is_direct       bool[P]       whether the slots are addressed by the feature number, or by its hash
-    slot_feature    int32[slots]  the feature in each slot of a hash table; empty if all tables are direct-addressed
+    first_child, chunk_row, row_feature, row_entry, bias   as Tree and Chunks have them
+    entry_child, entry_weight  as Chunks has them; by feature: in that order. A weight is stored as `stored_numbers` says
+    table_from      int64[P + 1]  by node: where each node's slots begin; empty by feature, where the slots of a level begin at F times its
+                                  first node
+    is_direct       bool[P]       by node: whether the slots are addressed by the feature number, or by its hash
+    slot_feature    int32[slots]  the feature in each slot of a hash table; empty if there is none
     slot_location   int64[slots]  of the feature's row: its entries (see ENTRY_COUNTS), −1 − its begin in dense_weight, or NO_ROW
-    dense_weight    float32[…]    the dense rows
+    dense_weight    the dense rows
     """
 
     first_child: Array
@@ -56,25 +66,36 @@ class FeatureTables(NamedTuple):
     dense_weight: Array
 
     @staticmethod
-    def of(tree: Tree, chunks: Chunks, inner: int) -> FeatureTables:
-        """The scorers with tables for the first `inner` nodes."""
+    def of(tree: Tree, chunks: Chunks, last: int) -> FeatureTables:
+        """The scorers with tables for the nodes above level `last`."""
+        inner = int(tree.level_offset[last])
         rows_P, children_P = np.diff(chunks.chunk_row)[:inner], np.diff(tree.first_child)[:inner]
-        is_direct = rows_P * DIRECT_SLOTS >= chunks.width
-        if inner * chunks.width * 8 <= DIRECT_BYTES:
-            is_direct[:] = True
-        hash_slots_P = 1 << np.ceil(np.log2(np.maximum(rows_P * 2, 2))).astype(np.int64)
-        table_from = np.concatenate([[0], np.cumsum(np.where(is_direct, chunks.width, hash_slots_P))]).astype(np.int64)
         is_dense_R = np.diff(chunks.row_entry)[: chunks.chunk_row[inner]] >= DENSE_SHARE * np.repeat(children_P, rows_P)
         dense_rows_P = np.add.reduceat(np.append(is_dense_R, False), chunks.chunk_row[:inner]) * (rows_P > 0)
-        dense_from = np.concatenate([[0], np.cumsum(dense_rows_P * children_P)]).astype(np.int64)
-        slot_feature = np.full(1 if is_direct.all() else table_from[-1], -1, np.int32)
-        slot_location = np.full(table_from[-1], NO_ROW, np.int64)
-        dense_weight = np.zeros(dense_from[-1], np.float32)
-        given = (tree.first_child, chunks.chunk_row, chunks.row_feature, chunks.row_entry, chunks.entry_child, chunks.entry_weight)
-        scorers = read_only(*given, chunks.bias, table_from, is_direct)
-        empty = FeatureTables(*(*scorers, slot_feature, slot_location, dense_weight))
-        _fill(empty, is_dense_R, dense_from)
-        return FeatureTables(*read_only(*empty))
+        weights = stored(chunks.entry_weight)
+        dense_weight = np.zeros(int(dense_rows_P @ children_P), weights.dtype)
+        children, bias = chunks.entry_child, chunks.bias
+        shared = read_only(tree.first_child, chunks.chunk_row, chunks.row_feature, chunks.row_entry)
+        if inner * chunks.width * 8 <= DIRECT_BYTES:
+            sparse = int(np.diff(chunks.row_entry)[: len(is_dense_R)][~is_dense_R].sum())
+            own_children, own_weights = np.empty(sparse, children.dtype), np.empty(sparse, weights.dtype)
+            slot_location = np.full(inner * chunks.width, NO_ROW, np.int64)
+            given = (*shared, *read_only(children, weights))
+            out = own_children, own_weights, slot_location, dense_weight
+            _fill_by_feature(given, read_only(tree.level_offset[: last + 1])[0], chunks.width, is_dense_R, out)
+            table_from, is_direct, slot_feature = (np.empty(0, dtype) for dtype in (np.int64, np.bool_, np.int32))
+            children, weights = own_children, own_weights
+        else:
+            is_direct = rows_P * DIRECT_SLOTS >= chunks.width
+            hash_slots_P = 1 << np.ceil(np.log2(np.maximum(rows_P * 2, 2))).astype(np.int64)
+            table_from = np.concatenate([[0], np.cumsum(np.where(is_direct, chunks.width, hash_slots_P))]).astype(np.int64)
+            dense_from = np.concatenate([[0], np.cumsum(dense_rows_P * children_P)]).astype(np.int64)
+            slot_feature = np.full(1 if is_direct.all() else table_from[-1], -1, np.int32)
+            slot_location = np.full(table_from[-1], NO_ROW, np.int64)
+            given = (*shared, *read_only(children, weights, table_from, is_direct))
+            _fill_by_node(given, is_dense_R, dense_from, (slot_feature, slot_location, dense_weight))
+        own = read_only(children, weights, bias, table_from, is_direct, slot_feature, slot_location, dense_weight)
+        return FeatureTables(*shared, *own)
 
 
 @compiled()
@@ -84,24 +105,69 @@ def slot_of(feature: int, size: int) -> Any:
 
 
 @compiled()
-def _fill(tables: FeatureTables, is_dense_R: Array, dense_from: Array) -> None:
-    """Write the slots and the dense rows."""
-    for p in range(len(tables.is_direct)):
-        start, size = tables.table_from[p], tables.table_from[p + 1] - tables.table_from[p]
-        children, dense_rows = tables.first_child[p + 1] - tables.first_child[p], 0
-        for row in range(tables.chunk_row[p], tables.chunk_row[p + 1]):
-            feature, first, end = tables.row_feature[row], tables.row_entry[row], tables.row_entry[row + 1]
+def _fill_by_feature(given: tuple[Array, ...], level_offset: Array, width: int, is_dense_R: Array, out: tuple[Array, ...]) -> None:
+    """Write slots, entries and dense rows, level by level and feature by feature.
+
+    out  entry_child, entry_weight, slot_location, dense_weight
+    """
+    first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight = given
+    own_child, own_weight, slot_location, dense_weight = out
+    entry_F, dense_F = np.empty(width, np.int64), np.empty(width, np.int64)
+    entries, numbers = 0, 0
+    for level in range(len(level_offset) - 1):
+        begin, end = level_offset[level], level_offset[level + 1]
+        entry_F[:], dense_F[:] = 0, 0
+        for p in range(begin, end):  # how much each feature has
+            for row in range(chunk_row[p], chunk_row[p + 1]):
+                if is_dense_R[row]:
+                    dense_F[row_feature[row]] += first_child[p + 1] - first_child[p]
+                else:
+                    entry_F[row_feature[row]] += row_entry[row + 1] - row_entry[row]
+        for feature in range(width):  # where each feature's begin
+            entries, entry_F[feature] = entries + entry_F[feature], entries
+            numbers, dense_F[feature] = numbers + dense_F[feature], numbers
+        for p in range(begin, end):
+            for row in range(chunk_row[p], chunk_row[p + 1]):
+                feature, first, count = row_feature[row], row_entry[row], row_entry[row + 1] - row_entry[row]
+                if is_dense_R[row]:
+                    to = dense_F[feature]
+                    for e in range(first, first + count):
+                        dense_weight[to + entry_child[e]] = entry_weight[e]
+                    location = -1 - to
+                    dense_F[feature] += first_child[p + 1] - first_child[p]
+                else:
+                    to = entry_F[feature]
+                    for e in range(count):
+                        own_child[to + e], own_weight[to + e] = entry_child[first + e], entry_weight[first + e]
+                    location = to * ENTRY_COUNTS + count
+                    entry_F[feature] += count
+                slot_location[begin * width + feature * (end - begin) + p - begin] = location
+
+
+@compiled()
+def _fill_by_node(given: tuple[Array, ...], is_dense_R: Array, dense_from: Array, out: tuple[Array, ...]) -> None:
+    """Write the slots and the dense rows, node by node.
+
+    out  slot_feature, slot_location, dense_weight
+    """
+    first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight, table_from, is_direct = given
+    slot_feature, slot_location, dense_weight = out
+    for p in range(len(is_direct)):
+        start, size = table_from[p], table_from[p + 1] - table_from[p]
+        children, dense_rows = first_child[p + 1] - first_child[p], 0
+        for row in range(chunk_row[p], chunk_row[p + 1]):
+            feature, first, end = row_feature[row], row_entry[row], row_entry[row + 1]
             location = first * ENTRY_COUNTS + end - first
             if is_dense_R[row]:
                 begin = dense_from[p] + dense_rows * children
                 for e in range(first, end):
-                    tables.dense_weight[begin + tables.entry_child[e]] = tables.entry_weight[e]
+                    dense_weight[begin + entry_child[e]] = entry_weight[e]
                 location = -1 - begin
                 dense_rows += 1
             slot = feature
-            if not tables.is_direct[p]:
+            if not is_direct[p]:
                 slot = slot_of(feature, size)
-                while tables.slot_location[start + slot] != NO_ROW:
+                while slot_location[start + slot] != NO_ROW:
                     slot = (slot + 1) & (size - 1)
-                tables.slot_feature[start + slot] = feature
-            tables.slot_location[start + slot] = location
+                slot_feature[start + slot] = feature
+            slot_location[start + slot] = location
