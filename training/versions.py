@@ -31,7 +31,7 @@ def work_folder(out: Path) -> Path:
 
 @contextmanager
 def only_run(work: Path) -> Iterator[None]:
-    """Holds the right to train one version: two runs would share, and delete, each other's work folder."""
+    """Holds the right to write one version, or one file: two runs would share, and delete, each other's work folder."""
     lock = work.with_suffix(".lock")
     make_folder(lock.parent)
     with lock.open("w") as stream:
@@ -39,7 +39,7 @@ def only_run(work: Path) -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InvalidConfig(
-                "--out", str(work.parent / work.name.split(".")[1]), "a version that no other run is training now"
+                "--out", str(work.parent / work.stem.removeprefix(".")), "a version or a file that no other run is writing now"
             ) from error
         yield
         lock.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from training.assign import best_points, command
 from training.assign.best_points import BestPoints
 from training.assign.command import Assignment, assign
 from training.assign.labelwise import Labelwise, Pairs, ScoredTree, best_of_points
+from training.assign.point_files import PointFile
 from training.assign.retention import Retention, by_depth, by_share
 from training.data.csr import as_rows, normalised
 from training.data.xmc import read_xmc
@@ -172,6 +174,33 @@ def test_blocks_come_to_the_same_as_one(seed: int, per_item: int) -> None:
     assert best.done == 40
 
 
+def test_a_block_is_merged_a_few_items_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best_points, "MERGED_PAIRS", 6)
+    merged, merge = [], BestPoints._merge
+
+    def counted(self: BestPoints, changed: Any, *new: Any) -> None:
+        merged.append(changed.tolist())
+        merge(self, changed, *new)
+
+    monkeypatch.setattr(BestPoints, "_merge", counted)
+    best = BestPoints(np.arange(10, 18), 3)
+    item = np.repeat([11, 12, 13, 15, 17], 4)
+    best.add(Pairs(item, np.tile(np.arange(4), 5), (np.arange(20) / 20).astype(np.float32)), 4)
+    assert merged == [[1, 2], [3, 5], [7]]
+    pairs, _ = best.pairs()
+    assert pairs.item.tolist() == np.repeat([11, 12, 13, 15, 17], 3).tolist()
+    assert pairs.point.tolist() == [3, 2, 1] * 5
+
+
+def test_a_state_of_points_that_were_not_read_is_refused(tmp_path: Path) -> None:
+    best = BestPoints(np.array([3]), 2)
+    for done, point in ((-1, -1), (4, 4), (0, 1)):
+        np.savez(tmp_path / "state.npz", done=np.array(done), point=np.array([[point, -1]]), score=np.zeros((1, 2), np.float32))
+        with pytest.raises(InvalidConfig, match=f"expected points before {done}"):
+            best.read(tmp_path / "state.npz")
+    assert best.done == 0
+
+
 def test_the_state_is_kept_and_read_again(tmp_path: Any) -> None:
     best = BestPoints(np.array([3, 7]), 2)
     best.add(Pairs(np.array([3, 7, 7]), np.array([0, 1, 4]), np.array([0.5, 0.25, 0.75], np.float32)), 6)
@@ -288,6 +317,39 @@ def test_a_killed_run_goes_on_where_it_was(model: Path, monkeypatch: pytest.Monk
     assert pl.read_parquet(out).equals(whole)
 
 
+@pytest.mark.parametrize("left", ["state.npz", "identity"])
+def test_a_run_that_was_killed_while_it_tidied_up_starts_anew(model: Path, left: str) -> None:
+    work = model / ".tidied.parquet.work"
+    work.mkdir()
+    (work / left).write_text("of an earlier run")
+    bundle = Bundle.open(model / "models" / "any" / "1")
+    assert assign(bundle, model / "points.txt", Assignment(per_item=2), model / "tidied.parquet", resume=True) == 60
+    assert not work.exists()
+
+
+def test_two_runs_cannot_write_one_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, out, predict = Bundle.open(model / "models" / "any" / "1"), model / "both.parquet", Labelwise.predict
+    refused = []
+
+    def meanwhile(self: Labelwise, *arguments: Any) -> Pairs:
+        with pytest.raises(InvalidConfig, match=r"--out: got '.*/both\.parquet', expected .* that no other run is writing"):
+            assign(bundle, model / "points.txt", Assignment(per_item=3), out)
+        refused.append(True)
+        return predict(self, *arguments)
+
+    monkeypatch.setattr(Labelwise, "predict", meanwhile)
+    assert assign(bundle, model / "points.txt", Assignment(per_item=2), out) == 60
+    assert refused
+
+
+def test_neither_a_folder_nor_a_device_is_replaced_by_the_pairs(model: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    bundle = Bundle.open(model / "models" / "any" / "1")
+    for out in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(InvalidConfig, match=r"--out: got .*, expected a file to write, not a folder or a device"):
+            assign(bundle, model / "points.txt", Assignment(per_item=1), out)
+
+
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
@@ -296,6 +358,8 @@ def test_a_killed_run_goes_on_where_it_was(model: Path, monkeypatch: pytest.Monk
         ({"per_item": 1, "factor": float("nan")}, "--factor: got nan"),
         ({"per_item": 1, "filter": "odd"}, "--filter: got 'odd', expected JSON"),
         ({"per_item": 1, "filter": "[1]"}, "--filter: .*an object"),
+        ({"per_item": 1, "filter": "[" * 100_000}, "--filter: .*expected JSON"),
+        ({"per_item": 1, "filter": '{"parity": ' + "9" * 5000 + "}"}, "--filter: .*expected JSON"),
         ({"per_item": 1, "filter": '{"parity": ["none"]}'}, "conditions that some item meets"),
     ],
 )
@@ -313,3 +377,47 @@ def test_a_file_of_other_points_is_refused(model: Path) -> None:
         assigned(model, file="short.txt", per_item=1)
     with pytest.raises(InvalidData, match=r"none\.txt"):
         assigned(model, file="none.txt", per_item=1)
+
+
+def test_more_points_than_a_file_says_are_refused(model: Path) -> None:
+    text = (model / "points.txt").read_text()
+    (model / "more.txt").write_text(text + "0 1:1\n")
+    with pytest.raises(InvalidData, match="got 'more than 300 points', expected 300, as its first line says"):
+        assigned(model, file="more.txt", per_item=1)
+
+
+# -- texts ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Of numbers, as texts: 007 and 7 are two words."""
+    folder = tmp_path_factory.mktemp("numbers")
+    (folder / "log.csv").write_text("query,item\n" + "".join(f"007 agent{i},bond\n7 dwarfs{i},seven\n" for i in range(8)))
+    (folder / "any.toml").write_text(
+        f'kind = "xreg"\nname = "any"\n[data]\nformat = "log"\ntrain = "{folder}/log.csv"\ntest_share = 0\n'
+        '[tree]\ncount = 1\n[[text]]\nunit = "word"\nn = 1\nmax_share = 1\n'
+    )
+    fit(config=folder / "any.toml", out=folder / "any" / "1", data=None, test=None, device="cpu", resume=False)
+    return Bundle.open(folder / "any" / "1")
+
+
+def test_texts_that_look_like_numbers_are_texts(text_model: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("other,query\n1,7\n1,007\n")
+    (block,) = PointFile(text_model, tmp_path / "t.csv").blocks(10)
+    expected = text_model.vectoriser.transform(["7", "007"])
+    assert_array_equal(block.indices, expected.indices)
+    assert len(set(expected.indices.tolist())) == 2
+
+
+@pytest.mark.parametrize("query", [[["a"], ["b"]], [{"a": 1}, {"a": 2}], [b"\xff", b"\xfe"]])
+def test_a_column_that_holds_no_texts_is_named(text_model: Bundle, tmp_path: Path, query: list[Any]) -> None:
+    pl.DataFrame({"query": query}).write_parquet(tmp_path / "t.parquet")
+    with pytest.raises(InvalidData, match=r"t\.parquet, query: got .*, expected a column of texts"):
+        assign(text_model, tmp_path / "t.parquet", Assignment(per_item=1), tmp_path / "pairs.parquet")
+
+
+def test_a_table_that_is_ragged_far_below_is_named(text_model: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("query\n" + "007\n" * 500_000 + "7,7\n")
+    with pytest.raises(InvalidData, match=r"t\.csv, query: got 'CSV parse error: Row #500002: Expected 1 columns"):
+        assign(text_model, tmp_path / "t.csv", Assignment(per_item=1), tmp_path / "pairs.parquet")

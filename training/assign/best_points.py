@@ -16,7 +16,9 @@ from espalier.errors import InvalidConfig
 from training.assign.labelwise import Pairs
 
 MAX_PAIRS = 1 << 26
-"""Most items times points: 12 bytes each, and as much again while a block is merged."""
+"""Most items times points, of 12 bytes each. The pairs of a block, at most as many of each tree, take several times as much."""
+MERGED_PAIRS = 1 << 18
+"""Kept pairs that are merged with a block's at once: memory, and sorting few is faster."""
 ALL = slice(None)
 
 
@@ -38,11 +40,20 @@ class BestPoints:
         self.done = 0
 
     def add(self, pairs: Pairs, points: int) -> None:
-        """Take the pairs of the next block, of so many points, whose positions count from the block's first one."""
+        """Take the pairs of the next block, by item, of so many points, whose positions count from the block's first one."""
         row = np.searchsorted(self.item_I, pairs.item)
         better = pairs.score > self.score_IK[row, -1]
         row, point, score = row[better], pairs.point[better] + self.done, pairs.score[better]
         changed = np.unique(row)
+        at_once = max(1, MERGED_PAIRS // self.point_IK.shape[1])
+        for begin in range(0, len(changed), at_once):
+            some = changed[begin : begin + at_once]
+            own = slice(*np.searchsorted(row, [some[0], some[-1] + 1]))
+            self._merge(some, row[own], point[own], score[own])
+        self.done += points
+
+    def _merge(self, changed: NDArray[np.int64], row: NDArray[np.int64], point: NDArray[np.int64], score: NDArray[np.float32]) -> None:
+        """Take new points of some rows, which all have one; `row` is ascending."""
         per_item = self.point_IK.shape[1]
         row = np.concatenate([np.repeat(changed, per_item), row])
         point = np.concatenate([self.point_IK[changed].ravel(), point])
@@ -51,7 +62,6 @@ class BestPoints:
         begins = np.searchsorted(row[order], changed)
         best = order[begins[:, None] + np.arange(per_item)]
         self.point_IK[changed], self.score_IK[changed] = point[best], score[best]
-        self.done += points
 
     def pairs(self, rows: slice = ALL) -> tuple[Pairs, NDArray[np.int64]]:
         """The pairs of some wanted items, by item, best first, and the place of each, from 1."""
@@ -77,4 +87,6 @@ class BestPoints:
         shape = self.point_IK.shape
         if (point.dtype, score.dtype) != (np.int64, np.float32) or point.shape != shape or score.shape != shape:
             raise InvalidConfig("--resume", str(file), f"{list(shape)} points and scores; leave out --resume to start anew")
+        if not (done >= 0 and point.max() < max(done, 1)):
+            raise InvalidConfig("--resume", str(file), f"points before {done}, which is where it ends; leave out --resume to start anew")
         self.done, self.point_IK, self.score_IK = done, point, score

@@ -32,6 +32,7 @@ from training.assign.best_points import BestPoints
 from training.assign.labelwise import Labelwise, ScoredTree
 from training.assign.point_files import PointFile
 from training.assign.retention import Retention, by_depth, by_share
+from training.versions import only_run
 
 log = logging.getLogger(__name__)
 KEEP_EVERY_S = 60.0
@@ -81,22 +82,29 @@ def assign(bundle: Bundle, data: Path, asked: Assignment, out: Path, resume: boo
     Raises InvalidConfig and InvalidData.
     """
     asked.check()
+    if out.exists() and not out.is_file():
+        raise InvalidConfig("--out", str(out), "a file to write, not a folder or a device")
+    work = out.absolute().parent / f".{out.name}.work"
+    with only_run(work):
+        return _assign(bundle, data, asked, out, work, resume, threads or len(os.sched_getaffinity(0)))
+
+
+def _assign(bundle: Bundle, data: Path, asked: Assignment, out: Path, work: Path, resume: bool, threads: int) -> int:
     points = PointFile(bundle, data, asked.column)
     count = points.count()
     eligible_I = _eligible(bundle, asked.filter)
     best = BestPoints(np.flatnonzero(eligible_I), asked.per_item)
-    work = out.absolute().parent / f".{out.name}.work"
-    state, identity = work / "state.npz", _identity(bundle, data, asked)
-    if resume and state.is_file():
-        if (work / "identity").read_text() != identity:
+    state, identity, mine = work / "state.npz", work / "identity", _identity(bundle, data, asked)
+    if resume and state.is_file() and identity.is_file():  # one alone: killed while the folder was being deleted
+        if identity.read_text() != mine:
             raise InvalidConfig("--resume", str(work), "the folder of a run with this model, file and options; leave it out to start anew")
         best.read(state)
     else:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        (work / "identity").write_text(identity)
+        identity.write_text(mine)
     trees = scored_trees(bundle, asked, count)
-    labelwise = Labelwise(trees, bundle.manifest.ranking, eligible_I, asked.per_item, threads or len(os.sched_getaffinity(0)))
+    labelwise = Labelwise(trees, bundle.manifest.ranking, eligible_I, asked.per_item, threads)
     kept_at = time.monotonic()
     with tqdm(total=count, initial=best.done, desc="points", unit="point", disable=None) as bar:
         for block in points.blocks(min(asked.block, block_limit(trees)), best.done):
@@ -139,7 +147,7 @@ def _eligible(bundle: Bundle, written: str) -> NDArray[np.bool_]:
     """bool[I]: the items that pass the filter."""
     try:
         conditions = json.loads(written)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number of too many digits
         raise InvalidConfig("--filter", written, f'JSON ({error}), for example {{"language": ["en"]}}') from error
     if not isinstance(conditions, dict):
         raise InvalidConfig("--filter", written, 'an object, for example {"language": ["en"]}')

@@ -8,6 +8,7 @@ Legend: B points of a block.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,8 @@ class PointFile:
     def count(self) -> int:
         """How many points the file has."""
         if isinstance(self.bundle.manifest.query, TextKind):
-            return int(self._table().count_rows())
+            with self._arrow_errors():
+                return int(self._table().count_rows())
         if self.file.suffix == ".npz":
             return read_by_rows(self.file).shape[0]
         with reading(self.file) as (header, _):
@@ -68,8 +70,7 @@ class PointFile:
             raise InvalidData(f"{self.file}, columns", table.schema.names, f"a column {self.column!r}")
         texts: list[str] = []
         seen = 0
-        for batch in table.to_batches(columns=[self.column], batch_size=min(size, 1 << 16), use_threads=False):
-            column = batch.column(0).cast(pa.string())
+        for column in self._column(table, min(size, 1 << 16)):
             if column.null_count:
                 raise InvalidData(f"{self.file}, row {seen + column.is_null().index(True).as_py() + 1}, {self.column}", None, "a text")
             texts += column.slice(min(len(column), max(0, skip - seen))).to_pylist()
@@ -80,8 +81,23 @@ class PointFile:
         if texts:
             yield self.bundle.vectoriser.transform(texts)
 
+    def _column(self, table: ds.Dataset, size: int) -> Iterator[pa.Array]:
+        """The texts, at most so many at a time."""
+        with self._arrow_errors():
+            for batch in table.to_batches(columns=[self.column], batch_size=size, use_threads=False):
+                yield batch.column(0).cast(pa.string())
+
+    @contextmanager
+    def _arrow_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except pa.ArrowException as error:
+            raise InvalidData(f"{self.file}, {self.column}", str(error).splitlines()[0], "a column of texts") from error
+
     def _table(self) -> ds.Dataset:
-        formats = {".csv": ds.CsvFileFormat(), ".tsv": ds.CsvFileFormat(pacsv.ParseOptions(delimiter="\t")), ".parquet": "parquet"}
+        as_text = pacsv.ConvertOptions(column_types={self.column: pa.string()})  # otherwise 007 would be the number 7
+        csv, tsv = (ds.CsvFileFormat(pacsv.ParseOptions(delimiter=mark), convert_options=as_text) for mark in (",", "\t"))
+        formats = {".csv": csv, ".tsv": tsv, ".parquet": "parquet"}
         suffix = Path(self.file.name.removesuffix(".gz")).suffix
         if suffix not in formats:
             raise InvalidConfig("--data", str(self.file), "a .csv, .tsv or .parquet file of texts")
