@@ -71,7 +71,8 @@ def test_leml_of_full_rank_is_the_trace_norms_optimum_and_of_a_lower_rank_no_bet
 
 
 def test_leml_of_many_features_takes_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leml, "ROUNDS", 1)  # rounding adds up over turns
+    monkeypatch.setattr(leml, "ROUNDS", 2)
+    monkeypatch.setattr(leml, "STEPS", 3)  # each more multiplies differences of rounding by 30
     train = points_with_labels()
     small = np.asarray(fit_leml(train, 3, 0.3).left)
     monkeypatch.setattr(leml, "SMALL", 0)
