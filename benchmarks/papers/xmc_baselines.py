@@ -1,6 +1,7 @@
 """Systems of `benchmarks.xmc` that are not configurations of our trainer: other papers' methods, in one process and on one thread.
 
 pfastrexml      50 trees and tail classifiers, α = .8, γ = 30, of relevance (Jain et al. 2016)
+pfastxml        its trees alone
 fastxml         50 trees, of labels (Prabhu and Varma 2014)
 least-squares   ridge regression of every label's relevance, λ chosen
 leml            linear regression of relevance of rank at most 200, λ chosen (Yu et al. 2014)
@@ -62,6 +63,10 @@ def _pfastrexml(train: LabelledPoints) -> Predictor:
     return fit_fastxml(of_relevance(train), FastXmlOptions(discount_gain=False), tail_classifiers(train))
 
 
+def _pfastxml(train: LabelledPoints) -> Predictor:
+    return fit_fastxml(of_relevance(train), FastXmlOptions(discount_gain=False))
+
+
 def _fastxml(train: LabelledPoints) -> Predictor:
     return fit_fastxml(train, FastXmlOptions())
 
@@ -92,6 +97,7 @@ def _rank_svm(train: LabelledPoints) -> Predictor:
 
 BASELINES: dict[str, Callable[[LabelledPoints], Predictor]] = {
     "pfastrexml": _pfastrexml,
+    "pfastxml": _pfastxml,
     "fastxml": _fastxml,
     "least-squares": _least_squares,
     "leml": _leml,
@@ -99,5 +105,5 @@ BASELINES: dict[str, Callable[[LabelledPoints], Predictor]] = {
     "proxml": fit_proxml,
     "ppd-sparse": partial(fit_ppd_sparse, sparsity=0.01),
 }
-BASELINES_OF_RELEVANCE = ("pfastrexml", "least-squares", "leml")
+BASELINES_OF_RELEVANCE = ("pfastrexml", "pfastxml", "least-squares", "leml")
 """Methods whose scores estimate relevance over its maximum among training labels."""

@@ -49,11 +49,11 @@ def figures_of(found: Found, train: LabelledPoints, test: LabelledPoints) -> dic
     labels = as_rows(test.labels)
     true = Relevance(labels.indptr, labels.indices.astype(np.int64), worth_I[labels.indices], labels.width)
     predicted = Relevance.of_predictions(found.rows_BM, found.scores_BM * (unit if found.of_relevance else 1), labels.width)
-    predicted = almost_zero(predicted) if found.zero else predicted
+    valued = almost_zero(predicted) if found.zero else predicted
     return {name: every[name] for name in NAMES} | {
-        "xmad5": round(float(xmad_at_k(true, predicted, 5).mean()), 4),
+        "xmad5": round(float(xmad_at_k(true, valued, 5).mean()), 4),
         "tau5": round(100 * tau_at_k(true, predicted, 5), 2),
-        "auprc": round(auprc(true, predicted), 4),
+        "auprc": round(auprc(true, valued), 4),
     }
 
 
