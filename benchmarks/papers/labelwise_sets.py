@@ -75,7 +75,7 @@ def _debian(sample: Path) -> Parts:
     with tempfile.TemporaryDirectory() as name:
         debian_kinds.write(sample, Path(name))
         columns = {"query": "kind", "item": "item", "views": "views", "clicks": "clicks", "test_share": TEST_SHARE}
-        data = {"format": "log", "train": f"{name}/kinds.csv", "items": f"{name}/items.parquet", **columns}
+        data = {"format": "log", "train": f"{name}/log.csv", "items": f"{name}/items.parquet", **columns}
         config = SPECIFICATION.checked({"kind": "xreg", "name": "kinds", "data": data})
         if not isinstance(config, LinearConfig):
             raise TypeError(config.kind)

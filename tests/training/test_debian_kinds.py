@@ -41,7 +41,8 @@ def test_items_with_few_clicks_are_left_out_and_files_hold_the_others(tmp_path: 
     for name, frame in (("packages", PACKAGES), ("depends", DEPENDS)):
         frame.write_parquet(tmp_path / f"{name}.parquet")
     write(tmp_path, tmp_path / "kinds", min_clicks=3)
-    assert pl.read_csv(tmp_path / "kinds" / "kinds.csv")["item"].unique().to_list() == ["libc"]
+    assert pl.read_csv(tmp_path / "kinds" / "log.csv").rows() == [(GAME, "libc", 1, 1), (GTK, "libc", 2, 1), (NET, "libc", 1, 1)]
+    assert pl.read_csv(tmp_path / "kinds" / "kinds.csv")["kind"].to_list() == [GAME, GTK, NET]
     assert pl.read_parquet(tmp_path / "kinds" / "items.parquet").rows() == [("libc", "C", "libs")]
 
 

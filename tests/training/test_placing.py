@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -20,12 +20,14 @@ from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_chunks, random_tree, sparse_rows
 from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import L3_HINGE, BeamParams, ChunkSearch
+from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleExists, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.masks.eligibility import node_mask
 from espalier.queries import QueryBatch, TextKind, encode_texts
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import EMPTY_LEAF, complete_tree
+from tests.espalier.test_tail import with_tail
 from tests.service.running import run
 from training.__main__ import evaluate, fit, inspect
 from training.__main__ import place as place_command
@@ -272,6 +274,26 @@ def test_a_model_of_features_takes_items_with_features(tmp_path: Path) -> None:
     queries = QueryBatch(after.manifest.query, sparse_rows(np.eye(20)[[7]]))
     rows = open_engine(after, "cpu").search(queries, SearchParams.uniform(1, 25, len(after.items))).item_rows_BM[0]
     assert after.items.rows_of(["b"])[0] in rows
+
+
+@pytest.mark.parametrize("form", ["product", "gaussian"])
+def test_in_a_tail_an_item_has_its_own_features_and_the_others_keep_theirs(tmp_path: Path, form: Literal["product", "gaussian"]) -> None:
+    bundle, _ = with_tail(tmp_path, 5, form)
+    assert bundle.tail is not None
+    features = [{"indices": [3, 1], "values": [3.0, 4.0]}, {"indices": [7], "values": [2.0]}]
+    feature_items(["a", "b"], features).write_parquet(tmp_path / "new.parquet")
+    after = place(bundle.path, tmp_path / "new.parquet", (), tmp_path / "tailed" / "2")
+    assert after.tail is not None
+    assert (after.tail.info.form, after.tail.info.alpha) == (form, bundle.tail.info.alpha)
+    old = len(bundle.tail.value)
+    assert_array_equal(after.tail.value[:old], bundle.tail.value)
+    assert after.tail.feature[old:].tolist() == [1, 3, 7]
+    assert_allclose(after.tail.value[old:], [0.8, 0.6, 1])
+    queries = QueryBatch(after.manifest.query, sparse_rows(np.eye(12)[[7]]))
+    params = SearchParams.uniform(1, 25, len(after.items))
+    found, of_reference = (engine.search(queries, params) for engine in (open_engine(after, "cpu"), ReferenceEngine(after)))
+    assert_array_equal(found.item_rows_BM, of_reference.item_rows_BM)
+    assert int(found.item_rows_BM[0, 0]) == after.items.rows_of(["b"])[0]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class PointFile:
     def _texts(self, size: int, skip: int) -> Iterator[SparseRows]:
         table = self._table()
         if self.column not in table.schema.names:
-            raise InvalidData(f"{self.file}, columns", table.schema.names, f"a column {self.column!r}")
+            raise InvalidData(f"{self.file}, columns", table.schema.names, f"a column {self.column!r}; --column names the texts'")
         texts: list[str] = []
         seen = 0
         for column in self._column(table, min(size, 1 << 16)):

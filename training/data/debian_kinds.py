@@ -1,13 +1,14 @@
 """A log of views and clicks made from the embedded sample: which packages does a kind of package need, and how often?
 
-    python -m training.data.debian_kinds --sample data/debian-bookworm --out data/kinds
+    python -m training.data.debian_kinds --out data/debian-kinds
 
 A kind is a section of the archive with the tags of some facets, for example `games interface::x11 role::program uitoolkit::sdl`. Each
 package with dependencies and such tags is one view of every package that its kind could need: `views` is the number of packages of the
 kind, `clicks` of those that depend on the item. So the rate of a pair is the share of the kind's packages that need the item, as a click
 rate is the share of an ad's views that were clicked. Items with fewer than `--min-clicks` clicks are left out.
 
-Written are kinds.csv (kind, item, views, clicks) and items.parquet (id, title, section). The same sample gives the same bytes.
+Written are log.csv (kind, item, views, clicks), kinds.csv (each kind once) and items.parquet (id, title, section). The same sample gives
+the same bytes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def write(sample: Path, out: Path, min_clicks: int = MIN_CLICKS) -> pl.DataFrame
     packages, depends = (pl.read_parquet(sample / f"{name}.parquet") for name in ("packages", "depends"))
     found = views_and_clicks(packages, depends, min_clicks)
     out.mkdir(parents=True, exist_ok=True)
-    found.write_csv(out / "kinds.csv")
+    found.write_csv(out / "log.csv")
+    found.select("kind").unique(maintain_order=True).write_csv(out / "kinds.csv")
     packages.join(found, left_on="id", right_on="item", how="semi").select("id", "title", "section").write_parquet(out / "items.parquet")
     return found
 
@@ -54,7 +56,7 @@ def write(sample: Path, out: Path, min_clicks: int = MIN_CLICKS) -> pl.DataFrame
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=Path, default=Path("data/debian-bookworm"), help="folder of packages.parquet and depends.parquet")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write kinds.csv and items.parquet into")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write log.csv, kinds.csv and items.parquet into")
     parser.add_argument("--min-clicks", type=int, default=MIN_CLICKS, help="least clicks of an item")
     arguments = parser.parse_args()
     found = write(arguments.sample, arguments.out, arguments.min_clicks)

@@ -9,7 +9,8 @@ weights. The details were chosen on validation queries (benchmarks/results, cold
     bias      the first quartile of the leaves' biases
 
 All other weights and all item rows stay, so answers over old items alone do not change. Texts of old items are read from the item table.
-A model of features has no texts, so neighbours give its new items nothing. In a forest new items are placed in each tree.
+A model of features has no texts, so neighbours give its new items nothing. In a forest new items are placed in each tree. In a tail the row
+of a new item is x, as if its text were its only training point.
 
 Legend: n new items, I old items, P clusters (nodes of the level above the leaves), F features.
 """
@@ -40,6 +41,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.manifest import LinearScorer, ManifestDraft, Ranking
 from espalier.search import SearchParams
+from espalier.tail import Tail
 from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
 from training.data.csr import Csr, as_rows
 from training.evaluate import LabelledQueries
@@ -87,8 +89,6 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
     bundle = Bundle.open(model)
     if not isinstance(bundle.manifest.scorer, LinearScorer):
         raise InvalidConfig("--model", str(model), f"a model of linear scorers, not of {bundle.manifest.scorer.kind}")
-    if bundle.manifest.tail is not None:
-        raise InvalidConfig("--model", str(model), "a model without a tail, which has no rows of new items")
     if bundle.manifest.ranker is not None:
         log.warning(
             "%s version %d has a ranker, the new version has none: fit-ranker trains one for it",
@@ -108,7 +108,8 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
     if counts is not None:
         counts = replace(counts, counts_I=np.append(counts.counts_I, np.zeros(count, np.int64)))
     vectoriser = bundle.vectoriser if columns else None
-    content = LinearContent(*trees[0], items, golden, bundle.heldout(), vectoriser, counts, others=trees[1:])
+    tail = None if bundle.tail is None else grown_tail(bundle.tail, new.own)
+    content = LinearContent(*trees[0], items, golden, bundle.heldout(), vectoriser, counts, trees[1:], tail)
     draft = _draft(bundle, out, file, columns, count)
     return publish_linear(out, draft, content, queries, LabelledQueries(heldout.queries, heldout.relevant), {})
 
@@ -208,6 +209,14 @@ def grown(tree: Tree, chunks: Chunks, cluster_n: Int64, weights: Csr, bias_n: ND
     leaf_item = np.insert(tree.leaf_item, end_n - tree.leaf_offset, tree.item_count + order)
     scorers = _with_entries(chunks, span, place_n, child_n, weights[order])
     return tree_from_children(counts, leaf_item), replace(scorers, bias=np.insert(chunks.bias, end_n, bias_n[order]))
+
+
+def grown_tail(tail: Tail, own: Csr) -> Tail:
+    """A tail with rows for the items I, I + 1, …: `own` [n, F], of length 1."""
+    own.sort_indices()
+    row_begin = np.append(tail.row_begin, tail.row_begin[-1] + own.indptr[1:])
+    feature, value = np.append(tail.feature, own.indices.astype(np.int32)), np.append(tail.value, own.data.astype(np.float32))
+    return Tail(tail.info.model_copy(update={"entries": len(feature)}), row_begin, feature, value, tail.width)
 
 
 def _with_entries(chunks: Chunks, span: range, place_n: Int64, child_n: Int64, weights: Csr) -> Chunks:
