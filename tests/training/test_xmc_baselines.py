@@ -9,7 +9,7 @@ import pytest
 from scipy.sparse import csr_array, issparse
 
 from espalier.errors import InvalidConfig, InvalidData
-from training.baselines.xmc import least_squares, leml, sparse_one_vs_all
+from training.baselines.xmc import label_rank_svm, least_squares, leml, sparse_one_vs_all
 from training.baselines.xmc.l1_linear import Stop
 from training.baselines.xmc.label_rank_svm import fit_label_rank_svm, pair_loss
 from training.baselines.xmc.least_squares import fit_least_squares
@@ -108,6 +108,17 @@ def test_rank_svm_has_no_gradient_and_no_weights_for_a_label_without_points() ->
 def weights_of(model: LinearScores) -> np.ndarray:
     assert issparse(model.left)
     return model.left.toarray()
+
+
+def test_rank_svm_takes_a_sample_of_the_points_without_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = points_with_labels(400)
+    whole = np.asarray(fit_label_rank_svm(train, 3.0).left)
+    monkeypatch.setattr(label_rank_svm, "MOST_WITHOUT", 100)
+    part, again = (np.asarray(fit_label_rank_svm(train, 3.0).left) for _ in range(2))
+    assert np.array_equal(part, again)
+    assert not np.allclose(part, whole)
+    for one, other in zip(part.T[:4], whole.T[:4], strict=True):
+        assert one @ other / np.linalg.norm(one) / np.linalg.norm(other) > 0.9
 
 
 def test_proxml_is_at_the_optimum_of_its_objective(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,9 @@
 
     min_w ½ ‖w‖² + C y_l / N Σ_{i has l} Σ_{j has not} max(0, 1 − ⟨w, x_i − x_j⟩)²
 
-N counts the points without the label, so C is the cost of one that has it; y_l is the label's mean relevance. Sums over pairs take a sort
-of the scores, not the pairs themselves (Lee and Lin 2014). L-BFGS minimises. Differences have no bias, so the scores of different labels
-share no scale, and estimate nothing.
+N counts the points without the label, so C is the cost of one that has it. At most 4,000 of them take part, drawn at random. y_l is the
+label's mean relevance. Sums over pairs take a sort of the scores, not the pairs themselves (Lee and Lin 2014). L-BFGS minimises.
+Differences have no bias, so the scores of different labels share no scale, and estimate nothing.
 
 Legend: B points, F features and the bias's, I labels, P points with a label, N points without it.
 """
@@ -22,29 +22,34 @@ from training.data.xmc import LabelledPoints
 
 Float64 = NDArray[np.float64]
 STEPS = 30
+MOST_WITHOUT = 4000
 
 
-def fit_label_rank_svm(train: LabelledPoints, cost: float) -> LinearScores:
+def fit_label_rank_svm(train: LabelledPoints, cost: float, seed: int = 1) -> LinearScores:
     """Weights of all labels; 0 of labels that no point or every point has. `cost` is C."""
     if not cost > 0:
         raise InvalidConfig("cost", cost, "a number above 0")
     inputs, by_label = with_bias(train.points).astype(np.float64), train.labels.tocsc()
-    transposed: Csr = inputs.T.tocsr()
     weight_FI = np.zeros((inputs.shape[1], train.labels.shape[1]), np.float32)
     for label in range(train.labels.shape[1]):
         entries = slice(by_label.indptr[label], by_label.indptr[label + 1])
-        has_B = np.zeros(len(train), np.bool_)
-        has_B[by_label.indices[entries]] = True
-        if has_B.any() and not has_B.all():
-            unit = cost * float(by_label.data[entries].mean()) / float((~has_B).sum())
-            weight_FI[:, label] = _ranker(inputs, transposed, has_B, unit)
+        having = by_label.indices[entries]
+        others = np.setdiff1d(np.arange(len(train)), having)
+        if len(having) and len(others):
+            if len(others) > MOST_WITHOUT:
+                others = np.random.default_rng((seed, label)).choice(others, MOST_WITHOUT, replace=False)
+            unit = cost * float(by_label.data[entries].mean()) / len(others)
+            weight_FI[:, label] = _ranker(inputs[np.concatenate([having, others])], len(having), unit)
     return LinearScores(weight_FI)
 
 
-def _ranker(inputs: Csr, transposed: Csr, has_B: NDArray[np.bool_], cost: float) -> Float64:
+def _ranker(inputs: Csr, having: int, cost: float) -> Float64:
+    """float64[F]: the weights that rank the first `having` points before the others."""
+    has_B = np.arange(inputs.shape[0]) < having
+
     def objective(weight_F: Float64) -> tuple[float, Float64]:
         loss, slope_B = pair_loss(inputs @ weight_F, has_B)
-        return float(weight_F @ weight_F) / 2 + cost * loss, weight_F + cost * (transposed @ slope_B)
+        return float(weight_F @ weight_F) / 2 + cost * loss, weight_F + cost * (inputs.T @ slope_B)
 
     found = minimize(objective, np.zeros(inputs.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
     weight_F: Float64 = found.x
