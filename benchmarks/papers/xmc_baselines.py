@@ -6,6 +6,7 @@ fastxml         50 trees, of labels (Prabhu and Varma 2014)
 least-squares   ridge regression of every label's relevance, λ chosen
 leml            linear regression of relevance of rank at most 200, λ chosen (Yu et al. 2014)
 rank-svm        every label ranks points, of relevance; C = 3
+xlr             the same through 50 basic rankers; C = 3 (Cheng et al. 2018)
 proxml          one-versus-all with the 1-norm and the squared hinge, C = 1 (Babbar and Schölkopf 2019)
 ppd-sparse      one-versus-all with both norms and the hinge, C = 1, λ = .01: the objective of PPD-Sparse (Yen et al. 2017)
 
@@ -31,6 +32,7 @@ from training.baselines.xmc.label_rank_svm import fit_label_rank_svm
 from training.baselines.xmc.least_squares import fit_least_squares
 from training.baselines.xmc.leml import fit_leml
 from training.baselines.xmc.sparse_one_vs_all import fit_ppd_sparse, fit_proxml
+from training.baselines.xmc.xlr import fit_xlr
 from training.data.csr import Csr, as_rows
 from training.data.relevance import LabelRelevance, scale_of
 from training.data.xmc import LabelledPoints
@@ -95,6 +97,10 @@ def _rank_svm(train: LabelledPoints) -> Predictor:
     return fit_label_rank_svm(of_relevance(train), 3.0)
 
 
+def _xlr(train: LabelledPoints) -> Predictor:
+    return fit_xlr(of_relevance(train), 50, 3.0)
+
+
 BASELINES: dict[str, Callable[[LabelledPoints], Predictor]] = {
     "pfastrexml": _pfastrexml,
     "pfastxml": _pfastxml,
@@ -102,6 +108,7 @@ BASELINES: dict[str, Callable[[LabelledPoints], Predictor]] = {
     "least-squares": _least_squares,
     "leml": _leml,
     "rank-svm": _rank_svm,
+    "xlr": _xlr,
     "proxml": fit_proxml,
     "ppd-sparse": partial(fit_ppd_sparse, sparsity=0.01),
 }

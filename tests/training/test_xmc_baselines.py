@@ -16,6 +16,7 @@ from training.baselines.xmc.least_squares import fit_least_squares
 from training.baselines.xmc.leml import fit_leml
 from training.baselines.xmc.linear_scores import LinearScores, with_bias
 from training.baselines.xmc.sparse_one_vs_all import fit_ppd_sparse, fit_proxml
+from training.baselines.xmc.xlr import _Objective, fit_xlr
 from training.data.xmc import LabelledPoints
 
 
@@ -105,6 +106,23 @@ def test_rank_svm_has_no_gradient_and_no_weights_for_a_label_without_points() ->
     assert (weight_FI[:, 4] == 0).all()
 
 
+def test_xlr_has_the_gradient_of_its_objective_and_its_rankers_order_pairs() -> None:
+    train = points_with_labels(120)
+    objective, rng = _Objective(train, 3, 2.0, 1), np.random.default_rng(2)
+    both = rng.normal(size=objective.size)
+    _, gradient = objective(both)
+    for _ in range(5):
+        step = 1e-6 * rng.normal(size=objective.size)
+        assert objective(both + step)[0] - objective(both - step)[0] == pytest.approx(2 * float(gradient @ step), rel=1e-3)
+    x, y = dense(train)
+    model = fit_xlr(train, 3, 10.0)
+    scores_BI = x @ np.asarray(model.left) @ np.asarray(model.right)
+    for label in range(4):
+        has_B = y[:, label] > 0
+        assert (scores_BI[has_B, label][:, None] > scores_BI[~has_B, label]).mean() > 0.8
+    assert np.allclose(np.asarray(model.right)[:, 4], 0, atol=1e-2)
+
+
 def weights_of(model: LinearScores) -> np.ndarray:
     assert issparse(model.left)
     return model.left.toarray()
@@ -179,5 +197,6 @@ def test_a_cost_that_is_not_positive_is_refused() -> None:
     for fit in (fit_least_squares, fit_label_rank_svm, fit_proxml, fit_ppd_sparse):
         with pytest.raises(InvalidConfig):
             fit(train, 0.0)
-    with pytest.raises(InvalidConfig):
-        fit_leml(train, 0, 1.0)
+    for low_rank in (fit_leml, fit_xlr):
+        with pytest.raises(InvalidConfig):
+            low_rank(train, 0, 1.0)

@@ -11,6 +11,8 @@ Legend: B points, F features and the bias's, I labels, P points with a label, N 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
@@ -29,18 +31,27 @@ def fit_label_rank_svm(train: LabelledPoints, cost: float, seed: int = 1) -> Lin
     """Weights of all labels; 0 of labels that no point or every point has. `cost` is C."""
     if not cost > 0:
         raise InvalidConfig("cost", cost, "a number above 0")
-    inputs, by_label = with_bias(train.points).astype(np.float64), train.labels.tocsc()
+    inputs: Csr = with_bias(train.points).astype(np.float64)
     weight_FI = np.zeros((inputs.shape[1], train.labels.shape[1]), np.float32)
-    for label in range(train.labels.shape[1]):
+    for label, rows_R, having, unit in problems(train.labels, seed):
+        weight_FI[:, label] = _ranker(inputs[rows_R], having, cost * unit)
+    return LinearScores(weight_FI)
+
+
+def problems(labels: Csr, seed: int) -> Iterator[tuple[int, NDArray[np.int64], int, float]]:
+    """The labels that some points have and some have not.
+
+    Yields (label, int64[R]: the points that take part, those with the label first, how many these are, y_l / N).
+    """
+    by_label, every = labels.tocsc(), np.arange(labels.shape[0])
+    for label in range(labels.shape[1]):
         entries = slice(by_label.indptr[label], by_label.indptr[label + 1])
-        having = by_label.indices[entries]
-        others = np.setdiff1d(np.arange(len(train)), having)
+        having = by_label.indices[entries].astype(np.int64)
+        others = np.setdiff1d(every, having)
         if len(having) and len(others):
             if len(others) > MOST_WITHOUT:
                 others = np.random.default_rng((seed, label)).choice(others, MOST_WITHOUT, replace=False)
-            unit = cost * float(by_label.data[entries].mean()) / len(others)
-            weight_FI[:, label] = _ranker(inputs[np.concatenate([having, others])], len(having), unit)
-    return LinearScores(weight_FI)
+            yield label, np.concatenate([having, others]), len(having), float(by_label.data[entries].mean()) / len(others)
 
 
 def _ranker(inputs: Csr, having: int, cost: float) -> Float64:
