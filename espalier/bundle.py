@@ -15,7 +15,7 @@ and the node scorers, either as graphs
 
 or as weights of sparse features
 
-    chunks.safetensors  the arrays of espalier.chunks
+    chunks.safetensors  the arrays of espalier.chunks, or with weights in float16 of espalier.packed_chunks
     tree-2.safetensors, chunks-2.safetensors … the same of a forest's other trees, which hold the same items
     tail.safetensors    what else enters the scores of a forest (espalier.tail); few have it
     text.safetensors    the vectoriser's, where queries are texts
@@ -68,6 +68,7 @@ from espalier.manifest import (
     TreeInfo,
 )
 from espalier.memory import Memory
+from espalier.packed_chunks import unpacked
 from espalier.queries import HistoryKind, TextKind, VectorKind
 from espalier.tail import Tail
 from espalier.tree import Tree
@@ -189,10 +190,13 @@ class Bundle:
         if not isinstance(scorer, LinearScorer):
             raise BundleCorrupt(f"{self.path}: {scorer.kind} scorers, expected linear ones")
         arrays = map_safetensors(file)
-        if arrays.keys() != set(CHUNK_ARRAYS):
-            raise BundleCorrupt(f"{file}: arrays {sorted(arrays)}, expected {sorted(CHUNK_ARRAYS)}")
-        chunks = Chunks(**arrays, width=scorer.features)
         try:
+            if scorer.dtype == "float16":
+                chunks = unpacked(arrays, scorer.features)
+            elif arrays.keys() == CHUNK_ARRAYS.keys():
+                chunks = Chunks(**arrays, width=scorer.features)
+            else:
+                raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(CHUNK_ARRAYS)}")
             chunks.check(self.tree)
         except BundleCorrupt as error:
             raise BundleCorrupt(f"{file}: {error}") from error

@@ -56,6 +56,7 @@ from espalier.manifest import (
     TreeInfo,
 )
 from espalier.memory import Memory
+from espalier.packed_chunks import packed
 from espalier.tail import Tail
 from espalier.tree import Tree
 
@@ -288,8 +289,11 @@ def _write_linear(folder: Path, linear: LinearContent) -> LinearScorer:
 
 def _write_chunks(file: Path, tree: Tree, chunks: Chunks) -> LinearScorer:
     chunks.check(tree)
-    save_file({name: np.ascontiguousarray(getattr(chunks, name)) for name in CHUNK_ARRAYS}, file)
-    return LinearScorer(features=chunks.width, rows=len(chunks.row_feature), weights=len(chunks.entry_weight))
+    narrow = chunks.entry_weight.dtype == np.float16
+    arrays = packed(chunks) if narrow else {name: getattr(chunks, name) for name in CHUNK_ARRAYS}
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
+    dtype: Literal["float32", "float16"] = "float16" if narrow else "float32"
+    return LinearScorer(features=chunks.width, rows=len(chunks.row_feature), weights=len(chunks.entry_weight), dtype=dtype)
 
 
 def _check_padding(tree: Tree) -> None:

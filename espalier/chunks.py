@@ -7,6 +7,7 @@ Legend: P inner nodes, N nodes, R rows, F features.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -24,7 +25,7 @@ MAX_CHILDREN = 1 << 16
 LARGEST_RANK = float(np.finfo(np.float32).max) / 4
 """Largest bound of a rank that a query may have; the rest of float32's range is for rounding."""
 
-ARRAYS = {
+ARRAYS: Mapping[str, type[np.generic]] = {
     "chunk_row": np.int64,
     "row_feature": np.int32,
     "row_entry": np.int64,
@@ -32,7 +33,9 @@ ARRAYS = {
     "entry_weight": np.float32,
     "bias": np.float32,
 }
-"""The arrays of Chunks, as bundles name and type them."""
+"""The arrays of Chunks with weights in float32, as bundles name and type them; for float16 see `packed_chunks`."""
+IN_FLOAT16: Mapping[str, tuple[type[np.generic], ...]] = {"entry_child": (np.uint8, np.uint16), "entry_weight": (np.float16,)}
+"""Which arrays of Chunks have other types where weights are float16."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +45,8 @@ class Chunks:
     chunk_row     int64[P + 1]    where each inner node's rows begin
     row_feature   int32[R]        their features, ascending within a node
     row_entry     int64[R + 1]    where each row's entries begin
-    entry_child   uint16[entries] which child, counted from the node's first one; ascending within a row
-    entry_weight  float32[entries]
+    entry_child   uint16[entries] which child, counted from the node's first one; ascending within a row. With float16 perhaps uint8
+    entry_weight  float32[entries] or float16[entries]
     bias          float32[N]      the root's is not used
     width         F
     """
@@ -51,16 +54,17 @@ class Chunks:
     chunk_row: NDArray[np.int64]
     row_feature: NDArray[np.int32]
     row_entry: NDArray[np.int64]
-    entry_child: NDArray[np.uint16]
-    entry_weight: NDArray[np.float32]
+    entry_child: NDArray[np.uint16] | NDArray[np.uint8]
+    entry_weight: NDArray[np.float32] | NDArray[np.float16]
     bias: NDArray[np.float32]
     width: int
 
     def check(self, tree: Tree) -> None:
         """Raise BundleCorrupt unless the arrays are scorers of `tree`. Compiled searches do not check again."""
+        narrow = IN_FLOAT16 if self.entry_weight.dtype == np.float16 else {}
         for name, dtype in ARRAYS.items():
             array = getattr(self, name)
-            if array.ndim != 1 or array.dtype != dtype:
+            if array.ndim != 1 or array.dtype not in [np.dtype(one) for one in narrow.get(name, (dtype,))]:
                 raise BundleCorrupt(f"chunks: {name} is {array.dtype}{list(array.shape)}, expected one-dimensional {np.dtype(dtype)}")
         inner = tree.leaf_offset
         for name, count, end in (
@@ -146,6 +150,6 @@ class TreeChunks(NamedTuple):
     chunks: Chunks
 
 
-def _largest_absolute(array: NDArray[np.float32]) -> float:
+def _largest_absolute(array: NDArray[np.float32] | NDArray[np.float16]) -> float:
     """0 for an empty array, NaN if a number is NaN."""
     return float(np.maximum(array.max(), -array.min())) if len(array) else 0.0

@@ -105,12 +105,16 @@ class GraphScorer(_Strict):
 
 
 class LinearScorer(_Strict):
-    """Weights of sparse features, kept by parent (espalier.chunks): so many features, rows and weights."""
+    """Weights of sparse features, kept by parent (espalier.chunks): so many features, rows and weights.
+
+    dtype  of the weights: float16 is packed (espalier.packed_chunks); float32, which is not written, is not
+    """
 
     kind: Literal["linear"] = "linear"
     features: int = Field(ge=1)
     rows: int = Field(ge=0)
     weights: int = Field(ge=0)
+    dtype: Literal["float32", "float16"] = Field(default="float32", exclude_if=lambda dtype: dtype == "float32")
 
 
 class ForestTree(_Strict):
@@ -290,6 +294,12 @@ class Manifest(ManifestDraft):
             raise ValueError("schema version 1 has neither a command nor a memory nor a scorer's form or sequence encoder")
         if self.schema_version == 1 and self.ranking.calibration is not None and self.ranking.calibration.knots:
             raise ValueError("schema version 1 has no knots in its calibration")
+        return self
+
+    @model_validator(mode="after")
+    def _version_has_float16(self) -> Manifest:
+        if self.schema_version == 1 and isinstance(self.scorer, LinearScorer) and self.scorer.dtype != "float32":
+            raise ValueError("schema version 1 has linear scorers in float32")
         return self
 
     @model_validator(mode="after")

@@ -23,6 +23,7 @@ from espalier.compiled_code import compiled
 from espalier.engines.reference import ranks_of
 from espalier.manifest import Ranking
 from espalier.masks.eligibility import node_mask
+from espalier.packed_chunks import widened
 from espalier.scores import scores_of_ranks
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
@@ -71,7 +72,8 @@ class Labelwise:
     def __init__(
         self, trees: Sequence[ScoredTree], ranking: Ranking, eligible_I: NDArray[np.bool_], per_item: int, threads: int = 1
     ) -> None:
-        self._trees, self._ranking, self._per_item, self._threads = trees, ranking, per_item, threads
+        self._trees = [tree._replace(chunks=widened(tree.chunks)) for tree in trees]
+        self._ranking, self._per_item, self._threads = ranking, per_item, threads
         self._eligible = [node_mask(tree.tree, eligible_I).eligible_N for tree in trees]
         self._of_thread = threading.local()
 

@@ -5,6 +5,7 @@ Legend: B queries, M results.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.heldout import RELEVANCE
-from espalier.chunks import TreeChunks
+from espalier.chunks import Chunks, TreeChunks
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults, TailInfo
+from espalier.packed_chunks import rounded
 from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams
 from espalier.tail import Tail
@@ -32,7 +34,9 @@ from training.linear.choosing import Choice
 from training.linear.label_features import mean_points
 from training.linear.prepare import Prepared
 from training.publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
-from training.specification.linear import LinearConfig
+from training.specification.linear import LinearConfig, LinearOptions
+
+log = logging.getLogger(__name__)
 
 REPORTED_M = (10, 50, 100)
 
@@ -65,6 +69,7 @@ def export(config: LinearConfig, choice: Choice, prepared: Prepared, trees: Sequ
     queries = QueryBatch(prepared.kind, as_rows(test.points[known]))
     golden = unanswered(heldout, draft.query.kind)
     counts = prepared.relevance.counts
+    trees = [TreeChunks(tree, _stored(chunks, config.linear)) for tree, chunks in trees]
     content = LinearContent(*trees[0], prepared.items, golden, heldout, prepared.vectoriser, counts, trees[1:], _tail(config, prepared))
     grades = Grades(relevance, scale_of(prepared.train.labels), prepared.relevance.inverse_propensity_I)
     labelled = LabelledQueries(queries, relevant, grades=grades)
@@ -80,6 +85,14 @@ def _tail(config: LinearConfig, prepared: Prepared) -> Tail | None:
     rows = as_rows(mean_points(prepared.train))
     info = TailInfo(form=form, alpha=config.tail.alpha, gamma=config.tail.gamma, entries=len(rows.indices))
     return Tail(info, rows.indptr, rows.indices, rows.values, rows.width)
+
+
+def _stored(chunks: Chunks, options: LinearOptions) -> Chunks:
+    """The scorers as the bundle has them."""
+    found = rounded(chunks) if options.weights == "float16" else chunks
+    if found is None:
+        log.warning("linear.weights: float16 cannot hold weights up to %g without loss, float32 is written", chunks.largest[0])
+    return found or chunks
 
 
 def publish_linear(

@@ -40,6 +40,7 @@ from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.manifest import LinearScorer, ManifestDraft, Ranking
+from espalier.packed_chunks import rounded, widened
 from espalier.search import SearchParams
 from espalier.tail import Tail
 from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
@@ -97,7 +98,7 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
         )
     new = read_new_items(bundle, file, columns)
     near = None if not columns else nearest_items(new.own, own_texts(bundle, bundle.items.to_table(), columns), how.neighbours)
-    trees = [_with_new_items(*own, bundle.manifest.ranking, new.own, near, how, file) for own in bundle.trees]
+    trees = [_with_new_items(tree, chunks, bundle.manifest.ranking, new.own, near, how, file) for tree, chunks in bundle.trees]
     items = ItemTable.build(pa.concat_tables([bundle.items.to_table(), new.table]))
     count = new.own.shape[0]
     log.info("%d items placed in each of %d trees, %.1f s after the start", count, len(trees), time.perf_counter() - begin)
@@ -120,8 +121,11 @@ def _with_new_items(tree: Tree, chunks: Chunks, ranking: Ranking, own: Csr, near
     if (cluster_n < 0).any():
         expected = f"at most {int((cluster_n >= 0).sum())} items like these, since the clusters near them are full; train a new model"
         raise InvalidData(str(file), f"{len(cluster_n)} items", expected)
-    weights, bias = new_weights(tree, chunks, own, near, how)
-    larger, scorers = grown(tree, chunks, cluster_n, weights, np.full(len(cluster_n), bias, np.float32))
+    wide = widened(chunks)
+    weights, bias = new_weights(tree, wide, own, near, how)
+    larger, scorers = grown(tree, wide, cluster_n, weights, np.full(len(cluster_n), bias, np.float32))
+    if chunks.entry_weight.dtype == np.float16:
+        scorers = rounded(scorers) or scorers
     log.info("%d items placed in %d of %d clusters, which hold up to %d", len(cluster_n), len(np.unique(cluster_n)),
              tree.level_size(tree.height - 1), larger.max_children[-1])  # fmt: skip
     return TreeChunks(larger, scorers)
@@ -246,8 +250,8 @@ def _with_entries(chunks: Chunks, span: range, place_n: Int64, child_n: Int64, w
         chunk_row=chunk_row,
         row_feature=np.insert(chunks.row_feature, begin + at[~is_known], feature.astype(np.int32)),
         row_entry=np.concatenate([[0], np.cumsum(row_entries)]),
-        entry_child=np.insert(chunks.entry_child, end, np.repeat(child_n, entries_n)[by_row].astype(np.uint16)),
-        entry_weight=np.insert(chunks.entry_weight, end, weights.data[by_row]),
+        entry_child=np.insert(np.asarray(chunks.entry_child, np.uint16), end, np.repeat(child_n, entries_n)[by_row].astype(np.uint16)),
+        entry_weight=np.insert(np.asarray(chunks.entry_weight, np.float32), end, weights.data[by_row]),
     )
 
 

@@ -189,6 +189,11 @@ class LinearOptions(Section):
     prior: float = Field(
         default=3.0, ge=0, description="β: regularise weights towards β times the node's centroid, and biases towards −β / 2, instead of 0"
     )
+    weights: Literal["float16", "float32"] = Field(
+        default="float16",
+        description='of weights in the bundle: `"float16"` makes it less than half as large, at the same quality; `"float32"` '
+        "is written in any case where float16 cannot hold them",
+    )
     min_positives: float = Field(
         default=3.0,
         ge=0,

@@ -78,7 +78,7 @@ class FeatureTables(NamedTuple):
         shared = read_only(tree.first_child, chunks.chunk_row, chunks.row_feature, chunks.row_entry)
         if inner * chunks.width * 8 <= DIRECT_BYTES:
             sparse = int(np.diff(chunks.row_entry)[: len(is_dense_R)][~is_dense_R].sum())
-            own_children, own_weights = np.empty(sparse, children.dtype), np.empty(sparse, weights.dtype)
+            own_children, own_weights = np.empty(sparse, np.uint16), np.empty(sparse, weights.dtype)
             slot_location = np.full(inner * chunks.width, NO_ROW, np.int64)
             given = (*shared, *read_only(children, weights))
             out = own_children, own_weights, slot_location, dense_weight

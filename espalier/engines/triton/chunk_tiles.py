@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
 from espalier.compiled_code import compiled
+from espalier.engines.stored_numbers import number, stored
 from espalier.tree import Tree
 
 Array = NDArray[Any]
@@ -121,7 +122,7 @@ def _tile_of_node(tree: Tree, per_node: tuple[int, ...], first_tile: NDArray[np.
 
 def _scorers(chunks: Chunks, tile_of_node: NDArray[np.int64]) -> Scorers:
     """Plain arrays for numba: mapped ones are of another class."""
-    arrays = (chunks.chunk_row, chunks.row_entry, chunks.entry_child, chunks.row_feature, chunks.entry_weight)
+    arrays = (chunks.chunk_row, chunks.row_entry, chunks.entry_child, chunks.row_feature, stored(chunks.entry_weight))
     return Scorers(tile_of_node, *(array.view(np.ndarray) for array in arrays))
 
 
@@ -211,6 +212,6 @@ def _copy_weights(tile: int, scorers: Scorers, begins: Begins, out: ChunkTiles, 
         bits, e = np.uint32(out.places_R2[at, 0]), source[at]
         while bits != 0:
             bits &= bits - np.uint32(1)
-            out.weights_W[begin + used] = scorers.entry_weight[e]
+            out.weights_W[begin + used] = number(scorers.entry_weight[e])
             used += 1
             e += 1

@@ -1,0 +1,107 @@
+"""Linear scorers in a third of the bytes: weights in float16, and of every row only what the row before does not say.
+
+Features ascend within a node, so each is stored as its distance from the one before; where a row's entries begin is stored as how many it
+has. Such numbers are small, and so are numbers of children: each array has the narrowest type that holds it. An opened bundle maps weights
+and children as they are stored, half or a third of what it searches; rows are unpacked.
+
+Legend: P inner nodes, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.chunks import Chunks
+from espalier.errors import BundleCorrupt
+
+Array = NDArray[Any]
+NARROW = (np.uint8, np.uint16, np.int32)
+PACKED: Mapping[str, tuple[type[np.generic], ...]] = {
+    "chunk_row": (np.int64,),
+    "row_gap": NARROW,
+    "row_count": NARROW,
+    "entry_child": (np.uint8, np.uint16),
+    "entry_weight": (np.float16,),
+    "bias": (np.float32,),
+}
+"""The arrays of packed chunks, as bundles name them, and their types.
+
+row_gap    [R]: a row's feature minus that of the row before; of a node's first row the feature
+row_count  [R]: how many entries a row has
+others     as in Chunks
+"""
+MOST_LOST = 1e-3
+"""Share of the weights' sum, in absolute value, that rounding may change: float16 rounds to 11 bits, unless numbers are tiny."""
+
+
+def rounded(chunks: Chunks) -> Chunks | None:
+    """The scorers with weights in float16; None where these cannot hold them: too large, or so small that much would be lost."""
+    with np.errstate(over="ignore"):
+        weights = chunks.entry_weight.astype(np.float16)
+    lost = np.abs(weights.astype(np.float64) - chunks.entry_weight).sum()
+    if not lost <= MOST_LOST * np.abs(chunks.entry_weight.astype(np.float64)).sum():  # also where some are infinite
+        return None
+    return replace(chunks, entry_weight=weights, entry_child=_narrowed(chunks.entry_child))
+
+
+def widened(chunks: Chunks) -> Chunks:
+    """The scorers with float32 weights, for code that changes them or that has no float16; themselves where they have them."""
+    if chunks.entry_weight.dtype == np.float32 and chunks.entry_child.dtype == np.uint16:
+        return chunks
+    return replace(chunks, entry_weight=chunks.entry_weight.astype(np.float32), entry_child=chunks.entry_child.astype(np.uint16))
+
+
+def packed(chunks: Chunks) -> dict[str, Array]:
+    """The arrays of scorers in float16, as a bundle has them."""
+    gaps = np.diff(chunks.row_feature, prepend=np.int32(0))
+    begins = chunks.chunk_row[:-1][np.diff(chunks.chunk_row) > 0]
+    gaps[begins] = chunks.row_feature[begins]
+    return {
+        "chunk_row": chunks.chunk_row,
+        "row_gap": _narrowed(gaps),
+        "row_count": _narrowed(np.diff(chunks.row_entry)),
+        "entry_child": chunks.entry_child,
+        "entry_weight": chunks.entry_weight,
+        "bias": chunks.bias,
+    }
+
+
+def unpacked(arrays: Mapping[str, Array], width: int) -> Chunks:
+    """The scorers of a bundle's arrays, weights and children as they are. Raises BundleCorrupt; `Chunks.check` checks what is left."""
+    if arrays.keys() != PACKED.keys():
+        raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(PACKED)}")
+    for name, dtypes in PACKED.items():
+        array = arrays[name]
+        if array.ndim != 1 or array.dtype not in [np.dtype(dtype) for dtype in dtypes]:
+            expected = " or ".join(str(np.dtype(dtype)) for dtype in dtypes)
+            raise BundleCorrupt(f"chunks: {name} is {array.dtype}{list(array.shape)}, expected one-dimensional {expected}")
+    chunk_row, gaps, counts = arrays["chunk_row"], arrays["row_gap"], arrays["row_count"]
+    if (
+        len(gaps) != len(counts)
+        or not len(chunk_row)
+        or chunk_row[0] != 0
+        or chunk_row[-1] != len(gaps)
+        or np.any(chunk_row[1:] < chunk_row[:-1])
+    ):
+        raise BundleCorrupt(f"chunks: chunk_row of {len(gaps)} gaps and {len(counts)} counts does not rise from 0 to their number")
+    if len(gaps) and (gaps.min() < 0 or counts.min() < 0):
+        raise BundleCorrupt("chunks: row_gap or row_count has numbers below 0")
+    sums = np.cumsum(gaps, dtype=np.int64)
+    before = np.concatenate([[0], sums])[chunk_row[:-1]]
+    sums -= np.repeat(before, np.diff(chunk_row))
+    if len(sums) and sums.max() >= width:
+        raise BundleCorrupt(f"chunks: row_gap leads to feature numbers outside 0 … {width - 1}")
+    entries = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    return Chunks(chunk_row, sums.astype(np.int32), entries, arrays["entry_child"], arrays["entry_weight"], arrays["bias"], width)
+
+
+def _narrowed(numbers: Array) -> Array:
+    """Numbers from 0 on in the narrowest of the types that holds them."""
+    largest = int(numbers.max(initial=0))
+    dtype = next(dtype for dtype in NARROW if largest <= np.iinfo(dtype).max)
+    return numbers.astype(dtype, copy=False)
