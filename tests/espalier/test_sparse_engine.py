@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from espalier.errors import BundleCorrupt, DeviceUnavailable, InvalidQuery
 from espalier.manifest import Activation, ManifestDraft, Ranking
 from espalier.queries import FeaturesKind, QueryBatch, blank_queries, encode_features
 from espalier.search import SearchParams
+from espalier.tree import tree_from_children
 from tests.espalier.test_signature import (
     assert_alone_as_together,
     assert_best_beams,
@@ -104,6 +106,25 @@ def test_nothing_of_a_search_is_left_for_the_next(tmp_path: Path) -> None:
     engine.search(queries, SearchParams.uniform(4, 40, 50, exclude_BE=rng.integers(0, bundle.tree.item_count, (4, 9))))
     engine.search(queries, SearchParams(np.full(4, 9), np.full(4, 9), trace=True, mask_B=masks))
     assert_same(engine.search(queries, params), before)
+
+
+def test_a_trace_takes_memory_for_what_was_scored_and_no_more(tmp_path: Path) -> None:
+    """One request with `explain` over a forest of many leaves took gigabytes: arrays as wide on all levels as the leaves are many."""
+    rng = np.random.default_rng(8)
+    children = [[2] * 2**h for h in range(7)] + [[25] * 2**7]
+    tree = tree_from_children(children, rng.permutation(25 * 2**7))
+    bundle = make_linear_bundle(tmp_path, rng, tree, Ranking(own="log_activation", gamma=1), integer=False)
+    queries, engine = random_queries(rng, bundle, 8), SparseCpuEngine(bundle)
+    plain = engine.search(queries, SearchParams.uniform(8, 200, 10))
+    tracemalloc.start()
+    traced = engine.search(queries, SearchParams.uniform(8, 200, 10, trace=True))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert_array_equal(traced.item_rows_BM, plain.item_rows_BM)
+    assert traced.trace is not None
+    scored = sum(level.candidates_BC.size for level in traced.trace)
+    assert scored == 8 * tree.leaf_count
+    assert peak < 3 * 12 * scored, "12 bytes for each node that was scored, and room for the levels of one query"
 
 
 def test_queries_must_be_the_bundles(tmp_path: Path) -> None:

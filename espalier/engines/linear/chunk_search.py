@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,13 @@ class BeamParams:
         """The same beam size and m for every query, all nodes eligible."""
         return BeamParams(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64))
 
+    def of(self, b: int) -> BeamParams:
+        """Those of one query alone."""
+        one = slice(b, b + 1)
+        groups = None if self.groups is None else [(np.zeros(1, np.int64), mask) for members, mask in self.groups if b in members]
+        excluded_1X = None if self.excluded_BX is None else self.excluded_BX[one]
+        return BeamParams(self.beam_size_B[one], self.m_B[one], groups, excluded_1X)
+
     def limits(self, of: Callable[[Array], Any]) -> tuple[int, int]:
         """The largest or smallest beam size and m. For one query, the usual case, a reduction would cost more than the rest."""
         if len(self.m_B) == 1:
@@ -63,14 +70,13 @@ class BeamParams:
         return int(of(self.beam_size_B)), int(of(self.m_B))
 
 
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """Every level of a search, from the root's children on, H levels: candidates and kept nodes, ascending, −1 and −inf as padding."""
+class TracedLevel(NamedTuple):
+    """Candidates and kept nodes of one level, ascending, and their ranks; −1 and −inf as padding."""
 
-    candidates_BHC: NDArray[np.int64]
-    ranks_BHC: NDArray[np.float32]
-    kept_BHK: NDArray[np.int64]
-    kept_ranks_BHK: NDArray[np.float32]
+    candidates_BC: NDArray[np.int64]
+    ranks_BC: NDArray[np.float32]
+    kept_BK: NDArray[np.int64]
+    kept_ranks_BK: NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +84,13 @@ class Found:
     """leaves_BM int64[B, M], best first, −1 as padding; ranks_BM float32[B, M], −inf there; count_B int64[B]: how many there are.
 
     With an m of 0 they are in ascending order, and places past a query's count hold nothing that is meant.
+    trace  every level of the search, from the root's children on
     """
 
     leaves_BM: NDArray[np.int64]
     ranks_BM: NDArray[np.float32]
     count_B: NDArray[np.int64]
-    trace: Trace | None = None
+    trace: tuple[TracedLevel, ...] | None = None
 
 
 class ChunkSearch:
@@ -116,6 +123,8 @@ class ChunkSearch:
         """
         if len(queries) == 0:
             return Found(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), np.empty(0, np.int64))
+        if trace and len(queries) > 1:
+            return _together([self.search(queries.take(np.array([b])), params.of(b), trace=True) for b in range(len(queries))])
         largest = params.limits(np.max)
         for name, value in zip(("beam_size", "m"), params.limits(np.min), strict=True):
             if value < 1 and not (name == "m" and largest[1] == 0):
@@ -145,7 +154,7 @@ class ChunkSearch:
             if not np.isfinite(queries.values[wrong]):
                 raise InvalidQuery("features.values", float(queries.values[wrong]), "finite numbers")
             raise InvalidQuery("features.indices", int(queries.indices[wrong]), f"feature numbers from 0 to {self._width - 1}")
-        return Found(out[0], out[1], out[2], Trace(*out[3:]) if trace else None)
+        return Found(out[0], out[1], out[2], _trimmed(out[3:]) if trace else None)
 
     def most_results(self, beam_size: int) -> int:
         """The most nodes of the last level that a search can score."""
@@ -168,7 +177,9 @@ class ChunkSearch:
         self._room = beam_size, m
 
     def _results(self, batch: int, m: int, trace: bool) -> tuple[Array, ...]:
-        """Arrays for a search to write to, `out` of search_queries."""
+        """Arrays for a search to write to, `out` of search_queries. Those of a trace, of one query, have room on every level for the most
+        candidates of any level: of many queries they would be gigabytes.
+        """
         traced = NO_TRACE
         if trace:
             work = Workspace(*self._workspaces[0])
@@ -178,3 +189,31 @@ class ChunkSearch:
                 for missing, dtype in ((-1, np.int64), (-np.inf, np.float32))
             )
         return np.empty((batch, m), np.int64), np.empty((batch, m), np.float32), np.empty(batch, np.int64), *traced
+
+
+def _trimmed(traced: Sequence[Array]) -> tuple[TracedLevel, ...]:
+    """The levels of one query's trace, without padding."""
+    levels = []
+    for h in range(traced[0].shape[1]):
+        candidates_1C, ranks_1C, kept_1K, kept_ranks_1K = (array[:, h] for array in traced)
+        candidates, kept = int((candidates_1C >= 0).sum()), int((kept_1K >= 0).sum())
+        parts = candidates_1C[:, :candidates], ranks_1C[:, :candidates], kept_1K[:, :kept], kept_ranks_1K[:, :kept]
+        levels.append(TracedLevel(*(part.copy() for part in parts)))
+    return tuple(levels)
+
+
+def _together(found: Sequence[Found]) -> Found:
+    """What was found for queries that were traced one by one."""
+    levels = zip(*(one.trace or () for one in found), strict=True)
+    trace = tuple(TracedLevel(*(_stacked(parts) for parts in zip(*level, strict=True))) for level in levels)
+    leaves_BM, ranks_BM = _stacked([one.leaves_BM for one in found]), _stacked([one.ranks_BM for one in found])
+    return Found(leaves_BM, ranks_BM, np.concatenate([one.count_B for one in found]), trace)
+
+
+def _stacked(rows: Sequence[Array]) -> Array:
+    """Rows [1, width] of different widths as one array, padded as node numbers or ranks are."""
+    missing = -np.inf if rows[0].dtype == np.float32 else -1
+    stacked = np.full((len(rows), max(row.shape[1] for row in rows)), missing, rows[0].dtype)
+    for b, row in enumerate(rows):
+        stacked[b, : row.shape[1]] = row[0]
+    return stacked

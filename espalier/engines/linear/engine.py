@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.forest import ForestEngine, ScoredLeaves, refuse_forest
-from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Found, Trace
+from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Found, TracedLevel
 from espalier.errors import InvalidQuery
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.queries import QueryBatch, blank_queries
@@ -89,10 +89,9 @@ class SparseCpuEngine:
         return None if found.trace is None else from_start_level(self._tree, params.beam_size_B, _levels(found.trace))
 
 
-def _levels(trace: Trace) -> tuple[LevelTrace, ...]:
+def _levels(trace: tuple[TracedLevel, ...]) -> tuple[LevelTrace, ...]:
     """Every level: with γ > 0 all are scored."""
-    levels = []
-    for h in range(trace.kept_BHK.shape[1]):
-        kept_ranks, ranks = trace.kept_ranks_BHK[:, h], trace.ranks_BHC[:, h]
-        levels.append(LevelTrace(h + 1, trace.kept_BHK[:, h], kept_ranks, trace.candidates_BHC[:, h], ranks, kept_ranks, ranks))
-    return tuple(levels)
+    return tuple(
+        LevelTrace(h, level.kept_BK, level.kept_ranks_BK, level.candidates_BC, level.ranks_BC, level.kept_ranks_BK, level.ranks_BC)
+        for h, level in enumerate(trace, start=1)
+    )
