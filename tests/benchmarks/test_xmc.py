@@ -13,12 +13,14 @@ import pytest
 from scipy.sparse import csr_array, save_npz
 
 from benchmarks.papers.xmc import rows_of
-from benchmarks.papers.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE, of_relevance
+from benchmarks.papers.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE, _chosen, of_relevance
 from benchmarks.papers.xmc_figures import Found, figures_of
 from benchmarks.papers.xmc_sets import read_set
 from benchmarks.papers.xmc_systems import MODELS, configuration
 from espalier.errors import InvalidConfig, InvalidData
 from tests import ROOT
+from training.baselines.xmc.least_squares import fit_least_squares
+from training.baselines.xmc.linear_scores import LinearScores
 from training.data.xmc import LabelledPoints
 from training.specification.models import SPECIFICATION
 
@@ -128,6 +130,25 @@ def test_every_baseline_finds_the_labels_that_it_learned(system: str) -> None:
     assert figures["p1"] == figures["psp1"] == 100
     if found.of_relevance:
         assert figures["xmad5"] < figures_of(Found(np.full((60, 1), -1), np.zeros((60, 1))), data, data)["xmad5"]
+
+
+def test_an_option_is_chosen_by_what_it_finds_for_points_held_out() -> None:
+    six, learned = one_of_six_labels(), []
+    data = LabelledPoints(six.points, csr_array(np.pad(six.labels.toarray(), ((0, 0), (6, 0)))))
+
+    def fit(train: LabelledPoints, option: float) -> LinearScores:
+        learned.append((len(train), option))
+        return fit_least_squares(train, 1.0) if option == 2 else LinearScores(np.zeros((21, 12), np.float32))
+
+    model = _chosen(data, fit, (1, 2, 3))
+    assert learned == [(54, 1), (54, 2), (54, 3), (60, 2)]
+    assert (model.best(data.points, 1)[0][:, 0] == 6 + np.maximum(np.arange(60) % 12 - 6, 0)).all()
+
+
+def test_pfastrexml_has_a_tail_and_its_trees_alone_have_none() -> None:
+    data = one_of_six_labels()
+    assert "tail_value" in BASELINES["pfastrexml"](data).arrays()
+    assert "tail_value" not in BASELINES["pfastxml"](data).arrays()
 
 
 def test_a_baseline_has_one_row_without_a_beam() -> None:
