@@ -1,7 +1,7 @@
 """Publishing a bundle: written bare, its golden queries answered, verified, measured, and only then put in its place.
 
 All producers of bundles end here, so a bundle at its place has passed the same checks whoever made it. A run that is killed leaves at
-most a hidden temporary folder beside the place.
+most a hidden temporary folder beside the place, until the next version of the model is published.
 
 Knows bundles and engines. Does not know how a model is trained or which queries measure it.
 
@@ -10,10 +10,13 @@ Legend: B queries.
 
 from __future__ import annotations
 
+import fcntl
 import shlex
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +57,8 @@ def publish(
     Raises BundleExists where `path` is taken, BundleCorrupt where the engine or the ranker fails the golden queries.
     """
     make_folder(path.parent)
-    with tempfile.TemporaryDirectory(prefix=".publish-", dir=path.parent) as folder:
-        bare = write_bare(Path(folder) / path.absolute().parent.name / path.name)
+    with _scratch(path.parent) as folder:
+        bare = write_bare(folder / path.absolute().parent.name / path.name)
         table, metrics, heldout = golden(bare), bare.manifest.metrics, bare.heldout()
         engine = open_engine(bare, "cpu")
         try:
@@ -73,6 +76,24 @@ def publish(
             verify_ranker(bare, reranker, table)
         fields = {"metrics": metrics, "command": training_command()}
         return with_parts(bare, path, fields, {"golden.parquet": table, "heldout.parquet": heldout})
+
+
+@contextmanager
+def _scratch(parent: Path) -> Iterator[Path]:
+    """A hidden folder, deleted at the end. Those that killed runs have left, each as large as a bundle, are deleted first.
+
+    A running process holds the lock in its folder, of which the system frees a killed one. The file gets its name when it is locked.
+    """
+    for lock in parent.glob(".publish-*/lock"):
+        with suppress(OSError), lock.open("r+") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent)
+    with tempfile.TemporaryDirectory(prefix=".publish-", dir=parent) as name:
+        folder = Path(name)
+        with (folder / "unlocked").open("w") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            (folder / "unlocked").rename(folder / "lock")
+            yield folder
 
 
 def training_command() -> str | None:

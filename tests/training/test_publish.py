@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,28 @@ def test_a_failed_measurement_leaves_nothing_behind(source: Bundle, tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         publish(path, lambda folder: write_bare(source, folder), answers, broken, [2])
     assert list(path.parent.iterdir()) == []
+
+
+def test_what_killed_runs_left_is_deleted_and_what_others_write_is_kept(source: Bundle, tmp_path: Path) -> None:
+    shop = tmp_path / "models" / "shop"
+    left, locked = shop / ".publish-left", shop / ".publish-locked"
+    for folder in (left, locked):
+        folder.mkdir(parents=True)
+        (folder / "lock").touch()
+        (folder / "chunks.safetensors").write_bytes(b"a large file")
+    inside = []
+
+    def other_run(folder: Path) -> Bundle:
+        inside.extend(sorted(path.name for path in shop.glob(".publish-*")))
+        publish(shop / "2", lambda folder: write_bare(source, folder), answers)  # must not take this run's folder for one that was left
+        return write_bare(source, folder)
+
+    with (locked / "lock").open("r+") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        publish(shop / "1", other_run, answers)
+    assert len(inside) == 2
+    assert locked.name in inside
+    assert sorted(path.name for path in shop.iterdir()) == [locked.name, "1", "2"]
 
 
 def test_without_measurement_the_figures_of_the_bare_bundle_stay(source: Bundle, tmp_path: Path) -> None:
