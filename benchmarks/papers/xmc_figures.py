@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.papers.xrlinear_peers import quality
+from benchmarks.papers.xmc_quality import quality
 from espalier.label_counts import LabelCounts
 from espalier.regression_metrics import xmad_at_k
 from espalier.relevance import Relevance

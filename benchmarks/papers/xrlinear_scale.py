@@ -21,22 +21,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import scipy.sparse
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from benchmarks.papers.xrlinear_peers import bundle_of
 from espalier.bundle import Bundle
+from espalier.bundle_writer import LinearContent, write_bundle
+from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.chunks import Chunks
 from espalier.engines import open_engine
 from espalier.hardware import hardware
-from espalier.queries import QueryBatch
+from espalier.items import ItemTable
+from espalier.manifest import ManifestDraft, SearchDefaults
+from espalier.queries import FeaturesKind, QueryBatch
 from espalier.search import SearchParams
+from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 from training.data.csr import as_rows, normalised
 from training.data.xmc import LabelledPoints
 from training.linear.fit import fit_linear
 from training.linear.label_features import pifa
+from training.linear.prepare import written_features
 from training.specification.linear import LinearOptions
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
@@ -198,6 +204,28 @@ def _row(system: str, beam: int, recall: float, times: list[float], rate: float)
     }  # fmt: skip
     print(row, flush=True)
     return row
+
+
+def bundle_of(folder: Path, tree: Tree, chunks: Chunks, options: LinearOptions) -> Bundle:
+    """What `python -m training fit` writes, without golden and held-out queries."""
+    no_queries = written_features(SparseRows(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), chunks.width))
+    draft = ManifestDraft(
+        name="peers",
+        version=1,
+        algorithm="xr-linear",
+        created=datetime.now(UTC),
+        query=FeaturesKind(width=chunks.width),
+        ranking=options.ranking,
+        search=SearchDefaults(beam_size=10, m=10, max_beam_size=10_000, max_m=10_000),
+    )
+    content = LinearContent(
+        tree=tree,
+        chunks=chunks,
+        items=ItemTable.build(pa.table({"id": [str(label) for label in range(tree.item_count)]})),
+        golden=pa.table({"features": no_queries} | {name: pa.array([], kind) for name, kind in GOLDEN_COLUMNS.items()}),
+        heldout=pa.table({"features": no_queries, "relevant": pa.array([], pa.list_(pa.string()))}),
+    )
+    return write_bundle(folder / "peers" / "1", draft, content)
 
 
 def main() -> None:
