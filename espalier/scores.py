@@ -35,9 +35,10 @@ def finish(
         ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
         keys_BM = None if keys_BM is None else np.where(found_BM, keys_BM, np.float32(-np.inf))
     keys_BM = ranks_BM if keys_BM is None else keys_BM
-    count_B = found_BM.sum(1)
+    full = found_BM.all()
+    count_B = np.full(len(found_BM), found_BM.shape[1]) if full else found_BM.sum(1)
     return SearchResult(
-        item_rows_BM=np.where(found_BM, item_rows_BM, NO_ITEM),
+        item_rows_BM=item_rows_BM if full else np.where(found_BM, item_rows_BM, NO_ITEM),
         scores_BM=scores_of_ranks(ranking, keys_BM),
         ranks_BM=ranks_BM,
         keys_BM=keys_BM,

@@ -73,12 +73,11 @@ class ForestEngine:
         self.bundle, self._engines = bundle, tuple(engines)
         trees = [alone.tree for alone in bundle.alone]
         self._leaf_items, self._leaf_offsets = [tree.leaf_item for tree in trees], [tree.leaf_offset for tree in trees]
-        ranking = bundle.manifest.ranking
+        ranking, self._result_ranking = bundle.manifest.ranking, bundle.manifest.result_ranking
         self._by_rank = ranking.own == "log_activation" and ranking.calibration is None
         self._items = bundle.manifest.tree.items
         self._place_I = np.full(self._items, -1, np.int32)
-        self._tail = TailArrays.of(bundle.tail)
-        self._query_F = np.zeros(0 if bundle.tail is None else bundle.tail.width)
+        self._tail = tuple(TailArrays.of(bundle.tail)), np.zeros(0 if bundle.tail is None else bundle.tail.width)
         self._lock = threading.Lock()
 
     @property
@@ -106,7 +105,7 @@ class ForestEngine:
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
         params.check(len(queries), self._items)
-        shape = len(queries), int(params.m_B.max(initial=0))
+        shape = len(queries), int(params.m_B[0]) if len(queries) == 1 else int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
         eligible_B = np.zeros(len(queries), np.int64)
         block = len(queries)
@@ -124,7 +123,7 @@ class ForestEngine:
             self._write_means(own.features, leaves, knobs.m_B, rows_BM[part], ranks_BM[part])
             eligible_B[part] = leaves[0].eligible_B
             traces = [tree.trace for tree in leaves if tree.trace is not None]
-        result = finish(self.bundle.manifest.result_ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
+        result = finish(self._result_ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
         return replace(result, trace=traces[0], other_traces=tuple(traces[1:])) if traces else result
 
     def _write_means(
@@ -146,9 +145,7 @@ class ForestEngine:
                 ranks_BX[b, count:] = -np.inf
             logs_BX = log_scores(self.bundle.manifest.ranking, ranks_BX)
         with self._lock:
-            features = (queries.indptr, queries.indices, queries.values)
-            tail = (tuple(self._tail), self._query_F)
-            _best_means(items_BX, logs_BX, count_B, len(leaves), m_B, features, tail, self._place_I, rows_BM, ranks_BM)
+            _best_means(items_BX, logs_BX, count_B, len(leaves), m_B, queries.arrays, self._tail, self._place_I, rows_BM, ranks_BM)
 
 
 def refuse_forest(bundle: Bundle) -> None:

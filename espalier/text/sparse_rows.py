@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
+from espalier.read_only import read_only
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +46,11 @@ class SparseRows:
 
     def __len__(self) -> int:
         return len(self.indptr) - 1
+
+    @cached_property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """indptr, indices and values as compiled code takes them; made once, since a forest asks for them for every tree."""
+        return read_only(self.indptr, self.indices, self.values)
 
     def check(self) -> None:
         """Raise InvalidQuery where an index is out of range, not ascending, or a value not finite."""

@@ -109,6 +109,7 @@ class ChunkSearch:
         self._marks = [(np.zeros(chunks.width, np.float32), np.zeros(tree.node_count, np.bool_)) for _ in range(threads)]
         self._workspaces: list[tuple[Array, ...]] = []
         self._room = (0, 0)
+        self._most: dict[int, int] = {}
         self._pool = ThreadPoolExecutor(threads, "chunk-search") if threads > 1 else None
 
     def close(self) -> None:
@@ -135,30 +136,41 @@ class ChunkSearch:
             self._make_room(*largest)
         out = self._results(len(queries), largest[1] or self.most_results(largest[0]), trace)
         excluded_BX = NO_NODES if params.excluded_BX is None else params.excluded_BX
-        arrays = read_only(queries.indptr, queries.indices, queries.values, params.beam_size_B, params.m_B, excluded_BX)
-
-        def run(work: tuple[Array, ...], positions: Array, eligible_N: Array) -> int:
-            place: int = search_queries(positions, arrays, self._tables, eligible_N, self._ranker, work, out)
-            return place
-
-        wrong = -1
-        everyone = ONE_QUERY if len(queries) == 1 else np.arange(len(queries))
-        for group, mask in params.groups or [(everyone, None)]:
-            positions, eligible_N = read_only(group, ALL_NODES if mask is None else mask)
-            if self._pool is None or len(positions) < 2 * PER_THREAD:
-                wrong = max(wrong, run(self._workspaces[0], positions, eligible_N))
-            else:
-                shares = np.array_split(positions, min(len(self._workspaces), len(positions) // PER_THREAD))
-                wrong = max(wrong, *self._pool.map(run, self._workspaces, read_only(*shares), repeat(eligible_N)))
+        arrays = *queries.arrays, *read_only(params.beam_size_B, params.m_B, excluded_BX)
+        if len(queries) == 1 and params.groups is None:
+            wrong = search_queries(ONE_QUERY, arrays, self._tables, ALL_NODES, self._ranker, self._workspaces[0], out)
+        else:
+            wrong = self._search_groups(params.groups or [(np.arange(len(queries)), None)], arrays, out)
         if wrong >= 0:
             if not np.isfinite(queries.values[wrong]):
                 raise InvalidQuery("features.values", float(queries.values[wrong]), "finite numbers")
             raise InvalidQuery("features.indices", int(queries.indices[wrong]), f"feature numbers from 0 to {self._width - 1}")
         return Found(out[0], out[1], out[2], _trimmed(out[3:]) if trace else None)
 
+    def _search_groups(
+        self, groups: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_] | None]], arrays: tuple[Array, ...], out: tuple[Array, ...]
+    ) -> int:
+        """What `search_queries` returns, of queries that may be shared among threads."""
+
+        def run(work: tuple[Array, ...], positions: Array, eligible_N: Array) -> int:
+            place: int = search_queries(positions, arrays, self._tables, eligible_N, self._ranker, work, out)
+            return place
+
+        wrong = -1
+        for group, mask in groups:
+            positions, eligible_N = read_only(group, ALL_NODES if mask is None else mask)
+            if self._pool is None or len(positions) < 2 * PER_THREAD:
+                wrong = max(wrong, run(self._workspaces[0], positions, eligible_N))
+            else:
+                shares = np.array_split(positions, min(len(self._workspaces), len(positions) // PER_THREAD))
+                wrong = max(wrong, *self._pool.map(run, self._workspaces, read_only(*shares), repeat(eligible_N)))
+        return wrong
+
     def most_results(self, beam_size: int) -> int:
         """The most nodes of the last level that a search can score."""
-        return self._most_candidates(beam_size)[-1]
+        if beam_size not in self._most:
+            self._most = {beam_size: self._most_candidates(beam_size)[-1]}
+        return self._most[beam_size]
 
     def _most_candidates(self, beam_size: int) -> list[int]:
         """The most candidates of each level."""

@@ -16,9 +16,13 @@ from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Found,
 from espalier.errors import InvalidQuery
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.queries import QueryBatch, blank_queries
+from espalier.read_only import read_only
 from espalier.scores import finish
 from espalier.search import NO_ITEM, Engine, LevelTrace, SearchParams, SearchResult
 from espalier.trace import from_start_level
+
+(EVERY_LEAF,) = read_only(np.zeros(1, np.int64))
+"""The m of one query that wants all leaves that are scored."""
 
 
 def open_sparse_cpu(bundle: Bundle, threads: int = 1) -> Engine:
@@ -68,7 +72,8 @@ class SparseCpuEngine:
         return self._search.most_results(beam_size)
 
     def scored_leaves(self, queries: QueryBatch, params: SearchParams) -> ScoredLeaves:
-        found, eligible_B = self._found(queries, params, np.zeros(len(queries), np.int64))
+        every_B = EVERY_LEAF if len(queries) == 1 else np.zeros(len(queries), np.int64)
+        found, eligible_B = self._found(queries, params, every_B)
         return ScoredLeaves(found.leaves_BM, found.ranks_BM, found.count_B, eligible_B, self._trace(found, params))
 
     def _found(self, queries: QueryBatch, params: SearchParams, m_B: NDArray[np.int64]) -> tuple[Found, NDArray[np.int64]]:
@@ -77,6 +82,8 @@ class SparseCpuEngine:
         if queries.kind is not kind and queries.kind != kind:
             raise InvalidQuery("queries", queries.kind, str(self.bundle.manifest.query))
         eligible = eligible_nodes(self._tree, params, len(queries), self._unrestricted)
+        if eligible.excluded is None and params.mask_B is None and self._unrestricted is None:
+            return self._search.search(queries.features, BeamParams(params.beam_size_B, m_B), params.trace), eligible.items_B
         excluded = eligible.excluded
         excluded_BX = None if excluded is None else np.concatenate([excluded.leaves_BX, excluded.inner_BX], axis=1)
         groups = None
