@@ -55,6 +55,17 @@ def test_one_differing_item_matters_only_where_the_margin_is_wide(original: Bund
             assert 0.99 < verify_golden(spoilt, OnnxEngine(spoilt, "cpu")) < 1
 
 
+def test_a_tie_in_the_only_query_with_a_small_margin_is_no_fault(original: Bundle, tmp_path: Path) -> None:
+    bundle = with_golden(original, tmp_path / "1", np.inf)
+    golden = pa.concat_tables([bundle.golden()] * 31)
+    rows = golden.column("item_rows").to_pylist()
+    rows[3][-1] = next(item for item in range(bundle.tree.item_count) if item not in rows[3])
+    margin_B = np.where(np.arange(len(golden)) == 3, 0.0, 1.0)
+    changed = golden.set_column(3, "item_rows", [rows]).set_column(5, "margin", [margin_B])
+    tied = write_bundle(tmp_path / "2", draft_of(bundle), content_of(bundle, golden=changed))
+    assert 0.99 < verify_golden(tied, OnnxEngine(tied, "cpu")) < 1
+
+
 @pytest.mark.parametrize("least", [0.0, 1.0])
 def test_a_sequence_encoder_must_have_a_state_for_a_history_without_an_item(tmp_path: Path, least: float) -> None:
     """The mean over a history's places, of which there may be none: 0 / 0, unless at least one is counted."""
