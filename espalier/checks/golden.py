@@ -68,9 +68,10 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
     """Run the golden queries (`table` instead of the bundle's own) and return the mean overlap with the expected results.
 
     Where a query's smallest margin at a cut exceeds twice the engine's rounding, the sets must be equal. The mean overlap over all queries
-    must reach MIN_MEAN_OVERLAP: over those with smaller margins alone, a tie in the only one of them would fail. Items that were expected and came must have their ranks, and their order where ranks differ, both
-    up to twice the rounding (of a query's largest rank, where that exceeds 1). A sequence encoder must have a state for a history without
-    an item, too, which need not be among the golden queries. Raises BundleCorrupt otherwise.
+    must reach MIN_MEAN_OVERLAP; over those with smaller margins alone, a tie in the only one of them would be a fault. Items that were
+    expected and came must have their ranks, and their order where ranks differ, both up to twice the rounding (of a query's largest rank,
+    where that exceeds 1). A sequence encoder must have a state for a history without an item, too, which need not be among the golden
+    queries. Raises BundleCorrupt otherwise.
     """
     _check_empty_history(bundle, engine)
     table = bundle.golden() if table is None else table
