@@ -12,6 +12,7 @@ from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression
 
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
+from espalier.errors import InvalidConfig
 from espalier.tree import Tree, complete_tree
 from tests.training.test_linear import random_points
 from training.data.csr import as_rows
@@ -19,6 +20,7 @@ from training.data.xmc import LabelledPoints
 from training.linear.examples import Examples
 from training.linear.fit import fit_linear
 from training.specification.linear import LinearOptions
+from training.specification.models import SPECIFICATION
 
 
 class Exact(LinearOptions):
@@ -26,6 +28,12 @@ class Exact(LinearOptions):
 
     tolerance: ClassVar[float] = 1e-6
     passes: ClassVar[int] = 5000
+
+
+class Small(Exact):
+    """With a bias as small as XReg's."""
+
+    bias: ClassVar[float] = 0.3
 
 
 def options(**other: Any) -> Exact:
@@ -82,6 +90,43 @@ def test_a_score_estimates_the_relevance_itself() -> None:
     scores = np.zeros((4, 4))
     np.put_along_axis(scores, tree.leaf_item[found.leaves_BM - tree.leaf_offset], np.exp(found.ranks_BM), axis=1)
     assert_allclose(scores, labels.toarray() / 4, atol=2e-3)
+
+
+def test_without_evidence_an_estimate_is_the_base_rate_or_a_half() -> None:
+    """With a cost near 0 weights stay where they are regularised towards; the path's product is then the mean relevance over the points
+    that have a label, which are those that the root learns from."""
+    data = with_degrees(3)
+    data = data.take(np.flatnonzero(np.diff(data.labels.indptr)))
+    tree = complete_tree(np.arange(8), 2)
+    relevance_BI = data.labels.toarray() / data.labels.data.max()
+    rows = as_rows(data.points)
+    for intercept, expected in (("base-rate", relevance_BI.mean(0)), ("zero", np.full(8, 0.5**3))):
+        chosen = options(cost=1e-6, intercept=intercept)
+        found = ChunkSearch(tree, fit_linear(data, tree, chosen), chosen.ranking).search(rows, BeamParams.uniform(len(data), 8, 8))
+        for leaf, mean in zip(tree.leaf_of_item.tolist(), expected.tolist(), strict=True):
+            assert_allclose(np.exp(found.ranks_BM[found.leaves_BM == leaf]), mean, rtol=1e-3)
+
+
+def test_estimates_of_rare_items_are_too_high_without_base_rates() -> None:
+    rng = np.random.default_rng(4)
+    data = random_points(rng, 300, 40, 16, density=0.05)
+    data.labels.data[:] = np.where(data.labels.indices < 8, 1, 0.05)  # the second half is hardly relevant
+    tree, rare = complete_tree(np.arange(16), 2), np.arange(8, 16)
+    truth = data.labels.toarray()[:, rare].sum()
+    ratio = {}
+    for intercept in ("base-rate", "zero"):
+        chosen = Small(**(options(cost=10.0).model_dump() | {"intercept": intercept}))
+        search = ChunkSearch(tree, fit_linear(data, tree, chosen), chosen.ranking)
+        found = search.search(as_rows(data.points), BeamParams.uniform(300, 16, 16))
+        ratio[intercept] = np.exp(found.ranks_BM[np.isin(tree.leaf_item[found.leaves_BM - tree.leaf_offset], rare)]).sum() / truth
+    assert 1 < ratio["base-rate"] < 1.3 < 1.7 < ratio["zero"], ratio
+
+
+def test_base_rates_are_of_relevance_alone() -> None:
+    data = {"format": "npz", "train": "a", "train_labels": "b"}
+    with pytest.raises(InvalidConfig, match=r"linear.intercept: got 'base-rate', expected \"zero\" where linear.loss is \"squared-hinge\""):
+        SPECIFICATION.checked({"kind": "xr-linear", "name": "any", "data": data, "linear": {"intercept": "base-rate"}})
+    SPECIFICATION.checked({"kind": "xreg", "name": "any", "data": data, "linear": {"intercept": "base-rate"}})
 
 
 def test_the_scale_of_relevance_changes_nothing() -> None:

@@ -31,6 +31,8 @@ BLOCK = 64
 LANES = 16
 """Blocks are padded to this many float32 numbers."""
 FAST = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
+LEAST_RATE = 1e-4
+"""Of a child that is a positive of no point."""
 STEPS, NEAR, FAR = 20, 1e-3, 30.0
 """For a logistic example: most Newton steps, the step that is the last one, and the largest margin."""
 
@@ -94,7 +96,8 @@ def train_children(
     """The scorers of a node's children, without weights below the threshold.
 
     centroids  float32[K, F]: each child's weights are regularised towards `options.prior` times its row, and its bias towards
-               −prior / 2, halfway between a point that shares nothing with the row and the row itself; None: towards 0
+               −prior / 2, halfway between a point that shares nothing with the row and the row itself; None: towards 0. With an
+               intercept of "base-rate", biases are regularised towards the log-odds of the child's mean target besides
     number_of  int32[features of the data], −1 everywhere; is so again afterwards
     """
     extra = np.empty(0, np.int32) if centroids is None else centroids.indices
@@ -106,9 +109,22 @@ def train_children(
         weights_FK[number_of[extra], child] = np.float32(options.prior) * centroids.data
         if options.bias > 0:
             weights_FK[-1] = -options.prior / (2 * options.bias)
+    if options.intercept == "base-rate" and options.bias > 0:
+        weights_FK[-1] += base_rates(examples, children) / np.float32(options.bias)
     number_of[features] = -1
     _minimise(rows, examples, options, weights_FK, seed)
     return _without_small(features, weights_FK, options)
+
+
+def base_rates(examples: Examples, children: int) -> NDArray[np.float32]:
+    """float32[K]: the log-odds of each child's mean target, weighted by the points' costs; no rate is nearer to 0 or 1 than LEAST_RATE."""
+    if examples.positive_target is None or examples.cost is None:
+        raise ValueError("base rates are those of targets of relevance")
+    cost_P = np.repeat(examples.cost, np.diff(examples.positive_from))
+    sums = np.bincount(examples.positive_child, weights=examples.positive_target * cost_P, minlength=children)
+    total = max(float(examples.cost.sum(dtype=np.float64)), np.finfo(np.float64).tiny)  # 0 without points
+    rates = np.clip(sums / total, LEAST_RATE, 1 - LEAST_RATE)
+    return np.log(rates / (1 - rates)).astype(np.float32)
 
 
 def _number_features(points: Csr, rows: NDArray[np.int64], extra: Array, number_of: NDArray[np.int32]) -> NDArray[np.int32]:

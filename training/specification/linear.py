@@ -194,6 +194,11 @@ class LinearOptions(Section):
         description='of weights in the bundle: `"float16"` makes it less than half as large, at the same quality; `"float32"` '
         "is written in any case where float16 cannot hold them",
     )
+    intercept: Literal["zero", "base-rate"] = Field(
+        default="zero",
+        description='what biases are regularised towards besides: 0, or, for the loss `"relevance"`, the log-odds of the child\'s mean '
+        "target, so that estimates of rare items are not too high",
+    )
     min_positives: float = Field(
         default=3.0,
         ge=0,
@@ -277,6 +282,8 @@ class LinearConfig(Section):
             raise InvalidConfig("text", 0, "at least one block of n-grams")
         if self.tail.form != "none" and self.tree.count < 2:
             raise InvalidConfig("tail.form", self.tail.form, '"none" where tree.count is 1: a tail enters the scores of a forest')
+        if self.linear.intercept == "base-rate" and self.linear.loss != "relevance":
+            raise InvalidConfig("linear.intercept", self.linear.intercept, f'"zero" where linear.loss is "{self.linear.loss}"')
         if isinstance(self.labels, TextLabels) and self.data.items is None:
             raise InvalidConfig("data.items", None, "a table of items, since labels.columns names columns of it")
         return self
