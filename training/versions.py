@@ -41,5 +41,7 @@ def only_run(work: Path) -> Iterator[None]:
             raise InvalidConfig(
                 "--out", str(work.parent / work.stem.removeprefix(".")), "a version or a file that no other run is writing now"
             ) from error
-        yield
-        lock.unlink()
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 import scipy.sparse
 from hypothesis import given
@@ -340,6 +342,22 @@ def test_two_runs_cannot_write_one_file(model: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Labelwise, "predict", meanwhile)
     assert assign(bundle, model / "points.txt", Assignment(per_item=2), out) == 60
     assert refused
+
+
+def test_a_full_disk_keeps_nothing_but_the_state(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **others: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    bundle, asked, out = Bundle.open(model / "models" / "any" / "1"), Assignment(per_item=2, block=64), tmp_path / "pairs.parquet"
+    monkeypatch.setattr(command, "KEEP_EVERY_S", -1.0)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(OSError, match="No space left"):
+        assign(bundle, model / "points.txt", asked, out)
+    assert [path.name for path in tmp_path.iterdir()] == [".pairs.parquet.work"]
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        assign(bundle, model / "points.txt", asked, out)
+    assert [path.name for path in tmp_path.rglob("*")] == [".pairs.parquet.work", "identity"]
 
 
 def test_neither_a_folder_nor_a_device_is_replaced_by_the_pairs(model: Path, tmp_path: Path) -> None:

@@ -71,11 +71,14 @@ class BestPoints:
     def write(self, file: Path) -> None:
         """Keep the state, all or nothing."""
         unfinished = file.with_suffix(".part")
-        with unfinished.open("wb") as stream:
-            np.savez(stream, done=np.array(self.done), point=self.point_IK, score=self.score_IK)
-            stream.flush()
-            os.fsync(stream.fileno())
-        unfinished.replace(file)
+        try:
+            with unfinished.open("wb") as stream:
+                np.savez(stream, done=np.array(self.done), point=self.point_IK, score=self.score_IK)
+                stream.flush()
+                os.fsync(stream.fileno())
+            unfinished.replace(file)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
     def read(self, file: Path) -> None:
         """Go on from a state that `write` kept. Raises InvalidConfig."""

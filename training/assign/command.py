@@ -170,11 +170,14 @@ def _write(bundle: Bundle, best: BestPoints, out: Path) -> int:
     schema = pa.schema([("item", pa.string()), ("place", pa.int32()), ("point", pa.int64()), ("score", pa.float32())])
     unfinished, written = out.with_name(f".{out.name}.part"), 0
     rows = max(1, ROWS // best.point_IK.shape[1])
-    with pq.ParquetWriter(unfinished, schema) as writer:
-        for begin in range(0, len(best.item_I), rows):
-            pairs, place = best.pairs(slice(begin, begin + rows))
-            columns = [bundle.items.ids_of(pairs.item), place.astype(np.int32), pairs.point, pairs.score]
-            writer.write_table(pa.table(columns, schema=schema))
-            written += len(pairs.item)
-    unfinished.replace(out)
+    try:
+        with pq.ParquetWriter(unfinished, schema) as writer:
+            for begin in range(0, len(best.item_I), rows):
+                pairs, place = best.pairs(slice(begin, begin + rows))
+                columns = [bundle.items.ids_of(pairs.item), place.astype(np.int32), pairs.point, pairs.score]
+                writer.write_table(pa.table(columns, schema=schema))
+                written += len(pairs.item)
+        unfinished.replace(out)
+    finally:  # what a full disk cut off would keep it full
+        unfinished.unlink(missing_ok=True)
     return written
