@@ -2,7 +2,7 @@
 
     manifest.json       what it is, with the size and SHA-256 of every other file
     tree.safetensors    level_offset, first_child, leaf_item
-    items.arrow         ids, titles, attributes
+    items.arrow         ids, titles, attributes, uncompressed
     golden.parquet      queries with the results that every engine must give
     heldout.parquet     held-out queries with their relevant ids
 

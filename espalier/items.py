@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from espalier.arrow_files import map_table
 from espalier.errors import BundleCorrupt, InvalidData
 
 HASH_COLUMN = "__hash"
@@ -76,7 +77,7 @@ class ItemTable:
         Reads all of it: what an offset leads to is handed out as an id or a title.
         """
         try:
-            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            table = map_table(path)
             table.validate(full=True)
             return ItemTable(table)
         except (pa.ArrowException, OSError) as error:

@@ -234,3 +234,36 @@ def test_queries_that_unpack_to_any_size_are_not_read(graphs: Bundle, part: str)
     opened = Bundle.open(graphs.path)
     with pytest.raises(BundleCorrupt, match=rf"{part}: 2097152 rows .* expected at most 1048576"):
         opened.golden() if part == "golden.parquet" else opened.heldout()
+
+
+@pytest.mark.parametrize("kind", ["plain", "dictionary"])
+@pytest.mark.parametrize("options", [{}, {"metadata_version": pa.ipc.MetadataVersion.V4}])
+def test_an_item_table_that_unpacks_to_any_size_is_not_read(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    titles = pa.array(["x" * (1 << 20)] * 2)
+    table = ItemTable.build(pa.table({"id": ["a", "b"], "title": titles if kind == "plain" else titles.dictionary_encode()}))
+    for compression in (None, "zstd", "lz4"):
+        written = pa.ipc.IpcWriteOptions(compression=compression, **options)
+        with pa.OSFile(str(tmp_path / "items.arrow"), "wb") as sink, pa.ipc.new_file(sink, table._table.schema, options=written) as writer:
+            writer.write_table(table._table)
+        if compression is None and not options:
+            assert ItemTable.open(tmp_path / "items.arrow").ids_of(np.arange(2)) == ["a", "b"]
+            continue
+        with pytest.raises(BundleCorrupt, match="its buffers may be compressed, expected plain ones"):
+            ItemTable.open(tmp_path / "items.arrow")
+
+
+def test_an_item_table_is_mapped_not_read(tmp_path: Path) -> None:
+    ItemTable.build(pa.table({"id": ["a", "b"], "title": ["x" * (1 << 20)] * 2})).write(tmp_path / "items.arrow")
+    before = pa.total_allocated_bytes()
+    table = ItemTable.open(tmp_path / "items.arrow")
+    assert pa.total_allocated_bytes() - before < 1 << 16
+    assert len(table) == 2
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"ARROW1", b"ARROW1\0\0", b"ARROW1\0\0" + b"\xff" * 40, b"ARROW1\0\0\xff\xff\xff\xff\x10\0\0\0" + b"\0" * 64]
+)
+def test_a_file_that_only_begins_as_an_item_table_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "items.arrow").write_bytes(content)
+    with pytest.raises(BundleCorrupt, match=r"items\.arrow: not a readable Arrow file"):
+        ItemTable.open(tmp_path / "items.arrow")
