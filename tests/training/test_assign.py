@@ -32,7 +32,7 @@ from training.__main__ import fit
 from training.assign import best_points, command
 from training.assign.best_points import BestPoints
 from training.assign.command import Assignment, assign
-from training.assign.labelwise import Labelwise, Pairs, ScoredTree, best_of_points
+from training.assign.labelwise import Labelwise, Pairs, ScoredTree, best_of_points, best_positions
 from training.assign.point_files import PointFile
 from training.assign.retention import Retention, by_depth, by_share
 from training.data.csr import as_rows, normalised
@@ -119,6 +119,13 @@ def test_a_point_keeps_its_best_items() -> None:
     assert set(as_dict(best_of_points(pairs, 2))) == {(2, 3), (0, 3), (0, 4), (1, 4)}, "of equal scores the lower item row"
     assert set(as_dict(best_of_points(pairs, 1))) == {(2, 3), (1, 4)}
     assert as_dict(best_of_points(pairs, 9)) == as_dict(pairs)
+
+
+@given(st.lists(st.sampled_from([-np.inf, -3.0, -1.0, -0.5, 0.0]), min_size=1, max_size=40), st.integers(1, 45))
+def test_the_best_positions_are_those_of_a_stable_sort(ranks: list[float], most: int) -> None:
+    ranks_R = np.array(ranks, np.float32)
+    order = np.argsort(-ranks_R, kind="stable")
+    assert_array_equal(best_positions(ranks_R, most), np.sort(order[ranks_R[order] > -np.inf][:most]))
 
 
 def test_points_whose_logits_are_not_finite_are_left_out() -> None:

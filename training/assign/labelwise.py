@@ -111,7 +111,7 @@ class Labelwise:
         found = []
         for c, child in enumerate(children_C.tolist()):
             most = self._trees[t].retention.most(child, level, len(points), len(visit.points_R))
-            kept = _best(ranks_RC[:, c], most)
+            kept = best_positions(ranks_RC[:, c], most)
             if len(kept):
                 found.append(_Visit(child, visit.points_R[kept], ranks_RC[kept, c]))
         return found
@@ -119,7 +119,7 @@ class Labelwise:
     def _best_below(self, t: int, points: SparseRows, visit: _Visit) -> Pairs:
         """The best points of each item below a last inner node."""
         leaves_C, ranks_RC = self._ranks(t, points, visit)
-        kept = [_best(ranks_RC[:, c], self._per_item) for c in range(len(leaves_C))]
+        kept = [best_positions(ranks_RC[:, c], self._per_item) for c in range(len(leaves_C))]
         place, column = np.concatenate([*kept, np.empty(0, np.int64)]), np.repeat(np.arange(len(leaves_C)), [len(rows) for rows in kept])
         items = self._items(t, leaves_C)
         return Pairs(items[column], visit.points_R[place], scores_of_ranks(self._ranking, ranks_RC[place, column]))
@@ -162,12 +162,17 @@ def best_of_points(pairs: Pairs, per_point: int) -> Pairs:
     return pairs.take(kept)
 
 
-def _best(ranks_R: NDArray[np.float32], most: int) -> NDArray[np.int64]:
-    """Positions of the highest ranks, ascending, without those of −inf. Ties go to the lower position."""
+def best_positions(ranks_R: NDArray[np.float32], most: int) -> NDArray[np.int64]:
+    """Positions of the `most` highest ranks, at least 1, ascending, without those of −inf. Ties go to the lower position."""
     found = np.flatnonzero(ranks_R > -np.inf)
     if len(found) <= most:
         return found
-    return np.sort(found[np.argsort(-ranks_R[found], kind="stable")[:most]])
+    ranks_F = ranks_R[found]
+    cut = np.partition(ranks_F, len(found) - most)[len(found) - most]
+    kept_F = ranks_F > cut
+    kept_F[np.flatnonzero(ranks_F == cut)[: most - int(kept_F.sum())]] = True
+    best: NDArray[np.int64] = found[kept_F]
+    return best
 
 
 def _joined(parts: Iterable[Pairs]) -> Pairs:
