@@ -70,6 +70,19 @@ class Tail:
         squares = np.concatenate([[0], np.cumsum(self.value.astype(np.float64) ** 2)])
         return np.asarray(squares[self.row_begin[1:]] - squares[self.row_begin[:-1]])
 
+    def part(self, features: NDArray[np.int32], values: NDArray[np.float32], item: int) -> float:
+        """(1 − α) · log near of one item and a query of some features, ascending, and their values: what explanations say of the tail."""
+        own = slice(int(self.row_begin[item]), int(self.row_begin[item + 1]))
+        _, of_query, of_row = np.intersect1d(features, self.feature[own], assume_unique=True, return_indices=True)
+        wide = values.astype(np.float64)
+        product = float(wide[of_query] @ self.value[own][of_row].astype(np.float64))
+        if self.info.form == "product":
+            near = np.log(max(product, FLOOR))
+        else:
+            distance = max(float(wide @ wide) + float(self.square_I[item]) - 2 * product, 0)
+            near = -np.logaddexp(0, min(self.info.gamma / 2 * distance, FARTHEST))
+        return float((1 - self.info.alpha) * near)
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """As they are stored."""
         return {name: np.ascontiguousarray(getattr(self, name)) for name in ARRAYS}

@@ -50,7 +50,9 @@ class ExplainedInTree(TypedDict):
 
 
 class ExplainedItem(TypedDict):
-    """Where the search dropped a requested item, or its place in the answer. `trees`: of a forest, the item in each tree."""
+    """Where the search dropped a requested item, or its place in the answer. `trees`: of a forest, the item in each tree; `tail`:
+    what the tail adds to its rank.
+    """
 
     id: str
     outcome: Literal["returned", "below_min_score", "below_m", "pruned", "excluded", "filtered", "removed", "unknown"]
@@ -64,6 +66,7 @@ class ExplainedItem(TypedDict):
     rank_features: NotRequired[Mapping[str, float | None] | None]
     memory: NotRequired[ExplainedMemory | None]
     trees: NotRequired[list[ExplainedInTree] | None]
+    tail: NotRequired[float | None]
     features: NotRequired[list[ExplainedFeature] | None]
 
 

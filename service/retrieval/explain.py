@@ -21,6 +21,7 @@ from espalier.masks.filters import Filter
 from espalier.memory import Memory
 from espalier.queries import TextKind
 from espalier.search import LevelTrace, SearchResult
+from espalier.tail import Tail
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 from service.models.loading import LoadedModel
@@ -77,6 +78,8 @@ def explain(
             entry |= query.outcome_of(row)
         if row >= 0 and isinstance(encoded.queries.rows, SparseRows):
             entry["features"] = _features(checked.model.bundle, encoded.queries.rows, b, row)
+            if checked.model.bundle.tail is not None:
+                entry["tail"] = _tail(checked.model.bundle.tail, encoded.queries.rows, b, row)
         if row >= 0 and query.memory is not None:
             entry["memory"] = _memory(checked.model.bundle, query.memory, encoded.queries.array[b], row)
         items.append(entry)
@@ -205,6 +208,12 @@ def _features(bundle: Bundle, rows: SparseRows, b: int, item: int) -> list[dict[
     text = isinstance(bundle.manifest.query, TextKind)
     names = bundle.vectoriser.features_of(indices[order]) if text else [str(index) for index in indices[order].tolist()]
     return [{"feature": name, "contribution": value} for name, value in zip(names, contributions[order].tolist(), strict=True)]
+
+
+def _tail(tail: Tail, rows: SparseRows, b: int, item: int) -> float:
+    """What the tail adds to an item's rank."""
+    own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
+    return tail.part(rows.indices[own], rows.values[own], item)
 
 
 def _memory(bundle: Bundle, memory: Memory, history_T: NDArray[Any], item: int) -> dict[str, Any]:

@@ -192,6 +192,9 @@ class ExplainedItem(BaseModel):
     )
     memory: ExplainedMemory | None = Field(None, description="Models with a memory: its part, and which past items spoke for the item.")
     trees: list[ExplainedInTree] | None = Field(None, description="Forests: the item in each tree. It is `pruned` where all pruned it.")
+    tail: float | None = Field(
+        None, description="Models with a tail: (1 − α) · log nearness, which is added to α times the log of the trees' mean score."
+    )
     features: list[ExplainedFeature] | None = Field(
         None, description="Models of features or texts: the features that contributed most, for or against it, strongest first."
     )

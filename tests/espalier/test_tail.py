@@ -17,7 +17,7 @@ from espalier.bundle import TAIL, Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.engines import open_engine
-from espalier.engines.reference import ReferenceEngine
+from espalier.engines.reference import ReferenceEngine, _log_near
 from espalier.errors import BundleCorrupt
 from espalier.manifest import Manifest, ManifestDraft, Ranking, TailInfo
 from espalier.search import NO_ITEM, SearchParams
@@ -82,6 +82,16 @@ def test_engines_rank_with_the_tail_as_its_formula_says(
             assert (result.item_rows_BM[b, len(rows) :] == NO_ITEM).all()
             assert_allclose(result.scores_BM[b, : len(rows)], np.exp(np.minimum(expected, 0)), rtol=1e-3)
     assert_alone_as_together(open_engine(bundle, "cpu"), queries, params)
+
+
+@pytest.mark.parametrize("form", ["product", "gaussian"])
+def test_an_items_part_is_what_the_reference_adds(form: Form) -> None:
+    rng = np.random.default_rng(2)
+    tail, query_F = random_tail(rng, 20, form, 0.3), rng.normal(size=F) * (rng.random(F) < 0.6)
+    features = np.flatnonzero(query_F).astype(np.int32)
+    for item in range(20):
+        part = tail.part(features, query_F[features].astype(np.float32), item)
+        assert part == pytest.approx(0.7 * _log_near(tail, query_F, item), abs=1e-6)
 
 
 def test_a_short_answer_begins_a_long_one(tmp_path: Path) -> None:

@@ -109,6 +109,11 @@ def test_it_is_served_with_scores_filters_of_scores_and_explanations(folder: Pat
         assert [item["id"] for item in some] == [item["id"] for item in answer[:5]]
         explained = running.client.post("/retrieve", json=body | {"m": 3, "explain_items": [answer[7]["id"]]})
         assert explained.status_code == 200, explained.text
+        returned = running.client.post("/retrieve", json=body | {"explain_items": [answer[0]["id"]]}).json()["results"][0]
+        first = returned["explain"]["items"][0]
+        mean = sum(np.exp(tree["rank"]) for tree in first["trees"] if tree["outcome"] == "scored") / len(first["trees"])
+        assert ("tail" in first) == (name == "tail")
+        assert first["rank"] == pytest.approx(0.8 * np.log(mean) + first["tail"] if name == "tail" else np.log(mean), abs=1e-4)
         described = running.client.get(f"/models/{name}").json()
         tail = {"form": "product", "alpha": 0.8, "gamma": 30.0, "entries": len(bundle.tail.value)} if bundle.tail is not None else None
         assert (described["trees"], described["tail"]) == ((2, tail) if name == "tail" else (3, None))
