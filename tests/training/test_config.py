@@ -277,7 +277,7 @@ def test_plt_may_say_the_gamma_that_it_has() -> None:
 def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"--config: .*none\.toml.* a TOML file that exists"):
         read_config(tmp_path / "none.toml")
-    for content in (b"name = ", b"\xff\xfe"):
+    for content in (b"name = ", b"\xff\xfe", b"seed = " + b"9" * 5000, b"seed = " + b"[" * 100_000):
         (tmp_path / "bad.toml").write_bytes(content)
         with pytest.raises(InvalidConfig, match=r"bad\.toml: .*expected valid TOML"):
             read_config(tmp_path / "bad.toml")

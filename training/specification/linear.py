@@ -156,6 +156,8 @@ class LinearTree(Section):
         return ITEMS_OF_ONE_NODE if is_one_node else ITEMS_OF_A_LEAF
 
 
+LARGEST = 1e9
+"""Of numbers that scale weights: products of larger ones are no 32-bit numbers."""
 UNCHOSEN_COST, UNCHOSEN_GAMMA = 1.0, 0.5
 """C and γ of too few points to choose them by, and of what is trained without choosing."""
 
@@ -184,10 +186,13 @@ class LinearOptions(Section):
         default=AUTO, description='C, the cost of a unit of loss against ½‖w‖², above 0, or `"auto"`: chosen on training points held out'
     )
     weighted: bool = Field(default=False, description="a positive costs C times its weight over the mean weight")
-    threshold: float = Field(default=0.05, ge=0, description="drop smaller weights: the larger, the smaller and faster a model")
+    threshold: float = Field(default=0.05, ge=0, le=LARGEST, description="drop smaller weights: the larger, the smaller and faster a model")
     relative_threshold: float = Field(default=0.0, ge=0, lt=1, description="drop weights smaller than this share of a scorer's largest")
     prior: float = Field(
-        default=3.0, ge=0, description="β: regularise weights towards β times the node's centroid, and biases towards −β / 2, instead of 0"
+        default=3.0,
+        ge=0,
+        le=LARGEST,
+        description="β: regularise weights towards β times the node's centroid, and biases towards −β / 2, instead of 0",
     )
     weights: Literal["float16", "float32"] = Field(
         default="float16",
@@ -202,6 +207,7 @@ class LinearOptions(Section):
     min_positives: float = Field(
         default=3.0,
         ge=0,
+        le=LARGEST,
         description="do not train below nodes whose labels average fewer positives than this; score their children by their centroids. "
         "Without effect where `linear.prior` is 0",
     )
@@ -219,8 +225,8 @@ class LinearOptions(Section):
     @field_validator("cost", mode="before")
     @classmethod
     def _auto_or_cost(cls, value: object) -> object:
-        if value != AUTO and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
-            raise ValueError('"auto" or a number greater than 0')
+        if value != AUTO and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST):
+            raise ValueError(f'"auto" or a number greater than 0, at most {LARGEST:g}')
         return value
 
     @field_validator("gamma", mode="before")

@@ -14,6 +14,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from espalier.errors import InvalidConfig
+from espalier.manifest import MOST
 
 T = TypeVar("T")
 Raw = Mapping[str, Any]
@@ -29,10 +30,10 @@ class Section(BaseModel):
 class SearchLimits(Section):
     """What the exported model searches with when a request does not say, and the most that a request may ask for."""
 
-    beam_size: int = Field(default=200, ge=1, description="default beam size")
-    m: int = Field(default=50, ge=1, description="default number of results")
-    max_beam_size: int = Field(default=1000, ge=1, description="a request for a larger beam is refused")
-    max_m: int = Field(default=1000, ge=1, description="a request for more results is refused")
+    beam_size: int = Field(default=200, ge=1, le=MOST, description="default beam size")
+    m: int = Field(default=50, ge=1, le=MOST, description="default number of results")
+    max_beam_size: int = Field(default=1000, ge=1, le=MOST, description="a request for a larger beam is refused")
+    max_m: int = Field(default=1000, ge=1, le=MOST, description="a request for more results is refused")
     min_beam_size: int | None = Field(
         default=None, ge=1, description="the service may shrink a beam down to this size when a deadline is near; without it never"
     )
@@ -141,7 +142,7 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise InvalidConfig("--config", str(file), "a TOML file that exists")
     try:
         return tomllib.loads(file.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of bytes that are no text, and of a number of too many digits
         raise InvalidConfig(str(file), str(error), "valid TOML") from error
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from espalier.manifest import MAX_TREES, Activation
-from training.specification.linear import LinearConfig, LinearOptions, LinearTree
+from training.specification.linear import LARGEST, LinearConfig, LinearOptions, LinearTree
 
 
 class XRegTree(LinearTree):
@@ -36,11 +36,14 @@ class XRegOptions(LinearOptions):
     loss: Literal["squared-hinge", "logistic", "relevance"] = Field(
         default="relevance", description="of a regressor: the logistic loss with fractional targets, weighted by the parent's relevance"
     )
-    cost: float = Field(default=10.0, gt=0, description="C, the mean cost of a node's points against ½‖w‖²")
-    threshold: float = Field(default=0.0, ge=0, description="drop smaller weights: the larger, the smaller and faster a model")
+    cost: float = Field(default=10.0, gt=0, le=LARGEST, description="C, the mean cost of a node's points against ½‖w‖²")
+    threshold: float = Field(default=0.0, ge=0, le=LARGEST, description="drop smaller weights: the larger, the smaller and faster a model")
     relative_threshold: float = Field(default=0.05, ge=0, lt=1, description="drop weights smaller than this share of a scorer's largest")
     prior: float = Field(
-        default=0.0, ge=0, description="β: regularise weights towards β times the node's centroid, and biases towards −β / 2, instead of 0"
+        default=0.0,
+        ge=0,
+        le=LARGEST,
+        description="β: regularise weights towards β times the node's centroid, and biases towards −β / 2, instead of 0",
     )
     activation: Activation | None = Field(default=None, description='of a scorer\'s product; the default is `"sigmoid"`')
     gamma: float = Field(
