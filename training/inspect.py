@@ -88,7 +88,7 @@ def _relevance(manifest: Manifest) -> list[str]:
     try:
         quantiles = ", ".join(f"{100 * float(share):g} % {value:.4g}" for share, value in told["quantiles"].items())
         return [f"relevance: {told['labels']:,} training labels, mean {told['mean']:.4g}, scale {told['scale']:.4g}; quantiles {quantiles}"]
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         expected = "labels, mean, scale and quantiles"
         raise BundleCorrupt(f"data.{RELEVANCE} of the manifest is {str(told)[:80]}, expected {expected}") from error
 

@@ -47,7 +47,7 @@ def read_heldout(bundle: Bundle, most: int | None = None) -> HeldOut:
     """The held-out queries of a bundle; where there are more than `most`, that many at even distances.
 
     Ids that the catalogue lacks are left out, and so are queries without anything relevant. Raises BundleCorrupt
-    when a column is missing or relevance is not what it should be.
+    when a column is missing or does not hold what it should.
     """
     table = bundle.heldout()
     try:
@@ -58,14 +58,14 @@ def read_heldout(bundle: Bundle, most: int | None = None) -> HeldOut:
         if most is not None and len(place_B) > most:
             place_B = place_B[np.linspace(0, len(place_B) - 1, most).astype(np.int64)]
         queries = encode_table(bundle, table.take(pa.array(place_B, pa.int64())))
-    except KeyError as error:
+        prefix = RECALL_COLUMN.format("")
+        recall_by_m = {
+            int(name.removeprefix(prefix)): np.asarray(table.column(name), np.float64)[place_B]
+            for name in table.column_names
+            if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:  # a column that is not there, or of other things
         raise BundleCorrupt(f"{bundle.path / 'heldout.parquet'}: {error}") from error
-    prefix = RECALL_COLUMN.format("")
-    recall_by_m = {
-        int(name.removeprefix(prefix)): np.asarray(table.column(name), np.float64)[place_B]
-        for name in table.column_names
-        if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
-    }
     known = None if relevance is None else [relevance[i][listed[i] >= 0] for i in place_B]
     return HeldOut(place_B, queries, [relevant[i] for i in place_B], known, recall_by_m)
 

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from espalier import bundle_files
 from espalier.bundle import CHUNKS, Bundle
 from espalier.bundle_writer import with_ranker
+from espalier.checks.heldout import read_heldout
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.chunks import ARRAYS, Chunks
 from espalier.errors import BundleCorrupt, InvalidTree
@@ -267,3 +268,29 @@ def test_a_file_that_only_begins_as_an_item_table_is_refused(tmp_path: Path, con
     (tmp_path / "items.arrow").write_bytes(content)
     with pytest.raises(BundleCorrupt, match=r"items\.arrow: not a readable Arrow file"):
         ItemTable.open(tmp_path / "items.arrow")
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("features", ["text"]),
+        ("features", [None]),
+        ("relevant", [None]),
+        ("relevant", [[1]]),
+        ("relevance", [["much"]]),
+        ("relevance", [1.0]),
+        ("recall@5", ["much"]),
+        (f"recall@{'9' * 5000}", [1.0]),
+    ],
+)
+def test_held_out_queries_of_other_things_are_refused(tmp_path: Path, column: str, values: list[Any]) -> None:
+    rng = np.random.default_rng(1)
+    bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 3), Ranking(own="logit", gamma=1))
+    right: dict[str, list[Any]] = {"features": [{"indices": [0], "values": [1.0]}], "relevant": [["item-0"]], "relevance": [[1.0]]}
+    for columns in (right, right | {column: values}):
+        pq.write_table(pa.table(columns), bundle.path / "heldout.parquet")
+        if columns is right:
+            assert len(read_heldout(bundle).queries) == 1
+            continue
+        with pytest.raises(BundleCorrupt, match=r"heldout\.parquet: "):
+            read_heldout(bundle)
