@@ -18,6 +18,7 @@ or as weights of sparse features
     chunks.safetensors  the arrays of espalier.chunks, or with weights in float16 of espalier.packed_chunks
     tree-2.safetensors, chunks-2.safetensors … the same of a forest's other trees, which hold the same items
     tail.safetensors    what else enters the scores of a forest (espalier.tail); few have it
+    stacking.safetensors  what orders the best candidates anew (espalier.stacking), where the manifest says so
     text.safetensors    the vectoriser's, where queries are texts
     label-counts.safetensors  training points of each item, for propensities; a bundle may lack it
 
@@ -70,6 +71,7 @@ from espalier.manifest import (
 from espalier.memory import Memory
 from espalier.packed_chunks import unpacked
 from espalier.queries import HistoryKind, TextKind, VectorKind
+from espalier.stacking import Stacking
 from espalier.tail import Tail
 from espalier.tree import Tree
 
@@ -81,12 +83,12 @@ COMMON_PARTS = (TREE, "items.arrow", "golden.parquet", "heldout.parquet")
 GRAPH_PARTS = (*COMMON_PARTS, "nodes.safetensors", "query.onnx", "scorer.onnx")
 WEIGHTS, RANKER, MEMORY = "weights.safetensors", "ranker.onnx", "memory.safetensors"
 CONTENT, CONTENT_ARRAYS = "content.onnx", "content.safetensors"
-CHUNKS, TEXT, TAIL = "chunks.safetensors", "text.safetensors", "tail.safetensors"
+CHUNKS, TEXT, TAIL, STACKING = "chunks.safetensors", "text.safetensors", "tail.safetensors", "stacking.safetensors"
 LABEL_COUNTS = "label-counts.safetensors"
 LINEAR_PARTS = (*COMMON_PARTS, CHUNKS)
 FOREST_PARTS = tuple((f"tree-{number}.safetensors", f"chunks-{number}.safetensors") for number in range(2, MAX_TREES + 1))
 """The files of a forest's trees after the first."""
-ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT, RANKER, MEMORY, TAIL, CONTENT, CONTENT_ARRAYS, *chain.from_iterable(FOREST_PARTS))
+ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT, RANKER, MEMORY, TAIL, STACKING, CONTENT, CONTENT_ARRAYS, *chain.from_iterable(FOREST_PARTS))
 """All files that a bundle may need besides its manifest; `parts_of` says which of them a given bundle needs."""
 OPTIONAL_PARTS = frozenset({WEIGHTS, LABEL_COUNTS})
 """Files that a bundle has where its manifest lists them. No engine reads them."""
@@ -135,9 +137,14 @@ class Bundle:
         """A bundle for each tree of a forest, as if it were the only one; this bundle itself where it has one tree."""
         if not self.manifest.trees:
             return (self,)
-        first = self.manifest.model_copy(update={"trees": (), "tail": None})
+        first = self.manifest.model_copy(update={"trees": (), "tail": None, "stacking": None})
         others = (first.model_copy(update={"tree": other.tree, "scorer": other.scorer}) for other in self.manifest.trees)
         return tuple(Bundle(self.path, manifest, place) for place, manifest in enumerate((first, *others)))
+
+    @cached_property
+    def unstacked(self) -> Bundle:
+        """This bundle without its stacking: what an engine of trees searches."""
+        return Bundle(self.path, self.manifest.model_copy(update={"stacking": None}), self.place)
 
     @cached_property
     def tree(self) -> Tree:
@@ -225,6 +232,17 @@ class Bundle:
             raise BundleCorrupt(f"{file}: {error}") from error
 
     @cached_property
+    def stacking(self) -> Stacking | None:
+        """What orders the best candidates anew, mapped and checked; None where the bundle has no such part."""
+        info, scorer, file = self.manifest.stacking, self.manifest.scorer, self.path / STACKING
+        if info is None or not isinstance(scorer, LinearScorer):
+            return None
+        try:
+            return Stacking.of_arrays(map_safetensors(file), info, self.manifest.tree.items, scorer.features)
+        except BundleCorrupt as error:
+            raise BundleCorrupt(f"{file}: {error}") from error
+
+    @cached_property
     def vectoriser(self) -> Vectoriser:
         """What makes features of texts. Raises BundleCorrupt where queries are no texts."""
         from espalier.text.vectoriser import Vectoriser
@@ -280,7 +298,8 @@ def parts_of(manifest: Manifest) -> tuple[str, ...]:
         return (*GRAPH_PARTS, *ranker, *memory, *content)
     text = (TEXT,) if isinstance(manifest.query, TextKind) else ()
     tail = () if manifest.tail is None else (TAIL,)
-    return (*LINEAR_PARTS, *text, *tail, *ranker, *chain.from_iterable(FOREST_PARTS[: len(manifest.trees)]))
+    stacking = () if manifest.stacking is None else (STACKING,)
+    return (*LINEAR_PARTS, *text, *tail, *stacking, *ranker, *chain.from_iterable(FOREST_PARTS[: len(manifest.trees)]))
 
 
 def find_versions(root: Path) -> dict[str, tuple[int, ...]]:

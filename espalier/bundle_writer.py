@@ -27,6 +27,7 @@ from espalier.bundle import (
     MEMORY,
     OPTIONAL_PARTS,
     RANKER,
+    STACKING,
     TAIL,
     TEXT,
     TREE,
@@ -57,6 +58,7 @@ from espalier.manifest import (
 )
 from espalier.memory import Memory
 from espalier.packed_chunks import packed
+from espalier.stacking import Stacking
 from espalier.tail import Tail
 from espalier.tree import Tree
 
@@ -114,6 +116,7 @@ class LinearContent:
     counts  training points of each item; None: not known
     others  the trees of a forest after the first, over the same items
     tail    what else enters the scores of a forest
+    stacking  what orders the best candidates anew
     """
 
     tree: Tree
@@ -125,6 +128,7 @@ class LinearContent:
     counts: LabelCounts | None = None
     others: Sequence[TreeChunks] = ()
     tail: Tail | None = None
+    stacking: Stacking | None = None
 
 
 def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | LinearContent) -> Bundle:
@@ -151,7 +155,8 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
         made = {"schema_version": SCHEMA_VERSION, "tree": TreeInfo.of(tree), "scorer": scorer, "memory": memory, "content": info}
         trees = () if isinstance(content, GraphContent) else _write_forest(folder, content)
         tail = content.tail.info if isinstance(content, LinearContent) and content.tail is not None else None
-        _write_manifest(folder, draft.model_dump() | made | {"trees": trees, "tail": tail})
+        stacking = content.stacking.info if isinstance(content, LinearContent) and content.stacking is not None else None
+        _write_manifest(folder, draft.model_dump() | made | {"trees": trees, "tail": tail, "stacking": stacking})
     return Bundle.open(path, verify=False)
 
 
@@ -284,6 +289,9 @@ def _write_linear(folder: Path, linear: LinearContent) -> LinearScorer:
     if linear.tail is not None:
         linear.tail.check(linear.tree.item_count)
         save_file(linear.tail.arrays(), folder / TAIL)
+    if linear.stacking is not None:
+        linear.stacking.check(linear.tree.item_count, linear.chunks.width)
+        save_file(linear.stacking.arrays(), folder / STACKING)
     return _write_chunks(folder / CHUNKS, linear.tree, linear.chunks)
 
 

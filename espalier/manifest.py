@@ -18,7 +18,7 @@ from espalier.rank_features import HISTORY, check_names, needs_node_rows
 from espalier.tree import Tree
 
 SCHEMA_VERSION: Literal[2] = 2
-"""What is written. Version 2 adds `scorer.form`, `scorer.encoder`, `memory`, `trees`, `tail`, `ranking.calibration.knots` and `command`."""
+"""What is written. Version 2 adds `scorer.form`, `scorer.encoder`, `memory`, `trees`, `tail`, `stacking`, `command` and knots."""
 READ_VERSIONS = (1, 2)
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -241,6 +241,19 @@ class TailInfo(_Strict):
     entries: int = Field(ge=0)
 
 
+class StackingInfo(_Strict):
+    """stacking.safetensors (espalier.stacking): a network orders the best `candidates` of a search anew, key = log p + power · log weight.
+
+    points    training points that vote
+    training  how it was trained, and what it was measured to bring
+    """
+
+    candidates: int = Field(ge=1, le=1024)
+    power: float = Field(ge=0, le=1)
+    points: int = Field(ge=0)
+    training: dict[str, Any] = Field(default_factory=dict)
+
+
 class FileInfo(_Strict):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size: int = Field(ge=0)
@@ -270,6 +283,7 @@ class Manifest(ManifestDraft):
 
     trees  of a forest, those after the first, which `tree` and `scorer` describe; not written where there are none
     tail   what else enters the scores of a forest; likewise
+    stacking  what orders the best candidates of linear scorers anew; likewise
     """
 
     schema_version: Literal[1, 2]
@@ -280,12 +294,13 @@ class Manifest(ManifestDraft):
     content: ContentInfo | None = None
     trees: tuple[ForestTree, ...] = Field(default=(), max_length=MAX_TREES - 1, exclude_if=lambda trees: not trees)
     tail: TailInfo | None = Field(default=None, exclude_if=lambda tail: tail is None)
+    stacking: StackingInfo | None = Field(default=None, exclude_if=lambda stacking: stacking is None)
     files: dict[PartName, FileInfo]
 
     @property
     def result_ranking(self) -> Ranking:
-        """What makes scores of a result's ranks, or keys (`scores_of_ranks`): a forest's ranks are logs of mean scores."""
-        return Ranking(own="log_activation", gamma=1) if self.trees else self.ranking
+        """What makes scores of a result's ranks, or keys (`scores_of_ranks`): those of a forest and of stacking are logs of scores."""
+        return Ranking(own="log_activation", gamma=1) if self.trees or self.stacking is not None else self.ranking
 
     @model_validator(mode="after")
     def _version_has_parts(self) -> Manifest:
@@ -321,6 +336,18 @@ class Manifest(ManifestDraft):
     def _states_fit(self) -> Manifest:
         if isinstance(self.scorer, GraphScorer) and self.scorer.state_levels not in (1, self.tree.levels):
             raise ValueError(f"scorer.state_levels: expected 1, or {self.tree.levels}, the tree's levels, got {self.scorer.state_levels}")
+        return self
+
+    @model_validator(mode="after")
+    def _stacking_fits(self) -> Manifest:
+        if self.stacking is None:
+            return self
+        if self.schema_version == 1:
+            raise ValueError("schema version 1 has no stacking")
+        if not isinstance(self.scorer, LinearScorer) or self.ranking.own != "log_activation":
+            raise ValueError(f"stacking orders candidates by scores of linear scorers, got {self.scorer.kind} with {self.ranking.own}")
+        if self.tail is not None:
+            raise ValueError("stacking and a tail both order candidates, expected one of them")
         return self
 
     @model_validator(mode="after")

@@ -109,6 +109,8 @@ def run(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
     fit["model_mb"] = round(sum(file.stat().st_size for file in bundle.path.iterdir()) / 1e6, 1)
     choice = bundle.manifest.metrics.get("validation")
     chosen = {} if choice is None else {"chosen": {name: choice[name] for name in ("cost", "gamma")}}
+    if bundle.manifest.stacking is not None:
+        chosen |= {"stacking": bundle.manifest.stacking.training}
     queries = QueryBatch(bundle.manifest.query, as_rows(prepare(config).test.points))
     return {"ms_p50": _searched(bundle, queries, folder, beams), "fit": fit | chosen}
 
@@ -144,7 +146,10 @@ def _searched(bundle: Bundle, queries: QueryBatch, folder: Path, beams: Sequence
     times: dict[int, list[float]] = {beam: [] for beam in beams}
     for beam in beams:
         found = engine.search(queries, SearchParams.uniform(len(queries), beam, M))
-        np.savez(folder / f"{beam}.npz", rows=found.item_rows_BM, scores=found.scores_BM)
+        scores_BM = found.scores_BM
+        if bundle.stacking is not None:
+            scores_BM = bundle.stacking.relevance_of(found.item_rows_BM, scores_BM)
+        np.savez(folder / f"{beam}.npz", rows=found.item_rows_BM, scores=scores_BM)
     for _ in range(ROUNDS):
         for beam in beams:
             one = SearchParams.uniform(1, beam, 10)

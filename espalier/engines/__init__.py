@@ -143,7 +143,7 @@ def open_engine(
         if not reason:
             _check_precision(bundle, candidate, precision)
             try:
-                opened = entry.open(bundle, threads, precision)
+                opened = _opened(entry, bundle, threads, precision)
             except UnsupportedGraph as error:
                 reason = str(error)
             except DeviceUnavailable as error:
@@ -156,6 +156,15 @@ def open_engine(
         refused[candidate] = reason
         log.info("%s cannot run on %s: %s", name, candidate, reason)
     raise DeviceUnavailable("; ".join(f"{candidate} cannot run {name}: {reason}" for candidate, reason in refused.items()))
+
+
+def _opened(entry: EngineEntry, bundle: Bundle, threads: int, precision: Precision) -> Engine:
+    """The engine; `reference` does what comes after the trees by itself."""
+    if bundle.manifest.stacking is None or entry.open is _reference:
+        return entry.open(bundle, threads, precision)
+    from espalier.engines.stacked import StackedEngine
+
+    return StackedEngine(bundle, entry.open(bundle.unstacked, threads, precision))
 
 
 def _candidates(bundle: Bundle, device: Device, engine: str | None) -> list[str]:

@@ -149,9 +149,11 @@ class ForestEngine:
 
 
 def refuse_forest(bundle: Bundle) -> None:
-    """Raise BundleCorrupt where an engine of one tree is given several, of which it would search the first alone."""
+    """Raise BundleCorrupt where an engine of one tree is given several, of which it would search the first alone, or a stacking."""
     if bundle.manifest.trees:
         raise BundleCorrupt(f"{bundle.path}: a forest of {1 + len(bundle.manifest.trees)} trees, expected one of `Bundle.alone`")
+    if bundle.manifest.stacking is not None:
+        raise BundleCorrupt(f"{bundle.path}: a bundle with stacking, expected `Bundle.unstacked`")
 
 
 @compiled()

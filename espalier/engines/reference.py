@@ -20,6 +20,7 @@ from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import Bundle
 from espalier.engines.onnx.graphs import read_graph
+from espalier.engines.reference_stacking import stacked
 from espalier.errors import BundleCorrupt
 from espalier.manifest import Activation, LinearScorer, Ranking
 from espalier.masks.eligibility import every_item, node_mask
@@ -113,6 +114,15 @@ class ReferenceEngine:
 
     def found(self, queries: QueryBatch, params: SearchParams, b: int) -> Found:
         """All items that the search of query b scored; more than m of them."""
+        found = self._found(queries, params, b)
+        if self.bundle.stacking is None:
+            return found
+        rows, own = queries.features, slice(int(queries.features.indptr[b]), int(queries.features.indptr[b + 1]))
+        items, keys = stacked(self.bundle.stacking, rows.indices[own], rows.values[own], found.item_rows, found.ranks)
+        return Found(items, keys, keys, found.steps)
+
+    def _found(self, queries: QueryBatch, params: SearchParams, b: int) -> Found:
+        """Those of the trees."""
         steps = [self.steps(queries, params, b, place=place) for place in range(len(self._alone))]
         if len(steps) > 1:
             return self._mean(steps, queries, b)
@@ -175,7 +185,7 @@ class ReferenceEngine:
                 candidates_C, ranks_C, keys_C = candidates_C[present_C], ranks_C[present_C], keys_C[present_C]
             size = int(params.beam_size_B[b])
             if level == tree.height:
-                size = int(params.m_B[b]) if len(self._alone) == 1 else len(candidates_C)
+                size = self._wanted(params, b) if len(self._alone) == 1 else len(candidates_C)
             best = np.sort(np.argsort(-keys_C, kind="stable")[:size])
             kept_K = candidates_C[best]
             steps.append(Step(level, candidates_C, ranks_C, keys_C, kept_K, bool(finite_C.all()) or not scored))
@@ -184,6 +194,11 @@ class ReferenceEngine:
                 kept_K = candidates_C[best]
             rank_K = ranks_C[best]
         return steps
+
+    def _wanted(self, params: SearchParams, b: int) -> int:
+        """How many leaves of its only tree query b wants: m, and what stacking takes."""
+        info = self.bundle.manifest.stacking
+        return max(int(params.m_B[b]), 0 if info is None else min(info.candidates, self.bundle.tree.item_count))
 
     def eligible_nodes(self, params: SearchParams, b: int, place: int = 0) -> NodeMask:
         """The nodes of a tree with an item below that query b's mask lets pass and that it does not exclude."""

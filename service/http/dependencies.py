@@ -68,6 +68,7 @@ def describe(entry: Entry, settings: Settings) -> dict[str, Any]:
             **manifest.model_dump(mode="json", include={"query", "search", "tree", "ranker", "metrics"}),
             "trees": 1 + len(manifest.trees),
             "tail": None if manifest.tail is None else manifest.tail.model_dump(mode="json"),
+            "stacking": None if manifest.stacking is None else manifest.stacking.model_dump(mode="json"),
             "fields": entry.loaded.bundle.items.fields,
         }
     return described

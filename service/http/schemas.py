@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from espalier.manifest import RankerInfo, SearchDefaults, TailInfo, TreeInfo
+from espalier.manifest import RankerInfo, SearchDefaults, StackingInfo, TailInfo, TreeInfo
 from espalier.queries import QueryKind
 from service.retrieval.schemas import Ids, StrictBody
 
@@ -36,6 +36,7 @@ class Model(BaseModel):
     tree: TreeInfo | None = Field(None, description="The only tree, or a forest's first.")
     trees: int | None = Field(None, description="How many trees the model has.")
     tail: TailInfo | None = Field(None, description="What else enters the scores of a forest, where the model has it.")
+    stacking: StackingInfo | None = Field(None, description="What orders the best candidates anew, where the model has it.")
     ranker: RankerInfo | None = Field(None, description="The second stage, where the model has one.")
     fields: list[str] | None = Field(None, description="Columns of the item table.")
     metrics: dict[str, Any] | None = Field(None, description="Measured at training.")

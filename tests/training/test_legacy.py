@@ -38,6 +38,7 @@ def meaning(config: DeepConfig | LinearConfig) -> dict[str, Any]:
         assert {key: found.pop(key) for key in list(found) if key.startswith("relevance.")}["relevance.source"] == "weights"
         assert found.pop("tree.count") == 1
         assert {key: found.pop(key) for key in list(found) if key.startswith("tail.")}["tail.form"] == "none"
+        assert {key: found.pop(key) for key in list(found) if key.startswith("stacking.")}["stacking.model"] == "auto"  # chosen today
         for key in ("linear.cost", "linear.gamma", "tree.max_leaf"):  # numbers of before are kept; what had none is chosen today
             if found[key] == "auto":
                 del found[key]

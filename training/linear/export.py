@@ -24,6 +24,7 @@ from espalier.manifest import ManifestDraft, Ranking, SearchDefaults, TailInfo
 from espalier.packed_chunks import rounded
 from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams
+from espalier.stacking import Stacking
 from espalier.tail import Tail
 from training.data.csr import as_rows
 from training.data.relevance import distribution, is_graded, scale_of
@@ -50,7 +51,9 @@ class GoldenQueries:
     params: SearchParams
 
 
-def export(config: LinearConfig, choice: Choice, prepared: Prepared, trees: Sequence[TreeChunks], path: Path) -> Bundle:
+def export(
+    config: LinearConfig, choice: Choice, prepared: Prepared, trees: Sequence[TreeChunks], path: Path, stacking: Stacking | None = None
+) -> Bundle:
     """Write the bundle of trained scorers to models/<name>/<version>/ and return it, verified and measured on the test queries.
 
     choice  the options that the scorers were trained with, and what they were chosen by
@@ -70,7 +73,8 @@ def export(config: LinearConfig, choice: Choice, prepared: Prepared, trees: Sequ
     golden = unanswered(heldout, draft.query.kind)
     counts = prepared.relevance.counts
     trees = [TreeChunks(tree, _stored(chunks, config.linear)) for tree, chunks in trees]
-    content = LinearContent(*trees[0], prepared.items, golden, heldout, prepared.vectoriser, counts, trees[1:], _tail(config, prepared))
+    second = _tail(config, prepared), stacking
+    content = LinearContent(*trees[0], prepared.items, golden, heldout, prepared.vectoriser, counts, trees[1:], *second)
     grades = Grades(relevance, scale_of(prepared.train.labels), prepared.relevance.inverse_propensity_I)
     labelled = LabelledQueries(queries, relevant, grades=grades)
     metrics = {} if choice.report is None else {"validation": choice.report}

@@ -96,6 +96,8 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
             bundle.manifest.name,
             bundle.manifest.version,
         )
+    if bundle.stacking is not None:
+        log.warning("the new version has no stacking, which knows nothing of new items: train a new model for one")
     new = read_new_items(bundle, file, columns)
     near = None if not columns else nearest_items(new.own, own_texts(bundle, bundle.items.to_table(), columns), how.neighbours)
     trees = [_with_new_items(tree, chunks, bundle.manifest.ranking, new.own, near, how, file) for tree, chunks in bundle.trees]

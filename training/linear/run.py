@@ -15,12 +15,14 @@ from tqdm import tqdm
 from espalier.bundle import Bundle
 from espalier.chunks import TreeChunks
 from espalier.errors import InvalidConfig
+from espalier.stacking import Stacking
 from training.data.csr import Csr
 from training.data.xmc import LabelledPoints
 from training.linear.choosing import Choice, Shape, choose
 from training.linear.export import export
 from training.linear.fit import fit_linear
 from training.linear.prepare import Prepared, label_features, prepare
+from training.linear.stacking import Weighing, learn
 from training.specification.linear import LinearConfig
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
@@ -51,7 +53,28 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
             chunks = fit_linear(prepared.train, tree, choice.options, threads, seed, bar.update, kept, prepared.centroids)
         log.info("%d weights in %.1f MB, %.1f s", len(chunks.entry_weight), chunks.nbytes / 1e6, time.perf_counter() - begin)
         trees.append(TreeChunks(tree, chunks))
-    return export(config, choice, prepared, trees, out)
+    stacking = _stacking(config, choice, prepared, shape, threads, work)
+    return export(config, choice, prepared, trees, out, stacking)
+
+
+def _stacking(config: LinearConfig, choice: Choice, prepared: Prepared, shape: Shape, threads: int, work: Path) -> Stacking | None:
+    """What orders the best candidates anew, learned from points that trees of the same kind did not see."""
+    if config.tail.form != "none":
+        return None
+
+    def train(part: LabelledPoints) -> list[TreeChunks]:
+        labels, centroids = label_features(part, prepared.own, config.linear)
+        trees = []
+        for place in range(config.tree.count):
+            seed = seed_of_tree(config.seed, place)
+            tree = hierarchical_kmeans(labels, shape.branching, shape.max_leaf, seed, threads)
+            trees.append(TreeChunks(tree, fit_linear(part, tree, choice.options, threads, seed, centroids=centroids)))
+        return trees
+
+    inverse = prepared.relevance.inverse_propensity_I if config.relevance.source == "inverse-propensity" else None
+    weighing = Weighing.of(prepared.train.labels, inverse)
+    beam = config.search.beam_size
+    return learn(prepared.train, weighing, train, choice.options.ranking, config.stacking, beam, config.seed, work)
 
 
 def seed_of_tree(seed: int, place: int) -> int:

@@ -15,6 +15,7 @@ from espalier.manifest import MAX_TREES, Activation, ModelName, Ranking
 from espalier.text.blocks import TextBlock
 from training.specification.relevance import RelevanceOptions
 from training.specification.sections import SearchLimits, Section, default_kind
+from training.specification.stacking import StackingOptions
 from training.specification.tail import TailOptions
 
 Columns = tuple[str, ...]
@@ -270,6 +271,7 @@ class LinearConfig(Section):
     linear: LinearOptions = LinearOptions()
     relevance: RelevanceOptions = RelevanceOptions()
     tail: TailOptions = TailOptions()
+    stacking: StackingOptions = StackingOptions()
     search: LinearSearch = LinearSearch()
 
     @property
@@ -290,6 +292,8 @@ class LinearConfig(Section):
             raise InvalidConfig("tail.form", self.tail.form, '"none" where tree.count is 1: a tail enters the scores of a forest')
         if self.linear.intercept == "base-rate" and self.linear.loss != "relevance":
             raise InvalidConfig("linear.intercept", self.linear.intercept, f'"zero" where linear.loss is "{self.linear.loss}"')
+        if self.stacking.model == "network" and self.tail.form != "none":
+            raise InvalidConfig("stacking.model", "network", '"auto" or "none" where tail.form is one: both order candidates')
         if isinstance(self.labels, TextLabels) and self.data.items is None:
             raise InvalidConfig("data.items", None, "a table of items, since labels.columns names columns of it")
         return self

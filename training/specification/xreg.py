@@ -12,6 +12,7 @@ from pydantic import Field
 
 from espalier.manifest import MAX_TREES, Activation
 from training.specification.linear import LARGEST, LinearConfig, LinearOptions, LinearTree
+from training.specification.stacking import XRegStackingOptions
 
 
 class XRegTree(LinearTree):
@@ -57,3 +58,4 @@ class XRegConfig(LinearConfig):
     kind: Literal["xreg"] = "xreg"  # type: ignore[assignment]  # another kind of the same family
     tree: XRegTree = XRegTree()
     linear: XRegOptions = XRegOptions()
+    stacking: XRegStackingOptions = XRegStackingOptions()

@@ -1,0 +1,95 @@
+"""An engine whose best candidates stacking orders anew (espalier.stacking).
+
+Knows how a search becomes candidates and these a result. Does not know how trees are searched.
+
+Legend: B queries, M results.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+
+from espalier.bundle import Bundle
+from espalier.engines.stacked_keys import Scratch, StackingArrays, network_arrays, stack
+from espalier.errors import BundleCorrupt
+from espalier.queries import QueryBatch, blank_queries
+from espalier.scores import scores_of_ranks
+from espalier.search import NO_ITEM, Engine, SearchParams, SearchResult
+from espalier.stacking import Stacking
+
+
+class StackedEngine:
+    """Searches a bundle with stacking; its name and rounding are those of the engine that searches the trees.
+
+    trees  opened on `bundle.unstacked`
+    """
+
+    def __init__(self, bundle: Bundle, trees: Engine) -> None:
+        if bundle.stacking is None:
+            raise BundleCorrupt(f"{bundle.path}: it has no stacking")
+        self.bundle, self._trees, self._stacking = bundle, trees, bundle.stacking
+        self._tables, self._network = StackingArrays.of(self._stacking.tables), network_arrays(self._stacking)
+        self._scratch = Scratch.of(bundle.manifest.tree.items, self._stacking.tables.points)
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return self._trees.name
+
+    @property
+    def rounding(self) -> float:
+        return self._trees.rounding
+
+    def warm_up(self) -> None:
+        """Build what the trees' search needs, and compile."""
+        self._trees.warm_up()
+        self.search(blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
+
+    def prepare(self, params: SearchParams) -> None:
+        self._trees.prepare(widened(params, self._stacking, self.bundle))
+
+    def close(self) -> None:
+        self._trees.close()
+
+    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
+        params.check(len(queries), self.bundle.manifest.tree.items)
+        found = self._trees.search(queries, widened(params, self._stacking, self.bundle))
+        rows_BM, keys_BM = np.full_like(found.item_rows_BM, NO_ITEM), np.full_like(found.ranks_BM, -np.inf)
+        own = queries.features
+        with self._lock:
+            stack(
+                found.item_rows_BM,
+                found.keys_BM,
+                found.count_B,
+                (own.indptr, own.indices, own.values),
+                self._stacking.info.candidates,
+                self._stacking.info.power,
+                tuple(self._tables),
+                self._network,
+                tuple(self._scratch),
+                (rows_BM, keys_BM),
+            )
+        width = int(params.m_B.max(initial=0))
+        rows_BM, keys_BM = rows_BM[:, :width].copy(), keys_BM[:, :width].copy()
+        count_B = np.minimum(found.count_B, params.m_B)
+        beyond_BM = np.arange(width) >= count_B[:, None]
+        rows_BM[beyond_BM], keys_BM[beyond_BM] = NO_ITEM, -np.inf
+        return replace(
+            found,
+            item_rows_BM=rows_BM,
+            scores_BM=scores_of_ranks(self.bundle.manifest.result_ranking, keys_BM),
+            ranks_BM=keys_BM,
+            keys_BM=keys_BM,
+            count_B=count_B,
+            complete_B=found.complete_B | (found.count_B >= params.m_B),
+        )
+
+
+def widened(params: SearchParams, stacking: Stacking, bundle: Bundle) -> SearchParams:
+    """Parameters of a search for at least as many items as stacking takes."""
+    least = min(stacking.info.candidates, bundle.manifest.tree.items)
+    return replace(params, m_B=np.maximum(params.m_B, least))

@@ -1,0 +1,212 @@
+"""Compiled: the keys that stacking gives to a query's candidates. See espalier.stacking for the formulas.
+
+Legend: I items, F features of queries, P points, C candidates, X features of candidates, H units.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.compiled_code import compiled
+from espalier.engines.best_nodes import best_first, best_positions
+from espalier.engines.stored_numbers import number, stored
+from espalier.read_only import read_only
+from espalier.stacking import BESIDE_OF, FARTHEST, FEATURES, FLOOR, NEAREST, NETWORK, TABLES, VOTES, Stacking, StackingTables
+
+Array = NDArray[Any]
+KNOWN = len(FEATURES)
+LOG_FLOOR = float(np.log(FLOOR))
+(FEW, STEEP), (SOME, BENT), (_, _) = VOTES
+
+
+class StackingArrays(NamedTuple):
+    """Tables as compiled code reads them."""
+
+    posting_begin: Array
+    posting_point: Array
+    label_begin: Array
+    label: Array
+    beside_begin: Array
+    beside: Array
+    feature_weight: Array
+    posting_value: Array
+    label_value: Array
+    beside_share: Array
+    log_count: Array
+    log_weight: Array
+
+    @staticmethod
+    def of(tables: StackingTables) -> StackingArrays:
+        return StackingArrays(*read_only(*(stored(np.ascontiguousarray(getattr(tables, name))) for name in TABLES)))
+
+
+class Scratch(NamedTuple):
+    """What a search writes into: place_I int32[I] of −1, before and after; the others hold anything."""
+
+    place_I: Array
+    cosine_P: Array
+    rounded_P: Array
+    ordered_P: Array
+
+    @staticmethod
+    def of(items: int, points: int) -> Scratch:
+        return Scratch(np.full(items, -1, np.int32), np.empty(points), np.empty(points, np.float32), np.empty(points, np.int32))
+
+
+def network_arrays(stacking: Stacking) -> tuple[Array, ...]:
+    """The network as compiled code reads it."""
+    arrays: tuple[Array, ...] = read_only(*(np.ascontiguousarray(getattr(stacking.network, name)) for name in NETWORK))
+    return arrays
+
+
+@compiled()
+def candidate_features(
+    items: Array, ranks: Array, count: int, features: Array, values: Array, tables: Any, scratch: Any, out_CX: Array
+) -> None:
+    """Write the features of the first `count` candidates of a query, best first.
+
+    items, ranks      int64[C], float32[C]: logs of the trees' scores
+    features, values  int32, float32: the query's
+    out_CX            float64[C, X]
+    """
+    posting_begin, posting_point, label_begin, label, beside_begin, beside = tables[:6]
+    feature_weight, posting_value, label_value, beside_share, log_count, _ = tables[6:]
+    place_I, cosine_P, rounded_P, ordered_P = scratch
+    points = len(label_begin) - 1
+    best = min(max(np.float64(ranks[0]), LOG_FLOOR), 0.0)
+    total = 0.0
+    for c in range(count):
+        place_I[items[c]] = c
+        total += np.exp(min(max(np.float64(ranks[c]), LOG_FLOOR), 0.0))
+    for c in range(count):
+        log = min(max(np.float64(ranks[c]), LOG_FLOOR), 0.0)
+        score = min(np.exp(log), 1 - FLOOR)
+        out_CX[c, 0], out_CX[c, 1], out_CX[c, 2] = log, log - best, np.log(score) - np.log1p(-score)
+        out_CX[c, 3], out_CX[c, 4], out_CX[c, 5] = best, total, log_count[items[c]]
+        for x in range(6, KNOWN - 1):
+            out_CX[c, x] = 0.0
+        out_CX[c, KNOWN - 1] = np.log1p(np.float64(len(features)))
+
+    length = 0.0
+    for p in range(points):
+        cosine_P[p] = 0.0
+    for j in range(len(features)):
+        f = features[j]
+        weighed = np.float64(values[j]) * feature_weight[f]
+        length += weighed * weighed
+        for e in range(posting_begin[f], posting_begin[f + 1]):
+            cosine_P[posting_point[e]] += weighed * number(posting_value[e])
+    if length > 0 and points > 0:
+        length = np.sqrt(length)
+        for p in range(points):
+            rounded_P[p] = cosine_P[p] / length
+        found, near = np.empty(NEAREST, np.int64), np.empty(NEAREST, np.float32)
+        reached = best_positions(rounded_P, points, NEAREST, ordered_P, found)
+        for n in range(reached):
+            near[n] = rounded_P[found[n]]
+        order = best_first(near, reached)
+        nearest = np.float64(near[order[0]])
+        totals = np.zeros(3)
+        for n in range(reached):
+            cosine = np.float64(near[order[n]])
+            if nearest <= 0 or cosine <= 0:
+                break
+            share = cosine / nearest
+            bent = share**BENT if n < SOME else 0.0
+            steep = share**STEEP if n < FEW else 0.0
+            totals[0] += steep
+            totals[1] += bent
+            totals[2] += share
+            point = found[order[n]]
+            for e in range(label_begin[point], label_begin[point + 1]):
+                c = place_I[label[e]]
+                if c >= 0:
+                    out_CX[c, 6] += steep * label_value[e]
+                    out_CX[c, 7] += bent * label_value[e]
+                    out_CX[c, 8] += share * label_value[e]
+        last = np.float64(near[order[min(SOME, reached) - 1]])
+        for c in range(count):
+            for q in range(3):
+                if totals[q] > 0:
+                    out_CX[c, 6 + q] /= totals[q]
+            out_CX[c, 9], out_CX[c, 10] = nearest, last
+
+    for j in range(min(count, BESIDE_OF)):
+        score = np.exp(out_CX[j, 0])
+        for e in range(beside_begin[items[j]], beside_begin[items[j] + 1]):
+            c = place_I[beside[e]]
+            if c >= 0 and c != j:
+                out_CX[c, 11] += score * beside_share[e]
+    most = 0.0
+    for c in range(count):
+        most = max(most, out_CX[c, 11])
+        place_I[items[c]] = -1
+    if most > 0:
+        for c in range(count):
+            out_CX[c, 12] = out_CX[c, 11] / most
+
+
+@compiled()
+def log_estimates(features_CX: Array, count: int, network: Any, out_C: Array) -> None:
+    """Write log σ(network) of the first `count` candidates: float64[C]."""
+    mean, scale, weight_1, bias_1, weight_2, bias_2, weight_3, bias_3 = network
+    first, second = len(bias_1), len(bias_2)
+    hidden_1, hidden_2 = np.empty(first), np.empty(second)
+    for c in range(count):
+        hidden_1[:] = bias_1
+        for x in range(KNOWN):
+            z = min(max((features_CX[c, x] - mean[x]) * scale[x], -FARTHEST), FARTHEST)
+            for h in range(first):
+                hidden_1[h] += z * weight_1[x, h]
+        hidden_2[:] = bias_2
+        for h in range(first):
+            unit = hidden_1[h]
+            if unit > 0:
+                for g in range(second):
+                    hidden_2[g] += unit * weight_2[h, g]
+        logit = np.float64(bias_3[0])
+        for g in range(second):
+            logit += max(hidden_2[g], 0.0) * weight_3[g]
+        out_C[c] = min(logit, 0.0) - np.log1p(np.exp(-abs(logit)))
+
+
+@compiled()
+def stack(
+    rows_BM: Array,
+    ranks_BM: Array,
+    count_B: Array,
+    queries: Any,
+    depth: int,
+    power: float,
+    tables: Any,
+    network: Any,
+    scratch: Any,
+    out: Any,
+) -> None:
+    """Order the first `depth` items of each query anew; write rows int64[B, M] and keys float32[B, M], best first, ties as they were.
+
+    queries  indptr, indices and values of their features
+    out      rows and keys
+    """
+    indptr, indices, values = queries
+    out_rows_BM, out_keys_BM = out
+    log_weight = tables[11]
+    features_CX, estimates_C, keys_C = np.empty((depth, KNOWN)), np.empty(depth), np.empty(depth, np.float32)
+    for b in range(len(count_B)):
+        count = min(count_B[b], depth)
+        if count == 0:
+            continue
+        own = slice(indptr[b], indptr[b + 1])
+        candidate_features(rows_BM[b], ranks_BM[b], count, indices[own], values[own], tables, scratch, features_CX)
+        log_estimates(features_CX, count, network, estimates_C)
+        for c in range(count):
+            keys_C[c] = estimates_C[c] + power * log_weight[rows_BM[b, c]]
+        order = best_first(keys_C, count)
+        for c in range(count):
+            out_rows_BM[b, c], out_keys_BM[b, c] = rows_BM[b, order[c]], keys_C[order[c]]
+        for c in range(count, count_B[b]):
+            below = np.float64(ranks_BM[b, c]) - np.float64(ranks_BM[b, count])
+            out_rows_BM[b, c], out_keys_BM[b, c] = rows_BM[b, c], np.float64(out_keys_BM[b, count - 1]) + below

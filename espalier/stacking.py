@@ -1,0 +1,213 @@
+"""Stacking: a small network estimates how relevant the best candidates of a search are, from the trees' scores and from training points.
+
+What trees of linear scorers miss is nonlinear, and much of it is near: labels of similar training points, and labels that come together.
+The network is trained on points that the trees had not seen (stacked generalisation, Wolpert 1992). It sees a candidate i of a query x as
+the numbers of `FEATURES`:
+
+    score.log       log s_i, s_i being the trees' score, at least FLOOR
+    score.below     log s_i − log of the best candidate's
+    score.logit     log s_i / (1 − s_i), s_i at most 1 − FLOOR
+    score.best      log of the best candidate's score
+    score.sum       Σ_j s_j over the candidates
+    item.count      log (1 + training points with i)
+    vote.5, .20, .100   of the nearest training points: Σ_n r_n^q y_ni / Σ_n r_n^q, with n = 5, 20, 100 points and q = 8, 4, 1
+    near.1, near.20     cosines of the nearest point and of the 20th, or of the last
+    beside          Σ_j s_j P(i | j) over the first BESIDE_OF candidates j ≠ i; P: share of the points with j that have i
+    beside.share    that over the largest of all candidates, 0 where it is 0
+    query.length    log (1 + features of the query)
+
+Cosines are of features times their idf, log (1 + points / points with the feature); r_n is a point's cosine over the nearest one's; y is
+relevance over its maximum. Votes are 0 where no point shares a feature.
+
+    p = σ(network),   key = log p + power · log w_i
+
+w is an item's weight: its inverse propensity over the largest, where training weighs labels so, else 1. `power` 1 orders by the estimate
+of relevance, p · w; 0 by p, which finds more relevant items; between them is a bargain. Only the best `candidates` of a search take part.
+Items after them keep their order and follow with keys that go on from the least.
+
+Legend: I items, F features of queries, P points, E postings, X features of candidates, H units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import BundleCorrupt
+from espalier.manifest import StackingInfo
+
+FEATURES = (
+    "score.log",
+    "score.below",
+    "score.logit",
+    "score.best",
+    "score.sum",
+    "item.count",
+    "vote.5",
+    "vote.20",
+    "vote.100",
+    "near.1",
+    "near.20",
+    "beside",
+    "beside.share",
+    "query.length",
+)
+VOTES = ((5, 8), (20, 4), (100, 1))
+"""How many of the nearest points vote, and the power of their cosines."""
+NEAREST = 100
+BESIDE_OF = 20
+FLOOR = 1e-6
+MOST_POINTS, MOST_LABELS, MOST_BESIDE, MOST_UNITS = 1 << 16, 1 << 12, 64, 256
+"""Limits: points; labels of a point; items that are kept beside one; units of a layer."""
+FARTHEST = 6.0
+"""Standardised features are cut off there."""
+TABLES: dict[str, type[np.generic]] = {"posting_begin": np.int64, "posting_point": np.uint16, "label_begin": np.int64, "label": np.int32}
+TABLES |= {"beside_begin": np.int64, "beside": np.int32, "feature_weight": np.float32, "posting_value": np.float16}
+TABLES |= dict.fromkeys(("label_value", "beside_share", "log_count", "log_weight"), np.float32)
+NETWORK = ("mean", "scale", "weight_1", "bias_1", "weight_2", "bias_2", "weight_3", "bias_3")
+
+
+@dataclass(frozen=True, eq=False)
+class StackingTables:
+    """What features of candidates are made of.
+
+    feature_weight  float32[F], ≥ 0: the idf of features
+    posting_begin   int64[F + 1]   where the postings of each feature begin
+    posting_point   uint16[E]      a point that has the feature, ascending within a feature
+    posting_value   float16[E]     the point's value of it, in rows of length 1
+    label_begin     int64[P + 1]   where the labels of each point begin
+    label           int32          an item of the point
+    label_value     float32        its relevance, in (0, 1]
+    beside_begin    int64[I + 1]   where the items beside each item begin
+    beside          int32          an item that points with it have too
+    beside_share    float32        what share of them, in (0, 1]
+    log_count       float32[I], ≥ 0
+    log_weight      float32[I], ≤ 0
+    """
+
+    feature_weight: NDArray[np.float32]
+    posting_begin: NDArray[np.int64]
+    posting_point: NDArray[np.uint16]
+    posting_value: NDArray[np.float16]
+    label_begin: NDArray[np.int64]
+    label: NDArray[np.int32]
+    label_value: NDArray[np.float32]
+    beside_begin: NDArray[np.int64]
+    beside: NDArray[np.int32]
+    beside_share: NDArray[np.float32]
+    log_count: NDArray[np.float32]
+    log_weight: NDArray[np.float32]
+
+    @property
+    def points(self) -> int:
+        return len(self.label_begin) - 1
+
+    def check(self, items: int, width: int) -> None:
+        """Raise BundleCorrupt unless these are tables of so many items and features."""
+        for name, dtype in TABLES.items():
+            array = getattr(self, name)
+            if array.ndim != 1 or array.dtype != dtype:
+                raise BundleCorrupt(f"stacking: {name} is {array.dtype}{list(array.shape)}, expected one-dimensional {np.dtype(dtype)}")
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise BundleCorrupt(f"stacking: {name} has numbers that are not finite")
+        if self.points > MOST_POINTS:
+            raise BundleCorrupt(f"stacking: {self.points} points, at most {MOST_POINTS} expected")
+        _check_rows("posting", self.posting_begin, width, self.posting_point, self.posting_value, self.points, MOST_POINTS)
+        _check_rows("label", self.label_begin, self.points, self.label, self.label_value, items, MOST_LABELS)
+        _check_rows("beside", self.beside_begin, items, self.beside, self.beside_share, items, MOST_BESIDE)
+        for name, length in (("feature_weight", width), ("log_count", items), ("log_weight", items)):
+            if len(getattr(self, name)) != length:
+                raise BundleCorrupt(f"stacking: {name} has {len(getattr(self, name))} entries, expected {length}")
+        for name in ("label_value", "beside_share"):
+            array = getattr(self, name)
+            if array.size and not (array.min() > 0 and array.max() <= 1):
+                raise BundleCorrupt(f"stacking: {name} has numbers outside 0 … 1")
+        if self.feature_weight.min(initial=0) < 0 or self.log_count.min(initial=0) < 0 or self.log_weight.max(initial=0) > 0:
+            raise BundleCorrupt("stacking: expected feature_weight and log_count of at least 0, and log_weight of at most 0")
+
+
+@dataclass(frozen=True, eq=False)
+class StackingNetwork:
+    """σ(weight_3 · relu(weight_2ᵀ relu(weight_1ᵀ z + bias_1) + bias_2) + bias_3), z = (features − mean) · scale within ± FARTHEST.
+
+    mean, scale float32[X] · weight_1 float32[X, H₁] · bias_1 float32[H₁] · weight_2 float32[H₁, H₂] · bias_2, weight_3 float32[H₂] ·
+    bias_3 float32[1]
+    """
+
+    mean: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    weight_1: NDArray[np.float32]
+    bias_1: NDArray[np.float32]
+    weight_2: NDArray[np.float32]
+    bias_2: NDArray[np.float32]
+    weight_3: NDArray[np.float32]
+    bias_3: NDArray[np.float32]
+
+    def check(self) -> None:
+        """Raise BundleCorrupt unless the arrays fit each other and are finite."""
+        if self.weight_1.ndim != 2 or self.weight_2.ndim != 2:
+            raise BundleCorrupt("stacking: weight_1 and weight_2 must have two dimensions")
+        known, first, second = len(FEATURES), self.weight_1.shape[1], self.weight_2.shape[1]
+        shapes = ((known,), (known,), (known, first), (first,), (first, second), (second,), (second,), (1,))
+        for name, shape in zip(NETWORK, shapes, strict=True):
+            array = getattr(self, name)
+            if array.dtype != np.float32 or array.shape != shape or not np.isfinite(array).all():
+                raise BundleCorrupt(f"stacking: {name} is {array.dtype}{list(array.shape)}, expected finite float32{list(shape)}")
+        if not 1 <= min(first, second) <= max(first, second) <= MOST_UNITS:
+            raise BundleCorrupt(f"stacking: layers of {first} and {second} units, at most {MOST_UNITS} expected")
+
+
+@dataclass(frozen=True, eq=False)
+class Stacking:
+    """A bundle's stacking: see the module."""
+
+    info: StackingInfo
+    tables: StackingTables
+    network: StackingNetwork
+
+    def check(self, items: int, width: int) -> None:
+        """Raise BundleCorrupt unless it is one of so many items and features."""
+        self.tables.check(items, width)
+        self.network.check()
+        if self.info.points != self.tables.points:
+            raise BundleCorrupt(f"stacking: {self.tables.points} points, the manifest says {self.info.points}")
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """As they are stored."""
+        named = {name: getattr(self.tables, name) for name in TABLES} | {name: getattr(self.network, name) for name in NETWORK}
+        return {name: np.ascontiguousarray(array) for name, array in named.items()}
+
+    def relevance_of(self, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32, same shape: estimates of relevance, p · w, of items (−1: none) with scores p · w^power."""
+        log_weight = np.where(rows >= 0, self.tables.log_weight[np.maximum(rows, 0)], np.float32(0))
+        return np.asarray(scores * np.exp((1 - self.info.power) * log_weight), np.float32)
+
+    @staticmethod
+    def of_arrays(arrays: Mapping[str, NDArray[Any]], info: StackingInfo, items: int, width: int) -> Stacking:
+        """From a file's arrays. Raises BundleCorrupt."""
+        if arrays.keys() != {*TABLES, *NETWORK}:
+            raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted((*TABLES, *NETWORK))}")
+        tables = StackingTables(**{name: arrays[name] for name in TABLES})
+        found = Stacking(info, tables, StackingNetwork(**{name: arrays[name] for name in NETWORK}))
+        found.check(items, width)
+        return found
+
+
+def _check_rows(name: str, begin: NDArray[np.int64], rows: int, column: NDArray[Any], value: NDArray[Any], width: int, most: int) -> None:
+    """Raise BundleCorrupt unless entries are sparse rows with ascending columns below `width`, at most so many in a row."""
+    entries = len(column)
+    if len(begin) != rows + 1 or begin[0] != 0 or begin[-1] != entries or np.any(begin[1:] < begin[:-1]) or len(value) != entries:
+        raise BundleCorrupt(f"stacking: {name}_begin has {len(begin)} entries, expected {rows + 1} from 0 to {entries} that never decrease")
+    if entries and (column.min() < 0 or column.max() >= width):
+        raise BundleCorrupt(f"stacking: {name} has numbers outside 0 … {width - 1}")
+    descends = column[1:] <= column[:-1]
+    descends[begin[(begin > 0) & (begin < entries)] - 1] = False
+    if descends.any():
+        raise BundleCorrupt(f"stacking: {name} is not strictly ascending within a row")
+    longest = int(np.diff(begin).max(initial=0))
+    if longest > most:
+        raise BundleCorrupt(f"stacking: {name} has a row of {longest} entries, at most {most} expected")

@@ -1,0 +1,200 @@
+"""Stacking is learned from points that trees did not see, and kept where it finds more."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.sparse import csr_array, save_npz
+
+from espalier.bundle import Bundle
+from espalier.engines import open_engine
+from espalier.errors import InvalidConfig
+from espalier.queries import QueryBatch
+from espalier.search import SearchParams
+from espalier.stacking import NETWORK, TABLES
+from training.data.csr import as_rows, normalised
+from training.data.xmc import LabelledPoints
+from training.linear import stacking
+from training.linear.run import fit_and_export
+from training.linear.stacking import Weighing, folds, tables_of
+from training.specification.linear import LinearConfig
+from training.specification.models import SPECIFICATION
+
+LABELS, GROUPS = 24, 60
+
+
+def parity(count: int, seed: int = 0) -> LabelledPoints:
+    """Points of one of 60 groups, each a set of 4 of 20 features and 2 of 24 labels drawn at random, so that no line separates labels; with
+    noise."""
+    fixed, rng = np.random.default_rng(1), np.random.default_rng(seed)
+    features, labels = (np.array([fixed.permutation(n)[:k] for _ in range(GROUPS)]) for n, k in ((20, 4), (LABELS, 2)))
+    group = rng.integers(GROUPS, size=count)
+    dense = 0.3 * rng.random((count, 20)) * (rng.random((count, 20)) < 0.2)
+    np.put_along_axis(dense, features[group], 1, axis=1)
+    own = np.zeros((count, LABELS), np.float32)
+    np.put_along_axis(own, labels[group], 1, axis=1)
+    return LabelledPoints(normalised(csr_array(dense.astype(np.float32))), csr_array(own))
+
+
+def written(folder: Path, train: LabelledPoints, test: LabelledPoints) -> dict[str, Any]:
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, points in (("train", train), ("test", test)):
+        save_npz(folder / f"{part}_X.npz", points.points)
+        save_npz(folder / f"{part}_Y.npz", points.labels)
+    names = {"train": "train_X", "train_labels": "train_Y", "test": "test_X", "test_labels": "test_Y"}
+    return {"format": "npz"} | {key: str(folder / f"{name}.npz") for key, name in names.items()}
+
+
+def fitted(folder: Path, data: dict[str, Any], work: str = "work", threads: int = 1, **sections: Any) -> Bundle:
+    raw = {"kind": "xr-linear", "name": "parity", "data": data, "tree": {"branching": 4, "max_leaf": 4}}
+    raw |= {"linear": {"cost": 1.0, "gamma": 0.5}} | sections
+    config = SPECIFICATION.checked(raw)
+    assert isinstance(config, LinearConfig)
+    (folder / work).mkdir(exist_ok=True)
+    taken = [int(version.name) for version in (folder / "models" / "parity").glob("[0-9]*")]
+    return fit_and_export(config, folder / "models" / "parity" / str(1 + max(taken, default=0)), folder / work, threads)
+
+
+def found(bundle: Bundle, test: LabelledPoints) -> float:
+    """Recall@2."""
+    queries = QueryBatch(bundle.manifest.query, as_rows(test.points))
+    rows_BM = open_engine(bundle, "cpu").search(queries, SearchParams.uniform(len(test), 10, 2)).item_rows_BM
+    return float(np.mean([len(set(rows.tolist()) & set(test.labels_of(b).tolist())) / 2 for b, rows in enumerate(rows_BM)]))
+
+
+@pytest.fixture(scope="module")
+def log_of_parity(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], LabelledPoints]:
+    folder = tmp_path_factory.mktemp("parity")
+    test = parity(300, seed=2)
+    return folder, written(folder / "data", parity(2400), test), test
+
+
+def test_what_no_line_separates_is_found_by_neighbours(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
+    """And the same model comes of any number of threads, and of a run that was killed and goes on."""
+    folder, data, test = log_of_parity
+    trees = fitted(folder, data, "trees", stacking={"model": "none"})
+    stacked = fitted(folder, data, "stacked")
+    assert trees.stacking is None
+    assert stacked.stacking is not None
+    assert found(trees, test) + 0.1 < found(stacked, test)
+    report = stacked.manifest.stacking.training if stacked.manifest.stacking else {}
+    assert report["gain"] > report["standard_error"] > 0
+    assert report["stacked"]["recall@10"] >= report["trees"]["recall@10"]
+    again = fitted(folder, data, "again", threads=2)
+    resumed = fitted(folder, data, "stacked")
+    assert again.stacking is not None
+    assert resumed.stacking is not None
+    for name, array in stacked.stacking.arrays().items():
+        assert_array_equal(again.stacking.arrays()[name], array, err_msg=name)
+        assert_array_equal(resumed.stacking.arrays()[name], array, err_msg=name)
+
+
+def test_a_forest_is_stacked_as_one_model(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
+    folder, data, test = log_of_parity
+    trees = fitted(folder, data, "forest-trees", tree={"branching": 4, "max_leaf": 4, "count": 2}, stacking={"model": "none"})
+    stacked = fitted(folder, data, "forest", tree={"branching": 4, "max_leaf": 4, "count": 2})
+    assert len(stacked.manifest.trees) == 1
+    assert found(trees, test) + 0.1 < found(stacked, test)
+
+
+def test_trees_stay_alone_where_nothing_is_gained(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Labels that are features: a tree knows all there is to know. And with few points nothing is tried."""
+    rng = np.random.default_rng(0)
+    own = rng.integers(LABELS, size=2400)
+    labels = csr_array((np.ones(2400, np.float32), (np.arange(2400), own)), shape=(2400, LABELS))
+    easy = LabelledPoints(labels.copy(), labels)
+    data = written(tmp_path / "easy", easy, easy.take(np.arange(50)))
+    with caplog.at_level(logging.INFO, "training.linear.stacking"):
+        assert fitted(tmp_path, data, "easy-work").stacking is None
+        assert "'gain': 0.0" in caplog.text
+        few = written(tmp_path / "few", parity(300), parity(20, seed=2))
+        assert fitted(tmp_path, few, "few-work").stacking is None
+        assert "300 points with labels, it takes 2000" in caplog.text
+    assert fitted(tmp_path, few, "wanted", stacking={"model": "network"}).stacking is not None
+
+
+def test_xreg_has_none_unless_it_is_wanted(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
+    _, data, _ = log_of_parity
+    config = SPECIFICATION.checked({"kind": "xreg", "name": "parity", "data": data})
+    assert isinstance(config, LinearConfig)
+    assert config.stacking.model == "none"
+
+
+def test_a_tail_and_stacking_exclude_each_other() -> None:
+    raw = {"kind": "xr-linear", "name": "both", "data": {"format": "npz", "train": "a", "train_labels": "b"}}
+    raw |= {"tree": {"count": 2}, "tail": {"form": "product"}}
+    SPECIFICATION.checked(raw)
+    with pytest.raises(InvalidConfig, match=r"stacking\.model"):
+        SPECIFICATION.checked(raw | {"stacking": {"model": "network"}})
+
+
+def test_weights_are_what_is_estimated() -> None:
+    labels = csr_array(np.array([[0, 2, 4], [1, 0, 0]], np.float32))
+    assert_allclose(Weighing.of(labels, None).targets(labels).toarray(), [[0, 0.5, 1], [0.25, 0, 0]])
+    rare = Weighing.of(labels, np.array([1.0, 2.0, 8.0]))
+    assert rare.weight_I is not None
+    assert_allclose(rare.weight_I, [0.25, 0.5, 1])  # no label counts more than the largest of training
+    assert_allclose(rare.targets(labels).toarray(), [[0, 1, 1], [1, 0, 0]])
+
+
+def test_tables_hold_points_and_what_goes_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = csr_array(np.array([[1, 0, 1], [1, 1, 0], [0, 0, 1], [1, 0, 0]], np.float32))
+    labels = csr_array(np.array([[1, 1, 0], [1, 0, 1], [0, 0, 0], [1, 1, 0]], np.float32))
+    data = LabelledPoints(points, labels)
+    tables = tables_of(data, Weighing.of(labels, None), 100, 0)
+    tables.check(3, 3)
+    assert tables.points == 3  # points without labels have no vote
+    idf = np.log1p(4 / np.array([3, 1, 2]))
+    assert_allclose(tables.feature_weight, idf, rtol=1e-6)
+    first = np.array([idf[0], 0, idf[2]]) / np.hypot(idf[0], idf[2])
+    assert_allclose(tables.posting_value[tables.posting_begin[2] : tables.posting_begin[3]], first[2:], rtol=1e-3)
+    shares: Any = csr_array((tables.beside_share, tables.beside, tables.beside_begin), shape=(3, 3)).toarray()
+    assert_allclose(shares, np.array([[0, 2 / 3, 1 / 3], [1, 0, 0], [1, 0, 0]]), rtol=1e-6)
+    assert_allclose(np.expm1(tables.log_count), [3, 2, 1], rtol=1e-6)
+    monkeypatch.setattr(stacking, "MOST_BESIDE", 1)
+    assert_array_equal(tables_of(data, Weighing.of(labels, None), 100, 0).beside, [1, 0, 0])
+    assert tables_of(data, Weighing.of(labels, None), 2, 0).points == 2
+
+
+def test_fewer_points_vote_where_queries_would_read_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = parity(500)
+    monkeypatch.setattr(stacking, "MOST_POSTINGS", 200)
+    tables = tables_of(data, Weighing.of(data.labels, None), 1 << 16, 0)
+    lengths = np.diff(data.points.indptr)
+    read = np.mean([sum(np.diff(tables.posting_begin)[data.points.indices[data.points.indptr[b] :][: lengths[b]]]) for b in range(500)])
+    assert 100 < read < 300
+
+
+def test_pairs_of_labels_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = parity(500)
+    every = tables_of(data, Weighing.of(data.labels, None), 100, 0)
+    monkeypatch.setattr(stacking, "MOST_PAIRS", 4 * 250)  # of half the points, which have two labels each
+    half = tables_of(data, Weighing.of(data.labels, None), 100, 0)
+    half.check(LABELS, 20)
+    assert_allclose(half.log_count, every.log_count)
+    assert len(every.beside) >= len(half.beside) > len(every.beside) // 2
+
+
+def test_folds_hold_a_fifth_out_until_enough_points_are() -> None:
+    known = np.arange(0, 1000, 2)
+    small = list(folds(known, 10, 0))
+    assert [len(fold) for fold in small] == [100] * 5
+    assert_array_equal(np.sort(np.concatenate(small)), known)
+    assert len(list(folds(np.arange(60_000), 10, 0))) == 2
+    (large,) = folds(np.arange(500_000), 10, 0)
+    assert len(large) == stacking.HELD_OUT
+    assert len(list(folds(known, stacking.ONE_FOLD + 1, 0))) == 1
+
+
+def test_all_arrays_are_stored(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
+    folder, data, _ = log_of_parity
+    bundle = fitted(folder, data, "stored", stacking={"model": "network", "candidates": 5, "points": 700})
+    assert bundle.stacking is not None
+    assert bundle.stacking.info.candidates == 5
+    assert bundle.stacking.tables.points == 700
+    assert bundle.stacking.arrays().keys() == {*TABLES, *NETWORK}

@@ -1,0 +1,34 @@
+"""What orders the best candidates anew: the keys of `stacking` (espalier.stacking)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from espalier.stacking import MOST_POINTS
+from training.specification.sections import Section
+
+
+class StackingOptions(Section):
+    """A small network estimates the relevance of the best candidates, from the trees' scores and from similar training points."""
+
+    model: Literal["auto", "none", "network"] = Field(
+        default="auto",
+        description='`"network"`; or `"auto"`: a network where it finds more on training points held out, and there are at least 2,000',
+    )
+    candidates: int = Field(default=64, ge=1, le=1024, description="items of a search that are ordered anew")
+    points: int = Field(default=MOST_POINTS, ge=1, le=MOST_POINTS, description="most training points that vote")
+    power: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="where relevance is inverse propensity: 1 orders by the estimate of it, 0 by the probability that an item is relevant; "
+        "between them, the lower, the more of the first results are relevant, and the fewer of them are rare items",
+    )
+
+
+class XRegStackingOptions(StackingOptions):
+    """The same, off by default: XReg as published has none."""
+
+    model: Literal["auto", "none", "network"] = Field(default="none", description='as for xr-linear; `"none"` is XReg as published')
