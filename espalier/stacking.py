@@ -16,8 +16,9 @@ the numbers of `FEATURES`:
     beside.share    that over the largest of all candidates, 0 where it is 0
     query.length    log (1 + features of the query)
 
-Cosines are of features times their idf, log (1 + points / points with the feature); r_n is a point's cosine over the nearest one's; y is
-relevance over its maximum. Votes are 0 where no point shares a feature.
+Cosines are of features times their idf, log (1 + points / points with the feature); the most frequent features have no postings, and count
+in lengths alone. r_n is a point's cosine over the nearest one's; y is relevance over its maximum. Votes are 0 where no point shares a
+feature.
 
     p = σ(network),   key = log p + power · log w_i
 

@@ -161,6 +161,17 @@ def test_tables_hold_points_and_what_goes_together(monkeypatch: pytest.MonkeyPat
     assert tables_of(data, Weighing.of(labels, None), 2, 0).points == 2
 
 
+def test_the_most_frequent_features_have_no_postings() -> None:
+    data = parity(500)
+    common = csr_array(np.hstack([data.points.toarray(), np.full((500, 1), 0.2, np.float32)]))
+    tables = tables_of(LabelledPoints(common, data.labels), Weighing.of(data.labels, None), 100, 0)
+    sizes = np.diff(tables.posting_begin)
+    assert sizes[20] == 0
+    assert (sizes[:20] > 0).sum() >= 18
+    cosines = np.bincount(tables.posting_point, tables.posting_value.astype(np.float64) ** 2)
+    assert (cosines < 0.999).all()  # they count in lengths
+
+
 def test_fewer_points_vote_where_queries_would_read_much(monkeypatch: pytest.MonkeyPatch) -> None:
     data = parity(500)
     monkeypatch.setattr(stacking, "MOST_POSTINGS", 200)
