@@ -33,7 +33,14 @@ def meaning(config: DeepConfig | LinearConfig) -> dict[str, Any]:
     kind = found.pop("kind")
     if isinstance(config, LinearConfig):
         assert found.pop("linear.weights") == "float16"  # a bundle trained by an earlier file today is stored so
-        later = {"linear.relative_threshold": 0, "data.label_weights": None, "data.views": None, "data.clicks": None, "data.smoothing": 10}
+        later = {
+            "linear.relative_threshold": 0,
+            "linear.intercept": "zero",
+            "data.label_weights": None,
+            "data.views": None,
+            "data.clicks": None,
+            "data.smoothing": 10,
+        }
         assert all(found.pop(key, value) == value for key, value in later.items())
         assert {key: found.pop(key) for key in list(found) if key.startswith("relevance.")}["relevance.source"] == "weights"
         assert found.pop("tree.count") == 1
