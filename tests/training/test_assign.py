@@ -229,8 +229,12 @@ def test_the_state_is_kept_and_read_again(tmp_path: Any) -> None:
 def test_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(best_points, "MAX_PAIRS", 10)
     assert BestPoints(np.arange(5), 2).point_IK.shape == (5, 2)
-    with pytest.raises(InvalidConfig, match=r"--per-item: got 3, expected at most 2 for 5 items: a --filter makes them fewer"):
+    with pytest.raises(
+        InvalidConfig, match=r"--per-item: got 3, expected at most 2 for 5 items and 1 trees: a --filter makes the items fewer"
+    ):
         BestPoints(np.arange(5), 3)
+    with pytest.raises(InvalidConfig, match=r"--per-item: got 2, expected at most 1 for 5 items and 2 trees"):
+        BestPoints(np.arange(5), 2, trees=2)
 
 
 # -- the command ------------------------------------------------------------------------------------------------------------

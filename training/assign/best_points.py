@@ -16,7 +16,7 @@ from espalier.errors import InvalidConfig
 from training.assign.labelwise import Pairs
 
 MAX_PAIRS = 1 << 26
-"""Most items times points, of 12 bytes each. The pairs of a block, at most as many of each tree, take several times as much."""
+"""Most items times points times trees. A kept pair takes 12 bytes; while a block is predicted, each tree takes some 100 a pair."""
 MERGED_PAIRS = 1 << 18
 """Kept pairs that are merged with a block's at once: memory, and sorting few is faster."""
 ALL = slice(None)
@@ -29,11 +29,12 @@ class BestPoints:
     point_IK  int64[I, K], −1 where there is none · score_IK: float32[I, K], descending, −inf there
     """
 
-    def __init__(self, item_I: NDArray[np.int64], per_item: int) -> None:
-        if len(item_I) * per_item > MAX_PAIRS:
-            raise InvalidConfig(
-                "--per-item", per_item, f"at most {MAX_PAIRS // len(item_I)} for {len(item_I)} items: a --filter makes them fewer"
+    def __init__(self, item_I: NDArray[np.int64], per_item: int, trees: int = 1) -> None:
+        if len(item_I) * per_item * trees > MAX_PAIRS:
+            most = (
+                f"at most {MAX_PAIRS // (len(item_I) * trees)} for {len(item_I)} items and {trees} trees: a --filter makes the items fewer"
             )
+            raise InvalidConfig("--per-item", per_item, most)
         self.item_I = item_I
         self.point_IK = np.full((len(item_I), per_item), -1, np.int64)
         self.score_IK = np.full((len(item_I), per_item), -np.inf, np.float32)

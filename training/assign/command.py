@@ -93,7 +93,7 @@ def _assign(bundle: Bundle, data: Path, asked: Assignment, out: Path, work: Path
     points = PointFile(bundle, data, asked.column)
     count = points.count()
     eligible_I = _eligible(bundle, asked.filter)
-    best = BestPoints(np.flatnonzero(eligible_I), asked.per_item)
+    best = BestPoints(np.flatnonzero(eligible_I), asked.per_item, len(bundle.alone))
     state, identity, mine = work / "state.npz", work / "identity", _identity(bundle, data, asked)
     if resume and state.is_file() and identity.is_file():  # one alone: killed while the folder was being deleted
         if identity.read_text() != mine:
