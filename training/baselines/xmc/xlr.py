@@ -25,6 +25,8 @@ from training.data.xmc import LabelledPoints
 
 Float64 = NDArray[np.float64]
 STEPS = 50
+SCALE = 0.1
+"""Of the normal numbers, over √K, that U and V start from: what rare features start with is only shrunk."""
 
 
 def fit_xlr(train: LabelledPoints, rank: int, cost: float, seed: int = 1) -> LinearScores:
@@ -36,7 +38,7 @@ def fit_xlr(train: LabelledPoints, rank: int, cost: float, seed: int = 1) -> Lin
     if rank < 1 or not cost > 0:
         raise InvalidConfig("rank, cost", (rank, cost), "at least 1, and above 0")
     objective = _Objective(train, rank, cost, seed)
-    start = np.random.default_rng(seed).normal(size=objective.size) / np.sqrt(rank)
+    start = np.random.default_rng(seed).normal(size=objective.size) * SCALE / np.sqrt(rank)
     found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
     left_FK, right_IK = objective.parts(found.x)
     return LinearScores(left_FK.astype(np.float32), np.ascontiguousarray(right_IK.T, np.float32))
