@@ -85,7 +85,7 @@ def explain(
         items.append(entry)
     levels = [[level.summary() for level in tree.levels] for tree in query.trees]
     document: dict[str, Any] = {"levels": levels[0], "items": items}
-    if len(levels) > 1:
+    if query.apart:
         document["trees"] = [{"levels": own} for own in levels]
     if query.reranking is not None:
         ids = checked.model.bundle.items.ids_of(final.rows_BM[b, : final.count_B[b]])
@@ -101,6 +101,7 @@ class _Query:
     found_M          item rows that the search found, best first
     count, eligible  how many are returned, and how many `min_score` left
     memory           the bundle's; without one keys are ranks
+    apart            whether a result's rank is not that of a leaf: it comes of several trees, or of stacking
     """
 
     trees: Sequence[_TreeSearch]
@@ -111,29 +112,31 @@ class _Query:
     eligible: int
     reranking: _Reranking | None
     memory: Memory | None
+    apart: bool
 
     @staticmethod
     def of(checked: CheckedRequest, encoded: EncodedRequest, result: SearchResult, b: int, final: Candidates) -> _Query:
         bundle = checked.model.bundle
         traced = list(zip(bundle.alone, result.traces, strict=True))
-        trees = [_TreeSearch.of(alone.tree, trace, None if len(traced) > 1 else result, b) for alone, trace in traced]
+        apart = len(traced) > 1 or bundle.manifest.stacking is not None
+        trees = [_TreeSearch.of(alone.tree, trace, None if apart else result, b) for alone, trace in traced]
         found_M = result.item_rows_BM[b, : result.count_B[b]]
         reranking = _Reranking.of(checked, encoded, result, b, final)
         counts = int(final.count_B[b]), int(final.eligible_B[b])
-        return _Query(trees, found_M, result.ranks_BM[b], result.keys_BM[b], *counts, reranking, bundle.memory)
+        return _Query(trees, found_M, result.ranks_BM[b], result.keys_BM[b], *counts, reranking, bundle.memory, apart)
 
     def outcome_of(self, row: int) -> dict[str, Any]:
         """Where an eligible item was returned or dropped."""
         at = np.flatnonzero(self.found_M == row)
         if len(at) == 0:
-            return self.trees[0].pruned(row, self.memory is not None) if len(self.trees) == 1 else self._below_m(row)
+            return self._below_m(row) if self.apart else self.trees[0].pruned(row, self.memory is not None)
         retrieved = int(at[0])
         place = retrieved if self.reranking is None else self.reranking.place_of(retrieved)
         outcome = "below_min_score"
         if retrieved < self.eligible:
             outcome = "returned" if place < self.count else "below_m"
         rank = float(self.ranks_M[retrieved])
-        if len(self.trees) == 1:
+        if not self.apart:
             entry = {"outcome": outcome, "level": self.trees[0].tree.height, "rank": rank, "place": place + 1}
         else:
             entry = {"outcome": outcome, "rank": rank, "place": place + 1, "trees": self._in_trees(row)}
@@ -142,7 +145,7 @@ class _Query:
         return entry if self.reranking is None else entry | self.reranking.describe(retrieved)
 
     def _below_m(self, row: int) -> dict[str, Any]:
-        """An item that a forest did not bring: pruned in every tree, or of too low a mean."""
+        """An item that did not come: pruned in every tree, or of too low a mean, or of too low a key of stacking."""
         own = self._in_trees(row)
         scored = any(entry["outcome"] == "scored" for entry in own)
         cut = {"cut": float(self.ranks_M[len(self.found_M) - 1])} if scored and len(self.found_M) else {}

@@ -178,7 +178,7 @@ class ExplainedItem(BaseModel):
 
     id: str
     outcome: Literal["returned", "below_min_score", "below_m", "pruned", "excluded", "filtered", "removed", "unknown"] = Field(
-        description="`below_m`: it was a candidate, and the ranker, or the mean over a forest's trees, put it below the first m."
+        description="`below_m`: it was a candidate, and the ranker, stacking, or the mean over a forest's trees put it below the first m."
     )
     level: int | None = Field(None, description="Level on which it, or its ancestor, was dropped.")
     rank: float | None = Field(None, description="Its ancestor's rank there; its own where it was returned.")
@@ -191,7 +191,9 @@ class ExplainedItem(BaseModel):
         None, description="Its features as the ranker saw them; null where one is missing."
     )
     memory: ExplainedMemory | None = Field(None, description="Models with a memory: its part, and which past items spoke for the item.")
-    trees: list[ExplainedInTree] | None = Field(None, description="Forests: the item in each tree. It is `pruned` where all pruned it.")
+    trees: list[ExplainedInTree] | None = Field(
+        None, description="Forests and stacking: the item in each tree. It is `pruned` where all pruned it."
+    )
     tail: float | None = Field(
         None, description="Models with a tail: (1 − α) · log nearness, which is added to α times the log of the trees' mean score."
     )
@@ -216,7 +218,7 @@ class Moved(BaseModel):
 
 class Explanation(BaseModel):
     levels: list[ExplainedLevel] = Field(description="From the first pruned level to the leaves; of a forest those of its first tree.")
-    trees: list[ExplainedTree] | None = Field(None, description="Forests: each tree, the first included.")
+    trees: list[ExplainedTree] | None = Field(None, description="Forests and stacking: each tree, the first included.")
     items: list[ExplainedItem] = Field(description="In the order of `explain_items`.")
     moved: list[Moved] | None = Field(None, description="What the ranker moved, in the order of the answer.")
 

@@ -17,6 +17,7 @@ from espalier.errors import InvalidConfig
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from espalier.stacking import NETWORK, TABLES
+from tests.service.running import run
 from training.data.csr import as_rows, normalised
 from training.data.xmc import LabelledPoints
 from training.linear import stacking
@@ -209,3 +210,37 @@ def test_all_arrays_are_stored(log_of_parity: tuple[Path, dict[str, Any], Labell
     assert bundle.stacking.info.candidates == 5
     assert bundle.stacking.tables.points == 700
     assert bundle.stacking.arrays().keys() == {*TABLES, *NETWORK}
+
+
+def test_stacking_is_served_and_explained(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints], tmp_path: Path) -> None:
+    folder, data, test = log_of_parity
+    bundle = fitted(folder, data, "stored", stacking={"model": "network", "candidates": 5, "points": 700})
+    rows = as_rows(test.points)
+    query = {
+        "features": {"indices": rows.indices[: rows.indptr[1]].tolist(), "values": rows.values[: rows.indptr[1]].astype(float).tolist()}
+    }
+    with run(folder / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
+        version = int(bundle.path.name)
+        described = running.client.get("/models/parity").json()
+        body = {"model": "parity", "version": version, "queries": [query], "m": 3, "beam_size": 2}
+        explained = {}
+        for begin in range(0, LABELS, 8):
+            wanted = [str(label) for label in range(begin, begin + 8)]
+            result = running.client.post("/retrieve", json=body | {"explain_items": wanted}).json()["results"][0]
+            explained |= {entry["id"]: entry for entry in result["explain"]["items"]}
+        least = result["items"][1]["score"]
+        above = running.client.post("/retrieve", json=body | {"min_score": least}).json()["results"][0]["items"]
+    assert (described["version"], described["stacking"]["candidates"]) == (version, 5)
+    assert [item["id"] for item in above] == [item["id"] for item in result["items"][:2]]
+    assert len(result["explain"]["trees"]) == 1
+    for place, item in enumerate(result["items"], 1):
+        entry = explained[item["id"]]
+        assert (entry["outcome"], entry["place"]) == ("returned", place)
+        assert np.exp(entry["rank"]) == pytest.approx(item["score"], rel=1e-5)
+        assert entry["trees"][0]["outcome"] == "scored"
+    outcomes = [entry["outcome"] for entry in explained.values()]
+    assert outcomes.count("returned") == 3
+    assert {"below_m", "pruned"} <= set(outcomes)
+    for entry in explained.values():
+        if entry["outcome"] == "below_m":
+            assert np.exp(entry["cut"]) == pytest.approx(result["items"][-1]["score"], rel=1e-5)
