@@ -34,6 +34,7 @@ from espalier.checks.random_bundles import (
 from espalier.engines import forest, open_engine
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.reference import ReferenceEngine
+from espalier.engines.stacked import StackedEngine
 from espalier.engines.triton import chunk_tiles, device_lists
 from espalier.engines.triton import linear_engine as sparse_gpu
 from espalier.engines.triton.chunk_tiles import TILE, TileSizes, bucket_of, laid_out
@@ -45,6 +46,7 @@ from espalier.tree import tree_from_children
 from tests import ROOT
 from tests.espalier.compile_kernels import Recorder
 from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same
+from tests.espalier.test_stacking import with_stacking
 from tests.espalier.test_tail import with_tail
 from training.golden import golden_answers
 from training.linear.prepare import written_features
@@ -427,6 +429,19 @@ def test_a_tail_enters_the_scores_as_in_the_reference(tmp_path: Path, form: Lite
     assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
     assert_allclose(got.ranks_BM, expected.ranks_BM, atol=1e-4)
     assert_allclose(got.scores_BM, expected.scores_BM, rtol=1e-3)
+    assert (got.item_rows_BM != ReferenceEngine(plain).search(queries, params).item_rows_BM).any()
+    assert_alone_as_together(engine, queries, params)
+    engine.close()
+
+
+def test_stacking_orders_what_the_card_found(tmp_path: Path) -> None:
+    bundle, plain = with_stacking(tmp_path, 5, trees=2)
+    queries = random_queries(np.random.default_rng(5), bundle, 6, integer=False)
+    params = SearchParams.uniform(6, 4, 9)
+    engine = StackedEngine(bundle, open_sparse_cuda(bundle.unstacked, "cpu", shapes=SHAPES))
+    got, expected = engine.search(queries, params), ReferenceEngine(bundle).search(queries, params)
+    assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
+    assert_allclose(got.keys_BM, expected.keys_BM, atol=2e-3)
     assert (got.item_rows_BM != ReferenceEngine(plain).search(queries, params).item_rows_BM).any()
     assert_alone_as_together(engine, queries, params)
     engine.close()

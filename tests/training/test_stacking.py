@@ -223,7 +223,7 @@ def test_stacking_is_served_and_explained(log_of_parity: tuple[Path, dict[str, A
         version = int(bundle.path.name)
         described = running.client.get("/models/parity").json()
         body = {"model": "parity", "version": version, "queries": [query], "m": 3, "beam_size": 2}
-        explained = {}
+        explained: dict[str, Any] = {}
         for begin in range(0, LABELS, 8):
             wanted = [str(label) for label in range(begin, begin + 8)]
             result = running.client.post("/retrieve", json=body | {"explain_items": wanted}).json()["results"][0]
