@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from espalier.search import NO_ITEM
 from training.baselines.xmc.l1_linear import Columns, Stop, minimise
 from training.data.csr import Csr, normalised
@@ -214,7 +214,7 @@ def _rows(matrix: Csr) -> Rows:
     return Rows(matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), matrix.data.astype(np.float32))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _rank_and_assign(labels: Rows, rows: Array, gain: Array, discount: Array, number: Array, side: Array) -> None:
     """Improve sides and rankings in turn, until the mean gain hardly rises. `number` is −1 everywhere, and is so again afterwards."""
     begin, column, value = labels
@@ -251,7 +251,7 @@ def _rank_and_assign(labels: Rows, rows: Array, gain: Array, discount: Array, nu
             number[column[e]] = -1
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _columns(points: Rows, rows: Array, count: Array, bias: float) -> tuple[Array, Columns]:
     """The features of some points, ascending, the bias's last, and their columns. `count` is 0 everywhere, and is so again afterwards."""
     begin, column, value = points
@@ -278,7 +278,7 @@ def _columns(points: Rows, rows: Array, count: Array, bias: float) -> tuple[Arra
     return features, Columns(start, owner, number)
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _products(columns: Columns, weight: Array, points: int) -> Array:
     """float32[R]: w·x, summed as `_predict` sums it up to rounding."""
     begin, row, value = columns
@@ -290,7 +290,7 @@ def _products(columns: Columns, weight: Array, points: int) -> Array:
     return product
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _leaf(labels: Rows, rows: Array, number: Array, most: int) -> tuple[Array, Array]:
     """The labels of most relevance in a leaf, ascending, with the mean over its points. `number` is as above."""
     begin, column, value = labels
@@ -309,7 +309,7 @@ def _leaf(labels: Rows, rows: Array, number: Array, most: int) -> tuple[Array, A
     return every[kept], means[kept]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _predict(
     points: Rows,
     features: int,

@@ -16,8 +16,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from espalier.compiled_code import compiled
 
 Array = NDArray[Any]
 FLOOR = 1e-12
@@ -66,7 +67,7 @@ def minimise(columns: Columns, sign_R: Array, cost_R: Array, hinge: bool, stop: 
     return weight_F
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _descend(columns: Columns, sign: Array, cost: Array, hinge: bool, stop: Stop, seed: int, weight: Array) -> None:
     begin, row, value = columns
     tolerance, rounds, passes = stop
@@ -119,7 +120,7 @@ def _descend(columns: Columns, sign: Array, cost: Array, hinge: bool, stop: Stop
             break
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _lower_model(
     columns: Columns, model: Any, step: Array, moved: Array, order: Array, passes: int, enough: float, random: Any
 ) -> tuple[int, Any]:
@@ -168,7 +169,7 @@ def _lower_model(
     return sweeps, random
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _length(
     margin: Array,
     moved: Array,
@@ -196,14 +197,14 @@ def _length(
     return 0.0
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _loss(margin: float, hinge: bool) -> float:
     if hinge:
         return max(0.0, 1 - margin) ** 2
     return float(np.log1p(np.exp(-abs(margin))) + max(-margin, 0.0))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _derivatives(margin: float, sign: float, cost: float, hinge: bool) -> tuple[float, float]:
     """Of a point's loss by w·x: the first and the second derivative."""
     if hinge:
@@ -213,7 +214,7 @@ def _derivatives(margin: float, sign: float, cost: float, hinge: bool) -> tuple[
     return -cost * sign * wrong, cost * wrong * (1 - wrong)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _violation(weight: float, gradient: float) -> float:
     """By how much 0 is outside the subgradient of |w| + loss."""
     if weight > 0:

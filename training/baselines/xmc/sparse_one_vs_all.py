@@ -22,10 +22,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
+from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 from training.baselines.xmc.l1_linear import Columns, Stop, minimise
 from training.baselines.xmc.linear_scores import LinearScores, with_bias
@@ -85,7 +85,7 @@ def _every_label(train: LabelledPoints, fit: Callable[[Array, int], Array]) -> L
     return LinearScores(csc_array((data, indices, indptr), shape=(features, len(parts))))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _maximise(begin: Array, column: Array, value: Array, square: Array, sign: Array, options: Any, seed: int, weight: Array) -> None:
     """Write the weights of PPD-Sparse's optimum."""
     cost, sparsity, passes, tolerance = options
