@@ -66,6 +66,8 @@ class Chunks:
             array = getattr(self, name)
             if array.ndim != 1 or array.dtype not in [np.dtype(one) for one in narrow.get(name, (dtype,))]:
                 raise BundleCorrupt(f"chunks: {name} is {array.dtype}{list(array.shape)}, expected one-dimensional {np.dtype(dtype)}")
+        if max(tree.max_children) > MAX_CHILDREN:
+            raise BundleCorrupt(f"chunks: a node of {max(tree.max_children)} children, at most {MAX_CHILDREN} can be numbered")
         inner = tree.leaf_offset
         for name, count, end in (
             ("chunk_row", inner + 1, len(self.row_feature)),

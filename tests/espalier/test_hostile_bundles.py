@@ -20,7 +20,7 @@ from espalier.bundle import CHUNKS, Bundle
 from espalier.bundle_writer import with_ranker
 from espalier.checks.heldout import read_heldout
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_tree
-from espalier.chunks import ARRAYS, Chunks
+from espalier.chunks import ARRAYS, MAX_CHILDREN, Chunks
 from espalier.errors import BundleCorrupt, InvalidTree
 from espalier.items import HASH_COLUMN, ROW_COLUMN, ItemTable
 from espalier.manifest import RankerInfo, Ranking
@@ -294,3 +294,12 @@ def test_held_out_queries_of_other_things_are_refused(tmp_path: Path, column: st
             continue
         with pytest.raises(BundleCorrupt, match=r"heldout\.parquet: "):
             read_heldout(bundle)
+
+
+def test_a_node_of_more_children_than_chunks_can_number_is_refused() -> None:
+    """A row with entries for 2^16 of its children would be taken for one without an entry."""
+    tree = tree_from_children([[MAX_CHILDREN + 1]], np.arange(MAX_CHILDREN + 1))
+    arrays = {name: np.zeros(0, dtype) for name, dtype in ARRAYS.items()}
+    arrays |= {"chunk_row": np.zeros(2, np.int64), "row_entry": np.zeros(1, np.int64), "bias": np.zeros(tree.node_count, np.float32)}
+    with pytest.raises(BundleCorrupt, match="a node of 65537 children, at most 65536 can be numbered"):
+        Chunks(**arrays, width=4).check(tree)
