@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -100,20 +101,14 @@ def _trained(folder: Path, system: str, beams: Sequence[int], peer_python: str) 
     """The report of a system's training, of this run or of one before."""
     file = folder / f"{system}.json"
     if not file.is_file() or not all((folder / f"{system}-{beam}.npy").is_file() for beam in _beams(system, beams)):
-        _forget(folder / system)
+        for left in (folder / system, *folder.glob(f"{system}-mapped-*")):  # of a training that was stopped
+            shutil.rmtree(left, ignore_errors=True)
         found = _step(folder, system, "train", beams, peer_python)
         if found is None:
             return None
         file.write_text(json.dumps(found))
     report: Row = json.loads(file.read_text())
     return report
-
-
-def _forget(folder: Path) -> None:
-    """Remove what a training that was stopped left."""
-    if folder.is_dir():
-        for path in sorted(folder.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
 
 
 def _as_text(data: LabelledPoints, path: Path) -> None:
