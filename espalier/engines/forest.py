@@ -73,12 +73,12 @@ class ForestEngine:
         self.bundle, self._engines = bundle, tuple(engines)
         trees = [alone.tree for alone in bundle.alone]
         self._leaf_items, self._leaf_offsets = [tree.leaf_item for tree in trees], [tree.leaf_offset for tree in trees]
-        ranking, self._result_ranking = bundle.manifest.ranking, bundle.manifest.result_ranking
-        self._by_rank = ranking.own == "log_activation" and ranking.calibration is None
-        self._items = bundle.manifest.tree.items
-        self._place_I = np.full(self._items, -1, np.int32)
-        self._tail = tuple(TailArrays.of(bundle.tail)), np.zeros(0 if bundle.tail is None else bundle.tail.width)
-        self._lock = threading.Lock()
+        ranking, self.result_ranking = bundle.manifest.ranking, bundle.manifest.result_ranking
+        self.by_rank = ranking.own == "log_activation" and ranking.calibration is None
+        self.items = bundle.manifest.tree.items
+        self.place_I = np.full(self.items, -1, np.int32)
+        self.tail = tuple(TailArrays.of(bundle.tail)), np.zeros(0 if bundle.tail is None else bundle.tail.width)
+        self.lock = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ class ForestEngine:
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
-        params.check(len(queries), self._items)
+        params.check(len(queries), self.items)
         shape = len(queries), int(params.m_B[0]) if len(queries) == 1 else int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
         eligible_B = np.zeros(len(queries), np.int64)
@@ -123,7 +123,7 @@ class ForestEngine:
             self._write_means(own.features, leaves, knobs.m_B, rows_BM[part], ranks_BM[part])
             eligible_B[part] = leaves[0].eligible_B
             traces = [tree.trace for tree in leaves if tree.trace is not None]
-        result = finish(self._result_ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
+        result = finish(self.result_ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
         return replace(result, trace=traces[0], other_traces=tuple(traces[1:])) if traces else result
 
     def _write_means(
@@ -140,12 +140,12 @@ class ForestEngine:
         for leaf_item, leaf_offset, found in zip(self._leaf_items, self._leaf_offsets, leaves, strict=True):
             _append(found.leaves_BC, found.ranks_BC, found.count_B, leaf_item, leaf_offset, items_BX, ranks_BX, count_B)
         logs_BX: Array = ranks_BX  # of scores that are exponentials of ranks
-        if not self._by_rank:
+        if not self.by_rank:
             for b, count in enumerate(count_B.tolist()):  # places past the count are not initialised
                 ranks_BX[b, count:] = -np.inf
             logs_BX = log_scores(self.bundle.manifest.ranking, ranks_BX)
-        with self._lock:
-            _best_means(items_BX, logs_BX, count_B, len(leaves), m_B, queries.arrays, self._tail, self._place_I, rows_BM, ranks_BM)
+        with self.lock:
+            best_means(items_BX, logs_BX, count_B, len(leaves), m_B, queries.arrays, self.tail, self.place_I, rows_BM, ranks_BM)
 
 
 def refuse_forest(bundle: Bundle) -> None:
@@ -171,7 +171,7 @@ def _append(
 
 
 @compiled()
-def _best_means(
+def best_means(
     items_BX: Array,
     logs_BX: Array,
     count_B: Array,

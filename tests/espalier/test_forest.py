@@ -20,15 +20,17 @@ from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import make_linear_bundle, random_chunks, random_masks, random_queries, random_tree, tree_over
 from espalier.chunks import TreeChunks
 from espalier.engines import forest, open_engine
-from espalier.engines.linear.engine import SparseCpuEngine, open_sparse_cpu
+from espalier.engines.linear.chunk_search import L3_HINGE
+from espalier.engines.linear.engine import SparseCpuEngine, SparseForestEngine, open_sparse_cpu
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, InvalidQuery
 from espalier.manifest import MAX_TREES, Activation, Calibration, Manifest, ManifestDraft, Ranking
 from espalier.masks.eligibility import forest_mask, node_mask
 from espalier.queries import QueryBatch
 from espalier.scores import log_scores, scores_of_ranks
-from espalier.search import NO_ITEM, SearchParams
-from espalier.tree import Tree
+from espalier.search import NO_ITEM, Engine, SearchParams
+from espalier.text.sparse_rows import SparseRows
+from espalier.tree import Tree, tree_from_children
 from tests.espalier.test_signature import (
     assert_alone_as_together,
     assert_best_beams,
@@ -225,6 +227,79 @@ def test_no_queries_bring_no_answers(tmp_path: Path) -> None:
     bundle = some_forest(tmp_path)
     queries = random_queries(np.random.default_rng(1), bundle, 3).take(np.empty(0, np.int64))
     assert open_sparse_cpu(bundle).search(queries, SearchParams.uniform(0, 1, 1)).item_rows_BM.shape[0] == 0
+
+
+def full_tree(rng: np.random.Generator, items: int, clusters: int) -> Tree:
+    """A tree without empty leaves, whose clusters differ in size by at most one."""
+    sizes = [len(part) for part in np.array_split(np.arange(items), clusters)]
+    return tree_from_children([[clusters], sizes], rng.permutation(items))
+
+
+def joint_of(engine: Engine) -> object:
+    assert isinstance(engine, SparseForestEngine)
+    return engine._joint
+
+
+@pytest.mark.parametrize("integer", [True, False])
+def test_a_single_query_is_searched_in_all_trees_at_once_and_answers_as_in_a_batch(tmp_path: Path, integer: bool) -> None:
+    rng = np.random.default_rng(11)
+    trees = [full_tree(rng, 300, clusters) for clusters in (3, 7, 40)]
+    ranking = Ranking(activation="l3-hinge", own="log_activation", gamma=0.5)
+    bundle = make_linear_bundle(tmp_path, rng, trees[0], ranking, integer, width=300, others=trees[1:])
+    engine, queries = open_sparse_cpu(bundle), random_queries(rng, bundle, 40, integer)
+    assert joint_of(engine) is not None
+    for beam, m in ((1, 1), (4, 10), (300, 50), (4, 10)):
+        params = SearchParams.uniform(1, beam, m)
+        together = engine.search(queries, SearchParams.uniform(40, beam, m))
+        for b in range(40):
+            alone, query = engine.search(queries.take(np.array([b])), params), queries.take(np.array([b]))
+            for name in ("item_rows_BM", "ranks_BM", "scores_BM", "count_B", "complete_B"):
+                assert_array_equal(getattr(alone, name)[0], getattr(together, name)[b])
+            if integer:
+                assert_same(alone, ReferenceEngine(bundle).search(query, params))
+
+
+def test_a_single_query_with_a_filter_exclusions_or_a_trace_is_searched_tree_by_tree(tmp_path: Path) -> None:
+    rng = np.random.default_rng(12)
+    trees = [full_tree(rng, 60, 4 + place) for place in range(2)]
+    bundle = make_linear_bundle(tmp_path, rng, trees[0], L3_HINGE, True, others=trees[1:])
+    engine, query = open_sparse_cpu(bundle), random_queries(rng, bundle, 1)
+    assert joint_of(engine) is not None
+    eligible_I = np.arange(60) % 3 == 0
+    excluded = np.arange(20)[None]
+    for params in (
+        SearchParams.uniform(1, 3, 60, mask=forest_mask(trees, eligible_I)),
+        SearchParams.uniform(1, 3, 60, excluded),
+        SearchParams.uniform(1, 3, 60, trace=True),
+    ):
+        assert_same(engine.search(query, params), ReferenceEngine(bundle).search(query, params))
+
+
+def test_trees_with_empty_leaves_or_calibrated_scores_are_searched_one_by_one(tmp_path: Path) -> None:
+    assert joint_of(open_sparse_cpu(some_forest(tmp_path / "empty"))) is None
+    rng = np.random.default_rng(1)
+    trees = [full_tree(rng, 60, 4 + place) for place in range(2)]
+    logits = make_linear_bundle(tmp_path / "logits", rng, trees[0], Ranking(own="logit", gamma=0.5), True, others=trees[1:])
+    assert joint_of(open_sparse_cpu(logits)) is None
+
+
+def test_a_single_query_that_cannot_be_searched_is_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(13)
+    trees = [full_tree(rng, 60, 4 + place) for place in range(2)]
+    bundle = make_linear_bundle(tmp_path, rng, trees[0], L3_HINGE, True, others=trees[1:])
+    engine, query = open_sparse_cpu(bundle), random_queries(rng, bundle, 1)
+    params = SearchParams.uniform(1, 3, 5)
+    expected = engine.search(query, params)
+    rows = SparseRows(np.array([0, 2]), np.array([3, 5], np.int32), np.ones(2, np.float32), query.features.width)
+    for wrong, why in (
+        (replace(rows, values=np.array([1, np.nan], np.float32)), "features.values: got nan, expected finite numbers"),
+        (replace(rows, indices=np.array([3, 20], np.int32)), "features.indices: got 20, expected feature numbers from 0 to 19"),
+    ):
+        with pytest.raises(InvalidQuery, match=why):
+            engine.search(QueryBatch(query.kind, wrong), params)
+    with pytest.raises(InvalidQuery, match="beam_size_B"):
+        engine.search(query, SearchParams.uniform(1, 0, 5))
+    assert_same(engine.search(query, params), expected)
 
 
 def test_a_mask_must_be_of_every_tree(tmp_path: Path) -> None:

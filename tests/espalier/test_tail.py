@@ -17,11 +17,13 @@ from espalier.bundle import TAIL, Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.engines import open_engine
+from espalier.engines.linear.engine import SparseForestEngine
 from espalier.engines.reference import ReferenceEngine, _log_near
 from espalier.errors import BundleCorrupt
 from espalier.manifest import Manifest, ManifestDraft, Ranking, TailInfo
 from espalier.search import NO_ITEM, SearchParams
 from espalier.tail import FLOOR, Tail
+from espalier.tree import tree_from_children
 from tests.espalier.test_signature import assert_alone_as_together
 
 F = 12
@@ -38,11 +40,15 @@ def random_tail(rng: np.random.Generator, items: int, form: Form, alpha: float) 
     return Tail(info, begin, feature.astype(np.int32), dense[row, feature].astype(np.float32), F)
 
 
-def with_tail(folder: Path, seed: int, form: Form = "product", alpha: float = 0.5, trees: int = 2) -> tuple[Bundle, Bundle]:
-    """A forest with a tail, and without."""
+def with_tail(
+    folder: Path, seed: int, form: Form = "product", alpha: float = 0.5, trees: int = 2, full: bool = False
+) -> tuple[Bundle, Bundle]:
+    """A forest with a tail, and without; `full`: its leaves all hold items."""
     rng = np.random.default_rng(seed)
-    tree = random_tree(rng, 3, 3, empty_share=0.1)
+    tree = random_tree(rng, 3, 3, empty_share=0.0 if full else 0.1)
     others = [tree_over(rng, tree.item_count, 4) for _ in range(trees - 1)]
+    if full:
+        others = [tree_from_children([[3], [tree.item_count - 4, 2, 2]], rng.permutation(tree.item_count))]
     ranking = Ranking(own="log_activation", gamma=1)
     plain = make_linear_bundle(folder, rng, tree, ranking, integer=False, width=F, others=others)
     draft = ManifestDraft(**{name: getattr(plain.manifest, name) for name in ManifestDraft.model_fields})
@@ -50,6 +56,22 @@ def with_tail(folder: Path, seed: int, form: Form = "product", alpha: float = 0.
     tail = random_tail(rng, tree.item_count, form, alpha)
     content = LinearContent(*first, plain.items, plain.golden(), plain.heldout(), others=rest, tail=tail)
     return write_bundle(folder / "tailed" / "1", draft, content), plain
+
+
+@pytest.mark.parametrize("form", ["product", "gaussian"])
+def test_single_queries_have_the_tail_as_those_of_a_batch(tmp_path: Path, form: Form) -> None:
+    bundle, plain = with_tail(tmp_path, 3, form, full=True)
+    queries = random_queries(np.random.default_rng(1), bundle, 20, integer=False)
+    engine = open_engine(bundle, "cpu")
+    assert isinstance(engine, SparseForestEngine)
+    assert engine._joint is not None
+    together = engine.search(queries, SearchParams.uniform(20, 3, 6))
+    without = open_engine(plain, "cpu").search(queries, SearchParams.uniform(20, 3, 6))
+    assert np.any(without.item_rows_BM != together.item_rows_BM)
+    for b in range(20):
+        alone = engine.search(queries.take(np.array([b])), SearchParams.uniform(1, 3, 6))
+        assert_array_equal(alone.item_rows_BM[0], together.item_rows_BM[b])
+        assert_array_equal(alone.ranks_BM[0], together.ranks_BM[b])
 
 
 @given(st.integers(0, 1000), st.sampled_from(["product", "gaussian"]), st.sampled_from([0.1, 0.5, 0.95]), st.integers(2, 3))

@@ -30,9 +30,8 @@ AHEAD = 4
 
 
 class Ranker(NamedTuple):
-    """last: the level whose nodes are results · gamma: float32 · power: of the hinge, 0 for the sigmoid, −1 for logits."""
+    """gamma: float32 · power: of the hinge, 0 for the sigmoid, −1 for logits."""
 
-    last: int
     gamma: Any
     power: int
 
@@ -57,15 +56,16 @@ class Workspace(NamedTuple):
 
 @compiled(fastmath=FAST)
 def search_queries(
-    positions: Array, queries: Arrays, tables: Arrays, eligible_N: Array, ranker: tuple[int, Any, int], work: Arrays, out: Arrays
+    positions: Array, queries: Arrays, tables: Arrays, eligible_N: Array, ranker: tuple[Any, int], work: Arrays, out: Arrays
 ) -> int:
-    """Search the queries at `positions` among the eligible nodes (bool[N]; empty if all are).
+    """Search the queries at `positions` among the eligible nodes (bool[N]; empty if all are). Of T trees, position b · T + t is query b in
+    tree t.
 
     queries  indptr, indices, values: the features; beam_size_B, m_B: int64[B], an m of 0 brings all results that were scored, by node
              number, without padding; excluded_BX: int64[B, X], −1 as padding
     tables, ranker, work   the fields of FeatureTables, Ranker and Workspace
-    out      nodes_BM int64, ranks_BM float32, count_B int64: how many a query has; a trace of each level: candidates_BHC int64, their ranks
-             float32, kept_BHK int64, their ranks float32, with no levels if there is no trace
+    out      by position: nodes_BM int64, ranks_BM float32, count_B int64: how many a query has; a trace of each level: candidates_BHC
+             int64, their ranks float32, kept_BHK int64, their ranks float32, with no levels if there is no trace
 
     The tuples are plain ones, because numba takes twice as long to unpack named ones, 5 µs a call. Returns −1, or the position of a feature
     number out of range or of a value that is not finite, where the search stops.
@@ -75,14 +75,17 @@ def search_queries(
     """
     indptr, indices, values, beam_size_B, m_B, excluded_BX = queries
     first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight, bias = tables[:7]
-    table_from, is_direct, slot_feature, slot_location, dense_weight = tables[7:]
-    last, gamma, power = ranker
+    table_from, is_direct, slot_feature, slot_location, dense_weight, root_T, last_T, slots_T = tables[7:]
+    gamma, power = ranker
     query_F, excluded_N, kept, kept_ranks, candidates, ranks, ordered, chosen = work
     nodes_BM, ranks_BM, count_B, candidates_BHC, candidate_ranks_BHC, kept_BHK, kept_ranks_BHK = out
     one, zero, nan = np.float32(1), np.float32(0), np.float32(np.nan)
     by_feature = len(table_from) == 0
     filtered = len(eligible_N) > 0 or excluded_BX.shape[1] > 0
-    for b in positions:
+    trees = len(root_T)
+    for place in positions:
+        b, t = place // trees, place % trees
+        root, last = root_T[t], last_T[t]
         begin, end = indptr[b], indptr[b + 1]
         for j in range(begin, end):  # before anything is written at a feature's place
             if indices[j] < 0 or indices[j] >= len(query_F) or not abs(values[j]) <= LARGEST:
@@ -93,10 +96,10 @@ def search_queries(
             if excluded_BX[b, x] >= 0:
                 excluded_N[excluded_BX[b, x]] = True
         count: Any = np.int64(1)  # a plain 1 would be another type, for which numba would compile again
-        kept[0] = 0
+        kept[0] = root
         kept_ranks[0] = 0
-        level_begin: Any = np.int64(0)
-        level_end: Any = np.int64(1)
+        level_begin: Any = root
+        level_end: Any = root + 1
         for level in range(last):
             above_begin, above_end = level_begin, level_end
             level_begin, level_end = first_child[above_begin], first_child[above_end]
@@ -113,7 +116,7 @@ def search_queries(
                 total += first_child[p + 1] - first_child[p]
             if by_feature:
                 nodes = above_end - above_begin
-                level_slots = above_begin * len(query_F) - above_begin
+                level_slots = slots_T[t] + above_begin * len(query_F) - above_begin
                 narrow = count * LINE_BYTES < nodes * slot_location.itemsize  # otherwise whole lines are read, in order
                 for j in range(begin, end):
                     value, slots = values[j], level_slots + indices[j] * nodes
@@ -225,24 +228,24 @@ def search_queries(
                 kept[k], kept_ranks[k] = candidates[chosen[k]], ranks[chosen[k]]
             if kept_BHK.shape[1] > 0:
                 for c in range(total):
-                    candidates_BHC[b, level, c], candidate_ranks_BHC[b, level, c] = candidates[c], ranks[c]
+                    candidates_BHC[place, level, c], candidate_ranks_BHC[place, level, c] = candidates[c], ranks[c]
                 for k in range(count):
-                    kept_BHK[b, level, k], kept_ranks_BHK[b, level, k] = kept[k], kept_ranks[k]
+                    kept_BHK[place, level, k], kept_ranks_BHK[place, level, k] = kept[k], kept_ranks[k]
         for j in range(begin, end):
             query_F[indices[j]] = 0
         for x in range(excluded_BX.shape[1]):
             if excluded_BX[b, x] >= 0:
                 excluded_N[excluded_BX[b, x]] = False
-        count_B[b] = count
+        count_B[place] = count
         if m_B[b] == 0:
             for k in range(count):
-                nodes_BM[b, k], ranks_BM[b, k] = kept[k], kept_ranks[k]
+                nodes_BM[place, k], ranks_BM[place, k] = kept[k], kept_ranks[k]
             continue
         order = best_first(kept_ranks, count)
         for k in range(count):
-            nodes_BM[b, k] = kept[order[k]]
-            ranks_BM[b, k] = kept_ranks[order[k]]
+            nodes_BM[place, k] = kept[order[k]]
+            ranks_BM[place, k] = kept_ranks[order[k]]
         for k in range(count, nodes_BM.shape[1]):
-            nodes_BM[b, k] = -1
-            ranks_BM[b, k] = -np.inf
+            nodes_BM[place, k] = -1
+            ranks_BM[place, k] = -np.inf
     return -1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,11 +101,11 @@ class ChunkSearch:
     """
 
     def __init__(self, tree: Tree, chunks: Chunks, ranking: Ranking = L3_HINGE, last: int | None = None, threads: int = 1) -> None:
-        self._tree, self._width = tree, chunks.width
+        self._tree, self.width = tree, chunks.width
         power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
         self._last = tree.height if last is None else last
-        self._ranker = tuple(Ranker(self._last, np.float32(ranking.gamma), power))
-        self._tables = tuple(FeatureTables.of(tree, chunks, self._last))
+        self.ranker = tuple(Ranker(np.float32(ranking.gamma), power))
+        self.tables = FeatureTables.of(tree, chunks, self._last)
         self._marks = [(np.zeros(chunks.width, np.float32), np.zeros(tree.node_count, np.bool_)) for _ in range(threads)]
         self._workspaces: list[tuple[Array, ...]] = []
         self._room = (0, 0)
@@ -130,21 +130,19 @@ class ChunkSearch:
         for name, value in zip(("beam_size", "m"), params.limits(np.min), strict=True):
             if value < 1 and not (name == "m" and largest[1] == 0):
                 raise InvalidQuery(name, value, "at least 1")
-        if queries.width != self._width:
-            raise InvalidQuery("features", f"rows of {queries.width} features", f"rows of {self._width}")
+        if queries.width != self.width:
+            refuse(queries, -1, self.width)
         if self._room != largest:
             self._make_room(*largest)
         out = self._results(len(queries), largest[1] or self.most_results(largest[0]), trace)
         excluded_BX = NO_NODES if params.excluded_BX is None else params.excluded_BX
         arrays = *queries.arrays, *read_only(params.beam_size_B, params.m_B, excluded_BX)
         if len(queries) == 1 and params.groups is None:
-            wrong = search_queries(ONE_QUERY, arrays, self._tables, ALL_NODES, self._ranker, self._workspaces[0], out)
+            wrong = search_queries(ONE_QUERY, arrays, tuple(self.tables), ALL_NODES, self.ranker, self._workspaces[0], out)
         else:
             wrong = self._search_groups(params.groups or [(np.arange(len(queries)), None)], arrays, out)
         if wrong >= 0:
-            if not np.isfinite(queries.values[wrong]):
-                raise InvalidQuery("features.values", float(queries.values[wrong]), "finite numbers")
-            raise InvalidQuery("features.indices", int(queries.indices[wrong]), f"feature numbers from 0 to {self._width - 1}")
+            refuse(queries, wrong, self.width)
         return Found(out[0], out[1], out[2], _trimmed(out[3:]) if trace else None)
 
     def _search_groups(
@@ -153,7 +151,7 @@ class ChunkSearch:
         """What `search_queries` returns, of queries that may be shared among threads."""
 
         def run(work: tuple[Array, ...], positions: Array, eligible_N: Array) -> int:
-            place: int = search_queries(positions, arrays, self._tables, eligible_N, self._ranker, work, out)
+            place: int = search_queries(positions, arrays, tuple(self.tables), eligible_N, self.ranker, work, out)
             return place
 
         wrong = -1
@@ -182,11 +180,15 @@ class ChunkSearch:
 
     def _make_room(self, beam_size: int, m: int) -> None:
         """Workspaces for the largest beam and the most candidates that such a search can have."""
+        self._workspaces = [(*own, *self.room(beam_size, m)) for own in self._marks]
+        self._room = beam_size, m
+
+    def room(self, beam_size: int, m: int) -> tuple[Array, ...]:
+        """What such a search writes to besides its marks, as Workspace has it."""
         candidates = self._most_candidates(beam_size)
         most, widest = max(candidates), min(max(candidates), max(beam_size, m or candidates[-1]))
         sizes = (widest, np.int64), (widest, np.float32), (most, np.int64), (most, np.float32), (most, np.int32), (widest, np.int64)
-        self._workspaces = [(*own, *(np.empty(size, dtype) for size, dtype in sizes)) for own in self._marks]
-        self._room = beam_size, m
+        return tuple(np.empty(size, dtype) for size, dtype in sizes)
 
     def _results(self, batch: int, m: int, trace: bool) -> tuple[Array, ...]:
         """Arrays for a search to write to, `out` of search_queries. Those of a trace, of one query, have room on every level for the most
@@ -229,3 +231,12 @@ def _stacked(rows: Sequence[Array]) -> Array:
     for b, row in enumerate(rows):
         stacked[b, : row.shape[1]] = row[0]
     return stacked
+
+
+def refuse(queries: SparseRows, wrong: int, width: int) -> NoReturn:
+    """Raise InvalidQuery for queries of another width than the scorers' (wrong: −1), or for the entry that `search_queries` returned."""
+    if wrong < 0:
+        raise InvalidQuery("features", f"rows of {queries.width} features", f"rows of {width}")
+    if not np.isfinite(queries.values[wrong]):
+        raise InvalidQuery("features.values", float(queries.values[wrong]), "finite numbers")
+    raise InvalidQuery("features.indices", int(queries.indices[wrong]), f"feature numbers from 0 to {width - 1}")

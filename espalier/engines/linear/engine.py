@@ -7,28 +7,58 @@ Legend: B queries, X excluded nodes, N nodes, M results, H levels below the root
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.forest import ForestEngine, ScoredLeaves, refuse_forest
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Found, TracedLevel
+from espalier.engines.linear.joint_search import EVERY_LEAF, JointSearch
 from espalier.errors import InvalidQuery
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.queries import QueryBatch, blank_queries
-from espalier.read_only import read_only
 from espalier.scores import finish
 from espalier.search import NO_ITEM, Engine, LevelTrace, SearchParams, SearchResult
 from espalier.trace import from_start_level
-
-(EVERY_LEAF,) = read_only(np.zeros(1, np.int64))
-"""The m of one query that wants all leaves that are scored."""
 
 
 def open_sparse_cpu(bundle: Bundle, threads: int = 1) -> Engine:
     """The engine of a bundle of one tree, or of a forest."""
     engines = [SparseCpuEngine(alone, threads) for alone in bundle.alone]
-    return ForestEngine(bundle, engines) if len(engines) > 1 else engines[0]
+    return engines[0] if len(engines) == 1 else SparseForestEngine(bundle, engines)
+
+
+class SparseForestEngine(ForestEngine):
+    """A forest whose single queries without filters, exclusions and traces are searched in one call, see `joint_search`."""
+
+    def __init__(self, bundle: Bundle, engines: Sequence[SparseCpuEngine]) -> None:
+        super().__init__(bundle, engines)
+        searches = [engine.chunk_search for engine in engines]
+        is_plain = self.by_rank and all(search.tables.by_feature for search in searches)
+        unrestricted = all(engine.unrestricted is None for engine in engines)
+        self._joint = None
+        if is_plain and unrestricted:
+            self._joint = JointSearch([alone.tree for alone in bundle.alone], searches, self.tail, self.place_I)
+
+    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        if self._joint is None or len(queries) != 1 or params.trace or params.mask_B is not None or params.exclude_BE is not None:
+            return super().search(queries, params)
+        check_kind(queries, self.bundle)
+        params.check(1, self.items)
+        shape = 1, int(params.m_B[0])
+        rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
+        with self.lock:
+            self._joint.search(queries.features, params.beam_size_B, params.m_B, rows_BM, ranks_BM)
+        return finish(self.result_ranking, params.m_B, np.full(1, self.items), rows_BM, ranks_BM, None)
+
+
+def check_kind(queries: QueryBatch, bundle: Bundle) -> None:
+    """Raise InvalidQuery for queries of another kind than the bundle's."""
+    kind = bundle.manifest.query
+    if queries.kind is not kind and queries.kind != kind:
+        raise InvalidQuery("queries", queries.kind, str(kind))
 
 
 class SparseCpuEngine:
@@ -43,8 +73,8 @@ class SparseCpuEngine:
         refuse_forest(bundle)
         self.bundle = bundle
         self._tree, self._ranking = bundle.tree, bundle.manifest.ranking
-        self._search = ChunkSearch(self._tree, bundle.chunks, self._ranking, threads=threads)
-        self._unrestricted = unrestricted_mask(self._tree)
+        self.chunk_search = ChunkSearch(self._tree, bundle.chunks, self._ranking, threads=threads)
+        self.unrestricted = unrestricted_mask(self._tree)
 
     def warm_up(self) -> None:
         """Compile the search, unless it is cached."""
@@ -55,7 +85,7 @@ class SparseCpuEngine:
 
     def close(self) -> None:
         """End its threads."""
-        self._search.close()
+        self.chunk_search.close()
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
@@ -69,7 +99,7 @@ class SparseCpuEngine:
         return finish(self._ranking, params.m_B, eligible_B, rows_BM, found.ranks_BM, self._trace(found, params))
 
     def most_leaves(self, beam_size: int) -> int:
-        return self._search.most_results(beam_size)
+        return self.chunk_search.most_results(beam_size)
 
     def scored_leaves(self, queries: QueryBatch, params: SearchParams) -> ScoredLeaves:
         every_B = EVERY_LEAF if len(queries) == 1 else np.zeros(len(queries), np.int64)
@@ -78,18 +108,16 @@ class SparseCpuEngine:
 
     def _found(self, queries: QueryBatch, params: SearchParams, m_B: NDArray[np.int64]) -> tuple[Found, NDArray[np.int64]]:
         """The leaves of the queries and how many items are eligible; m_B as in `BeamParams`."""
-        kind = self.bundle.manifest.query
-        if queries.kind is not kind and queries.kind != kind:
-            raise InvalidQuery("queries", queries.kind, str(self.bundle.manifest.query))
-        eligible = eligible_nodes(self._tree, params, len(queries), self._unrestricted)
-        if eligible.excluded is None and params.mask_B is None and self._unrestricted is None:
-            return self._search.search(queries.features, BeamParams(params.beam_size_B, m_B), params.trace), eligible.items_B
+        check_kind(queries, self.bundle)
+        eligible = eligible_nodes(self._tree, params, len(queries), self.unrestricted)
+        if eligible.excluded is None and params.mask_B is None and self.unrestricted is None:
+            return self.chunk_search.search(queries.features, BeamParams(params.beam_size_B, m_B), params.trace), eligible.items_B
         excluded = eligible.excluded
         excluded_BX = None if excluded is None else np.concatenate([excluded.leaves_BX, excluded.inner_BX], axis=1)
         groups = None
         if any(mask is not None for mask in eligible.mask_B):
             groups = [(members, None if mask is None else mask.eligible_N) for members, mask in eligible.groups]
-        found = self._search.search(queries.features, BeamParams(params.beam_size_B, m_B, groups, excluded_BX), params.trace)
+        found = self.chunk_search.search(queries.features, BeamParams(params.beam_size_B, m_B, groups, excluded_BX), params.trace)
         return found, eligible.items_B
 
     def _trace(self, found: Found, params: SearchParams) -> tuple[LevelTrace, ...] | None:

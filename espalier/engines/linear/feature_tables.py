@@ -16,6 +16,7 @@ Legend: P inner nodes, N nodes, R rows, F features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,8 @@ class FeatureTables(NamedTuple):
     slot_feature    int32[slots]  the feature in each slot of a hash table; empty if there is none
     slot_location   int64[slots]  of the feature's row: its entries (see ENTRY_COUNTS), −1 − its begin in dense_weight, or NO_ROW
     dense_weight    the dense rows
+    root_T, last_T  int64[T]: the root of each tree and the level whose nodes are results; one tree has 0 and its own
+    slots_T         int64[T]: by feature, what is added to where a tree's slots begin (`joined`)
     """
 
     first_child: Array
@@ -64,6 +67,9 @@ class FeatureTables(NamedTuple):
     slot_feature: Array
     slot_location: Array
     dense_weight: Array
+    root_T: Array
+    last_T: Array
+    slots_T: Array
 
     @staticmethod
     def of(tree: Tree, chunks: Chunks, last: int) -> FeatureTables:
@@ -95,7 +101,45 @@ class FeatureTables(NamedTuple):
             given = (*shared, *read_only(children, weights, table_from, is_direct))
             _fill_by_node(given, is_dense_R, dense_from, (slot_feature, slot_location, dense_weight))
         own = read_only(children, weights, bias, table_from, is_direct, slot_feature, slot_location, dense_weight)
-        return FeatureTables(*shared, *own)
+        none = np.zeros(1, np.int64)
+        return FeatureTables(*shared, *own, *read_only(none, np.full(1, last, np.int64), none))
+
+    @property
+    def by_feature(self) -> bool:
+        return len(self.table_from) == 0
+
+    @staticmethod
+    def joined(trees: Sequence[FeatureTables], width: int) -> tuple[FeatureTables, tuple[FeatureTables, ...]]:
+        """The tables by feature of several trees of `width` features in one, whose nodes are numbered tree after tree; and those of
+        each tree, in the same memory.
+        """
+        nodes, slots, entries, dense = (
+            np.concatenate([[0], np.cumsum([len(getattr(tree, name)) for tree in trees])])
+            for name in ("bias", "slot_location", "entry_child", "dense_weight")
+        )
+        first_child = [tree.first_child[:-1] + base for tree, base in zip(trees, nodes, strict=False)]
+        locations = []
+        for tree, entry, number in zip(trees, entries, dense, strict=False):
+            moved = np.where(tree.slot_location >= 0, tree.slot_location + entry * ENTRY_COUNTS, tree.slot_location - number)
+            locations.append(np.where(tree.slot_location == NO_ROW, NO_ROW, moved))
+        arrays = {
+            "first_child": np.concatenate([*first_child, nodes[-1:]]),
+            "slot_location": np.concatenate(locations),
+            "root_T": nodes[:-1],
+            "last_T": np.concatenate([tree.last_T for tree in trees]),
+            "slots_T": slots[:-1] - nodes[:-1] * width,
+        }
+        arrays |= {
+            name: np.concatenate([getattr(tree, name) for tree in trees])
+            for name in ("entry_child", "entry_weight", "bias", "dense_weight")
+        }
+        together = trees[0]._replace(**dict(zip(arrays, read_only(*arrays.values()), strict=True)))
+        shared = {name: getattr(together, name) for name in ("entry_child", "entry_weight", "dense_weight")}
+        alone = (
+            tree._replace(slot_location=together.slot_location[begin:end], **shared)
+            for tree, begin, end in zip(trees, slots, slots[1:], strict=False)
+        )
+        return together, tuple(alone)
 
 
 @compiled()

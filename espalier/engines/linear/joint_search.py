@@ -1,0 +1,92 @@
+"""All trees of a forest in one compiled call, for a single query without filters: calls and checks by tree took longer than its search.
+
+The trees' tables lie one after the other (`FeatureTables.joined`), so that nothing is held twice. Trees whose tables are by node are
+searched one by one.
+
+Legend: T trees, N nodes, C leaves that a tree scored, X scored (item, tree) pairs, M results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.compiled_code import compiled
+from espalier.engines.forest import best_means
+from espalier.engines.linear.beam import search_queries
+from espalier.engines.linear.chunk_search import ALL_NODES, NO_NODES, NO_TRACE, ChunkSearch, refuse
+from espalier.engines.linear.feature_tables import FeatureTables
+from espalier.read_only import read_only
+from espalier.text.sparse_rows import SparseRows
+from espalier.tree import Tree
+
+Array = NDArray[Any]
+(EVERY_LEAF,) = read_only(np.zeros(1, np.int64))
+"""The m of one query that wants all leaves that are scored."""
+
+
+class JointSearch:
+    """Searches all trees; one search at a time.
+
+    tail     of `best_means`
+    place_I  likewise
+    """
+
+    def __init__(self, trees: Sequence[Tree], searches: Sequence[ChunkSearch], tail: tuple[Any, Array], place_I: Array) -> None:
+        self._searches, self._tail, self._place_I, self._width = searches, tail, place_I, searches[0].width
+        together, alone = FeatureTables.joined([search.tables for search in searches], self._width)
+        for search, tables in zip(searches, alone, strict=True):
+            search.tables = tables
+        self._tables = tuple(together)
+        nodes = [np.concatenate([np.full(tree.leaf_offset, -1, np.int64), tree.leaf_item]) for tree in trees]
+        (self._item_N, self._positions_T) = read_only(np.concatenate(nodes).astype(np.int32), np.arange(len(trees)))
+        self._marks = np.zeros(self._width, np.float32), np.zeros(len(self._item_N), np.bool_)
+        self._beam_size, self._most = 0, 0
+        self._work: tuple[Array, ...] = ()
+
+    def search(self, query: SparseRows, beam_size_B: Array, m_B: Array, rows_BM: Array, ranks_BM: Array) -> None:
+        """Write the best items of one query, and their ranks. Raises InvalidQuery as `ChunkSearch.search`."""
+        if query.width != self._width:
+            refuse(query, -1, self._width)
+        if self._beam_size != beam_size_B[0]:
+            self._make_room(int(beam_size_B[0]))
+        trees = len(self._searches)
+        found = np.empty((trees, self._most), np.int64), np.empty((trees, self._most), np.float32), np.empty(trees, np.int64), *NO_TRACE
+        queries = *query.arrays, *read_only(beam_size_B, EVERY_LEAF, NO_NODES)
+        wrong = _search(self._positions_T, queries, self._tables, ALL_NODES, self._searches[0].ranker, self._work, found, self._item_N, m_B,
+                        self._tail, self._place_I, rows_BM, ranks_BM)  # fmt: skip
+        if wrong >= 0:
+            refuse(query, wrong, self._width)
+
+    def _make_room(self, beam_size: int) -> None:
+        """Workspaces for the largest tree."""
+        each = [search.room(beam_size, 0) for search in self._searches]
+        self._work = (*self._marks, *(max(arrays, key=len) for arrays in zip(*each, strict=True)))
+        self._beam_size, self._most = beam_size, max(search.most_results(beam_size) for search in self._searches)
+
+
+@compiled()
+def _search(
+    positions_T: Array, queries: tuple[Array, ...], tables: tuple[Array, ...], eligible_N: Array, ranker: tuple[Any, int],
+    work: tuple[Array, ...], found: tuple[Array, ...], item_N: Array, m_B: Array, tail: tuple[Any, Array], place_I: Array, rows_BM: Array,
+    ranks_BM: Array,
+) -> int:  # fmt: skip
+    """`search_queries` of one query in every tree, then `best_means`; what the first returns."""
+    wrong: int = search_queries(positions_T, queries, tables, eligible_N, ranker, work, found)
+    if wrong >= 0:
+        return wrong
+    nodes_TC, ranks_TC, count_T = found[0], found[1], found[2]
+    root_T = tables[12]
+    count_B = np.zeros(1, np.int64)
+    count_B[0] = count_T.sum()
+    items_BX, logs_BX = np.empty((1, count_B[0]), np.int32), np.empty((1, count_B[0]), np.float32)
+    at = 0
+    for t in range(len(root_T)):
+        for c in range(count_T[t]):
+            items_BX[0, at], logs_BX[0, at] = item_N[nodes_TC[t, c]], ranks_TC[t, c]
+            at += 1
+    best_means(items_BX, logs_BX, count_B, len(root_T), m_B, queries[:3], tail, place_I, rows_BM, ranks_BM)
+    return -1
