@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array, csr_matrix, load_npz, save_npz
 
-from benchmarks.papers.xmc_systems import configuration
+from benchmarks.papers.xmc_systems import TREES, configuration
 from benchmarks.papers.xrlinear_peer import SINGLE, M, growth_mb
-from espalier.bundle import CHUNKS, FOREST_PARTS, TREE, Bundle
+from espalier.bundle import CHUNKS, FOREST_PARTS, STACKING, TREE, Bundle
 from espalier.engines import open_engine
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
@@ -24,9 +24,10 @@ from training.linear.run import fit_and_export
 from training.specification.linear import LinearConfig
 from training.specification.models import SPECIFICATION
 
-OURS = ("espalier", "forest", "ova")
-"""Systems of xmc_systems."""
-SEARCHED = {TREE, CHUNKS, *(name for files in FOREST_PARTS for name in files)}
+STACKED = "stacked"
+OURS = ("espalier", "forest", "ova", STACKED)
+"""Systems of xmc_systems, without stacking, and the default with it."""
+SEARCHED = {TREE, CHUNKS, STACKING, *(name for files in FOREST_PARTS for name in files)}
 """The files that a search needs, as a peer's model has them; the others are items, queries for checks and so on."""
 Steps = dict[str, Callable[[str, Path, Sequence[int]], dict[Any, Any]]]
 
@@ -48,7 +49,9 @@ def train(system: str, folder: Path, beams: Sequence[int]) -> dict[str, Any]:
         for part in ("train", "test")
         for key, kind in (("", "points"), ("_labels", "labels"))
     }
-    raw = configuration(system, {"format": "npz", **files}, loaded(folder, "train").labels.shape[1])
+    labels = loaded(folder, "train").labels.shape[1]
+    raw = configuration("espalier" if system == STACKED else system, {"format": "npz", **files}, labels)
+    raw |= {} if system == STACKED else TREES
     config = SPECIFICATION.checked(raw)
     if not isinstance(config, LinearConfig):
         raise TypeError(f"{system} is a {config.kind}, not linear")

@@ -3,11 +3,11 @@
     python -m benchmarks.xrlinear_peers --data DIR --set eurlex-4k [--peers forest,pecos,…] --beam 1,10,50,200 [--work W] --json F
     python -m benchmarks.xrlinear_peers --data DIR --set eurlex-4k --choose --json F
 
-DIR/SET: see xmc_sets.py. All systems get points of length 1. `espalier` is what `fit` trains by its defaults, `forest` three trees of it,
-`ova` one node over all labels. `pecos-3`, `omikuji-3` and `bonsai-3` have three trees from different seeds; PECOS's models are
-averaged here. Peers have their own defaults: PECOS searches its compiled memory-mapped model, its fastest here; omikuji's
-`densify_weights` made its models slower. A peer that is not installed is named and skipped. --peer-python names an interpreter that has
-them, because libpecos needs an older NumPy:
+DIR/SET: see xmc_sets.py. All systems get points of length 1. `espalier` is what `fit` trains by its defaults but without stacking, which
+peers do not have; `forest` three trees of it; `stacked` the whole default; `ova` one node over all labels. `pecos-3`, `omikuji-3` and
+`bonsai-3` have three trees from different seeds; PECOS's models are averaged here. Peers have their own defaults: PECOS searches its
+compiled memory-mapped model, its fastest here; omikuji's `densify_weights` made its models slower. A peer that is not installed is named
+and skipped. --peer-python names an interpreter that has them, because libpecos needs an older NumPy:
 
     python -m venv peers && peers/bin/pip install 'numpy<2' scipy libpecos omikuji napkinxc
 
@@ -47,7 +47,7 @@ from espalier.errors import EspalierError
 from espalier.hardware import hardware
 from training.data.xmc import LabelledPoints
 
-PEERS = ("forest", "pecos", "pecos-3", "omikuji", "omikuji-3", "bonsai", "bonsai-3", "napkinxc", "ova")
+PEERS = ("forest", "stacked", "pecos", "pecos-3", "omikuji", "omikuji-3", "bonsai", "bonsai-3", "napkinxc", "ova")
 BATCHED = (*OURS, "pecos")
 """Systems that search many queries in one call."""
 ROUNDS = 3
