@@ -20,7 +20,7 @@ Cosines are of features times their idf, log (1 + points / points with the featu
 in lengths alone. r_n is a point's cosine over the nearest one's; y is relevance over its maximum. Votes are 0 where no point shares a
 feature.
 
-    p = σ(network),   key = log p + power · log w_i
+    p = σ(network),   key = log p + power · log w_i, finite: what float32 cannot hold is its lowest number
 
 w is an item's weight: its inverse propensity over the largest, where training weighs labels so, else 1. `power` 1 orders by the estimate
 of relevance, p · w; 0 by p, which finds more relevant items; between them is a bargain. Only the best `candidates` of a search take part.
@@ -64,6 +64,7 @@ BESIDE_OF = 20
 FLOOR = 1e-6
 MOST_POINTS, MOST_LABELS, MOST_BESIDE, MOST_UNITS = 1 << 16, 1 << 12, 64, 256
 """Limits: points; labels of a point; items that are kept beside one; units of a layer."""
+LOWEST = float(np.finfo(np.float32).min)
 FARTHEST = 6.0
 """Standardised features are cut off there."""
 TABLES: dict[str, type[np.generic]] = {"posting_begin": np.int64, "posting_point": np.uint16, "label_begin": np.int64, "label": np.int32}
@@ -115,8 +116,8 @@ class StackingTables:
                 raise BundleCorrupt(f"stacking: {name} is {array.dtype}{list(array.shape)}, expected one-dimensional {np.dtype(dtype)}")
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise BundleCorrupt(f"stacking: {name} has numbers that are not finite")
-        if self.points > MOST_POINTS:
-            raise BundleCorrupt(f"stacking: {self.points} points, at most {MOST_POINTS} expected")
+        if not 0 <= self.points <= MOST_POINTS:
+            raise BundleCorrupt(f"stacking: {self.points} points, 0 … {MOST_POINTS} expected")
         _check_rows("posting", self.posting_begin, width, self.posting_point, self.posting_value, self.points, MOST_POINTS)
         _check_rows("label", self.label_begin, self.points, self.label, self.label_value, items, MOST_LABELS)
         _check_rows("beside", self.beside_begin, items, self.beside, self.beside_share, items, MOST_BESIDE)

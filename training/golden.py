@@ -47,9 +47,10 @@ def golden_of_histories(bundle: Bundle, histories: Sequence[NDArray[np.int64]], 
 def _margin(found: Found, m: int) -> float:
     """The smallest difference in key between a kept and a dropped candidate over all cuts; inf where nothing was dropped.
 
-    The last cut is that of the items: no tree of a forest cuts its leaves. A mean of scores moves its log no more than one of them its own.
+    The last cuts are those of the items, by stacking and by m: no tree of a forest cuts its leaves. A mean of scores moves its log no more
+    than one of them its own.
     """
-    smallest = np.inf
+    smallest = found.gap
     for step in (step for steps in found.steps for step in steps[:-1]):
         kept_C = np.isin(step.candidates_C, step.kept_K)
         if not kept_C.all():

@@ -29,6 +29,7 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
         _scorer(manifest),
         f"rank(n) = {ranking.own}(n) + {ranking.gamma:g} · rank(parent); search defaults: beam {defaults.beam_size}, m {defaults.m}",
         *_memory(manifest),
+        *_stacking(manifest),
         *_ranker(manifest),
         "",
         f"{'level':>5} {'nodes':>9} {'children':>10} {'items below a node':>24}",
@@ -100,6 +101,15 @@ def _memory(manifest: Manifest) -> list[str]:
     per_item = memory.entries / manifest.tree.items
     entries = f"{memory.entries:,} entries, {per_item:.1f} an item; the last {memory.length} items of a history"
     return [f"memory: key(n) = rank(n) + {memory.weight:g} · mem(n); {entries}"]
+
+
+def _stacking(manifest: Manifest) -> list[str]:
+    stacking = manifest.stacking
+    if stacking is None:
+        return []
+    gain = stacking.training.get("gain")
+    told = "" if gain is None else f"; gain of nDCG@5 and recall@10 when it was trained {gain!s:.20}"
+    return [f"stacking: a network orders the best {stacking.candidates} anew, {stacking.points:,} training points vote{told}"]
 
 
 def _ranker(manifest: Manifest) -> list[str]:

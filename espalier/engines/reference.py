@@ -53,12 +53,14 @@ class Found:
     """Items that one query's search scored, best first; of equal keys the lower leaf, in a forest the lower item row.
 
     steps  of each tree
+    gap    between the ranks of the trees' last item that stacking takes and of the next; inf where there is none
     """
 
     item_rows: NDArray[np.int64]
     ranks: NDArray[np.float32]
     keys: NDArray[np.float32]
     steps: list[list[Step]]
+    gap: float = np.inf
 
 
 class ReferenceEngine:
@@ -119,7 +121,8 @@ class ReferenceEngine:
             return found
         rows, own = queries.features, slice(int(queries.features.indptr[b]), int(queries.features.indptr[b + 1]))
         items, keys = stacked(self.bundle.stacking, rows.indices[own], rows.values[own], found.item_rows, found.ranks)
-        return Found(items, keys, keys, found.steps)
+        depth, ranks = self.bundle.stacking.info.candidates, found.ranks
+        return Found(items, keys, keys, found.steps, float(ranks[depth - 1] - ranks[depth]) if depth < len(ranks) else np.inf)
 
     def _found(self, queries: QueryBatch, params: SearchParams, b: int) -> Found:
         """Those of the trees."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.stacking import BESIDE_OF, FARTHEST, FLOOR, NEAREST, VOTES, Stacking, StackingTables
+from espalier.stacking import BESIDE_OF, FARTHEST, FLOOR, LOWEST, NEAREST, VOTES, Stacking, StackingTables
 
 Float64 = NDArray[np.float64]
 
@@ -22,10 +22,10 @@ def stacked(
         return rows, ranks
     features_CX = candidate_features(stacking.tables, features, values, rows[:depth], ranks[:depth].astype(np.float64))
     wide = _log_estimates(stacking, features_CX) + stacking.info.power * stacking.tables.log_weight[rows[:depth]]
-    keys = wide.astype(np.float32)
+    keys = np.maximum(wide, LOWEST).astype(np.float32)
     order = np.argsort(-keys, kind="stable")
     rest = ranks[depth:].astype(np.float64)
-    below = (float(keys.min()) + rest - rest[:1]).astype(np.float32)
+    below = np.maximum(float(keys.min()) + rest - rest[:1], LOWEST).astype(np.float32)
     return np.concatenate([rows[:depth][order], rows[depth:]]), np.concatenate([keys[order], below])
 
 

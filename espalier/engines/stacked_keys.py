@@ -14,7 +14,7 @@ from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
 from espalier.engines.stored_numbers import number, stored
 from espalier.read_only import read_only
-from espalier.stacking import BESIDE_OF, FARTHEST, FEATURES, FLOOR, NEAREST, NETWORK, TABLES, VOTES, Stacking, StackingTables
+from espalier.stacking import BESIDE_OF, FARTHEST, FEATURES, FLOOR, LOWEST, NEAREST, NETWORK, TABLES, VOTES, Stacking, StackingTables
 
 Array = NDArray[Any]
 KNOWN = len(FEATURES)
@@ -203,10 +203,10 @@ def stack(
         candidate_features(rows_BM[b], ranks_BM[b], count, indices[own], values[own], tables, scratch, features_CX)
         log_estimates(features_CX, count, network, estimates_C)
         for c in range(count):
-            keys_C[c] = estimates_C[c] + power * log_weight[rows_BM[b, c]]
+            keys_C[c] = max(estimates_C[c] + power * np.float64(log_weight[rows_BM[b, c]]), LOWEST)
         order = best_first(keys_C, count)
         for c in range(count):
             out_rows_BM[b, c], out_keys_BM[b, c] = rows_BM[b, order[c]], keys_C[order[c]]
         for c in range(count, count_B[b]):
             below = np.float64(ranks_BM[b, c]) - np.float64(ranks_BM[b, count])
-            out_rows_BM[b, c], out_keys_BM[b, c] = rows_BM[b, c], np.float64(out_keys_BM[b, count - 1]) + below
+            out_rows_BM[b, c], out_keys_BM[b, c] = rows_BM[b, c], max(np.float64(out_keys_BM[b, count - 1]) + below, LOWEST)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +26,8 @@ from espalier.manifest import Manifest, ManifestDraft, Ranking, StackingInfo
 from espalier.search import NO_ITEM, SearchParams
 from espalier.stacking import FEATURES, NETWORK, TABLES, Stacking, StackingNetwork, StackingTables
 from tests.espalier.test_signature import assert_alone_as_together
+from training.golden import golden_answers
+from training.inspect import inspect
 
 F, POINTS = 12, 130
 RANKING = Ranking(own="log_activation", gamma=1)
@@ -178,6 +181,36 @@ def test_a_query_without_features_is_answered(tmp_path: Path) -> None:
     assert np.isfinite(found.keys_BM).all()
 
 
+@pytest.mark.parametrize("huge", ["weight_3", "log_weight"])
+def test_keys_are_finite_whatever_the_network_says(tmp_path: Path, huge: str) -> None:
+    """Numbers that float32 cannot hold as a key: the items come, with its lowest number."""
+    bundle, _ = with_stacking(tmp_path, 4)
+    stacking = bundle.stacking
+    assert stacking is not None
+    lowest = np.finfo(np.float32).min
+    network = {name: np.abs(getattr(stacking.network, name)) * np.float32(1e30) for name in ("weight_1", "weight_2", "weight_3")}
+    tables = replace(stacking.tables, log_weight=np.full_like(stacking.tables.log_weight, lowest if huge == "log_weight" else 0))
+    hostile = replace(stacking, tables=tables, network=replace(stacking.network, **network | {"weight_3": -network["weight_3"]}))
+    hostile.check(bundle.manifest.tree.items, F)
+    object.__setattr__(bundle, "stacking", hostile)
+    queries, params = random_queries(np.random.default_rng(1), bundle, 5, integer=False), SearchParams.uniform(5, 9, 20)
+    found, expected = open_engine(bundle, "cpu").search(queries, params), ReferenceEngine(bundle).search(queries, params)
+    assert_array_equal(found.item_rows_BM, expected.item_rows_BM)
+    assert_array_equal(found.keys_BM, expected.keys_BM)
+    assert (found.keys_BM[found.item_rows_BM >= 0] == lowest).any()
+    assert np.isfinite(found.keys_BM[found.item_rows_BM >= 0]).all()
+
+
+def test_a_margin_knows_the_cut_at_the_candidates(tmp_path: Path) -> None:
+    """Another engine may take the next item as a candidate where the trees' ranks of both are nearly equal."""
+    bundle, plain = with_stacking(tmp_path, 7, candidates=3)
+    queries, params = random_queries(np.random.default_rng(1), bundle, 8, integer=False), SearchParams.uniform(8, 100, 5)
+    ranks_BM = ReferenceEngine(plain).search(queries, params).ranks_BM
+    margins = golden_answers(bundle, queries, pa.nulls(8), params).column("margin").to_numpy()
+    keys = [ReferenceEngine(bundle).found(queries, params, b).keys for b in range(8)]
+    assert_array_equal(margins, np.minimum(ranks_BM[:, 2] - ranks_BM[:, 3], [own[4] - own[5] for own in keys]))
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -193,6 +226,10 @@ def test_a_query_without_features_is_answered(tmp_path: Path) -> None:
         ("weight_2", lambda array: array.ravel(), "two dimensions"),
         ("bias_3", lambda array: array * np.float32(np.inf), "bias_3"),
         ("beside_begin", lambda array: array[:-1].copy(), "beside_begin has"),
+        ("label_begin", lambda array: array[:0].copy(), "-1 points"),
+        ("posting_begin", lambda array: array[:0].copy(), "posting_begin has"),
+        ("posting_begin", lambda array: np.where(array > 0, np.int64(2**63 - 1), 0), "never decrease"),
+        ("posting_value", lambda array: array.astype(np.float32), "posting_value is float32"),
     ],
 )
 def test_damaged_tables_are_named(name: str, change: Callable[[Any], Any] | None, message: str) -> None:
@@ -212,7 +249,7 @@ def test_tables_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("MOST_POINTS", "MOST_LABELS", "MOST_BESIDE", "MOST_UNITS"):
         with monkeypatch.context() as patched:
             patched.setattr(f"espalier.stacking.{limit}", 1)
-            with pytest.raises(BundleCorrupt, match="at most 1 expected"):
+            with pytest.raises(BundleCorrupt, match=r"at most 1 expected|0 … 1 expected"):
                 stacking.check(9, F)
     stacking.check(9, F)
 
@@ -222,6 +259,8 @@ def test_a_manifest_without_stacking_says_nothing_of_it(tmp_path: Path) -> None:
     assert plain.stacking is None
     assert '"stacking"' not in (plain.path / "manifest.json").read_text()
     assert bundle.unstacked.stacking is None
+    assert f"stacking: a network orders the best 6 anew, {POINTS} training points vote" in inspect(bundle)
+    assert "stacking" not in inspect(plain)
     with pytest.raises(BundleCorrupt, match="unstacked"):
         refuse_forest(bundle)
     (bundle.path / STACKING).unlink()

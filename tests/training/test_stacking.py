@@ -143,6 +143,37 @@ def test_weights_are_what_is_estimated() -> None:
     assert_allclose(rare.targets(labels).toarray(), [[0, 1, 1], [1, 0, 0]])
 
 
+def test_weights_that_float32_cannot_hold_are_relevant_still() -> None:
+    labels = csr_array(np.array([[1e-38, 1e10, 0]], np.float32))
+    data = LabelledPoints(csr_array(np.ones((1, 2), np.float32)), labels)
+    tables_of(data, Weighing.of(labels, None), 10, 0).check(3, 2)
+
+
+def test_a_point_of_very_many_labels_does_not_take_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = np.eye(40, 30, dtype=np.float32) + np.eye(40, 30, 1, dtype=np.float32)
+    own[0] = 1
+    data = LabelledPoints(csr_array(np.ones((40, 2), np.float32)), csr_array(own))
+    monkeypatch.setattr(stacking, "MOST_LABELS", 4)
+    monkeypatch.setattr(stacking, "MOST_PAIRS", 200)
+    few = [tables_of(data, Weighing.of(data.labels, None), 10, seed) for seed in range(5)]
+    assert all(0 < len(tables.beside) <= 58 for tables in few)
+    monkeypatch.setattr(stacking, "BLOCK_PAIRS", 7)
+    for seed, tables in enumerate(few):
+        again = tables_of(data, Weighing.of(data.labels, None), 10, seed)
+        for name in TABLES:
+            assert_array_equal(getattr(again, name), getattr(tables, name))
+
+
+def test_a_network_takes_ten_points(tmp_path: Path) -> None:
+    few = written(tmp_path, parity(9), parity(5, seed=2))
+    assert fitted(tmp_path, few, "auto").stacking is None
+    with pytest.raises(InvalidConfig, match="9 training points have labels, a network takes 10"):
+        fitted(tmp_path, few, "wanted", stacking={"model": "network"})
+    ten = fitted(tmp_path, written(tmp_path / "ten", parity(10), parity(5, seed=2)), "ten", stacking={"model": "network"})
+    assert ten.stacking is not None
+    assert np.isfinite(ten.stacking.info.training["standard_error"])
+
+
 def test_tables_hold_points_and_what_goes_together(monkeypatch: pytest.MonkeyPatch) -> None:
     points = csr_array(np.array([[1, 0, 1], [1, 1, 0], [0, 0, 1], [1, 0, 0]], np.float32))
     labels = csr_array(np.array([[1, 1, 0], [1, 0, 1], [0, 0, 0], [1, 1, 0]], np.float32))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from scipy.sparse import csc_array, csr_array
 from espalier.chunks import TreeChunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.engines.stacked_keys import KNOWN, Scratch, StackingArrays, candidate_features
+from espalier.errors import InvalidConfig
 from espalier.manifest import Ranking, StackingInfo
 from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.search import NO_ITEM
@@ -35,8 +37,8 @@ from training.specification.stacking import StackingOptions
 
 log = logging.getLogger(__name__)
 
-LEAST_POINTS = 2000
-"""With fewer labelled training points, `auto` is none."""
+LEAST_POINTS, LEAST_WANTED = 2000, 10
+"""With fewer labelled training points, `auto` is none; and `network` is refused, since nothing could be measured."""
 SHARE, HELD_OUT = 0.2, 20_000
 """The share that a fold holds out, and the points that folds are added up to."""
 ONE_FOLD = 1 << 23
@@ -48,6 +50,8 @@ LEFT_OUT = 0.1
 EURLex-4K a query reads 80,000 numbers instead of 870,000, at the same quality of held-out points."""
 MOST_PAIRS = 1 << 28
 """Pairs of labels of a point that are counted."""
+BLOCK_PAIRS = 1 << 24
+"""Of these, held at a time, unless one item has more."""
 UNITS = (64, 32)
 PASSES, BATCH, RATE, DECAY = 20, 64, 3e-3, 1e-5
 """Of Adam with one cycle of the learning rate; a batch is of points."""
@@ -75,8 +79,8 @@ class Weighing:
 
     def targets(self, labels: Csr) -> Csr:
         """float32[B, I], in (0, 1]: what the network estimates."""
-        values = np.ones(labels.nnz, np.float32) if self.weight_I is not None else (labels.data / self.scale).astype(np.float32)
-        return csr_array((values, labels.indices, labels.indptr), shape=labels.shape)
+        values = np.ones(labels.nnz) if self.weight_I is not None else np.maximum(labels.data / self.scale, np.finfo(np.float32).tiny)
+        return csr_array((values.astype(np.float32), labels.indices, labels.indptr), shape=labels.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +122,7 @@ def learn(
 
     data  all training points
     work  a folder; what a fold gave is kept there, for a run that was killed
+    Raises InvalidConfig where a network is wanted of fewer than LEAST_WANTED points with labels.
     """
     if options.model == "none":
         return None
@@ -125,6 +130,9 @@ def learn(
     if options.model == "auto" and len(known) < LEAST_POINTS:
         log.info("no stacking: %d points with labels, it takes %d", len(known), LEAST_POINTS)
         return None
+    if len(known) < LEAST_WANTED:
+        expected = f"none: {len(known)} training points have labels, a network takes {LEAST_WANTED}"
+        raise InvalidConfig("stacking.model", options.model, expected)
     depth = min(options.candidates, data.labels.shape[1])
     parts = []
     for fold, held in enumerate(folds(known, data.points.nnz, seed)):
@@ -271,16 +279,21 @@ def _posted(points: Csr, idf_F: NDArray[np.float32], frequency_F: NDArray[np.int
     return posted_F
 
 
-def _beside(labels: Csr, count_I: NDArray[np.int64], rng: np.random.Generator, block: int = 1 << 12) -> Csr:
-    """float32[I, I]: the share of the points with one item that have another, of each item the MOST_BESIDE largest; ties: the lower."""
+def _beside(labels: Csr, count_I: NDArray[np.int64], rng: np.random.Generator) -> Csr:
+    """float32[I, I]: the share of the points with one item that have another, of each item the MOST_BESIDE largest; ties: the lower.
+
+    Of points with at most MOST_LABELS labels, as many as have MOST_PAIRS pairs.
+    """
     sizes_B = np.diff(labels.indptr).astype(np.int64)
-    order = rng.permutation(len(sizes_B))
-    taken = order[np.cumsum(sizes_B[order] ** 2) <= MOST_PAIRS] if (sizes_B**2).sum() > MOST_PAIRS else np.arange(len(sizes_B))
-    ones = csr_array((np.ones(labels.nnz, np.float32), labels.indices, labels.indptr), shape=labels.shape)[np.sort(taken)]
+    order = rng.permutation(np.flatnonzero(sizes_B <= MOST_LABELS))
+    taken = np.sort(order[np.cumsum(sizes_B[order] ** 2) <= MOST_PAIRS])
+    ones = csr_array((np.ones(labels.nnz, np.float32), labels.indices, labels.indptr), shape=labels.shape)[taken]
     by_item, parts = csr_array(ones.T), []
     seen_I = np.diff(by_item.indptr)
-    for begin in range(0, len(count_I), block):
-        shares = (by_item[begin : begin + block] @ ones).tocoo()
+    block_I = np.cumsum(by_item.astype(np.int64) @ sizes_B[taken]) // BLOCK_PAIRS
+    begins = np.flatnonzero(np.diff(block_I, prepend=-1)).tolist()
+    for begin, end in pairwise([*begins, len(count_I)]):
+        shares = (by_item[begin:end] @ ones).tocoo()
         row, column = shares.coords[0] + begin, shares.coords[1]
         other = row != column
         row, column, share = row[other], column[other], shares.data[other] / seen_I[row[other]]
