@@ -20,9 +20,11 @@ from espalier.stacking import NETWORK, TABLES
 from tests.service.running import run
 from training.data.csr import as_rows, normalised
 from training.data.xmc import LabelledPoints
-from training.linear import stacking
+from training.linear import stacking, stacking_examples, stacking_tables
 from training.linear.run import fit_and_export
-from training.linear.stacking import Weighing, folds, tables_of
+from training.linear.stacking import folds
+from training.linear.stacking_examples import candidates_of
+from training.linear.stacking_tables import Weighing, tables_of
 from training.specification.linear import LinearConfig
 from training.specification.models import SPECIFICATION
 
@@ -153,11 +155,11 @@ def test_a_point_of_very_many_labels_does_not_take_all_pairs(monkeypatch: pytest
     own = np.eye(40, 30, dtype=np.float32) + np.eye(40, 30, 1, dtype=np.float32)
     own[0] = 1
     data = LabelledPoints(csr_array(np.ones((40, 2), np.float32)), csr_array(own))
-    monkeypatch.setattr(stacking, "MOST_LABELS", 4)
-    monkeypatch.setattr(stacking, "MOST_PAIRS", 200)
+    monkeypatch.setattr(stacking_tables, "MOST_LABELS", 4)
+    monkeypatch.setattr(stacking_tables, "MOST_PAIRS", 200)
     few = [tables_of(data, Weighing.of(data.labels, None), 10, seed) for seed in range(5)]
-    assert all(0 < len(tables.beside) <= 58 for tables in few)
-    monkeypatch.setattr(stacking, "BLOCK_PAIRS", 7)
+    assert {len(tables.beside) for tables in few} == {56}  # all neighbours but 0 and 1, which only the point of all labels has
+    monkeypatch.setattr(stacking_tables, "BLOCK_PAIRS", 7)
     for seed, tables in enumerate(few):
         again = tables_of(data, Weighing.of(data.labels, None), 10, seed)
         for name in TABLES:
@@ -188,7 +190,7 @@ def test_tables_hold_points_and_what_goes_together(monkeypatch: pytest.MonkeyPat
     shares: Any = csr_array((tables.beside_share, tables.beside, tables.beside_begin), shape=(3, 3)).toarray()
     assert_allclose(shares, np.array([[0, 2 / 3, 1 / 3], [1, 0, 0], [1, 0, 0]]), rtol=1e-6)
     assert_allclose(np.expm1(tables.log_count), [3, 2, 1], rtol=1e-6)
-    monkeypatch.setattr(stacking, "MOST_BESIDE", 1)
+    monkeypatch.setattr(stacking_tables, "MOST_BESIDE", 1)
     assert_array_equal(tables_of(data, Weighing.of(labels, None), 100, 0).beside, [1, 0, 0])
     assert tables_of(data, Weighing.of(labels, None), 2, 0).points == 2
 
@@ -206,7 +208,7 @@ def test_the_most_frequent_features_have_no_postings() -> None:
 
 def test_fewer_points_vote_where_queries_would_read_much(monkeypatch: pytest.MonkeyPatch) -> None:
     data = parity(500)
-    monkeypatch.setattr(stacking, "MOST_POSTINGS", 200)
+    monkeypatch.setattr(stacking_tables, "MOST_POSTINGS", 200)
     tables = tables_of(data, Weighing.of(data.labels, None), 1 << 16, 0)
     lengths = np.diff(data.points.indptr)
     read = np.mean([sum(np.diff(tables.posting_begin)[data.points.indices[data.points.indptr[b] :][: lengths[b]]]) for b in range(500)])
@@ -216,7 +218,7 @@ def test_fewer_points_vote_where_queries_would_read_much(monkeypatch: pytest.Mon
 def test_pairs_of_labels_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     data = parity(500)
     every = tables_of(data, Weighing.of(data.labels, None), 100, 0)
-    monkeypatch.setattr(stacking, "MOST_PAIRS", 4 * 250)  # of half the points, which have two labels each
+    monkeypatch.setattr(stacking_tables, "MOST_PAIRS", 4 * 250)  # of half the points, which have two labels each
     half = tables_of(data, Weighing.of(data.labels, None), 100, 0)
     half.check(LABELS, 20)
     assert_allclose(half.log_count, every.log_count)
@@ -225,13 +227,32 @@ def test_pairs_of_labels_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPat
 
 def test_folds_hold_a_fifth_out_until_enough_points_are() -> None:
     known = np.arange(0, 1000, 2)
-    small = list(folds(known, 10, 0))
+    small = list(folds(known, 10, 64, 0))
     assert [len(fold) for fold in small] == [100] * 5
     assert_array_equal(np.sort(np.concatenate(small)), known)
-    assert len(list(folds(np.arange(60_000), 10, 0))) == 2
-    (large,) = folds(np.arange(500_000), 10, 0)
+    assert len(list(folds(np.arange(60_000), 10, 64, 0))) == 2
+    (large,) = folds(np.arange(500_000), 10, 64, 0)
     assert len(large) == stacking.HELD_OUT
-    assert len(list(folds(known, stacking.ONE_FOLD + 1, 0))) == 1
+    assert len(list(folds(known, stacking.ONE_FOLD + 1, 64, 0))) == 1
+    many = list(folds(np.arange(100_000), 10, 1024, 0))
+    assert sum(len(fold) for fold in many) * 1024 == stacking.MOST_CANDIDATES  # many candidates of fewer points
+
+
+def test_candidates_do_not_depend_on_blocks_of_points(
+    log_of_parity: tuple[Path, dict[str, Any], LabelledPoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, data, test = log_of_parity
+    bundle = fitted(folder, data, "blocks", tree={"branching": 4, "max_leaf": 4, "count": 2}, stacking={"model": "none"})
+    for trees in (bundle.trees[:1], bundle.trees):
+        whole = candidates_of(trees, bundle.manifest.ranking, test.points, 5, 10)
+        with monkeypatch.context() as patched:
+            patched.setattr(stacking_examples, "BLOCK", 7)
+            parts = candidates_of(trees, bundle.manifest.ranking, test.points, 5, 10)
+        assert_array_equal(parts.rows_BC, whole.rows_BC)
+        assert_array_equal(parts.ranks_BC, whole.ranks_BC)
+    queries, everything = QueryBatch(bundle.manifest.query, as_rows(test.points)), SearchParams.uniform(len(test), 10, 5)
+    served = open_engine(bundle, "cpu").search(queries, everything)
+    assert_array_equal(whole.rows_BC, served.item_rows_BM)  # what the service will find, with few items all of it
 
 
 def test_all_arrays_are_stored(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:

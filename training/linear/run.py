@@ -22,7 +22,8 @@ from training.linear.choosing import Choice, Shape, choose
 from training.linear.export import export
 from training.linear.fit import fit_linear
 from training.linear.prepare import Prepared, label_features, prepare
-from training.linear.stacking import Weighing, learn
+from training.linear.stacking import learn
+from training.linear.stacking_tables import Weighing
 from training.specification.linear import LinearConfig
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
