@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from espalier.stacking import FARTHEST, NETWORK, StackingNetwork
 from training.linear.stacking_examples import Examples
 
-UNITS = (64, 32)
+UNITS = (128, 32)
 PASSES, BATCH, RATE, DECAY = 20, 64, 3e-3, 1e-5
 """Of Adam with one cycle of the learning rate; a batch is of points."""
 BLOCK = 256
