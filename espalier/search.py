@@ -187,7 +187,7 @@ class Engine(Protocol):
         ...
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        """The top m eligible items of each query. The same query gives the same answer in any batch."""
+        """The top m eligible items of each query. The same query gives the same answer in any batch. One search at a time."""
         ...
 
     def warm_up(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from espalier.engines import open_engine
 from espalier.engines.forest import refuse_forest
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.reference_stacking import candidate_features
+from espalier.engines.stacked import StackedEngine
 from espalier.errors import BundleCorrupt
 from espalier.manifest import Manifest, ManifestDraft, Ranking, StackingInfo
 from espalier.search import NO_ITEM, SearchParams
@@ -181,6 +183,37 @@ def test_a_query_without_features_is_answered(tmp_path: Path) -> None:
     assert np.isfinite(found.keys_BM).all()
 
 
+def test_the_trees_engine_is_prepared_for_candidates_and_closed(tmp_path: Path) -> None:
+    bundle, _ = with_stacking(tmp_path, 7, candidates=1000)
+    trees, items = open_engine(bundle.unstacked, "cpu"), bundle.manifest.tree.items
+    engine, told = StackedEngine(bundle, trees), []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(trees, "prepare", lambda params: told.append(params.m_B.tolist()))
+        patched.setattr(trees, "close", lambda: told.append("closed"))
+        engine.prepare(SearchParams(np.array([3, 3]), np.array([2, items + 5])))
+        engine.close()
+    assert told == [[items, items + 5], "closed"]  # no wider than the catalogue, unless that is asked for
+
+
+def test_threads_share_what_stacking_writes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With trees that give all threads their answer at once."""
+    bundle, _ = with_stacking(tmp_path, 7, candidates=20)
+    trees, params = open_engine(bundle.unstacked, "cpu"), SearchParams.uniform(2000, 9, 20)
+    engine, batch = StackedEngine(bundle, trees), random_queries(np.random.default_rng(1), bundle, 2000, integer=False)
+    expected, ready = engine.search(batch, params), trees.search(batch, params)  # 20 results: as many as candidates
+    monkeypatch.setattr(trees, "search", lambda *_: ready)
+    with ThreadPoolExecutor(4) as threads:
+        for own in threads.map(lambda _: engine.search(batch, params), range(8)):
+            assert_array_equal(own.item_rows_BM, expected.item_rows_BM)
+            assert_array_equal(own.keys_BM, expected.keys_BM)
+
+
+def test_the_manifest_says_how_many_points_vote() -> None:
+    stacking = random_stacking(np.random.default_rng(0), 9, 4)
+    with pytest.raises(BundleCorrupt, match=f"{POINTS} points, the manifest says 3"):
+        Stacking.of_arrays(stacking.arrays(), stacking.info.model_copy(update={"points": 3}), 9, F)
+
+
 @pytest.mark.parametrize("huge", ["weight_3", "log_weight"])
 def test_keys_are_finite_whatever_the_network_says(tmp_path: Path, huge: str) -> None:
     """Numbers that float32 cannot hold as a key: the items come, with its lowest number."""
@@ -275,9 +308,10 @@ def test_a_manifest_without_stacking_says_nothing_of_it(tmp_path: Path) -> None:
         ({"ranking": {"own": "logit", "gamma": 0}}, "logit"),
         ({"stacking": {"candidates": 0, "power": 1, "points": 3}}, "candidates"),
         ({"stacking": {"candidates": 9, "power": 1.5, "points": 3}}, "power"),
+        ({"tail": {"form": "product", "alpha": 0.5, "entries": 3}}, "stacking and a tail"),
     ],
 )
 def test_manifests_with_stacking_must_fit(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    bundle, _ = with_stacking(tmp_path, 3)
+    bundle, _ = with_stacking(tmp_path, 3, trees=2)
     with pytest.raises(ValueError, match=message):
         Manifest.model_validate(bundle.manifest.model_dump(mode="json") | change)
