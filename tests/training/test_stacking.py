@@ -16,19 +16,19 @@ from espalier.engines import open_engine
 from espalier.errors import InvalidConfig
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
-from espalier.stacking import NETWORK, TABLES
+from espalier.stacking import FEATURES, NETWORK, TABLES, StackingNetwork
 from tests.service.running import run
 from training.data.csr import as_rows, normalised
 from training.data.xmc import LabelledPoints
 from training.linear import stacking, stacking_examples, stacking_tables
 from training.linear.run import fit_and_export
-from training.linear.stacking import folds
-from training.linear.stacking_examples import candidates_of
+from training.linear.stacking import folds, gain_of
+from training.linear.stacking_examples import Examples, candidates_of
 from training.linear.stacking_tables import Weighing, tables_of
 from training.specification.linear import LinearConfig
 from training.specification.models import SPECIFICATION
 
-LABELS, GROUPS = 24, 60
+LABELS, GROUPS, KNOWN = 24, 60, len(FEATURES)
 
 
 def parity(count: int, seed: int = 0) -> LabelledPoints:
@@ -164,6 +164,20 @@ def test_a_point_of_very_many_labels_does_not_take_all_pairs(monkeypatch: pytest
         again = tables_of(data, Weighing.of(data.labels, None), 10, seed)
         for name in TABLES:
             assert_array_equal(getattr(again, name), getattr(tables, name))
+
+
+def test_gain_is_that_of_the_order_that_is_served() -> None:
+    """A network that knows nothing: weights alone order the candidates, unless power is 0."""
+    rows = np.array([[0, 1, 2, -1], [2, 0, 1, -1]])
+    known = Examples(np.zeros((2, 4, KNOWN), np.float32), np.zeros((2, 4), np.float32), rows, np.arange(2))
+    labels = LabelledPoints(csr_array(np.ones((2, 1), np.float32)), csr_array(np.array([[0, 0, 1], [0, 0, 1]], np.float32)))
+    shapes = [(KNOWN,), (KNOWN,), (KNOWN, 1), (1,), (1, 1), (1,), (1,), (1,)]
+    network = StackingNetwork(*(np.zeros(shape, np.float32) for shape in shapes))
+    weight_I = np.array([0.25, 0.5, 1])
+    first, second = (gain_of(network, known, labels, weight_I, power) for power in (0.0, 1.0))
+    assert first["gain"] == 0
+    assert second["trees"]["ndcg@5"] == 0.75  # the item is the third, and the first
+    assert second["stacked"] == {"ndcg@5": 1, "recall@10": 1}
 
 
 def test_a_network_takes_ten_points(tmp_path: Path) -> None:

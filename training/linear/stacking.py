@@ -83,7 +83,8 @@ def learn(
     parts.clear()
     order = np.random.default_rng([seed, 0x57AC]).permutation(len(examples.points))
     judged, learned = np.sort(order[: len(order) // 5]), np.sort(order[len(order) // 5 :])
-    report = _judged(fitted(examples.take(learned), seed), examples.take(judged), data)
+    weight_I = weighing.weights(data.labels.shape[1])
+    report = gain_of(fitted(examples.take(learned), seed), examples.take(judged), data, weight_I, options.power)
     log.info("stacking: %s", report)
     if options.model == "auto" and not report["gain"] > report["standard_error"]:
         return None
@@ -102,10 +103,18 @@ def folds(known: NDArray[np.int64], values: int, depth: int, seed: int) -> Itera
         yield np.sort(order[fold * size : (fold + 1) * size])
 
 
-def _judged(network: StackingNetwork, examples: Examples, data: LabelledPoints) -> dict[str, Any]:
-    """Means of nDCG@5 and recall@10 of points that the network did not see, by its order and by the trees', and the gain of their mean."""
-    logits_BC = np.where(examples.rows >= 0, logits(network, examples.features), -np.inf)
-    stacked_BC = np.take_along_axis(examples.rows, np.argsort(-logits_BC, axis=1, kind="stable"), axis=1)
+def gain_of(
+    network: StackingNetwork, examples: Examples, data: LabelledPoints, weight_I: NDArray[np.float64], power: float
+) -> dict[str, Any]:
+    """Means of nDCG@5 and recall@10 of points that the network did not see, in the order that is served and the trees', and the gain of
+    their mean.
+
+    weight_I, power  of `espalier.stacking`
+    """
+    wide_BC = logits(network, examples.features).astype(np.float64)
+    keys_BC = -np.logaddexp(0, -wide_BC) + power * np.log(weight_I)[examples.rows]
+    keys_BC[examples.rows < 0] = -np.inf
+    stacked_BC = np.take_along_axis(examples.rows, np.argsort(-keys_BC, axis=1, kind="stable"), axis=1)
     relevant = [data.labels_of(point) for point in examples.points.tolist()]
     figures = []
     for rows_BC in (examples.rows, stacked_BC):

@@ -44,6 +44,10 @@ class Weighing:
         scale = scale_of(labels)
         return Weighing(scale, None if inverse_propensity_I is None else np.minimum(inverse_propensity_I / scale, 1))
 
+    def weights(self, items: int) -> NDArray[np.float64]:
+        """float64[I], in (0, 1]: what keys weigh items by."""
+        return np.ones(items) if self.weight_I is None else self.weight_I
+
     def targets(self, labels: Csr) -> Csr:
         """float32[B, I], in (0, 1]: what the network estimates."""
         values = np.ones(labels.nnz) if self.weight_I is not None else np.maximum(labels.data / self.scale, np.finfo(np.float32).tiny)
@@ -73,7 +77,6 @@ def tables_of(data: LabelledPoints, weighing: Weighing, most_points: int, seed: 
     votes.sort_indices()
     count_I = np.bincount(data.labels.indices, minlength=data.labels.shape[1])
     beside = _beside(data.labels, count_I, rng)
-    weight_I = np.ones(len(count_I)) if weighing.weight_I is None else weighing.weight_I
     return StackingTables(
         feature_weight=idf_F,
         posting_begin=postings.indptr.astype(np.int64),
@@ -86,7 +89,7 @@ def tables_of(data: LabelledPoints, weighing: Weighing, most_points: int, seed: 
         beside=beside.indices.astype(np.int32),
         beside_share=beside.data.astype(np.float32),
         log_count=np.log1p(count_I).astype(np.float32),
-        log_weight=np.log(weight_I).astype(np.float32),
+        log_weight=np.log(weighing.weights(len(count_I))).astype(np.float32),
     )
 
 
