@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.sparse import csr_array, save_npz
 
 from espalier.bundle import Bundle
+from espalier.chunks import TreeChunks
 from espalier.engines import open_engine
 from espalier.errors import InvalidConfig
 from espalier.queries import QueryBatch
@@ -23,7 +25,7 @@ from training.data.xmc import LabelledPoints
 from training.linear import stacking, stacking_examples, stacking_tables
 from training.linear.run import fit_and_export
 from training.linear.stacking import folds, gain_of
-from training.linear.stacking_examples import Examples, candidates_of
+from training.linear.stacking_examples import Examples, candidates_of, examples_of
 from training.linear.stacking_tables import Weighing, tables_of
 from training.specification.linear import LinearConfig
 from training.specification.models import SPECIFICATION
@@ -164,6 +166,31 @@ def test_a_point_of_very_many_labels_does_not_take_all_pairs(monkeypatch: pytest
         again = tables_of(data, Weighing.of(data.labels, None), 10, seed)
         for name in TABLES:
             assert_array_equal(getattr(again, name), getattr(tables, name))
+
+
+def test_examples_know_nothing_of_the_points_held_out(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
+    folder, data, _ = log_of_parity
+    bundle = fitted(folder, data, "trees", stacking={"model": "none"})
+    points, held, kept = parity(300), np.arange(0, 300, 5), np.flatnonzero(np.arange(300) % 5)
+    seen: list[LabelledPoints] = []
+
+    def train(part: LabelledPoints) -> Sequence[TreeChunks]:
+        seen.append(part)
+        return bundle.trees
+
+    weighing, ranking = Weighing.of(points.labels, None), bundle.manifest.ranking
+    examples = examples_of(points, held, kept, weighing, train, ranking, 30, 10, 1000, 0)
+    (part,) = seen
+    assert_array_equal(part.points.toarray(), points.points.toarray()[kept])
+    assert_array_equal(part.labels.toarray(), points.labels.toarray()[kept])
+    assert_array_equal(examples.points, held)
+    assert (examples.rows[:, -1] == -1).all()  # of 24 labels
+    own = dict(zip(FEATURES, np.moveaxis(examples.features, 2, 0), strict=True))
+    assert own["near.1"].max() < 0.999  # nobody is among the own neighbours
+    truth = np.where(examples.rows >= 0, np.take_along_axis(points.labels.toarray()[held], np.maximum(examples.rows, 0), axis=1), 0)
+    assert_array_equal(examples.targets, truth)
+    counts = np.where(examples.rows >= 0, part.labels.toarray().sum(0)[np.maximum(examples.rows, 0)] * 300 / 240, 0)
+    assert_allclose(own["item.count"], np.log1p(counts), rtol=1e-5)  # as if the part were all points
 
 
 def test_gain_is_that_of_the_order_that_is_served() -> None:
