@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
 from scipy.sparse import csr_array, save_npz
 
 from espalier.bundle import Bundle
@@ -24,11 +25,13 @@ from training.data.csr import as_rows, normalised
 from training.data.xmc import LabelledPoints
 from training.linear import stacking, stacking_examples, stacking_tables
 from training.linear.run import fit_and_export
-from training.linear.stacking import folds, gain_of
+from training.linear.stacking import folds, gain_of, learn
 from training.linear.stacking_examples import Examples, candidates_of, examples_of
+from training.linear.stacking_network import fitted as fitted_network
 from training.linear.stacking_tables import Weighing, tables_of
 from training.specification.linear import LinearConfig
 from training.specification.models import SPECIFICATION
+from training.specification.stacking import StackingOptions
 
 LABELS, GROUPS, KNOWN = 24, 60, len(FEATURES)
 
@@ -191,6 +194,32 @@ def test_examples_know_nothing_of_the_points_held_out(log_of_parity: tuple[Path,
     assert_array_equal(examples.targets, truth)
     counts = np.where(examples.rows >= 0, part.labels.toarray().sum(0)[np.maximum(examples.rows, 0)] * 300 / 240, 0)
     assert_allclose(own["item.count"], np.log1p(counts), rtol=1e-5)  # as if the part were all points
+
+
+def test_gain_is_measured_on_points_that_the_network_did_not_see(
+    log_of_parity: tuple[Path, dict[str, Any], LabelledPoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, data, _ = log_of_parity
+    bundle, points = fitted(folder, data, "trees", stacking={"model": "none"}), parity(100)
+    learned: list[NDArray[np.int64]] = []
+    judged: list[NDArray[np.int64]] = []
+
+    def fit(examples: Examples, seed: int) -> StackingNetwork:
+        learned.append(examples.points)
+        return fitted_network(examples, seed)
+
+    def gain(network: StackingNetwork, examples: Examples, *rest: Any) -> dict[str, Any]:
+        judged.append(examples.points)
+        return gain_of(network, examples, *rest)
+
+    monkeypatch.setattr(stacking, "fitted", fit)
+    monkeypatch.setattr(stacking, "gain_of", gain)
+    options = StackingOptions(model="network", candidates=5)
+    made = learn(points, Weighing.of(points.labels, None), lambda _: bundle.trees, bundle.manifest.ranking, options, 10, 0, tmp_path)
+    assert made is not None
+    assert len(judged[0]) == made.info.training["held_out"] == 20
+    assert not set(judged[0].tolist()) & set(learned[0].tolist())
+    assert_array_equal(np.sort(learned[1]), np.arange(100))  # the network that is kept learns from all
 
 
 def test_gain_is_that_of_the_order_that_is_served() -> None:
