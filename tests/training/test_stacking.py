@@ -164,6 +164,7 @@ def test_a_point_of_very_many_labels_does_not_take_all_pairs(monkeypatch: pytest
     monkeypatch.setattr(stacking_tables, "MOST_PAIRS", 200)
     few = [tables_of(data, Weighing.of(data.labels, None), 10, seed) for seed in range(5)]
     assert {len(tables.beside) for tables in few} == {56}  # all neighbours but 0 and 1, which only the point of all labels has
+    assert tables_of(data, Weighing.of(data.labels, None), 40, 0).points == 29  # nor has it a vote
     monkeypatch.setattr(stacking_tables, "BLOCK_PAIRS", 7)
     for seed, tables in enumerate(few):
         again = tables_of(data, Weighing.of(data.labels, None), 10, seed)
