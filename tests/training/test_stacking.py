@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from training.linear import stacking, stacking_examples, stacking_tables
 from training.linear.run import fit_and_export
 from training.linear.stacking import folds, gain_of, learn
 from training.linear.stacking_examples import Examples, candidates_of, examples_of
+from training.linear.stacking_network import NETWORKS, logits
 from training.linear.stacking_network import fitted as fitted_network
 from training.linear.stacking_tables import Weighing, tables_of
 from training.specification.linear import LinearConfig
@@ -367,3 +369,20 @@ def test_stacking_is_served_and_explained(log_of_parity: tuple[Path, dict[str, A
     for entry in explained.values():
         if entry["outcome"] == "below_m":
             assert np.exp(entry["cut"]) == pytest.approx(result["items"][-1]["score"], rel=1e-5)
+
+
+def test_every_network_learns_to_be_sure() -> None:
+    """Candidates of which one feature says all: each of the networks tells them apart, from any seed."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(2000, 8, KNOWN)).astype(np.float32)
+    targets = (features[..., 3] > 1).astype(np.float32)
+    examples = Examples(features, targets, np.tile(np.arange(8), (2000, 1)), np.arange(2000))
+    for seed in range(3):
+        network = fitted_network(examples, seed)
+        share = len(network.weight_3) // NETWORKS
+        assert not np.allclose(network.weight_3[:share], network.weight_3[share : 2 * share])
+        for own in range(NETWORKS):
+            part = np.zeros_like(network.weight_3)
+            part[own * share : (own + 1) * share] = NETWORKS * network.weight_3[own * share : (own + 1) * share]
+            logits_BC = logits(replace(network, weight_3=part), features)
+            assert logits_BC[targets == 1].mean() > 1 > -1 > logits_BC[targets == 0].mean()

@@ -5,6 +5,8 @@ Legend: B points, C candidates, X features of candidates.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -33,7 +35,7 @@ def fitted(examples: Examples, seed: int) -> StackingNetwork:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so that their number makes no difference
     try:
-        found = [_trained(inputs, targets, weights, (network << 32) + seed) for network in range(NETWORKS)]
+        found = [_trained(inputs, targets, weights, int(own)) for own in np.random.SeedSequence(seed).generate_state(NETWORKS)]
     finally:
         torch.set_num_threads(threads)
     weight_1, bias_1, weight_2, bias_2, weight_3, bias_3 = (
@@ -65,10 +67,10 @@ def _standardised(features: NDArray[np.float32], mean: NDArray[np.float32], scal
 def _trained(inputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, seed: int) -> list[torch.Tensor]:
     """weight_1, bias_1, …, bias_3."""
     random = torch.Generator().manual_seed(seed)
-    widths, layers = (inputs.shape[2], *UNITS), []
-    for narrow, wide in zip(widths, UNITS, strict=False):
-        layers += [torch.randn(narrow, wide, generator=random) * (2 / narrow) ** 0.5, torch.zeros(wide)]
-    layers += [torch.zeros(UNITS[-1]), torch.zeros(1)]
+    layers = []
+    for narrow, wide in pairwise((inputs.shape[2], *UNITS, 1)):  # uniform, biases too: of outputs that began at 0, some stayed below it
+        layers += [(2 * torch.rand(shape, generator=random) - 1) / narrow**0.5 for shape in ((narrow, wide), (wide,))]
+    layers[-2] = layers[-2][:, 0]
     for layer in layers:
         layer.requires_grad_()
     count = len(inputs)
