@@ -21,8 +21,12 @@ from espalier.search import NO_ITEM, Engine, SearchParams, SearchResult
 from espalier.stacking import Stacking
 
 
+STRETCH = 20
+"""By how much the network may stretch differences of ranks: logits of scores near 1 are steep."""
+
+
 class StackedEngine:
-    """Searches a bundle with stacking; its name and rounding are those of the engine that searches the trees.
+    """Searches a bundle with stacking; its name is that of the engine that searches the trees, its rounding STRETCH times theirs.
 
     trees  opened on `bundle.unstacked`
     """
@@ -41,7 +45,7 @@ class StackedEngine:
 
     @property
     def rounding(self) -> float:
-        return self._trees.rounding
+        return STRETCH * self._trees.rounding
 
     def warm_up(self) -> None:
         """Build what the trees' search needs, and compile."""

@@ -93,9 +93,10 @@ def test_engines_order_candidates_as_the_reference(
     engine = open_engine(bundle, "cpu")
     found, expected = engine.search(queries, params), ReferenceEngine(bundle).search(queries, params)
     assert engine.name == "sparse-cpu"
+    assert engine.rounding == pytest.approx(20 * open_engine(plain, "cpu").rounding)
     assert_array_equal(found.count_B, expected.count_B)
     assert_array_equal(found.complete_B, expected.complete_B)
-    assert_allclose(found.keys_BM, expected.keys_BM, atol=2e-3)
+    assert_allclose(found.keys_BM, expected.keys_BM, atol=engine.rounding)
     came = open_engine(plain, "cpu").search(queries, SearchParams(params.beam_size_B, np.full(9, items), exclude_BE))
     for b in range(9):
         rows = found.item_rows_BM[b, : found.count_B[b]]
