@@ -20,7 +20,6 @@ from espalier.scores import scores_of_ranks
 from espalier.search import NO_ITEM, Engine, SearchParams, SearchResult
 from espalier.stacking import Stacking
 
-
 STRETCH = 20
 """By how much the network may stretch differences of ranks: logits of scores near 1 are steep."""
 
