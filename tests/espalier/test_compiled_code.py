@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import numba
 import pytest
 
 from espalier import compiled_code
@@ -17,6 +18,7 @@ from tests import ROOT
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     """A package whose function `price` calls one in another file, which takes a constant from a third."""
+    numba.config.reload_config()  # type: ignore[no-untyped-call]  # numba; or it reads what a test before changed at its next compilation
     package = tmp_path / "shop"
     package.mkdir()
     (package / "__init__.py").touch()
