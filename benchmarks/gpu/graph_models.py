@@ -86,6 +86,7 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
     ranking = Ranking(own="logit", gamma=FORMS[form].gamma)
     manifest = SimpleNamespace(
         trees=(),
+        stacking=None,
         name=f"{form}-{height}",
         version=1,
         query=kind,
