@@ -98,7 +98,7 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
     by_name = dict(zip(("query.onnx", "scorer.onnx"), graphs, strict=True))
     rows = _Rows(tree.node_count, width)
     parts: dict[str, Any] = {"node_rows_ND": rows, "graph": by_name.__getitem__, "graph_kind": kind, "graph_scorer": scorer}
-    return _one_tree(tree=tree, manifest=manifest, memory=None, **parts)
+    return _one_tree(tree=tree, manifest=manifest, memory=None, stacking=None, **parts)
 
 
 def with_rows_in_memory(bundle: Bundle) -> Bundle:

@@ -111,7 +111,7 @@ def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, 
         scorer=LinearScorer(features=features, rows=len(row), weights=len(key)),
         search=SearchDefaults(beam_size=10, m=M, max_beam_size=1000, max_m=1000),
     )
-    return cast(Bundle, SimpleNamespace(tree=tree, manifest=manifest, memory=None, chunks=chunks)), own_NF
+    return cast(Bundle, SimpleNamespace(tree=tree, manifest=manifest, memory=None, stacking=None, chunks=chunks)), own_NF
 
 
 def _key(parent: NDArray[Any], feature: NDArray[Any], child: NDArray[Any], features: int, branching: int) -> NDArray[np.int64]:
