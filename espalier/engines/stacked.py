@@ -71,9 +71,9 @@ class StackedEngine:
                 (own.indptr, own.indices, own.values),
                 self._stacking.info.candidates,
                 self._stacking.info.power,
-                tuple(self._tables),
+                self._tables,
                 self._network,
-                tuple(self._scratch),
+                self._scratch,
                 (rows_BM, keys_BM),
             )
         width = int(params.m_B.max(initial=0))

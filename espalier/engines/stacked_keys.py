@@ -19,11 +19,13 @@ from espalier.stacking import BESIDE_OF, FARTHEST, FEATURES, FLOOR, LOWEST, NEAR
 Array = NDArray[Any]
 KNOWN = len(FEATURES)
 LOG_FLOOR = float(np.log(FLOOR))
+SCORE, COUNT, VOTE, NEAR, BESIDE, LENGTH = map(FEATURES.index, ("score.log", "item.count", "vote.5", "near.1", "beside", "query.length"))
+"""The columns where groups of features begin."""
 (FEW, STEEP), (SOME, BENT), (_, _) = VOTES
 
 
 class StackingArrays(NamedTuple):
-    """Tables as compiled code reads them."""
+    """Tables as compiled code reads them, in the order of TABLES."""
 
     posting_begin: Array
     posting_point: Array
@@ -72,81 +74,112 @@ def candidate_features(
     features, values  int32, float32: the query's
     out_CX            float64[C, X]
     """
-    posting_begin, posting_point, label_begin, label, beside_begin, beside = tables[:6]
-    feature_weight, posting_value, label_value, beside_share, log_count, _ = tables[6:]
-    place_I, cosine_P, rounded_P, ordered_P = scratch
-    points = len(label_begin) - 1
-    best = min(max(np.float64(ranks[0]), LOG_FLOOR), 0.0)
-    total = 0.0
+    place_I = scratch.place_I
     for c in range(count):
         place_I[items[c]] = c
-        total += np.exp(min(max(np.float64(ranks[c]), LOG_FLOOR), 0.0))
+        for x in range(KNOWN):
+            out_CX[c, x] = 0.0
+        out_CX[c, LENGTH] = np.log1p(np.float64(len(features)))
+    _score_columns(items, ranks, count, tables, out_CX)
+    nearest, cosines = _nearest_points(features, values, tables, scratch)
+    _vote_columns(nearest, cosines, count, tables, place_I, out_CX)
+    _beside_columns(items, count, tables, place_I, out_CX)
+    for c in range(count):
+        place_I[items[c]] = -1
+
+
+@compiled()
+def _score_columns(items: Array, ranks: Array, count: int, tables: Any, out_CX: Array) -> None:
+    """The columns from SCORE on, and the counts of items."""
+    best, total = min(max(np.float64(ranks[0]), LOG_FLOOR), 0.0), 0.0
     for c in range(count):
         log = min(max(np.float64(ranks[c]), LOG_FLOOR), 0.0)
-        score = min(np.exp(log), 1 - FLOOR)
-        out_CX[c, 0], out_CX[c, 1], out_CX[c, 2] = log, log - best, np.log(score) - np.log1p(-score)
-        out_CX[c, 3], out_CX[c, 4], out_CX[c, 5] = best, total, log_count[items[c]]
-        for x in range(6, KNOWN - 1):
-            out_CX[c, x] = 0.0
-        out_CX[c, KNOWN - 1] = np.log1p(np.float64(len(features)))
+        score = np.exp(log)
+        total += score
+        capped = min(score, 1 - FLOOR)
+        out_CX[c, SCORE], out_CX[c, SCORE + 1], out_CX[c, SCORE + 2] = log, log - best, np.log(capped) - np.log1p(-capped)
+    for c in range(count):
+        out_CX[c, SCORE + 3], out_CX[c, SCORE + 4], out_CX[c, COUNT] = best, total, tables.log_count[items[c]]
 
-    length = 0.0
+
+@compiled()
+def _nearest_points(features: Array, values: Array, tables: Any, scratch: Any) -> tuple[Array, Array]:
+    """The points nearest to a query, best first, ties by number, and their cosines: int64, float32; none where it has no features."""
+    posting_begin, posting_point, posting_value = tables.posting_begin, tables.posting_point, tables.posting_value
+    cosine_P, rounded_P = scratch.cosine_P, scratch.rounded_P
+    points, length = len(cosine_P), 0.0
     for p in range(points):
         cosine_P[p] = 0.0
     for j in range(len(features)):
         f = features[j]
-        weighed = np.float64(values[j]) * feature_weight[f]
+        weighed = np.float64(values[j]) * tables.feature_weight[f]
         length += weighed * weighed
         for e in range(posting_begin[f], posting_begin[f + 1]):
             cosine_P[posting_point[e]] += weighed * number(posting_value[e])
+    found = np.empty(NEAREST, np.int64)
+    reached = 0
     if length > 0 and points > 0:
         length = np.sqrt(length)
         for p in range(points):
             rounded_P[p] = cosine_P[p] / length
-        found, near = np.empty(NEAREST, np.int64), np.empty(NEAREST, np.float32)
-        reached = best_positions(rounded_P, points, NEAREST, ordered_P, found)
-        for n in range(reached):
-            near[n] = rounded_P[found[n]]
-        order = best_first(near, reached)
-        nearest = np.float64(near[order[0]])
-        totals = np.zeros(3)
-        for n in range(reached):
-            cosine = np.float64(near[order[n]])
-            if nearest <= 0 or cosine <= 0:
-                break
-            share = cosine / nearest
-            bent = share**BENT if n < SOME else 0.0
-            steep = share**STEEP if n < FEW else 0.0
-            totals[0] += steep
-            totals[1] += bent
-            totals[2] += share
-            point = found[order[n]]
-            for e in range(label_begin[point], label_begin[point + 1]):
-                c = place_I[label[e]]
-                if c >= 0:
-                    out_CX[c, 6] += steep * label_value[e]
-                    out_CX[c, 7] += bent * label_value[e]
-                    out_CX[c, 8] += share * label_value[e]
-        last = np.float64(near[order[min(SOME, reached) - 1]])
-        for c in range(count):
-            for q in range(3):
-                if totals[q] > 0:
-                    out_CX[c, 6 + q] /= totals[q]
-            out_CX[c, 9], out_CX[c, 10] = nearest, last
+        reached = best_positions(rounded_P, points, NEAREST, scratch.ordered_P, found)
+    unordered = np.empty(reached, np.float32)
+    for n in range(reached):
+        unordered[n] = rounded_P[found[n]]
+    order = best_first(unordered, reached)
+    nearest, cosines = np.empty(reached, np.int64), np.empty(reached, np.float32)
+    for n in range(reached):
+        nearest[n], cosines[n] = found[order[n]], unordered[order[n]]
+    return nearest, cosines
 
+
+@compiled()
+def _vote_columns(nearest: Array, cosines: Array, count: int, tables: Any, place_I: Array, out_CX: Array) -> None:
+    """The columns from VOTE on, and those from NEAR on."""
+    label_begin, label, label_value = tables.label_begin, tables.label, tables.label_value
+    reached, totals = len(nearest), np.zeros(3)
+    if reached == 0:
+        return
+    best = np.float64(cosines[0])
+    for n in range(reached):
+        if cosines[n] <= 0:
+            break
+        share = cosines[n] / best
+        bent = share**BENT if n < SOME else 0.0
+        steep = share**STEEP if n < FEW else 0.0
+        totals[0] += steep
+        totals[1] += bent
+        totals[2] += share
+        for e in range(label_begin[nearest[n]], label_begin[nearest[n] + 1]):
+            c = place_I[label[e]]
+            if c >= 0:
+                out_CX[c, VOTE] += steep * label_value[e]
+                out_CX[c, VOTE + 1] += bent * label_value[e]
+                out_CX[c, VOTE + 2] += share * label_value[e]
+    last = np.float64(cosines[min(SOME, reached) - 1])
+    for c in range(count):
+        for q in range(3):
+            if totals[q] > 0:
+                out_CX[c, VOTE + q] /= totals[q]
+        out_CX[c, NEAR], out_CX[c, NEAR + 1] = best, last
+
+
+@compiled()
+def _beside_columns(items: Array, count: int, tables: Any, place_I: Array, out_CX: Array) -> None:
+    """The columns from BESIDE on; the logs of scores are there already."""
+    beside_begin, beside, beside_share = tables.beside_begin, tables.beside, tables.beside_share
     for j in range(min(count, BESIDE_OF)):
-        score = np.exp(out_CX[j, 0])
+        score = np.exp(out_CX[j, SCORE])
         for e in range(beside_begin[items[j]], beside_begin[items[j] + 1]):
             c = place_I[beside[e]]
             if c >= 0 and c != j:
-                out_CX[c, 11] += score * beside_share[e]
+                out_CX[c, BESIDE] += score * beside_share[e]
     most = 0.0
     for c in range(count):
-        most = max(most, out_CX[c, 11])
-        place_I[items[c]] = -1
+        most = max(most, out_CX[c, BESIDE])
     if most > 0:
         for c in range(count):
-            out_CX[c, 12] = out_CX[c, 11] / most
+            out_CX[c, BESIDE + 1] = out_CX[c, BESIDE] / most
 
 
 @compiled()
@@ -193,7 +226,6 @@ def stack(
     """
     indptr, indices, values = queries
     out_rows_BM, out_keys_BM = out
-    log_weight = tables[11]
     features_CX, estimates_C, keys_C = np.empty((depth, KNOWN)), np.empty(depth), np.empty(depth, np.float32)
     for b in range(len(count_B)):
         count = min(count_B[b], depth)
@@ -203,7 +235,7 @@ def stack(
         candidate_features(rows_BM[b], ranks_BM[b], count, indices[own], values[own], tables, scratch, features_CX)
         log_estimates(features_CX, count, network, estimates_C)
         for c in range(count):
-            keys_C[c] = max(estimates_C[c] + power * np.float64(log_weight[rows_BM[b, c]]), LOWEST)
+            keys_C[c] = max(estimates_C[c] + power * np.float64(tables.log_weight[rows_BM[b, c]]), LOWEST)
         order = best_first(keys_C, count)
         for c in range(count):
             out_rows_BM[b, c], out_keys_BM[b, c] = rows_BM[b, order[c]], keys_C[order[c]]

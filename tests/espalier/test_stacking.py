@@ -16,17 +16,18 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.bundle import STACKING, Bundle
-from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.engines import open_engine
 from espalier.engines.forest import refuse_forest
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.reference_stacking import candidate_features
 from espalier.engines.stacked import StackedEngine
+from espalier.engines.stacked_keys import StackingArrays
 from espalier.errors import BundleCorrupt
-from espalier.manifest import Manifest, ManifestDraft, Ranking, StackingInfo
+from espalier.manifest import Manifest, Ranking, StackingInfo
 from espalier.search import NO_ITEM, SearchParams
 from espalier.stacking import FEATURES, NETWORK, TABLES, Stacking, StackingNetwork, StackingTables
+from tests.espalier.second_stages import with_second_stage
 from tests.espalier.test_signature import assert_alone_as_together
 from training.golden import golden_answers
 from training.inspect import inspect
@@ -74,11 +75,8 @@ def with_stacking(folder: Path, seed: int, candidates: int = 6, trees: int = 1, 
     tree = random_tree(rng, 3, 3, empty_share=0.1)
     others = [tree_over(rng, tree.item_count, 4) for _ in range(trees - 1)]
     plain = make_linear_bundle(folder, rng, tree, RANKING, integer=False, width=F, others=others)
-    draft = ManifestDraft(**{name: getattr(plain.manifest, name) for name in ManifestDraft.model_fields})
-    first, *rest = plain.trees
     stacking = random_stacking(rng, tree.item_count, candidates, power)
-    content = LinearContent(*first, plain.items, plain.golden(), plain.heldout(), others=rest, stacking=stacking)
-    return write_bundle(folder / "stacked" / "1", draft, content), plain
+    return with_second_stage(plain, folder / "stacked" / "1", stacking=stacking), plain
 
 
 @given(st.integers(0, 1000), st.integers(1, 3), st.sampled_from([1, 4, 60]))
@@ -316,3 +314,7 @@ def test_manifests_with_stacking_must_fit(tmp_path: Path, change: dict[str, Any]
     bundle, _ = with_stacking(tmp_path, 3, trees=2)
     with pytest.raises(ValueError, match=message):
         Manifest.model_validate(bundle.manifest.model_dump(mode="json") | change)
+
+
+def test_compiled_code_reads_tables_in_their_order() -> None:
+    assert StackingArrays._fields == tuple(TABLES)

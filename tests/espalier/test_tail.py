@@ -14,16 +14,16 @@ from numpy.testing import assert_allclose, assert_array_equal
 from safetensors.numpy import save_file
 
 from espalier.bundle import TAIL, Bundle
-from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.engines import open_engine
 from espalier.engines.linear.engine import SparseForestEngine
 from espalier.engines.reference import ReferenceEngine, _log_near
 from espalier.errors import BundleCorrupt
-from espalier.manifest import Manifest, ManifestDraft, Ranking, TailInfo
+from espalier.manifest import Manifest, Ranking, TailInfo
 from espalier.search import NO_ITEM, SearchParams
 from espalier.tail import FLOOR, Tail
 from espalier.tree import tree_from_children
+from tests.espalier.second_stages import with_second_stage
 from tests.espalier.test_signature import assert_alone_as_together
 
 F = 12
@@ -51,11 +51,8 @@ def with_tail(
         others = [tree_from_children([[3], [tree.item_count - 4, 2, 2]], rng.permutation(tree.item_count))]
     ranking = Ranking(own="log_activation", gamma=1)
     plain = make_linear_bundle(folder, rng, tree, ranking, integer=False, width=F, others=others)
-    draft = ManifestDraft(**{name: getattr(plain.manifest, name) for name in ManifestDraft.model_fields})
-    first, *rest = plain.trees
     tail = random_tail(rng, tree.item_count, form, alpha)
-    content = LinearContent(*first, plain.items, plain.golden(), plain.heldout(), others=rest, tail=tail)
-    return write_bundle(folder / "tailed" / "1", draft, content), plain
+    return with_second_stage(plain, folder / "tailed" / "1", tail=tail), plain
 
 
 @pytest.mark.parametrize("form", ["product", "gaussian"])

@@ -18,6 +18,7 @@ from training.data.matrix_files import read_by_columns, read_by_rows
 from training.data.query_logs import read_log
 from training.linear import prepare as preparing
 from training.linear.prepare import prepare
+from training.specification.linear import LinearConfig
 from training.specification.models import read_config
 
 # -- matrices ---------------------------------------------------------------------------------------------------------------
@@ -97,7 +98,9 @@ def test_columns_that_hold_no_such_values_are_named(tmp_path: Path, column: str,
 
 def prepared(folder: Path, data: str) -> None:
     (folder / "any.toml").write_text(f'kind = "xr-linear"\nname = "any"\n[data]\n{data}')
-    prepare(read_config(folder / "any.toml"))  # type: ignore[arg-type]  # it is of a linear kind
+    config = read_config(folder / "any.toml")
+    assert isinstance(config, LinearConfig)
+    prepare(config)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def _candidates(trees: Sequence[TreeChunks], searches: Sequence[ChunkSearch], po
 
 def features_of(tables: StackingTables, found: Candidates, points: Csr) -> NDArray[np.float32]:
     """float32[B, C, X]: as the service computes them."""
-    arrays, scratch = tuple(StackingArrays.of(tables)), tuple(Scratch.of(len(tables.log_count), tables.points))
+    arrays, scratch = StackingArrays.of(tables), Scratch.of(len(tables.log_count), tables.points)
     rows, out = as_rows(points), np.zeros((*found.rows_BC.shape, KNOWN), np.float32)
     wide_CX = np.empty((found.rows_BC.shape[1], KNOWN))
     for b in range(len(out)):
