@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ from tests.service.fake_engine import FakeEngine
 ITEMS = 32
 LIMITS: dict[str, Any] = {"beam_size": 16, "m": 4, "max_beam_size": 64, "max_m": 40}
 Json = dict[str, Any]
+
+# FastAPI silences a warning of pydantic's while it makes a route's fields, and the filters of warnings belong to the
+# whole process: of two threads that do so at once, one would meet the warning as an error.
+BUILDING = threading.Lock()
 
 
 class Client:
@@ -84,7 +89,8 @@ def run(models: Path, open_model: Callable[[Bundle], Engine] | None = None, **se
             return open_model(bundle)
         return engines.setdefault(bundle.manifest.name, FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item))
 
-    app = create_app(Settings(models=models, **settings), open_fake)
+    with BUILDING:
+        app = create_app(Settings(models=models, **settings), open_fake)
     with started(app) as client:
         app.state.service.registry.wait_until_loaded()
         try:
