@@ -29,11 +29,14 @@ class NodeMask:
     eligible_N  bool[N]   True where an eligible item lies below the node, a leaf's own item included
     items   how many items are eligible
     others  what it leaves of a forest's other trees: the masks of the second, the third …
+    live_R  bool[R]: which live items it lets pass, by handle (espalier.live.overlay), items with later handles not; None: none of them.
+            Then `eligible_N` counts live items as items below, and `items` too
     """
 
     eligible_N: NDArray[np.bool_]
     items: int
     others: tuple[NodeMask, ...] = ()
+    live_R: NDArray[np.bool_] | None = None
 
     def of_tree(self, place: int) -> NodeMask:
         """The mask of a forest's tree, counted from 0. Raises InvalidQuery where it was made for fewer trees."""
@@ -55,6 +58,10 @@ class SearchParams:
     exclude_BE    int64[B, E] or None   item rows that must not come back, NO_ITEM as padding; repeats are allowed
     trace         keep the candidates and the beams of each level in the result
     mask_B        None, or each query's NodeMask, None where all items are eligible; queries of one filter should share one object
+    frozen_B      bool[B] or None   queries that see the bundle alone, without live items; read by `LiveEngine` alone
+    frontier      give the beam above the leaves too, see `Frontier`
+    states_BLS    float32, as query.onnx gives them, or None. An engine of graphs then encodes nothing; `queries` must have been checked,
+                  and only a memory reads them
     """
 
     beam_size_B: NDArray[np.int64]
@@ -62,6 +69,9 @@ class SearchParams:
     exclude_BE: NDArray[np.int64] | None = None
     trace: bool = False
     mask_B: tuple[NodeMask | None, ...] | None = None
+    frozen_B: NDArray[np.bool_] | None = None
+    frontier: bool = False
+    states_BLS: NDArray[np.float32] | None = None
 
     @staticmethod
     def uniform(
@@ -91,6 +101,9 @@ class SearchParams:
             None if self.exclude_BE is None else self.exclude_BE[queries],
             self.trace,
             None if self.mask_B is None else tuple(self.mask_B[b] for b in queries.tolist()),
+            None if self.frozen_B is None else self.frozen_B[queries],
+            self.frontier,
+            None if self.states_BLS is None else self.states_BLS[queries],
         )
 
     def check(self, batch: int, items: int, nodes: int | None = None) -> None:
@@ -143,6 +156,23 @@ class LevelTrace:
 
 
 @dataclass(frozen=True)
+class Frontier:
+    """The beam of a tree on the level above the leaves, for every query of a call: the nodes whose children were scored.
+
+    Where the search starts on level H these are all nodes of level H − 1 that are eligible and, where they were scored, have a finite rank;
+    in a tree of height 1 the root, with rank 0. With γ = 0 the ranks of levels that were not scored are 0.
+
+    nodes_BK   int64[B, K]     ascending, −1 behind them as padding
+    ranks_BK   float32[B, K]   −inf there
+    states_BS  float32[B, S]   the query states of the leaf level; None for linear scorers
+    """
+
+    nodes_BK: NDArray[np.int64]
+    ranks_BK: NDArray[np.float32]
+    states_BS: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """The answer to one `search()` call.
 
@@ -155,6 +185,7 @@ class SearchResult:
     trace         the levels from the smallest start level of the call to H, when asked for; of a forest those of its first tree
     finite_B      bool[B]         for vectors: False iff some node that was scored has a logit that is not finite; None for other kinds
     other_traces  a forest's other trees, when asked for; on the last level of a forest's tree every leaf that was scored is kept
+    frontiers     one for each tree, when asked for
     """
 
     item_rows_BM: NDArray[np.int64]
@@ -166,6 +197,7 @@ class SearchResult:
     trace: tuple[LevelTrace, ...] | None = None
     finite_B: NDArray[np.bool_] | None = None
     other_traces: tuple[tuple[LevelTrace, ...], ...] = ()
+    frontiers: tuple[Frontier, ...] = ()
 
     @property
     def traces(self) -> tuple[tuple[LevelTrace, ...], ...]:
