@@ -11,6 +11,12 @@
     │   ├── BundleExists      a version is never overwritten
     │   ├── BundleCorrupt     a checksum, a size, a shape or a golden query does not match
     │   └── UnsupportedSchema written by another generation of this software
+    ├── JournalError          the journal of a live catalogue
+    │   ├── JournalCorrupt    damaged, or no journal
+    │   ├── UnsupportedJournal  written by a later release
+    │   ├── JournalFull       the disk or a quota has no room for the commit; nothing of it was kept
+    │   ├── JournalReadOnly   the folder or the file cannot be written to
+    │   └── JournalBusy       another process held the lock for too long
     ├── UnsupportedGraph      an engine does not know an operator of a bundle's graphs; others may
     └── DeviceUnavailable     the device or the engine that was asked for is not there
 
@@ -71,6 +77,30 @@ class BundleCorrupt(BundleError):
 
 class UnsupportedSchema(BundleError):
     """The bundle was written by another generation of this software."""
+
+
+class JournalError(EspalierError):
+    """The journal of a live catalogue. After any of these nothing of the operation in progress is kept; reading goes on where it can."""
+
+
+class JournalCorrupt(JournalError):
+    """Damaged, or no journal."""
+
+
+class UnsupportedJournal(JournalError):
+    """Written by a later release."""
+
+
+class JournalFull(JournalError):
+    """The disk or a quota has no room for the commit."""
+
+
+class JournalReadOnly(JournalError):
+    """The folder or the file cannot be written to."""
+
+
+class JournalBusy(JournalError):
+    """Another process held the lock for too long."""
 
 
 class UnsupportedGraph(EspalierError):

@@ -1,0 +1,167 @@
+"""One operation on the live catalogue: which item was put or deleted, with what, as the journal keeps it and every process reads it.
+
+A body is kept as canonical JSON, so that two bodies are equal exactly where their bytes are. Knows nothing of files (journal.py), of where
+an item goes (placement.py), or of HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from espalier.errors import InvalidData
+from espalier.items import MAX_ID_BYTES
+
+Kind = Literal["put", "delete"]
+
+MAX_BODY_BYTES = 1 << 20
+"""Largest body in canonical JSON."""
+MAX_SEQUENCE = (1 << 63) - 1
+"""Also the largest source version."""
+MAX_TAG_BYTES = 512
+"""Longest tag of a person."""
+_PARTS = ("events", "fields", "like", "text", "users", "valid_until")
+
+
+@dataclass(frozen=True)
+class ItemBody:
+    """What is known of a live item, apart from its id. Empty for a deleted one.
+
+    fields       columns of the item table, JSON values; None: none were given
+    text         what a text model places it by
+    like         ids of items that it resembles
+    events       queries that led to it, JSON values as the model's query kind takes them: lists of item ids, texts, lists of numbers,
+                 or {"indices", "values"}
+    users        a tag for each event, saying whose it is, so that a person's events can be erased; or nothing
+    valid_until  Unix time in s from which the item counts as deleted; None: never
+    """
+
+    fields: Mapping[str, object] | None = None
+    text: str | None = None
+    like: tuple[str, ...] = ()
+    events: tuple[object, ...] = ()
+    users: tuple[str, ...] = ()
+    valid_until: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.users and len(self.users) != len(self.events):
+            raise InvalidData("users", f"{len(self.users)} tags of {len(self.events)} events", "a tag for each event, or none")
+        for tag in self.users:
+            _check_text("users", tag, MAX_TAG_BYTES)
+        for item in self.like:
+            _check_text("like", item, MAX_ID_BYTES)
+        if self.valid_until is not None and not math.isfinite(self.valid_until):
+            raise InvalidData("valid_until", self.valid_until, "a time")
+
+    @property
+    def has_evidence(self) -> bool:
+        """Whether it says more than fields about where the item belongs."""
+        return bool(self.events or self.like) or self.text is not None
+
+    def over(self, earlier: ItemBody) -> ItemBody:
+        """What is known of the item once this body is put over an earlier one.
+
+        Fields replace fields; events, likes and text replace them together; what is not given stays. So the last operation of an id holds
+        all that is known of it, and the earlier ones may be dropped.
+        """
+        kept = self if self.fields is not None else replace(self, fields=earlier.fields)
+        if self.has_evidence:
+            return kept
+        return replace(kept, text=earlier.text, like=earlier.like, events=earlier.events, users=earlier.users)
+
+    def without(self, user: str) -> ItemBody:
+        """Without the events of a person."""
+        left = [(event, tag) for event, tag in zip(self.events, self.users, strict=False) if tag != user]
+        if len(left) == len(self.users):
+            return self
+        return replace(self, events=tuple(event for event, _ in left), users=tuple(tag for _, tag in left))
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON: keys in order, parts that were not given left out. Raises InvalidData on what is no JSON or over the limit."""
+        found = {part: getattr(self, part) for part in _PARTS}
+        given = {part: value for part, value in found.items() if value is not None and value != ()}
+        if self.valid_until is not None:
+            given["valid_until"] = float(self.valid_until)  # 5 and 5.0 are one time
+        try:
+            text = json.dumps(given, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+            data = text.encode()
+        except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError, of half a surrogate pair, is a ValueError
+            raise InvalidData("body", str(error), "JSON") from error
+        if len(data) > MAX_BODY_BYTES:
+            raise InvalidData("body", f"{len(data)} bytes", f"at most {MAX_BODY_BYTES}")
+        return data
+
+    @staticmethod
+    def from_bytes(data: bytes) -> ItemBody:
+        """Raises InvalidData where the bytes are not what `to_bytes` made."""
+        if len(data) > MAX_BODY_BYTES:
+            raise InvalidData("body", f"{len(data)} bytes", f"at most {MAX_BODY_BYTES}")
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise InvalidData("body", data[:100], "JSON") from error
+        if not isinstance(found, dict) or found.keys() - {*_PARTS}:
+            raise InvalidData("body", data[:100], f"an object with some of {', '.join(_PARTS)}")
+        fields, text, until = found.get("fields"), found.get("text"), found.get("valid_until")
+        lists = {part: found.get(part, []) for part in ("like", "events", "users")}
+        if not (
+            (fields is None or isinstance(fields, dict))
+            and (text is None or isinstance(text, str))
+            and (until is None or type(until) in (int, float))
+            and all(isinstance(value, list) for value in lists.values())
+            and all(isinstance(value, str) for value in lists["like"] + lists["users"])
+        ):
+            raise InvalidData("body", data[:100], "parts of the types that a body has")
+        return ItemBody(fields, text, tuple(lists["like"]), tuple(lists["events"]), tuple(lists["users"]), until)
+
+
+NOTHING = ItemBody()
+"""The body of a delete."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation, immutable once committed.
+
+    sequence        1, 2, 3, … of one journal, never given twice; 0: not committed yet
+    id              of the item
+    body            what is known of the item from now on
+    source_version  the caller's own number of this state of the item; None: none
+    at              Unix time of the commit, s
+    """
+
+    sequence: int
+    id: str
+    kind: Kind
+    body: ItemBody = NOTHING
+    source_version: int | None = None
+    at: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_text("id", self.id, MAX_ID_BYTES)
+        if self.kind not in ("put", "delete"):
+            raise InvalidData("kind", self.kind, "put or delete")
+        if self.kind == "delete" and self.body != NOTHING:
+            raise InvalidData("body", "one of a delete", "none")
+        if not 0 <= self.sequence <= MAX_SEQUENCE:
+            raise InvalidData("sequence", self.sequence, f"0 to {MAX_SEQUENCE}")
+        if self.source_version is not None and not 0 <= self.source_version <= MAX_SEQUENCE:
+            raise InvalidData("source_version", self.source_version, f"0 to {MAX_SEQUENCE}")
+        if not math.isfinite(self.at):
+            raise InvalidData("at", self.at, "a time")
+
+    def same_state(self, other: Operation) -> bool:
+        """Whether both leave the item in the same state: such an operation is not journalled again."""
+        return (self.kind, self.source_version) == (other.kind, other.source_version) and self.body.to_bytes() == other.body.to_bytes()
+
+
+def _check_text(field: str, value: str, limit: int) -> None:
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidData(field, value, "text without half surrogate pairs") from error
+    if not 1 <= size <= limit:
+        raise InvalidData(field, value, f"1 to {limit} bytes")
