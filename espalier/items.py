@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,29 @@ ROW_COLUMN = "__hash_row"
 MAX_ID_BYTES = 512
 CACHED_IDS = 65_536
 """Most ids that a table keeps as Python strings, in each direction; a full cache is emptied."""
+
+
+class Items(Protocol):
+    """Items by row, as a search and its answer need them: those of a bundle, or with them those that came later."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The columns that a caller may ask for, `id` first."""
+        ...
+
+    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """int64[len(ids)]: the item row of each id, −1 where there is none."""
+        ...
+
+    def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
+        """The ids at item rows."""
+        ...
+
+    def values(self, field: str, rows: NDArray[np.int64]) -> list[Any]:
+        """One column's Python values at item rows (int64)."""
+        ...
 
 
 class ItemTable:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from espalier.errors import InvalidQuery
-from espalier.items import ItemTable
+from espalier.items import Items
 from espalier.text.blocks import TextBlock
 from espalier.text.sparse_rows import SparseRows, concatenated
 
@@ -161,7 +161,7 @@ def pad_histories(kind: HistoryKind, histories: Sequence[NDArray[np.int64]]) -> 
     return QueryBatch(kind, array)
 
 
-def encode_histories(kind: HistoryKind, items: ItemTable, histories: Sequence[Sequence[str]]) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
+def encode_histories(kind: HistoryKind, items: Items, histories: Sequence[Sequence[str]]) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
     """A batch from item ids, and each history's item rows (−1 for an id that the catalogue does not have)."""
     if len(histories) == 1:
         rows = [items.rows_of(histories[0])]

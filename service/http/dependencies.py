@@ -69,6 +69,6 @@ def describe(entry: Entry, settings: Settings) -> dict[str, Any]:
             "trees": 1 + len(manifest.trees),
             "tail": None if manifest.tail is None else manifest.tail.model_dump(mode="json"),
             "stacking": None if manifest.stacking is None else manifest.stacking.model_dump(mode="json"),
-            "fields": entry.loaded.bundle.items.fields,
+            "fields": entry.loaded.items.fields,
         }
     return described

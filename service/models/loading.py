@@ -24,6 +24,7 @@ from espalier.checks.golden import verify_golden
 from espalier.content.rows import ContentRows
 from espalier.engines import runs_on_gpu
 from espalier.errors import BundleCorrupt, EspalierError
+from espalier.items import Items
 from espalier.manifest import Manifest
 from espalier.masks.filters import ItemFilters
 from espalier.rerank.ranker import Reranker, verify_ranker
@@ -69,6 +70,11 @@ class LoadedModel:
     filters: ItemFilters
     files: Files
     reranker: Reranker | None = None
+
+    @property
+    def items(self) -> Items:
+        """The catalogue that requests are answered from."""
+        return self.bundle.items
 
     @cached_property
     def name(self) -> str:

@@ -125,7 +125,7 @@ class Registry:
         entry = self.entry(name)
         if entry.loaded is None:
             return []
-        rows = await asyncio.to_thread(entry.loaded.bundle.items.rows_of, ids)
+        rows = await asyncio.to_thread(entry.loaded.items.rows_of, ids)
         return [item_id for item_id, row in zip(ids, rows.tolist(), strict=True) if row < 0]
 
     def removed(self, name: str) -> list[str]:

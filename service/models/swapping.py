@@ -192,7 +192,7 @@ def known_bad(entry: Entry, version: int) -> bool:
 
 
 def _set_removed(loaded: LoadedModel, ids: Iterable[str]) -> None:
-    rows = loaded.bundle.items.rows_of(list(ids))
+    rows = loaded.items.rows_of(list(ids))
     loaded.filters.set_removed(rows[rows >= 0])
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
+from espalier.items import Items
 from espalier.masks.filters import Filter
 from espalier.memory import Memory
 from espalier.queries import TextKind
@@ -24,7 +25,6 @@ from espalier.search import LevelTrace, SearchResult
 from espalier.tail import Tail
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
-from service.models.loading import LoadedModel
 from service.retrieval.request import CheckedRequest, EncodedRequest
 from service.retrieval.second_stage import Candidates
 
@@ -49,9 +49,10 @@ class RequestedItems:
     filtered_W: NDArray[np.bool_]
 
     @staticmethod
-    def of(ids: Sequence[str], model: LoadedModel, conditions: Filter | None) -> RequestedItems:
+    def of(checked: CheckedRequest, conditions: Filter | None) -> RequestedItems:
         """The same for all queries of a request."""
-        rows_W = model.bundle.items.rows_of(ids)
+        ids, model = checked.request.explain_items, checked.model
+        rows_W = checked.items.rows_of(ids)
         known_W = np.maximum(rows_W, 0)
         none_W = np.zeros(len(rows_W), np.bool_)
         filtered_W = none_W if conditions is None else ~model.filters.matches(conditions, known_W)
@@ -81,14 +82,14 @@ def explain(
             if checked.model.bundle.tail is not None:
                 entry["tail"] = _tail(checked.model.bundle.tail, encoded.queries.rows, b, row)
         if row >= 0 and query.memory is not None:
-            entry["memory"] = _memory(checked.model.bundle, query.memory, encoded.queries.array[b], row)
+            entry["memory"] = _memory(checked.items, query.memory, encoded.queries.array[b], row)
         items.append(entry)
     levels = [[level.summary() for level in tree.levels] for tree in query.trees]
     document: dict[str, Any] = {"levels": levels[0], "items": items}
     if query.apart:
         document["trees"] = [{"levels": own} for own in levels]
     if query.reranking is not None:
-        ids = checked.model.bundle.items.ids_of(final.rows_BM[b, : final.count_B[b]])
+        ids = checked.items.ids_of(final.rows_BM[b, : final.count_B[b]])
         document["moved"] = query.reranking.moved(ids)
     return document
 
@@ -219,13 +220,13 @@ def _tail(tail: Tail, rows: SparseRows, b: int, item: int) -> float:
     return tail.part(rows.indices[own], rows.values[own], item)
 
 
-def _memory(bundle: Bundle, memory: Memory, history_T: NDArray[Any], item: int) -> dict[str, Any]:
+def _memory(items: Items, memory: Memory, history_T: NDArray[Any], item: int) -> dict[str, Any]:
     """What the memory adds to an item's key, and the past items that add most of it."""
     sources = memory.sources(history_T, item)
     most = sources[:MAX_SOURCES]
-    ids = bundle.items.ids_of(np.array([source for source, _ in most], np.int64))
-    items = [{"id": item_id, "part": part} for item_id, (_, part) in zip(ids, most, strict=True)]
-    return {"part": sum(part for _, part in sources), "items": items}
+    ids = items.ids_of(np.array([source for source, _ in most], np.int64))
+    past = [{"id": item_id, "part": part} for item_id, (_, part) in zip(ids, most, strict=True)]
+    return {"part": sum(part for _, part in sources), "items": past}
 
 
 @dataclass(frozen=True)

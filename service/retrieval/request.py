@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
+from espalier.items import Items
 from espalier.masks.eligibility import widened_beam
 from espalier.masks.filters import Filter
 from espalier.queries import (
@@ -55,6 +56,11 @@ class CheckedRequest(NamedTuple):
     answer_values: int
     traced: bool
 
+    @property
+    def items(self) -> Items:
+        """The catalogue that the request sees."""
+        return self.model.items
+
 
 @dataclass(frozen=True)
 class EncodedRequest:
@@ -75,7 +81,7 @@ class EncodedRequest:
 
 def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> CheckedRequest:
     """Check a request before it costs anything, or counts as load. Raises InvalidQuery."""
-    search, fields = model.bundle.manifest.search, model.bundle.items.fields
+    search, fields = model.bundle.manifest.search, model.items.fields
     m, beam_size = request.m or search.m, request.beam_size or search.beam_size
     if request.timeout_ms is not None:
         _at_most("timeout_ms", request.timeout_ms, settings.max_timeout_ms)
@@ -128,11 +134,11 @@ def encode(checked: CheckedRequest, widen: float, mask: NodeMask | None) -> Enco
     widen  how many times the beam may grow where `mask` leaves few items eligible
     Raises InvalidQuery where a vector has a wrong width, or values are too large for the model's weights.
     """
-    model, queries, items = checked.model, checked.request.queries, checked.model.bundle.items
+    model, queries, items = checked.model, checked.request.queries, checked.items
     beam_size = checked.beam_size
     if mask is not None:
         beam_size = min(widened_beam(beam_size, mask.items, len(items), widen), model.bundle.manifest.search.max_beam_size)
-    batch, seen = _encode_queries(queries, model)
+    batch, seen = _encode_queries(queries, model, items)
     excluded, unknown, caller_features = [], [], []
     for b, query in enumerate(queries):
         own = items.rows_of(query.exclude) if query.exclude else _NO_ROWS
@@ -149,11 +155,11 @@ def encode(checked: CheckedRequest, widen: float, mask: NodeMask | None) -> Enco
     return EncodedRequest(batch, params, excluded, unknown, caller_features)
 
 
-def _encode_queries(queries: Sequence[Query], model: LoadedModel) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
+def _encode_queries(queries: Sequence[Query], model: LoadedModel, items: Items) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
     """The queries as arrays, and the item rows of their histories (empty for other kinds of queries)."""
     kind, bundle = model.bundle.manifest.query, model.bundle
     if isinstance(kind, HistoryKind):
-        return encode_histories(kind, bundle.items, [query.history for query in queries])
+        return encode_histories(kind, items, [query.history for query in queries])
     if isinstance(kind, VectorKind):
         batch = encode_vectors(kind, [query.vector for query in queries])
     elif isinstance(kind, FeaturesKind):
@@ -214,7 +220,7 @@ def _check_numbers(field: str, numbers: Mapping[str, float], known: Sequence[str
 
 def _answer_values(request: RetrieveRequest, model: LoadedModel, candidates: int, settings: Settings) -> int:
     """Most values that the answer can hold. Raises InvalidQuery where that is more than an answer may hold."""
-    m, fields = min(candidates, len(model.bundle.items)), len(request.fields)
+    m, fields = min(candidates, len(model.items)), len(request.fields)
     values = len(request.queries) * m * (2 + fields)
     if values > settings.max_answer_values:
         raise InvalidQuery(

@@ -144,8 +144,8 @@ def results_json(
     deadline: float = float("inf"),
 ) -> bytes:
     """The JSON list of results. Raises DeadlinePassed."""
-    items, fields, count_B = checked.model.bundle.items, checked.request.fields, found.count_B
-    requested = RequestedItems.of(checked.request.explain_items, checked.model, conditions) if checked.traced else None
+    items, fields, count_B = checked.items, checked.request.fields, found.count_B
+    requested = RequestedItems.of(checked, conditions) if checked.traced else None
     results: list[bytes] = []
     for begin_b, end_b in _blocks(count_B):
         if time.perf_counter() > deadline:
