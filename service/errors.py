@@ -6,10 +6,13 @@
         │   ├── Unauthorized      401   no key, or an unknown one
         │   └── Forbidden         403   the key's role does not allow the route
         ├── ModelNotFound         404   no such model, or the version is not loaded
+        ├── ItemNotFound          404   no such item, or it was deleted
         ├── SlowBody              408   the body did not arrive in time
         ├── Conflict              409   the models' state does not allow the change
-        │   └── BeingChanged      409   another change of the model is under way; Retry-After says when to try again
-        ├── PreconditionFailed    412   the list is not the one that the client has read
+        │   ├── BeingChanged      409   another change of the model is under way; Retry-After says when to try again
+        │   └── Follows           409   this host follows another one's live catalogue, which takes the writes
+        ├── ChangesGone           410   operations that old are not kept any more
+        ├── PreconditionFailed    412   the list or the item is not the one that the client has read
         ├── BodyTooLarge          413
         ├── NotJson               415
         ├── InvalidRequest        422   a body with wrong values
@@ -18,7 +21,10 @@
         ├── EngineFailed          500   the engine call that held the query
         ├── NotReady              503   the model is not ready, or the service is shutting down
         ├── Busy                  503   the memory for large requests is in use
-        └── DeadlinePassed        504   the answer would have been too late
+        ├── NotWritable           503   the live catalogue takes no writes now: the disk is full, or the folder is read-only
+        ├── Behind                503   this worker has not yet the operations that `min_sequence` asks for
+        ├── DeadlinePassed        504   the answer would have been too late
+        └── CatalogueFull         507   the live catalogue has no room; deletes are still taken
 
 espalier.errors.InvalidInput is 422 and lists {field, value, expected}. Any other exception is 500 without internals; the log has them.
 """
@@ -30,7 +36,7 @@ from typing import ClassVar, Literal
 
 from espalier.errors import EspalierError, InvalidInput
 
-Role = Literal["retrieve", "admin"]
+Role = Literal["retrieve", "write", "admin"]
 DenialReason = Literal["missing", "malformed", "unknown", "role", "off"]
 
 
@@ -74,6 +80,12 @@ class ModelNotFound(ServiceError):
     status = 404
 
 
+class ItemNotFound(ServiceError):
+    """No such item, or it was deleted."""
+
+    status = 404
+
+
 class SlowBody(ServiceError):
     """The body did not arrive in time. Its rest is not read, so the connection ends."""
 
@@ -93,14 +105,24 @@ class BeingChanged(Conflict):
     headers = (("Retry-After", "1"),)
 
 
+class Follows(Conflict):
+    """This host follows the live catalogue of another, which the text names."""
+
+
+class ChangesGone(ServiceError):
+    """Operations after the given sequence are not kept any more: a follower must begin anew from a copy."""
+
+    status = 410
+
+
 class PreconditionFailed(ServiceError):
-    """If-Match or If-None-Match does not fit the current list; `etag` is the current one."""
+    """If-Match or If-None-Match does not fit; `etag` is the current tag, None where there is no such thing."""
 
     status = 412
 
-    def __init__(self, detail: str, etag: str) -> None:
+    def __init__(self, detail: str, etag: str | None) -> None:
         super().__init__(detail)
-        self.headers = (("ETag", etag),)
+        self.headers = (("ETag", etag),) if etag is not None else ()
 
 
 class BodyTooLarge(ServiceError):
@@ -162,7 +184,27 @@ class Busy(ServiceError):
     headers = (("Retry-After", "1"), ("Connection", "close"))
 
 
+class NotWritable(ServiceError):
+    """The live catalogue takes no writes now; retrieval goes on. The text has the reason."""
+
+    status = 503
+    headers = (("Retry-After", "1"),)
+
+
+class Behind(ServiceError):
+    """This worker has not yet the operations that `min_sequence` asks for; another may."""
+
+    status = 503
+    headers = (("Retry-After", "1"),)
+
+
 class DeadlinePassed(ServiceError):
     """`timeout_ms` passed before the answer was ready."""
 
     status = 504
+
+
+class CatalogueFull(ServiceError):
+    """The live catalogue has no room for another item; deletes are still taken."""
+
+    status = 507

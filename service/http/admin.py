@@ -13,10 +13,11 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
 from espalier.errors import InvalidInput
+from service.entity_tags import Condition, matches
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
 from service.http.schemas import LoadRequest, RemovedRequest, VersionRequest
 from service.models.changes import RemovedChange, ServedVersions
-from service.models.removals import Condition, Ids, check_id, check_list, etag, matches, summary, with_id, without_id
+from service.models.removals import Ids, check_condition, check_id, check_list, etag, summary, with_id, without_id
 from service.watch.audit import BeforeAfter, origin
 
 T = TypeVar("T")
@@ -85,7 +86,7 @@ async def set_removed(
     condition = Condition(if_match, if_none_match)
 
     def replace(before: Ids) -> Ids:
-        condition.check(before)
+        check_condition(condition, before)
         return listed
 
     change = service.registry.changes.edit_removed(name, replace, replace=not condition.given)
@@ -128,7 +129,7 @@ async def _edit_item(
     _check_item(request, item_id)
 
     def edit_item(before: Ids) -> Ids | None:
-        condition.check(before)
+        check_condition(condition, before)
         return edit(before)
 
     edited = await _audited(request, action, name, registry.changes.edit_removed(name, edit_item), _lists, id=item_id)

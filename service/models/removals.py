@@ -1,25 +1,22 @@
 """Edits of a model's standing exclusions by several clients: entity tags, conditions and limits.
 
-Knows lists of item ids and HTTP's conditional headers. Does not know where a list is stored.
+Knows lists of item ids. Does not know where a list is stored.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from espalier.errors import InvalidInput
 from espalier.items import MAX_ID_BYTES
-from service.errors import PreconditionFailed
+from service.entity_tags import Condition
 
 Ids = tuple[str, ...]
 
 MAX_LIST_BYTES = 32 << 20
 """UTF-8 bytes of all ids of a list. As JSON they take at most six times as much, which is below the largest file that is read."""
-_TAG = re.compile(r'(?:W/)?"[^"]*"')
 
 
 def etag(ids: Sequence[str]) -> str:
@@ -36,29 +33,10 @@ def summary(ids: Sequence[str]) -> dict[str, Any]:
     return {"ids": len(ids), "etag": etag(ids).strip('"')}
 
 
-def matches(header: str, tag: str) -> bool:
-    """Whether an If-None-Match header names this entity tag, or any."""
-    return header.strip() == "*" or tag in [found.removeprefix("W/") for found in _TAG.findall(header)]
-
-
-@dataclass(frozen=True)
-class Condition:
-    """When a change may be made, by If-Match and If-None-Match (RFC 9110, 13.1)."""
-
-    if_match: str | None = None
-    if_none_match: str | None = None
-
-    @property
-    def given(self) -> bool:
-        return self.if_match is not None or self.if_none_match is not None
-
-    def check(self, ids: Sequence[str]) -> None:
-        """Raise PreconditionFailed unless the condition holds for the list. A weak tag never matches If-Match."""
-        tag = etag(ids) if self.given else ""
-        if self.if_match is not None and self.if_match.strip() != "*" and tag not in _TAG.findall(self.if_match):
-            raise PreconditionFailed("The list does not match If-Match: read it again and repeat the change.", tag)
-        if self.if_none_match is not None and matches(self.if_none_match, tag):
-            raise PreconditionFailed("The list matches If-None-Match. There always is a list; it may be empty.", tag)
+def check_condition(condition: Condition, ids: Sequence[str]) -> None:
+    """Raise PreconditionFailed unless the condition holds for the list. There always is a list; it may be empty."""
+    if condition.given:
+        condition.check(etag(ids), "list")
 
 
 def check_list(ids: Sequence[str], most: int) -> Ids:
