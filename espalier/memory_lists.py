@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,22 @@ class MemoryLists:
         return self.nodes[mine], self.values[mine]
 
 
+class MemoryLookup(Protocol):
+    """What an engine asks for the nodes with memory; it takes another in place of its own, see `espalier.live.memory`."""
+
+    @property
+    def item_count(self) -> int:
+        """Item rows of histories must be below this."""
+        ...
+
+    def lists(self, history_BT: Array, eligible: EligibleNodes) -> MemoryLists:
+        """The nodes with memory for histories of item rows (int64[B, T], −1: no item, the last item last).
+
+        eligible  what each query may visit: memory of other leaves does not count
+        """
+        ...
+
+
 class MemoryTree:
     """A memory on its tree: makes the lists of histories. Used by any number of threads."""
 
@@ -75,11 +91,12 @@ class MemoryTree:
         self._sizes = np.diff(tree.level_offset)[1:]
         self._own = threading.local()  # float64[#leaves], all 0 between calls
 
-    def lists(self, history_BT: Array, eligible: EligibleNodes) -> MemoryLists:
-        """The nodes with memory for histories of item rows (int64[B, T], −1: no item, the last item last).
+    @property
+    def item_count(self) -> int:
+        return len(self._leaf_of_item)
 
-        eligible  what each query may visit: memory of other leaves does not count
-        """
+    def lists(self, history_BT: Array, eligible: EligibleNodes) -> MemoryLists:
+        """See `MemoryLookup`."""
         sum_L = getattr(self._own, "sum_L", None)
         if sum_L is None:
             sum_L = self._own.sum_L = np.zeros(int(self._sizes[-1]))

@@ -9,27 +9,31 @@ Legend: B queries, T history, L levels, K beam, C candidates, M results, N nodes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import Bundle
+from espalier.engines.given_states import check_queries
 from espalier.engines.onnx.graphs import read_graph
+from espalier.engines.reference_scores import log_mean, log_near, ranks_of
 from espalier.engines.reference_stacking import stacked
 from espalier.errors import BundleCorrupt
-from espalier.manifest import Activation, LinearScorer, Ranking
-from espalier.masks.eligibility import every_item, node_mask
+from espalier.manifest import GraphScorer, LinearScorer
+from espalier.masks.eligibility import EligibleNodes, every_item, node_mask
+from espalier.memory import Memory
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.scores import finish, log_scores
-from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult
-from espalier.tail import FARTHEST, FLOOR, Tail
+from espalier.search import NO_ITEM, Frontier, LevelTrace, NodeMask, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 from espalier.trace import from_start_level
+
+if TYPE_CHECKING:  # numba takes a while to import
+    from espalier.memory_lists import MemoryLookup
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class ReferenceEngine:
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle, self._memory = bundle, bundle.memory
+        self.memory_tree: MemoryLookup | None = None  # what is asked for memory in place of the engine's own sums
         self._alone = bundle.alone
         if isinstance(bundle.manifest.scorer, LinearScorer):
             return
@@ -89,7 +94,7 @@ class ReferenceEngine:
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         tree = self.bundle.tree
-        queries.check(tree.item_count)
+        check_queries(self.bundle, queries, params, None if self._memory is None else (self.memory_tree or tree).item_count)
         params.check(len(queries), tree.item_count, tree.node_count)
         width = int(params.m_B.max(initial=0))
         rows_BM = np.full((len(queries), width), NO_ITEM, np.int64)
@@ -107,12 +112,28 @@ class ReferenceEngine:
         vectors_finite_B = finite_B if isinstance(queries.kind, VectorKind) else None
         ranking = self.bundle.manifest.result_ranking
         result = finish(ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None, vectors_finite_B, keys_BM)
+        if params.frontier:
+            result = replace(result, frontiers=tuple(self._frontier(queries, params, *entry) for entry in enumerate(paths)))
         if not params.trace:
             return result
         first, *others = (
             from_start_level(alone.tree, params.beam_size_B, _trace(path)) for alone, path in zip(self._alone, paths, strict=True)
         )
         return replace(result, trace=first, other_traces=tuple(others))
+
+    def _frontier(self, queries: QueryBatch, params: SearchParams, place: int, paths: list[list[Step]]) -> Frontier:
+        """That of a forest's tree, counted from 0, of the queries' steps in it."""
+        tree, gamma = self._alone[place].tree, self.bundle.manifest.ranking.gamma
+        nodes, ranks = [], []
+        for b, path in enumerate(paths):
+            is_ranked = tree.height > 1 and (gamma > 0 or tree.start_level(int(params.beam_size_B[b])) < tree.height)
+            nodes.append(path[-2].kept_K if tree.height > 1 else np.zeros(1, np.int64))
+            kept_C = np.isin(path[-2].candidates_C, path[-2].kept_K) if is_ranked else np.zeros(0, np.bool_)
+            ranks.append(path[-2].ranks_C[kept_C] if is_ranked else np.zeros(len(nodes[-1]), np.float32))
+        states = None
+        if isinstance(self.bundle.manifest.scorer, GraphScorer):
+            states = np.stack([self._query_states(queries, params, b)[-1] for b in range(len(paths))])
+        return Frontier(_stack(nodes, -1), _stack(ranks, -np.inf), states)
 
     def found(self, queries: QueryBatch, params: SearchParams, b: int) -> Found:
         """All items that the search of query b scored; more than m of them."""
@@ -142,13 +163,13 @@ class ReferenceEngine:
             for leaf, log in zip(last.candidates_C.tolist(), of_leaves.tolist(), strict=True):
                 logs.setdefault(int(tree.leaf_item[leaf - tree.leaf_offset]), []).append(log)
         items = np.array(sorted(logs), np.int64)
-        wide = np.array([_log_mean(logs[item], len(steps)) for item in items.tolist()], np.float64)
+        wide = np.array([log_mean(logs[item], len(steps)) for item in items.tolist()], np.float64)
         tail = self.bundle.tail
         if tail is not None:
             rows, query_F = queries.features, np.zeros(tail.width)
             own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
             query_F[rows.indices[own]] = rows.values[own]
-            near = np.array([_log_near(tail, query_F, item) for item in items.tolist()], np.float64)
+            near = np.array([log_near(tail, query_F, item) for item in items.tolist()], np.float64)
             wide = tail.info.alpha * wide + (1 - tail.info.alpha) * near
         ranks = wide.astype(np.float32)
         order = np.argsort(-ranks, kind="stable")
@@ -168,9 +189,14 @@ class ReferenceEngine:
         place   which tree of a forest, from 0; it keeps all leaves that it scored
         """
         tree, ranking = self._alone[place].tree, self.bundle.manifest.ranking
-        state_LS = self.states(queries.take(np.array([b])))[0]
-        eligible_N = self.eligible_nodes(params, b, place).eligible_N
-        part_N = self.memory_parts(queries.array[b], eligible_N) if self._memory is not None else None
+        state_LS = self._query_states(queries, params, b)
+        eligible = self.eligible_nodes(params, b, place)
+        eligible_N = eligible.eligible_N
+        part_N = None
+        if self._memory is not None and self.memory_tree is not None:
+            part_N = self._looked_up(self._memory, self.memory_tree, queries.array[b : b + 1], eligible)
+        elif self._memory is not None:
+            part_N = self.memory_parts(queries.array[b], eligible_N)
         kept_K, rank_K = np.zeros(1, np.int64), np.zeros(1, np.float32)
         start = tree.start_level(int(params.beam_size_B[b]))
         steps = []
@@ -212,6 +238,11 @@ class ReferenceEngine:
             eligible_I[params.exclude_BE[b][params.exclude_BE[b] != NO_ITEM]] = False
         return node_mask(tree, eligible_I)
 
+    def _query_states(self, queries: QueryBatch, params: SearchParams, b: int) -> NDArray[np.float32]:
+        """float32[L, S]: the states of query b, encoded here unless the parameters bring them."""
+        states_BLS = self.states(queries.take(np.array([b]))) if params.states_BLS is None else params.states_BLS[b : b + 1]
+        return np.asarray(states_BLS[0])
+
     def states(self, queries: QueryBatch) -> NDArray[np.float32]:
         """float32[B, L, S] or float32[B, 1, S]: what the query encoder makes of a batch; of features the dense vector."""
         if isinstance(queries.rows, SparseRows):
@@ -247,6 +278,13 @@ class ReferenceEngine:
             np.maximum.at(mem_N, tree.parent[nodes], mem_N[nodes])
         return np.float32(memory.key_weight) * mem_N.astype(np.float32)
 
+    def _looked_up(self, memory: Memory, lookup: MemoryLookup, history_1T: NDArray[Any], eligible: NodeMask) -> NDArray[np.float32]:
+        """float32[N]: λ · mem of every node for one history, by another's sums."""
+        lists = lookup.lists(history_1T, EligibleNodes(np.array([eligible.items]), (eligible,), None))
+        part_N = np.zeros(self.bundle.tree.node_count, np.float32)
+        part_N[lists.nodes] = np.float32(memory.key_weight) * lists.values
+        return part_N
+
     def logits(self, state_LS: NDArray[np.float32], level: int, nodes_C: NDArray[np.int64], place: int = 0) -> NDArray[np.float32]:
         """float32[C]: the logits of nodes on one level; what no float32 can hold is infinite or NaN."""
         state_S = state_LS[level if len(state_LS) > 1 else 0]
@@ -274,38 +312,6 @@ class ReferenceEngine:
             logits_C[mine] += products[nodes_C[mine] - first]
         with np.errstate(over="ignore"):
             return logits_C.astype(np.float32)
-
-
-def ranks_of(ranking: Ranking, logits_C: NDArray[np.float32], parent_rank_C: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32[C]: the ranks of nodes, given their logits and their parents' ranks."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        own_C = log_activation(ranking.activation, logits_C) if ranking.own == "log_activation" else logits_C
-        inherited_C = np.float32(ranking.gamma) * parent_rank_C if ranking.gamma > 0 else np.float32(0)  # 0 · ∞ is no number
-        return np.asarray(own_C + inherited_C, np.float32)
-
-
-def _log_near(tail: Tail, query_F: NDArray[np.float64], item: int) -> float:
-    """The log of how near a query is to an item's row (espalier.tail)."""
-    own = slice(int(tail.row_begin[item]), int(tail.row_begin[item + 1]))
-    row_F = np.zeros(tail.width)
-    row_F[tail.feature[own]] = tail.value[own]
-    if tail.info.form == "product":
-        return math.log(max(float(row_F @ query_F), FLOOR))
-    distance = float(((query_F - row_F) ** 2).sum())
-    return -float(np.logaddexp(0, min(tail.info.gamma / 2 * distance, FARTHEST)))
-
-
-def _log_mean(logs: list[float], trees: int) -> float:
-    """log((Σ e^log) / trees), as good for scores too small for a float."""
-    top = max(logs)
-    return top + math.log(sum(math.exp(log - top) for log in logs) / trees)
-
-
-def log_activation(activation: Activation, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The log of the sigmoid, or of a hinge: −max(0, 1 − v)^p."""
-    if activation == "sigmoid":
-        return np.asarray(-np.logaddexp(np.float32(0), -logits), np.float32)
-    return np.asarray(-(np.maximum(np.float32(1) - logits, 0) ** int(activation[1])), np.float32)
 
 
 def _sum(ranks_C: NDArray[np.float32], parts_C: NDArray[np.float32]) -> NDArray[np.float32]:

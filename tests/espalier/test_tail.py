@@ -17,7 +17,8 @@ from espalier.bundle import TAIL, Bundle
 from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.engines import open_engine
 from espalier.engines.linear.engine import SparseForestEngine
-from espalier.engines.reference import ReferenceEngine, _log_near
+from espalier.engines.reference import ReferenceEngine
+from espalier.engines.reference_scores import log_near
 from espalier.errors import BundleCorrupt
 from espalier.manifest import Manifest, Ranking, TailInfo
 from espalier.search import NO_ITEM, SearchParams
@@ -110,7 +111,7 @@ def test_an_items_part_is_what_the_reference_adds(form: Form) -> None:
     features = np.flatnonzero(query_F).astype(np.int32)
     for item in range(20):
         part = tail.part(features, query_F[features].astype(np.float32), item)
-        assert part == pytest.approx(0.7 * _log_near(tail, query_F, item), abs=1e-6)
+        assert part == pytest.approx(0.7 * log_near(tail, query_F, item), abs=1e-6)
 
 
 def test_a_short_answer_begins_a_long_one(tmp_path: Path) -> None:
