@@ -45,6 +45,9 @@ COUNTERS = {
     "espalier_probe_queries_total": CounterRow("Queries that the probe replayed.", ("model", "version", "outcome")),
     "espalier_refused_connections_total": CounterRow("Connections that were refused or cut off, by reason.", ("reason",)),
     "espalier_worker_cpu_seconds_total": CounterRow("Processor time that a worker, and those before it, took.", ("worker",)),
+    "espalier_live_refused_total": CounterRow(
+        "Writes of live items that were refused, lines of a bulk too, by status.", ("model", "status")
+    ),
     "espalier_worker_restarts_total": CounterRow("Workers that took the place of one that had ended."),
 }
 
@@ -71,6 +74,26 @@ GAUGES = {
     "espalier_probe_drift": GaugeRow(
         "Mean absolute difference between the scores of golden queries now and when the model was exported.",
         "livemax",
+        ("model", "version"),
+    ),
+    "espalier_live_items": GaugeRow(
+        "Live items of a version: put in or changed since it was trained or folded.", "livemax", ("model", "version")
+    ),
+    "espalier_live_tombstones": GaugeRow("Items of a version that are deleted and not yet folded out.", "livemax", ("model", "version")),
+    "espalier_live_capacity_ratio": GaugeRow(
+        "Live items ÷ ESPALIER_MAX_LIVE; at 1 new items are refused.", "livemax", ("model", "version")
+    ),
+    "espalier_live_lag": GaugeRow(
+        "Committed operations that the worker furthest behind has not applied, when last looked at.", "livemax", ("model",)
+    ),
+    "espalier_live_canary_recall": GaugeRow(
+        "Share of the most recent inserts that the probe finds by their own evidence; NaN where there are none.",
+        "livemin",
+        ("model", "version"),
+    ),
+    "espalier_live_displacement": GaugeRow(
+        "Recall of held-out queries with the live catalogue less that without, by the probe's last round.",
+        "livemin",
         ("model", "version"),
     ),
     "espalier_gpu_memory_bytes": GaugeRow("Memory in use on a GPU.", "livemax", ("device",)),
@@ -102,6 +125,10 @@ HISTOGRAMS = {
         ("model", "engine", "beam"),
     ),
     "espalier_batch_queries": HistogramRow("Queries in one engine call.", QUERIES),
+    "espalier_live_visible_seconds": HistogramRow(
+        "From the arrival of a write to the moment when every worker has applied it.",
+        SECONDS,
+    ),
 }
 
 VERSION_METRICS = [name for table in (COUNTERS, GAUGES) for name, row in table.items() if "version" in row.labels]

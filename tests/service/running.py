@@ -17,6 +17,7 @@ from espalier.bundle import Bundle
 from espalier.search import Engine
 from service.app import create_app
 from service.settings import Settings
+from service.watch.live_metrics import LiveMetrics
 from service.watch.metrics import Metrics, ModelMetrics
 from tests.service.fake_engine import FakeEngine
 
@@ -111,6 +112,10 @@ def every_metric() -> str:
     metrics.probed("books", 1, {10: 0.5}, {10: 0.5}, 0.0)
     metrics.probe_query("books", 1, "answered")
     metrics.watch_gpus(lambda: {"0": (1, 2)})
+    live = LiveMetrics(metrics, "books")
+    live.holds(1, items=3, tombstones=1, limit=10)
+    live.visible(1e-3)
+    live.probed(1, 1.0, 0.0)
     ModelMetrics(metrics, "books", "onnx-cpu", lambda: 0).retrieved((0.0, 0.0, 0.0, 0.0), 1e-3, 100)
     return metrics.render().decode()
 
