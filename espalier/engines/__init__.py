@@ -9,13 +9,17 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from espalier.bundle import Bundle
 from espalier.engines.cuda import gpu_present
 from espalier.errors import DeviceUnavailable, UnsupportedGraph
 from espalier.search import Device, Engine, Precision
 
+if TYPE_CHECKING:
+    from espalier.engines.live.engine import LiveSearch
+
+T = TypeVar("T", bound=Engine)
 log = logging.getLogger(__name__)
 
 Opener = Callable[[Bundle, int, Precision], Engine]
@@ -131,6 +135,17 @@ def open_engine(
     threads    intra-op threads of one CPU search; one process per core with one thread each scales best
     precision  of node rows and products, or of weights. Raises DeviceUnavailable where the engine has only others
     """
+    return _open(bundle, device, engine, threads, precision, _opened)
+
+
+def open_live_engine(
+    bundle: Bundle, device: Device = "auto", engine: str | None = None, threads: int = 1, precision: Precision = "float32"
+) -> LiveSearch:
+    """The same engine, over which items come and go (espalier.live). Raises as `open_engine`."""
+    return _open(bundle, device, engine, threads, precision, _opened_live)
+
+
+def _open(bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision, opened_by: Callable[..., T]) -> T:
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
     refused: dict[str, str] = {}
     for candidate in _candidates(bundle, device, engine):
@@ -143,7 +158,7 @@ def open_engine(
         if not reason:
             _check_precision(bundle, candidate, precision)
             try:
-                opened = _opened(entry, bundle, threads, precision)
+                opened = opened_by(entry, bundle, threads, precision)
             except UnsupportedGraph as error:
                 reason = str(error)
             except DeviceUnavailable as error:
@@ -165,6 +180,14 @@ def _opened(entry: EngineEntry, bundle: Bundle, threads: int, precision: Precisi
     from espalier.engines.stacked import StackedEngine
 
     return StackedEngine(bundle, entry.open(bundle.unstacked, threads, precision))
+
+
+def _opened_live(entry: EngineEntry, bundle: Bundle, threads: int, precision: Precision) -> LiveSearch:
+    from espalier.engines.live.engine import LiveEngine
+
+    if bundle.manifest.trees or bundle.manifest.stacking is not None:
+        raise UnsupportedGraph("a forest or a stacking, which take no live items")
+    return LiveEngine(bundle, entry.open(bundle, threads, precision))
 
 
 def _candidates(bundle: Bundle, device: Device, engine: str | None) -> list[str]:

@@ -1,0 +1,140 @@
+"""The item table of a version with live items: trained items by their rows, live ones by I + handle.
+
+An id that becomes live gets the next handle, and keeps it as long as the version is open: item rows that a request resolved stay right
+whatever happens meanwhile. Written by one thread (`state.py`), read by any: entries are added and replaced, never moved. Knows ids and
+fields. Does not know leaves.
+
+Legend: I trained items, R handles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.items import ItemTable
+
+NO_FIELDS: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class LiveItem:
+    """What is known of an id that was put or deleted.
+
+    item_row     I + handle, or the row of a trained item
+    fields       the columns that it was given; None where a trained item keeps its own
+    sequence     of the operation that made it so
+    since        when it was put first, seconds since 1970
+    by           what placed it, in words for people; empty where nothing did
+    is_deleted   whether no answer may hold it
+    valid_until  seconds since 1970, or None
+    """
+
+    id: str
+    handle: int
+    item_row: int
+    fields: Mapping[str, Any] | None
+    sequence: int
+    since: float
+    by: str = ""
+    is_deleted: bool = False
+    valid_until: float | None = None
+
+
+class LiveItems:
+    """Stands where an ItemTable stands in answers: ids, fields and rows of trained and live items."""
+
+    def __init__(self, trained: ItemTable) -> None:
+        self.trained = trained
+        self._base = len(trained)
+        self._ids: list[str] = []
+        self._entries: list[LiveItem | None] = []
+        self._handle_of: dict[str, int] = {}
+        self._row_of_live: dict[str, int] = {}  # ids that are no trained items and are live now
+        self._fields_of_row: dict[int, Mapping[str, Any]] = {}  # of trained items whose fields were changed
+
+    # -- readers, on any thread -----------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Item rows that there may be: I + R."""
+        return self._base + len(self._ids)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self.trained.fields
+
+    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """int64[len(ids)]: the item row of each id; −1 for one that is neither trained nor live now."""
+        rows = self.trained.rows_of(ids)
+        if self._row_of_live and (rows < 0).any():
+            for i in np.flatnonzero(rows < 0).tolist():
+                rows[i] = self._row_of_live.get(ids[i], -1)
+        return rows
+
+    def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
+        if not self._ids or not (rows >= self._base).any():
+            return self.trained.ids_of(rows)
+        ids = self.trained.ids_of(np.where(rows < self._base, rows, 0))
+        return [ids[i] if row < self._base else self._ids[row - self._base] for i, row in enumerate(rows.tolist())]
+
+    def values(self, field: str, rows: NDArray[np.int64]) -> list[Any]:
+        """One column's Python values at item rows (int64); None where a live item was given none."""
+        if not self._ids or not len(rows):
+            return self.trained.values(field, rows)
+        if field == "id":
+            return self.ids_of(rows)
+        values = self.trained.values(field, np.where(rows < self._base, rows, 0))
+        for i, row in enumerate(rows.tolist()):
+            if row >= self._base:
+                entry = self._entries[row - self._base]
+                values[i] = None if entry is None else (entry.fields or NO_FIELDS).get(field)
+            elif row in self._fields_of_row:
+                values[i] = self._fields_of_row[row].get(field)
+        return values
+
+    def entry(self, item_id: str) -> LiveItem | None:
+        """What was put or deleted under an id, last; None for an id that was never touched."""
+        handle = self._handle_of.get(item_id)
+        return None if handle is None else self._entries[handle]
+
+    def entry_at(self, handle: int) -> LiveItem | None:
+        return self._entries[handle] if handle < len(self._entries) else None
+
+    @property
+    def handles(self) -> int:
+        """R, the handles that were given."""
+        return len(self._ids)
+
+    def known_row(self, item_id: str) -> int:
+        """The item row that an id has whenever it is there, also of one that is deleted now; −1 for an id that was never there."""
+        row = int(self.trained.rows_of([item_id])[0])
+        if row < 0 and item_id in self._handle_of:
+            row = self._base + self._handle_of[item_id]
+        return row
+
+    # -- the one writer -------------------------------------------------------------------------------------------------
+
+    def handle_for(self, item_id: str) -> int:
+        """The handle of an id; a new one where it has none."""
+        handle = self._handle_of.get(item_id)
+        if handle is None:
+            handle = len(self._ids)
+            self._entries.append(None)
+            self._ids.append(item_id)
+            self._handle_of[item_id] = handle
+        return handle
+
+    def write(self, entry: LiveItem) -> None:
+        """Make an entry what its id is from now on."""
+        self._entries[entry.handle] = entry
+        if entry.item_row >= self._base:
+            if entry.is_deleted:
+                self._row_of_live.pop(entry.id, None)
+            else:
+                self._row_of_live[entry.id] = entry.item_row
+        elif entry.fields is not None:
+            self._fields_of_row[entry.item_row] = entry.fields

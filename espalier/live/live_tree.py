@@ -1,0 +1,137 @@
+"""The live leaves of one tree as they come and go, and which slots and how much room their parents have.
+
+Legend: X live leaves, D node row.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from espalier.errors import InvalidData
+from espalier.live.overlay import LiveLeaves
+from espalier.live.pools import DensePool, WeightPool
+from espalier.live.rows import LiveRow, Placement
+from espalier.live.sorted_arrays import SortedArrays
+from espalier.tree import EMPTY_LEAF, Tree
+
+LEAST_ROOM, ROOM = 16, 4
+"""A parent takes ROOM times the mean number of children as live leaves, and at least LEAST_ROOM: similar new items stay together."""
+SLOTS = 1 << 20
+"""More than any parent's children and live leaves."""
+UNUSED = 1024
+"""Places of a pool that may be without use, beside as many as there are live leaves."""
+
+
+class LiveTree:
+    """Written by one thread.
+
+    width  D, None for linear scorers
+    """
+
+    def __init__(self, tree: Tree, width: int | None) -> None:
+        self.tree, self._width = tree, width
+        self._pool: DensePool | WeightPool = WeightPool() if width is None else DensePool(width)
+        self._leaf: dict[int, tuple[int, int]] = {}  # handle → (parent, slot)
+        self._sorted = SortedArrays(2)  # parent · SLOTS + slot → handle, place
+        self._place: dict[int, int] = {}
+        self._taken: dict[int, set[int]] = {}  # parent → slots of live leaves that are not a trained item's own
+        self._parents = tree.level(tree.height - 1)
+        self._room = max(LEAST_ROOM, math.ceil(ROOM * tree.leaf_count / len(self._parents)))
+        self._leaves: LiveLeaves | None = None
+
+    def __len__(self) -> int:
+        return len(self._leaf)
+
+    def leaf(self, handle: int) -> tuple[int, int] | None:
+        """(parent, slot) of a handle's live leaf; None where it has none."""
+        return self._leaf.get(handle)
+
+    def trained_leaf(self, row: int) -> tuple[int, int]:
+        """(parent, slot) of a trained item's own leaf."""
+        leaf = int(self.tree.leaf_of_item[row])
+        parent = int(self.tree.parent[leaf])
+        return parent, leaf - int(self.tree.first_child[parent])
+
+    def has_room(self, parent: int) -> bool:
+        return len(self._taken.get(parent, ())) < self._room
+
+    def next_slot(self, parent: int) -> int:
+        """The first vacant trained leaf that no live leaf has taken, or the first free slot behind the children."""
+        taken = self._taken.get(parent, set())
+        for slot in np.flatnonzero(self._held(parent) == EMPTY_LEAF).tolist():
+            if slot not in taken:
+                return int(slot)
+        slot = self._children(parent)
+        while slot in taken:
+            slot += 1
+        return slot
+
+    def check(self, handle: int, placement: Placement, own: bool) -> None:
+        """Raise InvalidData where a placement does not fit. own: it is a trained item's, whose slot is its own."""
+        row, parent, slot = placement.row, placement.parent, placement.slot
+        features = 0 if self._width is not None else len(row.feature)
+        if row.dense != (self._width is not None) or len(row.values) != (features if self._width is None else self._width):
+            wanted = "weights of features" if self._width is None else f"a node row of {self._width} numbers"
+            raise InvalidData("placements.row", f"{len(row.values)} numbers", f"{wanted}, as the model has")
+        if own:
+            return
+        if parent not in self._parents or not 0 <= slot < SLOTS:
+            first, last = self._parents[0], self._parents[-1]
+            raise InvalidData("placements.parent", f"node {parent}, slot {slot}", f"a node from {first} to {last}")
+        if self.leaf(handle) != (parent, slot):
+            trained = slot < self._children(parent) and self._held(parent)[slot] != EMPTY_LEAF
+            if trained or slot in self._taken.get(parent, ()):
+                raise InvalidData("placements.slot", slot, f"a free slot under node {parent}")
+
+    def put(self, handle: int, parent: int, slot: int, row: LiveRow, own: bool) -> None:
+        """Hang a checked leaf at a slot, instead of the one that the handle had."""
+        self.drop(handle)
+        self._leaf[handle], self._place[handle] = (parent, slot), self._pool.add(row)
+        if not own:
+            self._taken.setdefault(parent, set()).add(slot)
+        self._sorted.set(parent * SLOTS + slot, handle, self._place[handle])
+        self._leaves = None
+        if self._pool.places > 2 * len(self._leaf) + UNUSED:
+            self._compact()
+
+    def drop(self, handle: int) -> None:
+        """Take a handle's leaf away, if it has one."""
+        if handle not in self._leaf:
+            return
+        parent, slot = self._leaf.pop(handle)
+        del self._place[handle]
+        self._sorted.discard(parent * SLOTS + slot)
+        taken = self._taken.get(parent, set())
+        taken.discard(slot)
+        if not taken:
+            self._taken.pop(parent, None)
+        self._leaves = None
+
+    def leaves(self) -> LiveLeaves:
+        if self._leaves is None:
+            key_X, handle_X, place_X = self._sorted.arrays_KX
+            parent_X, slot_X = np.divmod(key_X, SLOTS)
+            parent_Y, first_Y = np.unique(parent_X, return_index=True)
+            dense = self._pool.rows_PD if isinstance(self._pool, DensePool) else None
+            sparse = self._pool.sparse if isinstance(self._pool, WeightPool) else None
+            begin_Y = np.append(first_Y, len(parent_X)).astype(np.int64)
+            self._leaves = LiveLeaves(parent_X, slot_X, handle_X, place_X, parent_Y, begin_Y, dense, sparse)
+        return self._leaves
+
+    def _compact(self) -> None:
+        handles = list(self._leaf)
+        self._pool.keep(np.array([self._place[handle] for handle in handles], np.int64))
+        for place, handle in enumerate(handles):
+            self._place[handle] = place
+            parent, slot = self._leaf[handle]
+            self._sorted.set(parent * SLOTS + slot, handle, place)
+
+    def _children(self, parent: int) -> int:
+        return int(self.tree.first_child[parent + 1] - self.tree.first_child[parent])
+
+    def _held(self, parent: int) -> np.ndarray:
+        """int64: the item rows of a parent's trained leaves."""
+        first, after = self.tree.first_child[parent : parent + 2] - self.tree.leaf_offset
+        return self.tree.leaf_item[first:after]

@@ -1,0 +1,143 @@
+"""A snapshot of what is live in one version: leaves beside those of its trees, and trained items that are gone. Immutable.
+
+A live leaf hangs under a node of the level above the leaves, its parent, at a slot: its position among the parent's children in a fold
+(fold.py), a version with the overlay in it. Inner levels do not change, so a search of the trained tree finds the parents, and one more
+pass scores the live leaves under them (engine.py). A trained item whose row was changed is live at the slot of its own leaf, which then
+counts no more.
+
+Legend: I trained items, R handles, X live leaves, Y parents of live leaves, P places of a pool, D node row, F features, N nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.search import NodeMask
+
+Int64 = NDArray[np.int64]
+BUCKETS = 1024
+"""Parts of a memory that are copied alone when an entry changes."""
+
+
+@dataclass(frozen=True, eq=False)
+class SparsePool:
+    """Weights of live leaves of linear scorers: those at a place are feature[begin_P[place] : end_P[place]].
+
+    Arrays are shared by snapshots; what a snapshot refers to never changes.
+    """
+
+    begin_P: Int64
+    end_P: Int64
+    bias_P: NDArray[np.float32]
+    feature: NDArray[np.int32]
+    weight: NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class LiveLeaves:
+    """The live leaves of one tree, ascending by (parent, slot).
+
+    parent_X, slot_X, handle_X, place_X   int64[X]; the place is that of the leaf's row in the pool
+    parent_Y   int64[Y]       their parents, ascending; begin_Y int64[Y + 1]: those of parent y are begin_Y[y] … begin_Y[y + 1] − 1
+    rows_PD    float32[P, D]  node rows, of a model of graphs
+    sparse     weights, of a linear one
+    """
+
+    parent_X: Int64
+    slot_X: Int64
+    handle_X: Int64
+    place_X: Int64
+    parent_Y: Int64
+    begin_Y: Int64
+    rows_PD: NDArray[np.float32] | None
+    sparse: SparsePool | None
+
+    def __len__(self) -> int:
+        return len(self.parent_X)
+
+    def under(self, nodes_K: Int64) -> tuple[Int64, Int64]:
+        """int64[C] and int64[C]: positions 0 … X − 1 of the live leaves under some nodes (ascending), and the place 0 … K − 1 of each one's
+        parent.
+        """
+        if not len(self.parent_Y) or not len(nodes_K):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        at_K = np.minimum(np.searchsorted(self.parent_Y, nodes_K), len(self.parent_Y) - 1)
+        slot_K = np.flatnonzero(self.parent_Y[at_K] == nodes_K)
+        first, count = self.begin_Y[at_K[slot_K]], self.begin_Y[at_K[slot_K] + 1] - self.begin_Y[at_K[slot_K]]
+        of_C = np.repeat(np.arange(len(slot_K)), count)
+        positions = np.arange(len(of_C)) - np.repeat(np.cumsum(count) - count, count) + first[of_C]
+        return positions, slot_K[of_C]
+
+
+@dataclass(frozen=True, eq=False)
+class LiveMemory:
+    """Entries of the memory that trained arrays do not have: S[source, target], where one of the two is live.
+
+    buckets  by item row of the source modulo BUCKETS; item rows of targets ascending (int64), values float32
+    """
+
+    buckets: tuple[Mapping[int, tuple[Int64, NDArray[np.float32]]], ...]
+
+    def of(self, source: int) -> tuple[Int64, NDArray[np.float32]] | None:
+        """The entries of an item row, those of items that are not live now among them."""
+        return self.buckets[source % BUCKETS].get(source)
+
+    def __iter__(self) -> Iterator[tuple[int, Int64, NDArray[np.float32]]]:
+        for bucket in self.buckets:
+            for source, (targets, values) in bucket.items():
+                yield source, targets, values
+
+
+@dataclass(frozen=True, eq=False)
+class Overlay:
+    """See the module.
+
+    sequence      of the last operation in it
+    items         I
+    item_R        int64[R]: the item row of each handle
+    leaf_R        bool[R]: which handles have live leaves
+    eligible_R    bool[R]: which of them a query without a filter may get: not expired, not removed by a standing list
+    row_W, handle_W  int64[W]: trained item rows that are live, ascending, and their handles
+    hidden        int64: trained item rows whose own leaves do not count, ascending: deleted, expired or live with another row
+    changed       (handle, trained item row) of trained items whose fields were changed and whose own leaves count, int64[2, …]
+    trees         of each tree
+    standing      the mask of a query without a filter; None where every node of the trained trees is eligible
+    eligible      items that a query without a filter may get
+    memory        None where the bundle has none
+    """
+
+    sequence: int
+    items: int
+    item_R: Int64
+    leaf_R: NDArray[np.bool_]
+    eligible_R: NDArray[np.bool_]
+    row_W: Int64
+    handle_W: Int64
+    hidden: Int64
+    changed: Int64
+    trees: tuple[LiveLeaves, ...]
+    standing: NodeMask | None
+    eligible: int
+    memory: LiveMemory | None = None
+
+    @property
+    def handles(self) -> int:
+        """R."""
+        return len(self.item_R)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a search finds the same as without it, and no request can have an item row that the bundle does not have."""
+        return self.handles == 0
+
+    def handles_of(self, rows: Int64) -> Int64:
+        """int64[len(rows)]: the handles of item rows that have live leaves' rows, −1 for rows of trained items as they were trained."""
+        handles = np.where(rows >= self.items, rows - self.items, -1)
+        if len(self.row_W):
+            at = np.minimum(np.searchsorted(self.row_W, rows), len(self.row_W) - 1)
+            handles = np.where(self.row_W[at] == rows, self.handle_W[at], handles)
+        return handles

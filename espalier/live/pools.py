@@ -1,0 +1,91 @@
+"""Rows of live leaves in arrays that only grow: what a snapshot refers to stays as it is while later rows come.
+
+Written by one thread. A pool is written anew once more than half of it is no longer used, so that churn does not grow it.
+
+Legend: P places, D node row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.live.overlay import SparsePool
+from espalier.live.rows import LiveRow
+
+FIRST = 256
+"""Places, or weights, that a pool begins with room for."""
+
+
+class DensePool:
+    """Node rows, float32[P, width]."""
+
+    def __init__(self, width: int) -> None:
+        self._rows_PD = np.zeros((FIRST, width), np.float32)
+        self.places = 0
+
+    def add(self, row: LiveRow) -> int:
+        """The place of a row."""
+        self._rows_PD = _with_room(self._rows_PD, self.places + 1)
+        self._rows_PD[self.places] = row.values
+        self.places += 1
+        return self.places - 1
+
+    def keep(self, place_X: NDArray[np.int64]) -> None:
+        """Keep some places alone, in this order, in new arrays."""
+        kept = self._rows_PD[place_X]
+        self._rows_PD = _with_room(kept, max(FIRST, 2 * len(kept)))
+        self.places = len(kept)
+
+    @property
+    def rows_PD(self) -> NDArray[np.float32]:
+        return self._rows_PD[: self.places]
+
+
+class WeightPool:
+    """Weights of linear scorers."""
+
+    def __init__(self) -> None:
+        self._begin_P, self._end_P = np.zeros(FIRST, np.int64), np.zeros(FIRST, np.int64)
+        self._bias_P = np.zeros(FIRST, np.float32)
+        self._feature, self._weight = np.zeros(FIRST, np.int32), np.zeros(FIRST, np.float32)
+        self.places = self._entries = 0
+
+    def add(self, row: LiveRow) -> int:
+        end = self._entries + len(row.feature)
+        self._begin_P, self._end_P, self._bias_P = (
+            _with_room(array, self.places + 1) for array in (self._begin_P, self._end_P, self._bias_P)
+        )
+        self._feature, self._weight = _with_room(self._feature, end), _with_room(self._weight, end)
+        self._begin_P[self.places], self._end_P[self.places], self._bias_P[self.places] = self._entries, end, row.bias
+        self._feature[self._entries : end], self._weight[self._entries : end] = row.feature, row.values
+        self._entries, self.places = end, self.places + 1
+        return self.places - 1
+
+    def keep(self, place_X: NDArray[np.int64]) -> None:
+        """Keep some places alone, in this order, in new arrays."""
+        count_X = self._end_P[place_X] - self._begin_P[place_X]
+        end_X = np.cumsum(count_X)
+        entry = np.arange(int(count_X.sum())) + np.repeat(self._begin_P[place_X] - end_X + count_X, count_X)
+        begin_X = end_X - count_X
+        room, self.places, self._entries = max(FIRST, 2 * len(place_X)), len(place_X), len(entry)
+        self._begin_P, self._end_P, self._bias_P = (_with_room(array, room) for array in (begin_X, end_X, self._bias_P[place_X]))
+        self._feature, self._weight = (_with_room(array[entry], max(FIRST, 2 * len(entry))) for array in (self._feature, self._weight))
+
+    @property
+    def sparse(self) -> SparsePool:
+        arrays = self._begin_P[: self.places], self._end_P[: self.places], self._bias_P[: self.places]
+        entries = self._feature[: self._entries], self._weight[: self._entries]
+
+        return SparsePool(*arrays, *entries)
+
+
+def _with_room(array: NDArray[Any], size: int) -> NDArray[Any]:
+    """The array, or a larger copy that has room for `size` entries."""
+    if size <= len(array):
+        return array
+    larger = np.zeros((max(size, 2 * len(array)), *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
+    return larger

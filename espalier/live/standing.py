@@ -1,0 +1,73 @@
+"""The mask of queries without a filter, kept up to date as items come and go: O(what has changed), and a copy of N bytes.
+
+Legend: N nodes, I trained items, R handles, P parents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.live.masks import open_parents, recompute
+from espalier.live.overlay import LiveLeaves
+from espalier.masks.eligibility import unrestricted_mask
+from espalier.search import NodeMask
+from espalier.tree import Tree
+
+Bool = NDArray[np.bool_]
+
+
+class Standing:
+    """For the trees of one version. Nothing is kept as long as every node of the trained trees is eligible."""
+
+    def __init__(self, trees: Sequence[Tree]) -> None:
+        self._trees = tuple(trees)
+        self._unrestricted = [unrestricted_mask(tree) for tree in trees]
+        self._eligible: list[Bool] | None = None
+        self._touched: list[set[int]] = [set() for _ in trees]
+
+    def touch(self, tree: int, parent: int) -> None:
+        """A leaf under a parent, trained or live, has changed."""
+        self._touched[tree].add(parent)
+
+    def forget(self) -> None:
+        """Build all of it anew."""
+        self._eligible = None
+
+    def mask(self, leaves: Sequence[LiveLeaves], gone_I: Bool, eligible_R: Bool, items: int) -> NodeMask | None:
+        """The mask now; None where every node of the trained trees is eligible.
+
+        gone_I      bool[I]: trained items whose own leaves do not count
+        eligible_R  bool[R]: which live items count
+        items       how many items are eligible
+        """
+        if not gone_I.any() and not self._opens(leaves, eligible_R):
+            self._eligible = None
+            for touched in self._touched:
+                touched.clear()
+            return None
+        fresh = self._eligible is None
+        before = [np.zeros(tree.node_count, np.bool_) for tree in self._trees] if self._eligible is None else self._eligible
+        now = []
+        for tree, eligible_N, touched, own in zip(self._trees, before, self._touched, leaves, strict=True):
+            parents = tree.level(tree.height - 1)
+            touched_P = np.array(parents if fresh else sorted(touched), np.int64)
+            if len(touched_P):
+                eligible_N = eligible_N.copy()
+                children, _ = tree.children(touched_P)
+                eligible_N[children] = np.append(~gone_I, False)[tree.leaf_item[children - tree.leaf_offset]]
+                recompute(tree, eligible_N, touched_P, open_parents(own, eligible_R))
+            touched.clear()
+            now.append(eligible_N)
+        self._eligible = now
+        first, *others = (NodeMask(eligible_N, items, (), eligible_R) for eligible_N in now)
+        return NodeMask(first.eligible_N, items, tuple(others), eligible_R)
+
+    def _opens(self, leaves: Sequence[LiveLeaves], eligible_R: Bool) -> bool:
+        """Whether a live leaf hangs under a node that has no trained item below."""
+        return any(
+            mask is not None and not mask.eligible_N[open_parents(own, eligible_R)].all()
+            for mask, own in zip(self._unrestricted, leaves, strict=True)
+        )
