@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.live.leaf_scores import LeafScorer, leaf_scorer
-from espalier.engines.reference import ranks_of
+from espalier.engines.reference_scores import ranks_of
 from espalier.errors import InvalidQuery
 from espalier.live.masks import of_handles, without_items
 from espalier.live.overlay import Overlay
