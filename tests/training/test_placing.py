@@ -23,6 +23,8 @@ from espalier.engines.linear.chunk_search import L3_HINGE, BeamParams, ChunkSear
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleExists, InvalidConfig, InvalidData
 from espalier.items import ItemTable
+from espalier.live.linear_rows import Placing
+from espalier.live.near_items import NearItems
 from espalier.masks.eligibility import node_mask
 from espalier.queries import QueryBatch, TextKind, encode_texts
 from espalier.search import SearchParams, SearchResult
@@ -32,7 +34,7 @@ from tests.service.running import run
 from training.__main__ import evaluate, fit, inspect
 from training.__main__ import place as place_command
 from training.data.csr import Csr, as_rows, normalised
-from training.linear.placing import Placing, grown, nearest_clusters, nearest_items, new_weights, place
+from training.linear.placing import grown, nearest_clusters, new_weights, place
 
 COLOURS = ["red", "green", "blue", "yellow", "black", "white"]
 THINGS = ["teapot", "kettle", "lamp", "chair", "table", "spoon", "ladder", "bucket"]
@@ -223,17 +225,6 @@ def test_a_full_cluster_keeps_the_best_and_sends_the_others_on() -> None:
     assert (nearest_clusters(tree, chunks, L3_HINGE, many, Placing(room=2)) < 0).sum() == 1
 
 
-@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 6))
-def test_nearest_items_are_those_of_the_largest_cosine(seed: int, count: int) -> None:
-    rng = np.random.default_rng(seed)
-    old, new = ((rng.random((n, 9)) < 0.4) * rng.random((n, 9)) for n in (int(rng.integers(1, 30)), 7))
-    near = nearest_items(unit(new), unit(old), count).toarray()
-    cosine = unit(new).toarray() @ unit(old).toarray().T
-    best = -np.sort(-cosine, axis=1)[:, :count]
-    assert_allclose(-np.sort(-near, axis=1)[:, :count], best / count, atol=1e-6)
-    assert_allclose(near[near > 0], cosine[near > 0] / count, atol=1e-6)
-
-
 def test_weights_are_the_text_and_the_neighbours() -> None:
     rng = np.random.default_rng(3)
     tree, width = random_tree(rng, 2, 5, empty_share=0.2), 10
@@ -243,9 +234,9 @@ def test_weights_are_the_text_and_the_neighbours() -> None:
     weights_I = np.array([chunks.weights_of(tree, leaf, features) for leaf in tree.leaf_of_item.tolist()])
     length = np.median(np.linalg.norm(weights_I, axis=1))
     for share in (0.5, 0.0):
-        near = nearest_items(new, old, 3)
+        near = NearItems(as_rows(old)).nearest(as_rows(new), 3)
         rows, bias = new_weights(tree, chunks, new, near, Placing(share=share))
-        expected = length * new.toarray() + share * (near.toarray() @ weights_I)
+        expected = length * new.toarray() + share * (near[1][:, :, None] * weights_I[near[0]]).sum(1) / 3
         expected[np.abs(expected) < np.abs(weights_I[weights_I != 0]).min()] = 0
         assert_allclose(rows.toarray(), expected, atol=1e-5)
         assert bias == pytest.approx(np.quantile(chunks.bias[tree.leaf_of_item], 0.25))

@@ -1,18 +1,13 @@
 """Place new items in a trained model of linear scorers, without training: items that have a text but no queries yet.
 
-As in the future work of Chang et al. 2021 (§6), a new item goes to a near leaf cluster with the average of its nearest neighbours'
-weights. The details were chosen on validation queries (benchmarks/results, cold start):
-
-    cluster   the first of the beam for the item's own text x that has less than 4 times the mean number of children
-    weights   ℓ · x + ½ · mean over the 3 nearest items i, by their own texts, of max(0, cos(x, x_i)) · w_i, with ℓ the median length of the
-              leaves' weights: about what `prior` makes of an item that no query led to
-    bias      the first quartile of the leaves' biases
+A new item goes to a near leaf cluster, the first of the beam for its own text x that has less than 4 times the mean number of children.
+What it weighs there is said by `espalier.live.linear_rows`, which a live catalogue uses, too.
 
 All other weights and all item rows stay, so answers over old items alone do not change. Texts of old items are read from the item table.
 A model of features has no texts, so neighbours give its new items nothing. In a forest new items are placed in each tree. In a tail the row
 of a new item is x, as if its text were its only training point.
 
-Legend: n new items, I old items, P clusters (nodes of the level above the leaves), F features.
+Legend: n new items, I old items, P clusters (nodes of the level above the leaves), F features, K neighbours.
 """
 
 from __future__ import annotations
@@ -20,8 +15,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,11 +34,13 @@ from espalier.chunks import MAX_CHILDREN, Chunks, TreeChunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
+from espalier.live.linear_rows import CHOSEN, LinearRows, Placing
+from espalier.live.near_items import NearItems
 from espalier.manifest import LinearScorer, ManifestDraft, Ranking
 from espalier.packed_chunks import rounded, widened
 from espalier.search import SearchParams
 from espalier.tail import Tail
-from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
+from espalier.tree import Tree, tree_from_children
 from training.data.csr import Csr, as_rows
 from training.evaluate import LabelledQueries
 from training.linear.export import GoldenQueries, publish_linear
@@ -56,28 +53,8 @@ Int64 = NDArray[np.int64]
 
 BEAM = 100
 """Clusters that are candidates for a new item."""
-COSINES = 64
-"""New items whose cosines to all old items are in memory at once."""
-BLOCK = 1 << 22
-"""Weights that are processed at once: this bounds the memory beside that of the model."""
-
-
-@dataclass(frozen=True)
-class Placing:
-    """The constants of the module's formulas, chosen on validation queries.
-
-    room           largest number of a cluster's children, in multiples of the mean
-    neighbours     nearest items whose weights are averaged; share: the factor of that average
-    bias_quantile  of the leaves' biases; the larger, the more often new items are found
-    """
-
-    room: int = 4
-    neighbours: int = 3
-    share: float = 0.5
-    bias_quantile: float = 0.25
-
-
-CHOSEN = Placing()
+Near = tuple[Int64, NDArray[np.float32]]
+"""Rows of the nearest old items [n, K], the nearest first, and their cosines."""
 
 
 def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placing = CHOSEN) -> Bundle:
@@ -99,7 +76,7 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
     if bundle.stacking is not None:
         log.warning("the new version has no stacking, which knows nothing of new items: train a new model for one")
     new = read_new_items(bundle, file, columns)
-    near = None if not columns else nearest_items(new.own, own_texts(bundle, bundle.items.to_table(), columns), how.neighbours)
+    near = None if not columns else _nearest(bundle, new.own, columns, how.neighbours)
     trees = [_with_new_items(tree, chunks, bundle.manifest.ranking, new.own, near, how, file) for tree, chunks in bundle.trees]
     items = ItemTable.build(pa.concat_tables([bundle.items.to_table(), new.table]))
     count = new.own.shape[0]
@@ -117,7 +94,7 @@ def place(model: Path, file: Path, columns: Sequence[str], out: Path, how: Placi
     return publish_linear(out, draft, content, queries, LabelledQueries(heldout.queries, heldout.relevant), {})
 
 
-def _with_new_items(tree: Tree, chunks: Chunks, ranking: Ranking, own: Csr, near: Csr | None, how: Placing, file: Path) -> TreeChunks:
+def _with_new_items(tree: Tree, chunks: Chunks, ranking: Ranking, own: Csr, near: Near | None, how: Placing, file: Path) -> TreeChunks:
     """A tree with the new items in its clusters. Raises InvalidData where these are full."""
     cluster_n = nearest_clusters(tree, chunks, ranking, own, how)
     if (cluster_n < 0).any():
@@ -159,45 +136,22 @@ def nearest_clusters(tree: Tree, chunks: Chunks, ranking: Ranking, own: Csr, how
     return cluster_n
 
 
-def nearest_items(own: Csr, old: Csr, count: int) -> Csr:
-    """float32[n, I]: the positive cosines to the `count` nearest old items, divided by `count`. Ties: the lower item row."""
-    by_feature = old.T.tocsr()
-    item_nK, cosine_nK = np.zeros((own.shape[0], count), np.int64), np.zeros((own.shape[0], count), np.float32)
-    for begin in range(0, own.shape[0], COSINES):
-        rows = slice(begin, begin + COSINES)
-        cosine_nI = (own[rows] @ by_feature).toarray()
-        for k in range(count):
-            item_nK[rows, k] = cosine_nI.argmax(1)
-            place = np.arange(len(cosine_nI)), item_nK[rows, k]
-            cosine_nK[rows, k] = np.maximum(cosine_nI[place], 0)
-            cosine_nI[place] = 0
-    near_n, slot_n = np.nonzero(cosine_nK)
-    return csr_array((cosine_nK[near_n, slot_n] / count, (near_n, item_nK[near_n, slot_n])), shape=(own.shape[0], old.shape[0]))
+def _nearest(bundle: Bundle, own: Csr, columns: Sequence[str], count: int) -> Near:
+    old = as_rows(own_texts(bundle, bundle.items.to_table(), columns))
+    return NearItems(old).nearest(as_rows(own), count)
 
 
-def new_weights(tree: Tree, chunks: Chunks, own: Csr, near: Csr | None, how: Placing = CHOSEN) -> tuple[Csr, float]:
-    """float32[n, F] and the bias of all of them, see the module; without weights below the model's smallest."""
-    needed = np.zeros(tree.item_count, np.bool_)
-    if near is not None:
-        needed[near.indices] = True
-    squares = np.zeros(tree.leaf_count)
-    smallest = np.inf
+def new_weights(tree: Tree, chunks: Chunks, own: Csr, near: Near | None, how: Placing = CHOSEN) -> tuple[Csr, float]:
+    """float32[n, F] and the bias of all of them."""
+    leaves, rows = LinearRows(tree, chunks, how), as_rows(own)
     parts = []
-    for leaf, feature, weight in _leaf_entries(tree, chunks):
-        squares += np.bincount(leaf, weight.astype(np.float64) ** 2, tree.leaf_count)
-        smallest = min(smallest, float(np.abs(weight).min(initial=np.inf)))
-        item = tree.leaf_item[leaf]
-        wanted = (item != EMPTY_LEAF) & needed[item]
-        parts.append((item[wanted], feature[wanted], weight[wanted]))
-    held = tree.leaf_item != EMPTY_LEAF
-    weights = own * np.float32(np.median(np.sqrt(squares[held])))
-    if near is not None:
-        item, feature, weight = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        of_old = csr_array((weight, (item, feature)), shape=(tree.item_count, chunks.width))
-        weights = weights + how.share * (near @ of_old)
-    weights.data[np.abs(weights.data) < smallest] = 0
-    weights.eliminate_zeros()
-    return weights, float(np.quantile(chunks.bias[tree.leaf_offset :][held], how.bias_quantile))
+    for i in range(len(rows)):
+        entries = slice(int(rows.indptr[i]), int(rows.indptr[i + 1]))
+        item_K, cosine_K = ((), ()) if near is None else (near[0][i], near[1][i])
+        parts.append(leaves.row((rows.indices[entries], rows.values[entries]), item_K, cosine_K))
+    indptr = np.cumsum([0, *(len(row.feature) for row in parts)])
+    feature, weight = np.concatenate([row.feature for row in parts]), np.concatenate([row.values for row in parts])
+    return csr_array((weight, feature, indptr), shape=(len(parts), chunks.width)), leaves.bias
 
 
 def grown(tree: Tree, chunks: Chunks, cluster_n: Int64, weights: Csr, bias_n: NDArray[np.float32]) -> tuple[Tree, Chunks]:
@@ -255,22 +209,6 @@ def _with_entries(chunks: Chunks, span: range, place_n: Int64, child_n: Int64, w
         entry_child=np.insert(np.asarray(chunks.entry_child, np.uint16), end, np.repeat(child_n, entries_n)[by_row].astype(np.uint16)),
         entry_weight=np.insert(np.asarray(chunks.entry_weight, np.float32), end, weights.data[by_row]),
     )
-
-
-def _leaf_entries(tree: Tree, chunks: Chunks) -> Iterator[tuple[Int64, NDArray[np.int32], NDArray[np.float32]]]:
-    """All weights of leaves, about BLOCK at a time: the leaf (counted from the first one), the feature and the weight of each."""
-    span = tree.level(tree.height - 1)
-    entry_P = chunks.row_entry[chunks.chunk_row[span.start :]]  # where each cluster's entries begin
-    begin = 0
-    while begin < len(span):
-        end = max(begin + 1, int(np.searchsorted(entry_P, entry_P[begin] + BLOCK, side="right")) - 1)
-        rows = slice(int(chunks.chunk_row[span.start + begin]), int(chunks.chunk_row[span.start + end]))
-        entries = slice(int(entry_P[begin]), int(entry_P[end]))
-        counts = np.diff(chunks.row_entry[rows.start : rows.stop + 1])
-        first = tree.first_child[span.start + begin : span.start + end] - tree.leaf_offset
-        leaf = np.repeat(first, np.diff(entry_P[begin : end + 1])) + chunks.entry_child[entries]
-        yield leaf, np.repeat(chunks.row_feature[rows], counts), np.asarray(chunks.entry_weight[entries])
-        begin = end
 
 
 def _draft(bundle: Bundle, out: Path, file: Path, columns: Sequence[str], count: int) -> ManifestDraft:

@@ -1,0 +1,124 @@
+"""A log whose catalogue lacks some items, and what a live service is told of each of them: a few events of training users.
+
+Knows a prepared log. Does not know models.
+
+    hidden items   a share of those that at least `events` training users touched after an old item, drawn by a seed
+    an event       of a training user, drawn by the seed: the old items before the hidden one; all others of a list without an order
+
+Legend: I items of the whole log, n hidden items, E events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidConfig
+from espalier.items import ItemTable
+from training.data.interactions import Interactions
+from training.data.item_content import item_content
+from training.data.splits import EvaluationPair, Split
+from training.deep.prepare import Prepared
+from training.specification.deep import DeepConfig
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class HiddenItems:
+    """A log with all items, the same without some, and events of those.
+
+    whole, old  what training is given; `old` has none of the hidden items, and no row for them
+    hidden_n    int64[n]: item rows of `whole`, ascending
+    events      by hidden item: histories, item rows of `old`, oldest first
+    users       by hidden item: the training users that the events are of
+    """
+
+    whole: Prepared
+    old: Prepared
+    hidden_n: Int64
+    events: tuple[tuple[Int64, ...], ...]
+    users: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def new_row_I(self) -> Int64:
+        """int64[I]: rows of `whole` → rows in which the hidden items follow the old ones."""
+        old_I = np.ones(len(self.whole.items), np.bool_)
+        old_I[self.hidden_n] = False
+        row_I = np.empty(len(old_I), np.int64)
+        row_I[old_I] = np.arange(int(old_I.sum()))
+        row_I[self.hidden_n] = len(self.old.items) + np.arange(len(self.hidden_n))
+        return row_I
+
+    def moved(self, pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
+        """Queries of `whole` in the rows of `new_row_I`."""
+        return [replace(pair, history=self.new_row_I[pair.history], relevant=self.new_row_I[pair.relevant]) for pair in pairs]
+
+
+def hide(config: DeepConfig, whole: Prepared, share: float, events: int, seed: int) -> HiddenItems:
+    """Raises InvalidConfig where no item has so many events."""
+    lists, train = whole.split.lists, whole.split.train
+    rng = np.random.default_rng([seed, 7])
+    counts_I = np.zeros(lists.item_count, np.int64)
+    for user in train.tolist():
+        counts_I[np.unique(lists.of(user)[0 if lists.order == "none" else 1 :])] += 1
+    able = np.flatnonzero(counts_I >= events)
+    drawn = np.sort(rng.permutation(able)[: max(1, int(share * len(able)))])
+    is_hidden_I = np.zeros(lists.item_count, np.bool_)
+    is_hidden_I[drawn] = True
+    found: dict[int, list[tuple[int, Int64]]] = {int(item): [] for item in drawn}
+    for user in train.tolist():
+        items = lists.of(user)
+        for place in np.flatnonzero(is_hidden_I[items]).tolist():
+            before = np.delete(items, place) if lists.order == "none" else items[:place]
+            before = before[~is_hidden_I[before]]
+            if len(before) and (not found[int(items[place])] or found[int(items[place])][-1][0] != user):
+                found[int(items[place])].append((user, before))
+    enough = [item for item, of_item in found.items() if len(of_item) >= events]
+    if not enough:
+        raise InvalidConfig("--events", events, "few enough for some item to have as many")
+    hidden = np.array(enough, np.int64)
+    is_hidden_I[:] = False
+    is_hidden_I[hidden] = True
+    old_of_I = np.cumsum(~is_hidden_I) - 1
+    chosen = [[found[item][k] for k in np.sort(rng.choice(len(found[item]), events, replace=False))] for item in enough]
+    histories = tuple(tuple(old_of_I[before[~is_hidden_I[before]]] for _, before in of_item) for of_item in chosen)
+    old = _without(config, whole, is_hidden_I, old_of_I)
+    return HiddenItems(whole, old, hidden, histories, tuple(tuple(user for user, _ in of_item) for of_item in chosen))
+
+
+def _without(config: DeepConfig, whole: Prepared, is_hidden_I: NDArray[np.bool_], old_of_I: Int64) -> Prepared:
+    split = whole.split
+    lists = without_items(split.lists, is_hidden_I, old_of_I)
+    left = np.diff(lists.offset_U1)[split.train] > 0
+
+    def queries(pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
+        kept = []
+        for pair in pairs:
+            history, relevant = (old_of_I[rows[~is_hidden_I[rows]]] for rows in (pair.history, pair.relevant))
+            if len(history) and len(relevant):
+                kept.append(replace(pair, history=history, relevant=relevant))
+        return kept
+
+    items = ItemTable.build(whole.items.to_table().filter(pa.array(~is_hidden_I)))
+    shorter = Split(lists, split.train[left], queries(split.validation), queries(split.test), split.config)
+    return Prepared(shorter, items, None, item_content(items, config.content))
+
+
+def without_items(lists: Interactions, is_hidden_I: NDArray[np.bool_], old_of_I: Int64) -> Interactions:
+    """The lists without some items, which have no rows any more."""
+    kept_E = ~is_hidden_I[lists.item_of_event_E]
+    category_I = lists.category_of_item_I
+    return replace(
+        lists,
+        item_ids=lists.item_ids.filter(pa.array(~is_hidden_I)),
+        offset_U1=np.concatenate([[0], np.cumsum(kept_E)])[lists.offset_U1],
+        item_of_event_E=old_of_I[lists.item_of_event_E[kept_E]].astype(np.int32),
+        category_of_item_I=None if category_I is None else category_I[~is_hidden_I],
+        time_of_event_E=None,
+    )

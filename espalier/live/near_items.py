@@ -1,0 +1,76 @@
+"""The trained items whose own texts are nearest to a new item's: cosines by an inverted index, compiled by numba.
+
+Knows sparse rows. Does not know trees or weights.
+
+Legend: n new items, I trained items, K neighbours, E entries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.compiled_code import compiled
+from espalier.read_only import read_only
+from espalier.text.sparse_rows import SparseRows
+
+Array = NDArray[Any]
+NO_NEIGHBOUR = -1
+"""Padding where an item has fewer neighbours."""
+
+
+class NearItems:
+    """An index of the trained items' rows (SparseRows [I, F], of length 1). Used by any number of threads."""
+
+    def __init__(self, rows: SparseRows) -> None:
+        by_feature = np.argsort(rows.indices, kind="stable")
+        item_E = np.repeat(np.arange(len(rows), dtype=np.int32), np.diff(rows.indptr))[by_feature]
+        feature, first = np.unique(rows.indices[by_feature], return_index=True)
+        self._items = len(rows)
+        self._index = read_only(feature, np.append(first, len(item_E)).astype(np.int64), item_E, rows.values[by_feature])
+
+    def nearest(self, new: SparseRows, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """int64[n, K] item rows, the nearest first, NO_NEIGHBOUR as padding, and float32[n, K]: their cosines, above 0.
+
+        new  rows of length 1. Ties: the lower item row.
+        """
+        item_nK = np.full((len(new), count), NO_NEIGHBOUR, np.int64)
+        cosine_nK = np.zeros((len(new), count), np.float32)
+        _nearest(new.arrays, self._index, self._items, item_nK, cosine_nK)
+        return item_nK, cosine_nK
+
+
+@compiled()
+def _nearest(new: tuple[Array, ...], index: tuple[Array, ...], items: int, item_nK: Array, cosine_nK: Array) -> None:
+    indptr, indices, values = new
+    feature, first, item_E, value_E = index
+    sum_I, is_touched_I, touched = np.zeros(items, np.float32), np.zeros(items, np.bool_), np.empty(items, np.int32)
+    for i in range(len(indptr) - 1):
+        found = 0
+        for e in range(indptr[i], indptr[i + 1]):
+            place = np.searchsorted(feature, indices[e])
+            if place == len(feature) or feature[place] != indices[e]:
+                continue
+            for posting in range(first[place], first[place + 1]):
+                item = item_E[posting]
+                if not is_touched_I[item]:
+                    is_touched_I[item] = True
+                    touched[found] = item
+                    found += 1
+                sum_I[item] += values[e] * value_E[posting]
+        for item in touched[:found]:
+            _insert(item, sum_I[item], item_nK[i], cosine_nK[i])
+            sum_I[item], is_touched_I[item] = 0, False
+
+
+@compiled()
+def _insert(item: int, cosine: float, item_K: Array, cosine_K: Array) -> None:
+    """Put an item among the nearest so far, which are in order, if it is one of them."""
+    k = len(item_K)
+    while k > 0 and cosine > 0 and (cosine > cosine_K[k - 1] or (cosine == cosine_K[k - 1] and item < item_K[k - 1])):
+        k -= 1
+    if k < len(item_K):
+        item_K[k + 1 :], cosine_K[k + 1 :] = item_K[k:-1].copy(), cosine_K[k:-1].copy()
+        item_K[k], cosine_K[k] = item, cosine
