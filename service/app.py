@@ -47,7 +47,7 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_engine) -> Fas
         telemetry=_NO_TELEMETRY,
     )
     describe = app.openapi
-    metrics, keys = Metrics(), Keys(settings.retrieve_keys, settings.admin_keys)
+    metrics, keys = Metrics(), Keys(settings.retrieve_keys, settings.admin_keys, settings.write_keys)
     registry, audit = Registry(settings, metrics, open_engine), Audit(metrics)
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
     completer = Completer(settings.timeout_ms / 1e3)

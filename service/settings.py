@@ -100,8 +100,17 @@ class Settings(BaseSettings):
     stream_idle_s: float = Field(default=60.0, gt=0, description="Seconds that a stream may be silent before it ends.")
     stream_window: int = Field(default=32, ge=1, description="Lines of one stream that are read ahead of the answers.")
     max_removed: int = Field(default=100_000, ge=1, le=1_000_000, description="Most standing exclusions of one model.")
+    max_live: int = Field(
+        default=65_536, ge=1, le=1 << 18, description="Most live items of one model; more are answered 507 until a fold. Deletes are taken."
+    )
+    max_bulk: int = Field(default=4, ge=1, description="Most bulk requests that one worker reads at a time; more are answered 429.")
     retrieve_keys: Keys = Field(
         default=(), description="API keys, comma-separated, KEY or NAME:KEY, of which a retrieval must bring one. None: all may."
+    )
+    write_keys: Keys = Field(
+        default=(),
+        description="API keys, comma-separated, KEY or NAME:KEY, that may put and delete items, and neither retrieve nor administer. "
+        "None: nobody may.",
     )
     admin_keys: Keys = Field(
         default=(), description="API keys, comma-separated, KEY or NAME:KEY, that may change what is served. None: nobody may."

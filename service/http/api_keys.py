@@ -25,37 +25,46 @@ class Keys:
 
     retrieve  allow retrieval; without any, no key is needed to retrieve
     admin     allow everything; without any, the admin routes are off
+    write     allow to put and delete items, and nothing else; without any, these routes are off, for admin keys too
     """
 
-    def __init__(self, retrieve: Sequence[SecretStr], admin: Sequence[SecretStr]) -> None:
-        self._retrieve = [_known(key) for key in retrieve]
-        self._admin = [_known(key) for key in admin]
+    def __init__(self, retrieve: Sequence[SecretStr], admin: Sequence[SecretStr], write: Sequence[SecretStr] = ()) -> None:
+        roles: tuple[tuple[Role, Sequence[SecretStr]], ...] = ("admin", admin), ("write", write), ("retrieve", retrieve)
+        self._keys = {role: [_known(key) for key in keys] for role, keys in roles}
 
     @property
     def public(self) -> bool:
         """Whether retrieval needs no key."""
-        return not self._retrieve
+        return not self._keys["retrieve"]
 
     def check(self, role: Role, authorization: bytes | None) -> str | None:
         """The name or id of the key in the value of an Authorization header; None where no key is needed.
 
         Raises Unauthorized or Forbidden unless it allows the role.
         """
-        if role == "retrieve" and not self._retrieve:
-            return None
-        if role == "admin" and not self._admin:
-            raise Forbidden("The admin routes are off: the service was started without an admin key (ESPALIER_ADMIN_KEYS).", role, "off")
+        if not self._keys[role]:
+            if role == "retrieve":
+                return None
+            raise Forbidden(f"{_OFF[role]} (ESPALIER_{role.upper()}_KEYS).", role, "off")
         scheme, _, key = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer" or not key:
             raise Unauthorized("Expected a header `Authorization: Bearer KEY`.", role, "malformed" if authorization else "missing")
         digest = _digest(key.strip())
-        admin, retrieve = _among(digest, self._admin), _among(digest, self._retrieve)
-        known = admin or retrieve
-        if known is None:
+        names = {own: name for own, keys in self._keys.items() if (name := _among(digest, keys)) is not None}
+        if not names:
             raise Unauthorized("The key is not known.", role, "unknown")
-        if role == "admin" and admin is None:
-            raise Forbidden("This key may retrieve; this route needs an admin key.", role, "role", known)
-        return known
+        allowed = names.get("admin") or names.get(role)
+        if allowed is None:
+            own, name = next(iter(names.items()))
+            raise Forbidden(f"This key may {own}; this route needs {_NEEDED[role]} key.", role, "role", name)
+        return allowed
+
+
+_OFF: dict[Role, str] = {
+    "admin": "The admin routes are off: the service was started without an admin key",
+    "write": "Writing is off: the service was started without a write key",
+}
+_NEEDED: dict[Role, str] = {"admin": "an admin", "write": "a write", "retrieve": "a retrieval"}
 
 
 def _known(secret: SecretStr) -> tuple[bytes, str]:

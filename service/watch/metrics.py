@@ -20,8 +20,8 @@ from service.watch.process_usage import memory_limit, usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 AUTH_FAILURES = (
-    *(("retrieve", reason) for reason in ("missing", "malformed", "unknown")),
-    *(("admin", reason) for reason in ("missing", "malformed", "unknown", "role", "off")),
+    *(("retrieve", reason) for reason in ("missing", "malformed", "unknown", "role")),
+    *((role, reason) for role in ("write", "admin") for reason in ("missing", "malformed", "unknown", "role", "off")),
 )
 """The reasons for which each role can be refused."""
 STAGES = ("queue", "encode", "search", "serialise", "rerank")
