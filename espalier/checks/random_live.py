@@ -1,0 +1,66 @@
+"""Random operations on the items of a bundle, for checks of what is live: puts, deletions, changed rows and fields.
+
+Knows how a live state is fed. Does not know searches.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from espalier.bundle import Bundle
+from espalier.checks.random_bundles import Rng, drawn
+from espalier.live.rows import LiveRow, Placement
+from espalier.live.state import Change, LiveState
+from espalier.manifest import LinearScorer
+
+
+def random_row(rng: Rng, bundle: Bundle, integer: bool = True, known: tuple[str, ...] = ()) -> LiveRow:
+    """A row that fits a bundle; with a memory, entries from and to some known ids."""
+    scorer = bundle.manifest.scorer
+    if isinstance(scorer, LinearScorer):
+        feature = np.flatnonzero(rng.random(scorer.features) < 0.4).astype(np.int32)
+        return LiveRow(drawn(rng, (len(feature),), integer), feature, float(rng.integers(-1, 2)), dense=False)
+    values = drawn(rng, (scorer.node_dim,), integer)
+    if bundle.manifest.memory is None or not known:
+        return LiveRow(values)
+    to, of = (tuple((str(name), float(rng.integers(1, 4))) for name in rng.choice(known, 3)) for _ in range(2))
+    return LiveRow(values, memory_to=to, memory_from=of)
+
+
+def random_put(
+    rng: Rng, state: LiveState, item_id: str, sequence: int, integer: bool = True, parents: np.ndarray | None = None, fields: bool = False
+) -> Change:
+    """A put under random parents with room, or for trained items at their own leaves.
+
+    parents  of the first tree, to choose from
+    """
+    known = tuple(state.bundle.items.ids_of(np.arange(min(8, len(state.bundle.items)))))
+    known += tuple(entry.id for handle in range(state.table.handles) if (entry := state.table.entry_at(handle)) is not None)
+    placements = []
+    for number, alone in enumerate(state.bundle.alone):
+        tree = alone.tree
+        level = np.array(tree.level(tree.height - 1)) if parents is None or number else parents
+        open_ = [int(parent) for parent in level if state.has_room(number, int(parent))]
+        parent = int(rng.choice(open_))
+        placements.append(Placement(number, parent, state.next_slot(number, parent), random_row(rng, state.bundle, integer, known)))
+    own = {"title": f"New {item_id}"} if fields else None
+    return Change(sequence, item_id, "put", own, tuple(placements), at=float(sequence))
+
+
+def random_state(
+    rng: Rng, bundle: Bundle, new: int = 12, deleted: int = 4, changed: int = 3, integer: bool = True, parents: np.ndarray | None = None
+) -> LiveState:
+    """A version in which some items are new, some of these deleted again, some trained items deleted and some of another row."""
+    state = LiveState(bundle)
+    ids = [f"new-{i}" for i in range(new)]
+    trained = bundle.items.ids_of(rng.permutation(bundle.manifest.tree.items)[: deleted + changed])
+    jobs = [("put", item_id) for item_id in ids] + [("delete", item_id) for item_id in trained[:deleted]]
+    jobs += [("put", item_id) for item_id in trained[deleted:]]
+    order = rng.permutation(len(jobs)).tolist()
+    again = [("delete", item_id) for item_id in ids[: new // 4]] + [("put", item_id) for item_id in ids[: new // 8]]
+    for sequence, (kind, item_id) in enumerate([*(jobs[i] for i in order), *again], start=1):
+        if kind == "put":
+            state.apply([random_put(rng, state, item_id, sequence, integer, parents)])
+        else:
+            state.apply([Change(sequence, item_id, "delete")])
+    return state
