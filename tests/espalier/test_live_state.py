@@ -29,7 +29,7 @@ def put(state: LiveState, item_id: str, parent: int | None = None, **rest: objec
     change = random_put(
         np.random.default_rng(state.sequence), state, item_id, state.sequence + 1, parents=None if parent is None else np.array([parent])
     )
-    state.apply([Change(**{**vars(change), **rest})])  # type: ignore[arg-type]
+    state.apply([Change(**{**vars(change), **rest})])
 
 
 def delete(state: LiveState, item_id: str) -> None:
