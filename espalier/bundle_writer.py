@@ -131,14 +131,15 @@ class LinearContent:
     stacking: Stacking | None = None
 
 
-def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | LinearContent) -> Bundle:
+def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | LinearContent, check_padding: bool = True) -> Bundle:
     """Write models/<name>/<version>/ as one atomic step.
 
+    check_padding  False: a tree of graphs may have nodes with far more children than others
     Raises BundleExists when `path` is there already, InvalidTree when padding every node to its level's largest child count
     would more than double a level's candidates, BundleCorrupt when the parts do not fit each other.
     """
     tree = content.tree
-    if isinstance(content, GraphContent):
+    if isinstance(content, GraphContent) and check_padding:
         _check_padding(tree)
     if isinstance(content, LinearContent) and len(content.others) >= MAX_TREES:
         raise BundleCorrupt(f"a forest of {1 + len(content.others)} trees: at most {MAX_TREES}")

@@ -18,7 +18,7 @@ from espalier.rank_features import HISTORY, check_names, needs_node_rows
 from espalier.tree import Tree
 
 SCHEMA_VERSION: Literal[2] = 2
-"""What is written. Version 2 adds `scorer.form`, `scorer.encoder`, `memory`, `trees`, `tail`, `stacking`, `command` and knots."""
+"""What is written. Version 2 adds `scorer.form`, `scorer.encoder`, `memory`, `trees`, `tail`, `stacking`, `live`, `command` and knots."""
 READ_VERSIONS = (1, 2)
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -30,6 +30,8 @@ MOST = 1 << 24
 """What no beam and no m needs to exceed; arrays are made for them."""
 MAX_TREES = 16
 """Of a forest: each costs a query a search."""
+MAX_SEQUENCE = (1 << 63) - 1
+"""Of operations on live items."""
 MAX_KNOTS = 16
 """Of a calibration: each costs the scores of every answer a comparison."""
 LARGEST = float(np.finfo(np.float32).max)
@@ -254,6 +256,17 @@ class StackingInfo(_Strict):
     training: dict[str, Any] = Field(default_factory=dict)
 
 
+class LiveInfo(_Strict):
+    """Which live items a version holds: a service that loads it replays later operations alone.
+
+    through      the last operation of the model's journal that is in its tree and item table
+    folded_from  the version that they were folded into; None where the version was trained with them
+    """
+
+    through: int = Field(ge=0, le=MAX_SEQUENCE)
+    folded_from: int | None = Field(default=None, ge=1)
+
+
 class FileInfo(_Strict):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size: int = Field(ge=0)
@@ -263,6 +276,7 @@ class ManifestDraft(_Strict):
     """What training says; tree sizes and file checksums are added when the bundle is written.
 
     command  the training command, as it was called
+    live     which live items it holds; not written where it was made without a journal
     """
 
     name: ModelName
@@ -276,6 +290,7 @@ class ManifestDraft(_Strict):
     data: dict[str, Any] = Field(default_factory=dict)
     metrics: dict[str, Any] = Field(default_factory=dict)
     command: str | None = None
+    live: LiveInfo | None = Field(default=None, exclude_if=lambda live: live is None)
 
 
 class Manifest(ManifestDraft):
@@ -304,6 +319,8 @@ class Manifest(ManifestDraft):
 
     @model_validator(mode="after")
     def _version_has_parts(self) -> Manifest:
+        if self.schema_version == 1 and self.live is not None:
+            raise ValueError("schema version 1 has no live items")
         form, encoder = (self.scorer.form, self.scorer.encoder) if isinstance(self.scorer, GraphScorer) else (None, "levels")
         if self.schema_version == 1 and (self.command, form, encoder, self.memory) != (None, None, "levels", None):
             raise ValueError("schema version 1 has neither a command nor a memory nor a scorer's form or sequence encoder")

@@ -1,0 +1,139 @@
+"""A bundle with an overlay in it: the next version without training, and what every search of live items must equal.
+
+`search(bundle + overlay)` is `search(fold(bundle, overlay))`: inner levels stay, live leaves hang at their slots, and items that are gone
+leave vacant leaves. Item rows are counted anew, so `Folded.rows` says which is which. Golden queries are not answered here, and trees are
+not checked for padding: see training/fold.
+
+Legend: N nodes, D node row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import CONTENT, CONTENT_ARRAYS, WEIGHTS, Bundle
+from espalier.bundle_files import map_safetensors
+from espalier.bundle_writer import ContentParts, GraphContent, LinearContent, write_bundle
+from espalier.chunks import TreeChunks
+from espalier.errors import BundleCorrupt
+from espalier.live.folded_chunks import folded_chunks
+from espalier.live.folded_tables import FoldedRows, folded_counts, folded_items, folded_memory, folded_stacking
+from espalier.live.folded_tree import FoldedTree, folded_tree
+from espalier.live.items import LiveItems
+from espalier.live.overlay import LiveLeaves, Overlay
+from espalier.manifest import LinearScorer, LiveInfo, ManifestDraft
+from espalier.queries import TextKind
+
+
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """content: everything of a bundle, without golden queries; rows: which items it has; trees: where their leaves come from."""
+
+    content: GraphContent | LinearContent
+    rows: FoldedRows
+    trees: tuple[FoldedTree, ...]
+
+
+def folded(bundle: Bundle, overlay: Overlay, table: LiveItems) -> Folded:
+    """The bundle with the overlay in it; `table`: its items with those that are live.
+
+    Arrays of the bundle that stay as they are are not copied. Raises InvalidData where live leaves do not fit the trees.
+    """
+    rows = FoldedRows.of(overlay)
+    trees = tuple(_folded_tree(alone, rows, overlay, leaves) for alone, leaves in zip(bundle.alone, overlay.trees, strict=True))
+    content = content_of(bundle)
+    content = replace(content, items=folded_items(bundle.items, table, rows, np.union1d(overlay.changed[1], overlay.row_W)))
+    if isinstance(content, GraphContent):
+        memory = content.memory
+        if memory is not None and overlay.memory is not None:
+            memory = folded_memory(memory, overlay.memory, rows)
+        rows_ND = folded_rows(bundle, trees[0], overlay.trees[0])
+        return Folded(replace(content, tree=trees[0].tree, node_rows_ND=rows_ND, memory=memory), rows, trees)
+    first, *others = (_folded_chunks(*parts) for parts in zip(bundle.alone, trees, overlay.trees, strict=True))
+    return Folded(
+        replace(
+            content,
+            tree=first.tree,
+            chunks=first.chunks,
+            others=others,
+            counts=None if content.counts is None else folded_counts(content.counts, rows),
+            stacking=None if content.stacking is None else folded_stacking(content.stacking, rows),
+        ),
+        rows,
+        trees,
+    )
+
+
+def write_fold(path: Path, bundle: Bundle, overlay: Overlay, table: LiveItems) -> Bundle:
+    """Write the fold to models/<name>/<version>/, without golden queries, measurements or a ranker, whatever its padding."""
+    return write_bundle(path, fold_draft(bundle, path, overlay.sequence), folded(bundle, overlay, table).content, check_padding=False)
+
+
+def fold_draft(bundle: Bundle, path: Path, through: int) -> ManifestDraft:
+    """What the manifest of a fold says beside what follows from its files; `through`: the last operation in it."""
+    fields = {name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields}
+    live = LiveInfo(through=through, folded_from=bundle.manifest.version)
+    made = {"name": path.absolute().parent.name, "version": int(path.name), "created": datetime.now(UTC), "live": live}
+    return ManifestDraft(**fields | made)
+
+
+def content_of(bundle: Bundle) -> GraphContent | LinearContent:
+    """Everything that a bundle was written from, but its ranker, with golden queries that are not answered."""
+    manifest, golden = bundle.manifest, bundle.golden().slice(0, 0)
+    if isinstance(manifest.scorer, LinearScorer):
+        (tree, chunks), *others = bundle.trees
+        vectoriser = bundle.vectoriser if isinstance(manifest.query, TextKind) else None
+        counts = bundle.label_counts()
+        second = bundle.tail, bundle.stacking
+        return LinearContent(tree, chunks, bundle.items, golden, bundle.heldout(), vectoriser, counts, others, *second)
+    content = None
+    if manifest.content is not None:
+        content = ContentParts(manifest.content, map_safetensors(bundle.path / CONTENT_ARRAYS), bundle.graph(CONTENT))
+    return GraphContent(
+        tree=bundle.tree,
+        node_rows_ND=bundle.node_rows_ND,
+        state_levels=manifest.scorer.state_levels,
+        state_dim=manifest.scorer.state_dim,
+        query_onnx=bundle.graph("query.onnx"),
+        scorer_onnx=bundle.graph("scorer.onnx"),
+        items=bundle.items,
+        golden=golden,
+        heldout=bundle.heldout(),
+        weights=bundle.weights() if WEIGHTS in manifest.files else {},
+        form=manifest.scorer.form,
+        memory=bundle.memory,
+        encoder=manifest.scorer.encoder,
+        content=content,
+    )
+
+
+def folded_rows(bundle: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> NDArray[np.float32] | NDArray[np.float16]:
+    """[N, D] of the folded tree: float16 where the bundle's rows are and no live row loses by it, else float32."""
+    before_ND, offset = bundle.node_rows_ND, bundle.tree.leaf_offset
+    if leaves.rows_PD is None:
+        raise BundleCorrupt(f"{bundle.path}: the overlay has no node rows")
+    live_nD = leaves.rows_PD[leaves.place_X[-1 - folded.source[folded.live]]]
+    narrow_nD = live_nD.astype(before_ND.dtype)
+    dtype = before_ND.dtype if np.array_equal(narrow_nD, live_nD) else np.dtype(np.float32)
+    rows_ND = np.empty((folded.tree.node_count, before_ND.shape[1]), dtype)
+    rows_ND[:offset] = before_ND[:offset]
+    rows_ND[offset:][folded.live] = live_nD
+    rows_ND[offset:][~folded.live] = before_ND[offset + folded.source[~folded.live]]
+    return rows_ND
+
+
+def _folded_tree(alone: Bundle, rows: FoldedRows, overlay: Overlay, leaves: LiveLeaves) -> FoldedTree:
+    own_I = rows.row_I.copy()
+    own_I[overlay.hidden] = -1
+    return folded_tree(alone.tree, own_I, leaves.parent_X, leaves.slot_X, rows.row_R[leaves.handle_X])
+
+
+def _folded_chunks(alone: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> TreeChunks:
+    if leaves.sparse is None:
+        raise BundleCorrupt(f"{alone.path}: the overlay has no weights of leaves")
+    return TreeChunks(folded.tree, folded_chunks(alone.tree, alone.chunks, folded, leaves.sparse, leaves.place_X))
