@@ -22,9 +22,10 @@ from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_positions
 from espalier.engines.tail_ranks import TailArrays, add_tail
 from espalier.errors import BundleCorrupt
+from espalier.frontier import joined
 from espalier.queries import QueryBatch, blank_queries
 from espalier.scores import finish, log_scores
-from espalier.search import NO_ITEM, Engine, LevelTrace, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Engine, Frontier, LevelTrace, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 
 Array = NDArray[Any]
@@ -42,6 +43,7 @@ class ScoredLeaves:
     ranks_BC    float32[B, C]
     count_B     int64[B]
     eligible_B  int64[B]        how many items are eligible
+    trace, frontier  where they were asked for
     """
 
     leaves_BC: NDArray[np.int64]
@@ -49,6 +51,7 @@ class ScoredLeaves:
     count_B: NDArray[np.int64]
     eligible_B: NDArray[np.int64]
     trace: tuple[LevelTrace, ...] | None
+    frontier: Frontier | None = None
 
 
 class TreeEngine(Engine, Protocol):
@@ -113,17 +116,22 @@ class ForestEngine:
             most = sum(engine.most_leaves(int(params.beam_size_B.max())) for engine in self._engines)
             block = max(1, BLOCK // most)
         traces: list[tuple[LevelTrace, ...]] = []
+        frontiers: list[list[tuple[NDArray[np.int64], Frontier]]] = [[] for _ in self._engines]
         for begin in range(0, len(queries), max(block, 1)):
             part = slice(begin, begin + block)
-            own, knobs = queries, params
+            own, knobs, members = queries, params, np.arange(len(queries))[part]
             if block < len(queries):
-                members = np.arange(len(queries))[part]
                 own, knobs = queries.take(members), params.take(members)
             leaves = [engine.scored_leaves(own, knobs.of_tree(place)) for place, engine in enumerate(self._engines)]
             self._write_means(own.features, leaves, knobs.m_B, rows_BM[part], ranks_BM[part])
             eligible_B[part] = leaves[0].eligible_B
             traces = [tree.trace for tree in leaves if tree.trace is not None]
+            for parts, tree in zip(frontiers, leaves, strict=True):
+                if tree.frontier is not None:
+                    parts.append((members, tree.frontier))
         result = finish(self.result_ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
+        if params.frontier:
+            result = replace(result, frontiers=tuple(joined(parts, len(queries)) for parts in frontiers))
         return replace(result, trace=traces[0], other_traces=tuple(traces[1:])) if traces else result
 
     def _write_means(

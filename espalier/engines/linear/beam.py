@@ -65,7 +65,8 @@ def search_queries(
              number, without padding; excluded_BX: int64[B, X], −1 as padding
     tables, ranker, work   the fields of FeatureTables, Ranker and Workspace
     out      by position: nodes_BM int64, ranks_BM float32, count_B int64: how many a query has; a trace of each level: candidates_BHC
-             int64, their ranks float32, kept_BHK int64, their ranks float32, with no levels if there is no trace
+             int64, their ranks float32, kept_BHK int64, their ranks float32, with no levels if there is no trace. For the frontier
+             alone kept_BHK has one level, the one above the results, and candidates_BHC none
 
     The tuples are plain ones, because numba takes twice as long to unpack named ones, 5 µs a call. Returns −1, or the position of a feature
     number out of range or of a value that is not finite, where the search stops.
@@ -82,6 +83,7 @@ def search_queries(
     one, zero, nan = np.float32(1), np.float32(0), np.float32(np.nan)
     by_feature = len(table_from) == 0
     filtered = len(eligible_N) > 0 or excluded_BX.shape[1] > 0
+    traced = candidates_BHC.shape[1] > 0
     trees = len(root_T)
     for place in positions:
         b, t = place // trees, place % trees
@@ -104,6 +106,9 @@ def search_queries(
             above_begin, above_end = level_begin, level_end
             level_begin, level_end = first_child[above_begin], first_child[above_end]
             is_last = level + 1 == last
+            if is_last and not traced and kept_BHK.shape[1] > 0:
+                for k in range(count):
+                    kept_BHK[place, 0, k], kept_ranks_BHK[place, 0, k] = kept[k], kept_ranks[k]
             # With γ = 0 the ranks of a level that fits in the beam change nothing.
             ranks_matter = gamma > 0 or is_last or level_end - level_begin > beam_size_B[b]
             # Logits of the children of all kept nodes; those of node k begin at chosen[k].
@@ -226,7 +231,7 @@ def search_queries(
             count = best_positions(ranks, total, wanted, ordered, chosen)
             for k in range(count):
                 kept[k], kept_ranks[k] = candidates[chosen[k]], ranks[chosen[k]]
-            if kept_BHK.shape[1] > 0:
+            if traced:
                 for c in range(total):
                     candidates_BHC[place, level, c], candidate_ranks_BHC[place, level, c] = candidates[c], ranks[c]
                 for k in range(count):

@@ -22,6 +22,7 @@ from espalier.engines.linear.feature_tables import FeatureTables
 from espalier.errors import InvalidQuery
 from espalier.manifest import Ranking
 from espalier.read_only import read_only
+from espalier.search import Frontier
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 
@@ -84,13 +85,15 @@ class Found:
     """leaves_BM int64[B, M], best first, −1 as padding; ranks_BM float32[B, M], −inf there; count_B int64[B]: how many there are.
 
     With an m of 0 they are in ascending order, and places past a query's count hold nothing that is meant.
-    trace  every level of the search, from the root's children on
+    trace     every level of the search, from the root's children on
+    frontier  the nodes whose children were scored
     """
 
     leaves_BM: NDArray[np.int64]
     ranks_BM: NDArray[np.float32]
     count_B: NDArray[np.int64]
     trace: tuple[TracedLevel, ...] | None = None
+    frontier: Frontier | None = None
 
 
 class ChunkSearch:
@@ -108,7 +111,7 @@ class ChunkSearch:
         self.tables = FeatureTables.of(tree, chunks, self._last)
         self._marks = [(np.zeros(chunks.width, np.float32), np.zeros(tree.node_count, np.bool_)) for _ in range(threads)]
         self._workspaces: list[tuple[Array, ...]] = []
-        self._room = (0, 0)
+        self._room, self._frontier_width = (0, 0), 0
         self._most: dict[int, int] = {}
         self._pool = ThreadPoolExecutor(threads, "chunk-search") if threads > 1 else None
 
@@ -117,8 +120,10 @@ class ChunkSearch:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def search(self, queries: SparseRows, params: BeamParams, trace: bool = False) -> Found:
+    def search(self, queries: SparseRows, params: BeamParams, trace: bool = False, frontier: bool = False) -> Found:
         """The best m nodes of the last level for each query, with a beam of nodes kept on the levels above.
+
+        With a trace the frontier is a level of it.
 
         Raises InvalidQuery where a number is below 1, features are not those of the scorers, or a value is not finite.
         """
@@ -134,7 +139,7 @@ class ChunkSearch:
             refuse(queries, -1, self.width)
         if self._room != largest:
             self._make_room(*largest)
-        out = self._results(len(queries), largest[1] or self.most_results(largest[0]), trace)
+        out = self._results(len(queries), largest[1] or self.most_results(largest[0]), trace, frontier)
         excluded_BX = NO_NODES if params.excluded_BX is None else params.excluded_BX
         arrays = *queries.arrays, *read_only(params.beam_size_B, params.m_B, excluded_BX)
         if len(queries) == 1 and params.groups is None:
@@ -143,6 +148,8 @@ class ChunkSearch:
             wrong = self._search_groups(params.groups or [(np.arange(len(queries)), None)], arrays, out)
         if wrong >= 0:
             refuse(queries, wrong, self.width)
+        if frontier and not trace:
+            return Found(out[0], out[1], out[2], frontier=Frontier(out[5][:, 0], out[6][:, 0]))
         return Found(out[0], out[1], out[2], _trimmed(out[3:]) if trace else None)
 
     def _search_groups(
@@ -182,6 +189,7 @@ class ChunkSearch:
         """Workspaces for the largest beam and the most candidates that such a search can have."""
         self._workspaces = [(*own, *self.room(beam_size, m)) for own in self._marks]
         self._room = beam_size, m
+        self._frontier_width = min(beam_size, self._most_candidates(beam_size)[-2])
 
     def room(self, beam_size: int, m: int) -> tuple[Array, ...]:
         """What such a search writes to besides its marks, as Workspace has it."""
@@ -190,17 +198,18 @@ class ChunkSearch:
         sizes = (widest, np.int64), (widest, np.float32), (most, np.int64), (most, np.float32), (most, np.int32), (widest, np.int64)
         return tuple(np.empty(size, dtype) for size, dtype in sizes)
 
-    def _results(self, batch: int, m: int, trace: bool) -> tuple[Array, ...]:
+    def _results(self, batch: int, m: int, trace: bool, frontier: bool) -> tuple[Array, ...]:
         """Arrays for a search to write to, `out` of search_queries. Those of a trace, of one query, have room on every level for the most
         candidates of any level: of many queries they would be gigabytes.
         """
         traced = NO_TRACE
-        if trace:
+        if trace or frontier:
             work = Workspace(*self._workspaces[0])
+            shapes = (self._last, len(work.candidates)), (self._last, len(work.kept))
+            if not trace:
+                shapes = (0, 0), (1, self._frontier_width)
             traced = tuple(
-                np.full((batch, self._last, size), missing, dtype)
-                for size in (len(work.candidates), len(work.kept))
-                for missing, dtype in ((-1, np.int64), (-np.inf, np.float32))
+                np.full((batch, *shape), missing, dtype) for shape in shapes for missing, dtype in ((-1, np.int64), (-np.inf, np.float32))
             )
         return np.empty((batch, m), np.int64), np.empty((batch, m), np.float32), np.empty(batch, np.int64), *traced
 

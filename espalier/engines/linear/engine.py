@@ -1,13 +1,14 @@
 """`sparse-cpu`: bundles of linear node scorers, searched by compiled loops over their chunks.
 
-Knows masks, exclusions and traces. Does not know how a level is scored and pruned: see `chunk_search.py`.
+Knows masks, exclusions, traces and frontiers. Does not know how a level is scored and pruned: see `chunk_search.py`.
 
-Legend: B queries, X excluded nodes, N nodes, M results, H levels below the root.
+Legend: B queries, X excluded nodes, N nodes, M results, K beam, H levels below the root.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,11 @@ from espalier.engines.forest import ForestEngine, ScoredLeaves, refuse_forest
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Found, TracedLevel
 from espalier.engines.linear.joint_search import EVERY_LEAF, JointSearch
 from espalier.errors import InvalidQuery
+from espalier.frontier import without_unscored
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.queries import QueryBatch, blank_queries
 from espalier.scores import finish
-from espalier.search import NO_ITEM, Engine, LevelTrace, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Engine, Frontier, LevelTrace, SearchParams, SearchResult
 from espalier.trace import from_start_level
 
 
@@ -43,7 +45,7 @@ class SparseForestEngine(ForestEngine):
             self._joint = JointSearch([alone.tree for alone in bundle.alone], searches, self.tail, self.place_I)
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        if self._joint is None or len(queries) != 1 or params.trace or params.mask_B is not None or params.exclude_BE is not None:
+        if self._joint is None or len(queries) != 1 or params.trace or params.frontier or params.mask_B or params.exclude_BE is not None:
             return super().search(queries, params)
         check_kind(queries, self.bundle)
         params.check(1, self.items)
@@ -96,7 +98,9 @@ class SparseCpuEngine:
             rows_BM = np.where(places_BM >= 0, tree.leaf_item[np.maximum(places_BM, 0)], NO_ITEM)
         else:
             rows_BM = tree.leaf_item.take(places_BM)
-        return finish(self._ranking, params.m_B, eligible_B, rows_BM, found.ranks_BM, self._trace(found, params))
+        result = finish(self._ranking, params.m_B, eligible_B, rows_BM, found.ranks_BM, self._trace(found, params))
+        frontier = self._frontier(found, params)
+        return result if frontier is None else replace(result, frontiers=(frontier,))
 
     def most_leaves(self, beam_size: int) -> int:
         return self.chunk_search.most_results(beam_size)
@@ -104,24 +108,40 @@ class SparseCpuEngine:
     def scored_leaves(self, queries: QueryBatch, params: SearchParams) -> ScoredLeaves:
         every_B = EVERY_LEAF if len(queries) == 1 else np.zeros(len(queries), np.int64)
         found, eligible_B = self._found(queries, params, every_B)
-        return ScoredLeaves(found.leaves_BM, found.ranks_BM, found.count_B, eligible_B, self._trace(found, params))
+        frontier = self._frontier(found, params)
+        return ScoredLeaves(found.leaves_BM, found.ranks_BM, found.count_B, eligible_B, self._trace(found, params), frontier)
 
     def _found(self, queries: QueryBatch, params: SearchParams, m_B: NDArray[np.int64]) -> tuple[Found, NDArray[np.int64]]:
         """The leaves of the queries and how many items are eligible; m_B as in `BeamParams`."""
         check_kind(queries, self.bundle)
         eligible = eligible_nodes(self._tree, params, len(queries), self.unrestricted)
         if eligible.excluded is None and params.mask_B is None and self.unrestricted is None:
-            return self.chunk_search.search(queries.features, BeamParams(params.beam_size_B, m_B), params.trace), eligible.items_B
+            beams = BeamParams(params.beam_size_B, m_B)
+            return self.chunk_search.search(queries.features, beams, params.trace, params.frontier), eligible.items_B
         excluded = eligible.excluded
         excluded_BX = None if excluded is None else np.concatenate([excluded.leaves_BX, excluded.inner_BX], axis=1)
         groups = None
         if any(mask is not None for mask in eligible.mask_B):
             groups = [(members, None if mask is None else mask.eligible_N) for members, mask in eligible.groups]
-        found = self.chunk_search.search(queries.features, BeamParams(params.beam_size_B, m_B, groups, excluded_BX), params.trace)
-        return found, eligible.items_B
+        beams = BeamParams(params.beam_size_B, m_B, groups, excluded_BX)
+        return self.chunk_search.search(queries.features, beams, params.trace, params.frontier), eligible.items_B
 
     def _trace(self, found: Found, params: SearchParams) -> tuple[LevelTrace, ...] | None:
         return None if found.trace is None else from_start_level(self._tree, params.beam_size_B, _levels(found.trace))
+
+    def _frontier(self, found: Found, params: SearchParams) -> Frontier | None:
+        frontier = found.frontier
+        if params.frontier and found.trace is not None:
+            frontier = _above_leaves(found.trace)
+        return None if frontier is None else without_unscored(self._tree, self._ranking.gamma, params.beam_size_B, frontier)
+
+
+def _above_leaves(trace: tuple[TracedLevel, ...]) -> Frontier:
+    """The frontier of a trace of every level but the root's."""
+    if len(trace) > 1:
+        return Frontier(trace[-2].kept_BK, trace[-2].kept_ranks_BK)
+    root_B1 = np.zeros((len(trace[0].kept_BK), 1), np.int64)
+    return Frontier(root_B1, root_B1.astype(np.float32))
 
 
 def _levels(trace: tuple[TracedLevel, ...]) -> tuple[LevelTrace, ...]:

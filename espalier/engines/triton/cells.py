@@ -1,9 +1,9 @@
 """A cell: one shape of call on a GPU, with buffers that stay where they are and one CUDA graph of the launches over them.
 
-Knows masks, excluded nodes, beams, the selection on each level and the order of what was found. What a query is and how a level's
-candidates are scored, its two kinds know: those of `graph_engine.py` and `linear_engine.py`.
+Knows masks, excluded nodes, beams, the selection on each level, the frontier and the order of what was found. What a query is and how a
+level's candidates are scored, its two kinds know: those of `graph_engine.py` and `linear_engine.py`.
 
-Legend: B queries, K beam, C candidates, M results, X excluded nodes, N nodes.
+Legend: B queries, K beam, C candidates, M results, X excluded nodes, N nodes, L levels, S state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from espalier.engines.triton.kernels.order import order_kernel
 from espalier.engines.triton.kernels.select import select_kernel
 from espalier.masks.eligibility import NO_NODE, ExcludedNodes
 from espalier.queries import QueryBatch
-from espalier.search import NO_ITEM, LevelTrace
+from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchParams
 from espalier.tree import Tree
 
 _CAPTURE = threading.Lock()
@@ -73,6 +73,38 @@ class FixedShapes:
     batches: tuple[int, ...] = (1, 8, 64, 512)
     m_sizes: tuple[int, ...] = (64, 256, 1024, 4096, 16384, 65536)
     excluded: int = 1024
+
+
+class CellParts(NamedTuple):
+    """What a cell's launches have more or less than those of a plain search, which pays for neither.
+
+    frontier  they bring the beam above the leaves
+    states    they take query states in place of queries, and encode nothing
+    """
+
+    frontier: bool
+    states: bool
+
+    @staticmethod
+    def of(params: SearchParams) -> CellParts:
+        return CellParts(params.frontier, params.states_BLS is not None)
+
+
+PLAIN = CellParts(frontier=False, states=False)
+
+
+class CellFound(NamedTuple):
+    """What a run of a cell brings for each of its queries: item rows, best first, ranks and keys; whether the logits that were looked at
+    are finite; the trace and the frontier where they were asked for, the latter with nodes that are not eligible where the search starts
+    on level H.
+    """
+
+    rows_BM: NDArray[np.int32]
+    ranks_BM: NDArray[np.float32]
+    keys_BM: NDArray[np.float32]
+    finite_B: NDArray[np.bool_]
+    trace: list[LevelTrace]
+    frontier: Frontier | None
 
 
 class Tables:
@@ -174,10 +206,13 @@ class Cell(ABC, Generic[State]):
     inputs         on the device: the queries' numbers, and what `entries` names
     finite         float32[batch] on the device: 1, or 0 where some node that was scored has a logit that is not finite; written by kernels
                    that check logits
+    state_width    S, of a frontier's states; 0: there are none
     """
 
-    def __init__(self, context: CellContext, batch: int, bucket: int, wanted: int, entries: Entries) -> None:
-        self.context, self.batch = context, batch
+    def __init__(
+        self, context: CellContext, batch: int, bucket: int, wanted: int, parts: CellParts, entries: Entries, state_width: int = 0
+    ) -> None:
+        self.context, self.batch, self._parts = context, batch, parts
         tree, device = context.tree, context.device
         self.memory = context.memory_weight is not None
         self.start, inner = inner_slots(tree, bucket)
@@ -214,15 +249,22 @@ class Cell(ABC, Generic[State]):
         self._ranks_back = torch.empty((batch, wanted), dtype=torch.float32, pin_memory=pinned)
         self._keys_back = torch.empty_like(self._ranks_back, pin_memory=pinned) if self.memory else self._ranks_back
         self._finite_back = torch.ones(batch, dtype=torch.float32, pin_memory=pinned)
+        widths = (inner[-1], torch.int32), (inner[-1], torch.float32), (state_width, torch.float32)
+        self._frontier = [torch.empty((batch, width if parts.frontier else 0), dtype=dtype, device=device) for width, dtype in widths]
+        self._frontier_back = [torch.empty(part.shape, dtype=part.dtype, pin_memory=pinned) for part in self._frontier]
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @abstractmethod
-    def fill_queries(self, queries: QueryBatch) -> None:
-        """Put a call's queries into the buffers, no more of them than the cell has room for."""
+    def fill_queries(self, queries: QueryBatch, states_BLS: NDArray[np.float32] | None) -> None:
+        """Put a call's queries, or their states, into the buffers, no more of them than the cell has room for."""
 
     @abstractmethod
     def launch_encoder(self) -> State:
         """What the levels are scored from."""
+
+    @abstractmethod
+    def leaf_states(self, state: State) -> Tensor:
+        """float32[batch, state_width]: the states of the leaf level."""
 
     @abstractmethod
     def begin(self, state: State, beam: Beam) -> None:
@@ -235,18 +277,20 @@ class Cell(ABC, Generic[State]):
     def fill(
         self,
         queries: QueryBatch,
-        beam_size_B: NDArray[np.int64],
-        m_B: NDArray[np.int64],
+        params: SearchParams,
         addresses_B: NDArray[np.int64],
         excluded: ExcludedLists,
         members: NDArray[np.int64],
     ) -> None:
-        """Put a call into the buffers. Rows past its queries get a beam of 0, which ends their search where it begins."""
+        """Put a call into the buffers. Rows past its queries get a beam of 0, which ends their search where it begins.
+
+        queries, params, addresses_B  of the call · excluded  of a larger call, whose queries `members` these are
+        """
         count, room = len(queries), self.context.shapes.excluded
         count_B = np.where(excluded.count_B[members] <= room, excluded.count_B[members], 0)  # longer lists are part of a mask
         for name, array in (
-            ("beam_size", beam_size_B),
-            ("m", m_B),
+            ("beam_size", params.beam_size_B),
+            ("m", params.m_B),
             ("masks", addresses_B),
             ("excluded_from", np.cumsum(count_B) - count_B),
             ("excluded_count", count_B),
@@ -254,7 +298,7 @@ class Cell(ABC, Generic[State]):
             self.host[name].numpy()[:count] = array
         for name in ("masks", "beam_size", "m", "excluded_count"):
             self.host[name].numpy()[count:] = 0
-        self.fill_queries(queries)
+        self.fill_queries(queries, params.states_BLS)
         total = int(count_B.sum())
         if total:
             nodes_BX = excluded.nodes_BX[members]
@@ -266,13 +310,8 @@ class Cell(ABC, Generic[State]):
         self.host["memory"].numpy()[: len(lists_B3)] = lists_B3
         self.host["memory"].numpy()[len(lists_B3) :] = 0
 
-    def run(
-        self, count: int, trace: bool
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_], list[LevelTrace]]:
-        """Item rows, ranks and keys of the first `count` queries, best first, and whether the logits that were looked at are finite.
-
-        With a trace the launches go out one by one.
-        """
+    def run(self, count: int, trace: bool) -> CellFound:
+        """What the launches find for the first `count` queries. With a trace they go out one by one."""
         levels: list[LevelTrace] = []
         if self.graph is not None and not trace:
             self.graph.replay()
@@ -280,8 +319,14 @@ class Cell(ABC, Generic[State]):
             self._launch(levels if trace else None, count)
         if self.context.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        rows, ranks, keys, finite = self._rows_back, self._ranks_back, self._keys_back, self._finite_back
-        return rows.numpy()[:count], ranks.numpy()[:count], keys.numpy()[:count], finite.numpy()[:count] > 0, levels
+        rows, ranks, keys = (back.numpy()[:count] for back in (self._rows_back, self._ranks_back, self._keys_back))
+        return CellFound(rows, ranks, keys, self._finite_back.numpy()[:count] > 0, levels, self._found_frontier(count))
+
+    def _found_frontier(self, count: int) -> Frontier | None:
+        if not self._parts.frontier:
+            return None
+        nodes, ranks, states = (back.numpy()[:count] for back in self._frontier_back)
+        return Frontier(nodes.astype(np.int64), ranks.copy(), states.copy() if states.shape[1] else None)
 
     def capture(self) -> None:
         """Record the launches, in the engine's stream. Other threads may go on using the GPU, but for capturing themselves."""
@@ -309,6 +354,9 @@ class Cell(ABC, Generic[State]):
         if self.memory:
             self._keys_back.copy_(self._found_keys, non_blocking=True)
         self._finite_back.copy_(self.finite, non_blocking=True)
+        for back, part in zip(self._frontier_back, self._frontier, strict=True):
+            if self._parts.frontier:
+                back.copy_(part, non_blocking=True)
 
     def launch_search(self, state: State, trace: list[LevelTrace] | None = None, count: int = 0) -> None:
         """The levels from the start to the leaves, and the order of what was found."""
@@ -318,6 +366,8 @@ class Cell(ABC, Generic[State]):
         self.begin(state, beams[0])
         for place, level in enumerate(range(self.start, tree.height + 1)):
             candidates = self.slots[place] * tree.max_children[level - 1]
+            if level == tree.height and self._parts.frontier:
+                self._keep_frontier(beams[0], state)
             self.score(level, self.slots[place], beams[0], found, state)
             if level == tree.height and self._every_leaf:
                 self._found.copy_(found.nodes[:, : self._wanted])
@@ -333,6 +383,13 @@ class Cell(ABC, Generic[State]):
                 nodes, ranks, keys = found.part(count, candidates)
                 trace.append(LevelTrace(level, kept, kept_ranks, nodes, ranks, kept_keys, keys))
         self._order(beams[0])
+
+    def _keep_frontier(self, beam: Beam, state: State) -> None:
+        nodes, ranks, states = self._frontier
+        nodes.copy_(beam.nodes[:, : nodes.shape[1]])
+        ranks.copy_(beam.ranks[:, : ranks.shape[1]])
+        if states.shape[1]:
+            states.copy_(self.leaf_states(state))
 
     def _select(self, found: Beam, candidates: int, beam: Beam, slots: int, size: Literal["beam_size", "m"]) -> None:
         tuning = self.context.tuning

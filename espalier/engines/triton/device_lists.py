@@ -3,7 +3,7 @@
 The features of queries, and the nodes that a bundle's memory holds of histories. Kernels get addresses, so lists may have any length and
 a CUDA graph stays as it is.
 
-Legend: B queries, T history.
+Legend: B queries.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from espalier.masks.eligibility import EligibleNodes
 from espalier.memory import Memory
-from espalier.memory_lists import MemoryTree
-from espalier.tree import Tree
+from espalier.memory_lists import MemoryLists
 
 ROOM = 1 << 16
 """Initial size of a buffer, in numbers and values."""
@@ -51,13 +49,12 @@ class DeviceLists:
 
 
 class DeviceMemory:
-    """What a bundle's memory holds of a call's histories, made on the host. weight: λ."""
+    """What a memory holds of a call's histories, looked up on the host. weight: λ."""
 
-    def __init__(self, memory: Memory, tree: Tree, device: torch.device) -> None:
+    def __init__(self, memory: Memory, device: torch.device) -> None:
         self.weight = float(memory.key_weight)
-        self._memory, self._lists = MemoryTree(memory, tree), DeviceLists(device)
+        self._lists = DeviceLists(device)
 
-    def put(self, history_BT: NDArray[np.int64], eligible: EligibleNodes) -> NDArray[np.int64]:
+    def put(self, lists: MemoryLists) -> NDArray[np.int64]:
         """int64[B, 3]: the addresses of each query's nodes, ascending, and of their mem; and how many there are."""
-        lists = self._memory.lists(history_BT, eligible)
         return np.stack([*self._lists.put(lists.offset_B, lists.nodes, lists.values), np.diff(lists.offset_B)], 1)

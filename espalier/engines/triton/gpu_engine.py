@@ -4,7 +4,7 @@ A call is cut into groups of queries whose beams fall into one bucket [2^j, 2^(j
 batch sizes: such a cell (`cells.py`) has its buffers and its CUDA graph. Few queries or many, it is the same kernels over the same
 tiles, so a query's answer does not depend on the batch.
 
-Legend: B queries, M results, X excluded nodes, N nodes.
+Legend: B queries, M results, K beam, X excluded nodes, N nodes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from torch import Tensor
 
 from espalier.bundle import Bundle
 from espalier.engines.forest import BLOCK, ScoredLeaves, refuse_forest
-from espalier.engines.triton.cells import Cell, CellContext, ExcludedLists, FixedShapes, Tables, Tuning, inner_slots
+from espalier.engines.given_states import check_queries
+from espalier.engines.triton.cells import PLAIN, Cell, CellContext, CellParts, ExcludedLists, FixedShapes, Tables, Tuning, inner_slots
 from espalier.engines.triton.device_lists import DeviceMemory
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
+from espalier.frontier import joined, restricted, without_unscored
 from espalier.masks.eligibility import EligibleNodes, eligible_nodes, every_item, unrestricted_mask
+from espalier.memory_lists import MemoryLookup, MemoryTree
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, blank_queries
 from espalier.scores import finish
-from espalier.search import NO_ITEM, LevelTrace, NodeMask, Precision, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Frontier, LevelTrace, NodeMask, Precision, SearchParams, SearchResult
 from espalier.trace import from_start_level
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -54,6 +57,7 @@ class _Found(NamedTuple):
     keys_BM: NDArray[np.float32] | None
     finite_B: NDArray[np.bool_]
     trace: tuple[LevelTrace, ...]
+    frontier: Frontier | None
 
 
 class GpuEngine(ABC, Generic[AnyCell]):
@@ -93,13 +97,14 @@ class GpuEngine(ABC, Generic[AnyCell]):
         self._every_item = every_item(tree)
         self._unrestricted = unrestricted_mask(tree)
         self._masks: weakref.WeakKeyDictionary[NodeMask, Tensor] = weakref.WeakKeyDictionary()
-        self._cells: dict[tuple[int, int, int], AnyCell] = {}
+        self._cells: dict[tuple[int, int, int, CellParts], AnyCell] = {}
         self._graphs = device == "cuda" and cuda_graphs
         self._memory: DeviceMemory | None = None
+        self.memory_tree: MemoryLookup | None = None  # may be replaced between searches
         self._every_leaf = every_leaf
 
     @abstractmethod
-    def new_cell(self, batch: int, bucket: int, wanted: int) -> AnyCell:
+    def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts) -> AnyCell:
         """A cell that is not captured yet."""
 
     @abstractmethod
@@ -110,7 +115,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
         """What the cells share. To be called once, in the engine's stream."""
         bundle = self.bundle
         if bundle.memory is not None:
-            self._memory = DeviceMemory(bundle.memory, bundle.tree, self.device)
+            self._memory, self.memory_tree = DeviceMemory(bundle.memory, self.device), MemoryTree(bundle.memory, bundle.tree)
         memory_weight = None if self._memory is None else self._memory.weight
         tables = Tables(bundle.tree, self.device, isinstance(bundle.manifest.query, HistoryKind))
         pool = torch.cuda.graph_pool_handle() if self._graphs else None
@@ -145,7 +150,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
     def prepare(self, params: SearchParams) -> None:
         with self.running():
             for members, bucket in self._groups(params):
-                self.cell(len(members), bucket, 0 if self._every_leaf else int(params.m_B[members].max()))
+                self.cell(len(members), bucket, self._wanted(params, members), CellParts.of(params))
 
     def close(self) -> None:
         """Free what is on the device, the cells one by one: a hundred CUDA graphs at once would hold the interpreter."""
@@ -166,21 +171,22 @@ class GpuEngine(ABC, Generic[AnyCell]):
         with self._lock, torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             yield
 
-    def check(self, queries: QueryBatch) -> None:
-        """Raise InvalidQuery where the queries are not the bundle's."""
+    def check(self, queries: QueryBatch, params: SearchParams) -> None:
+        """Raise InvalidQuery where the queries, or the states that come with them, are not the bundle's."""
         kind = self.bundle.manifest.query
         if queries.kind is not kind and queries.kind != kind:
             raise InvalidQuery("queries", queries.kind, str(kind))
-        queries.check(self.bundle.tree.item_count)
+        check_queries(self.bundle, queries, params, None if self.memory_tree is None else self.memory_tree.rows)
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
-        self.check(queries)
+        self.check(queries, params)
         eligible = eligible_nodes(self.bundle.tree, params, len(queries), self._unrestricted)
         found = self._run(queries, params, eligible, int(params.m_B.max(initial=0)))
         finite_B = found.finite_B if isinstance(queries.kind, VectorKind) else None
         ranking = self.bundle.manifest.ranking
         result = finish(ranking, params.m_B, eligible.items_B, found.rows_BM, found.ranks_BM, None, finite_B, found.keys_BM)
+        result = result if found.frontier is None else replace(result, frontiers=(found.frontier,))
         return replace(result, trace=found.trace) if params.trace else result
 
     def most_leaves(self, beam_size: int) -> int:
@@ -190,16 +196,17 @@ class GpuEngine(ABC, Generic[AnyCell]):
 
     def scored_leaves(self, queries: QueryBatch, params: SearchParams) -> ScoredLeaves:
         """All leaves that the queries' beams lead to, see `TreeEngine`."""
-        self.check(queries)
+        self.check(queries, params)
         eligible = eligible_nodes(self.bundle.tree, params, len(queries), self._unrestricted)
         width = self.most_leaves(int(params.beam_size_B.max(initial=1)))
         found = self._run(queries, params, eligible, width)
         count_B = np.full(len(queries), width, np.int64)
-        return ScoredLeaves(found.rows_BM, found.ranks_BM, count_B, eligible.items_B, found.trace if params.trace else None)
+        trace = found.trace if params.trace else None
+        return ScoredLeaves(found.rows_BM, found.ranks_BM, count_B, eligible.items_B, trace, found.frontier)
 
     def _run(self, queries: QueryBatch, params: SearchParams, eligible: EligibleNodes, width: int) -> _Found:
         """What the cells find for each query, in arrays of this width."""
-        tree, masks = self.bundle.tree, eligible.mask_B
+        tree, masks, parts = self.bundle.tree, eligible.mask_B, CellParts.of(params)
         lists = ExcludedLists.of(eligible.excluded, len(queries), tree.node_count)
         long_B = lists.count_B > self.shapes.excluded
         shape = len(queries), width
@@ -207,26 +214,52 @@ class GpuEngine(ABC, Generic[AnyCell]):
         keys_BM = None if self._memory is None else ranks_BM.copy()
         finite_B = np.ones(len(queries), np.bool_)
         levels: list[tuple[NDArray[np.int64], list[LevelTrace]]] = []
+        frontiers: list[tuple[NDArray[np.int64], Frontier]] = []
         with self.running():
             for members, bucket in self._groups(params):
-                cell = self.cell(len(members), bucket, 0 if self._every_leaf else int(params.m_B[members].max()))
+                cell = self.cell(len(members), bucket, self._wanted(params, members), parts)
                 addresses_B, held = self._addresses([masks[b] for b in members.tolist()])
                 for place in np.flatnonzero(long_B[members]).tolist():
                     held.append(self._without(masks[members[place]], lists.of_query(int(members[place]))))
                     addresses_B[place] = held[-1].data_ptr()
                 own = queries.take(members)
-                cell.fill(own, params.beam_size_B[members], params.m_B[members], addresses_B, lists, members)
-                if self._memory is not None:
-                    cell.fill_memory(self._memory.put(np.asarray(own.array, np.int64), eligible.take(members)))
-                rows, ranks, keys, finite_B[members], trace = cell.run(len(members), params.trace)
+                cell.fill(own, params.take(members), addresses_B, lists, members)
+                if self._memory is not None and self.memory_tree is not None:
+                    cell.fill_memory(self._memory.put(self.memory_tree.lists(np.asarray(own.array, np.int64), eligible.take(members))))
+                found = cell.run(len(members), params.trace)
                 del held  # until here, so that no mask goes while its address is in use
-                own_width = min(rows.shape[1], width)
-                rows_BM[members, :own_width], ranks_BM[members, :own_width] = rows[:, :own_width], ranks[:, :own_width]
+                own_width = min(found.rows_BM.shape[1], width)
+                rows_BM[members, :own_width], ranks_BM[members, :own_width] = found.rows_BM[:, :own_width], found.ranks_BM[:, :own_width]
+                finite_B[members] = found.finite_B
                 if keys_BM is not None:
-                    keys_BM[members, :own_width] = keys[:, :own_width]
-                levels.append((members, trace))
+                    keys_BM[members, :own_width] = found.keys_BM[:, :own_width]
+                levels.append((members, found.trace))
+                if found.frontier is not None:
+                    frontiers.append((members, self._eligible_frontier(found.frontier, eligible.take(members), cell.start)))
         traced = from_start_level(tree, params.beam_size_B, _merged(levels, len(queries))) if params.trace else ()
-        return _Found(rows_BM, ranks_BM, keys_BM, finite_B, traced)
+        frontier = None
+        if params.frontier:
+            gamma = self.bundle.manifest.ranking.gamma
+            frontier = without_unscored(tree, gamma, params.beam_size_B, joined(frontiers, len(queries)))
+        return _Found(rows_BM, ranks_BM, keys_BM, finite_B, traced, frontier)
+
+    def _eligible_frontier(self, frontier: Frontier, eligible: EligibleNodes, start: int) -> Frontier:
+        """A cell's frontier, of a search from level `start`, without nodes that are not eligible or have no finite rank."""
+        if start < self.bundle.tree.height:
+            return frontier  # of nodes that were chosen
+        keep_BK = np.isfinite(frontier.ranks_BK)
+        if start > 1:
+            for members, mask in eligible.groups:
+                if mask is not None:
+                    keep_BK[members] &= mask.eligible_N[frontier.nodes_BK[members]]
+            if eligible.excluded is not None:
+                for keep_K, nodes_K, inner_X in zip(keep_BK, frontier.nodes_BK, eligible.excluded.inner_BX, strict=True):
+                    keep_K &= ~np.isin(nodes_K, inner_X)
+        return restricted(frontier, keep_BK)
+
+    def _wanted(self, params: SearchParams, members: NDArray[np.int64]) -> int:
+        """How many results a cell brings for some queries; 0: every leaf."""
+        return 0 if self._every_leaf else int(params.m_B[members].max())
 
     def _groups(self, params: SearchParams) -> list[tuple[NDArray[np.int64], int]]:
         """Which queries (int64 positions) share a run, and their beam bucket."""
@@ -238,17 +271,17 @@ class GpuEngine(ABC, Generic[AnyCell]):
             groups += [(members[start : start + most], bucket) for start in range(0, len(members), most)]
         return groups
 
-    def cell(self, batch: int, bucket: int, wanted: int) -> AnyCell:
+    def cell(self, batch: int, bucket: int, wanted: int, parts: CellParts = PLAIN) -> AnyCell:
         """The cell for at most `batch` queries of beams in [2^bucket, 2^(bucket + 1) − 1] and at most `wanted` results; 0: every leaf."""
         size = next(size for size in self.shapes.batches if size >= batch)
         if wanted:
             wanted = min(next((m for m in self.shapes.m_sizes if m >= wanted), 1 << (wanted - 1).bit_length()), self.bundle.tree.leaf_count)
-        cell = self._cells.get((size, bucket, wanted))
+        cell = self._cells.get((size, bucket, wanted, parts))
         if cell is None:
-            cell = self.new_cell(size, bucket, wanted)
+            cell = self.new_cell(size, bucket, wanted, parts)
             if self._graphs:
                 cell.capture()
-            self._cells[size, bucket, wanted] = cell
+            self._cells[size, bucket, wanted, parts] = cell
         return cell
 
     def _addresses(self, masks: Sequence[NodeMask | None]) -> tuple[NDArray[np.int64], list[Tensor]]:

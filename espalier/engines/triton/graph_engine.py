@@ -20,7 +20,7 @@ from torch import Tensor
 from espalier.bundle import Bundle
 from espalier.engines.onnx.graphs import read_graph
 from espalier.engines.scorer_weights import ScorerWeights, scorer_weights
-from espalier.engines.triton.cells import Beam, Cell, FixedShapes, Tuning, is_ragged
+from espalier.engines.triton.cells import Beam, Cell, CellParts, Entries, FixedShapes, Tuning, inner_slots, is_ragged
 from espalier.engines.triton.gpu_engine import DTYPES, GpuEngine
 from espalier.engines.triton.kernels.history_nodes import history_nodes_kernel
 from espalier.engines.triton.kernels.score import rank_level_kernel, score_children_kernel, score_levels_kernel
@@ -69,8 +69,8 @@ class TritonEngine(GpuEngine["GraphCell"]):
             self._context = self.cell_context()
         self.tile = self.tuning.tile or (16 if weights.layers and precision == "float32" else 32)
 
-    def new_cell(self, batch: int, bucket: int, wanted: int) -> GraphCell:
-        return GraphCell(self, batch, bucket, wanted)
+    def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts) -> GraphCell:
+        return GraphCell(self, batch, bucket, wanted, parts)
 
     def release(self) -> None:
         for name in ("node_rows_ND", "_context", "scorer", "encoder"):
@@ -122,26 +122,41 @@ def _encoder(query: onnx.ModelProto, bundle: Bundle, device: torch.device) -> To
 
 
 class GraphCell(Cell[Tensor]):
-    """A cell of queries that an encoder makes states of: float32[B, levels from `first` on or 1, S]."""
+    """A cell of queries that an encoder makes states of, unless they are given: float32[B, levels from `first` on or 1, S]."""
 
-    def __init__(self, engine: TritonEngine, batch: int, bucket: int, wanted: int) -> None:
-        kind = engine.bundle.graph_kind
+    def __init__(self, engine: TritonEngine, batch: int, bucket: int, wanted: int, parts: CellParts) -> None:
+        bundle, kind, scorer, tree = engine.bundle, engine.bundle.graph_kind, engine.bundle.graph_scorer, engine.bundle.tree
+        gamma = bundle.manifest.ranking.gamma
         self._history = isinstance(kind, HistoryKind)
+        self._first = 1 if gamma > 0 else inner_slots(tree, bucket)[0]
         width, dtype = (kind.length, torch.int32) if isinstance(kind, HistoryKind) else (kind.width, torch.float32)
-        super().__init__(engine._context, batch, bucket, wanted, {"query": ((batch, width), dtype)})
+        entries: Entries = {"query": ((batch, width), dtype)}
+        if parts.states:
+            entries = {
+                "states": ((batch, tree.height + 1 - self._first if scorer.state_levels > 1 else 1, scorer.state_dim), torch.float32)
+            }
+        super().__init__(engine._context, batch, bucket, wanted, parts, entries, scorer.state_dim)
         self._engine = engine
-        gamma = self.context.gamma
-        self._sequence = engine.bundle.graph_scorer.encoder == "sequence"
-        self._log_activation = engine.bundle.manifest.ranking.own == "log_activation"
-        self._first = 1 if gamma > 0 else self.start
+        self._sequence = scorer.encoder == "sequence"
+        self._log_activation = bundle.manifest.ranking.own == "log_activation"
         whole = gamma > 0 and self.start > 1
-        self._top = _WholeLevels(self.context.tree, self.start - 1, engine.tile, engine.device) if whole else None
+        self._top = _WholeLevels(tree, self.start - 1, engine.tile, engine.device) if whole else None
 
-    def fill_queries(self, queries: QueryBatch) -> None:
-        self.host["query"].numpy()[: len(queries)] = queries.array
+    def fill_queries(self, queries: QueryBatch, states_BLS: NDArray[np.float32] | None) -> None:
+        if states_BLS is None:
+            self.host["query"].numpy()[: len(queries)] = queries.array
+        else:
+            self.host["states"].numpy()[: len(queries)] = states_BLS[:, -self.host["states"].shape[1] :]
 
     def launch_encoder(self) -> Tensor:
         """float32[B, levels from `first` on or 1, S]: the query states."""
+        engine = self._engine
+        state_BLS = self.inputs["states"] if "states" in self.inputs else self._encoded()
+        padding = engine.scorer.state_width - state_BLS.shape[2]
+        return (torch.nn.functional.pad(state_BLS, (0, padding)) if padding > 0 else state_BLS).contiguous()
+
+    def _encoded(self) -> Tensor:
+        """float32[B, levels from `first` on or 1, S]: what the encoder makes of the queries."""
         engine, batch, tree, tables = self._engine, self.batch, self.context.tree, self.context.tables
         feeds = {"node_rows": engine.node_rows_ND, "vector": self.inputs["query"]}
         if self._history:
@@ -154,11 +169,11 @@ class GraphCell(Cell[Tensor]):
                 triton.next_power_of_2(length),
             )  # fmt: skip
             feeds |= {"history_nodes": nodes, "history_leaves": nodes[:, -1]}
-        state_BLS = engine.encoder(**{name: feeds[name] for name in engine.encoder.inputs})
-        if self._sequence:
-            state_BLS = state_BLS[:, self._first :]
-        padding = engine.scorer.state_width - state_BLS.shape[2]
-        return (torch.nn.functional.pad(state_BLS, (0, padding)) if padding > 0 else state_BLS).contiguous()
+        state_BLS: Tensor = engine.encoder(**{name: feeds[name] for name in engine.encoder.inputs})
+        return state_BLS[:, self._first :] if self._sequence else state_BLS
+
+    def leaf_states(self, state: Tensor) -> Tensor:
+        return state[:, -1, : self._engine.bundle.graph_scorer.state_dim]
 
     def begin(self, state: Tensor, beam: Beam) -> None:
         """All nodes of the level above the start, with their ranks where children inherit them."""

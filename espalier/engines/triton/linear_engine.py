@@ -17,19 +17,20 @@ from typing import Literal
 import numpy as np
 import torch
 import triton
+from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.bundle import Bundle
 from espalier.engines.forest import ForestEngine
 from espalier.engines.linear.chunk_search import POWERS
-from espalier.engines.triton.cells import Beam, Cell, Entries, FixedShapes, Tuning, is_ragged
+from espalier.engines.triton.cells import Beam, Cell, CellParts, Entries, FixedShapes, Tuning, is_ragged
 from espalier.engines.triton.chunk_tiles import TILE, TileSizes, laid_out
 from espalier.engines.triton.device_lists import DeviceLists
 from espalier.engines.triton.gpu_engine import DTYPES, GpuEngine
 from espalier.engines.triton.kernels.score_chunks import score_chunks_kernel, score_level_kernel
 from espalier.errors import InvalidQuery
 from espalier.queries import QueryBatch
-from espalier.search import Engine, Precision
+from espalier.search import Engine, Precision, SearchParams
 
 ROUNDING: dict[Precision, float] = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}
 """Largest differences of ranks, for logits of a few units."""
@@ -90,15 +91,15 @@ class SparseCudaEngine(GpuEngine["FeatureCell"]):
             self.features = DeviceLists(self.device)
             self._context = self.cell_context()
 
-    def new_cell(self, batch: int, bucket: int, wanted: int) -> FeatureCell:
-        return FeatureCell(self, batch, bucket, wanted)
+    def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts) -> FeatureCell:
+        return FeatureCell(self, batch, bucket, wanted, parts)
 
     def release(self) -> None:
         for name in ("tiles", "features", "_context"):
             vars(self).pop(name, None)
 
-    def check(self, queries: QueryBatch) -> None:
-        super().check(queries)
+    def check(self, queries: QueryBatch, params: SearchParams) -> None:
+        super().check(queries, params)
         indices, width = queries.features.indices, self.bundle.chunks.width
         if len(indices) and (indices.min() < 0 or indices.max() >= width):
             wrong = indices[(indices < 0) | (indices >= width)][0]
@@ -142,12 +143,12 @@ class _Tiles:
 class FeatureCell(Cell[None]):
     """A cell of queries with features. The host has encoded them, so there is no query state."""
 
-    def __init__(self, engine: SparseCudaEngine, batch: int, bucket: int, wanted: int) -> None:
+    def __init__(self, engine: SparseCudaEngine, batch: int, bucket: int, wanted: int, parts: CellParts) -> None:
         entries: Entries = {"features": ((batch,), torch.int64), "values": ((batch,), torch.int64), "count": ((batch,), torch.int32)}
-        super().__init__(engine._context, batch, bucket, wanted, entries)
+        super().__init__(engine._context, batch, bucket, wanted, parts, entries)
         self._features, self._tiles, self._power = engine.features, engine.tiles, engine.power
 
-    def fill_queries(self, queries: QueryBatch) -> None:
+    def fill_queries(self, queries: QueryBatch, states_BLS: NDArray[np.float32] | None) -> None:
         count, rows = len(queries), queries.features
         features_B, values_B = self._features.put(rows.indptr, rows.indices, rows.values)
         self.host["features"].numpy()[:count], self.host["values"].numpy()[:count] = features_B, values_B
@@ -156,6 +157,10 @@ class FeatureCell(Cell[None]):
 
     def launch_encoder(self) -> None:
         """Nothing."""
+
+    def leaf_states(self, state: None) -> Tensor:
+        """None of any width."""
+        return torch.empty((self.batch, 0), device=self.context.device)
 
     def begin(self, state: None, beam: Beam) -> None:
         tree, gamma = self.context.tree, self.context.gamma
