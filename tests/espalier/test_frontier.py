@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from espalier.checks.random_bundles import (
@@ -18,11 +19,14 @@ from espalier.checks.random_bundles import (
     random_tree,
     tree_over,
 )
+from espalier.engines import forest
+from espalier.engines.linear.engine import open_sparse_cpu
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidQuery
 from espalier.manifest import Ranking
 from espalier.search import Frontier, SearchParams
-from tests.espalier.test_signature import draw, shapes
+from tests.espalier import test_forest, test_sparse_engine
+from tests.espalier.test_signature import assert_same, draw, shapes
 
 
 def nodes_of(frontier: Frontier, b: int) -> list[int]:
@@ -88,3 +92,30 @@ def test_states_for_linear_scorers_or_of_another_shape_are_refused(tmp_path: Pat
     params = replace(params, states_BLS=np.zeros((2, 4, 6), np.float32))
     with pytest.raises(InvalidQuery, match="linear scorers have none"):
         ReferenceEngine(linear).search(random_queries(rng, linear, 2), params)
+
+
+@given(shape=test_sparse_engine.shapes, trace=st.booleans())
+def test_linear_scorers_give_the_frontier_of_the_reference(
+    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], trace: bool
+) -> None:
+    bundle, queries, params = test_sparse_engine.draw(tmp_path_factory.mktemp("models"), shape, integer=True)
+    engine = open_sparse_cpu(bundle, shape["threads"])
+    got = engine.search(queries, replace(params, frontier=True, trace=trace))
+    assert_same(replace(got, trace=None), ReferenceEngine(bundle).search(queries, replace(params, frontier=True)))
+    assert engine.search(queries, params).frontiers == ()
+    engine.close()
+
+
+@given(shape=test_forest.shapes, trace=st.booleans(), block=st.sampled_from([1, 1 << 20]))
+def test_a_forest_gives_the_frontier_of_each_tree(
+    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], trace: bool, block: int
+) -> None:
+    bundle, queries, params = test_forest.draw(tmp_path_factory.mktemp("models"), shape, integer=True)
+    engine = open_sparse_cpu(bundle, shape["threads"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forest, "BLOCK", block)
+        got = engine.search(queries, replace(params, frontier=True, trace=trace))
+    expected = ReferenceEngine(bundle).search(queries, replace(params, frontier=True))
+    assert_same(replace(got, trace=None, other_traces=()), expected)
+    assert engine.search(queries, params).frontiers == ()
+    engine.close()

@@ -108,6 +108,7 @@ def test_it_equals_the_reference_exactly_with_integer_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], whole: int
 ) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
+    params = replace(params, frontier=True)
     assert_same(engine_of(bundle, whole=whole).search(queries, params), ReferenceEngine(bundle).search(queries, params))
 
 
@@ -405,6 +406,7 @@ def test_a_forest_equals_the_reference_exactly_with_integer_weights(
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True, trees=trees)
     engine = open_sparse_cuda(bundle, "cpu", shapes=SHAPES)
     assert engine.name == "sparse-cuda"
+    params = replace(params, frontier=True)
     assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
     engine.close()
 

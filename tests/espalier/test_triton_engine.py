@@ -83,8 +83,11 @@ def test_it_equals_the_reference_exactly_with_integer_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], bits: int, whole: int, busy: int
 ) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
-    engine = engine_of(bundle, bits=bits, whole=whole, busy_tiles=busy)
-    assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
+    engine, reference = engine_of(bundle, bits=bits, whole=whole, busy_tiles=busy), ReferenceEngine(bundle)
+    expected = reference.search(queries, replace(params, frontier=True))
+    assert_same(engine.search(queries, replace(params, frontier=True)), expected)
+    states_BLS = reference.states(queries)
+    assert_same(engine.search(queries, replace(params, states_BLS=states_BLS)), replace(expected, frontiers=()))
 
 
 @settings(max_examples=12)

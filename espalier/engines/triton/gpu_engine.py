@@ -176,7 +176,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
         kind = self.bundle.manifest.query
         if queries.kind is not kind and queries.kind != kind:
             raise InvalidQuery("queries", queries.kind, str(kind))
-        check_queries(self.bundle, queries, params, None if self.memory_tree is None else self.memory_tree.rows)
+        check_queries(self.bundle, queries, params, None if self.memory_tree is None else self.memory_tree.item_count)
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
