@@ -5,12 +5,16 @@ Knows how a result is compared with the expected one. Does not know how golden q
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.errors import BundleCorrupt
+from espalier.items import Items
 from espalier.manifest import GraphScorer
 from espalier.queries import (
     FeaturesKind,
@@ -53,10 +57,14 @@ def golden_ranks(table: pa.Table) -> tuple[list[list[float]], list[list[float]]]
 
 def encode_table(bundle: Bundle, table: pa.Table) -> QueryBatch:
     """The query column of a golden or held-out table as a batch; features are structs of `indices` and `values`."""
+    return encode_queries(bundle, bundle.items, table.column(bundle.manifest.query.kind).to_pylist())
+
+
+def encode_queries(bundle: Bundle, items: Items, queries: Sequence[Any]) -> QueryBatch:
+    """Queries as JSON has them as a batch: lists of ids in `items`, lists of numbers, texts, or objects of `indices` and `values`."""
     kind = bundle.manifest.query
-    queries = table.column(kind.kind).to_pylist()
     if isinstance(kind, HistoryKind):
-        return encode_histories(kind, bundle.items, queries)[0]
+        return encode_histories(kind, items, queries)[0]
     if isinstance(kind, VectorKind):
         return encode_vectors(kind, queries)
     if isinstance(kind, FeaturesKind):

@@ -14,6 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -142,12 +143,12 @@ class Replay:
         self.expected = {m: float(recall_B.mean()) for m, recall_B in at_export.items() if len(recall_B)}
         self._ms = list(at_export) or sorted({min(m, search.max_m) for m in MS})
         self._at_export_BM = np.stack(list(at_export.values()), 1) if at_export else np.zeros((len(self._heldout), len(self._ms)))
-        self._heldout_params = SearchParams.uniform(1, search.beam_size, max(self._ms), None)
+        self._heldout_params = replace(SearchParams.uniform(1, search.beam_size, max(self._ms)), frozen_B=np.ones(1, np.bool_))
         self._golden = encode_table(bundle, golden)
         _, keys = golden_ranks(golden)
         self._golden_scores = [scores_of_ranks(ranking, np.asarray(keys_M, np.float32)) for keys_M in keys]
         beam_size_B, m_B = (np.asarray(golden.column(name), np.int64) for name in ("beam_size", "m"))
-        self._golden_params = SearchParams(beam_size_B, m_B)
+        self._golden_params = SearchParams(beam_size_B, m_B, frozen_B=np.ones(len(m_B), np.bool_))
         places = [((row + 0.5) / len(self._heldout), "heldout", row) for row in range(len(self._heldout))]
         places += [((row + 0.5) / len(self._golden), "golden", row) for row in range(len(self._golden))]
         self.questions = [(kind, row) for _, kind, row in sorted(places)]
@@ -157,13 +158,19 @@ class Replay:
         self._logged = False
 
     def next(self) -> tuple[QueryBatch, SearchParams]:
-        """The next question: one query, and how it is searched."""
+        """The next question: one query, and how it is searched, which is without live items."""
         self._asked = (self._asked + 1) % len(self.questions)
         kind, row = self.questions[self._asked]
         rows = np.array([row])
         if kind == "golden":
             return self._golden.take(rows), self._golden_params.take(rows)
         return self._heldout.take(rows), self._heldout_params
+
+    @property
+    def wanted(self) -> NDArray[np.int64] | None:
+        """The item rows that the question wants; None for a golden query."""
+        kind, row = self.questions[self._asked]
+        return self._relevant[row] if kind == "heldout" else None
 
     def take(self, result: SearchResult) -> None:
         """The answer to it."""
