@@ -80,6 +80,18 @@ def live_mask(trees: Sequence[Tree], overlay: Overlay, trained: NodeMask | None,
     return replace(masks[0], others=tuple(masks[1:]))
 
 
+def eligible_rows(tree: Tree, overlay: Overlay, rows: Int64) -> Bool:
+    """bool[len(rows)]: which item rows (at least 0) a query without a filter may get. tree: the version's first."""
+    handles = overlay.handles_of(rows)
+    is_live = handles >= 0
+    eligible = np.empty(len(rows), np.bool_)
+    eligible[is_live] = of_handles(overlay.eligible_R, handles[is_live])
+    own = rows[~is_live]
+    standing = overlay.standing
+    eligible[~is_live] = ~np.isin(own, overlay.hidden) & (standing is None or standing.eligible_N[tree.leaf_of_item[own]])
+    return eligible
+
+
 def without_items(tree: Tree, leaves: LiveLeaves, mask: NodeMask, rows: Int64, handles: Int64) -> NodeMask:
     """A mask of one tree without some trained items and some live ones (their handles), each given once at most.
 
