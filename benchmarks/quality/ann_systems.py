@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,11 +61,11 @@ def tree_system(engine: Engine, bundle: Bundle, name: str, beam: int, exclude_se
     if not isinstance(engine, CompiledEngine):
         return System(name, beam, request, lambda history, made: engine.search(*made).item_rows_BM, apart=False)
 
-    def encode(history: Int64) -> tuple[Float32, QueryBatch, SearchParams]:
-        made = request(history)
-        return engine.encode(*made), *made
+    def encode(history: Int64) -> tuple[QueryBatch, SearchParams]:
+        queries, params = request(history)
+        return queries, replace(params, states_BLS=engine.encode(queries, params))
 
-    return System(name, beam, encode, lambda history, made: engine.search_states(*made).item_rows_BM)
+    return System(name, beam, encode, lambda history, made: engine.search(*made).item_rows_BM)
 
 
 def same_encoder_systems(engine: Engine, bundle: Bundle, ef_search: list[int], exclude_seen: bool) -> list[System]:

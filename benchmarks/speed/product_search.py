@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,10 @@ def run(bundle: Bundle, beams: Sequence[int], m: int, rounds: int, index_file: P
 def _tree(engine: CompiledEngine, one: Sequence[QueryBatch], beam: int, m: int) -> System:
     params = SearchParams.uniform(1, beam, m)
 
-    def encode(b: int) -> tuple[Float32, QueryBatch, SearchParams]:
-        return engine.encode(one[b], params), one[b], params
+    def encode(b: int) -> tuple[QueryBatch, SearchParams]:
+        return one[b], replace(params, states_BLS=engine.encode(one[b], params))
 
-    return System(engine.name, beam, encode, lambda made: engine.search_states(*made).item_rows_BM)
+    return System(engine.name, beam, encode, lambda made: engine.search(*made).item_rows_BM)
 
 
 def _hnsw(index: AnnIndex, encode: Callable[[int], Float32], effort: int, m: int) -> System:

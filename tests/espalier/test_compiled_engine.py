@@ -252,7 +252,8 @@ def test_the_two_parts_of_a_search_make_the_whole(tmp_path: Path, gamma: float) 
     bundle, rng = small(tmp_path, gamma=gamma, integer=False), np.random.default_rng(2)
     engine, queries = CompiledEngine(bundle), random_queries(rng, bundle, 5, integer=False)
     params = SearchParams(np.array([1, 3, 9, 30, 500]), np.full(5, 20))
-    assert_same(engine.search_states(engine.encode(queries, params), queries, params), engine.search(queries, params))
+    given = replace(params, states_BLS=engine.encode(queries, params))
+    assert_same(engine.search(queries, given), engine.search(queries, params))
 
 
 def test_queries_of_another_kind_are_refused(tmp_path: Path) -> None:

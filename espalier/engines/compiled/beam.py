@@ -42,7 +42,8 @@ def search_queries(
                  and the most kept nodes of a level; whether all levels are to be scored
     out          rows_BM int64, −1 as padding; ranks_BM and keys_BM float32, −inf there; finite_B bool: whether the logits of all nodes that
                  were scored are finite; a trace of each level: candidates_BHC int64, their ranks and keys float32, kept_BHK int64, their
-                 ranks and keys float32, with no levels if there is no trace
+                 ranks and keys float32, with no levels if there is no trace; the beam above the leaves, frontier_BK int64 and its ranks
+                 float32, with no places if it is not asked for
 
     One long function and plain tuples on purpose: see `linear/beam.py`.
     """
@@ -50,7 +51,8 @@ def search_queries(
     beam_size_B, m_B, gamma, log_sigmoid, most, widest, all_levels = knobs
     key_weight, memory_offset, memory_nodes, memory_values = memory
     rows_BM, ranks_BM, keys_BM, finite_B = out[:4]
-    candidates_BHC, candidate_ranks_BHC, candidate_keys_BHC, kept_BHK, kept_ranks_BHK, kept_keys_BHK = out[4:]
+    candidates_BHC, candidate_ranks_BHC, candidate_keys_BHC, kept_BHK, kept_ranks_BHK, kept_keys_BHK = out[4:10]
+    frontier_BK, frontier_ranks_BK = out[10:]
     height = len(level_offset) - 2
     width, excluded_count = np.uint64(rows_ND.shape[1]), excluded_BX.shape[1]
     zero = np.float32(0)
@@ -76,6 +78,9 @@ def search_queries(
             ranks_matter = gamma > 0 or level >= start
             place = level if states_BLD.shape[1] > 1 else 0
             total: Any = np.int64(0)
+            if level == height and frontier_BK.shape[1] > 0:
+                for k in range(count):
+                    frontier_BK[b, k], frontier_ranks_BK[b, k] = kept[k], kept_ranks[k]
             for k in range(count):
                 inherited = gamma * kept_ranks[k]
                 if k + AHEAD < count:

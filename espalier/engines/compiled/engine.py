@@ -9,6 +9,7 @@ Legend: B queries, L levels, S state, N nodes, D node row, X excluded nodes, M r
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -18,11 +19,13 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.engines.compiled.beam import search_queries
 from espalier.engines.compiled.encoder import QueryEncoder
+from espalier.engines.frontiers import frontier_of
+from espalier.engines.given_states import check_queries
 from espalier.engines.scorer_weights import scorer_weights
 from espalier.engines.stored_numbers import stored
 from espalier.errors import InvalidQuery, UnsupportedGraph
 from espalier.masks.eligibility import EligibleNodes, eligible_nodes, unrestricted_mask
-from espalier.memory_lists import MemoryTree
+from espalier.memory_lists import MemoryLookup, MemoryTree
 from espalier.queries import QueryBatch, VectorKind, blank_queries
 from espalier.read_only import read_only
 from espalier.scores import finish
@@ -41,6 +44,7 @@ ALL_NODES, NO_NODES = np.empty(0, np.bool_), np.empty((0, 0), np.int64)
 TRACED = ((-1, np.int64), (-np.inf, np.float32), (-np.inf, np.float32))
 """Padding and dtype of a trace's nodes, ranks and keys."""
 NO_TRACE = tuple(np.empty((0, 0, 0), dtype) for _, dtype in (*TRACED, *TRACED))
+NO_FRONTIER = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
 NO_MEMORY = np.float32(0), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
 
 
@@ -70,7 +74,7 @@ class CompiledEngine:
         self._unrestricted = unrestricted_mask(tree)
         ranking = bundle.manifest.ranking
         self._gamma, self._log_sigmoid = np.float32(ranking.gamma), ranking.own == "log_activation"
-        self._memory = None if bundle.memory is None else MemoryTree(bundle.memory, tree)
+        self.memory_tree: MemoryLookup | None = None if bundle.memory is None else MemoryTree(bundle.memory, tree)
         self._key_weight = np.float32(0 if bundle.memory is None else bundle.memory.key_weight)
         self._room = lru_cache(maxsize=64)(partial(room, tree))
         self._threads = threads
@@ -89,25 +93,10 @@ class CompiledEngine:
             self._pool.shutdown()
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        return self._search(queries, params, None)
-
-    def encode(self, queries: QueryBatch, params: SearchParams) -> NDArray[np.float32]:
-        """float32[B, L, S]: the states of the levels that a search with these parameters scores, L = H + 1 or 1."""
-        return self._encoder.states(queries.array, self._first_levels(params))
-
-    def leaf_states(self, queries: QueryBatch) -> NDArray[np.float32]:
-        """float32[B, S]: the states on the leaf level alone, which is what a scan of all items takes."""
-        return self._encoder.states(queries.array, [self._tree.height] * len(queries))[:, -1]
-
-    def search_states(self, states_BLS: NDArray[np.float32], queries: QueryBatch, params: SearchParams) -> SearchResult:
-        """A search with the states that `encode` gave for the same queries and parameters: for whoever times the two parts."""
-        return self._search(queries, params, states_BLS)
-
-    def _search(self, queries: QueryBatch, params: SearchParams, states_BLS: NDArray[np.float32] | None) -> SearchResult:
-        tree, batch, kind = self._tree, len(queries), self.bundle.manifest.query
+        tree, batch, kind, memory_tree = self._tree, len(queries), self.bundle.manifest.query, self.memory_tree
         if queries.kind is not kind and queries.kind != kind:
             raise InvalidQuery("queries", queries.kind, str(kind))
-        queries.check(tree.item_count)
+        check_queries(self.bundle, queries, params, None if memory_tree is None else memory_tree.item_count)
         eligible = eligible_nodes(tree, params, batch, self._unrestricted)
         excluded_BX = NO_NODES
         if eligible.excluded is not None:
@@ -118,9 +107,14 @@ class CompiledEngine:
         if params.trace:
             shapes = (batch, tree.height, most), (batch, tree.height, widest)
             traced = tuple(np.full(shape, fill, dtype) for shape in shapes for fill, dtype in TRACED)
+        beams: tuple[Array, ...] = NO_FRONTIER
+        if params.frontier:
+            widest_above = min(tree.level_size(tree.height - 1), int(params.beam_size_B.max(initial=1)))
+            leaf_states_BS = np.empty((batch, self.bundle.graph_scorer.state_dim), np.float32)
+            beams = tuple(np.full((batch, widest_above), fill, dtype) for fill, dtype in TRACED[:2])
         rows_BM, finite_B = np.empty((batch, m), np.int64), np.empty(batch, np.bool_)
         ranks_BM, keys_BM = np.empty((batch, m), np.float32), np.empty((batch, m), np.float32)
-        out: tuple[Array, ...] = rows_BM, ranks_BM, keys_BM, finite_B, *traced
+        out: tuple[Array, ...] = rows_BM, ranks_BM, keys_BM, finite_B, *traced, *beams
         knobs = *read_only(params.beam_size_B, params.m_B), self._gamma, self._log_sigmoid, most, widest, params.trace
         groups = [(members, *read_only(ALL_NODES if mask is None else mask.eligible_N)) for members, mask in eligible.groups]
 
@@ -128,8 +122,11 @@ class CompiledEngine:
 
         def run(begin: int, end: int) -> None:
             part = slice(begin, end)
-            states = self._encoder.states(queries.array[part], first_B[part]) if states_BLS is None else states_BLS[part]
-            memory = self._memory_lists(queries, eligible, begin, end)
+            given_BLS = params.states_BLS
+            states = self._encoder.states(queries.array[part], first_B[part]) if given_BLS is None else given_BLS[part]
+            if params.frontier:
+                leaf_states_BS[part] = states[:, -1]
+            memory = self._memory_lists(memory_tree, queries, eligible, begin, end)
             for members, eligible_N in groups:
                 positions = members if end - begin == batch else members[(members >= begin) & (members < end)]
                 search_queries(positions, begin, states, self._arrays, self._rows_ND, eligible_N, excluded_BX, memory, knobs, out)
@@ -141,16 +138,31 @@ class CompiledEngine:
             pass
         trace = from_start_level(tree, params.beam_size_B, _levels(traced)) if params.trace else None
         vectors_finite_B = finite_B if isinstance(kind, VectorKind) else None
-        return finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, trace, vectors_finite_B, keys_BM)
+        ranking = self.bundle.manifest.ranking
+        result = finish(ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, trace, vectors_finite_B, keys_BM)
+        if not params.frontier:
+            return result
+        frontier = frontier_of(tree, ranking.gamma, params.beam_size_B, eligible, beams[0], beams[1], leaf_states_BS)
+        return replace(result, frontiers=(frontier,))
 
-    def _memory_lists(self, queries: QueryBatch, eligible: EligibleNodes, begin: int, end: int) -> tuple[Any, ...]:
+    def encode(self, queries: QueryBatch, params: SearchParams) -> NDArray[np.float32]:
+        """float32[B, L, S]: the states of the levels that a search with these parameters scores, L = H + 1 or 1."""
+        return self._encoder.states(queries.array, self._first_levels(params))
+
+    def leaf_states(self, queries: QueryBatch) -> NDArray[np.float32]:
+        """float32[B, S]: the states on the leaf level alone, which is what a scan of all items takes."""
+        return self._encoder.states(queries.array, [self._tree.height] * len(queries))[:, -1]
+
+    def _memory_lists(
+        self, memory_tree: MemoryLookup | None, queries: QueryBatch, eligible: EligibleNodes, begin: int, end: int
+    ) -> tuple[Any, ...]:
         """What compiled code takes of the memory of some queries."""
-        if self._memory is None:
+        if memory_tree is None:
             return NO_MEMORY
         if len(queries) != end - begin:
             excluded = None if eligible.excluded is None else eligible.excluded.take(np.arange(begin, end))
             eligible = EligibleNodes(eligible.items_B[begin:end], eligible.mask_B[begin:end], excluded)
-        lists = self._memory.lists(queries.array[begin:end], eligible)
+        lists = memory_tree.lists(queries.array[begin:end], eligible)
         return self._key_weight, lists.offset_B, lists.nodes, lists.values
 
     def _first_levels(self, params: SearchParams) -> list[int]:

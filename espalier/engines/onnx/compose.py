@@ -4,7 +4,8 @@ Knows graphs, not sessions: what comes out is a model that ONNX Runtime can run 
 so that graphs for different beam sizes share them.
 
 Inputs of the composed graph (those that the tree and the plan need):
-    history int64[B, T] or vector float32[B, F]     item rows, −1 = padding
+    history int64[B, T] or vector float32[B, F]     item rows, −1 = padding; or, in a plan for them,
+    states float32[B, L, S]                          what query.onnx gives
     beam_size int64[B]                               each query's beam, unless the plan is for a single one
     excluded_leaves, excluded_inner int64[B, X]      nodes that a query must not visit, −1 = padding
     eligible bool[N], mask_of int64[B]                  nodes with an eligible item below; unless the plan is for a single query, F masks
@@ -15,7 +16,9 @@ Inputs of the composed graph (those that the tree and the plan need):
     no_memory float32[1, N]                          zeros, as an input so that nobody folds B rows of them into a constant
     node_rows float32[N, D] · parent int64[N+1] and leaf_of_item int64[I+1] (last entry −1, so that −1 maps to −1)
     first_child int64[N+1] · leaf_item int64[#leaves]
-Outputs: item_rows int64[B, M], ranks float32[B, M]; with a trace candidates_h int64[B, C] and candidate_ranks_h float32[B, C] of each
+Outputs: item_rows int64[B, M], ranks float32[B, M]; the beam above the leaves, frontier_nodes int64[B, K] and frontier_ranks float32[B, K]
+(where the leaves are the start level, the level above them as it is; none where it is not scored), and leaf_states float32[B, S], which a
+run need not bind; with a trace candidates_h int64[B, C] and candidate_ranks_h float32[B, C] of each
 level, nodes_h int64[B, K] and ranks_h float32[B, K] of each level but the last (ranks are −inf where a slot is empty or its node has no
 eligible item below; item rows and nodes are undefined there). With a memory also keys, candidate_keys_h and keys_h, as the
 ranks. A careful plan, for vectors, also has finite float32[B]: 1 where the logits of all nodes that were scored are finite, else 0. In a
@@ -55,6 +58,7 @@ class Plan:
     excluded              which nodes queries may exclude
     masked                whether queries bring node masks; without, every node must have an item below
     trace                 whether each level's candidates and beam are outputs
+    states                whether query states are an input; else they are made of the queries
     largest_part          with a memory: no λ · mem exceeds this. None: without one
     wanted                m as a constant, with the beam fixed to beam_high: all shapes but B and X are known, the outputs' too (for
                           CUDA graphs)
@@ -67,6 +71,7 @@ class Plan:
     excluded: Literal["none", "leaves", "leaves and inner"] = "none"
     masked: bool = False
     trace: bool = False
+    states: bool = False
     largest_part: float | None = None
     wanted: int | None = None
 
@@ -126,8 +131,11 @@ class _Composer:
         candidates = self.whole_levels(states)
         for level in range(self.start, self.tree.height):
             kept, kept_ranks, width = self.keep(candidates, level)
+            if level == self.tree.height - 1:
+                self.frontier(kept, kept_ranks, width)
             candidates = self.expand(kept, kept_ranks, level, width, states[level + 1])
         self.results(candidates)
+        self.output(states[self.tree.height], "leaf_states", np.float32, ["B", self.info.state_dim])
         graph = helper.make_graph(
             self.nodes, "beam_search", list(self.inputs.values()), self.outputs, initializer=list(self.initializers.values())
         )
@@ -137,6 +145,12 @@ class _Composer:
 
     def query_states(self) -> dict[int, str]:
         """The name of the state float[B, S] of each scored level."""
+        numbers = range(self.first, self.tree.height + 1)
+        if self.plan.states:
+            given = self.input("states", np.float32, ["B", self.tree.height + 1 if self.info.state_levels > 1 else 1, self.info.state_dim])
+            if self.info.state_levels == 1:
+                return dict.fromkeys(numbers, self.op("Squeeze", given, self.const([1])))
+            return {level: self.op("Gather", given, self.const(level), axis=1) for level in numbers}
         if isinstance(self.kind, HistoryKind):
             history = self.input("history", np.int64, ["B", self.kind.length])
             leaves = self.op("Gather", self.table("leaf_of_item", np.int64, self.tree.item_count + 1), history)
@@ -149,7 +163,6 @@ class _Composer:
         if missing:
             raise BundleCorrupt(f"query.onnx: inputs {missing}, which {self.kind.kind} queries of this manifest do not have")
         state = self.inline(self.query, feeds, "query")
-        numbers = range(self.first, self.tree.height + 1)
         if self.info.encoder == "sequence":
             return {level: self.op("Gather", state, self.const(level), axis=1) for level in numbers}
         if self.info.state_levels == 1:
@@ -185,6 +198,8 @@ class _Composer:
                 ranks = own
             if level < self.start and self.plan.careful and self.plan.largest_part is not None:
                 ranks, _ = self.with_memory(self.whole_level(level, ranks), ranks)
+            if level == self.tree.height - 1 < self.start:
+                self.frontier(self.whole_level(level, ranks), ranks, self.const([self.tree.level_size(level)]))
         nodes = self.whole_level(self.start, ranks)
         return self.candidates(nodes, ranks, self.start, self.const([self.tree.level_size(self.start)]))
 
@@ -225,6 +240,11 @@ class _Composer:
             kept_keys = kept_keys if single else self.op("Where", empty, self.const(MINUS_INF), kept_keys)
         self.traced(level, "nodes", kept, "", kept_ranks, kept_keys)
         return kept, kept_ranks, size
+
+    def frontier(self, nodes: str, ranks: str, width: str) -> None:
+        size = self.value(width) or "frontier_K"
+        self.output(nodes, "frontier_nodes", np.int64, ["B", size])
+        self.output(ranks, "frontier_ranks", np.float32, ["B", size])
 
     def expand(self, kept: str, kept_ranks: str, level: int, width: str, state: str) -> _Candidates:
         """The children of the beam on the next level, and their ranks."""

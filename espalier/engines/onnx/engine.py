@@ -22,18 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
+from espalier.engines.frontiers import frontier_of
+from espalier.engines.given_states import check_queries
 from espalier.engines.onnx.compose import Plan, compose
 from espalier.engines.onnx.runtime import ort, session_options
 from espalier.errors import DeviceUnavailable
-from espalier.masks.eligibility import NO_NODE, ExcludedNodes, eligible_nodes, every_item
+from espalier.masks.eligibility import NO_NODE, EligibleNodes, ExcludedNodes, eligible_nodes, every_item
 from espalier.queries import QueryBatch, VectorKind, blank_queries
 from espalier.scores import finish
-from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Frontier, LevelTrace, NodeMask, SearchParams, SearchResult
 from espalier.trace import from_start_level
 from espalier.tree import Tree
 
 if TYPE_CHECKING:  # numba takes a while to import
-    from espalier.memory_lists import MemoryLists, MemoryTree
+    from espalier.memory_lists import MemoryLists, MemoryLookup
 
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ WIDE = 128
 """Excluded nodes of one query that are compared with its candidates one by one."""
 MEMORY_CELLS = 1 << 26
 """Queries times nodes, of one run of several queries with a memory: a float32 each."""
+FRONTIER = ("frontier_nodes", "frontier_ranks", "leaf_states")
+"""Outputs that are bound where they are asked for."""
 FREEING_PAUSE_S = 1e-3
 """Between two sessions that are freed."""
 
@@ -108,11 +112,11 @@ class OnnxEngine:
             "leaf_item": self._on_device(tree.leaf_item),
             "eligible": self._mask_on_device(self._every_item),
         }
-        self._memory: MemoryTree | None = None
+        self.memory_tree: MemoryLookup | None = None  # replaced where histories hold more than the bundle's items
         if bundle.memory is not None:
             from espalier.memory_lists import MemoryTree  # numba takes a while to import
 
-            self._memory = MemoryTree(bundle.memory, tree)
+            self.memory_tree = MemoryTree(bundle.memory, tree)
             self._largest_part, self._key_weight = bundle.memory.largest_part, np.float32(bundle.memory.key_weight)
             self._own = threading.local()  # float32[N] of λ · mem, all 0 between calls
             if self._shapes is not None:  # else each run is for one query
@@ -155,11 +159,11 @@ class OnnxEngine:
             self._session(self._plan(params.take(members), excluded and excluded.take(members), bucket))
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        tree = self.bundle.tree
-        queries.check(tree.item_count)
+        tree, memory = self.bundle.tree, self.memory_tree
+        check_queries(self.bundle, queries, params, None if memory is None else memory.item_count)
         eligible = eligible_nodes(tree, params, len(queries), None)
         params, excluded = self._long_lists_as_masks(params, eligible.excluded)
-        lists = None if self._memory is None else self._memory.lists(queries.array, eligible)
+        lists = None if memory is None else memory.lists(queries.array, eligible)
         shape = len(queries), int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
         keys_BM = None if lists is None else ranks_BM.copy()
@@ -177,6 +181,8 @@ class OnnxEngine:
                 finite_B[members] = part["finite"] > 0 if "finite" in part else True
             outputs.append((members, part))
         result = finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, None, finite_B, keys_BM)
+        if params.frontier:
+            result = replace(result, frontiers=(self._frontier(outputs, params, eligible),))
         if not params.trace:
             return result
         return replace(result, trace=from_start_level(tree, params.beam_size_B, self._trace(outputs, result)))
@@ -203,7 +209,7 @@ class OnnxEngine:
         if self._device == "cpu" and self._shapes is None:  # a batch saves a CPU nothing, one query a call does
             return [(np.array([b]), int(bucket)) for b, bucket in enumerate(bucket_B)]
         groups = [(np.flatnonzero(bucket_B == bucket), int(bucket)) for bucket in np.unique(bucket_B)]
-        most = len(bucket_B) if self._memory is None else max(1, MEMORY_CELLS // self.bundle.tree.node_count)
+        most = len(bucket_B) if self.bundle.memory is None else max(1, MEMORY_CELLS // self.bundle.tree.node_count)
         return [(members[b : b + most], bucket) for members, bucket in groups for b in range(0, len(members), most)]
 
     def _plan(self, params: SearchParams, excluded: ExcludedNodes | None, bucket: int) -> Plan:
@@ -212,10 +218,19 @@ class OnnxEngine:
         kinds: Literal["none", "leaves", "leaves and inner"] = "none"
         if excluded is not None and (excluded.leaves_BX >= 0).any():
             kinds = "leaves and inner" if masked or (excluded.inner_BX >= 0).any() else "leaves"
-        part = None if self._memory is None else self._largest_part
+        part = None if self.bundle.memory is None else self._largest_part
         single = len(params.m_B) == 1 and (part is None or self._device == "cpu")  # a GPU is sent lists, not an array of all nodes
         beams = 1 << bucket, (2 << bucket) - 1
-        return Plan(*beams, single, careful=not single, excluded=kinds, masked=masked, trace=params.trace, largest_part=part)
+        return Plan(
+            *beams,
+            single,
+            careful=not single,
+            excluded=kinds,
+            masked=masked,
+            trace=params.trace,
+            states=params.states_BLS is not None,
+            largest_part=part,
+        )
 
     def _run(
         self, queries: QueryBatch, params: SearchParams, excluded: ExcludedNodes | None, lists: MemoryLists | None, bucket: int
@@ -227,6 +242,8 @@ class OnnxEngine:
         wanted = int(params.m_B.max(initial=1))
         plan = self._plan(params, excluded, bucket)
         feeds: dict[str, Array] = {queries.kind.kind: queries.array, "beam_size": params.beam_size_B}
+        if params.states_BLS is not None:
+            feeds["states"] = params.states_BLS
         if excluded is not None:
             feeds |= {"excluded_leaves": excluded.leaves_BX, "excluded_inner": excluded.inner_BX}
         width = 0
@@ -236,7 +253,7 @@ class OnnxEngine:
             feeds |= {"memory_nodes": memory_nodes, "memory_values": self._key_weight * values}
         fixed = None if _filtered(params) else self._fixed(len(queries), plan, wanted, excluded, width)
         if fixed is not None:
-            return fixed.run(feeds, len(queries))
+            return fixed.run(feeds, len(queries), params.frontier)
         with self._remembered(plan, feeds) as feeds:
             outputs = self._run_plan(plan, feeds, params)
             if not plan.careful and np.isnan(outputs["ranks"][0, 0]):
@@ -261,9 +278,9 @@ class OnnxEngine:
 
     def _lists(self, queries: QueryBatch, params: SearchParams) -> MemoryLists | None:
         """What a memory gives for queries without exclusions."""
-        if self._memory is None:
+        if self.memory_tree is None:
             return None
-        return self._memory.lists(queries.array, eligible_nodes(self.bundle.tree, params, len(queries), None))
+        return self.memory_tree.lists(queries.array, eligible_nodes(self.bundle.tree, params, len(queries), None))
 
     def _run_plan(self, plan: Plan, feeds: dict[str, Array], params: SearchParams) -> dict[str, Array]:
         """The outputs of a session with free shapes."""
@@ -278,7 +295,7 @@ class OnnxEngine:
         for entry in session.get_inputs():
             if entry.name in feeds:
                 binding.bind_cpu_input(entry.name, feeds[entry.name])
-        names = [entry.name for entry in session.get_outputs()]
+        names = [entry.name for entry in session.get_outputs() if params.frontier or entry.name not in FRONTIER]
         for name in names:
             binding.bind_output(name, "cpu")
         session.run_with_iobinding(binding)
@@ -333,7 +350,7 @@ class OnnxEngine:
         for h in range(1, tree.height + 1):
             visited = [(members, outputs) for members, outputs in parts if f"candidates_{h}" in outputs]
             if visited:
-                key = "ranks" if self._memory is None else "keys"
+                key = "ranks" if self.bundle.memory is None else "keys"
                 chosen, chosen_keys = (_rows(visited, f"candidates_{h}", f"candidate_{name}_{h}", batch) for name in ("ranks", key))
                 if h < tree.height:
                     kept, kept_keys = (_rows(visited, f"nodes_{h}", f"{name}_{h}", batch) for name in ("ranks", key))
@@ -341,6 +358,21 @@ class OnnxEngine:
                     kept, kept_keys = (_leaves(tree, result, ranks_BM) for ranks_BM in (result.ranks_BM, result.keys_BM))
                 levels.append(LevelTrace(h, *kept, *chosen, kept_keys[1], chosen_keys[1]))
         return tuple(levels)
+
+    def _frontier(
+        self, parts: Sequence[tuple[NDArray[np.int64], dict[str, Array]]], params: SearchParams, eligible: EligibleNodes
+    ) -> Frontier:
+        """Of all runs of a call."""
+        tree, batch = self.bundle.tree, len(params.m_B)
+        states_BS = np.empty((batch, self.bundle.graph_scorer.state_dim), np.float32)
+        for members, outputs in parts:
+            states_BS[members] = outputs["leaf_states"]
+        eligible = replace(eligible, mask_B=tuple(mask or self._every_item for mask in eligible.mask_B))
+        scored = [(members, outputs) for members, outputs in parts if "frontier_nodes" in outputs]
+        nodes_BK, ranks_BK = np.empty((batch, 0), np.int64), np.empty((batch, 0), np.float32)
+        if scored:
+            nodes_BK, ranks_BK = _rows(scored, "frontier_nodes", "frontier_ranks", batch)
+        return frontier_of(tree, self.bundle.manifest.ranking.gamma, params.beam_size_B, eligible, nodes_BK, ranks_BK, states_BS)
 
     def _session(self, plan: Plan) -> ort.InferenceSession:
         """The session of a plan with free shapes. One that is there is not waited for while another is being built."""
@@ -375,7 +407,7 @@ class OnnxEngine:
 
 FIXED_FILLERS = {
     "history": -1, "vector": 0, "beam_size": 1, "excluded_leaves": NO_NODE, "excluded_inner": NO_NODE, "mask_of": 0,
-    "memory_nodes": 0, "memory_values": 0,
+    "memory_nodes": 0, "memory_values": 0, "states": 0,
 }  # fmt: skip
 """The inputs of a fixed run that have a buffer of their own, and their first values. Later, rows past a call's queries hold queries of
 earlier calls; their answers are not read."""
@@ -405,7 +437,7 @@ class _FixedRun:
             self._outputs[entry.name] = ort.OrtValue.ortvalue_from_numpy(blank, device, 0)
             binding.bind_ortvalue_output(entry.name, self._outputs[entry.name])
 
-    def run(self, feeds: dict[str, Array], batch: int) -> dict[str, Array]:
+    def run(self, feeds: dict[str, Array], batch: int, frontier: bool) -> dict[str, Array]:
         with self._lock:
             for name in feeds.keys() & self._host.keys():
                 host, feed = self._host[name], feeds[name]
@@ -416,7 +448,8 @@ class _FixedRun:
                     host[:batch] = feed
                 self._device[name].update_inplace(host)
             self._session.run_with_iobinding(self._binding)
-            return {name: value.numpy()[:batch].copy() for name, value in self._outputs.items()}
+            wanted = {name: value for name, value in self._outputs.items() if frontier or name not in FRONTIER}
+            return {name: value.numpy()[:batch].copy() for name, value in wanted.items()}
 
 
 def _rows(
