@@ -1,0 +1,322 @@
+"""The journal of a live catalogue: every operation in order, and where each item was placed in each version, in one SQLite file.
+
+    ops         sequence, id, kind, body, source version, time; sequences are never given twice
+    latest      the last operation of every id
+    placements  (version, sequence, tree) → parent, slot, row: stored, so that every process and every replay agrees
+    meta        identity of the sequence numbers
+
+An operation that `writing` has committed survives the death of the process and of the machine. There is no file until the first one. Knows
+operations and their order; journal_file.py knows SQLite's files and locks. Used by one process with several threads, and by many processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from espalier.errors import InvalidData, JournalCorrupt, JournalError, JournalFull, JournalReadOnly
+from espalier.live import journal_file
+from espalier.live.journal_file import LOCK_S, errors_of, locked, log_bytes, named, open_reader, open_writer
+from espalier.live.operations import ItemBody, Operation
+from espalier.live.rows import LiveRow, Placement
+
+log = logging.getLogger(__name__)
+
+MAX_TREES = 16
+MAX_ROW_BYTES = 16 << 20
+"""Largest row of a leaf."""
+PAGE_BYTES = 16 << 20
+"""Bodies that `since` returns; it ends with the one that exceeds this."""
+CHECKPOINT_BYTES = 8 << 20
+"""Size of the write-ahead log from which a commit is followed by a checkpoint."""
+IDS = 500
+"""Ids or sequences of one SQL statement."""
+COLUMNS = "seq, id, kind, body, source_version, at"
+
+
+class Transaction:
+    """What a writer does under the lock: reads what others have committed, then appends. Everything is committed together."""
+
+    def __init__(self, connection: sqlite3.Connection, file: Path) -> None:
+        self._connection, self._file = connection, file
+
+    def last_sequence(self) -> int:
+        return _last(self._connection)
+
+    def since(self, sequence: int, limit: int) -> list[Operation]:
+        return _operations(self._connection, self._file, "seq > ? ORDER BY seq LIMIT ?", (sequence, limit))
+
+    def read(self, ids: Sequence[str]) -> dict[str, Operation]:
+        return _read(self._connection, self._file, ids)
+
+    def append(self, operation: Operation) -> Operation:
+        """Add an operation; returns it with its sequence and time.
+
+        Sequence 0 takes the next one. An operation copied from another journal brings its own, which must be above all of this journal.
+        """
+        body = operation.body.to_bytes()
+        given = operation.sequence
+        if given and given <= self.last_sequence():
+            raise InvalidData("sequence", given, f"above {self.last_sequence()}, the last one")
+        at = operation.at or time.time()
+        values = (given or None, operation.id, operation.kind, body, operation.source_version, at)
+        sequence = self._connection.execute(f"INSERT INTO ops({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values).lastrowid
+        if sequence is None:
+            raise JournalCorrupt(f"{named(self._file)}: it gives no sequence numbers")
+        self._connection.execute("INSERT OR REPLACE INTO latest(id, seq) VALUES (?, ?)", (operation.id, sequence))
+        return replace(operation, sequence=sequence, at=at)
+
+    def store_placements(self, version: int, found: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
+        """Store where operations were placed in a version, by sequence, unless another process did before; returns what is stored.
+
+        An operation of an item whose row stays as it was needs its placement stored again: the earlier operation may be compacted away.
+        """
+        for sequence, placements in found.items():
+            rows = [(p.tree, p.parent, p.slot, p.row.to_bytes()) for p in placements]
+            for tree, parent, slot, row in rows:
+                if not 0 <= tree < MAX_TREES or parent < 0 or slot < 0 or len(row) > MAX_ROW_BYTES:
+                    raise InvalidData(
+                        "placement", (tree, parent, slot, len(row)), f"a node, a slot and a row of at most {MAX_ROW_BYTES} bytes"
+                    )
+            stored = "SELECT 1 FROM placements WHERE version = ? AND seq = ?"
+            if self._connection.execute(stored, (version, sequence)).fetchone() is None:
+                insert = "INSERT OR IGNORE INTO placements(version, seq, tree, parent, slot, row) VALUES (?, ?, ?, ?, ?, ?)"
+                self._connection.executemany(insert, ((version, sequence, *row) for row in rows))
+        return _placements(self._connection, self._file, version, [*found])
+
+
+class Journal:
+    """A journal, opened when it is first needed. All methods may be called from any thread, and raise JournalError and its kinds."""
+
+    def __init__(self, file: Path, mode: Literal["read", "write"] = "write") -> None:
+        self.file, self._mode = file, mode
+        self._inode: int | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._checkpoint_at = CHECKPOINT_BYTES
+
+    @staticmethod
+    def open(file: Path, mode: Literal["read", "write"] = "write") -> Journal:
+        """The journal of a file that need not be there yet. Migrates one of an earlier release, and reads all of it.
+
+        Raises JournalCorrupt where it is damaged, UnsupportedJournal where a later release wrote it, or an earlier one and it cannot be
+        migrated, because the folder is read-only.
+        """
+        journal = Journal(file, mode)
+        if mode == "write" and file.exists():
+            try:
+                with journal.exclusive():
+                    pass
+            except (JournalFull, JournalReadOnly) as error:
+                log.warning("%s; it is read all the same", error)
+        journal_file.check(file)
+        return journal
+
+    # -- reading --------------------------------------------------------------------------------------------------------
+
+    def exists(self) -> bool:
+        """Whether anything was ever written."""
+        return self.file.exists()
+
+    def last_sequence(self) -> int:
+        """The last sequence number that was given; 0 before the first."""
+        with self.reading() as connection:
+            return 0 if connection is None else _last(connection)
+
+    def identity(self) -> str | None:
+        """Names the journal's sequence numbers: another one means that a backup was put in place. None before the first operation."""
+        with self.reading() as connection:
+            if connection is None:
+                return None
+            row = connection.execute("SELECT value FROM meta WHERE key = 'identity'").fetchone()
+            return None if row is None else str(row[0])
+
+    def since(self, sequence: int, limit: int) -> list[Operation]:
+        """Operations after a sequence, ascending, at most `limit`, fewer where they are large; empty where there are none."""
+        return self._select("seq > ? ORDER BY seq LIMIT ?", (sequence, limit))
+
+    def current(self, sequence: int, limit: int) -> list[Operation]:
+        """As `since`, only the last operation of each id: all that a replay needs."""
+        where = "seq > ? AND seq = (SELECT latest.seq FROM latest WHERE latest.id = ops.id) ORDER BY seq LIMIT ?"
+        return self._select(where, (sequence, limit))
+
+    def latest(self, item_id: str) -> Operation | None:
+        """The last operation of an id."""
+        return self.read((item_id,)).get(item_id)
+
+    def read(self, ids: Sequence[str]) -> dict[str, Operation]:
+        """The last operation of each id that has one."""
+        with self.reading() as connection:
+            return {} if connection is None else _read(connection, self.file, ids)
+
+    def placements(self, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
+        """Stored placements in a version, by sequence, in order of trees; without operations that have none."""
+        with self.reading() as connection:
+            return {} if connection is None else _placements(connection, self.file, version, sequences)
+
+    # -- writing --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self, timeout_s: float = LOCK_S) -> Iterator[Transaction]:
+        """Hold the lock, and commit what the block appends when it ends; nothing of it where it raises.
+
+        Raises JournalFull, JournalReadOnly or JournalBusy, after which a later attempt may succeed.
+        """
+        with self.exclusive(timeout_s) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield Transaction(connection, self.file)
+            connection.execute("COMMIT")
+            self._checkpoint(connection)
+
+    @contextmanager
+    def exclusive(self, timeout_s: float = LOCK_S) -> Iterator[sqlite3.Connection]:
+        """Hold the lock, with the connection that writes. A transaction that is open in the end is rolled back."""
+        if self._mode == "read":
+            raise JournalReadOnly(f"{named(self.file)}: it was opened to be read")
+        with self._writing, locked(self.file, timeout_s):
+            self._same_file()
+            if self._writer is None:
+                self._writer = open_writer(self.file)
+                self._inode = self.file.stat().st_ino
+            try:
+                with errors_of(self.file):
+                    yield self._writer
+            except JournalError:
+                self._close_writer()  # what SQLite keeps in memory of a failed transaction goes with its connection
+                raise
+            finally:
+                if self._writer is not None and self._writer.in_transaction:
+                    with suppress(sqlite3.Error):
+                        self._writer.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close the file. A later call opens it again."""
+        with self._reading:
+            self._close_reader()
+        if self._writer is not None:
+            with self._writing, locked(self.file):  # the last connection to close checkpoints
+                self._close_writer()
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> None:
+        """Move a long write-ahead log into the database. Holds the lock. Its failure changes nothing that was committed."""
+        size = log_bytes(self.file)
+        if size < self._checkpoint_at:
+            return
+        try:
+            connection.execute("PRAGMA busy_timeout = 0")  # readers of a moment ago need not be waited for: the next commit tries again
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            connection.execute(f"PRAGMA busy_timeout = {journal_file.BUSY_MS}")
+        except sqlite3.Error as error:
+            log.warning("%s: its write-ahead log of %d bytes stays: %s", named(self.file), size, error)
+        self._checkpoint_at = log_bytes(self.file) + CHECKPOINT_BYTES
+
+    def _same_file(self) -> None:
+        """Raises JournalCorrupt where the file was replaced or deleted while open: what is written to it would be lost."""
+        if self._inode is None:
+            return
+        try:
+            found = self.file.stat().st_ino
+        except OSError:
+            found = None
+        if found != self._inode:
+            raise JournalCorrupt(f"{named(self.file)}: it was deleted or replaced while in use; restart the service")
+
+    def _select(self, where: str, values: tuple[object, ...]) -> list[Operation]:
+        with self.reading() as connection:
+            return [] if connection is None else _operations(connection, self.file, where, values)
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection | None]:
+        """The connection that reads, None where there is no journal yet."""
+        with self._reading:
+            self._same_file()
+            if self._reader is not None:
+                with errors_of(self.file):
+                    yield self._reader
+                return
+            found = open_reader(self.file)
+            if found is None:
+                yield None
+                return
+            connection, keep = found
+            if keep:
+                self._reader = connection
+                self._inode = self._inode or os.stat(self.file).st_ino
+            try:
+                with errors_of(self.file):
+                    yield connection
+            finally:
+                if not keep:
+                    connection.close()
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            with suppress(sqlite3.Error):
+                self._writer.close()
+            self._writer = None
+
+
+def _last(connection: sqlite3.Connection) -> int:
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'ops'").fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def _operations(connection: sqlite3.Connection, file: Path, where: str, values: tuple[object, ...], whole: bool = False) -> list[Operation]:
+    found: list[Operation] = []
+    left = float("inf") if whole else PAGE_BYTES
+    for seq, item, kind, body, source_version, at in connection.execute(f"SELECT {COLUMNS} FROM ops WHERE {where}", values):
+        try:
+            found.append(Operation(seq, item, kind, ItemBody.from_bytes(body), source_version, at))
+        except (InvalidData, TypeError, AttributeError) as error:
+            raise JournalCorrupt(f"{named(file)}: operation {seq}: {error}") from error
+        left -= len(body)
+        if left < 0:
+            break
+    return found
+
+
+def _read(connection: sqlite3.Connection, file: Path, ids: Sequence[str]) -> dict[str, Operation]:
+    found: list[Operation] = []
+    for some in _chunks(ids):
+        where = f"seq IN (SELECT seq FROM latest WHERE id IN ({_marks(some)}))"
+        found += _operations(connection, file, where, some, whole=True)
+    return {operation.id: operation for operation in found}
+
+
+def _placements(connection: sqlite3.Connection, file: Path, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
+    found: dict[int, list[Placement]] = {}
+    for some in _chunks(sequences):
+        statement = f"SELECT seq, tree, parent, slot, row FROM placements WHERE version = ? AND seq IN ({_marks(some)}) ORDER BY seq, tree"
+        for seq, tree, parent, slot, row in connection.execute(statement, (version, *some)):
+            try:
+                if not 0 <= tree < MAX_TREES or parent < 0 or slot < 0:
+                    raise InvalidData("placement", (tree, parent, slot), "a tree, a node and a slot")
+                found.setdefault(seq, []).append(Placement(tree, parent, slot, LiveRow.from_bytes(row)))
+            except (InvalidData, TypeError) as error:
+                raise JournalCorrupt(f"{named(file)}: placement of operation {seq} in version {version}: {error}") from error
+    return {sequence: tuple(placements) for sequence, placements in found.items()}
+
+
+def _chunks(values: Iterable[object]) -> Iterator[tuple[object, ...]]:
+    rest = iter(values)
+    while some := tuple(islice(rest, IDS)):
+        yield some
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))

@@ -1,0 +1,276 @@
+"""The SQLite file of a journal: how it is opened, what it must look like, and what its errors mean.
+
+Every commit and every checkpoint holds a lock on a file of its own, `.live.lock` beside the journal: SQLite 3.7.0 to 3.51.2 can lose
+commits when one connection checkpoints while another one commits and so resets the write-ahead log (sqlite.org/wal.html#walresetbug). For
+the same reason SQLite never checkpoints by itself here. Readers take no lock. Knows files and SQL. Does not know operations (journal.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+from espalier.errors import JournalBusy, JournalCorrupt, JournalError, JournalFull, JournalReadOnly, UnsupportedJournal
+
+FILE = "live.db"
+LOCK = ".live.lock"
+APPLICATION = 0x4573704A
+"""SQLite's application_id of a journal: "EspJ"."""
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+        "CREATE TABLE ops(seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
+        "source_version INTEGER, at REAL NOT NULL)",
+        "CREATE TABLE latest(id TEXT PRIMARY KEY, seq INTEGER NOT NULL)",
+        "CREATE TABLE placements(version INTEGER NOT NULL, seq INTEGER NOT NULL, tree INTEGER NOT NULL, parent INTEGER NOT NULL, "
+        "slot INTEGER NOT NULL, row BLOB NOT NULL, PRIMARY KEY(version, seq, tree))",
+    ),
+)
+"""The statements that lead from each schema version to the next, from 0 (no tables). SQLite's user_version is the version of a file."""
+MAX_VALUE_BYTES = 32 << 20
+"""Largest value that SQLite reads or writes."""
+LOCK_S = 5.0
+"""Longest wait for a lock."""
+LOCK_POLL_S = 0.0005
+BUSY_MS = 5000
+"""Longest wait for readers, where they hold up a commit: on network file systems alone."""
+NETWORK = ("nfs", "cifs", "smb", "ceph", "glusterfs", "lustre", "afs", "9p", "beegfs", "gpfs", "ocfs2", "gfs2", "fuse.sshfs", "fuse.s3")
+"""How the names of file systems begin that several hosts share: shared memory, which a write-ahead log needs, does not work on them."""
+PROBE_BYTES = 64 << 10
+
+
+@contextmanager
+def locked(file: Path, timeout_s: float = LOCK_S) -> Iterator[None]:
+    """Hold the lock of the journal `file`. Raises JournalBusy, or JournalReadOnly where the lock cannot be made."""
+    try:
+        descriptor = os.open(file.with_name(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise os_error(file, error) from error
+    try:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise JournalBusy(f"{named(file)}: another process has held its lock for {timeout_s:g} s") from error
+                time.sleep(LOCK_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def open_writer(file: Path) -> sqlite3.Connection:
+    """A connection that writes, to a file that is made or migrated where it must be. The caller holds the lock.
+
+    Raises JournalError and its kinds.
+    """
+    try:
+        if not file.exists():
+            os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640))
+    except OSError as error:
+        raise os_error(file, error) from error
+    with errors_of(file):
+        connection = _connect(file, "rw")
+        try:
+            found = _schema_of(connection, file)
+            mode = "TRUNCATE" if on_network(file) else "WAL"
+            if not found:
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.execute(f"PRAGMA journal_mode = {mode}")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            connection.execute("PRAGMA secure_delete = ON")
+            if found < len(MIGRATIONS):
+                _migrate(connection, found)
+                _flush_folder(file.parent)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def open_reader(file: Path) -> tuple[sqlite3.Connection, bool] | None:
+    """A connection that only reads, and whether it may be kept. None where there is no journal, or none that is finished.
+
+    A folder that is read-only, or on a full disk, has no room for the shared memory of a write-ahead log. Where the log is empty the file
+    is read without one; then others may write at any time, so the connection is for one reading. On a network file system, where there is
+    no write-ahead log, a reader may have to undo what a dead writer began. Raises JournalError and its kinds.
+    """
+    if not file.exists():
+        return None
+    keep = True
+    with errors_of(file):
+        connection = _connect(file, "rw" if on_network(file) else "ro")
+        try:
+            connection.execute("PRAGMA query_only = ON")
+            connection.execute("PRAGMA user_version").fetchone()
+        except sqlite3.OperationalError:
+            connection.close()
+            if log_bytes(file, "-wal") or log_bytes(file, "-journal"):
+                raise
+            connection, keep = _connect(file, "ro", "&immutable=1"), False
+        try:
+            found = _schema_of(connection, file)
+        except BaseException:
+            connection.close()
+            raise
+    if found == len(MIGRATIONS):
+        return connection, keep
+    connection.close()
+    if found:
+        raise UnsupportedJournal(f"{named(file)}: it is of an earlier release (schema {found}); the first write migrates it")
+    return None
+
+
+def check(file: Path) -> None:
+    """Read all of a journal. Raises JournalCorrupt where it is damaged, UnsupportedJournal where a later release wrote it."""
+    found = open_reader(file)
+    if found is None:
+        return
+    with closing(found[0]) as connection, errors_of(file):
+        wrong = [text for (text,) in connection.execute("PRAGMA quick_check(1)")]
+    if wrong != ["ok"]:
+        raise JournalCorrupt(f"{named(file)}: {' '.join(wrong[0].split())}; put a backup in its place")
+
+
+def log_bytes(file: Path, ending: str = "-wal") -> int:
+    """Size of the write-ahead log, or of the rollback journal; 0 where there is none."""
+    try:
+        return file.with_name(file.name + ending).stat().st_size
+    except OSError:
+        return 0
+
+
+def new_identity() -> str:
+    """Names the sequence numbers of a journal: journals of one identity never give one number to two operations."""
+    return secrets.token_hex(8)
+
+
+def named(file: Path) -> str:
+    """A journal as messages call it."""
+    return f"{file.parent.name}/{file.name}"
+
+
+@contextmanager
+def errors_of(file: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise
+    except sqlite3.Error as error:
+        raise _error(file, error) from error
+
+
+def os_error(file: Path, error: OSError) -> JournalError:
+    """What the system says of the journal, or of its folder."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return JournalFull(f"{named(file)}: the disk or a quota has no room for another operation ({error.strerror})")
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return JournalReadOnly(f"{named(file)}: it or its folder cannot be written to ({error.strerror})")
+    return JournalError(f"{named(file)}: {error.strerror}")
+
+
+def on_network(file: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Whether several hosts may share the file system of a file. False where the system does not say."""
+    folder = str(file.parent.resolve())
+    kind, longest = "", -1
+    with suppress(OSError):
+        for line in mounts.read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            point = before.split()[4].replace("\\040", " ")
+            if len(point) >= longest and (folder == point or folder.startswith(point.rstrip("/") + "/")):
+                kind, longest = after.split()[0], len(point)
+    return kind.startswith(NETWORK)
+
+
+def _connect(file: Path, mode: str, more: str = "") -> sqlite3.Connection:
+    """A connection in autocommit mode, for any thread at a time, that trusts nothing in the file."""
+    address = f"file:{quote(str(file.absolute()))}?mode={mode}{more}"
+    connection = sqlite3.connect(address, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, uri=True)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    return connection
+
+
+def _schema_of(connection: sqlite3.Connection, file: Path) -> int:
+    """The schema version of a file, 0 for an empty one. Raises JournalCorrupt for other files, UnsupportedJournal for later ones."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    tables = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'")}
+    if not application and not version and not tables:
+        return 0
+    if application != APPLICATION:
+        raise JournalCorrupt(f"{named(file)}: it is a database of something else; put a backup in its place, or move it away")
+    if version > len(MIGRATIONS):
+        raise UnsupportedJournal(f"{named(file)}: it has schema {version}, and this release reads schemas up to {len(MIGRATIONS)}")
+    if version == len(MIGRATIONS) and tables != _tables():
+        raise JournalCorrupt(f"{named(file)}: its tables are not those of schema {version}; put a backup in its place")
+    return int(version)
+
+
+def _tables() -> set[str]:
+    """The statements of the tables of the newest schema."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for statement in (statement for step in MIGRATIONS for statement in step):
+            connection.execute(statement)
+        return {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'")}
+
+
+def _migrate(connection: sqlite3.Connection, found: int) -> None:
+    """Bring a file to the newest schema, in one transaction."""
+    connection.execute("BEGIN IMMEDIATE")
+    for step in MIGRATIONS[found:]:
+        for statement in step:
+            connection.execute(statement)
+    if not found:
+        connection.execute("INSERT INTO meta VALUES ('identity', ?)", (new_identity(),))
+    connection.execute(f"PRAGMA application_id = {APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    connection.execute("COMMIT")
+
+
+def _error(file: Path, error: sqlite3.Error) -> JournalError:
+    kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    text = f"{named(file)}: {error}"
+    if kind == sqlite3.SQLITE_FULL:
+        return JournalFull(f"{named(file)}: the disk has no room for another operation")
+    if kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_TOOBIG):
+        return JournalCorrupt(f"{text}; put a backup in its place")
+    if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return JournalBusy(text)
+    if kind in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+        return _probed(file) or (JournalReadOnly(text) if kind == sqlite3.SQLITE_READONLY else JournalError(text))
+    return JournalError(text)
+
+
+def _probed(file: Path) -> JournalError | None:
+    """Why nothing can be written beside the journal, as the system says it: SQLite does not tell a quota from a broken disk."""
+    try:
+        with tempfile.TemporaryFile(dir=file.parent) as probe:
+            probe.write(b"\0" * PROBE_BYTES)
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        return os_error(file, error)
+    return None
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,268 @@
+"""The journal of a live catalogue: order, what is read back, and several processes and threads at once."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from espalier.errors import InvalidData, JournalBusy, JournalCorrupt, JournalReadOnly
+from espalier.live import journal as journal_module
+from espalier.live import journal_file
+from espalier.live.journal import Journal
+from espalier.live.journal_file import locked, log_bytes
+from espalier.live.operations import ItemBody, Operation
+from espalier.live.rows import Placement
+from tests.espalier.live.journals import appended, numbers, placed, put
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal.open(tmp_path / "live.db")
+
+
+def test_there_is_no_file_until_something_is_written(journal: Journal) -> None:
+    assert (journal.last_sequence(), journal.since(0, 10), journal.latest("a"), journal.placements(1, [1])) == (0, [], None, {})
+    assert (journal.exists(), journal.identity()) == (False, None)
+    assert not [*journal.file.parent.iterdir()]
+
+
+def test_operations_come_back_as_they_were_appended(journal: Journal) -> None:
+    body = ItemBody({"title": "é", "n": [1.5, None]}, "text", ("b",), (["x"], ["y"]), ("u1", "u2"), 12.5)
+    with journal.writing() as transaction:
+        first = transaction.append(Operation(0, "a/é", "put", body, 7, 100.25))
+        second = transaction.append(Operation(0, "b", "delete"))
+    assert (first.sequence, second.sequence) == (1, 2)
+    assert second.at > 1e9
+    for found in (journal, Journal(journal.file, "read")):
+        assert found.since(0, 10) == [first, second]
+        assert found.since(1, 10) == [second]
+        assert found.since(0, 1) == [first]
+        assert found.latest("a/é") == first
+        assert found.read(["b", "c", "a/é"]) == {"a/é": first, "b": second}
+        assert found.last_sequence() == 2
+
+
+def test_the_latest_operation_of_an_id_is_what_a_replay_needs(journal: Journal) -> None:
+    appended(journal, [put("a", 1), put("b", 2), put("a", 3), replace(put("b"), kind="delete", body=ItemBody()), put("c", 5)])
+    assert [operation.sequence for operation in journal.current(0, 10)] == [3, 4, 5]
+    assert [operation.sequence for operation in journal.current(3, 1)] == [4]
+    assert numbers([operation for operation in (journal.latest("a"),) if operation]) == [3]
+
+
+def test_many_ids_are_read_at_once(journal: Journal) -> None:
+    appended(journal, [put(f"i{number}", number) for number in range(1203)])
+    assert len(journal.read([f"i{number}" for number in range(1300)])) == 1203
+
+
+def test_a_page_ends_where_bodies_are_large(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    appended(journal, [put(f"i{number}", number) for number in range(9)])
+    monkeypatch.setattr(journal_module, "PAGE_BYTES", 100)
+    pages, after = [], 0
+    while page := journal.since(after, 100):
+        pages.append(len(page))
+        after = page[-1].sequence
+    assert sum(pages) == 9
+    assert max(pages) < 9
+    assert len(journal.read([f"i{number}" for number in range(9)])) == 9  # all that was asked for, however large
+
+
+def test_placements_come_back_in_order_of_trees(journal: Journal) -> None:
+    appended(journal, [put("a"), put("b")])
+    with journal.writing() as transaction:
+        transaction.store_placements(4, {2: [placed(1, 6), placed(0, 7)], 1: [placed(0, 8)]})
+    found = journal.placements(4, [1, 2, 3])
+    assert {sequence: [(p.tree, p.parent, p.slot) for p in rows] for sequence, rows in found.items()} == {
+        1: [(0, 8, 5)],
+        2: [(0, 7, 5), (1, 6, 5)],
+    }
+    assert found[1][0].row.to_bytes() == placed().row.to_bytes()
+    assert journal.placements(5, [1, 2]) == {}
+
+
+def test_the_first_placement_that_is_stored_holds_for_all(journal: Journal) -> None:
+    appended(journal, [put("a")])
+    with journal.writing() as transaction:
+        transaction.store_placements(1, {1: [placed(parent=3)]})
+    with Journal(journal.file).writing() as transaction:
+        found = transaction.store_placements(1, {1: [placed(parent=4), placed(tree=1)]})
+    assert [(p.tree, p.parent) for p in found[1]] == [(0, 3)]
+
+
+@pytest.mark.parametrize("wrong", [placed(tree=16), placed(parent=-1), placed(slot=-1)])
+def test_a_placement_that_is_none_is_refused(journal: Journal, wrong: Placement) -> None:
+    def write() -> None:
+        with journal.writing() as transaction:
+            transaction.append(put("a"))
+            transaction.store_placements(1, {1: [wrong]})
+
+    with pytest.raises(InvalidData, match="placement"):
+        write()
+    assert journal.last_sequence() == 0  # nothing of the block was kept
+
+
+def test_the_largest_row_is_stored_and_a_larger_one_refused(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MAX_ROW_BYTES", len(placed(size=8).row.to_bytes()))
+    with journal.writing() as transaction:
+        transaction.store_placements(1, {1: [placed(size=8)]})
+        with pytest.raises(InvalidData, match="row"):
+            transaction.store_placements(1, {2: [placed(size=9)]})
+
+
+def test_a_block_that_raises_leaves_nothing_and_its_numbers_go_to_the_next(journal: Journal) -> None:
+    appended(journal, [put("a")])
+
+    def fail() -> None:
+        with journal.writing() as transaction:
+            transaction.append(put("b"))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert journal.last_sequence() == 1
+    assert appended(journal, [put("c")]) == [2]
+    assert [operation.id for operation in journal.since(0, 9)] == ["a", "c"]
+
+
+def test_a_writer_first_sees_what_others_have_committed(journal: Journal) -> None:
+    appended(Journal(journal.file), [put("a", 1)])
+    with journal.writing() as transaction:
+        assert [operation.id for operation in transaction.since(0, 10)] == ["a"]
+        assert transaction.last_sequence() == 1
+        assert transaction.append(put("b")).sequence == 2
+        assert [*transaction.read(["a", "b"])] == ["a", "b"]
+    assert journal.last_sequence() == 2
+
+
+def test_operations_of_another_journal_keep_their_numbers(journal: Journal) -> None:
+    with journal.writing() as transaction:
+        assert transaction.append(replace(put("a"), sequence=40, at=3.0)).sequence == 40
+        with pytest.raises(InvalidData, match="above 40"):
+            transaction.append(replace(put("b"), sequence=40))
+    assert appended(journal, [put("b")]) == [41]
+    assert journal.since(0, 1)[0].at == 3.0
+
+
+def test_a_journal_to_be_read_is_not_written_to(journal: Journal) -> None:
+    with pytest.raises(JournalReadOnly), Journal(journal.file, "read").writing():
+        pass
+    assert not journal.exists()
+
+
+def test_threads_append_and_read_at_once(journal: Journal) -> None:
+    given: list[int] = []
+
+    def write(name: str) -> None:
+        own = Journal(journal.file) if name == "0" else journal
+        for number in range(20):
+            given.extend(appended(own, [put(f"{name}-{number}", number)]))
+            assert own.latest(f"{name}-{number}") is not None
+
+    threads = [threading.Thread(target=write, args=(str(number),)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(given) == [*range(1, 81)]
+    assert [operation.sequence for operation in journal.since(0, 100)] == sorted(given)
+
+
+def test_who_waits_too_long_for_the_lock_is_told(journal: Journal) -> None:
+    with locked(journal.file), pytest.raises(JournalBusy, match=r"0\.01 s"), journal.writing(0.01):
+        pass
+    assert appended(journal, [put("a")]) == [1]
+
+
+def test_commits_and_checkpoints_happen_under_the_lock_alone(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two connections that commit and checkpoint at once can lose commits in SQLite before 3.51.3."""
+    monkeypatch.setattr(journal_module, "CHECKPOINT_BYTES", 1)
+    journal._checkpoint_at = 1
+    ran: list[str] = []
+
+    def note(statement: str) -> None:
+        if not statement.startswith(("SELECT", "PRAGMA user", "PRAGMA application", "BEGIN")):
+            ran.append(statement)
+            with pytest.raises(JournalBusy), locked(journal.file, 0):
+                pass
+
+    with journal.exclusive() as connection:
+        connection.set_trace_callback(note)
+        assert connection.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
+    for number in range(3):
+        appended(journal, [put("a", number)], version=1)
+    assert ran.count("COMMIT") == 3
+    assert sum("wal_checkpoint" in statement for statement in ran) == 3
+    assert log_bytes(journal.file) == 0
+
+
+def test_a_log_that_grows_is_moved_into_the_database(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "CHECKPOINT_BYTES", 100_000)
+    journal._checkpoint_at = 100_000
+    sizes = []
+    for number in range(40):
+        appended(journal, [put(f"{number}", number)], version=1)
+        sizes.append(log_bytes(journal.file))
+    assert max(sizes) < 100_000
+    assert sizes.count(0) >= 2
+    assert journal.last_sequence() == 40
+
+
+def test_a_reader_does_not_hold_up_a_checkpoint_for_long(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "CHECKPOINT_BYTES", 1)
+    journal._checkpoint_at = 1
+    appended(journal, [put("a", 1)])
+    with closing(sqlite3.connect(journal.file, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM ops").fetchall()
+        assert appended(journal, [put("a", 2)]) == [2]  # the log stays, the commit does not wait
+        assert log_bytes(journal.file) > 0
+    appended(journal, [put("a", 3)])
+    assert log_bytes(journal.file) == 0
+
+
+def test_a_journal_that_was_replaced_or_deleted_is_not_written_to(journal: Journal) -> None:
+    appended(journal, [put("a")])
+    journal.file.rename(journal.file.with_name("moved"))
+    for _ in range(2):
+        with pytest.raises(JournalCorrupt, match="restart"):
+            appended(journal, [put("b")])
+        with pytest.raises(JournalCorrupt, match="restart"):
+            journal.last_sequence()
+        appended(Journal(journal.file), [put("other")])
+
+
+def test_a_closed_journal_opens_again(journal: Journal) -> None:
+    appended(journal, [put("a")])
+    journal.close()
+    assert not journal.file.with_name("live.db-wal").exists()  # the last to close has moved it into the database
+    assert journal.last_sequence() == 1
+    assert appended(journal, [put("b")]) == [2]
+
+
+def test_journals_on_network_file_systems_have_no_shared_memory(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_file, "on_network", lambda file: True)
+    appended(journal, [put("a")])
+    assert Journal(journal.file, "read").last_sequence() == 1
+    assert appended(Journal(journal.file), [put("b")]) == [2]
+    assert not journal.file.with_name("live.db-wal").exists()
+    with closing(sqlite3.connect(journal.file)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)  # TRUNCATE holds for a connection; it is not WAL
+
+
+@pytest.mark.parametrize(
+    ("folder", "network"),
+    [("/srv/models/a", True), ("/srv/other", False), ("/srv", False), ("/my disk/a", True), ("/mnt/a", True), ("/mntx", False)],
+)
+def test_network_file_systems_are_known_by_their_mounts(tmp_path: Path, folder: str, network: bool) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 0:1 / / rw - ext4 /dev/sda rw\n"
+        "23 22 0:2 / /srv/models rw,noatime shared:5 - nfs4 host:/models rw\n"
+        "24 22 0:3 / /my\\040disk rw - fuse.sshfs me@host:/ rw\n"
+        "25 22 0:4 / /mnt rw - cifs //host/share rw\n"
+    )
+    assert journal_file.on_network(Path(folder) / "live.db", mounts) == network

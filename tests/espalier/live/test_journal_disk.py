@@ -1,0 +1,327 @@
+"""Journals that are damaged, foreign or of another release; full disks and read-only folders; writers that are killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from espalier.errors import JournalCorrupt, JournalError, JournalFull, JournalReadOnly, UnsupportedJournal
+from espalier.live import journal_file
+from espalier.live.journal import Journal
+from espalier.live.operations import ItemBody, Operation
+from tests.espalier.live.journals import appended, placed, put
+
+# -- files that are no journal ----------------------------------------------------------------------------------------------
+
+
+def damaged(file: Path) -> None:
+    """A journal of which a page in the middle is lost."""
+    journal = Journal(file)
+    appended(journal, [put(f"i{number}", number) for number in range(300)], version=1)
+    journal.close()
+    with file.open("r+b") as stream:
+        stream.seek(os.path.getsize(file) // 2 // 4096 * 4096)
+        stream.write(b"\xff" * 4096)
+
+
+def cut(file: Path) -> None:
+    journal = Journal(file)
+    appended(journal, [put(f"i{number}", number) for number in range(300)], version=1)
+    journal.close()
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def foreign(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE ops(seq INTEGER PRIMARY KEY)")
+
+
+def with_trigger(file: Path) -> None:
+    journal = Journal(file)
+    appended(journal, [put("a")])
+    journal.close()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TRIGGER t AFTER INSERT ON ops BEGIN DELETE FROM latest; END")
+        connection.commit()
+
+
+def no_database(file: Path) -> None:
+    file.write_bytes(b"no database " * 1000)
+
+
+@pytest.mark.parametrize("made", [damaged, cut, foreign, with_trigger, no_database])
+def test_a_file_that_is_no_sound_journal_is_refused_and_left_alone(tmp_path: Path, made: object) -> None:
+    file = tmp_path / "model" / "live.db"
+    file.parent.mkdir()
+    made(file)  # type: ignore[operator]
+    before = file.read_bytes()
+    with pytest.raises(JournalCorrupt, match=r"model/live\.db.*backup"):
+        Journal.open(file)
+    if made in (foreign, with_trigger, no_database):
+        for use in (lambda: appended(Journal(file), [put("a")]), Journal(file).last_sequence):
+            with pytest.raises(JournalCorrupt):
+                use()
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE ops SET body = 'no'", "operation 1"),
+        ("UPDATE ops SET body = 7", "operation 1"),
+        ("UPDATE ops SET body = x'5b5d'", "operation 1"),
+        ("UPDATE ops SET kind = 'get'", "operation 1.*kind"),
+        ("UPDATE ops SET id = x'ff'", "operation 1"),
+        ("UPDATE ops SET source_version = -1", "operation 1.*source_version"),
+        ("UPDATE ops SET source_version = 'x'", "operation 1"),
+        ("UPDATE ops SET at = 1e999", "operation 1.*at"),
+        ("UPDATE placements SET row = x'00'", "placement of operation 1"),
+        ("UPDATE placements SET row = 'x'", "placement of operation 1"),
+        ("UPDATE placements SET slot = -1", "placement of operation 1"),
+        ("UPDATE placements SET parent = 'x'", "placement of operation 1"),
+    ],
+)
+def test_values_that_no_writer_stores_are_refused(tmp_path: Path, statement: str, message: str) -> None:
+    journal = Journal(tmp_path / "live.db")
+    appended(journal, [put("a")], version=1)
+    with closing(sqlite3.connect(journal.file)) as connection:
+        connection.execute(statement)
+        connection.commit()
+    with pytest.raises(JournalCorrupt, match=message):
+        _ = journal.since(0, 1), journal.placements(1, [1])
+
+
+def test_values_beyond_the_limit_are_not_read(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "live.db")
+    appended(journal, [put("a")])
+    with closing(sqlite3.connect(journal.file)) as connection:
+        connection.execute("UPDATE ops SET body = zeroblob(?)", (journal_file.MAX_VALUE_BYTES + 1,))
+        connection.commit()
+    with pytest.raises(JournalCorrupt, match="too big"):
+        journal.since(0, 1)
+
+
+def test_a_journal_of_a_later_release_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "live.db"
+    appended(Journal(file), [put("a")])
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(UnsupportedJournal, match="schema 99"):
+        Journal.open(file)
+    with pytest.raises(UnsupportedJournal, match="schema 99"):
+        appended(Journal(file), [put("b")])
+
+
+def test_a_journal_of_an_earlier_release_is_migrated_when_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "live.db"
+    appended(Journal(file), [put("a", 1)])
+    identity = Journal(file).identity()
+    monkeypatch.setattr(journal_file, "MIGRATIONS", (*journal_file.MIGRATIONS, ("CREATE TABLE notes(text TEXT)",)))
+    with pytest.raises(UnsupportedJournal, match="schema 1"):
+        Journal.open(file, "read")
+    journal = Journal.open(file)
+    assert journal.since(0, 9)[0].id == "a"
+    assert journal.identity() == identity
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("SELECT count(*) FROM notes").fetchone() == (0,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+
+
+def test_a_journal_that_nobody_finished_making_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "live.db"
+    for content in (b"", None):
+        if content is None:  # the mode is set, the tables are not made
+            with closing(sqlite3.connect(file)) as connection:
+                connection.execute("PRAGMA journal_mode = WAL")
+        else:
+            file.write_bytes(content)
+        journal = Journal.open(file, "read")
+        assert (journal.since(0, 9), journal.last_sequence(), journal.identity()) == ([], 0, None)
+        assert appended(Journal.open(file), [put("a")]) == [1]
+        assert journal.last_sequence() == 1
+        file.unlink()
+
+
+# -- no room, no right to write ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def disk(folder: Path, size: str = "1m") -> Iterator[Path]:
+    """A file system of that size, of this test's own."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"full disks and read-only folders are NOT tested: nothing may be mounted here ({mounted.stderr.strip()})")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def read_only(folder: Path, on: bool = True) -> None:
+    subprocess.run(["mount", "-o", "remount,ro" if on else "remount,rw", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    file = folder / "filler"
+    with file.open("wb", buffering=0) as stream:
+        for size in (4096, 1):
+            while True:
+                try:
+                    stream.write(b"\0" * size)
+                except OSError:
+                    break
+    return file
+
+
+def test_a_full_disk_refuses_operations_whole_and_takes_them_again_when_there_is_room(tmp_path: Path) -> None:
+    with disk(tmp_path / "m") as folder:
+        journal = Journal.open(folder / "live.db")
+        sequences = appended(journal, [put("first")], version=1)
+        filler = fill(folder)
+        refused = []
+        for number in range(200):  # the log has room for some
+            try:
+                sequences += appended(journal, [put(f"i{number}-{part}") for part in range(3)], version=1)
+            except JournalFull as error:
+                refused.append(str(error))
+        assert len(refused) > 100
+        assert all("no room" in text for text in refused)
+        assert journal.last_sequence() == sequences[-1]
+        for reader in (journal, Journal.open(journal.file), Journal.open(journal.file, "read")):
+            assert [operation.sequence for operation in reader.since(0, 1000)] == sequences
+            assert len(reader.placements(1, sequences)) == len(sequences)
+        filler.unlink()
+        assert appended(journal, [put("last")]) == [sequences[-1] + 1]
+        journal_file.check(journal.file)
+
+
+def test_a_first_operation_on_a_full_disk_leaves_a_journal_that_is_made_later(tmp_path: Path) -> None:
+    with disk(tmp_path / "m") as folder:
+        filler = fill(folder)
+        journal = Journal.open(folder / "live.db")
+        for _ in range(2):
+            with pytest.raises(JournalFull):
+                appended(journal, [put("a")])
+            assert (journal.last_sequence(), journal.since(0, 9)) == (0, [])
+        filler.unlink()
+        assert appended(journal, [put("a")]) == [1]
+
+
+def test_a_journal_that_was_closed_is_read_on_a_full_disk(tmp_path: Path) -> None:
+    with disk(tmp_path / "m") as folder:
+        journal = Journal(folder / "live.db")
+        appended(journal, [put("a")])
+        journal.close()
+        filler = fill(folder)
+        reader = Journal.open(journal.file)
+        assert [operation.id for operation in reader.since(0, 9)] == ["a"]
+        filler.unlink()
+        appended(journal, [put("b")])
+        assert [operation.id for operation in reader.since(0, 9)] == ["a", "b"]
+
+
+def test_a_read_only_folder_is_read_and_refuses_operations_until_it_is_writable(tmp_path: Path) -> None:
+    with disk(tmp_path / "m") as folder:
+        journal = Journal.open(folder / "live.db")
+        appended(journal, [put("a")])
+        journal.close()
+        read_only(folder)
+        for reader in (journal, Journal.open(journal.file), Journal.open(journal.file, "read")):
+            assert [operation.id for operation in reader.since(0, 9)] == ["a"]
+            assert reader.last_sequence() == 1
+        with pytest.raises(JournalReadOnly, match="cannot be written"):
+            appended(journal, [put("b")])
+        read_only(folder, False)
+        assert appended(journal, [put("b")]) == [2]
+
+
+def test_what_a_killed_writer_has_committed_is_read_in_a_read_only_folder(tmp_path: Path) -> None:
+    with disk(tmp_path / "m") as folder:
+        killed(folder / "live.db", "committed")
+        assert journal_file.log_bytes(folder / "live.db") > 0
+        read_only(folder)
+        journal = Journal.open(folder / "live.db")
+        assert [operation.id for operation in journal.since(0, 9)] == ["a"]
+        with pytest.raises(JournalReadOnly):
+            appended(journal, [put("b")])
+        read_only(folder, False)
+
+
+def test_a_folder_that_is_not_there_takes_no_operation(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "gone" / "live.db")
+    assert journal.since(0, 1) == []
+    with pytest.raises(JournalError):
+        appended(journal, [put("a")])
+
+
+# -- writers that are killed ------------------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from espalier.live import journal_file
+from espalier.live.journal import Journal
+from tests.espalier.live.journals import put
+if sys.argv[3] == "network":
+    journal_file.on_network = lambda file: True
+journal = Journal(Path(sys.argv[1]))
+with journal.writing() as transaction:
+    transaction.append(put("a"))
+    if sys.argv[2] == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[2] == "spilled":  # more than SQLite keeps in memory, so that it is written before the commit
+        for number in range(300):
+            transaction.append(put(f"{number}" + "x" * 500, number))
+        transaction._connection.execute("PRAGMA cache_size = 1")
+        transaction._connection.execute("PRAGMA cache_spill = 1")
+        for number in range(300, 600):
+            transaction.append(put(f"{number}" + "x" * 500, number))
+        os.kill(os.getpid(), signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed(file: Path, when: str, kind: str = "local") -> None:
+    """A process that is killed before or after its commit."""
+    assert subprocess.run([sys.executable, "-c", KILLED, str(file), when, kind]).returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("kind", ["local", "network"])
+@pytest.mark.parametrize(("when", "kept"), [("before", 0), ("spilled", 0), ("committed", 1)])
+def test_a_killed_writer_leaves_what_it_has_committed_and_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, kept: int, kind: str
+) -> None:
+    monkeypatch.setattr(journal_file, "on_network", lambda file: kind == "network")
+    journal = Journal(tmp_path / "live.db")
+    appended(journal, [put("first")])
+    killed(journal.file, when, kind)
+    assert len(journal.since(0, 9)) == 1 + kept
+    assert appended(journal, [put("b")]) == [2 + kept]
+    journal_file.check(journal.file)
+
+
+def test_a_copy_of_the_files_of_a_killed_writer_is_a_journal(tmp_path: Path) -> None:
+    killed(tmp_path / "live.db", "committed")
+    (tmp_path / "copy").mkdir()
+    for ending in ("", "-wal"):
+        shutil.copy(tmp_path / f"live.db{ending}", tmp_path / "copy")
+    assert Journal.open(tmp_path / "copy" / "live.db").since(0, 9)[0].id == "a"
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "live.db")
+    with pytest.raises(Exception, match="bytes"):
+        appended(journal, [put("a"), Operation(0, "b", "put", ItemBody(text="x" * (1 << 20)))])
+    assert journal.last_sequence() == 0
+    appended(journal, [put("a")], version=1)
+    assert journal.placements(1, [1])[1][0].slot == placed(slot=1).slot
