@@ -9,17 +9,20 @@ import numpy as np
 
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import Rng, drawn
-from espalier.live.rows import LiveRow, Placement
+from espalier.live.rows import NO_FEATURES, LiveRow, Placement
 from espalier.live.state import Change, LiveState
 from espalier.manifest import LinearScorer
 
 
-def random_row(rng: Rng, bundle: Bundle, integer: bool = True, known: tuple[str, ...] = ()) -> LiveRow:
-    """A row that fits a bundle; with a memory, entries from and to some known ids."""
+def random_row(rng: Rng, bundle: Bundle, integer: bool = True, known: tuple[str, ...] = (), in_tail: bool = False) -> LiveRow:
+    """A row that fits a bundle; with a memory, entries from and to some known ids; `in_tail`: with a row of the bundle's tail."""
     scorer = bundle.manifest.scorer
     if isinstance(scorer, LinearScorer):
         feature = np.flatnonzero(rng.random(scorer.features) < 0.4).astype(np.int32)
-        return LiveRow(drawn(rng, (len(feature),), integer), feature, float(rng.integers(-1, 2)), dense=False)
+        tail = np.unique(rng.integers(0, scorer.features, 1 if integer else 4)).astype(np.int32) if in_tail else NO_FEATURES
+        length = np.full(len(tail), max(1, len(tail)) ** -0.5, np.float32)
+        bias = float(rng.integers(-1, 2))
+        return LiveRow(drawn(rng, (len(feature),), integer), feature, bias, dense=False, tail_feature=tail, tail_value=length)
     values = drawn(rng, (scorer.node_dim,), integer)
     if bundle.manifest.memory is None or not known:
         return LiveRow(values)
@@ -42,7 +45,8 @@ def random_put(
         level = np.array(tree.level(tree.height - 1)) if parents is None or number else parents
         open_ = [int(parent) for parent in level if state.has_room(number, int(parent))]
         parent = int(rng.choice(open_))
-        placements.append(Placement(number, parent, state.next_slot(number, parent), random_row(rng, state.bundle, integer, known)))
+        row = random_row(rng, state.bundle, integer, known, in_tail=number == 0 and state.bundle.manifest.tail is not None)
+        placements.append(Placement(number, parent, state.next_slot(number, parent), row))
     own = {"title": f"New {item_id}"} if fields else None
     return Change(sequence, item_id, "put", own, tuple(placements), at=float(sequence))
 

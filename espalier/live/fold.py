@@ -22,7 +22,7 @@ from espalier.bundle_writer import ContentParts, GraphContent, LinearContent, wr
 from espalier.chunks import TreeChunks
 from espalier.errors import BundleCorrupt
 from espalier.live.folded_chunks import folded_chunks
-from espalier.live.folded_tables import FoldedRows, folded_counts, folded_items, folded_memory, folded_stacking
+from espalier.live.folded_tables import FoldedRows, folded_counts, folded_items, folded_memory, folded_stacking, folded_tail
 from espalier.live.folded_tree import FoldedTree, folded_tree
 from espalier.live.items import LiveItems
 from espalier.live.overlay import LiveLeaves, Overlay
@@ -62,6 +62,7 @@ def folded(bundle: Bundle, overlay: Overlay, table: LiveItems) -> Folded:
             chunks=first.chunks,
             others=others,
             counts=None if content.counts is None else folded_counts(content.counts, rows),
+            tail=None if content.tail is None else folded_tail(content.tail, rows, overlay),
             stacking=None if content.stacking is None else folded_stacking(content.stacking, rows),
         ),
         rows,

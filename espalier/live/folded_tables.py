@@ -21,6 +21,7 @@ from espalier.live.items import LiveItems
 from espalier.live.overlay import LiveMemory, Overlay
 from espalier.memory import Memory
 from espalier.stacking import Stacking
+from espalier.tail import Tail
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
@@ -130,6 +131,22 @@ def _kept_entries(begin: Int64, lists: Int64, item: Array, rows: FoldedRows) -> 
     there = rows.row_I[item[entries]] >= 0
     of_list = np.repeat(np.arange(len(lists)), begin[lists + 1] - begin[lists])
     return np.append(0, np.cumsum(np.bincount(of_list[there], minlength=len(lists)))), entries[there]
+
+
+def folded_tail(tail: Tail, rows: FoldedRows, overlay: Overlay) -> Tail:
+    """The tail over the items of the fold: items with a live leaf have the row that came with it."""
+    leaves = overlay.trees[0]
+    if leaves.sparse is None:
+        raise ValueError("a tail and live leaves without features")
+    pool, live_J = leaves.sparse, np.full(rows.items, -1, np.int64)
+    live_J[rows.row_R[leaves.handle_X]] = leaves.place_X
+    trained_J = np.append(rows.kept, np.zeros(len(rows.new), np.int64))
+    begin_J = np.where(live_J >= 0, pool.tail_begin_P[live_J] + len(tail.feature), tail.row_begin[trained_J])
+    end_J = np.where(live_J >= 0, pool.tail_end_P[live_J] + len(tail.feature), tail.row_begin[trained_J + 1])
+    entries = spans(begin_J, end_J)
+    feature, value = np.append(tail.feature, pool.tail_feature)[entries], np.append(tail.value, pool.tail_value)[entries]
+    row_begin = np.append(0, np.cumsum(end_J - begin_J))
+    return Tail(tail.info.model_copy(update={"entries": len(feature)}), row_begin, feature, value, tail.width)
 
 
 def folded_counts(counts: LabelCounts, rows: FoldedRows) -> LabelCounts:

@@ -7,7 +7,8 @@ validation queries (benchmarks/results, cold start):
               leaves' weights: about what `prior` makes of an item that no query led to
     bias      the first quartile of the leaves' biases
 
-`python -m training place` and a live catalogue use the same numbers. Weights below the model's smallest are left out.
+`python -m training place` and a live catalogue use the same numbers. Weights below the model's smallest are left out. In a bundle's tail
+the row of a new item is x, as if its text were its only training point.
 
 Legend: P clusters (nodes of the level above the leaves), F features, K neighbours.
 """
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
 from espalier.compiled_code import compiled
-from espalier.live.rows import LiveRow
+from espalier.live.rows import NO_FEATURES, NO_VALUES, LiveRow
 from espalier.read_only import read_only
 from espalier.tree import EMPTY_LEAF, Tree
 
@@ -74,7 +75,9 @@ class LinearRows:
         self.length, self.smallest = np.float32(np.median(np.sqrt(squares[held]))), smallest
         self.bias = float(np.quantile(chunks.bias[tree.leaf_offset :][held], how.bias_quantile))
 
-    def row(self, own: Weights, near: Sequence[int] | Int64, cosine_K: Sequence[float] | NDArray[np.float32]) -> LiveRow:
+    def row(
+        self, own: Weights, near: Sequence[int] | Int64, cosine_K: Sequence[float] | NDArray[np.float32], in_tail: bool = False
+    ) -> LiveRow:
         """A new item's row.
 
         own     its features, of length 1
@@ -87,7 +90,8 @@ class LinearRows:
                 parts.append((feature, np.float32(self._how.share * cosine / self._how.neighbours) * weight))
         feature, weight = added(parts)
         kept = np.abs(weight) >= self.smallest
-        return LiveRow(weight[kept], feature[kept], self.bias, dense=False)
+        tail = (np.asarray(own[0], np.int32), np.asarray(own[1], np.float32)) if in_tail else (NO_FEATURES, NO_VALUES)
+        return LiveRow(weight[kept], feature[kept], self.bias, dense=False, tail_feature=tail[0], tail_value=tail[1])
 
     def weights_of(self, item: int) -> Weights:
         """The weights of a trained item's leaf."""

@@ -27,11 +27,13 @@ UNUSED = 1024
 class LiveTree:
     """Written by one thread.
 
-    width  D, None for linear scorers
+    width     D, None for linear scorers
+    features  F of linear scorers
+    has_tail  whether rows may have a part of the bundle's tail
     """
 
-    def __init__(self, tree: Tree, width: int | None) -> None:
-        self.tree, self._width = tree, width
+    def __init__(self, tree: Tree, width: int | None, features: int = 0, has_tail: bool = False) -> None:
+        self.tree, self._width, self._features, self._has_tail = tree, width, features, has_tail
         self._pool: DensePool | WeightPool = WeightPool() if width is None else DensePool(width)
         self._leaf: dict[int, tuple[int, int]] = {}  # handle → (parent, slot)
         self._sorted = SortedArrays(2)  # parent · SLOTS + slot → handle, place
@@ -75,6 +77,11 @@ class LiveTree:
         if row.dense != (self._width is not None) or len(row.values) != (features if self._width is None else self._width):
             wanted = "weights of features" if self._width is None else f"a node row of {self._width} numbers"
             raise InvalidData("placements.row", f"{len(row.values)} numbers", f"{wanted}, as the model has")
+        for name, feature in (("feature", row.feature), ("tail_feature", row.tail_feature)):
+            if len(feature) and feature[-1] >= self._features:
+                raise InvalidData(f"placements.row.{name}", int(feature[-1]), f"feature numbers below {self._features}")
+        if len(row.tail_feature) and not self._has_tail:
+            raise InvalidData("placements.row.tail_feature", f"{len(row.tail_feature)} features", "none here: the model has no tail")
         if own:
             return
         if parent not in self._parents or not 0 <= slot < SLOTS:

@@ -25,9 +25,11 @@ BUCKETS = 1024
 
 @dataclass(frozen=True, eq=False)
 class SparsePool:
-    """Weights of live leaves of linear scorers: those at a place are feature[begin_P[place] : end_P[place]].
+    """Weights of live leaves of linear scorers: those at a place are weight[begin_P[place] : end_P[place]].
 
     Arrays are shared by snapshots; what a snapshot refers to never changes.
+
+    tail_begin_P, tail_end_P, tail_feature, tail_value   likewise: the items' rows of the bundle's tail, in the first tree of a forest
     """
 
     begin_P: Int64
@@ -35,6 +37,10 @@ class SparsePool:
     bias_P: NDArray[np.float32]
     feature: NDArray[np.int32]
     weight: NDArray[np.float32]
+    tail_begin_P: Int64
+    tail_end_P: Int64
+    tail_feature: NDArray[np.int32]
+    tail_value: NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)

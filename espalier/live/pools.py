@@ -44,42 +44,68 @@ class DensePool:
         return self._rows_PD[: self.places]
 
 
-class WeightPool:
-    """Weights of linear scorers."""
+class SparseRowsPool:
+    """Sparse rows: those at a place are its features and their values, at begin_P … end_P − 1."""
 
     def __init__(self) -> None:
         self._begin_P, self._end_P = np.zeros(FIRST, np.int64), np.zeros(FIRST, np.int64)
-        self._bias_P = np.zeros(FIRST, np.float32)
-        self._feature, self._weight = np.zeros(FIRST, np.int32), np.zeros(FIRST, np.float32)
+        self._feature, self._value = np.zeros(FIRST, np.int32), np.zeros(FIRST, np.float32)
         self.places = self._entries = 0
 
-    def add(self, row: LiveRow) -> int:
-        end = self._entries + len(row.feature)
-        self._begin_P, self._end_P, self._bias_P = (
-            _with_room(array, self.places + 1) for array in (self._begin_P, self._end_P, self._bias_P)
-        )
-        self._feature, self._weight = _with_room(self._feature, end), _with_room(self._weight, end)
-        self._begin_P[self.places], self._end_P[self.places], self._bias_P[self.places] = self._entries, end, row.bias
-        self._feature[self._entries : end], self._weight[self._entries : end] = row.feature, row.values
+    def add(self, feature: NDArray[np.int32], value: NDArray[np.float32]) -> None:
+        end = self._entries + len(feature)
+        self._begin_P, self._end_P = (_with_room(array, self.places + 1) for array in (self._begin_P, self._end_P))
+        self._feature, self._value = _with_room(self._feature, end), _with_room(self._value, end)
+        self._begin_P[self.places], self._end_P[self.places] = self._entries, end
+        self._feature[self._entries : end], self._value[self._entries : end] = feature, value
         self._entries, self.places = end, self.places + 1
-        return self.places - 1
 
     def keep(self, place_X: NDArray[np.int64]) -> None:
         """Keep some places alone, in this order, in new arrays."""
         count_X = self._end_P[place_X] - self._begin_P[place_X]
         end_X = np.cumsum(count_X)
         entry = np.arange(int(count_X.sum())) + np.repeat(self._begin_P[place_X] - end_X + count_X, count_X)
-        begin_X = end_X - count_X
         room, self.places, self._entries = max(FIRST, 2 * len(place_X)), len(place_X), len(entry)
-        self._begin_P, self._end_P, self._bias_P = (_with_room(array, room) for array in (begin_X, end_X, self._bias_P[place_X]))
-        self._feature, self._weight = (_with_room(array[entry], max(FIRST, 2 * len(entry))) for array in (self._feature, self._weight))
+        self._begin_P, self._end_P = (_with_room(array, room) for array in (end_X - count_X, end_X))
+        self._feature, self._value = (_with_room(array[entry], max(FIRST, 2 * len(entry))) for array in (self._feature, self._value))
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+        """Where the rows begin and end, features and values."""
+        places, entries = slice(self.places), slice(self._entries)
+        return self._begin_P[places], self._end_P[places], self._feature[entries], self._value[entries]
+
+
+class WeightPool:
+    """Weights of linear scorers, and the rows of a tail."""
+
+    def __init__(self) -> None:
+        self._weights, self._tails = SparseRowsPool(), SparseRowsPool()
+        self._bias_P = np.zeros(FIRST, np.float32)
+
+    @property
+    def places(self) -> int:
+        return self._weights.places
+
+    def add(self, row: LiveRow) -> int:
+        """The place of a row."""
+        place = self.places
+        self._bias_P = _with_room(self._bias_P, place + 1)
+        self._bias_P[place] = row.bias
+        self._weights.add(row.feature, row.values)
+        self._tails.add(row.tail_feature, row.tail_value)
+        return place
+
+    def keep(self, place_X: NDArray[np.int64]) -> None:
+        """Keep some places alone, in this order, in new arrays."""
+        self._bias_P = _with_room(self._bias_P[place_X], max(FIRST, 2 * len(place_X)))
+        self._weights.keep(place_X)
+        self._tails.keep(place_X)
 
     @property
     def sparse(self) -> SparsePool:
-        arrays = self._begin_P[: self.places], self._end_P[: self.places], self._bias_P[: self.places]
-        entries = self._feature[: self._entries], self._weight[: self._entries]
-
-        return SparsePool(*arrays, *entries)
+        begin_P, end_P, feature, weight = self._weights.arrays
+        return SparsePool(begin_P, end_P, self._bias_P[: self.places], feature, weight, *self._tails.arrays)
 
 
 def _with_room(array: NDArray[Any], size: int) -> NDArray[Any]:

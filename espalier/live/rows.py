@@ -19,9 +19,11 @@ from espalier.errors import InvalidData
 FORMAT = 1
 MAX_NUMBERS = 1 << 20
 """Most numbers of a row, and most entries of a memory."""
-HEAD = struct.Struct("<BBIIf")
-"""Format, whether dense, count of numbers, bytes of the memory's JSON, bias."""
-NO_FEATURES = np.empty(0, np.int32)
+HEAD = struct.Struct("<BBIIIf")
+"""Format, whether dense, count of numbers, count of numbers of the tail, bytes of the memory's JSON, bias."""
+TAIL_TOLERANCE = 1e-3
+"""How far a tail row's squared length may be from 1, as in a bundle."""
+NO_FEATURES, NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float32)
 
 Entries = tuple[tuple[str, float], ...]
 
@@ -36,6 +38,8 @@ class LiveRow:
     dense        whether `values` are a node row
     memory_to    (item id, S[this item, that item]), what a history with this item lifts
     memory_from  (item id, S[that item, this item]), the items that lift this one
+    tail_feature, tail_value  int32 ascending, float32, of length 1 or empty: the item's own features, where a bundle has a tail; in the
+                              row of the first tree alone
     """
 
     values: NDArray[np.float32]
@@ -44,6 +48,8 @@ class LiveRow:
     dense: bool = True
     memory_to: Entries = ()
     memory_from: Entries = ()
+    tail_feature: NDArray[np.int32] = field(default_factory=lambda: NO_FEATURES)
+    tail_value: NDArray[np.float32] = field(default_factory=lambda: NO_VALUES)
 
     def __post_init__(self) -> None:
         if self.values.dtype != np.float32 or self.feature.dtype != np.int32 or self.values.ndim != 1 or self.feature.ndim != 1:
@@ -55,25 +61,39 @@ class LiveRow:
             raise InvalidData("row", "a number that is not finite", "finite numbers")
         if any(value < 0 for _, value in self.memory_to + self.memory_from):
             raise InvalidData("row.memory", "a number below 0", "numbers of at least 0")
-        if len(self.feature) and (self.feature[0] < 0 or bool(np.any(np.diff(self.feature) <= 0))):
-            raise InvalidData("row.feature", self.feature[:8].tolist(), "ascending feature numbers")
+        _check_ascending("row.feature", self.feature)
+        self._check_tail()
+
+    def _check_tail(self) -> None:
+        feature, value = self.tail_feature, self.tail_value
+        if feature.dtype != np.int32 or value.dtype != np.float32 or feature.shape != value.shape or not len(value) <= MAX_NUMBERS:
+            raise InvalidData("row.tail", f"{value.dtype}{list(value.shape)}, {feature.dtype}{list(feature.shape)}", "a value by feature")
+        _check_ascending("row.tail_feature", feature)
+        square = float((value.astype(np.float64) ** 2).sum())
+        if len(value) and not abs(square - 1) <= TAIL_TOLERANCE:
+            raise InvalidData("row.tail_value", f"a row of squared length {square:.4g}", "a row of length 1, or no entry")
 
     def to_bytes(self) -> bytes:
         memory = json.dumps([self.memory_to, self.memory_from]).encode() if self.memory_to or self.memory_from else b""
-        head = HEAD.pack(FORMAT, int(self.dense), len(self.values), len(memory), self.bias)
-        return head + self.feature.astype("<i4").tobytes() + self.values.astype("<f4").tobytes() + memory
+        head = HEAD.pack(FORMAT, int(self.dense), len(self.values), len(self.tail_value), len(memory), self.bias)
+        arrays = (self.feature, "<i4"), (self.values, "<f4"), (self.tail_feature, "<i4"), (self.tail_value, "<f4")
+        return b"".join([head, *(array.astype(dtype).tobytes() for array, dtype in arrays), memory])
 
     @staticmethod
     def from_bytes(data: bytes) -> LiveRow:
         """Raises InvalidData where the bytes are not what `to_bytes` made."""
         if len(data) < HEAD.size:
             raise InvalidData("row", f"{len(data)} bytes", f"at least {HEAD.size}")
-        number, dense, count, memory_bytes, bias = HEAD.unpack_from(data)
+        number, dense, count, tail, memory_bytes, bias = HEAD.unpack_from(data)
         features = 0 if dense else count
-        if number != FORMAT or count > MAX_NUMBERS or len(data) != HEAD.size + 4 * (features + count) + memory_bytes:
+        numbers = features + count + 2 * tail
+        if number != FORMAT or max(count, tail) > MAX_NUMBERS or len(data) != HEAD.size + 4 * numbers + memory_bytes:
             raise InvalidData("row", f"format {number}, {len(data)} bytes", f"a row of format {FORMAT}")
-        feature = np.frombuffer(data, "<i4", features, HEAD.size).astype(np.int32)
-        values = np.frombuffer(data, "<f4", count, HEAD.size + 4 * features).astype(np.float32)
+        parts, begin = [], HEAD.size
+        for size, dtype in ((features, "<i4"), (count, "<f4"), (tail, "<i4"), (tail, "<f4")):
+            parts.append(np.frombuffer(data, dtype, size, begin).astype(np.dtype(dtype).newbyteorder("=")))
+            begin += 4 * size
+        feature, values, tail_feature, tail_value = parts
         to: Entries = ()
         of: Entries = ()
         if memory_bytes:
@@ -81,7 +101,12 @@ class LiveRow:
                 to, of = (tuple((str(item), float(value)) for item, value in entries) for entries in json.loads(data[-memory_bytes:]))
             except (ValueError, TypeError) as error:
                 raise InvalidData("row.memory", "something else", "pairs of ids and numbers") from error
-        return LiveRow(values, feature, float(bias), bool(dense), to, of)
+        return LiveRow(values, feature, float(bias), bool(dense), to, of, tail_feature, tail_value)
+
+
+def _check_ascending(name: str, feature: NDArray[np.int32]) -> None:
+    if len(feature) and (feature[0] < 0 or bool(np.any(np.diff(feature) <= 0))):
+        raise InvalidData(name, feature[:8].tolist(), "ascending feature numbers")
 
 
 @dataclass(frozen=True, eq=False)

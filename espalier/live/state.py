@@ -63,9 +63,11 @@ class LiveState:
         self.bundle = bundle
         self.table = LiveItems(bundle.items)
         self.sequence = 0
-        width = None if isinstance(bundle.manifest.scorer, LinearScorer) else bundle.graph_scorer.node_dim
+        scorer = bundle.manifest.scorer
+        width, features = (None, scorer.features) if isinstance(scorer, LinearScorer) else (scorer.node_dim, 0)
         trees = [alone.tree for alone in bundle.alone]
-        self._trees = [LiveTree(tree, width) for tree in trees]
+        has_tail = bundle.manifest.tail is not None
+        self._trees = [LiveTree(tree, width, features, has_tail and place == 0) for place, tree in enumerate(trees)]
         self._items = bundle.manifest.tree.items
         self._memory = None if bundle.manifest.memory is None else MemoryEntries()
         self._gone_I = np.zeros(self._items, np.bool_)  # whether an item's own leaf does not count

@@ -235,10 +235,11 @@ def test_rows_survive_as_bytes(tmp_path: Path) -> None:
     tree = random_tree(rng, 2, 3)
     linear = make_linear_bundle(tmp_path, rng, tree, Ranking(own="log_activation", activation="sigmoid", gamma=1))
     dense = LiveRow(np.array([1.5, -2], np.float32), memory_to=(("ä", 1.25),), memory_from=(("b", 2.0), ("c", 0.0)))
-    for row in (random_row(rng, linear), dense, LiveRow(np.zeros(0, np.float32))):
+    for row in (random_row(rng, linear), random_row(rng, linear, integer=False, in_tail=True), dense, LiveRow(np.zeros(0, np.float32))):
         again = LiveRow.from_bytes(row.to_bytes())
-        np.testing.assert_array_equal(again.values, row.values)
-        np.testing.assert_array_equal(again.feature, row.feature)
+        for name in ("values", "feature", "tail_feature", "tail_value"):
+            np.testing.assert_array_equal(getattr(again, name), getattr(row, name))
+            assert getattr(again, name).dtype == getattr(row, name).dtype
         assert (again.bias, again.dense, again.memory_to, again.memory_from) == (row.bias, row.dense, row.memory_to, row.memory_from)
         with pytest.raises(InvalidData, match="row"):
             LiveRow.from_bytes(row.to_bytes() + b"x")
@@ -252,6 +253,46 @@ def test_rows_are_finite(value: float) -> None:
         LiveRow(np.array([value], np.float32))
     with pytest.raises(InvalidData, match="finite"):
         LiveRow(np.zeros(1, np.float32), memory_to=(("a", value),))
+
+
+@pytest.mark.parametrize(
+    ("feature", "value", "what"),
+    [
+        ([2, 1], [0.6, 0.8], "ascending"),
+        ([-1], [1], "ascending"),
+        ([1], [0.9], "length 1"),
+        ([1], [np.nan], "length 1"),
+        ([1, 2], [1], "by"),
+    ],
+)
+def test_a_row_of_a_tail_has_ascending_features_and_length_1(feature: list[int], value: list[float], what: str) -> None:
+    with pytest.raises(InvalidData, match=rf"row.tail.*{what}"):
+        LiveRow(np.zeros(0, np.float32), dense=False, tail_feature=np.array(feature, np.int32), tail_value=np.array(value, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        (LiveRow(np.ones(1, np.float32), np.array([20], np.int32), dense=False), "feature: got 20, expected feature numbers below 20"),
+        (
+            LiveRow(
+                np.ones(1, np.float32),
+                np.array([19], np.int32),
+                dense=False,
+                tail_feature=np.array([3], np.int32),
+                tail_value=np.ones(1, np.float32),
+            ),
+            "the model has no tail",
+        ),
+    ],
+)
+def test_a_row_of_features_that_the_model_lacks_is_refused(tmp_path: Path, row: LiveRow, field: str) -> None:
+    rng = np.random.default_rng(0)
+    state = LiveState(make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 3), Ranking(own="log_activation", gamma=1)))
+    parent = state.bundle.tree.level(1)[0]
+    with pytest.raises(InvalidData, match=field):
+        state.apply([Change(1, "a", "put", None, (Placement(0, parent, state.next_slot(0, parent), row),))])
+    assert state.overlay().is_empty
 
 
 def test_random_states_have_all_kinds_of_items(bundle: Bundle) -> None:

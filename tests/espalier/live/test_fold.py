@@ -25,6 +25,7 @@ from espalier.checks.random_bundles import (
     random_tree,
     tree_over,
 )
+from espalier.checks.random_live import random_state
 from espalier.chunks import Chunks
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
@@ -39,6 +40,7 @@ from espalier.packed_chunks import rounded
 from espalier.search import SearchParams
 from espalier.tree import EMPTY_LEAF, Tree
 from tests.espalier.test_stacking import with_stacking
+from tests.espalier.test_tail import with_tail
 
 PATHS = Ranking(own="log_activation", gamma=1.0)
 Leaf = tuple[int, int]
@@ -119,7 +121,8 @@ class Hand:
             feature = np.concatenate([*weights, np.empty(0)]).astype(np.int32)
             values = self.rng.choice([-2.0, -1.0, 1.0, 2.0], len(feature)).astype(np.float32)
             bias = self.rng.integers(-2, 3, len(parent)).astype(np.float32)
-            sparse = SparsePool(np.append(0, end)[:-1].astype(np.int64), end, bias, feature, values)
+            begin = np.append(0, end)[:-1].astype(np.int64)
+            sparse = SparsePool(begin, end, bias, feature, values, begin, begin, np.empty(0, np.int32), np.empty(0, np.float32))
         return LiveLeaves(parent, slot, handle, place, parents, np.append(begin, len(parent)).astype(np.int64), rows_PD, sparse)
 
 
@@ -362,6 +365,29 @@ def test_stacking_and_counts_know_the_items_of_the_fold(tmp_path: Path) -> None:
         )
         lists = was if begin == "label_begin" else [*was[1:], {}]
         assert now == [{i - 1: share for i, share in entries.items() if i} for entries in lists]
+
+
+def test_items_with_a_live_leaf_have_the_tail_that_came_with_it(tmp_path: Path) -> None:
+    bundle, _ = with_tail(tmp_path, 5)
+    rng = np.random.default_rng(5)
+    state = random_state(rng, bundle, integer=False)
+    overlay, before = state.overlay(), bundle.tail
+    fold = write_fold(bundle.path.parent / "2", bundle, overlay, state.table)
+    assert before is not None
+    assert fold.tail is not None
+    rows, leaves = FoldedRows.of(overlay), overlay.trees[0]
+    assert leaves.sparse is not None
+    pool, expected = leaves.sparse, {}
+    for row, folded_row in enumerate(rows.row_I.tolist()):
+        own = slice(before.row_begin[row], before.row_begin[row + 1])
+        expected[folded_row] = (before.feature[own].tolist(), before.value[own].tolist())
+    for handle, place in zip(leaves.handle_X, leaves.place_X, strict=True):
+        own = slice(pool.tail_begin_P[place], pool.tail_end_P[place])
+        expected[int(rows.row_R[handle])] = (pool.tail_feature[own].tolist(), pool.tail_value[own].tolist())
+    for row in range(rows.items):
+        own = slice(fold.tail.row_begin[row], fold.tail.row_begin[row + 1])
+        assert (fold.tail.feature[own].tolist(), fold.tail.value[own].tolist()) == expected[row]
+    assert any(len(expected[int(rows.row_I[row])][0]) for row in overlay.row_W)
 
 
 @pytest.mark.parametrize("kind", ["history", "product", "vector", "linear", "forest"])
