@@ -24,7 +24,7 @@ from espalier.engines.reference_scores import log_mean, log_near, ranks_of
 from espalier.engines.reference_stacking import stacked
 from espalier.errors import BundleCorrupt
 from espalier.manifest import GraphScorer, LinearScorer
-from espalier.masks.eligibility import EligibleNodes, every_item, node_mask
+from espalier.masks.eligibility import EligibleNodes, every_item
 from espalier.memory import Memory
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.scores import finish, log_scores
@@ -230,13 +230,23 @@ class ReferenceEngine:
         return max(int(params.m_B[b]), 0 if info is None else min(info.candidates, self.bundle.tree.item_count))
 
     def eligible_nodes(self, params: SearchParams, b: int, place: int = 0) -> NodeMask:
-        """The nodes of a tree with an item below that query b's mask lets pass and that it does not exclude."""
+        """The nodes of a tree that query b's mask lets pass, without those below which it excludes all that is eligible.
+
+        A mask may have open nodes without an eligible item of the bundle below: those above live items (espalier.live).
+        """
         params, tree = params.of_tree(place), self._alone[place].tree
         mask = None if params.mask_B is None else params.mask_B[b]
-        eligible_I = (every_item(tree) if mask is None else mask).eligible_N[tree.leaf_of_item]
-        if params.exclude_BE is not None:
-            eligible_I[params.exclude_BE[b][params.exclude_BE[b] != NO_ITEM]] = False
-        return node_mask(tree, eligible_I)
+        mask = every_item(tree) if mask is None else mask
+        if params.exclude_BE is None:
+            return mask
+        eligible_N, gone = mask.eligible_N.copy(), 0
+        for row in np.unique(params.exclude_BE[b][params.exclude_BE[b] != NO_ITEM]).tolist():
+            node = int(tree.leaf_of_item[row])
+            gone += int(eligible_N[node])
+            while node > 0 and eligible_N[node]:
+                eligible_N[node] = node < tree.leaf_offset and eligible_N[tree.first_child[node] : tree.first_child[node + 1]].any()
+                node = -1 if eligible_N[node] else int(tree.parent[node])
+        return NodeMask(eligible_N, mask.items - gone)
 
     def _query_states(self, queries: QueryBatch, params: SearchParams, b: int) -> NDArray[np.float32]:
         """float32[L, S]: the states of query b, encoded here unless the parameters bring them."""

@@ -1,0 +1,155 @@
+"""The oracle of a live catalogue: a search of a bundle with an overlay finds what a search of its fold finds, on every engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from espalier.bundle import Bundle
+from espalier.checks.random_bundles import Rng, make_bundle, make_linear_bundle, random_queries, random_tree
+from espalier.checks.random_live import random_state
+from espalier.engines import open_live_engine
+from espalier.engines.reference import ReferenceEngine
+from espalier.live.fold import write_fold
+from espalier.live.folded_tables import FoldedRows
+from espalier.live.masks import live_mask
+from espalier.live.state import LiveState
+from espalier.manifest import LinearScorer, Ranking
+from espalier.masks.eligibility import forest_mask
+from espalier.queries import HistoryKind, QueryBatch
+from espalier.search import NO_ITEM, NodeMask, SearchParams, SearchResult
+
+BATCH = 5
+
+
+def fold_of(tmp_path: Path, state: LiveState) -> tuple[Bundle, FoldedRows]:
+    folder = tmp_path / "folded" / state.bundle.manifest.name / "2"
+    return write_fold(folder, state.bundle, state.overlay(), state.table), FoldedRows.of(state.overlay())
+
+
+def queries_of(rng: Rng, state: LiveState, rows: FoldedRows, live_histories: bool) -> tuple[QueryBatch, QueryBatch]:
+    """The same queries over the items of the overlay and of the fold. Gone items are in none: a fold does not know them."""
+    queries = random_queries(rng, state.bundle, BATCH)
+    if not isinstance(queries.kind, HistoryKind):
+        return queries, queries
+    array = queries.array.copy()
+    if live_histories:
+        known = np.flatnonzero(rng.random(array.shape).ravel() < 0.4)
+        array.ravel()[known] = rng.integers(0, state.bundle.manifest.tree.items + state.table.handles, len(known))
+    folded = rows.of_rows(array)
+    if not live_histories:
+        folded[(array >= 0) & np.isin(array, state.overlay().row_W)] = -1
+    array = np.where(folded < 0, -1, array)
+    return QueryBatch(queries.kind, array), QueryBatch(queries.kind, folded)
+
+
+def params_of(
+    rng: Rng, state: LiveState, fold: Bundle, rows: FoldedRows, masked: bool, excluding: bool
+) -> tuple[SearchParams, SearchParams]:
+    """The same parameters for both: several beams and m in a call, filters, exclusions of trained and live items."""
+    overlay, trees = state.overlay(), [alone.tree for alone in state.bundle.alone]
+    beam_size_B, m_B = rng.integers(1, 12, BATCH), rng.integers(1, 30, BATCH)
+    mask_B: list[NodeMask | None] = [None] * BATCH
+    folded_B: list[NodeMask | None] = [None] * BATCH
+    if masked:
+        passing_I, passing_R = rng.random(overlay.items) < 0.4, rng.random(overlay.handles) < 0.5
+        own = overlay.item_R < overlay.items
+        passing_R[own] = passing_I[overlay.item_R[own]]
+        eligible_J = np.zeros(rows.items, np.bool_)
+        for row_of, passing in ((rows.row_I, passing_I), (rows.row_R, passing_R)):
+            eligible_J[row_of[passing & (row_of >= 0)]] = True
+        live = live_mask(trees, overlay, forest_mask(trees, passing_I), passing_R)
+        folded = forest_mask([alone.tree for alone in fold.alone], eligible_J)
+        for b in range(0, BATCH, 2):
+            mask_B[b], folded_B[b] = live, folded
+    exclude_BE = None
+    folded_BE = None
+    if excluding:
+        exclude_BE = rng.integers(0, overlay.items + overlay.handles, (BATCH, 12))
+        exclude_BE[rng.random(exclude_BE.shape) < 0.2] = NO_ITEM
+        folded_BE = rows.of_rows(exclude_BE)
+    return (
+        SearchParams(beam_size_B, m_B, exclude_BE, True, tuple(mask_B)),
+        SearchParams(beam_size_B, m_B, folded_BE, True, tuple(folded_B)),
+    )
+
+
+def assert_same(found: SearchResult, expected: SearchResult, rows: FoldedRows) -> None:
+    assert_array_equal(rows.of_rows(found.item_rows_BM), expected.item_rows_BM)
+    for name in ("ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B", "finite_B"):
+        assert_array_equal(getattr(found, name), getattr(expected, name), name)
+
+
+KINDS = ("history", "product", "vector")
+
+
+@pytest.mark.parametrize("engine", ["reference", "onnx-cpu", "compiled-cpu"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_search_with_live_items_is_a_search_of_the_fold(
+    tmp_path: Path, engine: str, kind: Literal["history", "product", "vector"], seed: int
+) -> None:
+    if engine == "compiled-cpu" and kind == "history":
+        pytest.skip("its scorer is not an inner product")
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, int(rng.integers(1, 5)), 3, empty_share=0.3 * (seed % 2))
+    gamma = (0.0, 0.5, 1.0)[seed % 3]
+    bundle = make_bundle(tmp_path, rng, tree, kind, gamma=gamma)
+    check(tmp_path, rng, bundle, engine, seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("engine", ["reference", "sparse-cpu"])
+def test_so_is_one_of_linear_scorers(tmp_path: Path, engine: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, int(rng.integers(1, 5)), 3, empty_share=0.3 * (seed % 2))
+    ranking = Ranking(own="logit", gamma=(0.0, 0.5, 1.0)[seed % 3])
+    check(tmp_path, rng, make_linear_bundle(tmp_path, rng, tree, ranking), engine, seed)
+
+
+def check(tmp_path: Path, rng: Rng, bundle: Bundle, engine: str, seed: int, live_histories: bool = False) -> None:
+    items, parents = bundle.manifest.tree.items, None
+    if seed % 2:  # all under a few parents
+        level = bundle.tree.level(bundle.tree.height - 1)
+        parents = rng.choice(np.array(level), min(2, len(level)), replace=False) if bundle.tree.height < 3 else None
+    new = 12 if bundle.tree.height > 1 else 8
+    state = random_state(rng, bundle, new, min(4, items // 4), min(3, items // 4), parents=parents)
+    fold, rows = fold_of(tmp_path, state)
+    searched = open_live_engine(bundle, engine=engine)
+    searched.set_overlay(state.overlay())
+    oracle = ReferenceEngine(fold)
+    for masked in (False, True):
+        for excluding in (False, True):
+            queries, folded_queries = queries_of(rng, state, rows, live_histories)
+            params, folded_params = params_of(rng, state, fold, rows, masked, excluding)
+            expected = oracle.search(folded_queries, folded_params)
+            assert_same(searched.search(queries, params), expected, rows)
+            plain = SearchParams(params.beam_size_B, params.m_B, params.exclude_BE, False, params.mask_B)
+            assert_same(searched.search(queries, plain), expected, rows)
+            for b in range(BATCH):  # alone as in a batch
+                alone = searched.search(queries.take(np.array([b])), plain.take(np.array([b])))
+                width = int(params.m_B[b])
+                assert_array_equal(rows.of_rows(alone.item_rows_BM[0]), expected.item_rows_BM[b, :width])
+    if isinstance(bundle.manifest.scorer, LinearScorer):
+        assert state.overlay().trees[0].sparse is not None
+
+
+def test_frozen_queries_see_the_bundle_alone(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 3), "product")
+    state = random_state(rng, bundle)
+    searched, alone = open_live_engine(bundle, engine="onnx-cpu"), ReferenceEngine(bundle)
+    searched.set_overlay(state.overlay())
+    queries = random_queries(rng, bundle, BATCH)
+    params = SearchParams.uniform(BATCH, 4, 12, rng.integers(0, bundle.manifest.tree.items, (BATCH, 5)))
+    frozen_B = np.array([True, False, True, True, False])
+    found = searched.search(queries, SearchParams(params.beam_size_B, params.m_B, params.exclude_BE, frozen_B=frozen_B))
+    expected = alone.search(queries, params)
+    assert_array_equal(found.item_rows_BM[frozen_B], expected.item_rows_BM[frozen_B])
+    assert (found.item_rows_BM[~frozen_B] != expected.item_rows_BM[~frozen_B]).any()
+    searched.set_overlay(None)
+    assert_array_equal(searched.search(queries, params).item_rows_BM, expected.item_rows_BM)
