@@ -184,8 +184,9 @@ class Stacking:
         return {name: np.ascontiguousarray(array) for name, array in named.items()}
 
     def relevance_of(self, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32, same shape: estimates of relevance, p · w, of items (−1: none) with scores p · w^power."""
-        log_weight = np.where(rows >= 0, self.tables.log_weight[np.maximum(rows, 0)], np.float32(0))
+        """float32, same shape: estimates of relevance, p · w, of items (−1: none; live ones: w = 1) with scores p · w^power."""
+        known = (rows >= 0) & (rows < len(self.tables.log_weight))
+        log_weight = np.where(known, self.tables.log_weight[np.where(known, rows, 0)], np.float32(0))
         return np.asarray(scores * np.exp((1 - self.info.power) * log_weight), np.float32)
 
     @staticmethod

@@ -17,6 +17,7 @@ from espalier.errors import DeviceUnavailable, UnsupportedGraph
 from espalier.search import Device, Engine, Precision
 
 if TYPE_CHECKING:
+    from espalier.engines.forest import ForestEngine
     from espalier.engines.live.engine import LiveSearch
 
 T = TypeVar("T", bound=Engine)
@@ -183,11 +184,31 @@ def _opened(entry: EngineEntry, bundle: Bundle, threads: int, precision: Precisi
 
 
 def _opened_live(entry: EngineEntry, bundle: Bundle, threads: int, precision: Precision) -> LiveSearch:
+    if bundle.manifest.stacking is not None:
+        from espalier.engines.live.stacked import LiveStackedEngine
+
+        return LiveStackedEngine(bundle, _opened_live(entry, bundle.unstacked, threads, precision))
+    if bundle.manifest.trees:
+        from espalier.engines.live.forest import LiveForestEngine
+
+        return LiveForestEngine(_opened_forest(entry, bundle, threads, precision))
     from espalier.engines.live.engine import LiveEngine
 
-    if bundle.manifest.trees or bundle.manifest.stacking is not None:
-        raise UnsupportedGraph("a forest or a stacking, which take no live items")
     return LiveEngine(bundle, entry.open(bundle, threads, precision))
+
+
+def _opened_forest(entry: EngineEntry, bundle: Bundle, threads: int, precision: Precision) -> ForestEngine:
+    """The engine of a forest whose trees give all leaves that they scored."""
+    from espalier.engines.forest import ForestEngine
+
+    if entry.open is _reference:
+        from espalier.engines.live.reference_tree import ReferenceTree
+
+        return ForestEngine(bundle, [ReferenceTree(alone) for alone in bundle.alone])
+    opened = entry.open(bundle, threads, precision)
+    if not isinstance(opened, ForestEngine):
+        raise UnsupportedGraph(f"{opened.name} searches the trees of a forest as one, which takes no live items")
+    return opened
 
 
 def _candidates(bundle: Bundle, device: Device, engine: str | None) -> list[str]:

@@ -26,7 +26,6 @@ from espalier.frontier import joined
 from espalier.queries import QueryBatch, blank_queries
 from espalier.scores import finish, log_scores
 from espalier.search import NO_ITEM, Engine, Frontier, LevelTrace, SearchParams, SearchResult
-from espalier.text.sparse_rows import SparseRows
 
 Array = NDArray[Any]
 NEAR = 1e-6
@@ -63,6 +62,28 @@ class TreeEngine(Engine, Protocol):
 
     def scored_leaves(self, queries: QueryBatch, params: SearchParams) -> ScoredLeaves:
         """All leaves that the queries' beams lead to; `params.m_B` changes nothing."""
+        ...
+
+
+class LiveParts(Protocol):
+    """What joins the leaves of a forest's trees; see `espalier.engines.live.forest`.
+
+    An item that is live has the number I + its handle here, in all trees, so that its row of the tail is found.
+
+    arrays   of `best_means`
+    place_I  likewise, for the numbers of all items
+    """
+
+    @property
+    def arrays(self) -> tuple[Any, ...]: ...
+
+    @property
+    def place_I(self) -> NDArray[np.int32]: ...
+
+    def of_tree(
+        self, place: int, queries: QueryBatch, members: NDArray[np.int64], found: ScoredLeaves
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+        """Live leaves that a tree scored for some queries of the call: int64[B + 1] where each one's begin, their items' numbers, ranks."""
         ...
 
 
@@ -108,6 +129,12 @@ class ForestEngine:
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
         params.check(len(queries), self.items)
+        return self.search_trees(queries, params, [params.of_tree(place) for place in range(len(self._engines))])
+
+    def search_trees(
+        self, queries: QueryBatch, params: SearchParams, params_T: Sequence[SearchParams], live: LiveParts | None = None
+    ) -> SearchResult:
+        """The search with parameters of each tree, which have been checked, and with what is live."""
         shape = len(queries), int(params.m_B[0]) if len(queries) == 1 else int(params.m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
         eligible_B = np.zeros(len(queries), np.int64)
@@ -119,11 +146,11 @@ class ForestEngine:
         frontiers: list[list[tuple[NDArray[np.int64], Frontier]]] = [[] for _ in self._engines]
         for begin in range(0, len(queries), max(block, 1)):
             part = slice(begin, begin + block)
-            own, knobs, members = queries, params, np.arange(len(queries))[part]
+            own, own_T, members = queries, params_T, np.arange(len(queries))[part]
             if block < len(queries):
-                own, knobs = queries.take(members), params.take(members)
-            leaves = [engine.scored_leaves(own, knobs.of_tree(place)) for place, engine in enumerate(self._engines)]
-            self._write_means(own.features, leaves, knobs.m_B, rows_BM[part], ranks_BM[part])
+                own, own_T = queries.take(members), [knobs.take(members) for knobs in params_T]
+            leaves = [engine.scored_leaves(own, knobs) for engine, knobs in zip(self._engines, own_T, strict=True)]
+            self._write_means(own, members, leaves, params.m_B[part], rows_BM[part], ranks_BM[part], live)
             eligible_B[part] = leaves[0].eligible_B
             traces = [tree.trace for tree in leaves if tree.trace is not None]
             for parts, tree in zip(frontiers, leaves, strict=True):
@@ -136,24 +163,33 @@ class ForestEngine:
 
     def _write_means(
         self,
-        queries: SparseRows,
+        queries: QueryBatch,
+        members: NDArray[np.int64],
         leaves: Sequence[ScoredLeaves],
         m_B: NDArray[np.int64],
         rows_BM: NDArray[np.int64],
         ranks_BM: NDArray[np.float32],
+        live: LiveParts | None,
     ) -> None:
-        """Write the best items of each query and the logs of their mean scores."""
-        shape = len(m_B), sum(int(tree.count_B.max(initial=0)) for tree in leaves)
+        """Write the best items of each query and the logs of their mean scores. members: which queries of the call these are."""
+        beside = [] if live is None else [live.of_tree(place, queries, members, tree) for place, tree in enumerate(leaves)]
+        most = sum(int(tree.count_B.max(initial=0)) for tree in leaves)
+        most += sum(int(np.diff(begin_B).max(initial=0)) for begin_B, *_ in beside)
+        shape = len(m_B), most
         items_BX, ranks_BX, count_B = np.empty(shape, np.int32), np.empty(shape, np.float32), np.zeros(len(m_B), np.int64)
         for leaf_item, leaf_offset, found in zip(self._leaf_items, self._leaf_offsets, leaves, strict=True):
             _append(found.leaves_BC, found.ranks_BC, found.count_B, leaf_item, leaf_offset, items_BX, ranks_BX, count_B)
+        for begin_B, items_C, ranks_C in beside:
+            _append_live(begin_B, items_C, ranks_C, items_BX, ranks_BX, count_B)
         logs_BX: Array = ranks_BX  # of scores that are exponentials of ranks
         if not self.by_rank:
             for b, count in enumerate(count_B.tolist()):  # places past the count are not initialised
                 ranks_BX[b, count:] = -np.inf
             logs_BX = log_scores(self.bundle.manifest.ranking, ranks_BX)
+        arrays, place_I = (None, self.place_I) if live is None else (live.arrays, live.place_I)
+        features = queries.features.arrays
         with self.lock:
-            best_means(items_BX, logs_BX, count_B, len(leaves), m_B, queries.arrays, self.tail, self.place_I, rows_BM, ranks_BM)
+            best_means(items_BX, logs_BX, count_B, len(leaves), m_B, features, self.tail, place_I, rows_BM, ranks_BM, arrays)
 
 
 def refuse_forest(bundle: Bundle) -> None:
@@ -179,6 +215,17 @@ def _append(
 
 
 @compiled()
+def _append_live(begin_B: Array, items_C: Array, ranks_C: Array, items_BX: Array, ranks_BX: Array, count_B: Array) -> None:
+    """Put the live leaves of a tree behind all others."""
+    for b in range(len(count_B)):
+        at = count_B[b]
+        for c in range(begin_B[b], begin_B[b + 1]):
+            items_BX[b, at], ranks_BX[b, at] = items_C[c], ranks_C[c]
+            at += 1
+        count_B[b] = at
+
+
+@compiled()
 def best_means(
     items_BX: Array,
     logs_BX: Array,
@@ -190,6 +237,7 @@ def best_means(
     place_I: Array,
     rows_BM: Array,
     ranks_BM: Array,
+    live: tuple[Any, ...] | None,
 ) -> None:
     """The best m of each query's items by log((Σ_t e^log_t) / trees) and the tail, rounded to float32; ties go to the lower item row.
 
@@ -197,6 +245,7 @@ def best_means(
     features  of the queries: indptr, indices, values
     tail      the fields of TailArrays, and scratch for `add_tail`
     place_I   int32[I] of −1, before and after: where an item is among those of the current query
+    live      None, or I; int64[R]: item rows of the items from I on; and what `add_tail` takes of them
 
     Sums are relative to an item's largest log, its top, so that scores too small for float64 keep their order. A mean is at most e^top and
     at least e^top / trees: without a tail, an item whose top is below the m-th largest top − log trees is not among the best m, and
@@ -245,12 +294,15 @@ def best_means(
         items = kept
         if has_tail:
             begin, end = indptr[b], indptr[b + 1]
-            add_tail(top_of, item_of, items, indices[begin:end], values[begin:end], arrays, query_F)
+            add_tail(top_of, item_of, items, indices[begin:end], values[begin:end], arrays, query_F, live)
         size = 0
         for place in range(items):
             bits = np.float32(top_of[place]).view(np.int32)
             bits ^= (bits >> 31) & 0x7FFFFFFF  # integers in the order of the ranks; −0, which equals 0, would be −1
-            key = (np.int64(bits + (bits == -1)) << 32) | (np.int64(0xFFFFFFFF) - item_of[place])
+            row = item_of[place]
+            if live is not None and row >= live[0]:
+                row = live[1][row - live[0]]
+            key = (np.int64(bits + (bits == -1)) << 32) | (np.int64(0xFFFFFFFF) - row)
             if size < m_B[b]:
                 size = _pushed(heap, size, key)
             elif key > heap[0]:

@@ -1,9 +1,13 @@
 """Stacking in NumPy, for the `reference` engine: dense vectors, one formula a line, no code of the compiled one.
 
+Live items, whose rows are past those of the tables, have no count, no votes, none beside them, and the weight 1.
+
 Legend: I items, F features of queries, P points, C candidates, X features of candidates.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +25,18 @@ def stacked(
     if depth == 0:
         return rows, ranks
     features_CX = candidate_features(stacking.tables, features, values, rows[:depth], ranks[:depth].astype(np.float64))
-    wide = _log_estimates(stacking, features_CX) + stacking.info.power * stacking.tables.log_weight[rows[:depth]]
+    log_weight = _of_items(stacking.tables.log_weight, rows[:depth])
+    wide = _log_estimates(stacking, features_CX) + stacking.info.power * log_weight
     keys = np.maximum(wide, LOWEST).astype(np.float32)
     order = np.argsort(-keys, kind="stable")
     rest = ranks[depth:].astype(np.float64)
     below = np.maximum(float(keys.min()) + rest - rest[:1], LOWEST).astype(np.float32)
     return np.concatenate([rows[:depth][order], rows[depth:]]), np.concatenate([keys[order], below])
+
+
+def _of_items(array_I: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+    """Numbers of item rows; 0 for live items."""
+    return np.where(rows < len(array_I), array_I[np.minimum(rows, len(array_I) - 1)], 0)
 
 
 def candidate_features(
@@ -39,12 +49,14 @@ def candidate_features(
     vote_CV, nearest, last = _votes(tables, features, values, rows)
     beside_C = np.zeros(len(rows))
     for j in range(min(BESIDE_OF, len(rows))):
+        if rows[j] >= len(tables.log_count):
+            continue
         own = slice(tables.beside_begin[rows[j]], tables.beside_begin[rows[j] + 1])
         share_I = np.zeros(len(tables.log_count))
         share_I[tables.beside[own]] = tables.beside_share[own]
         share_I[rows[j]] = 0
-        beside_C += score_C[j] * share_I[rows]
-    columns = [log_C, log_C - log_C[0], np.log(capped_C) - np.log1p(-capped_C), log_C[0], score_C.sum(), tables.log_count[rows]]
+        beside_C += score_C[j] * _of_items(share_I, rows)
+    columns = [log_C, log_C - log_C[0], np.log(capped_C) - np.log1p(-capped_C), log_C[0], score_C.sum(), _of_items(tables.log_count, rows)]
     columns += [*vote_CV.T, nearest, last, beside_C, beside_C / beside_C.max() if beside_C.any() else 0.0, np.log1p(len(features))]
     return np.stack([np.broadcast_to(np.asarray(column, np.float64), len(rows)) for column in columns], axis=1)
 
@@ -73,7 +85,7 @@ def _votes(
             label_NI[n, tables.label[own]] = tables.label_value[own]
         for v, (count, power) in enumerate(VOTES):
             weight = share[:count] ** power
-            vote_CV[:, v] = weight @ label_NI[:count, rows] / weight.sum()
+            vote_CV[:, v] = _of_items(weight @ label_NI[:count], rows) / weight.sum()
     return vote_CV, float(near[0]), float(near[min(VOTES[1][0], len(near)) - 1])
 
 

@@ -28,6 +28,7 @@ class StackedEngine:
     """Searches a bundle with stacking; its name is that of the engine that searches the trees, its rounding STRETCH times theirs.
 
     trees  opened on `bundle.unstacked`
+    items  how many item rows there may be
     """
 
     def __init__(self, bundle: Bundle, trees: Engine) -> None:
@@ -35,7 +36,8 @@ class StackedEngine:
             raise BundleCorrupt(f"{bundle.path}: it has no stacking")
         self.bundle, self._trees, self._stacking = bundle, trees, bundle.stacking
         self._tables, self._network = StackingArrays.of(self._stacking.tables), network_arrays(self._stacking)
-        self._scratch = Scratch.of(bundle.manifest.tree.items, self._stacking.tables.points)
+        self.items = bundle.manifest.tree.items
+        self._scratch = Scratch.of(self.items, self._stacking.tables.points)
         self._lock = threading.Lock()
 
     @property
@@ -52,18 +54,21 @@ class StackedEngine:
         self.search(blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
 
     def prepare(self, params: SearchParams) -> None:
-        self._trees.prepare(widened(params, self._stacking, self.bundle))
+        self._trees.prepare(widened(params, self._stacking, self.items))
 
     def close(self) -> None:
         self._trees.close()
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
-        params.check(len(queries), self.bundle.manifest.tree.items)
-        found = self._trees.search(queries, widened(params, self._stacking, self.bundle))
+        params.check(len(queries), self.items)
+        found = self._trees.search(queries, widened(params, self._stacking, self.items))
         rows_BM, keys_BM = np.full_like(found.item_rows_BM, NO_ITEM), np.full_like(found.ranks_BM, -np.inf)
         own = queries.features
         with self._lock:
+            highest = int(found.item_rows_BM.max(initial=0))
+            if highest >= len(self._scratch.place_I):
+                self._scratch = Scratch.of(2 * highest, self._stacking.tables.points)
             stack(
                 found.item_rows_BM,
                 found.keys_BM,
@@ -92,7 +97,7 @@ class StackedEngine:
         )
 
 
-def widened(params: SearchParams, stacking: Stacking, bundle: Bundle) -> SearchParams:
-    """Parameters of a search for at least as many items as stacking takes."""
-    least = min(stacking.info.candidates, bundle.manifest.tree.items)
+def widened(params: SearchParams, stacking: Stacking, items: int) -> SearchParams:
+    """Parameters of a search for at least as many items as stacking takes, of so many."""
+    least = min(stacking.info.candidates, items)
     return replace(params, m_B=np.maximum(params.m_B, least))

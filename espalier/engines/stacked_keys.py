@@ -46,7 +46,7 @@ class StackingArrays(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What a search writes into: place_I int32[I] of −1, before and after; the others hold anything."""
+    """What a search writes into: place_I int32 of −1, before and after, for all items, live ones included; the others hold anything."""
 
     place_I: Array
     cosine_P: Array
@@ -65,12 +65,18 @@ def network_arrays(stacking: Stacking) -> tuple[Array, ...]:
 
 
 @compiled()
+def _of_item(array_I: Array, item: Any) -> Any:
+    """An item's number; 0 for a live item, which the tables do not have."""
+    return array_I[item] if item < len(array_I) else np.float32(0)
+
+
+@compiled()
 def candidate_features(
     items: Array, ranks: Array, count: int, features: Array, values: Array, tables: Any, scratch: Any, out_CX: Array
 ) -> None:
     """Write the features of the first `count` candidates of a query, best first.
 
-    items, ranks      int64[C], float32[C]: logs of the trees' scores
+    items, ranks      int64[C], float32[C]: logs of the trees' scores; live items are in no table: no count, no votes, none beside them
     features, values  int32, float32: the query's
     out_CX            float64[C, X]
     """
@@ -99,7 +105,7 @@ def _score_columns(items: Array, ranks: Array, count: int, tables: Any, out_CX: 
         capped = min(score, 1 - FLOOR)
         out_CX[c, SCORE], out_CX[c, SCORE + 1], out_CX[c, SCORE + 2] = log, log - best, np.log(capped) - np.log1p(-capped)
     for c in range(count):
-        out_CX[c, SCORE + 3], out_CX[c, SCORE + 4], out_CX[c, COUNT] = best, total, tables.log_count[items[c]]
+        out_CX[c, SCORE + 3], out_CX[c, SCORE + 4], out_CX[c, COUNT] = best, total, _of_item(tables.log_count, items[c])
 
 
 @compiled()
@@ -169,6 +175,8 @@ def _beside_columns(items: Array, count: int, tables: Any, place_I: Array, out_C
     """The columns from BESIDE on; the logs of scores are there already."""
     beside_begin, beside, beside_share = tables.beside_begin, tables.beside, tables.beside_share
     for j in range(min(count, BESIDE_OF)):
+        if items[j] >= len(beside_begin) - 1:
+            continue
         score = np.exp(out_CX[j, SCORE])
         for e in range(beside_begin[items[j]], beside_begin[items[j] + 1]):
             c = place_I[beside[e]]
@@ -235,7 +243,7 @@ def stack(
         candidate_features(rows_BM[b], ranks_BM[b], count, indices[own], values[own], tables, scratch, features_CX)
         log_estimates(features_CX, count, network, estimates_C)
         for c in range(count):
-            keys_C[c] = max(estimates_C[c] + power * np.float64(tables.log_weight[rows_BM[b, c]]), LOWEST)
+            keys_C[c] = max(estimates_C[c] + power * np.float64(_of_item(tables.log_weight, rows_BM[b, c])), LOWEST)
         order = best_first(keys_C, count)
         for c in range(count):
             out_rows_BM[b, c], out_keys_BM[b, c] = rows_BM[b, order[c]], keys_C[order[c]]

@@ -1,6 +1,6 @@
 """Compiled: the tail's part of the ranks of one query's items. See espalier.tail for the formulas.
 
-Legend: I items, F features.
+Legend: I items, R handles of live ones, F features.
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ class TailArrays(NamedTuple):
 
 
 @compiled()
-def add_tail(ranks: Array, items: Array, count: int, features: Array, values: Array, tail: Any, query_F: Array) -> None:
+def add_tail(
+    ranks: Array, items: Array, count: int, features: Array, values: Array, tail: Any, query_F: Array, live: tuple[Any, ...] | None
+) -> None:
     """Replace the first `count` ranks, of some items, by those with the tail's part.
 
     features, values  the query's · query_F: float64[F] of zeros, before and after
+    live  None, or I, nothing of use here, and the rows of the items from I on: int64[R] where each begins and ends, features, values
     """
     alpha, gamma, row_begin, feature, value, square_I = tail
     square = 0.0
@@ -49,13 +52,19 @@ def add_tail(ranks: Array, items: Array, count: int, features: Array, values: Ar
         query_F[features[j]] = values[j]
         square += np.float64(values[j]) * np.float64(values[j])
     for x in range(count):
-        item, product = items[x], 0.0
-        for e in range(row_begin[item], row_begin[item + 1]):
-            product += query_F[feature[e]] * value[e]
+        item, product, own_square = items[x], 0.0, 0.0
+        if live is not None and item >= live[0]:
+            for e in range(live[2][item - live[0]], live[3][item - live[0]]):
+                product += query_F[live[4][e]] * live[5][e]
+                own_square += np.float64(live[5][e]) * np.float64(live[5][e])
+        else:
+            for e in range(row_begin[item], row_begin[item + 1]):
+                product += query_F[feature[e]] * value[e]
+            own_square = square_I[item]
         if gamma < 0:
             near = np.log(max(product, FLOOR))
         else:
-            far = min(gamma / 2 * max(square + square_I[item] - 2 * product, 0.0), FARTHEST)
+            far = min(gamma / 2 * max(square + own_square - 2 * product, 0.0), FARTHEST)
             near = -far - np.log1p(np.exp(-far))
         ranks[x] = alpha * ranks[x] + (1 - alpha) * near
     for j in range(len(features)):

@@ -88,5 +88,5 @@ def _search(
         for c in range(count_T[t]):
             items_BX[0, at], logs_BX[0, at] = item_N[nodes_TC[t, c]], ranks_TC[t, c]
             at += 1
-    best_means(items_BX, logs_BX, count_B, len(root_T), m_B, queries[:3], tail, place_I, rows_BM, ranks_BM)
+    best_means(items_BX, logs_BX, count_B, len(root_T), m_B, queries[:3], tail, place_I, rows_BM, ranks_BM, None)
     return -1

@@ -4,7 +4,7 @@ The wrapped engine searches the trained tree, with masks that leave parents open
 above the leaves. One more pass scores the live leaves under it, and joins them to the trained ones: by key, then by (parent, slot), which
 is the order of the leaves in a fold. The overlay is read once a call, so a call sees one sequence number.
 
-Legend: B queries, E excluded items, M results, C live leaves under a query's beam, R handles.
+Legend: B queries, M results, C live leaves under a query's beam, R handles.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.live.leaf_scores import LeafScorer, leaf_scorer
+from espalier.engines.live.traces import with_live
+from espalier.engines.live.visible import Visible, visible
 from espalier.engines.reference_scores import ranks_of
 from espalier.errors import InvalidQuery
-from espalier.live.masks import of_handles, without_items
+from espalier.live.masks import of_handles
 from espalier.live.overlay import Overlay
-from espalier.masks.eligibility import every_item
 from espalier.queries import PADDING, HistoryKind, QueryBatch
 from espalier.scores import scores_of_ranks
-from espalier.search import NO_ITEM, Engine, LevelTrace, NodeMask, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Engine, SearchParams, SearchResult
 
 Int64 = NDArray[np.int64]
 
@@ -35,21 +36,6 @@ class LiveSearch(Engine, Protocol):
     def set_overlay(self, overlay: Overlay | None) -> None:
         """What is live from the next call on; None: nothing. From any thread."""
         ...
-
-
-class Visible(NamedTuple):
-    """What the queries of a call may get.
-
-    mask_B      masks of the trained tree, None where no query needs one
-    live_BR     bool[R] of each query: its eligible handles; None: no live item
-    eligible_B  int64[B]: eligible items, live ones included
-    exclude_BE  what the wrapped engine excludes
-    """
-
-    mask_B: tuple[NodeMask | None, ...] | None
-    live_BR: list[NDArray[np.bool_] | None]
-    eligible_B: Int64
-    exclude_BE: Int64 | None
 
 
 class LiveEngine:
@@ -94,61 +80,13 @@ class LiveEngine:
         if overlay is None or overlay.is_empty:
             return self.inner.search(queries, params)
         params.check(batch, overlay.items + overlay.handles, self._tree.node_count)
-        visible = self._visible(overlay, params, batch)
-        knobs = replace(params, mask_B=visible.mask_B, exclude_BE=visible.exclude_BE, frozen_B=None, frontier=True)
+        seen = visible(self._tree, self._place, overlay, params)
+        knobs = replace(params, mask_B=seen.mask_B, exclude_BE=seen.exclude_BE, frozen_B=None, frontier=True)
         own, knobs = self._encoded(overlay, queries, knobs, params.frozen_B)
         found = self.inner.search(own, knobs)
-        return self._joined(overlay, queries, params, visible, found)
+        return self._joined(overlay, queries, params, seen, found)
 
     # -- before the search ----------------------------------------------------------------------------------------------
-
-    def _visible(self, overlay: Overlay, params: SearchParams, batch: int) -> Visible:
-        """The masks of the queries, and what is live for them."""
-        given = params.mask_B or (None,) * batch
-        frozen = np.zeros(batch, np.bool_) if params.frozen_B is None else params.frozen_B
-        masks: list[NodeMask | None] = []
-        live_BR: list[NDArray[np.bool_] | None] = []
-        eligible_B = np.empty(batch, np.int64)
-        exclude_BE = None if params.exclude_BE is None else params.exclude_BE.copy()
-        for b, mask in enumerate(given):
-            if frozen[b]:
-                live_R = None
-            elif mask is None:
-                mask, live_R = overlay.standing, overlay.eligible_R
-            else:
-                live_R = None if mask.live_R is None else mask.live_R
-            eligible = overlay.eligible if live_R is not None and mask is None else self._tree.item_count if mask is None else mask.items
-            if exclude_BE is not None:
-                mask, live_R, eligible = self._excluding(overlay, mask, live_R, eligible, exclude_BE[b])
-            masks.append(mask)
-            live_BR.append(live_R)
-            eligible_B[b] = eligible
-        if exclude_BE is not None and not (exclude_BE != NO_ITEM).any():
-            exclude_BE = None
-        return Visible(None if all(mask is None for mask in masks) else tuple(masks), live_BR, eligible_B, exclude_BE)
-
-    def _excluding(
-        self, overlay: Overlay, mask: NodeMask | None, live_R: NDArray[np.bool_] | None, eligible: int, exclude_E: Int64
-    ) -> tuple[NodeMask | None, NDArray[np.bool_] | None, int]:
-        """A query's mask, eligible handles and number of eligible items without those that it excludes.
-
-        Trained items stay in `exclude_E` where the wrapped engine closes the same nodes by them as a fold would; where a parent has live
-        leaves, all that the query excludes goes into a mask of its own, and `exclude_E` is emptied.
-        """
-        tree, leaves = self._tree, overlay.trees[self._place]
-        rows = np.unique(exclude_E[exclude_E != NO_ITEM])
-        handles = overlay.handles_of(rows)
-        trained = rows[(rows < overlay.items) & ((handles < 0) | (live_R is None))]
-        handles = handles[handles >= 0]
-        exclude_E[(exclude_E != NO_ITEM) & ~np.isin(exclude_E, trained)] = NO_ITEM
-        leaf = tree.leaf_of_item[trained]
-        held = np.count_nonzero(tree.items_below[leaf] > 0 if mask is None else mask.eligible_N[leaf])
-        if live_R is None or not (len(handles) or np.isin(tree.parent[leaf], leaves.parent_Y).any()):
-            return mask, live_R, eligible - int(held)
-        whole = mask or replace(every_item(tree), items=eligible)
-        own = without_items(tree, leaves, replace(whole, live_R=live_R), trained, handles)
-        exclude_E[:] = NO_ITEM
-        return own, own.live_R, own.items
 
     def _encoded(
         self, overlay: Overlay, queries: QueryBatch, params: SearchParams, frozen_B: NDArray[np.bool_] | None
@@ -165,14 +103,14 @@ class LiveEngine:
 
     # -- after the search -----------------------------------------------------------------------------------------------
 
-    def _joined(self, overlay: Overlay, queries: QueryBatch, params: SearchParams, visible: Visible, found: SearchResult) -> SearchResult:
+    def _joined(self, overlay: Overlay, queries: QueryBatch, params: SearchParams, seen: Visible, found: SearchResult) -> SearchResult:
         """The result with the live items in it."""
         tree = self._tree
         rows_BM, ranks_BM, keys_BM = found.item_rows_BM.copy(), found.ranks_BM.copy(), found.keys_BM.copy()
         finite_B = None if found.finite_B is None else found.finite_B.copy()
         count_B = found.count_B.copy()
         lives: list[_Live | None] = []
-        for b, live_R in enumerate(visible.live_BR):
+        for b, live_R in enumerate(seen.live_BR):
             live = None if live_R is None else self._live(overlay, queries, b, live_R, found)
             lives.append(live)
             if live is None:
@@ -192,7 +130,7 @@ class LiveEngine:
         trace = None
         if found.trace is not None:
             *above, last = found.trace
-            trace = (*above, _with_live(tree.node_count, last, lives, params.m_B))
+            trace = (*above, with_live(tree.node_count, last, lives, params.m_B))
         return replace(
             found,
             item_rows_BM=rows_BM,
@@ -200,7 +138,7 @@ class LiveEngine:
             ranks_BM=ranks_BM,
             keys_BM=keys_BM,
             count_B=count_B,
-            complete_B=count_B >= np.minimum(params.m_B, visible.eligible_B),
+            complete_B=count_B >= np.minimum(params.m_B, seen.eligible_B),
             trace=trace,
             finite_B=finite_B,
         )
@@ -236,37 +174,3 @@ class _Live(NamedTuple):
     slot_C: Int64
     handle_C: Int64
     finite: bool
-
-
-def _with_live(nodes: int, last: LevelTrace, lives: list[_Live | None], m_B: Int64) -> LevelTrace:
-    """The last level with the live leaves, as nodes N + handle behind the trained ones; the best m of both are kept."""
-    most = max((0 if live is None else len(live.rows_C) for live in lives), default=0)
-    shape = len(lives), most
-    nodes_BC, ranks_BC, keys_BC = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32), np.full(shape, -np.inf, np.float32)
-    for b, live in enumerate(lives):
-        if live is not None:
-            order = np.argsort(live.handle_C)
-            count = len(order)
-            nodes_BC[b, :count] = nodes + live.handle_C[order]
-            ranks_BC[b, :count], keys_BC[b, :count] = live.ranks_C[order], live.keys_C[order]
-    candidates_BC = np.concatenate([last.candidates_BC, nodes_BC], axis=1)
-    candidate_ranks_BC = np.concatenate([last.candidate_ranks_BC, ranks_BC], axis=1)
-    candidate_keys_BC = np.concatenate([last.candidate_keys_BC, keys_BC], axis=1)
-    width = min(int(m_B.max(initial=0)), candidates_BC.shape[1])
-    kept = [
-        np.full((len(lives), width), filler, array.dtype) for filler, array in ((-1, nodes_BC), (-np.inf, ranks_BC), (-np.inf, keys_BC))
-    ]
-    for b in range(len(lives)):
-        best = np.argsort(-candidate_keys_BC[b], kind="stable")[: m_B[b]]
-        best = np.sort(best[candidate_keys_BC[b, best] > -np.inf])
-        for array, source in zip(kept, (candidates_BC, candidate_ranks_BC, candidate_keys_BC), strict=True):
-            array[b, : len(best)] = source[b, best]
-    return replace(
-        last,
-        nodes_BK=kept[0],
-        ranks_BK=kept[1],
-        keys_BK=kept[2],
-        candidates_BC=candidates_BC,
-        candidate_ranks_BC=candidate_ranks_BC,
-        candidate_keys_BC=candidate_keys_BC,
-    )

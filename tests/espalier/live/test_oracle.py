@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ from espalier.bundle import Bundle
 from espalier.checks.random_bundles import Rng, make_bundle, make_linear_bundle, random_queries, random_tree
 from espalier.checks.random_live import random_state
 from espalier.engines import open_live_engine
+from espalier.engines.live.engine import LiveSearch
 from espalier.engines.reference import ReferenceEngine
 from espalier.live.fold import write_fold
 from espalier.live.folded_tables import FoldedRows
@@ -21,7 +23,7 @@ from espalier.live.state import LiveState
 from espalier.manifest import LinearScorer, Ranking
 from espalier.masks.eligibility import forest_mask
 from espalier.queries import HistoryKind, QueryBatch
-from espalier.search import NO_ITEM, NodeMask, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Engine, NodeMask, SearchParams, SearchResult
 
 BATCH = 5
 
@@ -111,7 +113,16 @@ def test_so_is_one_of_linear_scorers(tmp_path: Path, engine: str, seed: int) -> 
     check(tmp_path, rng, make_linear_bundle(tmp_path, rng, tree, ranking), engine, seed)
 
 
-def check(tmp_path: Path, rng: Rng, bundle: Bundle, engine: str, seed: int, live_histories: bool = False) -> None:
+def check(
+    tmp_path: Path,
+    rng: Rng,
+    bundle: Bundle,
+    engine: str | LiveSearch,
+    seed: int,
+    live_histories: bool = False,
+    open_oracle: Callable[[Bundle], Engine] = ReferenceEngine,
+) -> None:
+    """Random live items, in an engine by name or one that was opened, against what the oracle finds in the fold."""
     items, parents = bundle.manifest.tree.items, None
     if seed % 2:  # all under a few parents
         level = bundle.tree.level(bundle.tree.height - 1)
@@ -119,9 +130,9 @@ def check(tmp_path: Path, rng: Rng, bundle: Bundle, engine: str, seed: int, live
     new = 12 if bundle.tree.height > 1 else 8
     state = random_state(rng, bundle, new, min(4, items // 4), min(3, items // 4), parents=parents)
     fold, rows = fold_of(tmp_path, state)
-    searched = open_live_engine(bundle, engine=engine)
+    searched = open_live_engine(bundle, engine=engine) if isinstance(engine, str) else engine
     searched.set_overlay(state.overlay())
-    oracle = ReferenceEngine(fold)
+    oracle = open_oracle(fold)
     for masked in (False, True):
         for excluding in (False, True):
             queries, folded_queries = queries_of(rng, state, rows, live_histories)

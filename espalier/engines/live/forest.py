@@ -1,0 +1,155 @@
+"""A forest with live items: `search(bundle + overlay)` equals `search(fold(bundle, overlay))`.
+
+In each tree the live leaves under its beam are scored beside the trained ones; all of them take part in the mean of an item's scores,
+before any cut to m. A live item is one item in all trees. In the mean it goes by a number, I + its handle, and the result has its item row:
+that of a trained item whose row was changed is its old one, by which ties are broken.
+
+Legend: B queries, T trees, C live leaves under a query's beam, I trained items, R handles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.engines.forest import ForestEngine, ScoredLeaves
+from espalier.engines.live.linear_leaves import LinearLeaves, ScoredLive
+from espalier.engines.live.traces import with_live
+from espalier.engines.live.visible import Visible, visible
+from espalier.live.overlay import LiveLeaves, Overlay
+from espalier.live.pools import WeightPool
+from espalier.queries import QueryBatch, blank_queries
+from espalier.read_only import read_only
+from espalier.search import SearchParams, SearchResult
+
+Int64 = NDArray[np.int64]
+Array = NDArray[Any]
+
+
+class LiveForestEngine:
+    """See the module. Its name and rounding are those of the forest's engine.
+
+    inner  of all trees; nobody else uses it
+    """
+
+    def __init__(self, inner: ForestEngine) -> None:
+        self.bundle, self.inner = inner.bundle, inner
+        self._trees = [alone.tree for alone in inner.bundle.alone]
+        width = inner.bundle.chunks.width
+        self._leaves = [LinearLeaves(alone.manifest.ranking, width) for alone in inner.bundle.alone]
+        self._place_I = np.full(inner.items, -1, np.int32)
+        self._live: tuple[Overlay, tuple[Any, ...]] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def rounding(self) -> float:
+        return self.inner.rounding
+
+    def warm_up(self) -> None:
+        """Build what the trees' search needs, and compile what live items add to it."""
+        self.inner.warm_up()
+        nothing = _nothing_live(self.bundle)
+        self._search((nothing, _item_arrays(nothing)), blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
+
+    def prepare(self, params: SearchParams) -> None:
+        self.inner.prepare(replace(params, frozen_B=None, mask_B=None, exclude_BE=None, frontier=self._live is not None))
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def set_overlay(self, overlay: Overlay | None) -> None:
+        """What is live from the next call on; None: nothing. From any thread."""
+        self._live = None if overlay is None or overlay.is_empty else (overlay, _item_arrays(overlay))
+
+    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        """Raises InvalidQuery where the queries or the parameters do not fit the bundle and the overlay."""
+        live = self._live
+        return self.inner.search(queries, params) if live is None else self._search(live, queries, params)
+
+    def _search(self, live: tuple[Overlay, tuple[Any, ...]], queries: QueryBatch, params: SearchParams) -> SearchResult:
+        overlay, arrays = live
+        params.check(len(queries), overlay.items + overlay.handles)
+        knobs_T = [params.of_tree(place) for place in range(len(self._trees))]
+        seen_T = [visible(tree, place, overlay, knobs_T[place]) for place, tree in enumerate(self._trees)]
+        for place, seen in enumerate(seen_T):
+            knobs_T[place] = replace(params, mask_B=seen.mask_B, exclude_BE=seen.exclude_BE, frozen_B=None, frontier=True)
+        parts = _Parts(overlay, arrays, self._places(overlay), self._leaves, seen_T, [])
+        result = self.inner.search_trees(queries, params, knobs_T, parts)
+        complete_B = result.count_B >= np.minimum(params.m_B, seen_T[0].eligible_B)
+        result = replace(result, complete_B=complete_B)
+        return result if result.trace is None else self._traced(result, overlay, parts.scored)
+
+    def _places(self, overlay: Overlay) -> NDArray[np.int32]:
+        """int32 of −1, one for each item, live ones included."""
+        needed = overlay.items + overlay.handles
+        if len(self._place_I) < needed:
+            self._place_I = np.full(max(needed, overlay.items + 2 * (len(self._place_I) - overlay.items)), -1, np.int32)
+        return self._place_I
+
+    def _traced(self, result: SearchResult, overlay: Overlay, scored_T: Sequence[ScoredLive]) -> SearchResult:
+        """With the live leaves in the last level of each tree, as candidates that are all kept."""
+        traces = []
+        for place, (trace, scored) in enumerate(zip(result.traces, scored_T, strict=True)):
+            handle_X = overlay.trees[place].handle_X
+            lives = []
+            for begin, end in zip(scored.begin_B[:-1], scored.begin_B[1:], strict=True):
+                ranks_C = scored.ranks_C[begin:end]
+                lives.append(_Candidates(handle_X[scored.position_C[begin:end]], ranks_C, ranks_C))
+            last = trace[-1]
+            every_B = np.full(len(lives), last.candidates_BC.shape[1] + max(len(live.handle_C) for live in lives))
+            traces.append((*trace[:-1], with_live(self._trees[place].node_count, last, lives, every_B)))
+        return replace(result, trace=traces[0], other_traces=tuple(traces[1:]))
+
+
+class _Candidates(NamedTuple):
+    handle_C: Int64
+    ranks_C: NDArray[np.float32]
+    keys_C: NDArray[np.float32]
+
+
+class _Parts(NamedTuple):
+    """`LiveParts` of one call. scored: of each tree, of the last block of queries."""
+
+    overlay: Overlay
+    arrays: tuple[Any, ...]
+    place_I: NDArray[np.int32]
+    leaves: Sequence[LinearLeaves]
+    seen_T: Sequence[Visible]
+    scored: list[ScoredLive]
+
+    def of_tree(self, place: int, queries: QueryBatch, members: Int64, found: ScoredLeaves) -> tuple[Int64, Int64, NDArray[np.float32]]:
+        """See `LiveParts`."""
+        if found.frontier is None:
+            raise ValueError("leaves without the beam above them")
+        own, live_BR = self.overlay.trees[place], self.seen_T[place].live_BR
+        scored = self.leaves[place].scored(own, queries.features, found.frontier, [live_BR[b] for b in members.tolist()])
+        self.scored.append(scored)
+        return scored.begin_B, self.overlay.items + own.handle_X[scored.position_C], scored.ranks_C
+
+
+def _item_arrays(overlay: Overlay) -> tuple[Any, ...]:
+    """`live` of `best_means`: I, the items' rows, and their rows of the tail, which come with their leaves in the first tree."""
+    leaves = overlay.trees[0]
+    if leaves.sparse is None:
+        raise ValueError("live leaves without weights")
+    pool = leaves.sparse
+    begin_R, end_R = np.zeros((2, overlay.handles), np.int64)
+    begin_R[leaves.handle_X], end_R[leaves.handle_X] = pool.tail_begin_P[leaves.place_X], pool.tail_end_P[leaves.place_X]
+    return overlay.items, *read_only(overlay.item_R, begin_R, end_R, pool.tail_feature, pool.tail_value)
+
+
+def _nothing_live(bundle: Bundle) -> Overlay:
+    """An overlay that changes nothing, with arrays of the types that others have."""
+    none, items = np.empty(0, np.int64), bundle.manifest.tree.items
+    leaves = LiveLeaves(none, none, none, none, none, np.zeros(1, np.int64), None, WeightPool().sparse)
+    no_R = np.empty(0, np.bool_)
+    trees = (leaves,) * len(bundle.alone)
+    return Overlay(0, items, none, no_R, no_R, none, none, none, np.empty((2, 0), np.int64), trees, None, items)

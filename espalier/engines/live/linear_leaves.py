@@ -1,0 +1,172 @@
+"""Live leaves of linear scorers under the beams of a call, compiled: bias + Σ weight · feature, and from these ranks.
+
+A query's features are scattered into a dense row, and each leaf's weights gathered from it. Sums are float64, then rounded to float32, as
+the reference makes them; activations and ranks are float32.
+
+Legend: B queries, K beam, X live leaves, Y parents of live leaves, P places of a pool, C live leaves under a query's beam, F features,
+G distinct masks, R handles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.compiled_code import compiled
+from espalier.engines.linear.chunk_search import POWERS
+from espalier.live.overlay import LiveLeaves
+from espalier.manifest import Ranking
+from espalier.read_only import read_only
+from espalier.search import Frontier
+from espalier.text.sparse_rows import SparseRows
+
+Array = NDArray[Any]
+LARGEST = np.finfo(np.float32).max
+STEPS = 16
+"""About how many numbers a binary search looks at."""
+
+
+class ScoredLive(NamedTuple):
+    """Live leaves that were scored: those of query b are begin_B[b] … begin_B[b + 1] − 1, ascending by (parent, slot).
+
+    begin_B     int64[B + 1]
+    position_C  int64: among the live leaves of the tree
+    ranks_C     float32, finite: leaves without a finite rank are left out
+    """
+
+    begin_B: NDArray[np.int64]
+    position_C: NDArray[np.int64]
+    ranks_C: NDArray[np.float32]
+
+
+class LinearLeaves:
+    """Scores the live leaves of one tree of `width` features. One call at a time."""
+
+    def __init__(self, ranking: Ranking, width: int) -> None:
+        power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
+        self._ranker = np.float32(ranking.gamma), power
+        self._query_F = np.zeros(width, np.float32)
+        self._leaves: tuple[LiveLeaves, tuple[Array, ...]] | None = None
+
+    def scored(
+        self, leaves: LiveLeaves, queries: SparseRows, frontier: Frontier, live_BR: Sequence[NDArray[np.bool_] | None]
+    ) -> ScoredLive:
+        """The eligible live leaves under each query's beam.
+
+        live_BR  bool[R] of each query: its eligible handles, later ones are not; None: no live leaf. Queries of one mask share an array
+        Raises InvalidQuery nowhere: the search that made the frontier has checked the features.
+        """
+        if self._leaves is None or self._leaves[0] is not leaves:
+            self._leaves = leaves, _arrays(leaves)
+        beams = read_only(frontier.nodes_BK, frontier.ranks_BK)
+        masks = _masks(live_BR)
+        return ScoredLive(*_score(queries.arrays, beams, self._leaves[1], masks, self._ranker, self._query_F))
+
+
+def _arrays(leaves: LiveLeaves) -> tuple[Array, ...]:
+    """Live leaves as compiled code takes them."""
+    pool = leaves.sparse
+    if pool is None:
+        raise ValueError("live leaves without weights")
+    of_pool = pool.begin_P, pool.end_P, pool.bias_P, pool.feature, pool.weight
+    return read_only(leaves.parent_Y, leaves.begin_Y, leaves.handle_X, leaves.place_X, *of_pool)
+
+
+def _masks(live_BR: Sequence[NDArray[np.bool_] | None]) -> tuple[Array, ...]:
+    """int64[B]: the mask of each query, −1 for none; bool[G, R]: the masks."""
+    distinct = list({id(live_R): live_R for live_R in live_BR if live_R is not None}.values())
+    place = {id(live_R): g for g, live_R in enumerate(distinct)}
+    mask_B = np.array([-1 if live_R is None else place[id(live_R)] for live_R in live_BR], np.int64)
+    if len(distinct) == 1:
+        return read_only(mask_B, distinct[0][None])
+    eligible_GR = np.zeros((len(distinct), max(map(len, distinct), default=0)), np.bool_)
+    for eligible_R, live_R in zip(eligible_GR, distinct, strict=True):
+        eligible_R[: len(live_R)] = live_R
+    return read_only(mask_B, eligible_GR)
+
+
+@compiled()
+def _parents_of(nodes_K: Array, parent_Y: Array, at_K: Array) -> None:
+    """Where each node of a beam (ascending, −1 behind) is among the parents of live leaves (ascending): −1 for one that is not."""
+    count = 0
+    while count < len(nodes_K) and nodes_K[count] >= 0:
+        count += 1
+    at_K[count:] = -1
+    low, parents = 0, len(parent_Y)
+    one_by_one = count * STEPS > parents
+    for k in range(count):
+        node = nodes_K[k]
+        if one_by_one:
+            while low < parents and parent_Y[low] < node:
+                low += 1
+        else:
+            high = parents
+            while low < high:
+                middle = (low + high) // 2
+                if parent_Y[middle] < node:
+                    low = middle + 1
+                else:
+                    high = middle
+        at_K[k] = low if low < parents and parent_Y[low] == node else -1
+
+
+@compiled()
+def _rank(logit: Any, above: Any, power: int) -> Any:
+    """A leaf's rank: own + above, NaN where the logit is not finite; `power` as Ranker has it."""
+    one, zero = np.float32(1), np.float32(0)
+    if not abs(logit) <= LARGEST:
+        return np.float32(np.nan)
+    if power < 0:
+        return logit + above
+    if power == 0:
+        return above + (min(logit, zero) - np.log1p(np.exp(-abs(logit))))
+    short = max(one - logit, zero)
+    loss = short
+    for _ in range(1, power):
+        loss *= short
+    return above - loss
+
+
+@compiled()
+def _score(queries: Any, beams: Any, leaves: Any, masks: Any, ranker: Any, query_F: Array) -> tuple[Array, Array, Array]:
+    """The fields of ScoredLive. query_F: float32[F] of zeros, before and after."""
+    indptr, indices, values = queries
+    nodes_BK, ranks_BK = beams
+    parent_Y, begin_Y, handle_X, place_X, begin_P, end_P, bias_P, feature, weight = leaves
+    mask_B, eligible_GR = masks
+    gamma, power = ranker
+    batch = len(mask_B)
+    begin_B, at_BK, most = np.zeros(batch + 1, np.int64), np.empty(nodes_BK.shape, np.int64), 0
+    for b in range(batch):
+        if mask_B[b] >= 0:
+            _parents_of(nodes_BK[b], parent_Y, at_BK[b])
+            for at in at_BK[b]:
+                if at >= 0:
+                    most += begin_Y[at + 1] - begin_Y[at]
+    position_C, ranks_C, count = np.empty(most, np.int64), np.empty(most, np.float32), 0
+    for b in range(batch):
+        if mask_B[b] >= 0 and most > 0:
+            for j in range(indptr[b], indptr[b + 1]):
+                query_F[indices[j]] = values[j]
+            for k in range(nodes_BK.shape[1]):
+                if at_BK[b, k] < 0:
+                    continue
+                above = gamma * ranks_BK[b, k]
+                for x in range(begin_Y[at_BK[b, k]], begin_Y[at_BK[b, k] + 1]):
+                    handle, place = handle_X[x], place_X[x]
+                    if handle >= eligible_GR.shape[1] or not eligible_GR[mask_B[b], handle]:
+                        continue
+                    logit = np.float64(bias_P[place])
+                    for e in range(begin_P[place], end_P[place]):
+                        logit += np.float64(query_F[feature[e]]) * weight[e]
+                    rank = _rank(np.float32(logit), above, power)
+                    if abs(rank) <= LARGEST:
+                        position_C[count], ranks_C[count] = x, rank
+                        count += 1
+            for j in range(indptr[b], indptr[b + 1]):
+                query_F[indices[j]] = 0
+        begin_B[b + 1] = count
+    return begin_B, position_C[:count], ranks_C[:count]
