@@ -5,19 +5,22 @@ from __future__ import annotations
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.telemetry import TelemetryConfig
-from starlette.types import ASGIApp
 
 from espalier.engines import open_engine
 from service import problems
 from service.http import documentation
 from service.http.api_keys import Keys
+from service.http.bulk_route import BulkRoute
 from service.http.dependencies import Service
-from service.http.middleware import RETRIEVE, STREAM, Edge
+from service.http.direct import ITEM, ITEMS, RETRIEVE, STREAM, Direct, DirectRoutes
+from service.http.live_routes import ItemRoute
+from service.http.middleware import Edge
 from service.http.retrieve_route import RetrieveRoute
 from service.http.routes import add_routes, match_whole_paths
 from service.http.single_flight import SingleFlight
 from service.http.stream_route import StreamRoute
 from service.lifecycle import lifespan
+from service.live.catalogue_types import Catalogues
 from service.models.loading import OpenEngine
 from service.models.registry import Registry
 from service.retrieval.completion import Completer
@@ -33,8 +36,11 @@ _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fa
 """The service has metrics of its own; the framework's cost time in every request and would read the environment."""
 
 
-def create_app(settings: Settings, open_engine: OpenEngine = open_engine) -> FastAPI:
-    """The service over a models folder. Raises BundleNotFound when the folder holds no model."""
+def create_app(settings: Settings, open_engine: OpenEngine = open_engine, catalogues: Catalogues | None = None) -> FastAPI:
+    """The service over a models folder. Raises BundleNotFound when the folder holds no model.
+
+    open_engine, catalogues  tests bring their own
+    """
     app = FastAPI(
         openapi_url=None,  # documentation.py has these two
         docs_url=None,
@@ -51,11 +57,14 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_engine) -> Fas
     registry, audit = Registry(settings, metrics, open_engine), Audit(metrics)
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
     completer = Completer(settings.timeout_ms / 1e3)
-    app.state.service = Service(settings, metrics, registry, keys, audit, completer, SingleFlight(metrics.render), tracer)
-    single, stream = RetrieveRoute(settings, registry, keys, metrics), StreamRoute(settings, registry, keys, metrics)
-    app.state.budgets = (single.bodies, single.answers, stream.bodies, stream.answers)
-    direct: dict[str, ASGIApp] = {RETRIEVE: single, STREAM: stream}
-    app.add_middleware(Edge, direct, keys, audit, metrics, settings, tracer)
+    app.state.service = Service(settings, metrics, registry, keys, audit, completer, SingleFlight(metrics.render), catalogues, tracer)
+    shared = settings, registry, keys, metrics, catalogues
+    single, stream, item, bulk = RetrieveRoute(*shared), StreamRoute(*shared), ItemRoute(*shared), BulkRoute(*shared, audit)
+    app.state.budgets = (single.bodies, single.answers, stream.bodies, stream.answers, item.bodies, bulk.bodies)
+    direct = {("POST", RETRIEVE): Direct(single), ("POST", STREAM): Direct(stream, streams=True)}
+    direct |= {(method, ITEM): Direct(item) for method in ("DELETE", "GET", "PUT")}
+    direct[("POST", ITEMS)] = Direct(bulk, streams=True)
+    app.add_middleware(Edge, DirectRoutes(direct), keys, audit, metrics, settings, tracer)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

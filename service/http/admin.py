@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
-from urllib.parse import unquote_to_bytes
 
 import orjson
-from fastapi import Header, Path, Request
-from starlette.convertors import Convertor, register_url_convertor
+from fastapi import Header, Request
 from starlette.responses import Response
 
-from espalier.errors import InvalidInput
 from service.entity_tags import Condition, matches
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
+from service.http.item_ids import ItemId, check_path_id
 from service.http.schemas import LoadRequest, RemovedRequest, VersionRequest
 from service.models.changes import RemovedChange, ServedVersions
-from service.models.removals import Ids, check_condition, check_id, check_list, etag, summary, with_id, without_id
+from service.models.removals import Ids, check_condition, check_list, etag, summary, with_id, without_id
 from service.watch.audit import BeforeAfter, origin
 
 T = TypeVar("T")
 
-ItemId = Annotated[str, Path(alias="id", description="Id of an item, percent-encoded; it may hold `/`.")]
 IfMatch = Annotated[
     str | None, Header(description="Entity tags: the change is made if the list is one that has one of them, or for `*`; else 412.")
 ]
@@ -32,21 +29,6 @@ IfNoneMatch = Annotated[
 IfChanged = Annotated[
     str | None, Header(alias="If-None-Match", description="Entity tags: the answer is 304 where the list has one of them.")
 ]
-
-
-class _ItemIds(Convertor[str]):
-    """The rest of a path, whatever is in it; the framework's own stops at a line break."""
-
-    regex = "(?s:.+)"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
-
-
-register_url_convertor("item_id", _ItemIds())
 
 
 async def load(request: Request, name: Name, body: LoadRequest) -> Response:
@@ -126,7 +108,7 @@ async def _edit_item(
 ) -> Response:
     """Change the standing exclusions by the item that the path names."""
     registry = service_of(request).registry
-    _check_item(request, item_id)
+    check_path_id(request.scope, item_id)
 
     def edit_item(before: Ids) -> Ids | None:
         check_condition(condition, before)
@@ -142,15 +124,6 @@ async def _edit_item(
         "total": len(edited.after),
     }
     return await _tagged(answer, edited.after)
-
-
-def _check_item(request: Request, item_id: str) -> None:
-    """Raise InvalidInput for an id that no item can have, or that is not UTF-8: the server has replaced its invalid bytes."""
-    try:
-        unquote_to_bytes(request.scope.get("raw_path") or b"").decode()
-    except UnicodeDecodeError:
-        raise InvalidInput("id", item_id, "an item id in UTF-8, percent-encoded") from None
-    check_id(item_id, "id")
 
 
 async def _audited(

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from service.http.api_keys import Keys
 from service.http.middleware import RequestInfo
 from service.http.single_flight import SingleFlight
+from service.live.catalogue_types import Catalogues
 from service.models.registry import Registry
 from service.models.registry_entry import Entry
 from service.retrieval.completion import Completer
@@ -34,6 +35,7 @@ class Service:
     audit: Audit
     completer: Completer
     exposition: SingleFlight[bytes]
+    catalogues: Catalogues | None = None
     tracer: Tracer | None = None
 
 

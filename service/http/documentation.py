@@ -20,6 +20,8 @@ from service.http.api_keys import Keys
 from service.http.single_flight import SingleFlight
 
 TITLE = "Espalier"
+PUBLIC = (["retrieval"], ["models"])
+"""Tags of the routes that need no key where there are no retrieval keys."""
 OPENAPI, DOCS, STATIC = "/openapi.json", "/docs", "/static-offline-docs"
 
 
@@ -53,9 +55,10 @@ def as_answered(document: dict[str, Any], keys: Keys) -> dict[str, Any]:
             answers = operation["responses"]
             if "HTTPValidationError" in str(answers.get("422")):
                 del answers["422"]
-            if keys.public and "403" not in answers:  # a retrieval
+            if keys.public and operation.get("tags") in PUBLIC:
                 operation.pop("security", None)
-                answers.pop("401", None)
+                for status in ("401", "403"):
+                    answers.pop(status, None)
             for answer in answers.values():
                 if "/Problem" in str(answer):
                     answer["content"] = {"application/problem+json": answer["content"].popitem()[1]}

@@ -1,8 +1,7 @@
 """The outermost layer: request ids, body limits, metrics, logs and traces of requests, and the answers to errors.
 
 HEAD is answered as GET, whatever the route; the server leaves the body out. Plain ASGI, because a layer that builds request objects would
-cost more than the rest of the service. It calls the two applications of retrieve_route.py and stream_route.py itself; all other paths go to
-the framework.
+cost more than the rest of the service. It calls the applications of direct.py itself; all other requests go to the framework.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from espalier.errors import InvalidInput
 from service.errors import BodyTooLarge, ClientGone, Denied
 from service.http.api_keys import Keys
+from service.http.direct import RETRIEVE, DirectRoutes
 from service.http.memory_budget import Budget, Held
 from service.http.request_bodies import JSON_TYPES, check_type, read_body
 from service.problems import document_of, internal_problem, send_problem
@@ -32,7 +32,6 @@ from service.watch.tracing import Tracer, trace_id
 log = logging.getLogger(__name__)
 requests_log = logging.getLogger("service.requests")
 
-RETRIEVE, STREAM = "/retrieve", "/retrieve/stream"
 _PROCESS, _NUMBERS = secrets.token_hex(6).encode(), itertools.count(1)
 """Parts of the ids of requests that bring none: unique over all processes, without a system call each."""
 _WITH_BODY = re.compile(r"/models/[^/]+/(?:load|unload|default|removed)")
@@ -96,7 +95,7 @@ class RequestInfo:
 class Edge:
     """Wraps the application.
 
-    direct  applications of paths that are called with POST, instead of the framework
+    direct  what is called instead of the framework
     keys    checked here for admin requests, before their body is read
     audit   logs denied requests
     tracer  takes spans of the requests of `direct`
@@ -105,7 +104,7 @@ class Edge:
     def __init__(
         self,
         app: ASGIApp,
-        direct: Mapping[str, ASGIApp],
+        direct: DirectRoutes,
         keys: Keys,
         audit: Audit,
         metrics: Metrics,
@@ -126,7 +125,7 @@ class Edge:
             return
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        path, status, received = scope["path"], 0, 0
+        status, received = 0, 0
         info = scope[RequestInfo.KEY] = RequestInfo(time.perf_counter(), headers=scope["headers"])
 
         async def receive_limited() -> Message:
@@ -146,10 +145,10 @@ class Edge:
                 message["headers"] = [*message["headers"], (b"x-request-id", info.request_id)]
             await send(message)
 
-        direct = self.direct.get(path) if scope["method"] == "POST" else None
+        direct = self.direct.find(scope)
         try:
             if direct is not None:
-                await direct(scope, receive if path == STREAM else receive_limited, send_marked)
+                await direct.application(scope, receive if direct.streams else receive_limited, send_marked)
             else:
                 await self.app(scope, await self._checked(scope, info, receive_limited), send_marked)
         except Exception as error:
@@ -162,7 +161,7 @@ class Edge:
                 await send_problem(send_marked, document, headers)
         finally:
             if direct is not None and status:
-                self._account(path, info, status)
+                self._account(scope["method"], direct.route, info, status)
 
     def _problem(self, error: Exception, scope: Scope, info: RequestInfo) -> tuple[Mapping[str, Any], Mapping[str, str]]:
         """The problem document of an error and its headers. Denied requests and unexpected exceptions are logged."""
@@ -192,16 +191,16 @@ class Edge:
 
         return replay
 
-    def _account(self, path: str, info: RequestInfo, status: int) -> None:
+    def _account(self, method: str, route: str, info: RequestInfo, status: int) -> None:
         """Count, log and trace an answered request."""
         seconds = time.perf_counter() - info.began
-        if path == RETRIEVE:  # a stream counts its lines
+        if route == RETRIEVE:  # a stream counts its lines
             self.metrics.request(info.model, status, seconds, info.own_deadline)
         if self.log_requests == "all" or (self.log_requests == "failed" and status >= 500):
             fields = {
                 "request_id": info.request_id.decode(),
                 "trace_id": trace_id(info.traceparent),
-                "path": path,
+                "path": route,
                 "status": status,
                 "model": info.model or None,
                 "version": info.version,
@@ -214,7 +213,7 @@ class Edge:
             text = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
             requests_log.info("%s", text, extra={"fields": fields})
         if self.tracer is not None:
-            self.tracer.record(f"POST {path}", info.traceparent, seconds, status, info.model, info.stages_ms)
+            self.tracer.record(f"{method} {route}", info.traceparent, seconds, status, info.model, info.stages_ms)
 
 
 def log_failure(info: RequestInfo) -> None:

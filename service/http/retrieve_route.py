@@ -6,19 +6,20 @@ It raises what goes wrong; middleware.py answers that. routes.py documents it. s
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 from pydantic import ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
-from espalier.errors import InvalidInput
-from service.errors import ClientGone, DeadlinePassed, InvalidRequest, QueueFull
+from service.errors import Behind, ClientGone, DeadlinePassed, QueueFull
 from service.http.api_keys import Keys
 from service.http.connection import CONNECTION
+from service.http.json_bodies import parsed
 from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo
 from service.http.request_bodies import JSON_TYPES, check_type, read_body
+from service.live.catalogue_types import Catalogues
+from service.models.loading import LoadedModel
 from service.models.registry import Registry
 from service.problems import invalid_body
 from service.retrieval.request import CheckedRequest, check
@@ -27,16 +28,12 @@ from service.retrieval.schemas import RetrieveRequest
 from service.settings import Settings
 from service.watch.metrics import Metrics
 
-INLINE_BYTES = 1 << 16
-"""Bodies up to this size are parsed on the event loop. Larger ones would keep other requests waiting, and go to a thread."""
 WATCH_AFTER_S = 0.002
 """A request that waits for longer than this is watched for a client that hangs up. Watching costs as much as parsing the body."""
 PIECE_BYTES = 1 << 16
 """Answers are handed to the connection in pieces of this size, the next one when the last one has been taken."""
 SLOWEST_BYTES_PER_S = 1 << 16
 """A client that takes an answer more slowly than this, after ESPALIER_WRITE_TIMEOUT_S, is cut off."""
-MAX_NESTED = 1 << 16
-"""Objects and lists in a body. Each takes some hundred bytes and a microsecond, however short its text is."""
 FREE_BYTES, FREE_VALUES = 1 << 16, 4096
 """Size of a body and of an answer that every request may have, whatever others hold."""
 BODIES_BYTES = 32 << 20
@@ -44,14 +41,12 @@ BODIES_BYTES = 32 << 20
 ANSWERS = 4
 """Answers of the largest size that one route may hold at a time, until their clients have taken them."""
 
-_parser = ThreadPoolExecutor(1, thread_name_prefix="parser")
-
 
 class RetrievalRoute:
     """What both retrieval routes need, and the memory that the requests of one route share."""
 
-    def __init__(self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics) -> None:
-        self.settings, self.registry, self.keys, self.metrics = settings, registry, keys, metrics
+    def __init__(self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None) -> None:
+        self.settings, self.registry, self.keys, self.metrics, self.catalogues = settings, registry, keys, metrics, catalogues
         self.bodies = Budget(max(BODIES_BYTES, settings.max_body_bytes), FREE_BYTES)
         self.answers = Budget(ANSWERS * settings.max_answer_values, FREE_VALUES)
 
@@ -69,7 +64,10 @@ class RetrievalRoute:
         try:
             if not patient:
                 model.batcher.check_room(len(checked.request.queries))
-            retrieved = await retrieve(checked, settings, began, began + timeout_ms / 1e3, patient)
+            deadline = began + timeout_ms / 1e3
+            if checked.request.min_sequence:
+                await self._reach(checked.model, checked.request.min_sequence, deadline)
+            retrieved = await retrieve(checked, settings, began, deadline, patient)
         except QueueFull:
             self.metrics.shed(model.name)
             raise
@@ -78,6 +76,13 @@ class RetrievalRoute:
             raise
         info.m, info.beam_size, info.stages_ms = checked.m, retrieved.beam_size, retrieved.stages_ms
         return retrieved
+
+    async def _reach(self, model: LoadedModel, sequence: int, deadline: float) -> None:
+        """Wait until this worker answers by an operation of the live catalogue. Raises Behind."""
+        catalogue = None if self.catalogues is None else self.catalogues.of(model.name)
+        if catalogue is None or not await catalogue.reached(model.version, sequence, deadline):
+            has = 0 if catalogue is None else catalogue.applied(model.version)
+            raise Behind(f"min_sequence: got {sequence}, and by the deadline this worker has the operations up to {has}.")
 
 
 class RetrieveRoute(RetrievalRoute):
@@ -122,15 +127,8 @@ class RetrieveRoute(RetrievalRoute):
 
 
 async def parse(content: bytes) -> RetrieveRequest:
-    """A body as a request. Raises InvalidRequest.
-
-    Large bodies are parsed one after the other: the parser keeps the interpreter while it works, and its result is larger than the body.
-    """
-    if len(content) <= INLINE_BYTES:
-        return _parse(content)
-    if (nested := content.count(b"{") + content.count(b"[")) > MAX_NESTED:
-        raise InvalidRequest([InvalidInput("body", f"{nested} objects and lists", f"at most {MAX_NESTED}")])
-    return await asyncio.get_running_loop().run_in_executor(_parser, _parse, content)
+    """A body as a request. Raises InvalidRequest."""
+    return await parsed(content, _parse)
 
 
 def _parse(content: bytes) -> RetrieveRequest:

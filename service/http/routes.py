@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import Depends, FastAPI, Query, Request, Security
+from fastapi import Depends, FastAPI, Header, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.responses import Response
 from starlette.routing import Mount, Route
@@ -15,7 +15,10 @@ from service.errors import Denied
 from service.http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
 from service.http.api_keys import Role
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
-from service.http.middleware import RETRIEVE, STREAM
+from service.http.direct import ITEMS, RETRIEVE, STREAM
+from service.http.item_ids import ItemId
+from service.http.item_schemas import MAX_SOURCE_VERSION, ChangesAnswer, ItemOutcome, LiveItem, PutRequest
+from service.http.live_routes import changes
 from service.http.request_bodies import LINES_TYPES
 from service.http.schemas import (
     Completions,
@@ -36,8 +39,21 @@ Bearer = Annotated[
 ]
 
 
+ITEM_PATH = "/models/{name}/items/{id:item_id}"
+ItemIfMatch = Annotated[
+    str | None, Header(alias="If-Match", description="Entity tags: the item must have one of them, or with `*` any; else 412.")
+]
+ItemIfNoneMatch = Annotated[
+    str | None, Header(alias="If-None-Match", description="Entity tags that the item must not have; with `*` there must be none. Else 412.")
+]
+ItemIfChanged = Annotated[
+    str | None, Header(alias="If-None-Match", description="Entity tags: the answer is 304 where the item has one of them.")
+]
+
+
 class _Route(NamedTuple):
-    """One route. answer: class or OpenAPI response of its 200; statuses: of its problem documents, without those of its role."""
+    """One route. answer: class or OpenAPI response of its 200; statuses: of its problem documents, without those of its role; also: other
+    statuses with the answer of its 200."""
 
     method: str
     path: str
@@ -46,10 +62,11 @@ class _Route(NamedTuple):
     answer: Any
     statuses: tuple[int, ...] = ()
     role: Role | None = None
+    also: tuple[int, ...] = ()
 
 
 def add_routes(app: FastAPI) -> None:
-    """Put every route on the application. middleware.py answers POST /retrieve and /retrieve/stream; here they are documented."""
+    """Put every route on the application. Those of direct.py never get here; they are documented."""
     for route in _routes():
         app.router.add_api_route(
             route.path,
@@ -58,20 +75,24 @@ def add_routes(app: FastAPI) -> None:
             responses=_responses(route),
             tags=[route.tag],
             dependencies=_needs(route.role) if route.role else None,
-            openapi_extra={"requestBody": {"content": _LINES, "required": True}} if route.path == STREAM else None,
+            openapi_extra={"requestBody": {"content": _LINES, "required": True}} if route.answer is _ANSWERED_LINES else None,
         )
 
 
 def _routes() -> Sequence[_Route]:
     retrieval, item = (404, 408, 413, 415, 422, 429, 500, 503, 504), (404, 409, 412, 422, 503)
-    change = 404, 408, 409, 413, 415, 422, 503
-    lines = {"content": _LINES, "description": "One answer or problem document a line."}
+    change, write = (404, 408, 409, 413, 415, 422, 503), (404, 409, 412, 422, 429, 500, 503)
     return (
         _Route("POST", RETRIEVE, retrieve_items, "retrieval", RetrieveResponse, retrieval, "retrieve"),
-        _Route("POST", STREAM, retrieve_stream, "retrieval", lines, (408, 415), "retrieve"),
+        _Route("POST", STREAM, retrieve_stream, "retrieval", _ANSWERED_LINES, (408, 415), "retrieve"),
         _Route("GET", "/models", models, "models", Models, (), "retrieve"),
         _Route("GET", "/models/{name}", model, "models", Model, (404,), "retrieve"),
         _Route("GET", "/models/{name}/items", complete_items, "models", Completions, (404, 422, 429, 503, 504), "retrieve"),
+        _Route("PUT", ITEM_PATH, put_item, "items", ItemOutcome, (408, 413, 415, *write, 507), "write", (201, 202)),
+        _Route("GET", ITEM_PATH, get_item, "items", LiveItem, (404, 422, 500, 503), "write"),
+        _Route("DELETE", ITEM_PATH, delete_item, "items", ItemOutcome, write, "write", (202,)),
+        _Route("POST", ITEMS, put_items, "items", _ANSWERED_LINES, (404, 408, 415, 429, 503), "write"),
+        _Route("GET", "/models/{name}/changes", changes, "items", ChangesAnswer, (404, 410, 422, 503), "admin"),
         _Route("POST", "/models/{name}/load", load, "admin", Model, change, "admin"),
         _Route("POST", "/models/{name}/unload", unload, "admin", Model, change, "admin"),
         _Route("POST", "/models/{name}/default", set_default, "admin", Model, change, "admin"),
@@ -88,12 +109,19 @@ def _routes() -> Sequence[_Route]:
 def _responses(route: _Route) -> dict[int | str, dict[str, Any]]:
     """The documented answers of a route."""
     responses: dict[int | str, dict[str, Any]] = {200: route.answer if isinstance(route.answer, dict) else {"model": route.answer}}
-    if route.answer in (Removed, RemovedId, RemovedIds):
-        responses[200]["headers"] = _ETAG
+    for status in route.also:
+        responses[status] = {"model": route.answer, "description": _ALSO[status]}
+    for status in (200, *route.also):
+        if route.answer in (Removed, RemovedId, RemovedIds):
+            responses[status]["headers"] = _ETAG
+        elif route.answer in (ItemOutcome, LiveItem):
+            responses[status]["headers"] = _ITEM_ETAG
     for status in (*UNREADABLE, *_DENIED[route.role], *route.statuses):
         responses[status] = {"model": Problem, "description": _PROBLEMS[status]}
     if route.function is removed:
         responses[304] = {"description": "The list is the one that If-None-Match names.", "headers": _ETAG}
+    if route.function is get_item:
+        responses[304] = {"description": "The item is the one that If-None-Match names.", "headers": _ITEM_ETAG}
     if route.function is readyz:
         responses[503] = {"model": Readiness, "description": "Not ready; `reasons` says why."}
     return responses
@@ -151,6 +179,36 @@ async def complete_items(
     return as_json({"items": await service.completer.complete(items, prefix, limit)})
 
 
+def put_item(name: Name, item_id: ItemId, body: PutRequest, if_match: ItemIfMatch = None, if_none_match: ItemIfNoneMatch = None) -> None:
+    """Put an item into the running model, or change one. Once this is answered 200 or 201, every worker's next answer counts it.
+
+    A new item needs evidence of where it belongs, else 422. Evidence for an item that there is gives it a new row; without, its row stays.
+    The same body again is `unchanged`, so a request may be repeated.
+    """
+
+
+def get_item(name: Name, item_id: ItemId, if_none_match: ItemIfChanged = None) -> None:
+    """An item as it is now: trained, live, or both. 404 where it was deleted."""
+
+
+def delete_item(
+    name: Name,
+    item_id: ItemId,
+    if_match: ItemIfMatch = None,
+    if_none_match: ItemIfNoneMatch = None,
+    source_version: Annotated[int | None, Query(ge=0, le=MAX_SOURCE_VERSION, description="As in a PUT.")] = None,
+) -> None:
+    """Delete an item, trained or live. A PUT brings it back; a trained one then needs no evidence."""
+
+
+def put_items(name: Name) -> None:
+    """Many writes in one request: each line in is `{"id": …}` with a body of a PUT, or with `"delete": true`, perhaps a `source_version`.
+
+    Each line out, in order, is `{"id", "status", "sequence", "outcome"}`, with `unknown` ids of its evidence where there were some, or a
+    problem document with the `id`. A wrong line costs one line. Lines are read only as fast as they are committed, 256 or 5 ms at a time.
+    """
+
+
 async def livez() -> Response:
     """The process runs."""
     return as_json({"alive": True})
@@ -167,9 +225,12 @@ async def metrics(request: Request) -> Response:
     return Response(await service_of(request).exposition.get(), media_type=CONTENT_TYPE)
 
 
-_DENIED: dict[Role | None, Sequence[int]] = {None: (), "retrieve": (401,), "admin": (401, 403)}
+_DENIED: dict[Role | None, Sequence[int]] = {None: (), "retrieve": (401, 403), "write": (401, 403), "admin": (401, 403)}
 _LINES: dict[str, Any] = {LINES_TYPES[0]: {"schema": {"type": "string"}}}
+_ANSWERED_LINES = {"content": _LINES, "description": "One answer or problem document a line."}
+_ALSO = {201: "There was no such item.", 202: "The change is durable, and a worker was still behind after a second."}
 _ETAG = {"ETag": {"description": "Of the list of removed ids.", "required": True, "schema": {"type": "string"}}}
+_ITEM_ETAG = {"ETag": {"description": "Of the item: its sequence.", "required": True, "schema": {"type": "string"}}}
 
 
 def match_whole_paths(app: FastAPI) -> None:
@@ -184,11 +245,12 @@ UNREADABLE = (400, 408, 431)
 _PROBLEMS = {
     400: "The request is not HTTP/1.1.",
     401: "No API key, or one that is not known.",
-    403: "The key's role does not reach here, or the admin routes are off.",
-    404: "No such model, or the version is not loaded.",
+    403: "The key's role does not reach here, or the role has no keys, so that its routes are off.",
+    404: "No such model or item, or the version is not loaded.",
     408: "The head or the body did not arrive in time.",
     409: "The models' state does not allow it; `detail` says why.",
-    412: "The list of removed ids does not match If-Match or If-None-Match; ETag has its tag.",
+    410: "Changes after that sequence are not kept any more.",
+    412: "The list of removed ids, or the item, does not match If-Match or If-None-Match; ETag has its tag.",
     413: "The body is too large.",
     415: "The route does not take this content type.",
     422: "A value is wrong; `errors` lists the fields, the values and what was expected.",
@@ -196,5 +258,6 @@ _PROBLEMS = {
     431: "The head of the request is too large.",
     500: "An unexpected failure; the log has the reason.",
     503: "The model is not ready, or the service is shutting down.",
+    507: "The live catalogue has no room for another item.",
     504: "The deadline passed before the answer was there.",
 }

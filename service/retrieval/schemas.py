@@ -111,6 +111,10 @@ class RetrieveRequest(StrictBody):
     timeout_ms: Number | None = Field(
         None, gt=0, description="Deadline, from the head of the request on; what is later is answered 504 and never searched."
     )
+    min_sequence: int | None = Field(
+        None, ge=0, description="Wait, until the deadline, for the live catalogue to have this operation; 503 where it has not by then."
+    )
+    live: bool = Field(True, description="Whether the live catalogue counts; false: the answer is that of the trained version alone.")
     fields: Ids = Field(default_factory=list, description="Columns of the item table to return with each item.")
     rerank: Annotated[Rerank | None, BeforeValidator(_rerank, json_schema_input_type=bool | Rerank)] = Field(
         None, description="Whether the model's ranker re-orders the best candidates: true, false, or how many of them."
@@ -253,5 +257,8 @@ class RetrieveResponse(BaseModel):
     model: str
     version: int
     engine: str
+    sequence: int | None = Field(
+        None, description="The operation on the live catalogue up to which the answer holds everything; left out where none counts."
+    )
     results: list[Result]
     timing: Timing

@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.types import Scope
@@ -96,6 +96,14 @@ class Audit:
         self._changes.add(task)
         task.add_done_callback(self._done)
         return await asyncio.shield(task)
+
+    def bulk(self, model: str, by: Origin, statuses: Mapping[int, int]) -> None:
+        """Write the line of a bulk request that has ended: how many of its lines were answered with each status.
+
+        Single writes have no lines: there may be hundreds a second, and the journal has every operation that changed something.
+        """
+        counts = {str(status): count for status, count in sorted(statuses.items())}
+        _write(logging.INFO, {"action": "bulk", "model": _plain(model), "outcome": "ended", "statuses": counts, **by._asdict()})
 
     def write_left_out(self) -> None:
         """Write how many denials had no line since the last line."""

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from espalier.bundle import Bundle
 from espalier.search import Engine
 from service.app import create_app
+from service.live.catalogue_types import Catalogues
 from service.settings import Settings
 from service.watch.live_metrics import LiveMetrics
 from service.watch.metrics import Metrics, ModelMetrics
@@ -82,7 +83,9 @@ class Running:
 
 
 @contextmanager
-def run(models: Path, open_model: Callable[[Bundle], Engine] | None = None, **settings: Any) -> Iterator[Running]:
+def run(
+    models: Path, open_model: Callable[[Bundle], Engine] | None = None, catalogues: Catalogues | None = None, **settings: Any
+) -> Iterator[Running]:
     engines: dict[str, FakeEngine] = {}
 
     def open_fake(bundle: Bundle, device: str, engine: str | None, threads: int, precision: str) -> Engine:
@@ -91,7 +94,7 @@ def run(models: Path, open_model: Callable[[Bundle], Engine] | None = None, **se
         return engines.setdefault(bundle.manifest.name, FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item))
 
     with BUILDING:
-        app = create_app(Settings(models=models, **settings), open_fake)
+        app = create_app(Settings(models=models, **settings), open_fake, catalogues)
     with started(app) as client:
         app.state.service.registry.wait_until_loaded()
         try:

@@ -1,0 +1,232 @@
+"""POST /models/{name}/items: many writes in one request, a line each; each line out says what became of one, in the same order.
+
+An ASGI application of its own, because it reads and writes at the same time. Knows lines. Does not know how operations are stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import orjson
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from espalier.errors import EspalierError
+from espalier.items import MAX_ID_BYTES
+from service.errors import BodyTooLarge, Busy, QueueFull, SlowBody
+from service.http.api_keys import Keys
+from service.http.connection import CONNECTION
+from service.http.direct import item_path
+from service.http.item_bodies import ItemReader
+from service.http.json_bodies import parsed
+from service.http.live_routes import WriteRoute, status_of
+from service.http.memory_budget import Held
+from service.http.middleware import RequestInfo, log_failure
+from service.http.request_bodies import LINES_TYPES, check_type, read_lines
+from service.http.retrieve_route import send_body
+from service.live.catalogue_types import Catalogue, Catalogues, Delete, Outcome, Put
+from service.models.registry import Registry
+from service.problems import document_of, internal_problem
+from service.settings import Settings
+from service.watch.audit import Audit, origin
+from service.watch.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+GROUP_LINES = 256
+"""Most lines of one commit. As many wait for it, and no more are read."""
+GROUP_S = 0.005
+"""How long the first line of a commit waits for others."""
+TURN_LINES = 16
+"""Lines of one request that are parsed before others have their turn."""
+
+
+class Line(NamedTuple):
+    """A line that was read.
+
+    id     of its item; None where that cannot be read
+    what   its operation, or why it has none
+    size   bytes that it holds of the budget
+    began  when it was read
+    """
+
+    id: str | None
+    what: Put | Delete | Exception
+    size: int
+    began: float
+
+
+class BulkRoute(WriteRoute):
+    """See the file's docstring. At most `max_bulk` requests are read at a time."""
+
+    def __init__(
+        self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None, audit: Audit
+    ) -> None:
+        super().__init__(settings, registry, keys, metrics, catalogues)
+        self.audit, self._open = audit, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        info: RequestInfo = scope[RequestInfo.KEY]
+        info.key = self.keys.check("write", info.authorization)
+        check_type(info.content_type, LINES_TYPES)
+        info.model, _ = item_path(scope)
+        reader, catalogue = self.reader(info.model), self.catalogue(info.model)
+        if self._open >= self.settings.max_bulk:
+            self.refused(info.model, QueueFull.status)
+            raise QueueFull(f"{self._open} bulk requests are being read already (ESPALIER_MAX_BULK).", 1)
+        self._open += 1
+        try:
+            await self._answer(_Bulk(self, scope, reader, catalogue), info, receive, send)
+        finally:
+            self._open -= 1
+
+    async def _answer(self, bulk: _Bulk, info: RequestInfo, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
+        reading, writing = asyncio.create_task(bulk.read(receive)), asyncio.create_task(bulk.write(send))
+        try:
+            await asyncio.wait((reading, writing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+            writing.cancel()
+            await asyncio.gather(reading, writing, return_exceptions=True)
+            failure = _failure(writing) or _failure(reading)
+            bulk.close()
+            self.audit.bulk(info.model, origin(bulk.scope, info.request_id.decode(), info.key), bulk.statuses)
+        del reading, writing  # their exceptions hold this frame
+        if isinstance(failure, ClientDisconnect):
+            log.debug("request %s: the client hung up inside its bulk", info.request_id.decode())
+        elif failure is not None:
+            raise failure
+
+
+class _Bulk:
+    """The lines of one request: read, committed in groups, answered.
+
+    statuses  how many lines were answered with each
+    """
+
+    def __init__(self, route: BulkRoute, scope: Scope, reader: ItemReader, catalogue: Catalogue) -> None:
+        self._route, self.scope, self._reader, self._catalogue = route, scope, reader, catalogue
+        self._info: RequestInfo = scope[RequestInfo.KEY]
+        self._arriving, self._memory = Held(route.bodies), Held(route.bodies)
+        self._queue: asyncio.Queue[Line | None] = asyncio.Queue(GROUP_LINES)
+        self.statuses: Counter[int] = Counter()
+
+    async def read(self, receive: Receive) -> None:
+        """Parse each line as it arrives, then watch for a client that hangs up. Only ends by an exception."""
+        settings = self._route.settings
+        number = 0
+        try:
+            async for content in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, self._arriving):
+                await self._queue.put(await self._line(content))
+                number += 1
+                if number % TURN_LINES == 0:
+                    await asyncio.sleep(0)
+        except (SlowBody, Busy) as error:
+            await self._queue.put(Line(None, error, 0, time.perf_counter()))
+        await self._queue.put(None)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        raise ClientDisconnect
+
+    async def write(self, send: Send) -> None:
+        """Commit the lines in groups and send what became of them, as long as the client takes it."""
+        more = True
+        while more:
+            lines, more = await self._group()
+            answers = await self._committed(lines)
+            self._memory.give(sum(line.size for line in lines))
+            if answers and not await send_body(send, self.scope, b"".join(answers), self._route.settings.stream_idle_s, more=True):
+                return
+        await send({"type": "http.response.body", "body": b""})
+
+    def close(self) -> None:
+        """Give back the memory of lines that were not answered."""
+        self._arriving.__exit__()
+        self._memory.__exit__()
+
+    async def _line(self, content: bytes | BodyTooLarge) -> Line:
+        began = time.perf_counter()
+        if isinstance(content, BodyTooLarge):
+            return Line(None, content, 0, began)
+        most = self._route.settings.max_body_bytes
+        if not await self._memory.wait(len(content), most, self._gone):
+            if self._gone():
+                raise ClientDisconnect
+            return Line(None, QueueFull("Too many bulk requests wait for room.", 1), 0, began)
+        try:
+            operation = await parsed(content, self._reader.line)
+        except EspalierError as error:
+            return Line(_id_of(content), error, len(content), began)
+        return Line(operation.id, operation, len(content), began)
+
+    async def _group(self) -> tuple[list[Line], bool]:
+        """The lines of the next commit, and whether more may follow."""
+        lines: list[Line] = []
+        until = None
+        while len(lines) < GROUP_LINES:
+            try:
+                line = self._queue.get_nowait()
+            except asyncio.QueueEmpty:
+                try:
+                    async with asyncio.timeout_at(until):
+                        line = await self._queue.get()
+                except TimeoutError:
+                    break
+            if line is None:
+                return lines, False
+            lines.append(line)
+            until = until or asyncio.get_running_loop().time() + GROUP_S
+        return lines, True
+
+    async def _committed(self, lines: list[Line]) -> list[bytes]:
+        """What became of each line, as JSON."""
+        operations = [line.what for line in lines if not isinstance(line.what, Exception)]
+        outcomes: Sequence[Outcome | EspalierError] = ()
+        if operations:
+            try:
+                outcomes = await self._catalogue.bulk(operations)
+            except EspalierError as error:
+                outcomes = [error] * len(operations)
+        found = iter(outcomes)
+        return [self._answer(line, line.what if isinstance(line.what, Exception) else next(found)) for line in lines]
+
+    def _answer(self, line: Line, outcome: Outcome | Exception) -> bytes:
+        if isinstance(outcome, Outcome):
+            answer: dict[str, Any] = {"id": line.id, "status": status_of(outcome), "sequence": outcome.sequence, "outcome": outcome.outcome}
+            if outcome.unknown:
+                answer["unknown"] = outcome.unknown
+            self._route.visible(self._info.model, outcome, line.began)
+        else:
+            answer = {"id": line.id} | self._problem(outcome)
+            self._route.refused(self._info.model, answer["status"])
+        self.statuses[answer["status"]] += 1
+        return orjson.dumps(answer, option=orjson.OPT_APPEND_NEWLINE)
+
+    def _problem(self, error: Exception) -> dict[str, Any]:
+        described = document_of(error)
+        if described is None:
+            log_failure(self._info)
+        return described[0] if described else internal_problem()
+
+    def _gone(self) -> bool:
+        return CONNECTION in self.scope and self.scope[CONNECTION].gone
+
+
+def _id_of(content: bytes) -> str | None:
+    """The id of a line that is wrong otherwise, so that its sender knows which item it was."""
+    try:
+        found = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+    item_id = found.get("id") if isinstance(found, dict) else None
+    return item_id if isinstance(item_id, str) and len(item_id) <= MAX_ID_BYTES else None
+
+
+def _failure(task: asyncio.Task[None]) -> BaseException | None:
+    return None if task.cancelled() else task.exception()

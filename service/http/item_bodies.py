@@ -1,0 +1,182 @@
+"""Bodies of PUT and lines of a bulk: from JSON to operations on the live catalogue, within limits.
+
+Knows JSON, the model's query kind and the limits. Does not know which items or columns there are: the catalogue checks those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from espalier.errors import InvalidInput
+from espalier.items import MAX_ID_BYTES
+from espalier.live.operations import ItemBody
+from espalier.queries import FeaturesKind, HistoryKind, Kind, TextKind, VectorKind
+from service.http.item_schemas import BulkLine, ItemRequest, Text, Vector
+from service.live.catalogue_types import Delete, Put
+from service.models.removals import check_id
+from service.problems import invalid_body
+from service.retrieval.schemas import Features, Ids
+from service.settings import Settings
+
+MAX_FIELDS_BYTES = 64 << 10
+"""Largest `fields` of an item, as compact JSON."""
+LARGEST = float(np.finfo(np.float32).max)
+INTEGERS = range(-(1 << 63), 1 << 63)
+YEAR_10000 = 253_402_300_800.0
+"""In Unix time, s: later ones cannot be written as text."""
+VALUES = "a string, a number, a boolean, null, or a list of strings"
+
+Request = TypeVar("Request", bound=BaseModel)
+
+_PUTS: Mapping[type[Kind], type[ItemRequest[Any]]] = {
+    HistoryKind: ItemRequest[Ids],
+    VectorKind: ItemRequest[Vector],
+    FeaturesKind: ItemRequest[Features],
+    TextKind: ItemRequest[Text],
+}
+_LINES: Mapping[type[Kind], type[BulkLine[Any]]] = {
+    HistoryKind: BulkLine[Ids],
+    VectorKind: BulkLine[Vector],
+    FeaturesKind: BulkLine[Features],
+    TextKind: BulkLine[Text],
+}
+
+
+class ItemReader:
+    """Reads what is put into one model. Its methods raise InvalidRequest and InvalidInput."""
+
+    def __init__(self, kind: Kind, settings: Settings) -> None:
+        self._kind, self._settings = kind, settings
+        self._put, self._line = _PUTS[type(kind)], _LINES[type(kind)]
+
+    def put(self, item_id: str, content: bytes) -> Put:
+        """A body of PUT /models/{name}/items/{id}."""
+        return self._checked(item_id, _validated(self._put, content))
+
+    def line(self, content: bytes) -> Put | Delete:
+        """A line of POST /models/{name}/items."""
+        line = _validated(self._line, content)
+        check_id(line.id, "id")
+        if not line.delete:
+            return self._checked(line.id, line)
+        if needless := line.model_fields_set - {"id", "delete", "source_version"}:
+            raise InvalidInput("delete", True, f"an id and perhaps a source_version beside it, and no {' and no '.join(sorted(needless))}")
+        return Delete(line.id, line.source_version)
+
+    def _checked(self, item_id: str, request: ItemRequest[Any]) -> Put:
+        if request.fields is not None:
+            _check_fields(request.fields)
+        if request.text is not None:
+            self._check_text("text", request.text)
+        for i, other in enumerate(request.like):
+            check_id(other, f"like[{i}]")
+        for i, event in enumerate(request.events):
+            self._check_event(f"events[{i}]", event)
+        body = ItemBody(
+            request.fields,
+            request.text,
+            tuple(request.like),
+            tuple(event.model_dump() if isinstance(event, Features) else event for event in request.events),
+            tuple(request.users),
+            None if request.valid_until is None else _unix_time(request.valid_until),
+        )
+        return Put(item_id, body, request.source_version)
+
+    def _check_event(self, field: str, event: Any) -> None:
+        """Raise InvalidInput for an event that the model cannot take as a query."""
+        kind = self._kind
+        if isinstance(kind, HistoryKind):
+            if not 1 <= len(event) <= kind.length:
+                raise InvalidInput(field, f"{len(event)} ids", f"1 to {kind.length} ids, the length of this model's histories")
+            for i, item_id in enumerate(event):
+                if not 1 <= len(item_id) <= MAX_ID_BYTES:  # in characters: an id that is no item's is merely unknown
+                    raise InvalidInput(f"{field}[{i}]", item_id, f"an item id of 1 to {MAX_ID_BYTES} bytes")
+        elif isinstance(kind, VectorKind):
+            if len(event) != kind.width:
+                raise InvalidInput(field, f"{len(event)} numbers", f"{kind.width} numbers")
+            _check_numbers(field, event)
+        elif isinstance(kind, FeaturesKind):
+            self._check_features(field, event, kind)
+        else:
+            self._check_text(field, event)
+
+    def _check_features(self, field: str, event: Features, kind: FeaturesKind) -> None:
+        indices, count = event.indices, len(event.indices)
+        if not 1 <= count <= self._settings.max_features:
+            raise InvalidInput(f"{field}.indices", f"{count} features", f"1 to {self._settings.max_features} features")
+        if len(event.values) != count:
+            raise InvalidInput(f"{field}.values", f"{len(event.values)} numbers", f"{count}, one for each index")
+        low, high = min(indices), max(indices)
+        if low < 0 or high >= kind.width:
+            raise InvalidInput(f"{field}.indices", high if high >= kind.width else low, f"feature numbers from 0 to {kind.width - 1}")
+        if len(set(indices)) < count:
+            raise InvalidInput(f"{field}.indices", f"{count - len(set(indices))} repeated", "each feature number once")
+        _check_numbers(f"{field}.values", event.values)
+
+    def _check_text(self, field: str, text: str) -> None:
+        if len(text) > self._settings.max_text:
+            raise InvalidInput(field, f"{len(text)} characters", f"at most {self._settings.max_text} characters")
+
+
+def written(body: ItemBody, source_version: int | None) -> dict[str, Any]:
+    """A body as answers show it, in the form of a PUT; what is not known is left out."""
+    known = {
+        "fields": body.fields,
+        "text": body.text,
+        "like": body.like or None,
+        "events": body.events or None,
+        "users": body.users or None,
+        "source_version": source_version,
+        "valid_until": None if body.valid_until is None else written_time(body.valid_until),
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def written_time(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _validated(kind: type[Request], content: bytes) -> Request:
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        raise invalid_body(error, kind) from error
+
+
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    """Raise InvalidInput for values that no column has, or too many bytes of them."""
+    for name, value in fields.items():
+        if not (_is_single(value) or (isinstance(value, list) and all(isinstance(part, str) for part in value))):
+            raise InvalidInput(f"fields.{name}", value, VALUES)
+    size = len(orjson.dumps(fields))
+    if size > MAX_FIELDS_BYTES:
+        raise InvalidInput("fields", f"{size} bytes", f"at most {MAX_FIELDS_BYTES} bytes of JSON")
+
+
+def _is_single(value: object) -> bool:
+    if value is None or isinstance(value, str | bool):
+        return True
+    return value in INTEGERS if isinstance(value, int) else isinstance(value, float) and math.isfinite(value)
+
+
+def _check_numbers(field: str, numbers: Sequence[float]) -> None:
+    largest = max(numbers, key=abs)
+    if abs(largest) > LARGEST:
+        raise InvalidInput(field, largest, "32-bit numbers")
+
+
+def _unix_time(text: str) -> float:
+    try:
+        seconds = datetime.fromisoformat(text.upper()).timestamp()
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < YEAR_10000:
+        raise InvalidInput("valid_until", text, "a time from 1970 to 9999, as 2027-01-31T12:00:00Z")
+    return seconds
