@@ -158,8 +158,8 @@ def retrieval(**body: Any) -> bytes:
 
 
 def direct(running: Listening, path: str) -> Any:
-    """The application that answers a path instead of the framework."""
+    """The application that answers a POST to a path instead of the framework."""
     layer = running.app.middleware_stack
     while not hasattr(layer, "direct"):
         layer = layer.app
-    return layer.direct[path]
+    return layer.direct.find({"method": "POST", "path": path}).application
