@@ -24,6 +24,7 @@ MAX_SEQUENCE = (1 << 63) - 1
 MAX_TAG_BYTES = 512
 """Longest tag of a person."""
 _PARTS = ("events", "fields", "like", "text", "users", "valid_until")
+_NAMES = frozenset(_PARTS)
 
 
 @dataclass(frozen=True)
@@ -100,22 +101,21 @@ class ItemBody:
         if len(data) > MAX_BODY_BYTES:
             raise InvalidData("body", f"{len(data)} bytes", f"at most {MAX_BODY_BYTES}")
         try:
-            found = json.loads(data)
+            found = json.loads(data.decode())
         except (ValueError, RecursionError) as error:
             raise InvalidData("body", data[:100], "JSON") from error
-        if not isinstance(found, dict) or found.keys() - {*_PARTS}:
+        if type(found) is not dict or not found.keys() <= _NAMES:
             raise InvalidData("body", data[:100], f"an object with some of {', '.join(_PARTS)}")
         fields, text, until = found.get("fields"), found.get("text"), found.get("valid_until")
-        lists = {part: found.get(part, []) for part in ("like", "events", "users")}
+        like, events, users = found.get("like", ()), found.get("events", ()), found.get("users", ())
         if not (
-            (fields is None or isinstance(fields, dict))
-            and (text is None or isinstance(text, str))
-            and (until is None or type(until) in (int, float))
-            and all(isinstance(value, list) for value in lists.values())
-            and all(isinstance(value, str) for value in lists["like"] + lists["users"])
+            (fields is None or type(fields) is dict)
+            and (text is None or type(text) is str)
+            and (until is None or type(until) is float)
+            and all(value == () or type(value) is list for value in (like, events, users))
         ):
             raise InvalidData("body", data[:100], "parts of the types that a body has")
-        return ItemBody(fields, text, tuple(lists["like"]), tuple(lists["events"]), tuple(lists["users"]), until)
+        return ItemBody(fields, text, tuple(like), tuple(events), tuple(users), until)
 
 
 NOTHING = ItemBody()
@@ -161,7 +161,7 @@ class Operation:
 def _check_text(field: str, value: str, limit: int) -> None:
     try:
         size = len(value.encode())
-    except UnicodeEncodeError as error:
+    except (UnicodeEncodeError, AttributeError) as error:
         raise InvalidData(field, value, "text without half surrogate pairs") from error
     if not 1 <= size <= limit:
         raise InvalidData(field, value, f"1 to {limit} bytes")

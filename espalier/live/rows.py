@@ -8,6 +8,7 @@ Legend: D node row.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass, field
 
@@ -56,10 +57,10 @@ class LiveRow:
             raise InvalidData("row", f"{self.values.dtype} and {self.feature.dtype}", "float32 values and int32 features")
         if len(self.feature) != (0 if self.dense else len(self.values)) or len(self.values) > MAX_NUMBERS:
             raise InvalidData("row", f"{len(self.values)} values, {len(self.feature)} features", "a feature for each weight")
-        numbers = (*(value for _, value in self.memory_to + self.memory_from), self.bias)
-        if not np.isfinite(self.values).all() or not all(np.isfinite(number) for number in numbers):
+        memory = [value for _, value in self.memory_to + self.memory_from]
+        if not np.isfinite(self.values).all() or not all(map(math.isfinite, (*memory, self.bias))):
             raise InvalidData("row", "a number that is not finite", "finite numbers")
-        if any(value < 0 for _, value in self.memory_to + self.memory_from):
+        if memory and min(memory) < 0:
             raise InvalidData("row.memory", "a number below 0", "numbers of at least 0")
         _check_ascending("row.feature", self.feature)
         self._check_tail()
