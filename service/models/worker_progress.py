@@ -153,7 +153,7 @@ def _read(folder: Path, pid: int) -> dict[str, WorkerProgress]:
 
 def forget(folder: Path, pid: int) -> None:
     """Drop the files of a worker that has ended."""
-    for kind in ("lock", "json"):
+    for kind in ("lock", "json", "live", "sock"):
         (folder / f"{pid}.{kind}").unlink(missing_ok=True)
 
 

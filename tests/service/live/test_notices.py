@@ -1,0 +1,232 @@
+"""How workers learn what others have committed and applied."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from espalier.live.journal import Journal
+from service.live import notices as module
+from service.live.notices import Notices
+from service.models.worker_progress import Workers, forget
+from tests.espalier.live.journals import appended, put
+
+
+class Service:
+    """Workers of one service, all in this process, with process ids of their own."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self._stack = folder, stack
+        self.locks: dict[int, int] = {}
+
+    def worker(self, pid: int) -> Notices:
+        lock = os.open(self.folder / f"{pid}.lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        self.locks[pid] = lock
+        found = Notices(Workers(self.folder), pid)
+        found.start()
+        self._stack.callback(found.stop)
+        return found
+
+    def kill(self, pid: int) -> None:
+        """As if the process had died: only its lock goes."""
+        os.close(self.locks.pop(pid))
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    with ExitStack() as stack:
+        found = Service(tmp_path, stack)
+        yield found
+    for lock in found.locks.values():
+        os.close(lock)
+
+
+@pytest.fixture
+def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is seen was told: nothing is looked at for want of a datagram."""
+    monkeypatch.setattr(module, "POLL_S", 60.0)
+    monkeypatch.setattr(module, "RECHECK_S", 60.0)
+
+
+@pytest.mark.usefixtures("no_poll")
+def test_a_commit_is_told_to_all_other_workers(service: Service) -> None:
+    one, *others = (service.worker(pid) for pid in (11, 12, 13))
+    seen = [threading.Event() for _ in others]
+    for other, event in zip(others, seen, strict=True):
+        other.subscribe("books", event.set)
+        other.subscribe("films", lambda: pytest.fail("another model"))
+    one.subscribe("books", lambda: pytest.fail("its own commit"))
+    one.committed("books")
+    assert all(event.wait(10) for event in seen)
+
+
+@pytest.mark.usefixtures("no_poll")
+def test_a_writer_waits_until_the_others_answer_by_its_commit(service: Service) -> None:
+    one, two = service.worker(11), service.worker(12)
+    two.subscribe("books", lambda: two.applied("books", 5))
+    two.applied("books", 4)
+    one.applied("books", 5)
+    assert one.progress("books") == {11: 5, 12: 4}
+    assert not one.wait_applied("books", 5, 0.01)
+    one.committed("books")
+    assert one.wait_applied("books", 5, 10)
+    assert one.progress("books") == two.progress("books") == {11: 5, 12: 5}
+    assert not two.wait_applied("books", 6, 0.01)
+
+
+def test_what_no_datagram_said_is_seen_by_looking(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    one, two = service.worker(11), service.worker(12)
+    monkeypatch.setattr(Notices, "_tell", lambda *_: None)
+    two.applied("books", 0)
+    two.subscribe("books", lambda: two.applied("books", 7))
+    one.applied("books", 7)
+    one.committed("books")
+    assert one.wait_applied("books", 7, 10)
+
+
+def test_a_process_alone_looks_by_itself_and_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    looked = threading.Event()
+    alone = Notices(Workers())
+    alone.subscribe("books", looked.set)
+    alone.start()
+    assert looked.wait(10)
+    alone.committed("books")
+    alone.applied("books", 3)
+    assert alone.wait_applied("books", 3, 0)
+    assert not alone.wait_applied("books", 4, 0.01)
+    assert alone.progress("books") == {os.getpid(): 3}
+    alone.stop()
+
+
+def test_who_died_or_does_not_serve_the_model_is_not_waited_for(service: Service) -> None:
+    one, two, three = (service.worker(pid) for pid in (11, 12, 13))
+    one.applied("books", 9)
+    two.applied("books", 1)
+    three.applied("films", 1)
+    assert not one.wait_applied("books", 9, 0.01)
+    service.kill(12)
+    assert one.wait_applied("books", 9, 0)
+    assert one.progress("books") == {11: 9}
+    three.applied("books", 2)
+    assert not one.wait_applied("books", 9, 0.01)
+    three.applied("books", None)
+    assert one.wait_applied("books", 9, 0)
+    forget(service.folder, 12)
+    assert not [*service.folder.glob("12.*")]
+
+
+def test_a_worker_whose_progress_cannot_be_read_counts_as_behind(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READS", 2)
+    one, two = service.worker(11), service.worker(12)
+    one.applied("books", 1)
+    two.applied("books", 1)
+    for content in (b"", b'00000000 {"books": 99}', json.dumps({"books": 99}).encode()):
+        (tmp_path / "12.live").write_bytes(content)
+        assert one.progress("books") == {11: 1, 12: module.UNKNOWN}
+
+
+def test_a_worker_that_stops_is_not_waited_for(service: Service) -> None:
+    one, two = service.worker(11), service.worker(12)
+    two.applied("books", 1)
+    two.stop()
+    assert one.progress("books") == {}
+    one.committed("books")  # nobody listens
+
+
+def test_a_look_that_fails_does_not_end_the_others(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    one = service.worker(11)
+    again = threading.Semaphore(0)
+
+    def fail() -> None:
+        again.release()
+        raise RuntimeError("broken")
+
+    one.subscribe("books", fail)
+    assert again.acquire(timeout=10)
+    assert again.acquire(timeout=10)
+
+
+def test_a_run_folder_without_room_for_a_socket_is_followed_by_looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    folder = tmp_path / ("x" * 100)  # addresses of sockets have at most 107 bytes
+    folder.mkdir()
+    looked = threading.Event()
+    one = Notices(Workers(folder), 11)
+    one.subscribe("books", looked.set)
+    one.start()
+    assert looked.wait(10)
+    one.committed("books")
+    one.stop()
+
+
+def test_a_full_queue_holds_up_nobody(service: Service, tmp_path: Path) -> None:
+    one = service.worker(11)
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as other:
+        other.bind(str(tmp_path / "12.sock"))  # it never reads
+        began = time.monotonic()
+        for _ in range(2000):
+            one.committed("books")
+        assert time.monotonic() - began < 10
+
+
+OTHER = """
+import sys, time
+from pathlib import Path
+from espalier.live.journal import Journal
+from service.live.notices import Notices
+from service.models.worker_progress import Workers
+workers = Workers(Path(sys.argv[1]))
+workers.join()
+journal = Journal(Path(sys.argv[2]))
+notices = Notices(workers)
+notices.subscribe("books", lambda: notices.applied("books", journal.last_sequence()))
+notices.start()
+notices.applied("books", 0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_process_answers_by_a_commit_within_milliseconds_and_its_death_holds_up_nobody(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    workers, journal = Workers(run), Journal(tmp_path / "live.db")
+    workers.join()
+    own = Notices(workers)
+    own.start()
+    with subprocess.Popen([sys.executable, "-c", OTHER, run, journal.file], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"ready\n"
+            took = []
+            for number in range(50):
+                (sequence,) = appended(journal, [put(f"{number}")])
+                own.applied("books", sequence)
+                began = time.monotonic()
+                own.committed("books")
+                assert own.wait_applied("books", sequence, 10)
+                took.append(time.monotonic() - began)
+            assert sorted(took)[len(took) // 2] < module.POLL_S / 2  # told, not found by looking
+        finally:
+            other.kill()
+            other.wait()
+    (sequence,) = appended(journal, [put("last")])
+    own.applied("books", sequence)
+    assert own.wait_applied("books", sequence, 0)
+    own.stop()
+    workers.leave()
