@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from service.models.worker_progress import Workers, living
+from service.run_folder import living
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +40,11 @@ UNKNOWN = -1
 class Notices:
     """This worker's end. All methods may be called from any thread.
 
-    workers  this worker among the others
-    pid      its process
+    folder  the run folder; None: this process alone
+    pid     this worker's process
     """
 
-    workers: Workers
+    folder: Path | None = None
     pid: int = field(default_factory=os.getpid)
     _looks: dict[str, Callable[[], None]] = field(default_factory=dict)
     _applied: dict[str, int] = field(default_factory=dict)
@@ -57,8 +57,8 @@ class Notices:
 
     def start(self) -> None:
         """Listen from now on; before any model is loaded."""
-        if self.workers.folder is not None:
-            own = self.workers.folder / f"{self.pid}.sock"
+        if self.folder is not None:
+            own = self.folder / f"{self.pid}.sock"
             self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._sender.setblocking(False)
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -78,8 +78,8 @@ class Notices:
         """Listen no more, and be waited for no more."""
         self._stopped.set()
         if self._thread is not None:
-            if self.workers.folder is not None:
-                self._send(b"", self.workers.folder / f"{self.pid}.sock")
+            if self.folder is not None:
+                self._send(b"", self.folder / f"{self.pid}.sock")
             self._thread.join()
         with self._changed:
             self._applied.clear()
@@ -119,7 +119,7 @@ class Notices:
 
     def progress(self, model: str) -> dict[int, int]:
         """By process id, the last operation that each living worker answers by which serves the model."""
-        folder, own = self.workers.folder, self.pid
+        folder, own = self.folder, self.pid
         found = {own: self._applied[model]} if model in self._applied else {}
         if folder is not None:
             for pid in living(folder):
@@ -169,8 +169,8 @@ class Notices:
                 log.exception("%s: a look at its journal failed", model)
 
     def _tell(self, notice: bytes) -> None:
-        if self.workers.folder is not None:
-            for other in self.workers.folder.glob("*.sock"):
+        if self.folder is not None:
+            for other in self.folder.glob("*.sock"):
                 if other.stem != str(self.pid):
                     self._send(notice, other)
 
@@ -181,28 +181,26 @@ class Notices:
 
     def _write(self) -> None:
         """This worker's progress, over the former one. Holds the lock."""
-        if self.workers.folder is None:
+        if self.folder is None:
             return
         content = json.dumps(self._applied).encode()
         content = b"%08x %b" % (zlib.crc32(content), content)  # a reader may see half of a write
         try:
             if self._file is None:
-                file = self.workers.folder / f"{self.pid}.live"
+                file = self.folder / f"{self.pid}.live"
                 self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             room = max(-(-len(content) // ROOM) * ROOM, os.fstat(self._file).st_size)
             os.pwrite(self._file, content.ljust(room), 0)
         except OSError as error:
-            log.error(
-                "the run folder %s cannot be written to (%s): writes to live catalogues wait for this worker", self.workers.folder, error
-            )
+            log.error("the run folder %s cannot be written to (%s): writes to live catalogues wait for this worker", self.folder, error)
 
     def _read(self, pid: int, model: str) -> int | None:
         """The progress of another worker; None where it does not serve the model."""
-        if self.workers.folder is None:
+        if self.folder is None:
             return None
         for _ in range(READS):
             try:
-                check, _, content = (self.workers.folder / f"{pid}.live").read_bytes().strip().partition(b" ")
+                check, _, content = (self.folder / f"{pid}.live").read_bytes().strip().partition(b" ")
                 if check == b"%08x" % zlib.crc32(content):
                     found = json.loads(content).get(model)
                     return None if found is None else int(found)

@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from service.run_folder import living
+
 log = logging.getLogger(__name__)
 
 ROOM = 4096
@@ -149,28 +151,3 @@ def _read(folder: Path, pid: int) -> dict[str, WorkerProgress]:
         except ValueError:  # it is being written
             continue
     return {}
-
-
-def forget(folder: Path, pid: int) -> None:
-    """Drop the files of a worker that has ended."""
-    for kind in ("lock", "json", "live", "sock"):
-        (folder / f"{pid}.{kind}").unlink(missing_ok=True)
-
-
-def living(folder: Path) -> list[int]:
-    """Process ids of the workers that live."""
-    return sorted(int(file.stem) for file in folder.glob("*.lock") if _is_held(file))
-
-
-def _is_held(file: Path) -> bool:
-    try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

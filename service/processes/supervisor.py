@@ -24,8 +24,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from service.app import create_app
-from service.models.worker_progress import forget
 from service.processes.server import Server
+from service.run_folder import forget
 from service.settings import Settings, metrics_folder
 from service.watch import logs
 from service.watch.multiprocess import count_in, forget_process

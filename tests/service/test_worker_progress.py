@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from service.models.worker_progress import WorkerProgress, Workers, living
+from service.models.worker_progress import WorkerProgress, Workers
+from service.run_folder import living
 from service.watch.metrics import Metrics, ModelMetrics
 from service.watch.multiprocess import forget_process
 from tests import ROOT

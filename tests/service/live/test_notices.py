@@ -19,7 +19,8 @@ import pytest
 from espalier.live.journal import Journal
 from service.live import notices as module
 from service.live.notices import Notices
-from service.models.worker_progress import Workers, forget
+from service.models.worker_progress import Workers
+from service.run_folder import forget
 from tests.espalier.live.journals import appended, put
 
 
@@ -34,7 +35,7 @@ class Service:
         lock = os.open(self.folder / f"{pid}.lock", os.O_RDWR | os.O_CREAT)
         fcntl.flock(lock, fcntl.LOCK_EX)
         self.locks[pid] = lock
-        found = Notices(Workers(self.folder), pid)
+        found = Notices(self.folder, pid)
         found.start()
         self._stack.callback(found.stop)
         return found
@@ -100,7 +101,7 @@ def test_what_no_datagram_said_is_seen_by_looking(service: Service, monkeypatch:
 def test_a_process_alone_looks_by_itself_and_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.01)
     looked = threading.Event()
-    alone = Notices(Workers())
+    alone = Notices()
     alone.subscribe("books", looked.set)
     alone.start()
     assert looked.wait(10)
@@ -166,7 +167,7 @@ def test_a_run_folder_without_room_for_a_socket_is_followed_by_looking(tmp_path:
     folder = tmp_path / ("x" * 100)  # addresses of sockets have at most 107 bytes
     folder.mkdir()
     looked = threading.Event()
-    one = Notices(Workers(folder), 11)
+    one = Notices(folder, 11)
     one.subscribe("books", looked.set)
     one.start()
     assert looked.wait(10)
@@ -193,7 +194,7 @@ from service.models.worker_progress import Workers
 workers = Workers(Path(sys.argv[1]))
 workers.join()
 journal = Journal(Path(sys.argv[2]))
-notices = Notices(workers)
+notices = Notices(workers.folder)
 notices.subscribe("books", lambda: notices.applied("books", journal.last_sequence()))
 notices.start()
 notices.applied("books", 0)
@@ -207,7 +208,7 @@ def test_another_process_answers_by_a_commit_within_milliseconds_and_its_death_h
     run.mkdir()
     workers, journal = Workers(run), Journal(tmp_path / "live.db")
     workers.join()
-    own = Notices(workers)
+    own = Notices(run)
     own.start()
     with subprocess.Popen([sys.executable, "-c", OTHER, run, journal.file], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         try:
