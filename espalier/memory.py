@@ -72,11 +72,14 @@ class Memory:
         parts: dict[int, float] = {}
         known_T = history_T[history_T >= 0][::-1]
         for source, weight in zip(known_T.tolist(), self.weight.tolist(), strict=False):
-            begin, end = self.offset[source : source + 2]
-            at = begin + np.searchsorted(self.item[begin:end], item)
-            if at < end and self.item[at] == item:
-                parts[source] = parts.get(source, 0.0) + self.key_weight * weight * float(self.value[at])
-        return sorted(((source, part) for source, part in parts.items() if part > 0), key=lambda entry: -entry[1])
+            parts[source] = parts.get(source, 0.0) + self.key_weight * weight * self.value_of(source, item)
+        return largest_first(parts)
+
+    def value_of(self, source: int, item: int) -> float:
+        """S[source, item]."""
+        begin, end = self.offset[source : source + 2]
+        at = begin + np.searchsorted(self.item[begin:end], item)
+        return float(self.value[at]) if at < end and self.item[at] == item else 0.0
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """By their names in memory.safetensors."""
@@ -128,3 +131,8 @@ class Memory:
     @property
     def _largest_mem(self) -> float:
         return float(self.weight.sum(dtype=np.float64)) * float(self.value.max(initial=0))
+
+
+def largest_first(parts: Mapping[int, float]) -> list[tuple[int, float]]:
+    """The entries above 0, largest first."""
+    return sorted(((source, part) for source, part in parts.items() if part > 0), key=lambda entry: -entry[1])

@@ -6,7 +6,6 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.telemetry import TelemetryConfig
 
-from espalier.engines import open_engine
 from service import problems
 from service.http import documentation
 from service.http.api_keys import Keys
@@ -21,7 +20,7 @@ from service.http.single_flight import SingleFlight
 from service.http.stream_route import StreamRoute
 from service.lifecycle import lifespan
 from service.live.catalogue_types import Catalogues
-from service.models.loading import OpenEngine
+from service.models.loading import OpenEngine, open_served_engine
 from service.models.registry import Registry
 from service.retrieval.completion import Completer
 from service.settings import Settings
@@ -36,7 +35,7 @@ _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fa
 """The service has metrics of its own; the framework's cost time in every request and would read the environment."""
 
 
-def create_app(settings: Settings, open_engine: OpenEngine = open_engine, catalogues: Catalogues | None = None) -> FastAPI:
+def create_app(settings: Settings, open_engine: OpenEngine = open_served_engine, catalogues: Catalogues | None = None) -> FastAPI:
     """The service over a models folder. Raises BundleNotFound when the folder holds no model.
 
     open_engine, catalogues  tests bring their own
@@ -55,6 +54,7 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_engine, catalo
     describe = app.openapi
     metrics, keys = Metrics(), Keys(settings.retrieve_keys, settings.admin_keys, settings.write_keys)
     registry, audit = Registry(settings, metrics, open_engine), Audit(metrics)
+    catalogues = registry.catalogues if catalogues is None else catalogues
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
     completer = Completer(settings.timeout_ms / 1e3)
     app.state.service = Service(settings, metrics, registry, keys, audit, completer, SingleFlight(metrics.render), catalogues, tracer)

@@ -138,3 +138,5 @@ class LiveItems:
                 self._row_of_live[entry.id] = entry.item_row
         elif entry.fields is not None:
             self._fields_of_row[entry.item_row] = entry.fields
+        else:
+            self._fields_of_row.pop(entry.item_row, None)

@@ -75,6 +75,9 @@ class Transaction:
         self._connection.execute("INSERT OR REPLACE INTO latest(id, seq) VALUES (?, ?)", (operation.id, sequence))
         return replace(operation, sequence=sequence, at=at)
 
+    def placements(self, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
+        return _placements(self._connection, self._file, version, sequences)
+
     def store_placements(self, version: int, found: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
         """Store where operations were placed in a version, by sequence, unless another process did before; returns what is stored.
 

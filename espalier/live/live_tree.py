@@ -6,6 +6,7 @@ Legend: X live leaves, D node row.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 
@@ -56,12 +57,12 @@ class LiveTree:
         parent = int(self.tree.parent[leaf])
         return parent, leaf - int(self.tree.first_child[parent])
 
-    def has_room(self, parent: int) -> bool:
-        return len(self._taken.get(parent, ())) < self._room
+    def has_room(self, parent: int, beside: Collection[int] = ()) -> bool:
+        return len(self._taken.get(parent, set()).union(beside)) < self._room
 
-    def next_slot(self, parent: int) -> int:
+    def next_slot(self, parent: int, beside: Collection[int] = ()) -> int:
         """The first vacant trained leaf that no live leaf has taken, or the first free slot behind the children."""
-        taken = self._taken.get(parent, set())
+        taken = self._taken.get(parent, set()).union(beside)
         for slot in np.flatnonzero(self._held(parent) == EMPTY_LEAF).tolist():
             if slot not in taken:
                 return int(slot)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -149,27 +149,32 @@ class LiveState:
 
     def leaf_of(self, item_id: str, tree: int = 0) -> tuple[int, int] | None:
         """(parent, slot) of an item's live leaf, or of its trained one; None where it has neither."""
+        return self.live_leaf_of(item_id, tree) or self.trained_leaf_of(item_id, tree)
+
+    def live_leaf_of(self, item_id: str, tree: int = 0) -> tuple[int, int] | None:
+        """(parent, slot) of an item's live leaf; None where it has none."""
         entry = self.table.entry(item_id)
-        place = None if entry is None else self._trees[tree].leaf(entry.handle)
-        if place is not None:
-            return place
+        return None if entry is None else self._trees[tree].leaf(entry.handle)
+
+    def trained_leaf_of(self, item_id: str, tree: int = 0) -> tuple[int, int] | None:
+        """(parent, slot) of a trained item's own leaf; None of an id that was not trained."""
         row = int(self.bundle.items.rows_of([item_id])[0])
         return None if row < 0 else self._trees[tree].trained_leaf(row)
 
-    def has_room(self, tree: int, parent: int) -> bool:
-        """Whether a parent can take one more live leaf."""
-        return self._trees[tree].has_room(parent)
+    def has_room(self, tree: int, parent: int, beside: Collection[int] = ()) -> bool:
+        """Whether a parent can take one more live leaf. beside: slots that were promised to others."""
+        return self._trees[tree].has_room(parent, beside)
 
-    def next_slot(self, tree: int, parent: int) -> int:
+    def next_slot(self, tree: int, parent: int, beside: Collection[int] = ()) -> int:
         """The slot of the next live leaf of a parent: the first vacant trained leaf, or the first behind the children."""
-        return self._trees[tree].next_slot(parent)
+        return self._trees[tree].next_slot(parent, beside)
 
     def _put(self, change: Change) -> None:
         before = self.table.entry(change.id)
         trained = int(self.bundle.items.rows_of([change.id])[0])
         self._check(change, trained, before)
         handle = self._handle(change.id)
-        fields = before.fields if change.fields is None and before is not None else change.fields
+        fields = before.fields if change.fields is None and before is not None and not before.is_deleted else change.fields
         for placement in change.placements:
             tree = self._trees[placement.tree]
             parent, slot = (placement.parent, placement.slot) if trained < 0 else tree.trained_leaf(trained)

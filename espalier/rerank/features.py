@@ -20,6 +20,7 @@ from espalier.bundle import Bundle
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
 from espalier.rank_features import COSINES, HALF_LIFE, HISTORY, needs_node_rows
+from espalier.rerank.live_candidates import LiveCandidates
 
 
 @dataclass(frozen=True)
@@ -73,20 +74,22 @@ class RankFeatures:
         ranks_N: NDArray[np.float32],
         scores_N: NDArray[np.float32],
         caller_features: CallerFeatures = NO_CALLER_FEATURES,
+        live: LiveCandidates | None = None,
     ) -> NDArray[np.float32]:
         """float32[N, F]: the features of query b's candidates (item rows, best first) with their ranks and scores.
 
-        They depend on nothing but this query and its candidates, so that the batch cannot change them.
+        They depend on nothing but this query and its candidates, so that the batch cannot change them. live: what items that training
+        did not see are made of; None: there are none.
         """
         features_NF = np.full((len(rows_N), len(self.names)), np.nan, np.float32)
         retrieval = {"retrieval.position": np.arange(1, len(rows_N) + 1), "retrieval.rank": ranks_N, "retrieval.score": scores_N}
         columns: dict[str, Any] = {name: values for name, values in retrieval.items() if name in self._place}
-        columns |= {name: column_I[rows_N] for name, column_I in self._attributes.items()}
+        columns |= {name: _attribute(name, column_I, rows_N, live) for name, column_I in self._attributes.items()}
         if self._historic:
             history_T = queries.array[b].astype(np.int64)
-            columns |= self._history(rows_N, history_T[history_T >= 0])
+            columns |= self._history(rows_N, history_T[history_T >= 0], live)
         if "leaf.norm" in self._place:
-            columns["leaf.norm"] = np.linalg.norm(self._node_rows(rows_N), axis=1)
+            columns["leaf.norm"] = np.linalg.norm(self._node_rows(rows_N, live), axis=1)
         for name, values in columns.items():
             if name in self._place:
                 features_NF[:, self._place[name]] = values
@@ -98,7 +101,7 @@ class RankFeatures:
                     features_NF[n, self._caller_item[name]] = value
         return features_NF
 
-    def _history(self, rows_N: NDArray[np.int64], history_T: NDArray[np.int64]) -> dict[str, Any]:
+    def _history(self, rows_N: NDArray[np.int64], history_T: NDArray[np.int64], live: LiveCandidates | None) -> dict[str, Any]:
         length = len(history_T)
         columns: dict[str, Any] = {"history.length": length}
         if not length:
@@ -109,7 +112,7 @@ class RankFeatures:
             seen_N = age_NT.min(1)
             columns["history.seen"] = np.where(np.isinf(seen_N), np.float32(np.nan), seen_N)
         if self._cosines:
-            unit_ND, history_TD = _unit(self._node_rows(rows_N)), _unit(self._node_rows(history_T))
+            unit_ND, history_TD = _unit(self._node_rows(rows_N, live)), _unit(self._node_rows(history_T, live))
             weight_T = np.exp2(-age_T / HALF_LIFE)
             means_DK = history_TD.T @ np.stack([np.full(length, np.float32(1 / length)), weight_T / weight_T.sum()], axis=1)
             cosine_NT, mean_NK = unit_ND @ history_TD.T, unit_ND @ means_DK  # the mean of cosines is the cosine to the mean
@@ -123,11 +126,30 @@ class RankFeatures:
             }
         return columns
 
-    def _node_rows(self, rows_N: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _node_rows(self, rows_N: NDArray[np.int64], live: LiveCandidates | None) -> NDArray[np.float32]:
         """float32[N, D]: the leaves' node rows of items."""
         if self._rows_ND is None:
             raise BundleCorrupt("no node rows were asked for")
-        return self._rows_ND[self._leaf_of_item[rows_N]].astype(np.float32, copy=False)
+        trained = _trained(rows_N, len(self._leaf_of_item), live)
+        rows_ND = self._rows_ND[self._leaf_of_item[trained]].astype(np.float32, copy=False)
+        if live is not None:
+            at, own = live.node_rows(rows_N)
+            rows_ND[at] = own
+        return rows_ND
+
+
+def _attribute(name: str, column_I: NDArray[np.float32], rows_N: NDArray[np.int64], live: LiveCandidates | None) -> NDArray[np.float32]:
+    """float32[N]: a column's numbers, as they are now."""
+    numbers_N: NDArray[np.float32] = column_I[_trained(rows_N, len(column_I), live)]
+    if live is not None:
+        at, own = live.numbers(name.removeprefix("attribute."), rows_N)
+        numbers_N[at] = own
+    return numbers_N
+
+
+def _trained(rows_N: NDArray[np.int64], items: int, live: LiveCandidates | None) -> NDArray[np.int64]:
+    """The item rows, any trained one in place of a live one."""
+    return rows_N if live is None else np.where(rows_N < items, rows_N, 0)
 
 
 def numeric_column(bundle: Bundle, column: str) -> NDArray[np.float32]:

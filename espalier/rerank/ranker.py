@@ -23,6 +23,7 @@ from espalier.engines.onnx.graphs import read_graph
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
 from espalier.rerank.features import NO_CALLER_FEATURES, CallerFeatures, RankFeatures
+from espalier.rerank.live_candidates import LiveCandidates
 from espalier.scores import scores_of_ranks
 from espalier.search import SearchResult
 
@@ -78,20 +79,26 @@ class Reranker:
         _check_graph(bundle, self._session, len(self.info.features))
 
     def rerank(
-        self, queries: QueryBatch, result: SearchResult, depth: int, caller_features: Sequence[CallerFeatures] | None = None
+        self,
+        queries: QueryBatch,
+        result: SearchResult,
+        depth: int,
+        caller_features: Sequence[CallerFeatures] | None = None,
+        live: LiveCandidates | None = None,
     ) -> Reranked:
         """The best `depth` of each query's candidates by the ranker's score; equal ones, and those past the depth, keep their order.
 
         A candidate whose score is not finite follows those that have one.
 
         result  of a search for these queries; only items, ranks, scores and counts are looked at
+        live    what items that training did not see are made of
         """
         batch, width = result.item_rows_BM.shape
         place_BM = np.empty((batch, width), np.int64)
         place_BM[:] = np.arange(width)
         score_BM = np.full((batch, width), np.nan, np.float32)
         count_B = np.minimum(result.count_B, depth)
-        features_NF = self.features_of(queries, result, count_B, caller_features)
+        features_NF = self.features_of(queries, result, count_B, caller_features, live)
         if len(features_NF):
             score_N = self._session.run(None, {"features": features_NF})[0]
             score_N = np.where(np.isfinite(score_N), score_N, np.float32(np.nan))
@@ -101,7 +108,12 @@ class Reranker:
         return Reranked(place_BM, score_BM)
 
     def features_of(
-        self, queries: QueryBatch, result: SearchResult, count_B: NDArray[np.int64], caller_features: Sequence[CallerFeatures] | None = None
+        self,
+        queries: QueryBatch,
+        result: SearchResult,
+        count_B: NDArray[np.int64],
+        caller_features: Sequence[CallerFeatures] | None = None,
+        live: LiveCandidates | None = None,
     ) -> NDArray[np.float32]:
         """float32[N, F]: the features of the first `count_B` candidates of each query, one query after the other."""
         parts = [
@@ -112,6 +124,7 @@ class Reranker:
                 result.ranks_BM[b, :count],
                 result.scores_BM[b, :count],
                 NO_CALLER_FEATURES if caller_features is None else caller_features[b],
+                live,
             )
             for b, count in enumerate(count_B.tolist())
         ]

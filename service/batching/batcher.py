@@ -14,24 +14,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 
 from espalier.queries import QueryBatch
-from espalier.search import Engine, SearchParams
+from espalier.search import Engine, SearchParams, SearchResult
 from service.batching.admission import Admission, Cost, Limits, retry_after_s
 from service.batching.parts import Answer, Part, cut, join, merge, split
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 SERIAL_CALL_S = 1e-3
 """On a CPU a call costs the sum of its queries, and all answers come at its end, so batching only saves hand-overs between threads (tens of
 microseconds each). A call is filled up to this time."""
+JOB_PAUSE = 3.0
+"""After a job, queries have the engine for so many times as long as it took."""
 SWITCH_S, OVERLOAD_SWITCH_S = sys.getswitchinterval(), 5e-4
 """How long one thread may keep the interpreter from another, usually and in overload. With Python's own 5 ms the engine's thread would wait
 for longer than a search takes while the event loop is busy with refusals. At other times switching costs more than it gains."""
@@ -64,6 +68,8 @@ class Batcher:
         self._call_s = 0.0  # the same of the call that runs
         self._closed = False
         self._asleep = False
+        self._jobs: deque[Callable[[Engine], None]] = deque()
+        self._job_at = 0.0  # before this time a job waits for the queries
         self._room_wanted = False  # a patient request found no room since the engine last took queries
         self._wake = threading.Semaphore(0)
         self._room: deque[asyncio.Event] = deque()  # patient requests that wait for room, in turn; touched by the event loop alone
@@ -103,6 +109,33 @@ class Batcher:
     def overloaded(self) -> bool:
         """Whether requests arrive faster than they are answered, as of the last request."""
         return self._admission.overloaded
+
+    def run(self, job: Callable[[Engine], T]) -> Future[T]:
+        """Let the engine's thread do something between its calls, beside the queries. From any thread.
+
+        Jobs are done in turn, when no query waits; if queries always wait, they get 1 / (1 + JOB_PAUSE) of the thread's time.
+        Raises NotReady after `drain`.
+        """
+        done: Future[T] = Future()
+
+        def work(engine: Engine) -> None:
+            try:
+                done.set_result(job(engine))
+            except Exception as error:
+                done.set_exception(error)
+
+        with self._lock:
+            if self._closed:
+                raise NotReady("The service is shutting down.")
+            self._jobs.append(work)
+            wake, self._asleep = self._asleep, False
+        if wake:
+            self._wake.release()
+        return done
+
+    def search_now(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        """A search as a job. From any thread but the event loop's. Raises NotReady, and what the engine raises."""
+        return self.run(lambda engine: engine.search(queries, params)).result()
 
     def check_room(self, queries: int) -> None:
         """Raise QueueFull where `search` would, before anything has been spent on the request."""
@@ -224,10 +257,24 @@ class Batcher:
 
     def _serve_one(self) -> bool:
         """One engine call. False after the last. (A function of its own, so that nothing of a call is held while it waits for the next.)"""
+        job = self._next_job()
+        if job is not None:
+            began = self._clock()
+            job(self._engine)
+            ended = self._clock()
+            self._job_at = ended + JOB_PAUSE * (ended - began)
+            return True
         parts = self._next_call()
         if parts:
             self._call(parts)
         return parts is not None
+
+    def _next_job(self) -> Callable[[Engine], None] | None:
+        """A job whose turn it is."""
+        with self._lock:
+            if not self._jobs or (self._parts and self._clock() < self._job_at):
+                return None
+            return self._jobs.popleft()
 
     def _next_call(self) -> list[Part] | None:
         """The parts of the next call, None after the last. Blocks while there are none."""
@@ -236,6 +283,8 @@ class Batcher:
             room_wanted = bool(parts) and self._room_wanted
             if parts:
                 self._room_wanted = False
+            elif self._jobs:
+                return parts
             else:
                 if self._closed:
                     return None

@@ -72,7 +72,11 @@ def merge(parts: Sequence[Part]) -> tuple[QueryBatch, SearchParams]:
     mask_B = None
     if any(part.params.mask_B is not None for part in parts):
         mask_B = tuple(mask for part in parts for mask in part.params.mask_B or [None] * len(part.queries))
-    return queries, SearchParams(beam_size_B, m_B, exclude_BE, mask_B=mask_B)
+    frozen_B = None
+    if any(part.params.frozen_B is not None for part in parts):
+        frozen = [np.zeros(len(part.queries), np.bool_) if part.params.frozen_B is None else part.params.frozen_B for part in parts]
+        frozen_B = np.concatenate(frozen)
+    return queries, SearchParams(beam_size_B, m_B, exclude_BE, mask_B=mask_B, frozen_B=frozen_B)
 
 
 def cut(result: SearchResult, parts: Sequence[Part]) -> list[SearchResult]:

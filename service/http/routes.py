@@ -175,8 +175,9 @@ async def complete_items(
 ) -> Response:
     """Items whose id or title starts with `prefix`, in catalogue order."""
     service = service_of(request)
-    items = service.registry.choose(name, None).bundle.items
-    return as_json({"items": await service.completer.complete(items, prefix, limit)})
+    model = service.registry.choose(name, None)
+    live = None if model.live.state is None else model.live.state.table
+    return as_json({"items": await service.completer.complete(model.bundle.items, prefix, limit, live)})
 
 
 def put_item(name: Name, item_id: ItemId, body: PutRequest, if_match: ItemIfMatch = None, if_none_match: ItemIfNoneMatch = None) -> None:

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 
 from espalier.bundle import find_versions
 from service.errors import ModelNotFound
+from service.live.catalogues import LiveCatalogues
 from service.models.desired_state import DesiredState, Removed, Serving
 from service.models.followed_file import FollowedFile
 from service.models.loading import LoadFailed, OpenEngine, lower_priority, relative_paths, short_switch_interval
@@ -42,8 +43,9 @@ class Follower:
     entries  by model name; replaced as a whole, so that it can be walked at any time
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine, workers: Workers) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine, workers: Workers, catalogues: LiveCatalogues) -> None:
         self._settings, self._metrics, self._workers = settings, metrics, workers
+        self._catalogues = catalogues
         self._swapper = Swapper(settings, metrics, open_engine, self.wake)
         self._removed: dict[str, FollowedFile[Removed]] = {}
         self._serving: dict[str, FollowedFile[Serving]] = {}
@@ -62,6 +64,7 @@ class Follower:
     def start(self) -> None:
         """Load what should serve, and follow from then on."""
         self._workers.join()
+        self._catalogues.start()
         for name in self.entries:
             self._workers.report(name, self.entries[name].progress)
         for thread in self._threads:
@@ -102,7 +105,9 @@ class Follower:
         disk = DesiredState(self._settings.models / name)
         self._removed[name] = FollowedFile(disk, Removed, partial(self._recall, name))
         self._serving[name] = FollowedFile(disk, Serving)
-        return Entry(name, disk, versions)
+        entry = Entry(name, disk, versions, self._catalogues.add(name))
+        entry.catalogue.thread.default = lambda: None if entry.loaded is None else entry.loaded.version
+        return entry
 
     # -- the thread that looks ------------------------------------------------------------------------------------------
 

@@ -22,8 +22,8 @@ from typing import Literal
 from espalier.bundle import ALL_PARTS, Bundle
 from espalier.checks.golden import verify_golden
 from espalier.content.rows import ContentRows
-from espalier.engines import runs_on_gpu
-from espalier.errors import BundleCorrupt, EspalierError
+from espalier.engines import open_engine, open_live_engine, runs_on_gpu
+from espalier.errors import BundleCorrupt, EspalierError, UnsupportedGraph
 from espalier.items import Items
 from espalier.manifest import Manifest
 from espalier.masks.filters import ItemFilters
@@ -31,6 +31,8 @@ from espalier.rerank.ranker import Reranker, verify_ranker
 from espalier.search import Device, Engine, Precision
 from service.batching.admission import Limits
 from service.batching.batcher import Batcher
+from service.live.live_version import LiveVersion
+from service.live.placing import open_placer
 from service.models.desired_state import Signature, signature
 from service.settings import Settings
 from service.watch.gpu_memory import gpu_memory
@@ -51,6 +53,14 @@ OpenEngine = Callable[[Bundle, Device, str | None, int, Precision], Engine]
 Files = dict[Path, Signature | None]
 
 
+def open_served_engine(bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision) -> Engine:
+    """An engine that takes live items; where there is none for a bundle, one without. Raises as `open_engine`."""
+    try:
+        return open_live_engine(bundle, device, engine, threads, precision)
+    except UnsupportedGraph:
+        return open_engine(bundle, device, engine, threads, precision)
+
+
 class LoadFailed(EspalierError):
     """A version cannot serve. The text says why; users may read it."""
 
@@ -60,6 +70,7 @@ class LoadedModel:
     """One version of a model that serves. It may be used as long as it is referenced: it is closed after the last reference has gone.
 
     files     the signatures of its files when their content was compared last
+    live      its live items, and what requests see of the catalogue
     reranker  the second stage, None where the bundle has none
     """
 
@@ -69,12 +80,13 @@ class LoadedModel:
     metrics: ModelMetrics
     filters: ItemFilters
     files: Files
+    live: LiveVersion
     reranker: Reranker | None = None
 
     @property
     def items(self) -> Items:
         """The catalogue that requests are answered from."""
-        return self.bundle.items
+        return self.live.items
 
     @cached_property
     def name(self) -> str:
@@ -126,7 +138,8 @@ def _load(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: s
     model_metrics = ModelMetrics(metrics, name, engine.name, lambda: batcher.depth)
     batcher.on_call = model_metrics.call
     log.info("%s version %d is ready on %s (golden overlap %.4f)", name, version, engine.name, overlap)
-    return LoadedModel(bundle, engine, batcher, model_metrics, filters, files, reranker)
+    live = LiveVersion(bundle, engine, filters, open_placer(bundle, engine))
+    return LoadedModel(bundle, engine, batcher, model_metrics, filters, files, live, reranker)
 
 
 def limits_of(settings: Settings, bundle: Bundle, engine: Engine) -> Limits:

@@ -9,12 +9,12 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from espalier.engines import open_engine
 from espalier.errors import BundleNotFound, InvalidQuery
 from service.errors import ModelNotFound, NotReady
+from service.live.catalogues import LiveCatalogues
 from service.models.changes import Changes
 from service.models.follower import Follower
-from service.models.loading import LoadedModel, OpenEngine
+from service.models.loading import LoadedModel, OpenEngine, open_served_engine
 from service.models.registry_entry import Entry
 from service.models.worker_progress import Workers
 from service.settings import Settings, metrics_folder
@@ -31,15 +31,17 @@ class Registry:
 
     open_engine  how an engine is opened; tests bring their own
     changes      changes of what is served, by an admin
+    catalogues   the live items of every model
     leaving      the process will stop soon: /readyz says so, requests are still served
     draining     nothing is accepted any more
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine = open_engine) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine = open_served_engine) -> None:
         if settings.run_folder is not None:
             metrics.share(metrics_folder(settings.run_folder))
         self._workers = Workers(settings.run_folder)
-        self._follower = Follower(settings, metrics, open_engine, self._workers)
+        self.catalogues = LiveCatalogues(settings, metrics)
+        self._follower = Follower(settings, metrics, open_engine, self._workers, self.catalogues)
         if not self.entries:
             raise BundleNotFound(
                 f"{settings.models}: no model there; expected <name>/<version>/manifest.json, as `python -m training fit` writes them"
@@ -137,6 +139,7 @@ class Registry:
         self.draining = True
         self._follower.stop()
         await self.changes.stop()
+        await self.catalogues.stop()
         entries = self.entries.values()
         versions = [(entry.name, loaded.batcher) for entry in entries for loaded in entry.ready.values()]
         versions += [(entry.name, retired.batcher) for entry in entries for retired in entry.retired]

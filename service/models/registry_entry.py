@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from espalier.search import Engine
 from service.batching.batcher import Batcher
+from service.live.catalogue import LiveCatalogue
 from service.models.desired_state import DesiredState, Serving
 from service.models.loading import Files, LoadedModel
 from service.models.worker_progress import WorkerProgress
@@ -53,6 +54,7 @@ class Entry:
 
     disk       its folder: versions and desired state
     versions   those on disk, ascending
+    catalogue  its live items
     serving    what serving.json says; None where there is no such file: the highest version
     removed    ids that no answer may hold
     loaded     the default version, once it is ready
@@ -67,6 +69,7 @@ class Entry:
     name: str
     disk: DesiredState
     versions: tuple[int, ...]
+    catalogue: LiveCatalogue
     late: bool = False
     serving: Serving | None = None
     removed: tuple[str, ...] = ()

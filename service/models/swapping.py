@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from time import monotonic
 
 from service.models.desired_state import Serving
@@ -89,7 +89,7 @@ class Swapper:
                 wanted = {v: loaded for v, loaded in {**entry.ready, **fresh}.items() if v in serving.versions}
                 self._publish(entry, wanted, serving.default)
             else:
-                entry.retired += tuple(self._retire(loaded) for loaded in fresh.values())
+                entry.retired += tuple(self._retire(entry, loaded) for loaded in fresh.values())
         if failed is not None:
             raise LoadFailed(entry.reasons[failed])
 
@@ -97,7 +97,7 @@ class Swapper:
         """Replace the items that no answer may hold. Holds the entry's lock."""
         before, entry.removed = entry.removed, ids
         for loaded in entry.ready.values() if ids != before else ():
-            _set_removed(loaded, ids)
+            loaded.live.set_removed(ids)
 
     def check_files(self, entry: Entry, loaded: LoadedModel) -> bool:
         """Check whether a version's files are still those that were loaded. True where they are not, and the version was stopped.
@@ -155,6 +155,9 @@ class Swapper:
         files = files_of(entry.disk.folder / str(version))
         try:
             loaded = load_version(self._settings, self._metrics, self._open_engine, entry.name, version)
+            loaded.live.set_removed(entry.removed)  # before operations are applied
+            entry.catalogue.join(loaded.live)
+            loaded.live.search = loaded.batcher.search_now
         except LoadFailed as error:
             reason = str(error)
         with entry.lock:
@@ -172,28 +175,24 @@ class Swapper:
         for version, loaded in ready.items():
             if before.get(version) is not loaded:
                 if entry.removed:
-                    _set_removed(loaded, entry.removed)
+                    loaded.live.set_removed(entry.removed)
                 self._metrics.model_state(entry.name, version, loaded.engine.name, ready=True)
         entry.ready, entry.loaded = ready, ready.get(default)
         gone = [loaded for version, loaded in before.items() if ready.get(version) is not loaded]
-        entry.retired += tuple(self._retire(loaded) for loaded in gone)
+        entry.retired += tuple(self._retire(entry, loaded) for loaded in gone)
         for loaded in gone:
             if loaded.version not in ready:
                 self._metrics.forget_version(entry.name, loaded.version)
 
-    def _retire(self, loaded: LoadedModel) -> Retired:
+    def _retire(self, entry: Entry, loaded: LoadedModel) -> Retired:
+        entry.catalogue.thread.leave(loaded.live)
         handle = weakref.ref(loaded, lambda _: self._on_free())
-        return Retired(loaded.version, handle, loaded.batcher, loaded.metrics, loaded.engine, [loaded.bundle, loaded.filters])
+        return Retired(loaded.version, handle, loaded.batcher, loaded.metrics, loaded.engine, [loaded.bundle, loaded.filters, loaded.live])
 
 
 def known_bad(entry: Entry, version: int) -> bool:
     """Whether a version failed and has not changed since."""
     return version in entry.bad_files and entry.bad_files[version] == files_of(entry.disk.folder / str(version))
-
-
-def _set_removed(loaded: LoadedModel, ids: Iterable[str]) -> None:
-    rows = loaded.items.rows_of(list(ids))
-    loaded.filters.set_removed(rows[rows >= 0])
 
 
 def _ignore_call(batch: int, seconds: float) -> None:

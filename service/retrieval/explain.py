@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.items import Items
 from espalier.masks.filters import Filter
 from espalier.memory import Memory
 from espalier.queries import TextKind
@@ -25,6 +25,7 @@ from espalier.search import LevelTrace, SearchResult
 from espalier.tail import Tail
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
+from service.live.views import View
 from service.retrieval.request import CheckedRequest, EncodedRequest
 from service.retrieval.second_stage import Candidates
 
@@ -49,25 +50,34 @@ class RequestedItems:
     filtered_W: NDArray[np.bool_]
 
     @staticmethod
-    def of(checked: CheckedRequest, conditions: Filter | None) -> RequestedItems:
+    def of(checked: CheckedRequest, view: View, conditions: Filter | None) -> RequestedItems:
         """The same for all queries of a request."""
-        ids, model = checked.request.explain_items, checked.model
-        rows_W = checked.items.rows_of(ids)
+        ids = checked.request.explain_items
+        rows_W = view.items.rows_of(ids)
         known_W = np.maximum(rows_W, 0)
         none_W = np.zeros(len(rows_W), np.bool_)
-        filtered_W = none_W if conditions is None else ~model.filters.matches(conditions, known_W)
-        return RequestedItems(ids, rows_W, model.filters.is_removed(known_W), filtered_W)
+        filtered_W = none_W if conditions is None else ~view.matches(conditions, known_W)
+        return RequestedItems(ids, rows_W, view.is_removed(known_W), filtered_W)
 
 
 def explain(
-    checked: CheckedRequest, encoded: EncodedRequest, result: SearchResult, b: int, requested: RequestedItems, final: Candidates
+    checked: CheckedRequest,
+    view: View,
+    encoded: EncodedRequest,
+    result: SearchResult,
+    b: int,
+    requested: RequestedItems,
+    final: Candidates,
 ) -> dict[str, Any]:
     """The explanation of query b. final: what of the result is returned, and in which order."""
-    query = _Query.of(checked, encoded, result, b, final)
-    items = []
+    query = _Query.of(checked, view, encoded, result, b, final)
+    bundle, items = checked.model.bundle, []
     for w, (item_id, row) in enumerate(zip(requested.ids, requested.rows_W.tolist(), strict=True)):
         entry: dict[str, Any] = {"id": item_id}
-        if row < 0:
+        put = view.entry(item_id)
+        if put is not None and put.is_deleted:
+            entry["outcome"] = "deleted"
+        elif row < 0:
             entry["outcome"] = "unknown"
         elif requested.removed_W[w]:
             entry["outcome"] = "removed"
@@ -77,19 +87,22 @@ def explain(
             entry["outcome"] = "excluded"
         else:
             entry |= query.outcome_of(row)
+        if put is not None and not put.is_deleted:
+            since = datetime.fromtimestamp(put.since, UTC).isoformat(timespec="milliseconds")
+            entry["live"] = {"since": since, "sequence": put.sequence, "placed_by": put.by}
         if row >= 0 and isinstance(encoded.queries.rows, SparseRows):
-            entry["features"] = _features(checked.model.bundle, encoded.queries.rows, b, row)
-            if checked.model.bundle.tail is not None:
-                entry["tail"] = _tail(checked.model.bundle.tail, encoded.queries.rows, b, row)
+            entry["features"] = _features(bundle, view, encoded.queries.rows, b, row)
+            if bundle.tail is not None and row < len(bundle.items):
+                entry["tail"] = _tail(bundle.tail, encoded.queries.rows, b, row)
         if row >= 0 and query.memory is not None:
-            entry["memory"] = _memory(checked.items, query.memory, encoded.queries.array[b], row)
+            entry["memory"] = _memory(view, query.memory, encoded.queries.array[b], row)
         items.append(entry)
     levels = [[level.summary() for level in tree.levels] for tree in query.trees]
     document: dict[str, Any] = {"levels": levels[0], "items": items}
     if query.apart:
         document["trees"] = [{"levels": own} for own in levels]
     if query.reranking is not None:
-        ids = checked.items.ids_of(final.rows_BM[b, : final.count_B[b]])
+        ids = view.items.ids_of(final.rows_BM[b, : final.count_B[b]])
         document["moved"] = query.reranking.moved(ids)
     return document
 
@@ -116,11 +129,13 @@ class _Query:
     apart: bool
 
     @staticmethod
-    def of(checked: CheckedRequest, encoded: EncodedRequest, result: SearchResult, b: int, final: Candidates) -> _Query:
+    def of(checked: CheckedRequest, view: View, encoded: EncodedRequest, result: SearchResult, b: int, final: Candidates) -> _Query:
         bundle = checked.model.bundle
         traced = list(zip(bundle.alone, result.traces, strict=True))
         apart = len(traced) > 1 or bundle.manifest.stacking is not None
-        trees = [_TreeSearch.of(alone.tree, trace, None if apart else result, b) for alone, trace in traced]
+        trees = [
+            _TreeSearch.of(view, place, alone.tree, trace, None if apart else result, b) for place, (alone, trace) in enumerate(traced)
+        ]
         found_M = result.item_rows_BM[b, : result.count_B[b]]
         reranking = _Reranking.of(checked, encoded, result, b, final)
         counts = int(final.count_B[b]), int(final.eligible_B[b])
@@ -179,7 +194,7 @@ class _Reranking:
         score_M = final.reranked.score_BM[b]
         scored = int(np.count_nonzero(~np.isnan(score_M)))
         candidates = result.item_rows_BM[b, :scored], result.ranks_BM[b, :scored], result.scores_BM[b, :scored]
-        features_NF = reranker.features.of(encoded.queries, b, *candidates, encoded.caller_features[b])
+        features_NF = reranker.features.of(encoded.queries, b, *candidates, encoded.caller_features[b], checked.model.live.candidates)
         return _Reranking(reranker.features.names, final.reranked.place_BM[b], score_M, features_NF)
 
     def place_of(self, retrieved: int) -> int:
@@ -198,14 +213,16 @@ class _Reranking:
         return [{"id": item_id, "retrieved_place": was + 1, "place": place + 1} for place, (item_id, was) in places if was != place]
 
 
-def _features(bundle: Bundle, rows: SparseRows, b: int, item: int) -> list[dict[str, Any]]:
+def _features(bundle: Bundle, view: View, rows: SparseRows, b: int, item: int) -> list[dict[str, Any]]:
     """The features of query b that contribute most to an item."""
     own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
     indices, values = rows.indices[own], rows.values[own]
     weights = np.zeros(len(indices), np.float64)
-    for tree, chunks in bundle.trees:
-        path = tree.ancestors(tree.leaf_of_item[item : item + 1])[0]
-        weights += np.sum([chunks.weights_of(tree, int(node), indices) for node in path[1:]], axis=0)
+    for place, (tree, chunks) in enumerate(bundle.trees):
+        *above, leaf = view.path_of(tree, place, item)[1:].tolist()
+        handle = leaf - tree.node_count
+        weights += np.sum([chunks.weights_of(tree, node, indices) for node in above if node >= 0], axis=0)
+        weights += chunks.weights_of(tree, leaf, indices) if handle < 0 else view.weights_of(place, handle, indices)
     contributions = weights / len(bundle.trees) * values
     order = np.argsort(-np.abs(contributions), kind="stable")[:MAX_FEATURES]
     order = order[contributions[order] != 0]
@@ -220,11 +237,11 @@ def _tail(tail: Tail, rows: SparseRows, b: int, item: int) -> float:
     return tail.part(rows.indices[own], rows.values[own], item)
 
 
-def _memory(items: Items, memory: Memory, history_T: NDArray[Any], item: int) -> dict[str, Any]:
+def _memory(view: View, memory: Memory, history_T: NDArray[Any], item: int) -> dict[str, Any]:
     """What the memory adds to an item's key, and the past items that add most of it."""
-    sources = memory.sources(history_T, item)
+    sources = view.sources(memory, history_T, item)
     most = sources[:MAX_SOURCES]
-    ids = items.ids_of(np.array([source for source, _ in most], np.int64))
+    ids = view.items.ids_of(np.array([source for source, _ in most], np.int64))
     past = [{"id": item_id, "part": part} for item_id, (_, part) in zip(ids, most, strict=True)]
     return {"part": sum(part for _, part in sources), "items": past}
 
@@ -240,14 +257,14 @@ class _Level:
     kept_C: NDArray[np.bool_]
 
     @staticmethod
-    def of(tree: Tree, trace: LevelTrace, result: SearchResult | None, b: int) -> _Level:
+    def of(view: View, tree: Tree, trace: LevelTrace, result: SearchResult | None, b: int) -> _Level:
         """result: of the only tree, whose results are what the last level kept; None: each tree of a forest keeps what it scores."""
         present_C = trace.candidates_BC[b] >= 0
         of_candidates = (trace.candidates_BC, trace.candidate_ranks_BC, trace.candidate_keys_BC)
         candidates_C, ranks_C, keys_C = (array_BC[b][present_C] for array_BC in of_candidates)
         kept = trace.nodes_BK[b]
         if result is not None and trace.level == tree.height:
-            kept = tree.leaf_of_item[result.item_rows_BM[b, : result.count_B[b]]]
+            kept = view.leaves_of(tree, result.item_rows_BM[b, : result.count_B[b]])
         return _Level(trace.level, candidates_C, ranks_C, keys_C, np.isin(candidates_C, kept[kept >= 0]))
 
     def cut(self) -> float | None:
@@ -261,18 +278,20 @@ class _Level:
 
 @dataclass(frozen=True)
 class _TreeSearch:
-    """One query's search of one tree, level by level."""
+    """One query's search of one tree, level by level. place: which tree of a forest, from 0."""
 
+    view: View
+    place: int
     tree: Tree
     levels: Sequence[_Level]
 
     @staticmethod
-    def of(tree: Tree, trace: Sequence[LevelTrace], result: SearchResult | None, b: int) -> _TreeSearch:
-        return _TreeSearch(tree, [_Level.of(tree, level, result, b) for level in trace])
+    def of(view: View, place: int, tree: Tree, trace: Sequence[LevelTrace], result: SearchResult | None, b: int) -> _TreeSearch:
+        return _TreeSearch(view, place, tree, [_Level.of(view, tree, level, result, b) for level in trace])
 
     def pruned(self, row: int, with_keys: bool) -> dict[str, Any]:
         """The level on which the search left an item's path."""
-        path = self.tree.ancestors(self.tree.leaf_of_item[row : row + 1])[0]
+        path = self.view.path_of(self.tree, self.place, row)
         for level in self.levels:
             at = np.flatnonzero(level.candidates_C == path[level.level])
             if len(at) == 0 or not level.kept_C[at[0]]:
@@ -284,7 +303,7 @@ class _TreeSearch:
     def outcome_of(self, row: int) -> dict[str, Any]:
         """Whether a tree of a forest scored an item, and how."""
         last = self.levels[-1]
-        at = np.flatnonzero(last.candidates_C == self.tree.leaf_of_item[row])
+        at = np.flatnonzero(last.candidates_C == self.view.leaves_of(self.tree, np.array([row]))[0])
         if len(at) == 0:
             return self.pruned(row, with_keys=False)
         return {"outcome": "scored", "level": last.level, "rank": float(last.ranks_C[at[0]])}

@@ -8,7 +8,7 @@ Legend: B queries, E excluded items.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from espalier.queries import (
 )
 from espalier.rerank.features import CallerFeatures
 from espalier.search import NO_ITEM, NodeMask, SearchParams
+from service.live.views import View
 from service.models.loading import LoadedModel
 from service.retrieval.schemas import Query, RetrieveRequest
 from service.settings import Settings
@@ -55,11 +56,6 @@ class CheckedRequest(NamedTuple):
     depth: int
     answer_values: int
     traced: bool
-
-    @property
-    def items(self) -> Items:
-        """The catalogue that the request sees."""
-        return self.model.items
 
 
 @dataclass(frozen=True)
@@ -128,16 +124,18 @@ def input_values(request: RetrieveRequest) -> int:
     )
 
 
-def encode(checked: CheckedRequest, widen: float, mask: NodeMask | None) -> EncodedRequest:
+def encode(checked: CheckedRequest, view: View, widen: float, mask: NodeMask | None) -> EncodedRequest:
     """The arrays of a request.
 
+    view   what it sees of the catalogue
     widen  how many times the beam may grow where `mask` leaves few items eligible
     Raises InvalidQuery where a vector has a wrong width, or values are too large for the model's weights.
     """
-    model, queries, items = checked.model, checked.request.queries, checked.items
+    model, queries, items = checked.model, checked.request.queries, view.items
     beam_size = checked.beam_size
-    if mask is not None:
-        beam_size = min(widened_beam(beam_size, mask.items, len(items), widen), model.bundle.manifest.search.max_beam_size)
+    eligible = view.eligible(mask)
+    if eligible is not None:
+        beam_size = min(widened_beam(beam_size, eligible, view.count, widen), model.bundle.manifest.search.max_beam_size)
     batch, seen = _encode_queries(queries, model, items)
     excluded, unknown, caller_features = [], [], []
     for b, query in enumerate(queries):
@@ -152,6 +150,8 @@ def encode(checked: CheckedRequest, widen: float, mask: NodeMask | None) -> Enco
     params = SearchParams.uniform(
         len(queries), beam_size, max(checked.m, checked.depth), _exclusions(excluded), trace=checked.traced, mask=mask
     )
+    if view.is_frozen:
+        params = replace(params, frozen_B=np.ones(len(queries), np.bool_))
     return EncodedRequest(batch, params, excluded, unknown, caller_features)
 
 

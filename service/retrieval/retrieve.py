@@ -22,6 +22,7 @@ from espalier.masks.filters import Filter
 from espalier.queries import QueryBatch
 from service.batching.parts import Answer
 from service.errors import DeadlinePassed
+from service.live.views import View
 from service.models.loading import LoadedModel
 from service.retrieval.explain import RequestedItems, explain
 from service.retrieval.request import CheckedRequest, EncodedRequest, conditions_of, encode, input_values
@@ -55,13 +56,14 @@ async def retrieve(checked: CheckedRequest, settings: Settings, began: float, de
     """
     started = time.perf_counter()
     request, model = checked.request, checked.model
-    mask, conditions = model.filters.standing, conditions_of(request, model, settings)
+    view = model.live.view(request.live)
+    mask, conditions = view.standing, conditions_of(request, model, settings)
     if conditions is not None:
-        mask = model.filters.cached(conditions) or await _in_thread(deadline, model.filters.mask, conditions)
+        mask = view.cached(conditions) or await _in_thread(deadline, view.mask, conditions)
     if input_values(request) <= INLINE_VALUES:
-        encoded = encode(checked, settings.widen, mask)
+        encoded = encode(checked, view, settings.widen, mask)
     else:
-        encoded = await _in_thread(deadline, encode, checked, settings.widen, mask)
+        encoded = await _in_thread(deadline, encode, checked, view, settings.widen, mask)
     if checked.traced:
         await _in_thread(deadline, model.engine.prepare, encoded.params)
     submitted = time.perf_counter()
@@ -75,16 +77,16 @@ async def retrieve(checked: CheckedRequest, settings: Settings, began: float, de
         found = second_stage(*stage) if small else await _in_thread(deadline, second_stage, *stage)
     reranked = time.perf_counter()
     if small and not checked.traced:
-        results = results_json(checked, conditions, encoded, answer, found, deadline)
+        results = results_json(checked, view, conditions, encoded, answer, found, deadline)
     else:
-        results = await _in_thread(deadline, results_json, checked, conditions, encoded, answer, found, deadline)
+        results = await _in_thread(deadline, results_json, checked, view, conditions, encoded, answer, found, deadline)
     done = time.perf_counter()
     if done > deadline:
         raise DeadlinePassed(LATE)
     queue_s = max(answered - submitted - answer.engine_s, 0.0)
     stages_s = (queue_s, submitted - started, answer.engine_s, done - reranked, *([reranked - answered] if checked.depth else []))
     _count(model, stages_s, answer, found)
-    return _answer(model, results, stages_s, answer, done - began)
+    return _answer(model, view, results, stages_s, answer, done - began)
 
 
 def _count(model: LoadedModel, stages_s: tuple[float, ...], answer: Answer, found: Candidates) -> None:
@@ -99,7 +101,7 @@ def _count(model: LoadedModel, stages_s: tuple[float, ...], answer: Answer, foun
     )
 
 
-def _answer(model: LoadedModel, results: bytes, stages_s: tuple[float, ...], answer: Answer, total_s: float) -> Retrieved:
+def _answer(model: LoadedModel, view: View, results: bytes, stages_s: tuple[float, ...], answer: Answer, total_s: float) -> Retrieved:
     """The whole answer. stages_s: queue, encode, search, serialise, and rerank where there was one."""
     ms_per_query, total, queue, encode, search, serialise, *rerank = [
         round(seconds * 1e3, 4) for seconds in (answer.engine_s / answer.batch, total_s, *stages_s)
@@ -124,6 +126,8 @@ def _answer(model: LoadedModel, results: bytes, stages_s: tuple[float, ...], ans
             "batch": answer.batch,
         },
     }
+    if view.sequence is not None:
+        document["sequence"] = view.sequence
     return Retrieved(orjson.dumps(document), stages_ms, answer.beam_size)
 
 
@@ -137,6 +141,7 @@ def _check_finite(queries: QueryBatch, finite_B: NDArray[np.bool_]) -> None:
 
 def results_json(
     checked: CheckedRequest,
+    view: View,
     conditions: Filter | None,
     encoded: EncodedRequest,
     answer: Answer,
@@ -144,8 +149,8 @@ def results_json(
     deadline: float = float("inf"),
 ) -> bytes:
     """The JSON list of results. Raises DeadlinePassed."""
-    items, fields, count_B = checked.items, checked.request.fields, found.count_B
-    requested = RequestedItems.of(checked, conditions) if checked.traced else None
+    items, fields, count_B = view.items, checked.request.fields, found.count_B
+    requested = RequestedItems.of(checked, view, conditions) if checked.traced else None
     results: list[bytes] = []
     for begin_b, end_b in _blocks(count_B):
         if time.perf_counter() > deadline:
@@ -169,7 +174,7 @@ def results_json(
                 "unknown": encoded.unknown[b],
             }
             if requested is not None:
-                entry["explain"] = explain(checked, encoded, answer.result, b, requested, found)
+                entry["explain"] = explain(checked, view, encoded, answer.result, b, requested, found)
             # OPT_SERIALIZE_NUMPY writes float32 scores with as few digits as identify them
             results.append(orjson.dumps(entry, default=str, option=orjson.OPT_SERIALIZE_NUMPY))
     return b"[" + b",".join(results) + b"]"

@@ -177,11 +177,19 @@ class ExplainedInTree(BaseModel):
     cut: float | None = Field(None, description="Rank of the worst node that was kept where its ancestor was dropped.")
 
 
+class ExplainedLive(BaseModel):
+    """What the live catalogue knows of an item."""
+
+    since: str = Field(description="When it was put first, ISO 8601.")
+    sequence: int = Field(description="Of its last operation.")
+    placed_by: str = Field(description="The evidence that its row comes from: `events`, `like`, `text`, `fields`, or `trained`.")
+
+
 class ExplainedItem(BaseModel):
     """Where the search dropped a requested item, or at which place it was returned."""
 
     id: str
-    outcome: Literal["returned", "below_min_score", "below_m", "pruned", "excluded", "filtered", "removed", "unknown"] = Field(
+    outcome: Literal["returned", "below_min_score", "below_m", "pruned", "excluded", "filtered", "removed", "deleted", "unknown"] = Field(
         description="`below_m`: it was a candidate, and the ranker, stacking, or the mean over a forest's trees put it below the first m."
     )
     level: int | None = Field(None, description="Level on which it, or its ancestor, was dropped.")
@@ -194,6 +202,7 @@ class ExplainedItem(BaseModel):
     rank_features: dict[str, float | None] | None = Field(
         None, description="Its features as the ranker saw them; null where one is missing."
     )
+    live: ExplainedLive | None = Field(None, description="Of an item that was put in, or changed, while the service was running.")
     memory: ExplainedMemory | None = Field(None, description="Models with a memory: its part, and which past items spoke for the item.")
     trees: list[ExplainedInTree] | None = Field(
         None, description="Forests and stacking: the item in each tree. It is `pruned` where all pruned it."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
-from espalier.search import NodeMask, SearchParams, SearchResult
+from espalier.search import Engine, NodeMask, SearchParams, SearchResult
 from service.batching.admission import OVERLOAD_S, Admission, Limits
 from service.batching.batcher import OVERLOAD_SWITCH_S, SWITCH_S, Batcher
 from service.batching.parts import Answer
@@ -531,5 +532,71 @@ def test_threads_take_turns_faster_as_long_as_there_is_overload(engine: FakeEngi
         batcher.check_room(1)
         assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
         assert await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_each_request_of_a_call_keeps_whether_it_is_frozen(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(), "test")
+        plain = SearchParams.uniform(1, 5, 5)
+        async with held(engine, batcher):
+            frozen = replace(SearchParams.uniform(2, 5, 5), frozen_B=np.array([False, True]))
+            asked = await accepted(batcher.search(queries(1), plain), batcher.search(queries(2, 3), frozen))
+        await asyncio.gather(*asked)
+        frozen_B = engine.calls[1][1].frozen_B
+        assert frozen_B is not None
+        assert frozen_B.tolist() == [False, False, True]
+        await batcher.drain(5)
+
+    asyncio.run(scenario())
+
+
+def test_a_job_runs_on_the_engines_thread_and_gives_its_result_or_its_error(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(), "test")
+
+        def job(given: Engine) -> str:
+            assert given is engine
+            return threading.current_thread().name
+
+        def failing(given: Engine) -> None:
+            raise ValueError("so")
+
+        assert await asyncio.wrap_future(batcher.run(job)) == "engine-test"
+        with pytest.raises(ValueError, match="so"):
+            await asyncio.wrap_future(batcher.run(failing))
+        await batcher.search(queries(1), SearchParams.uniform(1, 5, 5))
+        await batcher.drain(5)
+        with pytest.raises(NotReady):
+            batcher.run(job)
+
+    asyncio.run(scenario())
+
+
+def test_while_queries_wait_jobs_pause_between_each_other(engine: FakeEngine) -> None:
+    now = [0.0]
+    order: list[str] = []
+
+    class Timed(FakeEngine):
+        def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+            order.append("call")
+            now[0] += 1.0
+            return super().search(queries, params)
+
+    timed = Timed(ITEMS)
+
+    def job(_: Engine) -> None:
+        order.append("job")
+        now[0] += 1.0
+
+    async def scenario() -> None:
+        batcher = Batcher(timed, Limits(max_batch=1, burst_s=1e9), "test", clock=lambda: now[0])
+        async with held(timed, batcher):
+            asked = await accepted(*(batcher.search(queries(1), SearchParams.uniform(1, 5, 5)) for _ in range(7)))
+            jobs = [batcher.run(job) for _ in range(3)]
+        await asyncio.gather(*asked, *map(asyncio.wrap_future, jobs))
+        assert order == ["call", "job", "call", "call", "call", "job", "call", "call", "call", "job", "call"]
+        await batcher.drain(5)
 
     asyncio.run(scenario())

@@ -30,6 +30,7 @@ from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree
 from service.batching.batcher import Batcher
 from service.batching.parts import Answer
+from service.live.catalogues import LiveCatalogues
 from service.models import probe
 from service.models.follower import Follower
 from service.models.probe import Probe, Replay
@@ -552,7 +553,8 @@ def test_the_default_version_is_said_and_0_while_none_is_ready(bundle: Bundle) -
 
 def test_a_worker_that_comes_in_for_another_says_nothing_before_it_can_answer(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics()
-    follower = Follower(Settings(models=models), metrics, open_engine, Workers())
+    settings, workers = Settings(models=models), Workers()
+    follower = Follower(settings, metrics, open_engine, workers, LiveCatalogues(settings, metrics))
     monkeypatch.setattr(Workers, "others_serve", lambda self: True)
     follower._report_default(follower.entries["books"])
     assert "espalier_model_default_version{" not in metrics.render().decode()

@@ -1,0 +1,49 @@
+"""The live catalogues of all models of one process.
+
+Knows models by name. Does not know what a catalogue does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from espalier.live.journal import Journal
+from espalier.live.journal_file import FILE
+from service.errors import ModelNotFound
+from service.live.catalogue import LiveCatalogue
+from service.live.notices import Notices
+from service.settings import Settings
+from service.watch.live_metrics import LiveMetrics
+from service.watch.metrics import Metrics
+
+
+class LiveCatalogues:
+    """See `catalogue_types.Catalogues`. A catalogue is made with its model, and opens nothing before it is used."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._settings, self._metrics = settings, metrics
+        self.notices = Notices(settings.run_folder)
+        self._catalogues: dict[str, LiveCatalogue] = {}  # replaced as a whole
+
+    def add(self, model: str) -> LiveCatalogue:
+        """Make the catalogue of a model."""
+        journal = Journal(self._settings.models / model / FILE)
+        made = LiveCatalogue(model, journal, self.notices, LiveMetrics(self._metrics, model), self._settings.max_live)
+        self._catalogues = self._catalogues | {model: made}
+        return made
+
+    def of(self, model: str) -> LiveCatalogue:
+        """Raises ModelNotFound."""
+        try:
+            return self._catalogues[model]
+        except KeyError:
+            raise ModelNotFound(f"There is no model {model!r}.") from None
+
+    def start(self) -> None:
+        """Listen to other workers, before any version is loaded."""
+        self.notices.start()
+
+    async def stop(self) -> None:
+        """Finish the writes that were taken, and close the journals."""
+        await asyncio.gather(*(asyncio.to_thread(catalogue.stop) for catalogue in self._catalogues.values()))
+        await asyncio.to_thread(self.notices.stop)

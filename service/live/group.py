@@ -1,0 +1,181 @@
+"""What becomes of a group of writes, decided inside the transaction that stores them.
+
+Each write is looked at after those before it, and no id comes twice in a group. Knows
+the journal's transaction and the versions. Does not know threads or HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from espalier.errors import EspalierError, InvalidInput
+from espalier.live.journal import Transaction
+from espalier.live.operations import Operation
+from espalier.live.rows import Placement
+from espalier.live.state import MAX_HANDLES
+from service.entity_tags import Condition
+from service.errors import CatalogueFull, ItemNotFound
+from service.live.catalogue_types import ALWAYS, NOWHERE, Delete, Outcome, OutcomeKind, Put, tag_of
+from service.live.live_version import LiveVersion
+from service.live.slots import Candidates, Slots
+
+EVIDENCE = "`events`, `like` or `text`: the item is new, and nothing says where it belongs"
+
+
+class EvidenceNeeded(EspalierError):
+    """A write must be placed by what is stored of its item, because its place was given up. operation: with all that is known of it."""
+
+    def __init__(self, operation: Operation) -> None:
+        super().__init__(f"{operation.id!r} must be placed by operation {operation.sequence}")
+        self.operation = operation
+
+
+@dataclass(frozen=True, eq=False)
+class Write:
+    """One write that waits for the journal's thread.
+
+    candidates  by version: where the item may go; empty where nothing new says so
+    outcome     set when all workers answer by it
+    """
+
+    what: Put | Delete
+    condition: Condition = ALWAYS
+    candidates: Mapping[int, Candidates] = field(default_factory=dict)
+    outcome: Future[Outcome] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """A write that is stored, or need not be.
+
+    operation   that was appended; None where nothing changes
+    placements  by version
+    """
+
+    write: Write
+    outcome: OutcomeKind
+    sequence: int
+    operation: Operation | None = None
+    placements: Mapping[int, tuple[Placement, ...]] = field(default_factory=dict)
+
+
+class Group:
+    """Decides the writes of one transaction.
+
+    versions  those that serve, by number; default: the one whose columns and items decide, None where none serves
+    most      live items
+    now       seconds since 1970
+    """
+
+    def __init__(
+        self, transaction: Transaction, versions: Mapping[int, LiveVersion], default: LiveVersion | None, most: int, now: float
+    ) -> None:
+        self._transaction, self._versions, self._default, self._most, self._now = transaction, versions, default, most, now
+        self._slots = {number: Slots(version.built()) for number, version in versions.items()}
+        self._new = 0  # live leaves that the default version has more since the group began
+        self._unseen: set[str] = set()  # ids that need a handle
+        self._stored: dict[str, Operation] = {}
+
+    def decide(self, writes: Sequence[Write]) -> list[Decided | tuple[Write, EspalierError]]:
+        """What becomes of each write: an operation is appended, nothing changes, or an error."""
+        self._stored = self._transaction.read([write.what.id for write in writes])
+        found: list[Decided | tuple[Write, EspalierError]] = []
+        for write in writes:
+            try:
+                found.append(self._put(write, write.what) if isinstance(write.what, Put) else self._delete(write, write.what))
+            except EspalierError as error:
+                found.append((write, error))
+        return found
+
+    def _put(self, write: Write, put: Put) -> Decided:
+        stored, exists = self._now_stored(put.id)
+        self._check(write, stored, exists)
+        if stored is not None and _is_stale(put.source_version, stored):
+            return Decided(write, "stale", stored.sequence)
+        body, source_version = put.body, put.source_version
+        if stored is not None and stored.kind == "put":
+            body = body.over(stored.body)
+            source_version = stored.source_version if source_version is None else source_version
+        operation = Operation(0, put.id, "put", body, source_version, self._now)
+        if stored is not None and exists and operation.same_state(stored):
+            return Decided(write, "unchanged", stored.sequence)
+        operation.body.to_bytes()  # raises where it is too large, before anything is appended
+        placements = {number: self._placed(write, operation, stored, version) for number, version in self._versions.items()}
+        self._check_room(put.id, placements)
+        return self._append(write, operation, "updated" if exists else "inserted", placements)
+
+    def _delete(self, write: Write, delete: Delete) -> Decided:
+        stored, exists = self._now_stored(delete.id)
+        self._check(write, stored, exists)
+        if stored is None and not exists:
+            raise ItemNotFound(f"There is no item {delete.id!r}.")
+        if stored is not None and _is_stale(delete.source_version, stored):
+            return Decided(write, "stale", stored.sequence)
+        if stored is not None and not exists:
+            return Decided(write, "unchanged", stored.sequence)
+        if self._default is not None and self._default.built().live_leaf_of(delete.id) is not None:
+            self._new -= 1
+        kept = stored.source_version if stored is not None and delete.source_version is None else delete.source_version
+        return self._append(write, Operation(0, delete.id, "delete", source_version=kept, at=self._now), "deleted", {})
+
+    def _now_stored(self, item_id: str) -> tuple[Operation | None, bool]:
+        """The last operation of an id, and whether there is such an item now."""
+        stored = self._stored.get(item_id)
+        if stored is None:
+            return None, self._default is not None and self._default.is_trained(item_id)
+        return stored, stored.kind == "put" and not self._has_expired(stored)
+
+    def _has_expired(self, stored: Operation) -> bool:
+        return stored.body.valid_until is not None and stored.body.valid_until <= self._now
+
+    def _check(self, write: Write, stored: Operation | None, exists: bool) -> None:
+        if write.condition.given:
+            sequence = NOWHERE if stored is None else stored.sequence
+            write.condition.check(tag_of(sequence) if exists else None, "item")
+
+    def _placed(self, write: Write, operation: Operation, stored: Operation | None, version: LiveVersion) -> tuple[Placement, ...]:
+        """The item's leaves in a version; none where its row is the trained one, or is not known yet."""
+        slots, item_id = self._slots[version.version], operation.id
+        candidates = write.candidates.get(version.version)
+        if candidates is not None:
+            return slots.place(item_id, candidates)
+        if not write.candidates and stored is not None and stored.kind == "put":
+            before = self._transaction.placements(version.version, [stored.sequence]).get(stored.sequence)
+            if before:
+                return slots.keep(item_id, before)
+        if version is self._default and not version.is_trained(item_id):
+            if operation.body.has_evidence:
+                raise EvidenceNeeded(operation)
+            raise InvalidInput("item", item_id, EVIDENCE)
+        return ()
+
+    def _check_room(self, item_id: str, placements: Mapping[int, tuple[Placement, ...]]) -> None:
+        """Raise CatalogueFull where the default version has no room for one more item."""
+        if self._default is None:
+            return
+        state = self._default.built()
+        if placements.get(self._default.version) and state.live_leaf_of(item_id) is None:
+            if state.live_items + self._new >= self._most:
+                raise CatalogueFull(f"There are {self._most} live items (ESPALIER_MAX_LIVE); fold them into a version. Deletes are taken.")
+            self._new += 1
+
+    def _append(self, write: Write, operation: Operation, outcome: OutcomeKind, placements: Mapping[int, tuple[Placement, ...]]) -> Decided:
+        self._check_handles(operation.id)
+        stored = self._transaction.append(operation)
+        for version, own in placements.items():
+            self._transaction.store_placements(version, {stored.sequence: own})
+        return Decided(write, outcome, stored.sequence, stored, placements)
+
+    def _check_handles(self, item_id: str) -> None:
+        for version in self._versions.values():
+            table = version.built().table
+            if table.entry(item_id) is None:
+                if table.handles + len(self._unseen) >= MAX_HANDLES:
+                    raise CatalogueFull(f"{MAX_HANDLES} ids were put or deleted since the version was trained; fold them into a version.")
+                self._unseen.add(item_id)
+
+
+def _is_stale(source_version: int | None, stored: Operation) -> bool:
+    return source_version is not None and stored.source_version is not None and source_version < stored.source_version

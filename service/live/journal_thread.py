@@ -1,0 +1,329 @@
+"""The thread of one model that writes its journal, follows what others write, and applies both to the versions of this process.
+
+Writes that wait are committed together. Nothing else changes a version that serves. Knows the journal, versions and the other workers. Does
+not know requests: catalogue.py does.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from espalier.errors import JournalError
+from espalier.live.journal import Journal
+from espalier.live.operations import Operation
+from service.errors import NotReady, NotWritable
+from service.live.catalogue_types import Outcome, Placed
+from service.live.group import Decided, Group, Write
+from service.live.live_version import LiveVersion
+from service.live.notices import Notices
+from service.live.replay import Stored, Writing, apply_all, replay
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+GROUP = 256
+"""Most writes of one commit."""
+PAGE = 1000
+"""Operations that are read at a time."""
+VISIBLE_S = 1.0
+"""How long the other workers have to follow before a write is answered 202."""
+IDLE_S = 0.5
+"""Longest sleep while an item may expire: the clock may be set."""
+
+Waiting = Write | Callable[[], None]
+
+
+class JournalThread:
+    """Started by the first write, or by the first version where there is a journal.
+
+    most      live items
+    on_apply  called after a new snapshot, or a new remark, from this thread
+    versions  those of `served` that take live items
+    default   the number of the version that decides what an item may be
+    reason    why the journal takes no writes, or cannot be followed; None where it does
+    applied   the last operation that all versions of this process answer by
+    """
+
+    def __init__(self, model: str, journal: Journal, notices: Notices, most: int, on_apply: Callable[[], None]) -> None:
+        self.model, self.journal, self._notices, self._most, self._on_apply = model, journal, notices, most, on_apply
+        self.served: dict[int, LiveVersion] = {}  # by number; replaced as a whole, as is `versions`
+        self.versions: dict[int, LiveVersion] = {}
+        self.default: Callable[[], int | None] = lambda: None
+        self.reason: str | None = None
+        self.applied = 0
+        self._waiting: SimpleQueue[Waiting | None] = SimpleQueue()
+        self._held: deque[Waiting | None] = deque()  # taken from the queue, for the next turn
+        self._looks = False
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._stopped = self._unreadable = False
+        self._visible = _Visible(model, notices)
+
+    # -- from any thread ------------------------------------------------------------------------------------------------
+
+    def submit(self, writes: Sequence[Write]) -> None:
+        """Commit writes, soon; their outcomes say what became of them."""
+        self._start()
+        for write in writes:
+            self._waiting.put(write)
+
+    def look(self) -> None:
+        """Another process may have committed something."""
+        if not self._looks and not self._stopped and (self._thread is not None or self.journal.exists()):
+            self._looks = True
+            self._start()
+            self._waiting.put(self._catch_up)
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Do something between two turns of the thread, and return what it returns."""
+        done: Future[T] = Future()
+
+        def job() -> None:
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._start()
+        self._waiting.put(job)
+        return done.result()
+
+    def join(self, version: LiveVersion) -> None:
+        """Apply what is committed to a version from now on. It has been brought almost up to date."""
+        self.call(lambda: self._join(version))
+
+    def leave(self, version: LiveVersion) -> None:
+        """Apply nothing to a version any more."""
+        if self._thread is None:
+            self._drop(version)
+        else:
+            self._waiting.put(lambda: self._drop(version))
+
+    def stop(self) -> None:
+        """Finish what was submitted, and end."""
+        with self._starting:
+            self._stopped = True
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+        self._visible.stop()
+        self.journal.close()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._stopped:
+                raise NotReady("The service is shutting down.")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"live-{self.model}", daemon=True)
+                self._thread.start()
+
+    # -- the thread -----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            try:
+                if not self._turn():
+                    return
+            except Exception:  # no failure may end this thread
+                log.exception("%s: the thread of the live catalogue goes on after", self.model)
+
+    def _turn(self) -> bool:
+        """One group of writes, or one call. False after the last."""
+        first = self._next()
+        if isinstance(first, Write):
+            self._commit(self._group(first))
+        elif callable(first):
+            first()
+        elif self._stopped:
+            return False
+        now = time.time()
+        for version in self.versions.values():
+            version.expire(now)
+        return True
+
+    def _next(self) -> Waiting | None:
+        """What waits; None when nothing did until an item may expire, or at the end."""
+        if self._held:
+            return self._held.popleft()
+        next_expiry = min((version.next_expiry() for version in self.versions.values()), default=math.inf)
+        timeout = None if next_expiry == math.inf else min(max(next_expiry - time.time(), 0.0), IDLE_S)
+        try:
+            return self._waiting.get(timeout=timeout)
+        except Empty:
+            return None
+
+    def _group(self, first: Write) -> list[Write]:
+        """The writes that wait, up to the first that names an id again."""
+        group, ids = [first], {first.what.id}
+        while len(group) < GROUP:
+            try:
+                found = self._waiting.get_nowait()
+            except Empty:
+                break
+            if not isinstance(found, Write) or found.what.id in ids:
+                self._held.append(found)
+                break
+            group.append(found)
+            ids.add(found.what.id)
+        return group
+
+    def _commit(self, writes: list[Write]) -> None:
+        default = self._default()
+        try:
+            with self.journal.writing() as transaction:
+                self._follow(transaction.since, transaction.placements, lambda: nullcontext(transaction))
+                now = time.time()
+                for version in self.versions.values():
+                    version.expire(now)
+                decided = Group(transaction, self.versions, default, self._most, now).decide(writes)
+        except JournalError as error:
+            self._remark(str(error))
+            for write in writes:
+                write.outcome.set_exception(NotWritable(f"{error}. Retrieval goes on."))
+            return
+        except Exception as error:
+            for write in writes:
+                write.outcome.set_exception(error)
+            raise
+        self._remark(None)
+        stored = [found for found in decided if isinstance(found, Decided) and found.operation is not None]
+        try:
+            if stored:
+                self._apply_own(stored)
+                self._notices.committed(self.model)
+        finally:
+            for found in decided:
+                if isinstance(found, Decided):
+                    self._visible.wait(found.write.outcome, self._outcome(found, default))
+                else:
+                    found[0].outcome.set_exception(found[1])
+
+    def _apply_own(self, decided: Sequence[Decided]) -> None:
+        """Apply what this process has committed."""
+        operations = [found.operation for found in decided if found.operation is not None]
+        stored = {number: {found.sequence: found.placements.get(number, ()) for found in decided} for number in self.versions}
+        self._apply(operations, stored, self.journal.writing)
+
+    def _outcome(self, found: Decided, default: LiveVersion | None) -> Outcome:
+        placed: Placed | None = None
+        if found.outcome != "deleted" and default is not None:
+            placed = default.placed(found.write.what.id)
+        return Outcome(found.sequence, found.outcome, True, placed)
+
+    def _default(self) -> LiveVersion | None:
+        number = self.default()
+        return None if number is None else self.versions.get(number)
+
+    # -- applying -------------------------------------------------------------------------------------------------------
+
+    def _catch_up(self) -> None:
+        """Apply what other processes have committed."""
+        self._looks = False
+        try:
+            for version in self.versions.values():
+                replay(version, self.journal, self.applied)  # what it could not read when it joined
+            self._follow(self.journal.since, self.journal.placements, self.journal.writing)
+        except JournalError as error:
+            self._remark(str(error))
+            self._unreadable = True
+            return
+        if self._unreadable:
+            self._remark(None)
+
+    def _follow(
+        self,
+        since: Callable[[int, int], list[Operation]],
+        placements: Callable[[int, Sequence[int]], Stored],
+        writing: Writing,
+    ) -> None:
+        while operations := since(self.applied, PAGE):
+            sequences = [operation.sequence for operation in operations]
+            self._apply(operations, {number: placements(number, sequences) for number in self.versions}, writing)
+
+    def _apply(self, operations: Sequence[Operation], stored: Mapping[int, Stored], writing: Writing) -> None:
+        """Apply operations, in their order, to all versions, and show them. stored: their places by version."""
+        for number, version in self.versions.items():
+            apply_all(version, operations, stored[number], writing)
+            version.publish()
+        self._reach(operations[-1].sequence)
+
+    def _reach(self, sequence: int) -> None:
+        self.applied = sequence
+        self._notices.applied(self.model, sequence if self.versions else None)
+        self._on_apply()
+
+    def _join(self, version: LiveVersion) -> None:
+        """Bring a version up to date with the others, and keep it so."""
+        self.served = self.served | {version.version: version}
+        if version.refused is not None:
+            self.versions = {number: other for number, other in self.versions.items() if number != version.version}
+            return
+        if not self.versions:
+            self.applied = version.sequence
+        self._notices.applied(self.model, self.applied)  # first: whoever commits from now on waits for it
+        self.versions = self.versions | {version.version: version}
+        self._catch_up()
+        self._on_apply()
+
+    def _drop(self, version: LiveVersion) -> None:
+        if self.served.get(version.version) is version:
+            self.served = {number: other for number, other in self.served.items() if other is not version}
+            self.versions = {number: other for number, other in self.versions.items() if other is not version}
+            if not self.versions:
+                self._notices.applied(self.model, None)
+
+    def _remark(self, reason: str | None) -> None:
+        """Note why the journal takes no writes, once."""
+        if reason != self.reason:
+            if reason is not None:
+                log.error("%s: the live catalogue takes no writes: %s", self.model, reason)
+            else:
+                log.info("%s: the live catalogue takes writes again", self.model)
+            self.reason = reason
+            self._on_apply()
+        self._unreadable = False
+
+
+class _Visible:
+    """Answers writes once the other workers have applied them, in the order of their sequence."""
+
+    def __init__(self, model: str, notices: Notices) -> None:
+        self._model, self._notices = model, notices
+        self._waiting: SimpleQueue[tuple[Future[Outcome], Outcome, float] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def wait(self, future: Future[Outcome], outcome: Outcome) -> None:
+        """Answer a write that this process has applied."""
+        if self._notices.folder is None:
+            future.set_result(outcome)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"visible-{self._model}", daemon=True)
+            self._thread.start()
+        self._waiting.put((future, outcome, time.monotonic() + VISIBLE_S))
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        reached = 0
+        while (found := self._waiting.get()) is not None:
+            future, outcome, until = found
+            visible = outcome.sequence <= reached
+            if not visible:
+                visible = self._notices.wait_applied(self._model, outcome.sequence, max(until - time.monotonic(), 0.0))
+                reached = outcome.sequence if visible else reached
+            future.set_result(outcome if visible else replace(outcome, visible=False))

@@ -1,0 +1,293 @@
+"""One served version with its live items: what was applied to it, and what its requests see.
+
+Operations are applied by one thread at a time: the loader before the version serves, then that of `journal_thread.py`. Each time the
+engine and later requests get a new snapshot, as a whole. Knows operations and their places. Does not know the journal, nor how a place is
+found.
+
+Legend: W rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.errors import EspalierError, InvalidData
+from espalier.items import Items
+from espalier.live.fields import Columns
+from espalier.live.filtered import LiveFilters
+from espalier.live.masks import eligible_rows
+from espalier.live.operations import ItemBody, Operation
+from espalier.live.overlay import Overlay
+from espalier.live.rows import Placement
+from espalier.live.state import MAX_HANDLES, Change, LiveState
+from espalier.masks.filters import ItemFilters
+from espalier.queries import QueryBatch
+from espalier.rerank.live_candidates import LiveCandidates
+from espalier.search import Engine, SearchParams, SearchResult
+from service.errors import Conflict
+from service.live.catalogue_types import Placed
+from service.live.recent_puts import RecentPuts
+from service.live.slots import Candidates, Slots
+from service.live.views import LiveView, TrainedView, View
+
+log = logging.getLogger(__name__)
+
+REOPENED_AT = MAX_HANDLES // 8 * 7
+"""Ids seen live from which on the version is opened anew, which gives the handles of deleted items back."""
+Placements = tuple[Placement, ...]
+Search = Callable[[QueryBatch, SearchParams], SearchResult]
+TRAINED = "trained"
+"""What placed an item whose row is that of training."""
+
+
+@runtime_checkable
+class TakesOverlay(Protocol):
+    """An engine whose items come and go."""
+
+    def set_overlay(self, overlay: Overlay | None) -> None: ...
+
+
+class Placer(Protocol):
+    """Finds where items may go (espalier.live.placement). Its answer depends on its arguments alone."""
+
+    def place(
+        self, items: Sequence[ItemBody], known: Items, overlay: Overlay | None, search: Search
+    ) -> Sequence[Candidates | EspalierError]:
+        """For each item where it may go, or why nobody can say.
+
+        known    the catalogue that their evidence speaks of; overlay: what of it is live
+        search   searches the version
+        """
+        ...
+
+
+class LiveVersion:
+    """See the module. Nothing is built until an operation is applied.
+
+    through  operations up to this one are in the bundle
+    refused  why the version takes no live items; None where it does
+    columns  what fields an item may have
+    placer   finds where items go
+    search   searches the version, from any thread; until it serves only from the loader's
+    """
+
+    def __init__(self, bundle: Bundle, engine: Engine, filters: ItemFilters, placer: Placer | None) -> None:
+        info = bundle.manifest.live
+        self.bundle, self.through, self.columns = bundle, 0 if info is None else info.through, Columns(bundle.items)
+        self.version = bundle.manifest.version
+        self._engine = engine if isinstance(engine, TakesOverlay) else None
+        self.placer, self.search = placer, engine.search
+        self.refused = None if self._engine and placer else f"version {self.version} on {engine.name} takes no live items"
+        self._filters = filters
+        self._lock = threading.RLock()  # held while something is applied
+        self._state: LiveState | None = None
+        self._live_filters: LiveFilters | None = None
+        self._removed: Sequence[str] = ()
+        self._trained = TrainedView(bundle.items, filters)
+        self._frozen = TrainedView(bundle.items, filters, is_frozen=True)
+        self._view: View = self._trained
+        self._newest: View = self._trained  # a moment before the engine has it: results are read by it, queries by `_view`
+        self.recent = RecentPuts(bundle.manifest.query.kind)
+
+    # -- readers, on any thread -----------------------------------------------------------------------------------------
+
+    def view(self, live: bool = True) -> View:
+        """What a request sees that comes now. live: whether it sees live items."""
+        return self._view if live or self._state is None else self._frozen
+
+    @property
+    def candidates(self) -> LiveCandidates | None:
+        """What a re-ranker needs of live items; None where there are none."""
+        return self._newest.candidates if isinstance(self._newest, LiveView) else None
+
+    @property
+    def items(self) -> Items:
+        return self._view.items
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether answers are those of the bundle alone."""
+        return self._view is self._trained
+
+    @property
+    def sequence(self) -> int:
+        """The last operation that every later answer holds."""
+        return self._view.sequence or self.through
+
+    @property
+    def applied(self) -> int:
+        """The last operation that was applied, shown or not."""
+        return self.through if self._state is None else self._state.sequence
+
+    @property
+    def state(self) -> LiveState | None:
+        """What was applied; None before anything was."""
+        return self._state
+
+    @property
+    def wants_reopening(self) -> bool:
+        """Whether it has seen so many ids live that it must be opened anew."""
+        return self._state is not None and self._state.table.handles >= REOPENED_AT
+
+    def eligible(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """bool[W]: which item rows a request without a filter may get."""
+        view = self._view
+        return eligible_rows(self.bundle.tree, view.overlay, rows) if isinstance(view, LiveView) else ~view.is_removed(rows)
+
+    # -- the one writer -------------------------------------------------------------------------------------------------
+
+    def apply(self, operation: Operation, placements: Sequence[Placement]) -> None:
+        """Apply the next operation; `publish` shows it. One that does not fit the version is left out of it, and logged.
+
+        placements  its leaves; none where its item's row is the trained one, or there is none
+        """
+        if self.refused or operation.sequence <= self.applied:
+            return
+        with self._lock:
+            state = self.built()
+            try:
+                state.expire(operation.at)  # as its writer did: others may have the slots of expired items
+                state.apply([self._change(operation, tuple(placements))])
+            except InvalidData as error:
+                log.warning("%s version %d: operation %d: %s", self.bundle.manifest.name, self.version, operation.sequence, error)
+                state.skip_to(operation.sequence)
+            if self._live_filters is not None:
+                self._live_filters.touch(operation.id)
+            self.recent.note((operation,))
+
+    def skip_to(self, sequence: int) -> None:
+        """Count operations up to a sequence as applied."""
+        if self.refused is None and sequence > self.applied:
+            with self._lock:
+                self.built().skip_to(sequence)
+
+    def may_lack_places(self, operation: Operation) -> bool:
+        """Whether an operation that has no places in this version might need some. Quick."""
+        return operation.kind == "put" and operation.sequence > self.applied and self.lacks_places(operation)
+
+    def lacks_places(self, operation: Operation) -> bool:
+        """Whether an operation without places needs some, by what was applied before it.
+
+        What training knew of an item is better than the evidence that it was put with, unless the version says that it came later.
+        """
+        if operation.kind != "put" or self.refused is not None:
+            return False
+        if self.is_trained(operation.id):
+            return self.bundle.manifest.live is not None and operation.body.has_evidence
+        state = self.built()
+        return state.live_leaf_of(operation.id) is None
+
+    def place(self, operation: Operation) -> Placements:
+        """The places of an operation by all that is known of its item; none where that does not say."""
+        try:
+            if self._state is not None:
+                self.publish()  # it may have been placed by items that came just before it
+            (found,) = self.where([(operation.id, operation.body)])
+            if isinstance(found, EspalierError):
+                raise found
+            return Slots(self.built()).place(operation.id, found)
+        except EspalierError as error:
+            log.warning("%s version %d: operation %d is left out: %s", self.bundle.manifest.name, self.version, operation.sequence, error)
+            return ()
+
+    def where(self, items: Sequence[tuple[str, ItemBody]]) -> list[Candidates | EspalierError]:
+        """Where items may go, by their evidence; an error for one whose evidence says nothing. From any thread but the event loop's."""
+        if self.placer is None:
+            raise Conflict(f"version {self.version} takes no live items: {self.refused}")
+        view = self._view
+        overlay = view.overlay if isinstance(view, LiveView) else None
+        return list(self.placer.place([self._known(item_id, body) for item_id, body in items], view.items, overlay, self.search))
+
+    def _known(self, item_id: str, body: ItemBody) -> ItemBody:
+        """A body with the fields that the item has now, where it gives none."""
+        entry = None if self._state is None else self._state.table.entry(item_id)
+        return body if body.fields is not None or entry is None or entry.is_deleted else replace(body, fields=entry.fields)
+
+    def publish(self) -> None:
+        """Show what was applied to the engine's next call and to later requests."""
+        with self._lock:
+            if self._state is None or self._live_filters is None or self._engine is None:
+                return
+            overlay = self._state.overlay()
+            self._newest = LiveView(self._state.table, overlay, self._live_filters)
+            self._engine.set_overlay(overlay)
+            self._view = self._newest
+
+    def expire(self, now: float) -> None:
+        """Take out and show the items whose time has passed. now: seconds since 1970."""
+        with self._lock:
+            if self._state is not None and self._state.expire(now):
+                self.publish()
+
+    def next_expiry(self) -> float:
+        """When an item may expire, seconds since 1970; infinite where none will."""
+        with self._lock:
+            return math.inf if self._state is None else self._state.next_expiry()
+
+    def set_removed(self, ids: Sequence[str]) -> None:
+        """The standing list of removed items, instead of the one before. From any thread."""
+        with self._lock:
+            self._removed = tuple(ids)
+            rows = self.bundle.items.rows_of(list(ids))
+            self._filters.set_removed(rows[rows >= 0])
+            if self._state is not None and self._live_filters is not None:
+                self._state.set_removed(self._removed)
+                self._live_filters.set_removed(self._removed)
+                self.publish()
+
+    def built(self) -> LiveState:
+        """What was applied, made where nothing was. Requests do not see it before `publish`."""
+        with self._lock:
+            if self._state is None:
+                state = LiveState(self.bundle)
+                state.skip_to(self.through)
+                state.set_removed(self._removed)
+                self._live_filters = LiveFilters([alone.tree for alone in self.bundle.alone], self._filters, state.table)
+                self._live_filters.set_removed(self._removed)
+                self._state = state
+            return self._state
+
+    def placed(self, item_id: str) -> Placed | None:
+        """Where an item's leaf hangs, of a forest in its first tree; None where it has none, or was deleted."""
+        entry = None if self._state is None else self._state.table.entry(item_id)
+        if entry is not None and (entry.is_deleted or self._state is None):
+            return None
+        leaf = self.built().leaf_of(item_id)
+        return None if leaf is None else Placed(self.version, leaf[0], TRAINED if entry is None else entry.by)
+
+    @property
+    def takes_fields(self) -> bool:
+        """Whether fields alone say where an item belongs."""
+        return self.bundle.manifest.content is not None
+
+    def fields_of(self, item_id: str) -> dict[str, Any]:
+        """The fields of an item that is there, those that are null left out."""
+        rows = self.items.rows_of([item_id])
+        found = {field: self.items.values(field, rows)[0] for field in self.items.fields if field != "id"}
+        return {field: value for field, value in found.items() if value is not None}
+
+    def is_trained(self, item_id: str) -> bool:
+        """Whether the bundle has an item."""
+        return int(self.bundle.items.rows_of([item_id])[0]) >= 0
+
+    def _change(self, operation: Operation, placements: tuple[Placement, ...]) -> Change:
+        body = operation.body
+        fields = None if body.fields is None else self.columns.fitting(body.fields)
+        by = placed_by(operation) if placements else TRAINED
+        return Change(operation.sequence, operation.id, operation.kind, fields, placements, body.valid_until, operation.at, by)
+
+
+def placed_by(operation: Operation) -> str:
+    """Which evidence placed an item, in words: some of `events`, `like`, `text`, joined by `+`, else `fields`."""
+    body = operation.body
+    given: Mapping[str, Any] = {"events": body.events, "like": body.like, "text": body.text}
+    return "+".join(name for name, value in given.items() if value) or "fields"

@@ -1,0 +1,50 @@
+"""Slots for the items of one group of operations, of which none is applied yet.
+
+Knows candidates and which slots are taken. Does not know how candidates are found (espalier/live/placement.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from espalier.live.rows import LiveRow, Placement
+from espalier.live.state import LiveState
+from service.errors import CatalogueFull
+
+Candidates = Sequence[Sequence[tuple[int, LiveRow]]]
+"""For each tree of a version, where an item may go, best first: a parent, and the row that the item has there."""
+
+
+class Slots:
+    """The slots of one version's trees; each is promised once. state: of the version."""
+
+    def __init__(self, state: LiveState) -> None:
+        self._state = state
+        self._promised: dict[tuple[int, int], set[int]] = {}
+
+    def place(self, item_id: str, candidates: Candidates) -> tuple[Placement, ...]:
+        """An item's leaf in each tree: under the best parent with room, at its own slot where it has one there. Raises CatalogueFull.
+
+        A trained item keeps its own leaf, and takes the row of its best parent.
+        """
+        chosen = [self._choose(item_id, tree, parents) for tree, parents in enumerate(candidates)]
+        for placement in chosen:
+            self._promised.setdefault((placement.tree, placement.parent), set()).add(placement.slot)
+        return tuple(chosen)
+
+    def keep(self, item_id: str, placements: Sequence[Placement]) -> tuple[Placement, ...]:
+        """The leaves of an item whose row stays. If it has expired, others may have its slots: then new ones, under the same parents."""
+        return self.place(item_id, [[(placement.parent, placement.row)] for placement in placements])
+
+    def _choose(self, item_id: str, tree: int, parents: Sequence[tuple[int, LiveRow]]) -> Placement:
+        trained = self._state.trained_leaf_of(item_id, tree)
+        if trained is not None:
+            return Placement(tree, *trained, parents[0][1])
+        own = self._state.live_leaf_of(item_id, tree)
+        for parent, row in parents:
+            if own is not None and own[0] == parent:
+                return Placement(tree, *own, row)
+            promised = self._promised.get((tree, parent), set())
+            if self._state.has_room(tree, parent, promised):
+                return Placement(tree, parent, self._state.next_slot(tree, parent, promised), row)
+        raise CatalogueFull(f"None of the {len(parents)} nodes where {item_id!r} belongs has room; fold the live catalogue.")

@@ -1,0 +1,222 @@
+"""What one request sees of a version's catalogue: trained items, and the live ones that were applied when it came.
+
+Item rows that came later are unknown to the request, because the engine may not have them yet. Knows rows, filters and overlays. Does not
+know how items become live.
+
+Legend: W rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.items import Items, ItemTable
+from espalier.live.filtered import LiveFilters
+from espalier.live.items import LiveItem, LiveItems
+from espalier.live.overlay import Overlay
+from espalier.masks.filters import Filter, ItemFilters
+from espalier.memory import Memory, largest_first
+from espalier.rerank.live_candidates import LiveCandidates
+from espalier.search import NodeMask
+from espalier.tree import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedView:
+    """A catalogue without live items: where nothing was ever put, and for requests with `live: false`."""
+
+    items: Items
+    filters: ItemFilters
+    is_frozen: bool = False
+    """Whether a search must be told to see no live items."""
+    sequence: int | None = None
+
+    @property
+    def count(self) -> int:
+        """Items, whether eligible or not."""
+        return len(self.items)
+
+    @property
+    def standing(self) -> NodeMask | None:
+        """The mask of a query without a filter; None where every item is eligible, or where the engine has it."""
+        return self.filters.standing
+
+    def eligible(self, mask: NodeMask | None) -> int | None:
+        """How many items a query may get; None: all."""
+        return None if mask is None else mask.items
+
+    def cached(self, filter: Filter) -> NodeMask | None:
+        """The mask of a filter, if it is there. Takes microseconds."""
+        return self.filters.cached(filter)
+
+    def mask(self, filter: Filter) -> NodeMask:
+        """The mask of the items that pass a filter and are not removed."""
+        return self.filters.mask(filter)
+
+    def matches(self, filter: Filter, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """bool[W]: whether items pass a filter, removed or not. As slow as building a mask."""
+        return self.filters.matches(filter, rows)
+
+    def is_removed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """bool[W]: whether items are standing exclusions."""
+        return self.filters.is_removed(rows)
+
+    def entry(self, item_id: str) -> LiveItem | None:
+        """What was put or deleted under an id."""
+        return None
+
+    def leaves_of(self, tree: Tree, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[W]: the nodes of items as a trace has them."""
+        leaves: NDArray[np.int64] = tree.leaf_of_item[rows]
+        return leaves
+
+    def path_of(self, tree: Tree, place: int, row: int) -> NDArray[np.int64]:
+        """int64[H + 1]: an item's leaf, and the nodes above it, in a tree of a forest (counted from 0)."""
+        path: NDArray[np.int64] = tree.ancestors(tree.leaf_of_item[row : row + 1])[0]
+        return path
+
+    def weights_of(self, place: int, handle: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
+        """float32[F]: the weights of some features in a live leaf."""
+        raise LookupError(f"no live leaf {handle}")
+
+    def sources(self, memory: Memory, history_T: NDArray[Any], row: int) -> list[tuple[int, float]]:
+        """Which items of a history speak for an item, see `Memory.sources`."""
+        return memory.sources(history_T, row)
+
+
+@dataclass(frozen=True, eq=False)
+class LiveView:
+    """A catalogue with live items. It stands for its own items, see `Items`: those that came later have no row."""
+
+    table: LiveItems
+    overlay: Overlay
+    filters: LiveFilters
+
+    is_frozen = False
+
+    @property
+    def items(self) -> Items:
+        return self
+
+    @cached_property
+    def candidates(self) -> LiveCandidates:
+        """What a re-ranker needs of live items."""
+        return LiveCandidates(self.table, self.overlay)
+
+    @property
+    def sequence(self) -> int | None:
+        """The last operation that every answer to the request holds."""
+        return self.overlay.sequence
+
+    @cached_property
+    def count(self) -> int:
+        """Items, whether eligible or not."""
+        return self.overlay.items + int(np.count_nonzero(self.overlay.leaf_R)) - len(self.overlay.row_W)
+
+    @property
+    def standing(self) -> None:
+        """None: the engine has it."""
+        return None
+
+    def eligible(self, mask: NodeMask | None) -> int | None:
+        """How many items a query may get; None: all."""
+        if mask is not None:
+            return mask.items
+        return None if self.overlay.standing is None else self.overlay.eligible
+
+    def cached(self, filter: Filter) -> NodeMask | None:
+        """The mask of a filter, if it is there. Takes microseconds."""
+        return self.filters.cached(filter, self.overlay)
+
+    def mask(self, filter: Filter) -> NodeMask:
+        """The mask of the items that pass a filter by the fields that they have now, and are not removed."""
+        return self.filters.mask(filter, self.overlay)
+
+    def matches(self, filter: Filter, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """bool[W]: whether items pass a filter by the fields that they have now, removed or not."""
+        return self.filters.matches(filter, rows)
+
+    def is_removed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """bool[W]: whether items are standing exclusions."""
+        return self.filters.is_removed(self.table.ids_of(rows))
+
+    def entry(self, item_id: str) -> LiveItem | None:
+        """What was put or deleted under an id."""
+        entry = self.table.entry(item_id)
+        return None if entry is None or entry.handle >= self.overlay.handles else entry
+
+    def leaves_of(self, tree: Tree, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[W]: the nodes of items as a trace has them; that of a live leaf is N + its handle."""
+        handles = self.overlay.handles_of(rows)
+        trained = tree.leaf_of_item[np.where(handles < 0, rows, 0)]
+        return np.where(handles < 0, trained, tree.node_count + handles)
+
+    def path_of(self, tree: Tree, place: int, row: int) -> NDArray[np.int64]:
+        """int64[H + 1]: an item's leaf, and the nodes above it, in a tree of a forest (counted from 0)."""
+        handle = int(self.overlay.handles_of(np.array([row]))[0])
+        if handle < 0:
+            path: NDArray[np.int64] = tree.ancestors(tree.leaf_of_item[row : row + 1])[0]
+            return path
+        leaves = self.overlay.trees[place]
+        parent = leaves.parent_X[leaves.handle_X == handle][:1]  # none where it was deleted meanwhile
+        above = tree.ancestors(parent)[0, 1:] if len(parent) else np.full(tree.height, -1)  # from the root to the parent
+        return np.append(above, tree.node_count + handle)
+
+    def weights_of(self, place: int, handle: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
+        """float32[F]: the weights of some features in a live leaf."""
+        leaves = self.overlay.trees[place]
+        weights = np.zeros(len(features), np.float32)
+        for x in np.flatnonzero(leaves.handle_X == handle)[:1].tolist():
+            if leaves.sparse is not None:
+                at = int(leaves.place_X[x])
+                own = slice(int(leaves.sparse.begin_P[at]), int(leaves.sparse.end_P[at]))
+                _, asked, found = np.intersect1d(features, leaves.sparse.feature[own], assume_unique=True, return_indices=True)
+                weights[asked] = leaves.sparse.weight[own][found]
+        return weights
+
+    def sources(self, memory: Memory, history_T: NDArray[Any], row: int) -> list[tuple[int, float]]:
+        """Which items of a history speak for an item, see `Memory.sources`."""
+        base, parts = self.overlay.items, dict[int, float]()
+        known_T = history_T[history_T >= 0][::-1]
+        for source, weight in zip(known_T.tolist(), memory.weight.tolist(), strict=False):
+            value = memory.value_of(source, row) if max(source, row) < base else 0.0
+            found = None if self.overlay.memory is None else self.overlay.memory.of(source)
+            if found is not None:
+                targets, values = found
+                value = max(value, float(values[targets == row].max(initial=0)))
+            parts[source] = parts.get(source, 0.0) + memory.key_weight * weight * value
+        return largest_first(parts)
+
+    # -- the catalogue as `Items` ---------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.overlay.items + self.overlay.handles
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self.table.fields
+
+    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        rows = self.table.rows_of(ids)
+        rows[rows >= len(self)] = -1
+        return rows
+
+    def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
+        return self.table.ids_of(rows)
+
+    def values(self, field: str, rows: NDArray[np.int64]) -> list[Any]:
+        return self.table.values(field, rows)
+
+
+View = TrainedView | LiveView
+
+
+def trained_views(items: ItemTable, filters: ItemFilters) -> tuple[TrainedView, TrainedView]:
+    """The view of a version without live items, and that of requests that want none."""
+    return TrainedView(items, filters), TrainedView(items, filters, is_frozen=True)

@@ -1,0 +1,113 @@
+"""A service whose items come and go: a small bundle on the reference engine, and a placer that is easy to foresee."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from espalier.bundle import Bundle
+from espalier.checks.random_bundles import make_bundle
+from espalier.engines import open_live_engine
+from espalier.errors import EspalierError, InvalidInput
+from espalier.items import Items
+from espalier.live.operations import ItemBody
+from espalier.live.overlay import Overlay
+from espalier.live.rows import LiveRow
+from espalier.queries import QueryBatch
+from espalier.search import Engine, SearchParams, SearchResult
+from espalier.tree import complete_tree
+from service.entity_tags import Condition
+from service.live.catalogue import LiveCatalogue
+from service.live.catalogue_types import ALWAYS, Delete, Outcome, Put, StoredItem
+from service.live.slots import Candidates
+from service.models import loading
+from tests.service.running import LIMITS, Running, ids, run
+
+T = TypeVar("T")
+
+ITEMS = 32
+ALL: dict[str, Any] = {"m": 40, "beam_size": 64}
+
+
+class Nearest:
+    """Places an item under the parents of the items that its evidence names, with the row of the first of them."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+
+    def place(
+        self,
+        items: Sequence[ItemBody],
+        known: Items,
+        overlay: Overlay | None,
+        search: Callable[[QueryBatch, SearchParams], SearchResult],
+    ) -> Sequence[Candidates | EspalierError]:
+        return [self._place(body, known) for body in items]
+
+    def _place(self, body: ItemBody, known: Items) -> Candidates | EspalierError:
+        named = [*body.like, *(str(item) for event in body.events if isinstance(event, list | tuple) for item in event)]
+        rows = known.rows_of(named)
+        rows = rows[(rows >= 0) & (rows < len(self.bundle.items))]
+        if not len(rows):
+            return InvalidInput("item", named, "evidence that names an item of the catalogue")
+        tree = self.bundle.tree
+        leaves = tree.leaf_of_item[rows]
+        row = LiveRow(np.asarray(self.bundle.node_rows_ND[leaves[0]], np.float32))
+        return [[(int(parent), row) for parent in dict.fromkeys(tree.parent[leaves].tolist())]]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A models folder with `books` in version 1."""
+    add_version(tmp_path, 1)
+    return tmp_path
+
+
+def add_version(models: Path, version: int, seed: int = 0) -> Bundle:
+    rng = np.random.default_rng(seed)
+    columns = {"colour": ["red", "blue"] * (ITEMS // 2), "price": np.arange(ITEMS, dtype=np.float32)}
+    return make_bundle(models, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=version, columns=columns, **LIMITS)
+
+
+def open_reference(bundle: Bundle) -> Engine:
+    return open_live_engine(bundle, "cpu", "reference", 1, "float32")
+
+
+@contextmanager
+def live_service(models: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Iterator[Live]:
+    monkeypatch.setattr(loading, "open_placer", lambda bundle, engine: Nearest(bundle))
+    with run(models, open_reference, **settings) as running:
+        yield Live(running)
+
+
+class Live:
+    """The catalogue of `books` in a running service."""
+
+    def __init__(self, running: Running) -> None:
+        self.running = running
+        self.catalogue: LiveCatalogue = running.app.state.service.registry.catalogues.of("books")
+
+    def put(self, item_id: str, condition: Condition = ALWAYS, source_version: int | None = None, **body: Any) -> Outcome:
+        return self._run(self.catalogue.put(Put(item_id, ItemBody(**body), source_version), condition))
+
+    def delete(self, item_id: str, condition: Condition = ALWAYS) -> Outcome:
+        return self._run(self.catalogue.delete(Delete(item_id), condition))
+
+    def bulk(self, *operations: Put | Delete) -> list[Outcome | EspalierError]:
+        return list(self._run(self.catalogue.bulk(operations)))
+
+    def get(self, item_id: str) -> StoredItem:
+        return self._run(self.catalogue.get(item_id))
+
+    def found(self, *history: str, **request: Any) -> list[str]:
+        """The ids of all items that a query finds."""
+        body = {"queries": [{"history": list(history)}], **ALL} | request
+        return ids(self.running.retrieve(**body)["results"][0])
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.running.client.runner.run(work)

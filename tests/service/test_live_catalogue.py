@@ -1,0 +1,210 @@
+"""Items that are put are found by the next request, changed ones as they are now, deleted ones no more; also after a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from espalier.errors import EspalierError, InvalidInput
+from espalier.live.operations import ItemBody
+from service.entity_tags import Condition
+from service.errors import CatalogueFull, ItemNotFound, PreconditionFailed
+from service.live.catalogue_types import Delete, Outcome, Put, tag_of
+from tests.service.live_running import add_version, live_service, models
+
+__all__ = ["models"]
+
+
+def test_an_item_that_was_put_is_found_by_the_next_request(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        before = live.found("item-1")
+        assert "sequence" not in live.running.retrieve(queries=[{"history": ["item-1"]}])
+        outcome = live.put("new", like=("item-1",), fields={"title": "A new one", "colour": "green"})
+        assert (outcome.sequence, outcome.outcome, outcome.visible) == (1, "inserted", True)
+        assert sorted(live.found("item-1")) == sorted([*before, "new"])
+        answer = live.running.retrieve(queries=[{"history": ["item-1", "new"]}], **{"m": 40, "beam_size": 64, "fields": ["title", "price"]})
+        assert answer["sequence"] == 1
+        assert answer["results"][0]["unknown"] == []
+        (found,) = [item for item in answer["results"][0]["items"] if item["id"] == "new"]
+        assert found["fields"] == {"title": "A new one", "price": None}
+
+
+def test_what_was_put_and_deleted_is_there_after_a_restart(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        live.put("new", like=("item-1",))
+        live.put("gone", like=("item-2",))
+        live.delete("gone")
+        live.delete("item-3")
+        found = live.found("item-1")
+        assert "new" in found
+        assert not {"gone", "item-3"} & {*found}
+    with live_service(models, monkeypatch) as live:
+        assert live.found("item-1") == found
+        assert live.put("newer", like=("item-1",)).sequence == 5
+
+
+def test_an_item_comes_back_after_a_delete(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        live.put("new", like=("item-1",))
+        assert live.delete("new").outcome == "deleted"
+        assert live.delete("new").outcome == "unchanged"
+        assert "new" not in live.found("item-1")
+        with pytest.raises(InvalidInput, match="events"):
+            live.put("new", fields={"title": "No evidence"})
+        assert live.put("new", like=("item-2",)).outcome == "inserted"
+        assert "new" in live.found("item-1")
+        live.delete("item-5")
+        assert "item-5" not in live.found("item-1")
+        assert live.put("item-5").outcome == "inserted"  # training knows where it belongs
+        assert "item-5" in live.found("item-1")
+        with pytest.raises(ItemNotFound):
+            live.delete("nobody-knows")
+
+
+def test_a_put_changes_what_it_names_and_keeps_the_rest(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        placed = live.put("new", like=("item-1",), fields={"title": "One"}).placed
+        changed = live.put("new", fields={"title": "Two"})
+        assert (changed.outcome, changed.placed) == ("updated", placed)
+        assert live.put("new", fields={"title": "Two"}).outcome == "unchanged"
+        assert live.put("new", fields={"title": "Two"}).sequence == changed.sequence
+        stored = live.get("new")
+        assert (stored.body.fields, stored.body.like, stored.live) == ({"title": "Two"}, ("item-1",), True)
+        moved = live.put("new", like=("item-9",))
+        assert moved.placed is not None
+        assert placed is not None
+        assert moved.placed.parent != placed.parent
+        assert live.get("item-4").body.fields == {"title": "Title 4", "colour": "red", "price": 4.0}
+        live.put("item-4", fields={"title": "Another"})
+        assert live.get("item-4").body.fields == {"title": "Another"}
+        answer = live.running.retrieve(queries=[{"history": ["item-1"]}], m=40, beam_size=64, fields=["title", "colour"])
+        fields = {item["id"]: item["fields"] for item in answer["results"][0]["items"]}
+        assert fields["new"] == {"title": "Two", "colour": None}
+        assert fields["item-4"] == {"title": "Another", "colour": None}
+    with live_service(models, monkeypatch) as live:
+        assert live.get("new").placed == moved.placed
+        again = live.running.retrieve(queries=[{"history": ["item-1"]}], m=40, beam_size=64, fields=["title", "colour"])
+        assert again["results"] == answer["results"]
+
+
+def test_conditions_and_source_versions_are_looked_at_before_anything_changes(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        only_new = Condition(if_none_match="*")
+        first = live.put("new", only_new, source_version=7, like=("item-1",))
+        with pytest.raises(PreconditionFailed):
+            live.put("new", only_new, like=("item-1",))
+        with pytest.raises(PreconditionFailed):
+            live.put("item-1", only_new, fields={})  # it was trained
+        with pytest.raises(PreconditionFailed):
+            live.delete("new", Condition(if_match=tag_of(99)))
+        assert live.put("new", source_version=6, fields={"title": "Old"}) == Outcome(first.sequence, "stale", True, first.placed)
+        second = live.put("new", Condition(if_match=tag_of(first.sequence)), source_version=7, fields={"title": "New"})
+        assert (second.outcome, second.sequence) == ("updated", 2)
+        assert live.put("item-1", Condition(if_match=tag_of(0)), fields={"title": "x"}).outcome == "updated"
+
+
+def test_filters_go_by_the_fields_that_items_have_now(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    red = {"filter": {"colour": ["red"]}}
+    with live_service(models, monkeypatch) as live:
+        trained = live.found("item-1", **red)
+        live.put("new", like=("item-1",), fields={"colour": "red", "price": 7.5})
+        assert sorted(live.found("item-1", **red)) == sorted([*trained, "new"])
+        assert live.found("item-1", filter={"price": {"min": 7.2, "max": 7.9}}) == ["new"]
+        live.put("item-1", fields={"colour": "red"})  # it was blue
+        assert sorted(live.found("item-1", **red)) == sorted([*trained, "new", "item-1"])
+        live.put("new", fields={"colour": "blue"})
+        live.put("item-2", fields={})
+        assert sorted(live.found("item-1", **red)) == sorted({*trained, "item-1"} - {"item-2"})
+        assert "new" in live.found("item-1", exclude_filter={"colour": ["red"]})
+        live.delete("item-4")
+        assert "item-4" not in live.found("item-1", **red)
+
+
+def test_exclusions_and_standing_removals_hold_for_live_items(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch, admin_keys="an-admin-key-of-a-test") as live:
+        live.put("new", like=("item-1",), fields={"colour": "red"})
+        excluded = live.running.retrieve(queries=[{"history": ["new"], "exclude_seen": True}], m=40, beam_size=64)["results"][0]
+        assert "new" not in [item["id"] for item in excluded["items"]]
+        assert len(excluded["items"]) == 32
+        assert excluded["complete"]
+        headers = {"Authorization": "Bearer an-admin-key-of-a-test"}
+        assert live.running.client.request("PUT", "/models/books/removed/new", headers=headers).json()["known"]
+        assert "new" not in live.found("item-1")
+        assert "new" not in live.found("item-1", filter={"colour": ["red"]})
+        live.running.client.request("DELETE", "/models/books/removed/new", headers=headers)
+        assert "new" in live.found("item-1", filter={"colour": ["red"]})
+
+
+def test_a_request_without_live_items_is_that_of_the_bundle(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        before = live.found("item-1")
+        live.put("new", like=("item-1",))
+        live.delete("item-3")
+        assert live.found("item-1", live=False) == before
+        answer = live.running.retrieve(queries=[{"history": ["new"]}], live=False)
+        assert "sequence" not in answer
+        assert answer["results"][0]["unknown"] == ["new"]
+
+
+def test_every_line_of_a_bulk_has_its_outcome_in_order(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch, max_live=3) as live:
+        found = live.bulk(
+            Put("a", ItemBody(like=("item-1",))),
+            Put("b", ItemBody(like=("nobody-knows",))),
+            Delete("nobody-knows"),
+            Put("c", ItemBody(like=("item-2",), fields={"nothing": 1})),
+            Put("a", ItemBody(fields={"colour": "red"})),
+            Put("d", ItemBody(like=("item-2",))),
+            Delete("a"),
+            Put("e", ItemBody(like=("item-3",))),
+            Put("f", ItemBody(like=("item-3",))),
+            Put("g", ItemBody(like=("item-3",))),
+            Delete("item-9"),
+        )
+        kinds = [type(one) if isinstance(one, EspalierError) else one.outcome for one in found]
+        assert kinds == [
+            "inserted", InvalidInput, ItemNotFound, InvalidInput, "updated", "inserted",
+            "deleted", "inserted", "inserted", CatalogueFull, "deleted",
+        ]  # fmt: skip
+        sequences = [one.sequence for one in found if isinstance(one, Outcome)]
+        assert sequences == [1, 2, 3, 4, 5, 6, 7]
+        assert {"d", "e", "f"} < {*live.found("item-1")}
+
+
+def test_a_version_that_comes_later_has_what_was_put_before(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = {"Authorization": "Bearer an-admin-key-of-a-test"}
+    with live_service(models, monkeypatch, admin_keys="an-admin-key-of-a-test") as live:
+        live.put("new", like=("item-1",), fields={"colour": "red"})
+        live.delete("item-3")
+        add_version(models, 2, seed=1)
+        answer = live.running.client.post("/models/books/load", json={"version": 2, "default": False}, headers=key)
+        assert answer.status_code == 200, answer.text
+        assert "new" in live.found("item-1", version=2)
+        live.put("newer", like=("new", "item-1"))
+        for version in (1, 2):
+            found = {*live.found("item-1", version=version)}
+            assert {"new", "newer"} < found
+            assert "item-3" not in found
+        live.running.client.post("/models/books/default", json={"version": 2}, headers=key)
+        live.running.client.post("/models/books/unload", json={"version": 1}, headers=key)
+        live.put("newest", like=("item-1",))
+        expected = live.found("item-1")
+        assert {"new", "newer", "newest"} < {*expected}
+    with live_service(models, monkeypatch) as live:
+        assert live.found("item-1") == expected
+
+
+def test_an_item_is_gone_when_its_time_has_passed(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    from tests.waiting import until
+
+    with live_service(models, monkeypatch) as live:
+        live.put("short", like=("item-1",), valid_until=time.time() + 0.3)
+        assert "short" in live.found("item-1")
+        until(lambda: "short" not in live.found("item-1"), "it has expired")
+        with pytest.raises(ItemNotFound):
+            live.get("short")
+        assert live.put("short", valid_until=time.time() + 100).outcome == "inserted"  # by its stored evidence
+        assert "short" in live.found("item-1")
