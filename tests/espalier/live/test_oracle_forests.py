@@ -117,3 +117,18 @@ def test_a_trace_of_a_forest_has_the_live_leaves_of_every_tree(tmp_path: Path) -
         for b in range(BATCH):
             live = trace[-1].nodes_BK[b][trace[-1].nodes_BK[b] >= alone.tree.node_count] - alone.tree.node_count
             assert set(overlay.item_R[live].tolist()) == handles
+
+
+def test_live_items_that_no_beam_reached_make_an_answer_incomplete(tmp_path: Path) -> None:
+    """Also where more items come back than were trained."""
+    rng = np.random.default_rng(3)
+    tree = random_tree(rng, 2, 3)
+    bundle = make_linear_bundle(tmp_path, rng, tree, Ranking(own="logit", gamma=0), others=[tree_over(rng, tree.item_count, 3)])
+    state = random_state(rng, bundle, new=32, deleted=0, changed=0)
+    searched = open_live_engine(bundle)
+    searched.set_overlay(state.overlay())
+    found = searched.search(random_queries(rng, bundle, BATCH), SearchParams.uniform(BATCH, 1, 100))
+    assert state.overlay().standing is None
+    assert (found.count_B > tree.item_count).any()
+    assert (found.count_B < state.overlay().eligible).all()
+    assert not found.complete_B.any()
