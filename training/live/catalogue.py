@@ -1,0 +1,102 @@
+"""What a model's journal says of its items now, for a training run: which were put, with what, and which are gone.
+
+A run reads the journal once and keeps what it read beside its checkpoints: all of its processes, and a run that is resumed, train with the
+same items whatever is written meanwhile. Knows operations. Does not know logs or trees.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from espalier.errors import InvalidData
+from espalier.live.journal import Journal
+from espalier.live.operations import ItemBody, Operation
+
+JOURNAL = "live.db"
+"""A model's journal, in its folder beside its versions."""
+PAGE = 1000
+"""Operations that are read at a time."""
+
+
+@dataclass(frozen=True)
+class JournalItems:
+    """The last operation of every id, by id: of those that are there, and of those that are gone.
+
+    through  the last operation of all
+    """
+
+    through: int
+    put: Mapping[str, Operation]
+    gone: Mapping[str, Operation]
+
+    @staticmethod
+    def of(operations: Iterable[Operation], now: float) -> JournalItems:
+        """What operations, ascending, say at a time: an item past its `valid_until` is gone."""
+        last = {operation.id: operation for operation in operations}
+        put = {item_id: operation for item_id, operation in last.items() if not is_gone(operation, now)}
+        gone = {item_id: operation for item_id, operation in last.items() if item_id not in put}
+        return JournalItems(max((operation.sequence for operation in last.values()), default=0), put, gone)
+
+    def write(self, file: Path) -> None:
+        """Write to a file, in one step."""
+        part = file.with_name(file.name + ".part")
+        with part.open("w") as stream:
+            for operation in sorted([*self.put.values(), *self.gone.values()], key=lambda operation: operation.sequence):
+                body, gone = operation.body.to_bytes().decode(), operation.id in self.gone
+                values = operation.sequence, operation.id, operation.kind, body, operation.source_version, operation.at, gone
+                stream.write(json.dumps(values) + "\n")
+        part.replace(file)
+
+    @staticmethod
+    def read(file: Path) -> JournalItems:
+        """What `write` wrote. Raises InvalidData."""
+        put: dict[str, Operation] = {}
+        gone: dict[str, Operation] = {}
+        through = 0
+        with file.open() as stream:
+            for line in stream:
+                try:
+                    sequence, item_id, kind, body, source_version, at, is_gone = json.loads(line)
+                except ValueError as error:
+                    raise InvalidData(str(file), line[:100], "a line of an operation") from error
+                operation = Operation(sequence, item_id, kind, ItemBody.from_bytes(body.encode()), source_version, at)
+                (gone if is_gone else put)[item_id] = operation
+                through = max(through, sequence)
+        return JournalItems(through, put, gone)
+
+
+def journal_of(model: Path) -> Path:
+    """The journal of models/NAME/VERSION."""
+    return model.absolute().parent / JOURNAL
+
+
+def is_gone(operation: Operation, now: float) -> bool:
+    """Whether an id is deleted or expired by its last operation."""
+    until = operation.body.valid_until
+    return operation.kind == "delete" or (until is not None and until <= now)
+
+
+def current_operations(journal: Journal, after: int) -> Iterator[list[Operation]]:
+    """The last operation of every id whose last one is after a sequence, ascending, some at a time; until nothing is left to read.
+
+    An id that is written meanwhile may come twice, its last operation last.
+    """
+    while page := journal.current(after, PAGE):
+        yield page
+        after = page[-1].sequence
+
+
+def read_items(file: Path, now: float | None = None) -> JournalItems | None:
+    """What a journal says at a time (None: now); None where nothing was ever written. Raises JournalError and its kinds."""
+    if not file.exists():
+        return None
+    journal = Journal.open(file, "read")
+    try:
+        found = JournalItems.of((one for page in current_operations(journal, 0) for one in page), time.time() if now is None else now)
+    finally:
+        journal.close()
+    return found if found.through else None

@@ -1,0 +1,153 @@
+"""A log with the live items of a journal, and without those that are gone.
+
+Items that the log lacks join its catalogue. Each of their events, the items that led to one and then the item itself, is a list of a user
+of its own, who is trained on and never asked for. Items that the log has are not given their events again: by now the log holds what came
+of them. Items that are gone leave the catalogue, all lists, and what is relevant.
+
+Legend: I items of the log, J items of the joined one, U users, E events.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidData
+from espalier.items import ItemTable
+from training.data.interactions import Interactions
+from training.data.splits import EvaluationPair, Split
+from training.live.catalogue import JournalItems
+
+log = logging.getLogger(__name__)
+
+Int64 = NDArray[np.int64]
+
+JOINED_FILE, JOINED_VECTORS = "joined.int32", "joined-vectors.float32"
+"""Names, inside the work folder, of the files behind the joined lists and vectors."""
+BLOCK = 1 << 22
+"""Events, or numbers of vectors, that are written at a time."""
+
+
+def with_journal(split: Split, journal: JournalItems, work: Path) -> Split:
+    """The split with the items of a journal. Files of joined lists lie in `work`. Raises InvalidData where nothing is left of it."""
+    before = split.lists
+    known = before.item_ids.to_pylist()
+    new = [item_id for item_id in journal.put if item_id not in set(known)]
+    ids = sorted({*known, *new} - journal.gone.keys(), key=str.encode)
+    row_of = {item_id: row for row, item_id in enumerate(ids)}
+    row_I = np.array([row_of.get(item_id, -1) for item_id in known], np.int64)
+    lists, vectors = _events(new, journal, row_of, before)
+    joined = _joined(before, pa.array(ids, pa.large_string()), row_I, lists, vectors, work)
+    log.info("journal: %d items join the log's, %d leave; %d events train new items", len(new), int((row_I < 0).sum()), len(lists))
+    parts = [[pair for pair in map(_mapped(row_I), part) if pair is not None] for part in (split.validation, split.test)]
+    has_events = np.flatnonzero(np.diff(joined.offset_U1))
+    train = np.intersect1d(np.append(split.train, before.user_count + np.arange(len(lists))), has_events)
+    if not len(train) or not parts[0]:
+        raise InvalidData("log", f"{len(train)} training users and {len(parts[0])} validation queries", "some of both once items are gone")
+    return replace(split, lists=joined, train=train, validation=parts[0], test=parts[1])
+
+
+def with_live_fields(items: ItemTable, journal: JournalItems, after: int, missing: Sequence[str]) -> ItemTable:
+    """An item table with the fields of live items.
+
+    after    the journal's fields are newer than the table's where their operation has a higher sequence
+    missing  ids that the table has no fields of
+    Raises InvalidData where a value is not of its column's type.
+    """
+    without = set(missing)
+    ids = [item_id for item_id, put in journal.put.items() if put.body.fields is not None and (put.sequence > after or item_id in without)]
+    rows = items.rows_of(ids)
+    ids, rows = [item_id for item_id, row in zip(ids, rows.tolist(), strict=True) if row >= 0], rows[rows >= 0]
+    table = items.to_table()
+    source = np.arange(len(items))
+    source[rows] = len(items) + np.arange(len(rows))
+    for place, name in enumerate(table.column_names):
+        if name == "id":
+            continue
+        kind = table.schema.field(name).type
+        values = [(journal.put[item_id].body.fields or {}).get(name) for item_id in ids]
+        try:
+            column = pa.chunked_array([*table.column(name).chunks, pa.array(values, kind)], kind)
+        except (pa.ArrowException, OverflowError) as error:
+            raise InvalidData(f"items.{name}", str(error), f"values of {kind}, as in data.items") from error
+        table = table.set_column(place, name, column.take(pa.array(source)))
+    return ItemTable.build(table)
+
+
+def _events(
+    new: Sequence[str], journal: JournalItems, row_of: dict[str, int], before: Interactions
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Lists of item rows that train new items, and of a log of vectors the vector of each."""
+    lists, vectors = [], []
+    for item_id in new:
+        for event in journal.put[item_id].body.events:
+            if not isinstance(event, list):
+                continue
+            if before.vectors_UF is not None:
+                if len(event) == before.vectors_UF.shape[1]:
+                    vectors.append(event)
+                    lists.append([row_of[item_id]])
+                continue
+            led = [row_of[str(other)] for other in event if str(other) in row_of and other != item_id]
+            if led:
+                lists.append([*led, row_of[item_id]])
+    return lists, vectors
+
+
+def _joined(
+    before: Interactions, ids: pa.Array, row_I: Int64, lists: list[list[int]], vectors: list[list[float]], work: Path
+) -> Interactions:
+    """The log with other item rows (`row_I`, −1: left out), and with more lists behind those of its users."""
+    kept_E = row_I[before.item_of_event_E] >= 0
+    offset_U1 = np.append(0, np.cumsum(kept_E))[before.offset_U1]
+    ends = offset_U1[-1] + np.cumsum([len(rows) for rows in lists], dtype=np.int64)
+    with tempfile.NamedTemporaryFile(dir=work, prefix="reading-", delete=False) as file:
+        for begin in range(0, before.event_count, BLOCK):
+            rows = row_I[before.item_of_event_E[begin : begin + BLOCK]]
+            rows[rows >= 0].astype(np.int32).tofile(file)
+        np.array([row for rows in lists for row in rows], np.int32).tofile(file)
+    os.replace(file.name, work / JOINED_FILE)
+    if before.vectors_UF is not None and vectors:
+        with tempfile.NamedTemporaryFile(dir=work, prefix="reading-", delete=False) as file:
+            step = max(1, BLOCK // before.vectors_UF.shape[1])
+            for begin in range(0, before.user_count, step):
+                np.asarray(before.vectors_UF[begin : begin + step], np.float32).tofile(file)
+            np.array(vectors, np.float32).tofile(file)
+        os.replace(file.name, work / JOINED_VECTORS)
+        shape = before.user_count + len(vectors), before.vectors_UF.shape[1]
+        before = replace(before, vectors_UF=np.memmap(work / JOINED_VECTORS, np.float32, "r", shape=shape))
+    categories = before.category_of_item_I
+    if categories is not None:
+        of_known, categories = categories, np.full(len(ids), -1, np.int32)
+        categories[row_I[row_I >= 0]] = of_known[row_I >= 0]
+    users = [*before.user_ids.to_pylist(), *(f"live event {number}" for number in range(len(lists)))] if lists else None
+    return replace(
+        before,
+        user_ids=before.user_ids if users is None else pa.array(users, pa.large_string()),
+        item_ids=ids,
+        offset_U1=np.append(offset_U1, ends).astype(np.int64),
+        item_of_event_E=np.memmap(work / JOINED_FILE, np.int32, "r"),
+        category_of_item_I=categories,
+        time_of_event_E=None,
+    )
+
+
+class _mapped:
+    """Queries in the rows of the joined log; None where nothing is left to ask by or to find."""
+
+    def __init__(self, row_I: Int64) -> None:
+        self._row_I = row_I
+
+    def __call__(self, pair: EvaluationPair) -> EvaluationPair | None:
+        history, relevant = (rows[rows >= 0] for rows in (self._row_I[pair.history], self._row_I[pair.relevant]))
+        if not len(relevant) or (pair.vector is None and not len(history)):
+            return None
+        return replace(pair, history=history, relevant=relevant)

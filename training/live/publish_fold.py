@@ -1,0 +1,99 @@
+"""The next version of a model: its bundle with live items in it, published without training.
+
+Golden queries are those of the version before, answered anew; held-out queries and what they measure too. A ranker goes along. What is
+learned again only by training stays as it was: γ, the calibration, stacking, the ranker.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from espalier.bundle import RANKER, Bundle
+from espalier.bundle_writer import GraphContent, LinearContent, with_parts, write_bundle
+from espalier.checks.golden import encode_table
+from espalier.checks.heldout import read_heldout
+from espalier.chunks import Chunks, TreeChunks
+from espalier.live.fold import Folded, fold_draft, folded
+from espalier.live.state import LiveState
+from espalier.packed_chunks import rounded
+from espalier.search import Engine, SearchParams
+from training.evaluate import LabelledQueries, measure
+from training.golden import golden_answers
+from training.graded import grades_of
+from training.live.splitting import split_for_padding
+from training.publish import publish, reported_ms
+
+log = logging.getLogger(__name__)
+
+MS = (10, 50, 100)
+"""Numbers of results that a version reports its figures for."""
+CROWDED = 0.1
+"""Share of the parents of leaves that are split, from which training anew is advised."""
+
+
+def publish_fold(bundle: Bundle, state: LiveState, out: Path) -> Bundle:
+    """Write models/NAME/VERSION (`out`), the bundle with all items of a state in it, verified and measured on its held-out queries.
+
+    Raises BundleExists where `out` is taken, InvalidData where nothing would be left of the items.
+    """
+    content = fitted(bundle, folded(bundle, state.overlay(), state.table))
+    draft = fold_draft(bundle, out, state.sequence)
+    draft = draft.model_copy(update={"data": draft.data | {"items": len(content.items)}, "metrics": {}})
+    ms = reported_ms(MS, draft.search.max_m)
+
+    def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:
+        heldout = read_heldout(bare)
+        if not len(heldout.place_B):
+            return {}
+        labelled = LabelledQueries(heldout.queries, heldout.relevant, grades=grades_of(bare, heldout.relevance))
+        return {"test": {"raw": measure(bare, engine, labelled, [draft.search.beam_size], ms, batch=64)}}
+
+    def write(folder: Path) -> Bundle:
+        if bundle.manifest.ranker is None:
+            return write_bundle(folder, draft, content)
+        bare = write_bundle(folder.with_name("unranked") / folder.name, draft, content)
+        return with_parts(bare, folder, {"ranker": bundle.manifest.ranker}, {RANKER: bundle.graph(RANKER)})
+
+    return publish(out, write, lambda bare: _answered(bundle, bare), measured, ms)
+
+
+def fitted(bundle: Bundle, fold: Folded) -> GraphContent | LinearContent:
+    """What is written of a fold: numbers as narrow as the bundle's, and no node with more children than padding allows."""
+    content = fold.content
+    if isinstance(content, LinearContent):
+        first, *others = [
+            tree._replace(chunks=_narrowed(tree.chunks, alone.chunks))
+            for tree, alone in zip((TreeChunks(content.tree, content.chunks), *content.others), bundle.alone, strict=True)
+        ]
+        return replace(content, chunks=first.chunks, others=others)
+    found = split_for_padding(content.tree)
+    if found.split:
+        parents = bundle.tree.level_size(bundle.tree.height - 1)
+        log.log(
+            logging.WARNING if found.split > CROWDED * parents else logging.INFO,
+            "%d of %d nodes above the leaves have too many items and are split; where these are many, `fit` with `--earlier` finds more",
+            found.split,
+            parents,
+        )
+    rows_ND = content.node_rows_ND[found.source_N].astype(bundle.node_rows_ND.dtype)
+    return replace(content, tree=found.tree, node_rows_ND=rows_ND)
+
+
+def _narrowed(chunks: Chunks, before: Chunks) -> Chunks:
+    """Weights in float16 where they were, if it can hold them."""
+    if chunks.entry_weight.dtype == before.entry_weight.dtype:
+        return chunks
+    return rounded(chunks) or chunks
+
+
+def _answered(before: Bundle, bare: Bundle) -> pa.Table:
+    """The golden queries of the version before with the answers of the new one."""
+    golden = before.golden()
+    params = SearchParams(np.asarray(golden.column("beam_size"), np.int64), np.asarray(golden.column("m"), np.int64))
+    return golden_answers(bare, encode_table(bare, golden), golden.column(before.manifest.query.kind).combine_chunks(), params)
