@@ -107,6 +107,8 @@ def _joined(
 ) -> Interactions:
     """The log with other item rows (`row_I`, −1: left out), and with more lists behind those of its users."""
     kept_E = row_I[before.item_of_event_E] >= 0
+    if not kept_E.any() and not lists:
+        raise InvalidData("log", f"{len(kept_E)} events, all with items that are gone", "events with other items")
     offset_U1 = np.append(0, np.cumsum(kept_E))[before.offset_U1]
     ends = offset_U1[-1] + np.cumsum([len(rows) for rows in lists], dtype=np.int64)
     with tempfile.NamedTemporaryFile(dir=work, prefix="reading-", delete=False) as file:
