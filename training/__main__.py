@@ -1,4 +1,4 @@
-"""`python -m training fit | relearn | place | assign | import-pecos | fit-ranker | evaluate | compare | inspect | options`, all offline."""
+"""`python -m training fit | relearn | fold | place | assign | import-pecos | fit-ranker | evaluate | compare | inspect | options`."""
 
 from __future__ import annotations
 
@@ -37,31 +37,41 @@ def fit(
     test: Annotated[Path | None, typer.Option(help="xr-linear: a file to measure on instead of the configured one")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to train")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint of a killed run")] = False,
+    earlier: Annotated[
+        Path | None, typer.Option(help="models/NAME/VERSION: take its live items along; instead of `earlier_model`, where there is one")
+    ] = None,
 ) -> None:
     """Train a model and export it as a bundle."""
     from training.specification.linear import LinearConfig
     from training.specification.models import read_config
 
-    settings = read_config(config, train=data, test=test)
+    settings = read_config(config, earlier, train=data, test=test)
     if isinstance(settings, LinearConfig):
-        _fit_linear(out, settings, device, resume)
+        _fit_linear(out, settings, device, resume, earlier)
         return
     if test is not None:
         raise InvalidConfig("--test", str(test), "no such option: what is measured on is said by data.split")
-    _fit_deep(out, settings, data, device, resume)
+    _fit_deep(out, settings, data, device, resume, earlier)
 
 
-def _fit_deep(out: Path, settings: DeepConfig, data: Path | None, device: Literal["auto", "cpu", "cuda"], resume: bool) -> None:
+def _fit_deep(
+    out: Path,
+    settings: DeepConfig,
+    data: Path | None,
+    device: Literal["auto", "cpu", "cuda"],
+    resume: bool,
+    journal: Path | None = None,
+) -> None:
     begin, name = time.perf_counter(), new_version(out)
     from training.deep.fit import pick_device
     from training.deep.run import fit_and_export
 
-    bundle = fit_and_export(settings.model_copy(update={"name": name}), data, out, pick_device(device), resume)
+    bundle = fit_and_export(settings.model_copy(update={"name": name}), data, out, pick_device(device), resume, journal)
     if bundle is not None:
         _report(bundle, begin)
 
 
-def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool) -> None:
+def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool, journal: Path | None) -> None:
     from training.linear.run import fit_and_export
 
     if device == "cuda":
@@ -72,7 +82,7 @@ def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool) ->
         if work.exists() and not resume:
             shutil.rmtree(work)
         work.mkdir(parents=True, exist_ok=True)
-        bundle = fit_and_export(settings, out, work)
+        bundle = fit_and_export(settings, out, work, journal=journal)
         shutil.rmtree(work)
     _report(bundle, begin)
 
@@ -152,6 +162,18 @@ def fit_ranker(
     engine = open_engine(bundle, device)
     add_ranker(bundle, engine, parts, StageConfig(depth, wanted, queries, ranker), out, notes)
     log.info("wrote %s", out)
+
+
+@app.command()
+def fold(
+    model: Annotated[Path, typer.Option(help="models/NAME/VERSION, a model with live items")],
+    out: Annotated[Path, typer.Option(help="models/NAME/VERSION, another version of it, which must not exist yet")],
+) -> None:
+    """Write a model with its live items in it as its next version, without training."""
+    from training.live.fold import fold as fold_model
+
+    begin = time.perf_counter()
+    _report(fold_model(model, out), begin)
 
 
 @app.command()

@@ -207,4 +207,5 @@ def _draft(config: DeepConfig, prepared: Prepared, ranking: Ranking, path: Path)
             "items": interactions.item_count,
             "events": interactions.event_count,
         },
+        live=None if prepared.along is None else prepared.along.info(path),
     )

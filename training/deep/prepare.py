@@ -25,8 +25,11 @@ from training.deep.content_ridge import predicted
 from training.deep.earlier import EarlierModel, open_earlier
 from training.deep.jtm import learn_tree
 from training.deep.jtm_samples import draw_samples
+from training.deep.parallel import process, wait_for_all
 from training.deep.vector_start import embeddings_of as vector_embeddings
 from training.deep.vector_start import start_of
+from training.live.joined_log import with_journal, with_live_fields
+from training.live.taken_along import TakenAlong, take_along, with_live_items
 from training.specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
 from training.trees.category import category_tree
 from training.trees.embeddings import item_embeddings as embeddings_of
@@ -43,12 +46,17 @@ EMBEDDING_DIM = 64
 
 @dataclass(frozen=True)
 class Prepared:
-    """Item rows of the lists, of `items`, of their content and of the earlier model's tree are the same."""
+    """Item rows of the lists, of `items`, of their content and of the earlier model's tree are the same.
+
+    start  the earlier model's bundle, with its live items; along: what its journal brought; None: nothing
+    """
 
     split: Split
     items: ItemTable
     earlier: EarlierModel | None = None
     content: ItemContent | None = None
+    start: Path | None = None
+    along: TakenAlong | None = None
 
     @property
     def interactions(self) -> Interactions:
@@ -61,15 +69,39 @@ class Prepared:
         return events_of_items(self.split.lists, self.split.train) > 0
 
 
-def prepare(config: DeepConfig, data: Path | None, work: Path) -> Prepared:
-    """Read the log (or `data` instead of the configured one), the item table and the earlier model; events stay in files under `work`."""
+def prepare(config: DeepConfig, data: Path | None, work: Path, shared: Path | None = None, journal: Path | None = None) -> Prepared:
+    """Read the log (or `data` instead of the configured one), the item table and the earlier model; events stay in files under `work`.
+
+    shared   the work folder of the whole run, where `work` is that of one of its processes
+    journal  the model whose live items are taken along; None: the earlier model's
+    """
     interactions = read_interactions(data or config.data.log, config.data.format, work)
     split = split_log(interactions, config.data.split, config.data.format, work, seed=config.seed)
-    items = item_table(config.data.items, interactions.item_ids)
+    along, start = shared_along(journal or config.earlier_model, config.earlier_model, shared or work)
+    if along is None:
+        items = item_table(config.data.items, split.lists.item_ids)
+    else:
+        split = with_journal(split, along.items, work)
+        items = with_live_fields(item_table(config.data.items, split.lists.item_ids), along.items, along.held)
     earlier = None
-    if config.earlier_model is not None and isinstance(config.tree, TreeOfEarlierModel):
-        earlier = open_earlier(config.earlier_model, config, config.tree, split.lists, split.train, items)
-    return Prepared(split, items, earlier, item_content(items, config.content))
+    if start is not None and isinstance(config.tree, TreeOfEarlierModel):
+        earlier = open_earlier(start, config, config.tree, split.lists, split.train, items)
+    return Prepared(split, items, earlier, item_content(items, config.content), start, along)
+
+
+def shared_along(journal: Path | None, earlier: Path | None, work: Path) -> tuple[TakenAlong | None, Path | None]:
+    """What a run takes along, and the bundle that it starts from; the first process writes them, all others read what it wrote."""
+    if journal is None:
+        return None, None
+    if process():
+        wait_for_all()
+    along = take_along(journal, work)
+    start = earlier
+    if along is not None and earlier is not None and earlier.absolute().parent == along.models:
+        start = with_live_items(earlier, along.items, work)
+    if not process():
+        wait_for_all()
+    return along, start
 
 
 def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CPU) -> Tree:
@@ -84,10 +116,10 @@ def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CP
         if interactions.category_of_item_I is None:
             raise InvalidConfig("tree.kind", tree.kind, "a log with a category column")
         return category_tree(interactions.category_of_item_I, tree.branching, seed=config.seed)
-    if config.earlier_model is None:
+    if prepared.start is None:
         embeddings_ID = item_embeddings(prepared, EMBEDDING_DIM, config.seed)
     else:
-        learned_ID = leaf_rows(Bundle.open(config.earlier_model), prepared.items)
+        learned_ID = leaf_rows(Bundle.open(prepared.start), prepared.items)
         embeddings_ID = _with_unseen(learned_ID, prepared, config.seed)
     return kmeans_tree(embeddings_ID, tree.branching, seed=config.seed)
 

@@ -30,10 +30,13 @@ log = logging.getLogger(__name__)
 Shorten = Callable[[DeepConfig, Prepared, Tree], DeepConfig]
 
 
-def fit_and_export(config: DeepConfig, data: Path | None, out: Path, device: torch.device, resume: bool) -> Bundle | None:
+def fit_and_export(
+    config: DeepConfig, data: Path | None, out: Path, device: torch.device, resume: bool, journal: Path | None = None
+) -> Bundle | None:
     """Train what a configuration says and write models/NAME/VERSION; None in all processes but the first.
 
     data    a log to read instead of the configured one
+    journal  the model whose live items are taken along; None: the earlier model's
     resume  go on from the last checkpoint of a run that was killed
     """
     work = work_folder(out)
@@ -41,11 +44,13 @@ def fit_and_export(config: DeepConfig, data: Path | None, out: Path, device: tor
         if process() == 0 and work.exists() and not resume:
             shutil.rmtree(work)
         wait_for_all()
-        return _trained(config, data, out, device, work, resume)
+        return _trained(config, data, out, device, work, resume, journal)
 
 
-def _trained(config: DeepConfig, data: Path | None, out: Path, device: torch.device, work: Path, resume: bool) -> Bundle | None:
-    prepared = prepare(config, data, work / f"process-{process()}" if process() else work)  # it writes files there
+def _trained(
+    config: DeepConfig, data: Path | None, out: Path, device: torch.device, work: Path, resume: bool, journal: Path | None
+) -> Bundle | None:
+    prepared = prepare(config, data, work / f"process-{process()}" if process() else work, work, journal)  # it writes files there
     found = prepared.interactions
     log.info("%d users, %d items, %d events", found.user_count, found.item_count, found.event_count)
     bundle = train_and_export(config, prepared, out, device, work, resume)

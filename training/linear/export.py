@@ -150,4 +150,5 @@ def _draft(config: LinearConfig, ranking: Ranking, prepared: Prepared, path: Pat
         search=SearchDefaults(**limits),
         training=config.model_dump(mode="json"),
         data=data,
+        live=None if prepared.along is None else prepared.along.info(path),
     )

@@ -33,6 +33,8 @@ from training.data.xmc import LabelledPoints, read_xmc
 from training.evaluate import LabelledQueries
 from training.graded import grades_of
 from training.linear.label_features import pifa, weighted_sums
+from training.live.joined_points import joined_items, joined_points, live_pairs, new_ids, with_likes, with_live_points, without_gone
+from training.live.taken_along import TakenAlong
 from training.specification.linear import LinearConfig, LinearOptions, LogData, NpzData, TextLabels, XmcData
 from training.specification.models import config_of
 
@@ -59,6 +61,7 @@ class Prepared:
     written    the test queries as clients write them: an Arrow array of texts, or of structs of `indices` and `values`
     relevance  what made the relevance in `train.labels` and `test.labels` of the weights that were read
     smoothing  what made the weights of clicks; None where they were read
+    along      what a journal brought; None: nothing
     """
 
     train: LabelledPoints
@@ -73,11 +76,12 @@ class Prepared:
     fingerprint: str
     relevance: LabelRelevance
     smoothing: Smoothing | None = None
+    along: TakenAlong | None = None
 
 
-def prepare(config: LinearConfig) -> Prepared:
-    """Read the data of a configuration. Raises InvalidData or InvalidConfig."""
-    return _from_texts(config, config.data) if isinstance(config.data, LogData) else _from_points(config, config.data)
+def prepare(config: LinearConfig, along: TakenAlong | None = None) -> Prepared:
+    """Read the data of a configuration, with the items of a journal. Raises InvalidData or InvalidConfig."""
+    return _from_texts(config, config.data, along) if isinstance(config.data, LogData) else _from_points(config, config.data, along)
 
 
 def label_features(train: LabelledPoints, own: OwnFeatures | None, options: LinearOptions) -> tuple[Csr, Csr]:
@@ -160,7 +164,7 @@ def written_features(points: SparseRows) -> pa.Array:
     return pa.StructArray.from_arrays([indices, values], ["indices", "values"])
 
 
-def _from_points(config: LinearConfig, data: XmcData | NpzData) -> Prepared:
+def _from_points(config: LinearConfig, data: XmcData | NpzData, along: TakenAlong | None) -> Prepared:
     train = read_points(data)
     if data.test is not None:
         test = read_points(data, test=True, graded=is_graded(train.labels))
@@ -180,6 +184,12 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData) -> Prepared:
     items = ItemTable.build(pa.table({"id": ids})) if data.items is None else _table(data.items)
     if len(items) != labels:
         raise InvalidData(str(data.items), f"{len(items)} items", f"{labels}, one per label, in their order")
+    if along is not None:
+        before, items = items, joined_items(items, along.items, along.held)
+        train, test = (joined_points(part, before, items) for part in (train, test))
+        new = new_ids(before, items)
+        train = with_live_points(train, new, along.items, items)
+        train = LabelledPoints(train.points, with_likes(train.labels, new, along.items, items))
     written = written_features(as_rows(test.points))
     if data.unit:
         train, test = _unit(train), _unit(test)
@@ -188,10 +198,10 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData) -> Prepared:
     _check_something_is_left(config, train.labels)
     kind = FeaturesKind(width=train.points.shape[1], unit=data.unit)
     centroids, _ = label_features(train, None, config.linear)
-    return Prepared(train, test, written, items, centroids, centroids, None, kind, None, _fingerprint(config), relevance)
+    return Prepared(train, test, written, items, centroids, centroids, None, kind, None, _fingerprint(config), relevance, along=along)
 
 
-def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
+def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None) -> Prepared:
     parts = []
     if data.train is not None:
         parts.append(_read_pairs(data, data.train))
@@ -209,10 +219,18 @@ def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
         queries = pairs.select(pl.col("query").unique(maintain_order=True))
         held, kept = _split(len(queries), data.test_share, config.seed)
         test_pairs, pairs = (pairs.join(queries[part], on="query", how="semi", maintain_order="left") for part in (held, kept))
+    new: list[str] = []
+    if along is not None:
+        before, items = items, joined_items(items, along.items, along.held)
+        new = new_ids(before, items)
+        test_pairs, pairs = (without_gone(part, along.items) for part in (test_pairs, pairs))
+        pairs = pl.concat([pairs, live_pairs(new, along.items, items, data.own_texts, pairs)])
     smoothing = None
     if data.views is not None:
         smoothing = Smoothing.of(pairs["views"].to_numpy(), pairs["clicks"].to_numpy(), data.smoothing)
     training, testing = (labelled(part, _rows_of(items), smoothing) for part in (pairs, test_pairs))
+    if along is not None:
+        training = LabelledTexts(training.texts, with_likes(training.labels, new, along.items, items))
     log.info("%d queries to learn from, %d to measure on, %d items", len(training), len(testing), len(items))
     relevance = LabelRelevance.of_training(config.relevance, training.labels)
     training, testing = (LabelledTexts(part.texts, relevance.of(part.labels)) for part in (training, testing))
@@ -221,13 +239,19 @@ def _from_texts(config: LinearConfig, data: LogData) -> Prepared:
     train = _vectorised(vectoriser, training)
     own = None
     if isinstance(config.labels, TextLabels):
-        texts_of_items = texts_of(read_table(_named(data.items), config.labels.columns), config.labels.columns)
+        frame = read_table(_named(data.items), config.labels.columns) if along is None else _frame_of(items, config.labels.columns)
+        texts_of_items = texts_of(frame, config.labels.columns)
         own = OwnFeatures(as_matrix(vectoriser.transform(texts_of_items)), config.labels.kind == "both")
     rows, centroids = label_features(train, own, config.linear)
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test = _vectorised(vectoriser, testing)
     written, fingerprint = pa.array(testing.texts, pa.string()), _fingerprint(config)
-    return Prepared(train, test, written, items, rows, centroids, own, kind, vectoriser, fingerprint, relevance, smoothing)
+    return Prepared(train, test, written, items, rows, centroids, own, kind, vectoriser, fingerprint, relevance, smoothing, along)
+
+
+def _frame_of(items: ItemTable, columns: tuple[str, ...]) -> pl.DataFrame:
+    """Some columns of an item table."""
+    return pl.DataFrame({name: pl.Series(name, items.column(name)) for name in dict.fromkeys(columns)})
 
 
 def _check_something_is_left(config: LinearConfig, labels: Csr) -> None:

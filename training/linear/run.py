@@ -24,21 +24,23 @@ from training.linear.fit import fit_linear
 from training.linear.prepare import Prepared, label_features, prepare
 from training.linear.stacking import learn
 from training.linear.stacking_tables import Weighing
+from training.live.taken_along import take_along
 from training.specification.linear import LinearConfig
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
 log = logging.getLogger(__name__)
 
 
-def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | None = None) -> Bundle:
+def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | None = None, journal: Path | None = None) -> Bundle:
     """Train what a configuration says and write models/NAME/VERSION.
 
     work     an existing folder, empty or of a run of the same configuration and data that was killed; it goes on from there
     threads  none: as many as there are cores that this process may use, of which a container may have fewer than the machine
+    journal  the model whose live items are taken along
     Raises InvalidConfig where the folder is another run's, and what `prepare` raises.
     """
     begin = time.perf_counter()
-    prepared = prepare(config)
+    prepared = prepare(config, None if journal is None else take_along(journal, work))
     _check_identity(work / "identity", config, prepared.fingerprint)
     threads = threads or len(os.sched_getaffinity(0))
     shape = Shape(config.tree.branching, config.tree.leaf_of(*prepared.centroids.shape))

@@ -41,11 +41,16 @@ class JournalItems:
         gone = {item_id: operation for item_id, operation in last.items() if item_id not in put}
         return JournalItems(max((operation.sequence for operation in last.values()), default=0), put, gone)
 
+    @property
+    def operations(self) -> list[Operation]:
+        """Of all ids, ascending."""
+        return sorted([*self.put.values(), *self.gone.values()], key=lambda operation: operation.sequence)
+
     def write(self, file: Path) -> None:
         """Write to a file, in one step."""
         part = file.with_name(file.name + ".part")
         with part.open("w") as stream:
-            for operation in sorted([*self.put.values(), *self.gone.values()], key=lambda operation: operation.sequence):
+            for operation in self.operations:
                 body, gone = operation.body.to_bytes().decode(), operation.id in self.gone
                 values = operation.sequence, operation.id, operation.kind, body, operation.source_version, operation.at, gone
                 stream.write(json.dumps(values) + "\n")

@@ -55,30 +55,32 @@ def with_journal(split: Split, journal: JournalItems, work: Path) -> Split:
     return replace(split, lists=joined, train=train, validation=parts[0], test=parts[1])
 
 
-def with_live_fields(items: ItemTable, journal: JournalItems, after: int, missing: Sequence[str]) -> ItemTable:
-    """An item table with the fields of live items.
+def with_live_fields(items: ItemTable, journal: JournalItems, after: int) -> ItemTable:
+    """An item table with the fields of live items: of those that it has nothing of, and of those put by an operation after a sequence.
 
-    after    the journal's fields are newer than the table's where their operation has a higher sequence
-    missing  ids that the table has no fields of
     Raises InvalidData where a value is not of its column's type.
     """
-    without = set(missing)
-    ids = [item_id for item_id, put in journal.put.items() if put.body.fields is not None and (put.sequence > after or item_id in without)]
-    rows = items.rows_of(ids)
-    ids, rows = [item_id for item_id, row in zip(ids, rows.tolist(), strict=True) if row >= 0], rows[rows >= 0]
     table = items.to_table()
+    named = [name for name in table.column_names if name != "id"]
+    blank = np.ones(len(items), np.bool_)
+    for name in named:
+        blank &= np.asarray(table.column(name).is_null())
+    put = [item_id for item_id, operation in journal.put.items() if operation.body.fields is not None]
+    ids, rows = [], []
+    for item_id, row in zip(put, items.rows_of(put).tolist(), strict=True):
+        if row >= 0 and (blank[row] or journal.put[item_id].sequence > after):
+            ids.append(item_id)
+            rows.append(row)
     source = np.arange(len(items))
     source[rows] = len(items) + np.arange(len(rows))
-    for place, name in enumerate(table.column_names):
-        if name == "id":
-            continue
+    for name in named:
         kind = table.schema.field(name).type
         values = [(journal.put[item_id].body.fields or {}).get(name) for item_id in ids]
         try:
             column = pa.chunked_array([*table.column(name).chunks, pa.array(values, kind)], kind)
         except (pa.ArrowException, OverflowError) as error:
             raise InvalidData(f"items.{name}", str(error), f"values of {kind}, as in data.items") from error
-        table = table.set_column(place, name, column.take(pa.array(source)))
+        table = table.set_column(table.column_names.index(name), name, column.take(pa.array(source)))
     return ItemTable.build(table)
 
 

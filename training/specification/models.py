@@ -85,12 +85,15 @@ def window_config(raw: Raw) -> WindowConfig:
     return _of_family(check_config(raw), WindowConfig, "kind")
 
 
-def read_config(file: Path, **files: Path | None) -> DeepConfig | LinearConfig:
+def read_config(file: Path, earlier: Path | None = None, **files: Path | None) -> DeepConfig | LinearConfig:
     """The specification in a TOML file. Raises InvalidConfig.
 
-    files  what `data.train` and `data.test` of linear models are instead, unless None
+    earlier  what `earlier_model` is instead, where there is one
+    files    what `data.train` and `data.test` of linear models are instead, unless None
     """
     raw = _modernised(read_toml(file), "file")
+    if earlier is not None and raw.get("earlier_model") is not None:
+        raw["earlier_model"] = str(earlier)
     if raw["kind"] in (*kinds_of(LinearConfig), *kinds_of(XRegConfig)) and isinstance(raw.get("data"), dict):
         raw["data"] |= {key: path for key, path in files.items() if path is not None}
     return SPECIFICATION.checked(raw)

@@ -116,7 +116,7 @@ def test_fields_that_are_newer_than_the_table_replace_all_fields_of_an_item() ->
         put(2, "c", fields={"price": 7}),
         put(6, "gone", fields={}),
     )
-    found = with_live_fields(table(), journal, after=4, missing=["c"]).to_table()
+    found = with_live_fields(table(), journal, after=4).to_table()
     assert found.column("title").to_pylist() == ["A", "new", None]
     assert found.column("price").to_pylist() == [1, None, 7]
     assert found.schema.field("price").type == pa.int32()
@@ -124,7 +124,7 @@ def test_fields_that_are_newer_than_the_table_replace_all_fields_of_an_item() ->
 
 def test_a_value_of_another_type_is_named() -> None:
     with pytest.raises(InvalidData, match=r"items\.price"):
-        with_live_fields(table(), items_of(put(1, "a", fields={"price": "cheap"})), after=0, missing=[])
+        with_live_fields(table(), items_of(put(1, "a", fields={"price": "cheap"})), after=0)
 
 
 # -- what a run reads of a journal ---------------------------------------------------------------------------------------------

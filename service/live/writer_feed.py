@@ -1,0 +1,105 @@
+"""The changes feed of another host's service, read over HTTP: what a host that follows is told.
+
+Knows the route `GET /models/{name}/changes`, keys and how much an answer may hold. Does not know journals.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from espalier.errors import EspalierError, InvalidData
+from espalier.live.operations import ItemBody, Operation
+
+TIMEOUT_S = 10.0
+"""Of connecting, and of each read."""
+LIMIT = 500
+"""Operations that one request asks for."""
+MAX_ANSWER_BYTES = 64 << 20
+"""Largest answer that is read."""
+
+
+class FeedFailed(EspalierError):
+    """The writer did not answer, or not as it should; a later attempt may succeed."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Operations after a sequence, ascending. sequence: the last one that the writer has committed; identity: of its journal."""
+
+    operations: tuple[Operation, ...]
+    sequence: int
+    identity: str | None
+
+
+class WriterFeed:
+    """Used by one thread. url: of the writer's service, with its path; key: of its role `admin`."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidData("ESPALIER_FOLLOW", url, "https://HOST or http://HOST:PORT")
+        self.url, self._path = url.rstrip("/"), parts.path.rstrip("/")
+        self._headers = {"Accept": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._connection: http.client.HTTPConnection | None = None
+
+    def changes(self, model: str, after: int) -> Page:
+        """Raises FeedFailed, with the writer's own words where it refuses."""
+        address = f"{self._path}/models/{quote(model, safe='')}/changes?after={after}&limit={LIMIT}"
+        try:
+            status, body = self._get(address)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise FeedFailed(f"{self.url} does not answer: {error or type(error).__name__}") from error
+        try:
+            answer = json.loads(body)
+            if status != http.client.OK:
+                detail = answer.get("detail") if isinstance(answer, dict) else None
+                raise FeedFailed(f"{self.url} answers {status}: {detail or 'no reason'}")
+            operations = tuple(map(operation_of, answer["changes"]))
+            return Page(operations, int(answer["sequence"]), answer.get("journal"))
+        except (ValueError, KeyError, TypeError, AttributeError, InvalidData) as error:
+            raise FeedFailed(f"{self.url} answers {status} with something else than changes: {error}") from error
+
+    def close(self) -> None:
+        """Close the connection. A later call opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _get(self, address: str) -> tuple[int, bytes]:
+        if self._connection is None:
+            if self._secure:
+                self._connection = http.client.HTTPSConnection(
+                    self._host, self._port, timeout=TIMEOUT_S, context=ssl.create_default_context()
+                )
+            else:
+                self._connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        self._connection.request("GET", address, headers=self._headers)
+        answer = self._connection.getresponse()
+        body = answer.read(MAX_ANSWER_BYTES + 1)
+        if len(body) > MAX_ANSWER_BYTES:
+            raise http.client.HTTPException(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+        return answer.status, body
+
+
+def operation_of(change: Mapping[str, Any]) -> Operation:
+    """An operation as the feed has it. Raises InvalidData, or KeyError, TypeError or ValueError for another form."""
+    until = change.get("valid_until")
+    body = ItemBody(
+        fields=change.get("fields"),
+        text=change.get("text"),
+        like=tuple(change.get("like") or ()),
+        events=tuple(change.get("events") or ()),
+        users=tuple(change.get("users") or ()),
+        valid_until=None if until is None else datetime.fromisoformat(until).timestamp(),
+    )
+    at = datetime.fromisoformat(change["at"]).timestamp()
+    return Operation(change["sequence"], change["id"], change["kind"], body, change.get("source_version"), at)

@@ -1,0 +1,116 @@
+"""Points and texts with the live items of a journal as labels, and without those that are gone.
+
+What trains a label that the data lack, in this order: its events and its text, which are points; its fields, where columns of the item
+table are texts; else the first points of the items that it is said to be like. Labels that the data have are not given their events again.
+
+Legend: B points, I items, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from scipy.sparse import csr_array, hstack, vstack
+
+from espalier.errors import InvalidData, InvalidQuery
+from espalier.items import ItemTable
+from espalier.queries import FeaturesKind, encode_features
+from training.data.csr import Csr, as_matrix
+from training.data.query_logs import texts_of
+from training.data.xmc import LabelledPoints
+from training.live.catalogue import JournalItems
+from training.live.joined_log import with_live_fields
+
+LIKE_POINTS = 16
+"""Points of each item that a label is like which train it, where nothing else does."""
+
+
+def joined_items(items: ItemTable, journal: JournalItems, after: int) -> ItemTable:
+    """The items that are there, in their order, then new ones in the order of their operations; fields as in `with_live_fields`."""
+    table = items.to_table()
+    ids = table.column("id").to_pylist()
+    kept = [row for row, item_id in enumerate(ids) if item_id not in journal.gone]
+    known = set(ids)
+    new = [item_id for item_id in journal.put if item_id not in known]
+    blank = pa.table(
+        {name: pa.array(new if name == "id" else [None] * len(new), table.schema.field(name).type) for name in table.column_names}
+    )
+    joined = pa.concat_tables([table.take(pa.array(kept, pa.int64())), blank])
+    if not len(joined):
+        raise InvalidData("items", f"{len(ids)} items, all gone", "an item that is there")
+    return with_live_fields(ItemTable.build(joined), journal, after)
+
+
+def new_ids(before: ItemTable, after: ItemTable) -> list[str]:
+    """The ids that joined."""
+    ids = after.column("id").to_pylist()
+    return [item_id for item_id, row in zip(ids, before.rows_of(ids).tolist(), strict=True) if row < 0]
+
+
+def without_gone(pairs: pl.DataFrame, journal: JournalItems) -> pl.DataFrame:
+    """Pairs of `query` and `item` without items that are gone."""
+    return pairs.filter(~pl.col("item").is_in([*journal.gone]))
+
+
+def live_pairs(
+    new: Sequence[str], journal: JournalItems, items: ItemTable, own_texts: Sequence[Sequence[str]], pairs: pl.DataFrame
+) -> pl.DataFrame:
+    """Pairs of `query` and `item` that train new items, with a 1 in the number columns of other `pairs`."""
+    found = []
+    for item_id in new:
+        body = journal.put[item_id].body
+        texts = [event for event in body.events if isinstance(event, str)] + ([] if body.text is None else [body.text])
+        found += [(text, item_id) for text in texts if text]
+    rows = items.rows_of(list(new))
+    frame = pl.from_arrow(items.to_table().take(pa.array(rows)))
+    if isinstance(frame, pl.DataFrame) and len(frame):
+        for columns in own_texts:
+            found += [(text, item_id) for text, item_id in zip(texts_of(frame, columns), new, strict=True) if text]
+    live = pl.DataFrame(found, schema={"query": pl.String, "item": pl.String}, orient="row")
+    return live.with_columns(pl.lit(1.0).alias(name) for name in pairs.columns if name not in live.columns).select(pairs.columns)
+
+
+def joined_points(points: LabelledPoints, before: ItemTable, after: ItemTable) -> LabelledPoints:
+    """The points with the items of another table as labels."""
+    row_of = before.rows_of(after.column("id").to_pylist())
+    kept = points.labels.tocsc()[:, row_of[row_of >= 0]].tocsr()
+    blank = csr_array((len(points), int(np.count_nonzero(row_of < 0))), dtype=points.labels.dtype)
+    return LabelledPoints(points.points, csr_array(hstack([kept, blank], format="csr")))
+
+
+def with_live_points(points: LabelledPoints, new: Sequence[str], journal: JournalItems, items: ItemTable) -> LabelledPoints:
+    """The points with those events of new items that are sparse vectors. Raises InvalidData for features that the points lack."""
+    width, pairs, labels = points.points.shape[1], [], []
+    rows = items.rows_of(list(new)).tolist()
+    for item_id, row in zip(new, rows, strict=True):
+        for event in journal.put[item_id].body.events:
+            if isinstance(event, dict):
+                pairs.append((event.get("indices", []), event.get("values", [])))
+                labels.append(row)
+    if not pairs:
+        return points
+    try:
+        events = as_matrix(encode_features(FeaturesKind(width=width), pairs).features)
+    except InvalidQuery as error:
+        raise InvalidData(f"events of live items, {error.field}", error.value, error.expected) from error
+    ones = csr_array((np.ones(len(labels), np.float32), (np.arange(len(labels)), labels)), shape=(len(labels), points.labels.shape[1]))
+    return LabelledPoints(csr_array(vstack([points.points, events], format="csr")), csr_array(vstack([points.labels, ones], format="csr")))
+
+
+def with_likes(labels: Csr, new: Sequence[str], journal: JournalItems, items: ItemTable) -> Csr:
+    """float32[B, I]: the labels; new items without a point get the first LIKE_POINTS points of each item that they are like."""
+    counts_I = np.bincount(labels.indices, minlength=labels.shape[1])
+    by_label, row, column = labels.tocsc(), [], []
+    for item_id, own in zip(new, items.rows_of(list(new)).tolist(), strict=True):
+        if counts_I[own]:
+            continue
+        like = items.rows_of(list(journal.put[item_id].body.like))
+        points = [by_label.indices[by_label.indptr[i] : by_label.indptr[i + 1]][:LIKE_POINTS] for i in like[like >= 0].tolist()]
+        near = np.unique(np.concatenate([np.empty(0, np.int64), *points]))
+        row += near.tolist()
+        column += [own] * len(near)
+    more = csr_array((np.ones(len(row), np.float32), (np.array(row, np.int64), np.array(column, np.int64))), shape=labels.shape)
+    return csr_array(labels + more)
