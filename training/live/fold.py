@@ -10,7 +10,7 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig
 from training.live.catalogue import journal_of, read_items
 from training.live.publish_fold import publish_fold
-from training.live.replay import held_by, placing_of, replayed
+from training.live.replay import held_by, replayed
 from training.versions import new_version
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ def fold(model: Path, out: Path) -> Bundle:
         raise InvalidConfig(
             "--model", str(model), f"a model with live items to fold; it has {found}, and the version holds {held_by(bundle)}"
         )
-    with placing_of(bundle) as placing:
-        state = replayed(bundle, journal_of(model), items.operations, now, placing)
+    state = replayed(bundle, journal_of(model), items.operations, now)
     log.info("%d live items and %d tombstones, through operation %d", state.live_items, state.tombstones, state.sequence)
     return publish_fold(bundle, state, out)

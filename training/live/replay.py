@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from espalier.live.fields import Columns
-
 from espalier.bundle import Bundle
 from espalier.errors import InvalidData, InvalidInput
 from espalier.live.journal import Journal
@@ -33,23 +31,24 @@ def held_by(bundle: Bundle) -> int:
     return 0 if bundle.manifest.live is None else bundle.manifest.live.through
 
 
-def replayed(bundle: Bundle, file: Path, operations: Iterable[Operation], now: float, placing: Placing) -> LiveState:
+def replayed(bundle: Bundle, file: Path, operations: Iterable[Operation], now: float, placing: Placing | None = None) -> LiveState:
     """The state of a version at a time, seconds since 1970.
 
     file        the journal, for the places that it has stored
     operations  ascending; of each id its last one is enough
+    placing     None: operations that have no place are left out
     An item that cannot be placed is left out, with a warning.
     """
     state, left_out = LiveState(bundle), []
     state.skip_to(held_by(bundle))
     wanted = [operation for operation in operations if operation.sequence > state.sequence]
-    journal, columns = Journal(file, "read"), Columns(bundle.items)
+    journal, columns = Journal(file, "read"), set(bundle.items.fields)
     stored = journal.placements(bundle.manifest.version, [operation.sequence for operation in wanted])
     journal.close()
     for operation in wanted:
         state.expire(operation.at)
         body = operation.body
-        fields = None if body.fields is None else columns.fitting(body.fields)
+        fields = None if body.fields is None else {name: value for name, value in body.fields.items() if name in columns}
         change = Change(operation.sequence, operation.id, operation.kind, fields, (), body.valid_until, operation.at)
         if not _applied(state, change, stored.get(operation.sequence, ()), operation, placing):
             left_out.append(operation.id)
@@ -60,7 +59,7 @@ def replayed(bundle: Bundle, file: Path, operations: Iterable[Operation], now: f
     return state
 
 
-def _applied(state: LiveState, change: Change, stored: tuple[Placement, ...], operation: Operation, placing: Placing) -> bool:
+def _applied(state: LiveState, change: Change, stored: tuple[Placement, ...], operation: Operation, placing: Placing | None) -> bool:
     """Apply an operation at the places that are stored, or at new ones; whether its item has a place."""
     if stored or change.kind == "delete":
         try:
@@ -73,7 +72,7 @@ def _applied(state: LiveState, change: Change, stored: tuple[Placement, ...], op
         state.apply([change])
         return True
     try:
-        placements = _placed(state, placing(operation), is_trained)
+        placements = () if placing is None else _placed(state, placing(operation), is_trained)
     except InvalidInput as error:
         log.info("%r: %s", change.id, error)
         placements = ()

@@ -16,7 +16,7 @@ from espalier.live.fold import fold_draft, folded
 from espalier.manifest import LiveInfo
 from training.live.catalogue import JournalItems, journal_of, read_items
 from training.live.publish_fold import fitted
-from training.live.replay import held_by, placing_of, replayed
+from training.live.replay import held_by, replayed
 
 ITEMS, EARLIER = "journal.ndjson", "earlier"
 
@@ -50,7 +50,6 @@ def with_live_items(earlier: Path, items: JournalItems, work: Path) -> Path:
     bundle = Bundle.open(earlier)
     path = work / EARLIER / bundle.manifest.name / str(bundle.manifest.version)
     if not path.exists():
-        with placing_of(bundle) as placing:
-            state = replayed(bundle, journal_of(earlier), items.operations, time.time(), placing)
+        state = replayed(bundle, journal_of(earlier), items.operations, time.time())
         write_bundle(path, fold_draft(bundle, path, state.sequence), fitted(bundle, folded(bundle, state.overlay(), state.table)))
     return path

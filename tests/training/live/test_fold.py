@@ -1,0 +1,159 @@
+"""`python -m training fold`: the next version holds all live items, says up to which operation, and answers as the version with them did."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from espalier.bundle import Bundle
+from espalier.checks.golden import verify_golden
+from espalier.checks.random_bundles import random_queries
+from espalier.engines import open_engine
+from espalier.live.fold import folded
+from espalier.rerank.ranker import GOLDEN_SCORES
+from espalier.search import SearchParams
+from tests.rankers import add_ranker
+from tests.training.live.journals import JournalOf, history_model, linear_model
+from tests.training.test_earlier import command
+from training.live.publish_fold import fitted
+
+
+def fold(model: Path, out: Path) -> int:
+    return command("fold", "--model", model, "--out", out)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> JournalOf:
+    """Two new items, one trained item with another row, one with other fields, one deleted, one new item deleted and one expired."""
+    writer = JournalOf(history_model(tmp_path))
+    writer.put("new-a", fields={"title": "A"})
+    writer.put("gone")
+    writer.put("item-4", events=(["item-0"],))
+    writer.put("item-5", placed=False, fields={"title": "Five"})
+    writer.delete("item-6")
+    writer.delete("gone")
+    writer.put("late", valid_until=5.0)
+    writer.put("new-b", valid_until=time.time() + 1e6)
+    return writer
+
+
+def test_the_next_version_holds_what_is_live(journal: JournalOf, tmp_path: Path) -> None:
+    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
+    before, after = journal.bundle, Bundle.open(tmp_path / "books" / "2")
+    ids = after.items.column("id").to_pylist()
+    assert ids == [item_id for item_id in before.items.column("id").to_pylist() if item_id != "item-6"] + ["new-a", "new-b"]
+    titles = dict(zip(ids, after.items.column("title").to_pylist(), strict=True))
+    assert (titles["new-a"], titles["new-b"], titles["item-5"], titles["item-7"]) == ("A", None, "Five", "Title 7")
+    live = after.manifest.live
+    assert live is not None
+    assert (live.through, live.folded_from) == (8, 1)
+    assert (after.manifest.name, after.manifest.version, after.manifest.data["items"]) == ("books", 2, len(ids))
+    assert after.manifest.metrics["golden_overlap"] == 1
+    assert "recall@10" in after.heldout().column_names
+    assert len(after.golden()) == 3
+    assert verify_golden(after, open_engine(after, "cpu", "reference")) == 1
+
+
+def test_it_finds_what_the_version_with_live_items_finds(journal: JournalOf, tmp_path: Path) -> None:
+    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
+    after = Bundle.open(tmp_path / "books" / "2")
+    engine = open_engine(journal.bundle, "cpu", live=True)
+    journal.state.expire(10.0)
+    engine.set_overlay(journal.state.overlay())
+    rows = folded(journal.bundle, journal.state.overlay(), journal.state.table).rows
+    queries = random_queries(np.random.default_rng(0), journal.bundle, 20)
+    queries.array[queries.array == journal.bundle.items.rows_of(["item-6"])[0]] = -1
+    params = SearchParams.uniform(20, 9, 9)
+    now = open_engine(after, "cpu").search(type(queries)(queries.kind, rows.of_rows(queries.array).astype(queries.array.dtype)), params)
+    assert_array_equal(rows.of_rows(engine.search(queries, params).item_rows_BM), now.item_rows_BM)
+
+
+@pytest.mark.parametrize("trees", [1, 3])
+def test_linear_models_and_forests_fold(tmp_path: Path, trees: int) -> None:
+    writer = JournalOf(linear_model(tmp_path, trees))
+    writer.put("new")
+    writer.delete("item-0")
+    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
+    after = Bundle.open(tmp_path / "books" / "2")
+    assert len(after.trees) == trees
+    assert {tree.item_count for tree, _ in after.trees} == {len(writer.bundle.items)}
+    assert after.items.column("id").to_pylist()[-1] == "new"
+
+
+def test_a_ranker_goes_along(journal: JournalOf, tmp_path: Path) -> None:
+    ranked = add_ranker(journal.bundle, {"retrieval.score": 1.0}, version=2)
+    found = JournalOf(ranked)
+    found.put("new-c")
+    assert fold(ranked.path, tmp_path / "books" / "3") == 0
+    after = Bundle.open(tmp_path / "books" / "3")
+    assert after.manifest.ranker == ranked.manifest.ranker
+    assert GOLDEN_SCORES in after.golden().column_names
+
+
+def test_a_fold_of_a_fold_holds_what_came_later(journal: JournalOf, tmp_path: Path) -> None:
+    models = tmp_path / "books"
+    assert fold(models / "1", models / "2") == 0
+    later = JournalOf(Bundle.open(models / "2"))
+    later.put("new-c")
+    later.delete("new-a")
+    assert fold(models / "2", models / "3") == 0
+    ids = Bundle.open(models / "3").items.column("id").to_pylist()
+    assert ids[-2:] == ["new-b", "new-c"]
+    assert "new-a" not in ids
+    live = Bundle.open(models / "3").manifest.live
+    assert live is not None
+    assert (live.through, live.folded_from) == (10, 2)
+
+
+def test_an_item_without_a_place_is_left_out_and_named(journal: JournalOf, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal.put("nowhere", placed=False)
+    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
+    assert "nowhere" not in Bundle.open(tmp_path / "books" / "2").items.column("id").to_pylist()
+    assert "1 items are left out" in caplog.text
+    assert "nowhere" in caplog.text
+
+
+def test_crowded_parents_are_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = JournalOf(history_model(tmp_path))
+    parent = writer.bundle.tree.level(2)[0]
+    for number in range(14):
+        writer.put(f"new-{number}", parent=parent)
+    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
+    before, after = writer.bundle.tree, Bundle.open(tmp_path / "books" / "2").tree
+    assert after.level_size(2) > before.level_size(2)
+    assert after.item_count == before.item_count + 14
+    assert "are split" in caplog.text
+
+
+def test_node_rows_stay_as_narrow_as_they_were(tmp_path: Path) -> None:
+    writer = JournalOf(history_model(tmp_path, dtype="float16"))
+    writer.put("new")
+    overlay = writer.state.overlay()
+    rows_PD = overlay.trees[0].rows_PD
+    assert rows_PD is not None
+    rows_PD[0] = 0.1
+    fold = folded(writer.bundle, overlay, writer.state.table)
+    content = fitted(writer.bundle, fold)
+    assert fold.content.node_rows_ND.dtype == np.float32  # type: ignore[union-attr]
+    assert content.node_rows_ND.dtype == np.float16  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("out", "message"), [("other/2", "another version of books"), ("books/1", "never overwritten"), ("books/x", "a version number")]
+)
+def test_another_place_is_refused(journal: JournalOf, tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, message: str) -> None:
+    assert fold(tmp_path / "books" / "1", tmp_path / out) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_nothing_to_fold_is_said(journal: JournalOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
+    assert fold(tmp_path / "books" / "2", tmp_path / "books" / "3") == 1
+    assert "through operation 8, all of which it holds" in capsys.readouterr().err
+    history_model(tmp_path, name="plain")
+    assert fold(tmp_path / "plain" / "1", tmp_path / "plain" / "2") == 1
+    assert "with no journal" in capsys.readouterr().err
