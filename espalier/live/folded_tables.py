@@ -90,7 +90,7 @@ def folded_items(trained: ItemTable, table: LiveItems, rows: FoldedRows, changed
 
 
 def folded_memory(memory: Memory, live: LiveMemory, rows: FoldedRows) -> Memory:
-    """The memory with the rows and columns of live items, without those of items that are gone."""
+    """The memory with the rows and columns of live items, without those of items that are gone; of two entries the larger one."""
     source = rows.row_I[np.repeat(np.arange(len(memory.offset) - 1), np.diff(memory.offset))]
     parts = [(source, rows.row_I[memory.item], memory.value)]
     for row, targets, values in live:
@@ -98,9 +98,11 @@ def folded_memory(memory: Memory, live: LiveMemory, rows: FoldedRows) -> Memory:
     source, target, value = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     there = (source >= 0) & (target >= 0)
     source, target, value = source[there], target[there], value[there]
-    order = np.lexsort((target, source))
+    order = np.lexsort((-value, target, source))
+    first = np.append(True, (np.diff(source[order]) != 0) | (np.diff(target[order]) != 0))[: len(order)]
+    source, target, value = source[order][first], target[order][first], value[order][first]
     offset = np.append(0, np.cumsum(np.bincount(source, minlength=rows.items)))
-    return replace(memory, offset=offset, item=target[order].astype(np.int32), value=value[order].astype(np.float32))
+    return replace(memory, offset=offset, item=target.astype(np.int32), value=value.astype(np.float32))
 
 
 def folded_stacking(stacking: Stacking, rows: FoldedRows) -> Stacking:

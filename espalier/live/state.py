@@ -249,6 +249,8 @@ class LiveState:
         if self.table.handles >= MAX_HANDLES:
             raise InvalidData("live items", f"{MAX_HANDLES + 1} ids", f"at most {MAX_HANDLES} in one open version")
         handle = self.table.handle_for(item_id)
+        if self._memory is not None:
+            self._memory.arrived(item_id, self.table.known_row(item_id))
         if handle >= len(self._leaf_R):
             self._leaf_R, self._removed_R = (np.append(array, np.zeros_like(array)) for array in (self._leaf_R, self._removed_R))
         self._leaf_R[handle], self._removed_R[handle] = False, item_id in self._removed

@@ -21,18 +21,14 @@ def fold(model: Path, out: Path) -> Bundle:
 
     Raises InvalidConfig where `out` is of another model, or the journal has nothing that the version does not hold.
     """
-    name, now = new_version(out), time.time()
-    bundle = Bundle.open(model)
+    new_version(out)
+    bundle, now = Bundle.open(model), time.time()
     if out.absolute().parent != model.absolute().parent:
-        raise InvalidConfig(
-            "--out", str(out), f"another version of {model.absolute().parent.name}, not of {name}: a journal is one model's"
-        )
-    items = read_items(journal_of(model), now)
-    if items is None or items.through <= held_by(bundle):
-        found = "no journal" if items is None else f"operations up to {items.through}"
-        raise InvalidConfig(
-            "--model", str(model), f"a model with live items to fold; it has {found}, and the version holds {held_by(bundle)}"
-        )
+        raise InvalidConfig("--out", str(out), f"another version of {model.absolute().parent.name}: a journal is one model's")
+    items, held = read_items(journal_of(model), now), held_by(bundle)
+    if items is None or items.through <= held:
+        found = "no journal" if items is None else f"a journal through operation {items.through}, all of which it holds"
+        raise InvalidConfig("--model", f"{model} with {found}", "a version with live items that it does not hold")
     state = replayed(bundle, journal_of(model), items.operations, now)
     log.info("%d live items and %d tombstones, through operation %d", state.live_items, state.tombstones, state.sequence)
     return publish_fold(bundle, state, out)

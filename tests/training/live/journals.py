@@ -67,4 +67,4 @@ def linear_model(folder: Path, trees: int = 1) -> Bundle:
     rng = np.random.default_rng(3)
     tree = random_tree(rng, 2, 5)
     others = [tree_over(rng, tree.item_count, 3) for _ in range(trees - 1)]
-    return make_linear_bundle(folder, rng, tree, Ranking(own="log_activation", gamma=1), name="books", others=others)
+    return make_linear_bundle(folder, rng, tree, Ranking(activation="l3-hinge", own="log_activation", gamma=1), name="books", others=others)
