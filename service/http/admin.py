@@ -39,21 +39,21 @@ async def load(request: Request, name: Name, body: LoadRequest) -> Response:
     service = service_of(request)
     change = service.registry.changes.load(name, body.version, body.default)
     await _audited(request, "load", name, change, _versions, version=body.version)
-    return as_json(describe(service.registry.entry(name), service.settings))
+    return as_json(describe(service.registry.entry(name), service))
 
 
 async def unload(request: Request, name: Name, body: VersionRequest) -> Response:
     """Drop a version that is not the default, once the requests that it has accepted are answered."""
     service = service_of(request)
     await _audited(request, "unload", name, service.registry.changes.unload(name, body.version), _versions, version=body.version)
-    return as_json(describe(service.registry.entry(name), service.settings))
+    return as_json(describe(service.registry.entry(name), service))
 
 
 async def set_default(request: Request, name: Name, body: VersionRequest) -> Response:
     """Make a version the default, after loading it where needed: pin a version, or roll back."""
     service = service_of(request)
     await _audited(request, "default", name, service.registry.changes.set_default(name, body.version), _versions, version=body.version)
-    return as_json(describe(service.registry.entry(name), service.settings))
+    return as_json(describe(service.registry.entry(name), service))
 
 
 async def set_removed(

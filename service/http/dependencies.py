@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import orjson
@@ -53,14 +53,14 @@ def as_json(document: object, status: int = 200) -> Response:
     return Response(orjson.dumps(document), status, media_type="application/json")
 
 
-def describe(entry: Entry, settings: Settings) -> dict[str, Any]:
+def describe(entry: Entry, service: Service) -> dict[str, Any]:
     described: dict[str, Any] = {
         "name": entry.name,
         "state": entry.state,
         "reason": entry.reason,
         "version": entry.version,
         "versions": [info._asdict() for info in entry.states()],
-        "max_queries": settings.max_queries,
+        "max_queries": service.settings.max_queries,
     }
     if entry.loaded is not None:
         manifest = entry.loaded.bundle.manifest
@@ -73,4 +73,6 @@ def describe(entry: Entry, settings: Settings) -> dict[str, Any]:
             "stacking": None if manifest.stacking is None else manifest.stacking.model_dump(mode="json"),
             "fields": entry.loaded.items.fields,
         }
+    if service.catalogues is not None:
+        described["live"] = asdict(service.catalogues.of(entry.name).status())
     return described

@@ -158,13 +158,13 @@ def retrieve_stream() -> None:
 async def models(request: Request) -> Response:
     """Every model of the models folder, ready or not."""
     service = service_of(request)
-    return as_json({"models": [describe(entry, service.settings) for entry in service.registry.entries.values()]})
+    return as_json({"models": [describe(entry, service) for entry in service.registry.entries.values()]})
 
 
 async def model(request: Request, name: Name) -> Response:
     """One model: state, versions, engine, query kind, search defaults and limits, tree size, metrics at training."""
     service = service_of(request)
-    return as_json(describe(service.registry.entry(name), service.settings))
+    return as_json(describe(service.registry.entry(name), service))
 
 
 async def complete_items(

@@ -20,6 +20,17 @@ class Version(BaseModel):
     reason: str | None = Field(description="Why it failed, or another remark.")
 
 
+class LiveCatalogue(BaseModel):
+    """The live catalogue of a model, as this worker sees it."""
+
+    sequence: int = Field(description="The last operation that is committed.")
+    applied: int = Field(description="The operation up to which the default version's answers hold everything.")
+    items: int = Field(description="Items that were put since training, and not deleted.")
+    tombstones: int = Field(description="Trained items that were deleted.")
+    capacity: int = Field(description="Most live items.")
+    reason: str | None = Field(description="Why it takes no writes now; null where it does.")
+
+
 class Model(BaseModel):
     """A model of the models folder."""
 
@@ -40,6 +51,7 @@ class Model(BaseModel):
     ranker: RankerInfo | None = Field(None, description="The second stage, where the model has one.")
     fields: list[str] | None = Field(None, description="Columns of the item table.")
     metrics: dict[str, Any] | None = Field(None, description="Measured at training.")
+    live: LiveCatalogue | None = None
 
 
 class Models(BaseModel):

@@ -442,6 +442,13 @@ def test_the_feeds_arguments_have_limits(shelf: Running, params: Json) -> None:
     assert shelf.client.get("/models/books/changes", params=params, headers=bearer(ADMIN)).status_code == 422
 
 
+def test_a_model_says_how_full_its_live_catalogue_is(shelf: Running, catalogue: FakeCatalogue) -> None:
+    put(shelf, "new")
+    catalogue.behind = 1
+    found = shelf.client.get("/models/books", headers=bearer(RETRIEVE)).json()["live"]
+    assert found == {"sequence": 1, "applied": 0, "items": 1, "tombstones": 0, "capacity": 10_000, "reason": None}
+
+
 # -- retrieval ------------------------------------------------------------------------------------------------------------
 
 
