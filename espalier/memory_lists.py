@@ -21,7 +21,7 @@ from espalier.read_only import read_only
 from espalier.tree import Tree
 
 Array = NDArray[Any]
-EVERY_NODE, NO_NODES = read_only(np.empty(0, np.bool_), np.empty(0, np.int64))
+EVERY_NODE, NO_NODES, NO_VALUES = read_only(np.empty(0, np.bool_), np.empty(0, np.int64), np.empty(0, np.float32))
 """For compiled code: no mask, no list."""
 
 
@@ -110,7 +110,8 @@ class MemoryTree:
             excluded_X = NO_NODES if eligible.excluded is None else read_only(eligible.excluded.leaves_BX[b])[0]
             eligible_N = EVERY_NODE if mask is None else read_only(mask.eligible_N)[0]
             room = int(np.minimum(len(leaves), self._sizes).sum())
-            own, mem = levels_above(leaves, sum_L, eligible_N, excluded_X, self._parent, self._leaf_offset, self._height, room)
+            tree = self._parent, self._leaf_offset, self._height
+            own, mem = levels_above(leaves, sum_L, eligible_N, excluded_X, NO_NODES, NO_VALUES, tree, room)
             nodes.append(own)
             values.append(mem)
             offset_B[b + 1] = offset_B[b] + len(own)
@@ -152,15 +153,25 @@ def leaf_sums(
 
 @compiled()
 def levels_above(
-    leaves: Array, sum_L: Array, eligible_N: Array, excluded_X: Array, parent: Array, leaf_offset: int, height: int, room: int
+    leaves: Array,
+    sum_L: Array,
+    eligible_N: Array,
+    excluded_X: Array,
+    others: Array,
+    others_mem: Array,
+    tree: tuple[Array, int, int],
+    room: int,
 ) -> tuple[Array, Array]:
     """The nodes of the levels 1 … `height` with memory (int64, ascending) and their mem (float32); `sum_L` is 0 again afterwards.
 
     leaves      ascending
     eligible_N  bool[N], or empty: all nodes are eligible
     excluded_X  leaves that are not eligible, ascending, −1 as padding behind
+    others      nodes above leaves, ascending, repeats allowed, that have memory (others_mem, float32, above 0) from elsewhere too
+    tree        parent, leaf_offset, height
     room        at least as many as there can be
     """
+    parent, leaf_offset, height = tree
     nodes, values = np.empty(room, np.int64), np.empty(room, np.float32)
     begin = room  # filled from the end: each level stands before the one below it
     x = len(excluded_X)
@@ -177,9 +188,24 @@ def levels_above(
         begin -= 1
         nodes[begin], values[begin] = leaf, mem
     end = room
-    for _ in range(height - 1):
+    for step in range(height - 1):
         below = begin
         last, most = np.int64(-1), np.float32(0)
+        if step == 0 and len(others) > 0:
+            i, j = end - 1, len(others) - 1
+            while i >= below or j >= 0:
+                if j < 0 or (i >= below and parent[nodes[i]] >= others[j]):
+                    above, value = parent[nodes[i]], values[i]
+                    i -= 1
+                else:
+                    above, value = others[j], others_mem[j]
+                    j -= 1
+                most = value if above != last or value > most else most
+                begin -= int(above != last)
+                nodes[begin], values[begin] = above, most
+                last = above
+            end = below
+            continue
         for i in range(end - 1, below - 1, -1):  # without a branch: which nodes share a parent cannot be predicted
             above, value = parent[nodes[i]], values[i]
             is_new = above != last

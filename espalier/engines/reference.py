@@ -246,7 +246,7 @@ class ReferenceEngine:
             while node > 0 and eligible_N[node]:
                 eligible_N[node] = node < tree.leaf_offset and eligible_N[tree.first_child[node] : tree.first_child[node + 1]].any()
                 node = -1 if eligible_N[node] else int(tree.parent[node])
-        return NodeMask(eligible_N, mask.items - gone)
+        return replace(mask, eligible_N=eligible_N, items=mask.items - gone)
 
     def _query_states(self, queries: QueryBatch, params: SearchParams, b: int) -> NDArray[np.float32]:
         """float32[L, S]: the states of query b, encoded here unless the parameters bring them."""

@@ -21,6 +21,7 @@ from espalier.search import NO_ITEM, NodeMask, SearchParams
 from espalier.tree import Tree
 
 Int64 = NDArray[np.int64]
+NO_HANDLES = np.zeros(0, np.bool_)
 
 
 class Visible(NamedTuple):
@@ -57,6 +58,8 @@ def visible(tree: Tree, place: int, overlay: Overlay, params: SearchParams) -> V
         elif mask is None:
             mask, live_R = standing, overlay.eligible_R
         else:
+            if mask.live_R is None and overlay.memory is not None:  # a memory takes no live_R as one that forbids nothing
+                mask = replace(mask, live_R=NO_HANDLES)
             live_R = mask.live_R
         eligible = overlay.eligible if live_R is not None and mask is None else tree.item_count if mask is None else mask.items
         if exclude_BE is not None:

@@ -1,0 +1,135 @@
+"""The states of histories that hold live items: query.onnx over the few rows that a history needs, in place of all node rows.
+
+A live item of a history counts by its live row on the leaf level, and above it by its parent and that one's ancestors, as in a fold. A
+trained item whose row was changed counts by that row. The graph is given a table of the rows that it looks up and node numbers that
+point into it, which is the same to a graph that uses them for nothing else: it is read, and tried out, before it is trusted.
+
+Legend: B queries, T history, L levels, N nodes, C rows of a table, D node row, S state.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.engines.compiled.encoder import QueryEncoder, free_inputs
+from espalier.engines.onnx.graphs import load_graph
+from espalier.engines.onnx.runtime import ort, session_options
+from espalier.errors import UnsupportedGraph
+from espalier.live.overlay import LiveLeaves
+from espalier.queries import HistoryKind
+
+log = logging.getLogger(__name__)
+Array = NDArray[Any]
+Int64 = NDArray[np.int64]
+TRIED = 4
+"""Random histories that the table is compared on with all node rows."""
+
+
+class LiveEncoder:
+    """See the module. Any number of threads may call it.
+
+    Raises UnsupportedGraph where query.onnx does more with node rows, or with the numbers of nodes, than look rows up.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        kind = bundle.graph_kind
+        if not isinstance(kind, HistoryKind):
+            raise UnsupportedGraph(f"{kind.kind} queries hold no items")
+        model = load_graph("query.onnx", bundle.graph("query.onnx"))
+        free_inputs(model)
+        _check_lookups(model)
+        tree, scorer = bundle.tree, bundle.graph_scorer
+        self._tree, self._rows_ND = tree, bundle.node_rows_ND
+        self._sequence = scorer.encoder == "sequence"
+        self._shape = (tree.height + 1 if scorer.state_levels > 1 else 1), scorer.state_dim
+        self._inputs = {entry.name for entry in model.graph.input}
+        self._outputs = [entry.name for entry in model.graph.output]
+        self._session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
+        self._try_out(bundle, kind.length)
+
+    def states(self, leaves: LiveLeaves, history_BT: Int64, handle_BT: Int64) -> NDArray[np.float32]:
+        """float32[B, H + 1 or 1, S]: the states of each history, as query.onnx gives them.
+
+        history_BT  item rows, −1 as padding
+        handle_BT   the handle by whose live leaf, which must be there, an item counts; −1 where it counts as it was trained
+        """
+        states_BLS = np.empty((len(history_BT), *self._shape), np.float32)
+        for b, (history_T, handle_T) in enumerate(zip(history_BT, handle_BT, strict=True)):
+            states_BLS[b] = self._run(self._nodes(leaves, history_T, handle_T), leaves.rows_PD)
+        return states_BLS
+
+    def _nodes(self, leaves: LiveLeaves, history_T: Int64, handle_T: Int64) -> Int64:
+        """int64[L, T]: the ancestors of a history's items (only its leaves for a sequence), −1 for padding. N + p is live row p."""
+        tree = self._tree
+        trained_T = np.where((history_T >= 0) & (handle_T < 0), history_T, -1)
+        leaf_T = np.where(trained_T >= 0, tree.leaf_of_item[trained_T], -1)
+        above_T = np.where(leaf_T >= 0, tree.parent[leaf_T], -1)
+        live = np.flatnonzero(handle_T >= 0)
+        if len(live):
+            mine = np.flatnonzero(np.isin(leaves.handle_X, handle_T[live]))
+            mine = mine[np.argsort(leaves.handle_X[mine])]
+            position = mine[np.searchsorted(leaves.handle_X[mine], handle_T[live])]
+            leaf_T[live], above_T[live] = tree.node_count + leaves.place_X[position], leaves.parent_X[position]
+        if self._sequence:
+            return leaf_T[None]
+        path = [leaf_T, above_T]
+        for _ in range(tree.height - 1):
+            path.append(np.where(path[-1] >= 0, tree.parent[path[-1]], -1))
+        return np.array(path[::-1])
+
+    def _run(self, nodes_LT: Int64, live_PD: NDArray[np.float32] | None) -> Array:
+        """float32[H + 1 or 1, S]: the states of one history. The table begins with the root's row and ends with the last node's.
+
+        Graphs may look up these two for padding, as row 0 or −1, whose numbers they then drop.
+        """
+        count = self._tree.node_count
+        distinct, place_LT = np.unique(np.append(nodes_LT[nodes_LT >= 0], (0, count - 1)), return_inverse=True)
+        trained = distinct < count
+        table_CD = np.empty((len(distinct) + 1, self._rows_ND.shape[1]), np.float32)
+        table_CD[:-1][trained] = self._rows_ND[distinct[trained]]
+        table_CD[-1] = self._rows_ND[count - 1]
+        if live_PD is not None:
+            table_CD[:-1][~trained] = live_PD[distinct[~trained] - count]
+        compact_LT = np.full(nodes_LT.shape, -1, np.int64)
+        compact_LT[nodes_LT >= 0] = place_LT[:-2]
+        feeds: dict[str, Array] = {"history_leaves": compact_LT} if self._sequence else {"history_nodes": compact_LT[None]}
+        if "node_rows" in self._inputs:
+            feeds["node_rows"] = table_CD
+        return np.asarray(self._session.run(self._outputs, feeds)[0][0])
+
+    def _try_out(self, bundle: Bundle, length: int) -> None:
+        """Raise UnsupportedGraph unless some histories have the same states with a table as with all node rows."""
+        rng = np.random.default_rng(0)
+        history_BT = rng.integers(0, bundle.tree.item_count, (TRIED, length))
+        history_BT[1:, : length // 2] = -1
+        none = LiveLeaves(*(np.empty(0, np.int64),) * 5, begin_Y=np.zeros(1, np.int64), rows_PD=None, sparse=None)
+        whole = QueryEncoder(bundle, np.require(bundle.node_rows_ND, requirements=["C", "A"])).states(history_BT, [0] * TRIED)
+        try:
+            small = self.states(none, history_BT, np.full_like(history_BT, -1))
+        except Exception as error:  # ONNX Runtime's own classes derive from nothing narrower
+            raise UnsupportedGraph(f"query.onnx cannot be run over a part of the node rows ({error})") from error
+        if not np.allclose(small, whole, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(whole).max()))):
+            raise UnsupportedGraph("query.onnx gives other states over a part of the node rows: it does more with nodes than look rows up")
+
+
+def opened_encoder(bundle: Bundle) -> LiveEncoder | None:
+    """That of a bundle of histories; None where its query.onnx cannot take live items, which are then unknown in histories."""
+    try:
+        return LiveEncoder(bundle)
+    except UnsupportedGraph as error:
+        log.warning("%s version %d: live items do not count in histories (%s)", bundle.manifest.name, bundle.manifest.version, error)
+        return None
+
+
+def _check_lookups(model: onnx.ModelProto) -> None:
+    """Raise UnsupportedGraph unless node rows are only looked up, by row."""
+    for node in model.graph.node:
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        if "node_rows" in node.input and (node.op_type != "Gather" or list(node.input).index("node_rows") != 0 or axis != 0):
+            raise UnsupportedGraph(f"query.onnx does not only look rows up: {node.op_type} reads node_rows")

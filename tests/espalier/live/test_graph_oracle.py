@@ -1,0 +1,155 @@
+"""The oracle of a live catalogue for models of graphs: with integer weights, a bundle with an overlay is searched as the plain reference
+searches its fold. Live items in histories, memories, encoders of sequences, filters, exclusions and frozen queries, all at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.checks.engines import differences
+from espalier.checks.random_bundles import make_bundle, random_memory, random_tree
+from espalier.checks.random_live import random_state
+from espalier.engines.compiled.engine import CompiledEngine
+from espalier.engines.live.engine import LiveEngine
+from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines.reference import ReferenceEngine
+from espalier.live.fold import write_fold
+from espalier.live.folded_tables import FoldedRows
+from espalier.live.live_tree import LEAST_ROOM
+from espalier.live.masks import live_mask
+from espalier.live.state import LiveState
+from espalier.manifest import InnerProductForm
+from espalier.masks.eligibility import node_mask
+from espalier.queries import HistoryKind, QueryBatch, VectorKind, pad_histories
+from espalier.search import Engine, SearchParams, SearchResult
+from tests.espalier.test_signature import KINDS, SMALL_SHAPES
+
+Rng = np.random.Generator
+
+
+class Oracle:
+    """A bundle of graphs with an overlay, and its fold. Queries and parameters are those of the former."""
+
+    def __init__(self, folder: Path, rng: Rng, bundle: Bundle, state: LiveState) -> None:
+        self.rng, self.bundle, self.state = rng, bundle, state
+        self.overlay = state.overlay()
+        self.fold = write_fold(folder / "fold" / "2", bundle, self.overlay, state.table)
+        self.rows = FoldedRows.of(self.overlay)
+        self.there = np.concatenate([self.rows.kept, len(self.rows.row_I) + self.rows.new])
+        """The item rows of bundle and overlay that the fold has, in its order."""
+
+    def queries(self, batch: int) -> QueryBatch:
+        """Vectors, or histories of items that the fold has; empty ones too."""
+        kind: Any = self.bundle.manifest.query
+        if isinstance(kind, VectorKind):
+            return QueryBatch(kind, self.rng.integers(-2, 3, (batch, kind.width)).astype(np.float32))
+        return pad_histories(kind, [self.rng.choice(self.there, self.rng.integers(0, kind.length + 2)) for _ in range(batch)])
+
+    def params(self, batch: int, passing: float | None, excluded: int) -> tuple[SearchParams, SearchParams]:
+        """Of a call with the overlay, and of the same call of the fold."""
+        rng, tree = self.rng, self.bundle.tree
+        beam_size_B, m_B = rng.integers(1, 40, batch), rng.integers(1, 50, batch)
+        live, folded = SearchParams(beam_size_B, m_B), SearchParams(beam_size_B, m_B)
+        if passing is not None:
+            passing_J = rng.random(len(self.there)) < passing
+            passing_J[self.rows.row_I[self.rows.row_I >= 0][:1]] = True
+            passing_I = np.append(passing_J, False)[self.rows.row_I]
+            mask = live_mask([tree], self.overlay, node_mask(tree, passing_I), np.append(passing_J, False)[self.rows.row_R])
+            masked = rng.random(batch) < 0.7
+            live = replace(live, mask_B=tuple(mask if own else None for own in masked))
+            folded = replace(folded, mask_B=tuple(node_mask(self.fold.tree, passing_J) if own else None for own in masked))
+        if excluded:
+            exclude_BE = rng.choice(np.append(self.there, -1), (batch, excluded))
+            live, folded = replace(live, exclude_BE=exclude_BE), replace(folded, exclude_BE=self.rows.of_rows(exclude_BE))
+        return live, folded
+
+    def expected(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        """What the reference finds in the fold."""
+        if isinstance(queries.kind, HistoryKind):
+            queries = QueryBatch(queries.kind, self.rows.of_rows(queries.array))
+        return ReferenceEngine(self.fold).search(queries, params)
+
+    def of_fold(self, result: SearchResult) -> SearchResult:
+        """A result of the overlay, by the fold's item rows."""
+        assert set(result.item_rows_BM.flat) <= {*self.there.tolist(), -1}
+        return replace(result, item_rows_BM=self.rows.of_rows(result.item_rows_BM), trace=None, frontiers=())
+
+    def live(self, inner: Engine) -> LiveEngine:
+        engine = LiveEngine(self.bundle, inner)
+        engine.set_overlay(self.overlay)
+        return engine
+
+
+def inner_engines(bundle: Bundle) -> list[Engine]:
+    engines: list[Engine] = [ReferenceEngine(bundle), OnnxEngine(bundle, "cpu"), OnnxEngine(bundle, "cpu", shapes=SMALL_SHAPES)]
+    return [*engines, CompiledEngine(bundle)] if isinstance(bundle.graph_scorer.form, InnerProductForm) else engines
+
+
+def random_oracle(folder: Path, shape: dict[str, Any]) -> Oracle:
+    rng = np.random.default_rng(shape["seed"])
+    branching, height = shape["branching_height"]
+    tree = random_tree(rng, height, branching, shape["ragged"], shape["empty_share"])
+    kind: Any
+    kind, *parts = shape["kind"].split()
+    memory = random_memory(rng, tree.item_count, int(rng.integers(1, 6))) if "memory" in parts else None
+    encoder: Any = "sequence" if "sequence" in parts else "levels"
+    bundle = make_bundle(folder, rng, tree, kind, shape["gamma"], dtype=shape["dtype"], memory=memory, encoder=encoder)
+    touched = min(7, tree.item_count - 1)
+    deleted = int(rng.integers(0, touched + 1))
+    parents = rng.choice(np.array(tree.level(height - 1)), 3) if shape["together"] else None
+    state = random_state(rng, bundle, int(rng.integers(0, LEAST_ROOM + 1)), deleted, touched - deleted, parents=parents)
+    return Oracle(folder, rng, bundle, state)
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32 - 1),
+        "branching_height": st.sampled_from([(2, 3), (2, 6), (3, 4), (8, 2), (32, 2), (6, 1)]),
+        "ragged": st.booleans(),
+        "empty_share": st.sampled_from([0.0, 0.2, 0.9]),
+        "kind": st.sampled_from(KINDS),
+        "dtype": st.sampled_from(["float32", "float16"]),
+        "gamma": st.sampled_from([0.0, 0.5, 1.0]),
+        "together": st.booleans(),
+        "passing": st.sampled_from([None, 0.0, 0.1, 0.5]),
+        "excluded": st.sampled_from([0, 3, 30]),
+    }
+)
+
+
+@given(shape=shapes)
+def test_live_items_are_found_as_if_folded(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
+    oracle = random_oracle(tmp_path_factory.mktemp("models"), shape)
+    queries, (params, folded) = oracle.queries(3), oracle.params(3, shape["passing"], shape["excluded"])
+    expected = oracle.expected(queries, folded)
+    for inner in inner_engines(oracle.bundle):
+        assert differences(oracle.of_fold(oracle.live(inner).search(queries, params)), expected) == [], inner.name
+
+
+@given(shape=shapes)
+def test_frozen_queries_see_the_bundle_alone(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
+    """Beside queries that see what is live, which get what they get alone."""
+    oracle = random_oracle(tmp_path_factory.mktemp("models"), shape)
+    queries, frozen_B = oracle.queries(4), np.array([True, False, True, False])
+    params = SearchParams(oracle.rng.integers(1, 40, 4), oracle.rng.integers(1, 50, 4))
+    kind, items = queries.kind, oracle.bundle.tree.item_count
+    known = queries
+    if isinstance(kind, HistoryKind):  # live items are unknown to them
+        known = pad_histories(kind, [np.where(row < items, row, -1) for row in queries.array])
+    expected = ReferenceEngine(oracle.bundle).search(known, params)
+    for inner in inner_engines(oracle.bundle):
+        engine = oracle.live(inner)
+        got, live = engine.search(queries, replace(params, frozen_B=frozen_B)), engine.search(queries, params)
+        for name in ("item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"):
+            for b in range(4):
+                right: NDArray[Any] = getattr(expected if frozen_B[b] else live, name)[b]
+                np.testing.assert_array_equal(getattr(got, name)[b], right)
