@@ -103,6 +103,7 @@ class Journal:
     def __init__(self, file: Path, mode: Literal["read", "write"] = "write") -> None:
         self.file, self._mode = file, mode
         self._inode: int | None = None
+        self._damage: JournalCorrupt | None = None
         self._reader: sqlite3.Connection | None = None
         self._writer: sqlite3.Connection | None = None
         self._reading, self._writing = threading.Lock(), threading.Lock()
@@ -116,14 +117,22 @@ class Journal:
         migrated, because the folder is read-only.
         """
         journal = Journal(file, mode)
-        if mode == "write" and file.exists():
+        journal.check()
+        return journal
+
+    def check(self) -> None:
+        """What `open` does with the file. A damaged journal is neither read nor written afterwards."""
+        if self._mode == "write" and self.exists():
             try:
-                with journal.exclusive():
+                with self.exclusive():
                     pass
             except (JournalFull, JournalReadOnly) as error:
                 log.warning("%s; it is read all the same", error)
-        journal_file.check(file)
-        return journal
+        try:
+            journal_file.check(self.file)
+        except JournalCorrupt as error:
+            self._damage = error
+            raise
 
     # -- reading --------------------------------------------------------------------------------------------------------
 
@@ -187,7 +196,7 @@ class Journal:
         if self._mode == "read":
             raise JournalReadOnly(f"{named(self.file)}: it was opened to be read")
         with self._writing, locked(self.file, timeout_s):
-            self._same_file()
+            self._check_file()
             if self._writer is None:
                 self._writer = open_writer(self.file)
                 self._inode = self.file.stat().st_ino
@@ -223,8 +232,10 @@ class Journal:
             log.warning("%s: its write-ahead log of %d bytes stays: %s", named(self.file), size, error)
         self._checkpoint_at = log_bytes(self.file) + CHECKPOINT_BYTES
 
-    def _same_file(self) -> None:
-        """Raises JournalCorrupt where the file was replaced or deleted while open: what is written to it would be lost."""
+    def _check_file(self) -> None:
+        """Raises JournalCorrupt where the file is damaged, or was replaced or deleted while open: what is written to it would be lost."""
+        if self._damage is not None:
+            raise JournalCorrupt(str(self._damage))
         if self._inode is None:
             return
         try:
@@ -242,7 +253,7 @@ class Journal:
     def reading(self) -> Iterator[sqlite3.Connection | None]:
         """The connection that reads, None where there is no journal yet."""
         with self._reading:
-            self._same_file()
+            self._check_file()
             if self._reader is not None:
                 with errors_of(self.file):
                     yield self._reader

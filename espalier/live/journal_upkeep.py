@@ -75,12 +75,13 @@ def backup(journal: Journal, to: Path) -> None:
     found = open_reader(journal.file)
     if found is None:
         raise InvalidInput("journal", named(journal.file), "a journal; nothing was ever written to this model")
+    if to.exists():
+        found[0].close()
+        raise InvalidInput("to", str(to), "a file that is not there yet")
     temporary = to.with_name(f".{to.name}.{os.getpid()}")
     try:
         with errors_of(temporary):
             with closing(found[0]) as connection:
-                if to.exists():
-                    raise InvalidInput("to", str(to), "a file that is not there yet")
                 connection.execute("PRAGMA query_only = OFF")
                 connection.execute("VACUUM INTO ?", (str(temporary),))
             temporary.chmod(0o640)

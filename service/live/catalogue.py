@@ -238,6 +238,7 @@ class LiveCatalogue:
         """Bring a version that is about to serve up to date, and keep it so. Blocks; operations that cannot be read are left out so far."""
         if version.refused is None and self._journal.exists():
             try:
+                self._journal.check()
                 replay(version, self._journal)
             except JournalError as error:
                 log.error("%s version %d serves without its live items: %s", self.model, version.version, error)

@@ -64,8 +64,12 @@ def test_a_file_that_is_no_sound_journal_is_refused_and_left_alone(tmp_path: Pat
     file.parent.mkdir()
     made(file)  # type: ignore[operator]
     before = file.read_bytes()
+    journal = Journal(file)
     with pytest.raises(JournalCorrupt, match=r"model/live\.db.*backup"):
-        Journal.open(file)
+        journal.check()
+    for use in (lambda: appended(journal, [put("a")]), journal.last_sequence):
+        with pytest.raises(JournalCorrupt, match="backup"):
+            use()
     if made in (foreign, with_trigger, no_database):
         for use in (lambda: appended(Journal(file), [put("a")]), Journal(file).last_sequence):
             with pytest.raises(JournalCorrupt):

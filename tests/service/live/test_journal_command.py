@@ -1,0 +1,86 @@
+"""`python -m service.journal`, upkeep of a live catalogue."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.live.journal import Journal
+from espalier.live.journal_upkeep import LEFT_OUT
+from espalier.live.operations import ItemBody, Operation
+from service.journal import main
+from tests.espalier.live.journals import appended, put
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder with a model of one version and two operations on one item."""
+    (tmp_path / "models" / "books" / "3").mkdir(parents=True)
+    (tmp_path / "models" / "books" / "3" / "manifest.json").touch()
+    events = ItemBody(events=(["a"], ["b"]), users=("u1", "u2"))
+    appended(Journal(tmp_path / "models" / "books" / "live.db"), [put("x"), Operation(0, "x", "put", events)], version=3)
+    return tmp_path / "models"
+
+
+def run(models: Path, capsys: pytest.CaptureFixture[str], command: str, *more: str) -> Any:
+    assert main([command, "--models", str(models), "--model", "books", *more]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def journal(models: Path) -> Journal:
+    return Journal(models / "books" / "live.db", "read")
+
+
+def test_compact_keeps_places_of_versions_that_are_there(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Journal(models / "books" / "live.db").writing() as transaction:
+        transaction.store_placements(2, transaction.placements(3, [2]))
+    found = run(models, capsys, "compact")
+    assert (found["operations"], found["placements"]) == (1, 2)
+    assert [operation.sequence for operation in journal(models).since(0, 9)] == [2]
+    assert journal(models).placements(3, [1, 2]).keys() == {2}
+
+
+def test_compact_keeps_what_is_asked_for(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(models, capsys, "compact", "--keep-from", "1")["operations"] == 0
+
+
+def test_backup_says_up_to_which_operation_it_holds(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy.db"
+    assert run(models, capsys, "backup", "--to", str(copy)) == {"written": str(copy), "sequence": 2}
+    assert Journal(copy, "read").since(0, 9) == journal(models).since(0, 9)
+
+
+def test_erase_user_names_the_items_whose_events_were_dropped(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(models, capsys, "erase-user", "--user", "u1") == {"items": ["x"]}
+    assert journal(models).since(1, 9)[0].body == ItemBody(events=(["b"],), users=("u2",))
+
+
+def test_take_over_leaves_numbers_out(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(models, capsys, "take-over") == {"sequence": LEFT_OUT + 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compact", "--model", "films"], "films"),
+        (["compact", "--model", "empty"], "nothing was ever put"),
+        (["backup", "--model", "books", "--to", "."], "not there yet"),
+        (["backup", "--model", "books", "--to", "/proc/no/copy.db"], "copy.db"),
+    ],
+)
+def test_what_cannot_be_done_is_said(models: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    (models / "empty").mkdir()
+    assert main([*arguments, "--models", str(models)]) == 1
+    found = capsys.readouterr()
+    assert message in found.err
+    assert not found.out
+
+
+def test_a_damaged_journal_is_named_and_left_alone(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (models / "books" / "live.db-wal").unlink()
+    (models / "books" / "live.db").write_bytes(b"no database")
+    assert main(["compact", "--models", str(models), "--model", "books"]) == 1
+    assert "books/live.db" in capsys.readouterr().err
