@@ -7,6 +7,7 @@ Legend: B queries, M results.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from espalier.search import NO_ITEM
 from loadtest.loops import Answered, closed_loop, each_once, open_loop, percentiles_ms, request_bytes, statuses
 from loadtest.queries import Query
 from loadtest.target import Json, ServiceRefused, Target, problem_text, send
+from loadtest.writes import WRITTEN, Writes, delete_all, mixed, put_bytes
 
 FIRST_CLIENTS, FEW_CLIENTS, MOST_CLIENTS = 16, 4, 512
 MIN_GAIN = 1.05
@@ -37,7 +39,13 @@ BUSY = (0, 408, 429, 500, 502, 503, 504)
 
 @dataclass(frozen=True)
 class Load:
-    """What every cell of a sweep has in common. `rate_per_s` None: LOAD_SHARE of the cell's capacity. `rounds`: of each loop."""
+    """What every cell of a sweep has in common.
+
+    rate_per_s    of the open loop; None: LOAD_SHARE of the cell's capacity
+    rounds        of each loop
+    writes_per_s  of a third loop, with writes beside the rate of the open one; 0: there is none
+    writer        the service with a key that writes
+    """
 
     target: Target
     model: str
@@ -49,6 +57,8 @@ class Load:
     exclude_seen: bool = False
     timeout_ms: float | None = None
     seed: int = 0
+    writes_per_s: float = 0.0
+    writer: Target | None = None
 
     def body(self, query: Query, beam_size: int, m: int) -> Json:
         """A body of POST /retrieve with one query."""
@@ -58,9 +68,10 @@ class Load:
 
 
 def measure(load: Load, beam_size: int, m: int, progress: Callable[[str], object] = lambda phase: None) -> Json:
-    """A cell: {"beam_size", "m", "measured", "engine", "recall", …, "capacity_per_s", "loops": {"closed": {…}, "open": {…}}}.
+    """A cell: {"beam_size", "m", "measured", "engine", "recall", …, "capacity_per_s", "loops": {"closed": {…}, "open": {…}}}; with writes
+    also "writes", and "mixed" among the loops.
 
-    progress  called with the name of each of the four phases when it begins
+    progress  called with the name of each phase when it begins
     A figure of a loop is the median of its rounds: one stall of the machine spoils one of them, not the figure.
     Raises ServiceRefused when the service is gone, or refuses the requests of the cell.
     """
@@ -83,6 +94,10 @@ def measure(load: Load, beam_size: int, m: int, progress: Callable[[str], object
     opened = _median(
         [_loop(open_loop(load.target.address, shuffled, rate, load.seconds, seed, keep=without_items), rate) for seed in seeds]
     )
+    loops, writes = {"closed": alone, "open": opened}, {}
+    if load.writes_per_s:
+        progress("with writes")
+        loops["mixed"], writes["writes"] = _with_writes(load, shuffled, rate, seeds)
     return {
         "beam_size": beam_size,
         "m": m,
@@ -92,7 +107,8 @@ def measure(load: Load, beam_size: int, m: int, progress: Callable[[str], object
         "capacity_per_s": full["requests_per_s"],
         "capacity_connections": connections,
         "capacity_statuses": full["statuses"],
-        "loops": {"closed": alone, "open": opened},
+        "loops": loops,
+        **writes,
     }
 
 
@@ -168,6 +184,37 @@ def _capacity(load: Load, requests: Sequence[bytes]) -> tuple[int, Json]:
         clients *= 2
 
 
+def _with_writes(load: Load, requests: Sequence[bytes], rate: float, seeds: Sequence[int]) -> tuple[Json, Json]:
+    """The open loop once more with writes beside it: the figures of its retrievals, and of its writes. What it has put is deleted."""
+    writer, writes = load.writer or load.target, Writes(load.queries)
+    numbers = itertools.count()  # of all rounds, so that no two writes are equal
+
+    def put(_: int) -> bytes:
+        return put_bytes(writer, load.model, writes.put(next(numbers)))
+
+    retrieved, written = [], []
+    for seed in seeds:
+        mix = mixed(requests, put, rate, load.writes_per_s, load.seconds)
+        answered = open_loop(load.target.address, mix.requests, rate + load.writes_per_s, load.seconds, seed, keep=without_items)
+        retrieved.append(_loop([answer for answer in answered if not mix.is_write[answer.number]], rate))
+        written.append(_writes([answer for answer in answered if mix.is_write[answer.number]], load.writes_per_s))
+    delete_all(writer, load.model, writes.ids(next(numbers)))
+    return _median(retrieved), _median(written)
+
+
+def _writes(answered: Sequence[Answered], offered_per_s: float) -> Json:
+    good = [answer for answer in answered if answer.status in WRITTEN]
+    p50_ms, p99_ms = percentiles_ms(good)
+    return {
+        "p50_ms": _number(p50_ms),
+        "p99_ms": _number(p99_ms),
+        "offered_per_s": offered_per_s,
+        "samples": len(good),
+        "failed": len(answered) - len(good),
+        "statuses": statuses(answered),
+    }
+
+
 def recall_at_m(answers: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]], m: int) -> float:
     """Mean recall@m of lists of ids: `espalier.metrics.precision_recall_f` over numbers that stand for the ids."""
     number: dict[str, int] = {}
@@ -208,13 +255,13 @@ def _loop(answered: Sequence[Answered], offered_per_s: float | None) -> Json:
 
 def _median(rounds: Sequence[Json]) -> Json:
     """One loop from its rounds: the median of each figure, the sum of each count; and the p99 of every round, to see how they spread."""
-    counted = {name: sum(loop[name] for loop in rounds) for name in ("samples", "failed", "degraded")}
+    counted: Json = {name: sum(loop[name] for loop in rounds) for name in ("samples", "failed", "degraded") if name in rounds[0]}
     answered = sum((Counter(loop["statuses"]) for loop in rounds), Counter[str]())
     medians = {}
     for name in rounds[0].keys() - counted.keys() - {"statuses"}:
         values = [loop[name] for loop in rounds if loop[name] is not None]
         medians[name] = float(np.median(values)) if values else None
-    found = {**medians, **counted, "statuses": dict(sorted(answered.items()))}
+    found: Json = {**medians, **counted, "statuses": dict(sorted(answered.items()))}
     return {name: found[name] for name in rounds[0]} | {"rounds_p99_ms": [loop["p99_ms"] for loop in rounds]}
 
 

@@ -1,4 +1,5 @@
-"""Locust's side of the load tests: users that ask POST /retrieve, with a web page, in several processes, or headless.
+"""Locust's side of the load tests: users that ask POST /retrieve, and others that put items, with a web page, in several processes, or
+headless.
 
     locust -f loadtest/locustfile.py --host http://localhost:8000 --headless --shape spike --rate 200 --seconds 60
 
@@ -13,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import gevent
 import orjson
@@ -24,11 +26,12 @@ from locust.exception import StopUser
 from espalier.errors import EspalierError
 from loadtest.plan import SHAPES, Plan, complaints, conditions, mix, plan_of, shaped, users, valid, versions, wrong_in
 from loadtest.target import ask
+from loadtest.writes import WRITTEN, delete_all
 
 log = logging.getLogger("loadtest")
 
 REFUSED = "refused (429)"
-RELOAD = "reload"
+RELOAD, PUT = "reload", "put"
 
 plans: dict[int, Plan] = {}
 """By id of the environment, from the start of its test on; absent where the test cannot be done."""
@@ -51,6 +54,8 @@ def add_options(parser: LocustArgumentParser) -> None:
     add("--exclude-seen", action="store_true", help="items of the history are not returned")
     add("--key", default="", env_var="LOCUST_KEY", **own, help="an API key, where the service wants one (LOCUST_KEY)")
     add("--admin-key", default="", env_var="LOCUST_ADMIN_KEY", **own, help="an admin key, for the shape reload (LOCUST_ADMIN_KEY)")
+    add("--write-rate", type=float, default=0.0, help="items put per second, beside the retrievals (default 0)")
+    add("--write-key", default="", env_var="LOCUST_WRITE_KEY", **own, help="a key of the role write, for --write-rate (LOCUST_WRITE_KEY)")
     add("--versions", type=valid(versions), default="", help="versions that the shape reload takes turns with (default: all there are)")
     add("--reload-every", type=float, default=5.0, help="seconds from the end of a reload to the next one (default 5)")
     add("--max-failed", type=float, default=0.01, help="share of failed requests, refused ones aside, up to which the exit code is 0")
@@ -88,6 +93,35 @@ class Retriever(FastHttpUser):
                 response.failure(f"{response.status_code or response.error}: {(response.text or '')[:200]}")
             elif wrong := wrong_in(orjson.loads(response.content or b"{}"), m, eligible):
                 response.failure(wrong)
+
+
+class Writer(FastHttpUser):
+    """Puts one item at a time, evenly paced: an item's evidence is one of the queries."""
+
+    fixed_count = 1
+
+    def on_start(self) -> None:
+        plan = plans.get(id(self.environment))
+        if plan is None:
+            raise StopUser
+        self.plan, self.pace = plan, constant_throughput(plan.per_writer)
+        self.headers = {"Content-Type": "application/json", **plan.writer.headers}
+        time.sleep(plan.rng.random() / plan.per_writer)
+
+    def wait_time(self) -> float:
+        return float(self.pace(self))
+
+    @task
+    def put(self) -> None:
+        item, body = self.plan.put()
+        path = f"{self.plan.writer.prefix}/models/{quote(self.plan.model['name'], safe='')}/items/{item}"
+        data = orjson.dumps(body).decode()
+        with self.client.request("PUT", path, name=PUT, data=data, headers=self.headers, catch_response=True) as response:
+            if response.status_code == 429:
+                response.request_meta["name"] = REFUSED
+                response.failure("429")
+            elif response.status_code not in WRITTEN:
+                response.failure(f"{response.status_code or response.error}: {(response.text or '')[:200]}")
 
 
 class Reloader(User):
@@ -143,6 +177,10 @@ class Shape(LoadTestShape):
             return None
         count = shaped(options.shape, users(options.rate), passed / options.seconds)
         asking: list[type[User]] = [Retriever]
+        if options.write_rate > 0:
+            Writer.fixed_count = users(options.write_rate)
+            count += Writer.fixed_count
+            asking.append(Writer)
         if options.shape == "reload":
             return count + Reloader.fixed_count, count + 1, [*asking, Reloader]
         return count, max(count, 1), asking
@@ -161,6 +199,18 @@ def begin(environment: Environment, **_: object) -> None:
         log.error("%s", error)
         return
     log.info("%s version %s, %d queries", plan.model["name"], plan.model["version"], len(plan.queries))
+
+
+@events.test_stop.add_listener
+def clean_up(environment: Environment, **_: object) -> None:
+    """Delete what was put."""
+    plan = plans.get(id(environment))
+    if plan is None or plan.writes is None:
+        return
+    try:
+        delete_all(plan.writer, plan.model["name"], plan.writes.ids(next(plan.write_numbers)))
+    except EspalierError as error:
+        log.error("%s", error)
 
 
 @events.quitting.add_listener

@@ -48,11 +48,11 @@ class Answered(NamedTuple):
     body: bytes
 
 
-def request_bytes(path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> bytes:
-    """A whole POST request."""
+def request_bytes(path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None, method: str = "POST") -> bytes:
+    """A whole request."""
     content = orjson.dumps(body)
     lines = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(content)), **(headers or {})}
-    head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items()) + "\r\n"
+    head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items()) + "\r\n"
     return head.encode() + content
 
 

@@ -6,10 +6,11 @@ Knows numbers and the service's JSON. Does not know Locust, whose import changes
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from espalier.errors import InvalidConfig
 from loadtest.queries import Query, queries_of, without_seen
 from loadtest.target import Json, Target, describe, parse_url
+from loadtest.writes import Put, Writes
 
 PER_USER = 5.0
 """Most requests/s of one user: at a higher rate there are more of them."""
@@ -39,7 +41,13 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What the users of one test share. versions: the shape reload makes them the default in turn."""
+    """What the users of one test share.
+
+    versions      the shape reload makes them the default in turn
+    writer        the service with a key that writes
+    writes        what is put, None where nothing is; write_numbers counts it
+    per_writer    writes/s of one user
+    """
 
     target: Target
     admin: Target
@@ -54,6 +62,16 @@ class Plan:
     versions: list[int]
     reload_every_s: float
     rng: random.Random
+    writer: Target
+    writes: Writes | None
+    write_numbers: Iterator[int]
+    per_writer: float
+
+    def put(self) -> Put:
+        """The next write."""
+        if self.writes is None:
+            raise InvalidConfig("--write-rate", 0, "a rate above 0")
+        return self.writes.put(next(self.write_numbers))
 
     def request(self) -> Request:
         """The next request, drawn from the mixes."""
@@ -78,6 +96,10 @@ def plan_of(host: str | None, options: argparse.Namespace) -> Plan:
         raise InvalidConfig("--filter-share", options.filter_share, "0 to 1")
     if options.filter_share and not conditions(options.filter):
         raise InvalidConfig("--filter", options.filter, "a filter, because --filter-share is above 0")
+    if not 0 <= options.write_rate < math.inf:
+        raise InvalidConfig("--write-rate", options.write_rate, "a number of at least 0")
+    if options.write_rate and not options.write_key:
+        raise InvalidConfig("--write-key", None, "a key of the role write, because --write-rate is above 0")
     target = parse_url(host, options.key or None)
     model = describe(target, options.model or None)
     beams, ms = mix(options.beam_mix), mix(options.m_mix)
@@ -105,6 +127,10 @@ def plan_of(host: str | None, options: argparse.Namespace) -> Plan:
         versions=turns,
         reload_every_s=options.reload_every,
         rng=random.Random(options.seed),
+        writer=parse_url(host, options.write_key or None),
+        writes=Writes(queries) if options.write_rate else None,
+        write_numbers=itertools.count(),
+        per_writer=options.write_rate / users(options.write_rate) if options.write_rate else 0.0,
     )
 
 

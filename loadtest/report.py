@@ -107,6 +107,8 @@ def markdown(document: Json, proposals: Sequence[Proposal], warned: Sequence[str
         lines += _proposals(proposals)
     for m in sorted({cell["m"] for cell in document["cells"]}):
         lines += _table(m, [cell for cell in cells_of(document) if cell["m"] == m])
+    if any("writes" in cell for cell in document["cells"]):
+        lines += _writes(cells_of(document))
     few = any(loop["samples"] < FEW_SAMPLES for cell in document["cells"] for loop in cell["loops"].values())
     lines += [f"{UNRELIABLE_MARK.strip()} of fewer than {FEW_SAMPLES} requests: hardly more than the slowest one.", ""] if few else []
     if warned:
@@ -147,6 +149,7 @@ def _introduction(document: Json) -> list[str]:
         "- recall: recall@m over all queries with relevant items, through HTTP, one after the other, outside of the loops.",
         f"- closed: one client for {settings['seconds']:g} s, which sends its next request when it has its answer.",
         f"- open: requests at random times, for {settings['seconds']:g} s, {offered}, timed from when they are due: waiting counts.",
+        *([f"- mixed: as open, with {settings['writes_per_s']:g} items put per second beside it."] if "writes_per_s" in settings else []),
         f"- capacity: requests/s of {clients} clients in a closed loop, for {settings['seconds'] / 2:g} s.",
         "",
     ]
@@ -190,6 +193,22 @@ def _table(m: int, cells: Sequence[Json]) -> list[str]:
                 f"| {measured['requests_per_s']:.0f} | {p50} | {p95} | {p99}{mark} | {_optional(measured['ms_per_query'], '.3f')} "
                 f"| {measured['samples']} | {measured['failed']} | {cell['capacity_per_s']:.0f} |"
             )
+    return [*lines, ""]
+
+
+def _writes(cells: Sequence[Json]) -> list[str]:
+    lines = [
+        "## Writes of the mixed loop",
+        "",
+        "| beam | m | offered/s | p50 | p99 | done | failed | statuses |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for cell in cells:
+        found = cell.get("writes")
+        if found is not None:
+            p50, p99 = (_optional(found[name], ".3f") for name in ("p50_ms", "p99_ms"))
+            counts = f"{found['samples']} | {found['failed']} | {_counts(found['statuses'])}"
+            lines.append(f"| {cell['beam_size']} | {cell['m']} | {found['offered_per_s']:.0f} | {p50} | {p99} | {counts} |")
     return [*lines, ""]
 
 

@@ -31,7 +31,10 @@ from loadtest.report import write_report
 from loadtest.target import Json, Target, describe, parse_url
 
 PHASES = 4
-"""Steps of measuring a cell; the progress bar counts them."""
+"""Steps of measuring a cell, one more with writes; the progress bar counts them."""
+
+
+KEYS = ("--key", "--write-key")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,6 +69,10 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--exclude-seen", action="store_true", help="items of the history are neither returned nor relevant")
     options.add_argument("--timeout-ms", type=positive, help="deadline of each request (default: the service's)")
     options.add_argument("--key", help="an API key, where the service wants one; other users of this machine can read a command line")
+    options.add_argument(
+        "--writes", type=positive, help="items put per second in a third loop, beside the rate of the open one; needs --write-key"
+    )
+    options.add_argument("--write-key", help="an API key of the role write, for --writes")
     options.add_argument("--seed", type=int, default=0, help="of the order of the queries and the arrival times (default %(default)s)")
     options.add_argument("--resume", action="store_true", help="keep what is finished in DIR/sweep.json and measure the rest")
     return options
@@ -105,6 +112,8 @@ def budgets(text: str) -> tuple[float, ...]:
 def sweep(options: argparse.Namespace, command: str) -> int:
     """Measure what is not measured yet and write everything; the exit code. Raises EspalierError and OSError."""
     target = parse_url(options.url, options.key)
+    if options.writes and not options.write_key:
+        raise InvalidConfig("--write-key", None, "a key of the role write, for --writes")
     model = described(target, options)
     check_limits(model, options.beam, options.m)
     queries = queries_of(model, options.models, options.queries)
@@ -121,6 +130,8 @@ def sweep(options: argparse.Namespace, command: str) -> int:
         exclude_seen=options.exclude_seen,
         timeout_ms=options.timeout_ms,
         seed=options.seed,
+        writes_per_s=options.writes or 0.0,
+        writer=parse_url(options.url, options.write_key) if options.writes else None,
     )
     document = new_document(load, model, options, command)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -161,6 +172,7 @@ def new_document(load: Load, model: Json, options: argparse.Namespace, command: 
             "exclude_seen": options.exclude_seen,
             "timeout_ms": options.timeout_ms,
             "seed": options.seed,
+            **({"writes_per_s": options.writes} if options.writes else {}),
         },
         "cells": [],
     }
@@ -221,7 +233,8 @@ def measure_all(load: Load, beams: Sequence[int], ms: Sequence[int], document: J
     missing = [(beam, m) for beam in beams for m in ms if (beam, m) not in done]
     if len(missing) < len(beams) * len(ms):
         log(f"{len(beams) * len(ms) - len(missing)} cells are finished already")
-    with tqdm(total=len(missing) * PHASES, unit="loop", file=sys.stderr, disable=None) as bar:
+    phases = PHASES + (load.writes_per_s > 0)
+    with tqdm(total=len(missing) * phases, unit="loop", file=sys.stderr, disable=None) as bar:
         for number, (beam, m) in enumerate(missing):
 
             def begins(phase: str, at: str = f"beam {beam}, m {m}") -> None:
@@ -254,6 +267,9 @@ def line(cell: Json) -> str:
         p99 = "none" if measured["p99_ms"] is None else f"{measured['p99_ms']:.2f} ms"
         failed = f", {measured['failed']} failed" if measured["failed"] else ""
         parts.append(f"{loop} p99 {p99} at {measured['requests_per_s']:.0f}/s{failed}")
+    if "writes" in cell:
+        p99 = "none" if cell["writes"]["p99_ms"] is None else f"{cell['writes']['p99_ms']:.2f} ms"
+        parts.append(f"writes p99 {p99}, statuses {cell['writes']['statuses']}")
     return "  ".join(parts)
 
 
@@ -264,6 +280,12 @@ def save(document: Json, file: Path) -> None:
     temporary.rename(file)
 
 
+def _without_key(word: str, before: str) -> str:
+    """A word of the command line, without the key that it is or holds."""
+    option, _, value = word.partition("=")
+    return "…" if before in KEYS else f"{option}=…" if option in KEYS and value else word
+
+
 def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -271,7 +293,7 @@ def log(text: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = parser().parse_args(given)
-    hidden = ["…" if i and given[i - 1] == "--key" else "--key=…" if word.startswith("--key=") else word for i, word in enumerate(given)]
+    hidden = [_without_key(word, given[i - 1] if i else "") for i, word in enumerate(given)]
     try:
         return sweep(options, f"python -m loadtest.sweep {shlex.join(hidden)}")
     except (EspalierError, OSError) as error:

@@ -1,0 +1,94 @@
+"""Writes of a load test: items that are put again and again into the live catalogue, each time with a query as its evidence.
+
+Knows bodies of PUT and how retrievals and writes share a loop. Does not know sockets or clocks, but for the deletes at the end.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from urllib.parse import quote
+
+from loadtest.loops import request_bytes
+from loadtest.queries import Query
+from loadtest.target import Json, ServiceRefused, Target
+
+ITEMS = 1000
+"""Ids that are written in turn, so that a test of any length leaves the catalogue as small."""
+PREFIX = "loadtest-item-"
+WRITTEN = (200, 201, 202)
+"""Statuses of a write that was done."""
+
+
+class Put(NamedTuple):
+    id: str
+    body: Json
+
+
+class Writes:
+    """The writes of one test, by their number from 0 on. No two are equal, so that each is a write and not `unchanged`.
+
+    items  ids to write in turn
+    """
+
+    def __init__(self, queries: Sequence[Query], items: int = ITEMS) -> None:
+        self._queries, self._items = [query for query in queries if query.values], items  # an empty one is no evidence
+        self._began = time.time_ns() // 1000  # so that a later test is not `stale`
+
+    def put(self, number: int) -> Put:
+        """The id and the body of a write."""
+        query = self._queries[number % len(self._queries)]
+        values = list(query.values) if isinstance(query.values, tuple) else query.values
+        return Put(f"{PREFIX}{number % self._items}", {"events": [values], "source_version": self._began + number})
+
+    def ids(self, written: int) -> list[str]:
+        """The ids of so many writes."""
+        return [f"{PREFIX}{n}" for n in range(min(written, self._items))]
+
+
+class Mixed(NamedTuple):
+    """Requests of a loop in their order, and which of them are writes."""
+
+    requests: list[bytes]
+    is_write: list[bool]
+
+
+def mixed(retrievals: Sequence[bytes], put: Callable[[int], bytes], per_s: float, writes_per_s: float, seconds: float) -> Mixed:
+    """The requests of a loop of `per_s` retrievals and `writes_per_s` writes a second, evenly spread."""
+    share = writes_per_s / (per_s + writes_per_s)
+    count = max(1, round((per_s + writes_per_s) * seconds))
+    is_write = [int((i + 1) * share) > int(i * share) for i in range(count)]
+    requests, retrieved, written = [], 0, 0
+    for write in is_write:
+        requests.append(put(written) if write else retrievals[retrieved % len(retrievals)])
+        retrieved, written = retrieved + (not write), written + write
+    return Mixed(requests, is_write)
+
+
+def put_bytes(target: Target, model: str, put: Put) -> bytes:
+    """A whole PUT request."""
+    path = f"{target.prefix}/models/{quote(model, safe='')}/items/{quote(put.id, safe='')}"
+    return request_bytes(path, put.body, {"Host": target.authority, **target.headers}, method="PUT")
+
+
+def delete_all(target: Target, model: str, ids: Sequence[str]) -> None:
+    """Delete what a test has put. Raises ServiceRefused."""
+    body = b"\n".join(json.dumps({"id": item, "delete": True}).encode() for item in ids)
+    path = f"{target.prefix}/models/{quote(model, safe='')}/items"
+    connection = http.client.HTTPConnection(target.host, target.port, timeout=60)
+    try:
+        connection.request("POST", path, body, {"Content-Type": "application/x-ndjson", **target.headers})
+        answer = connection.getresponse()
+        content = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise ServiceRefused(f"POST {target}{path}: no answer ({error or type(error).__name__})") from error
+    finally:
+        connection.close()
+    wrong = (
+        [line for line in content.splitlines() if json.loads(line)["status"] not in (*WRITTEN, 404)] if answer.status == 200 else [content]
+    )
+    if wrong:
+        raise ServiceRefused(f"POST {target}{path}: {answer.status}, {wrong[0][:200].decode(errors='replace')}")
