@@ -168,16 +168,19 @@ def test_the_options_are_described_and_those_of_the_described_commands_exist() -
         ({"m_mix": "65"}, "--m-mix: got 65, expected 1 to 64, the limit of model books"),
         ({"shape": "reload"}, "--admin-key: got None, expected a key of the role admin"),
         ({"shape": "reload", "admin_key": KEY}, "--versions: got [1], expected two versions or more"),
+        ({"write_rate": -1.0}, "--write-rate: got -1.0, expected a number of at least 0"),
+        ({"write_rate": 5.0}, "--write-key: got None, expected a key of the role write"),
         ({}, "models/books/1/manifest.json"),
     ],
 )
 def test_a_test_that_cannot_be_done_says_why(tmp_path: Path, options: dict[str, object], wanted: str) -> None:
-    texts = dict.fromkeys(("model", "key", "admin_key", "versions", "queries", "filter"), "")
+    texts = dict.fromkeys(("model", "key", "admin_key", "write_key", "versions", "queries", "filter"), "")
     usual = {
         "rate": 20.0,
         "seconds": 1.0,
         "reload_every": 1.0,
         "filter_share": 0.0,
+        "write_rate": 0.0,
         "beam_mix": "8",
         "m_mix": "8",
         "shape": "steady",
