@@ -103,6 +103,11 @@ class Settings(BaseSettings):
     max_live: int = Field(
         default=65_536, ge=1, le=1 << 18, description="Most live items of one model; more are answered 507 until a fold. Deletes are taken."
     )
+    follow: str | None = Field(
+        default=None,
+        description="Another host's service, https://HOST, whose live catalogues this one follows; writes here are answered 409.",
+    )
+    follow_key: SecretStr | None = Field(default=None, description="Key of that service's role `admin`.")
     max_bulk: int = Field(default=4, ge=1, description="Most bulk requests that one worker reads at a time; more are answered 429.")
     retrieve_keys: Keys = Field(
         default=(), description="API keys, comma-separated, KEY or NAME:KEY, of which a retrieval must bring one. None: all may."

@@ -58,6 +58,10 @@ class Transaction:
     def read(self, ids: Sequence[str]) -> dict[str, Operation]:
         return _read(self._connection, self._file, ids)
 
+    def identify(self, identity: str) -> None:
+        """Give the sequence numbers another identity: they are those of the journal that this one copies."""
+        self._connection.execute("UPDATE meta SET value = ? WHERE key = 'identity'", (identity,))
+
     def append(self, operation: Operation) -> Operation:
         """Add an operation; returns it with its sequence and time.
 

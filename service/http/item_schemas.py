@@ -126,3 +126,4 @@ class Change(BaseModel):
 class ChangesAnswer(BaseModel):
     changes: list[Change] = Field(description="Ascending. Fewer than `limit` do not mean that there are no more.")
     sequence: int = Field(description="The last operation that is committed: the feed's end.")
+    journal: str | None = Field(description="Names the sequence numbers: another name means that a backup was put in place.")

@@ -144,7 +144,8 @@ async def changes(
                 break
         if not step:
             break
-    body = b'{"changes":[%s],"sequence":%d}' % (b",".join(found), max(end, after if found else 0))
+    last, journal = max(end, after if found else 0), orjson.dumps(await catalogue.identity())
+    body = b'{"changes":[%s],"sequence":%d,"journal":%s}' % (b",".join(found), last, journal)
     return Response(body, media_type="application/json")
 
 

@@ -196,6 +196,12 @@ class LiveCatalogue:
         except JournalError as error:
             raise NotWritable(str(error)) from error
 
+    async def identity(self) -> str | None:
+        try:
+            return await asyncio.to_thread(self._journal.identity)
+        except JournalError as error:
+            raise NotWritable(str(error)) from error
+
     def status(self) -> CatalogueStatus:
         default, thread = self._default(), self.thread
         reason = thread.reason or (None if default is None else default.refused)
@@ -243,6 +249,31 @@ class LiveCatalogue:
             except JournalError as error:
                 log.error("%s version %d serves without its live items: %s", self.model, version.version, error)
         self.thread.join(version)
+
+    # -- a host that follows --------------------------------------------------------------------------------------------
+
+    def last_sequence(self) -> int:
+        """The last operation that is committed here. Raises JournalError."""
+        return self._journal.last_sequence()
+
+    def own_identity(self) -> str | None:
+        """Names the sequence numbers that are here; None before the first. Raises JournalError."""
+        return self._journal.identity()
+
+    def copy(self, operations: Sequence[Operation], identity: str | None) -> None:
+        """Commit operations of the journal that this host follows, under their numbers, and have all workers apply them. Blocks.
+
+        Those that are here already are left out. identity: of that journal. Raises JournalError.
+        """
+        with self._journal.writing() as transaction:
+            last = transaction.last_sequence()
+            if not last and identity is not None:
+                transaction.identify(identity)
+            for operation in operations:
+                if operation.sequence > last:
+                    transaction.append(operation)
+        self._notices.committed(self.model)
+        self.thread.look()
 
     def _applied_more(self) -> None:
         for event, loop in list(self._waiters.items()):

@@ -142,6 +142,10 @@ class Catalogue(Protocol):
         item. Raises ChangesGone (410) where a follower that has everything up to `after` cannot go on from what is kept."""
         ...
 
+    async def identity(self) -> str | None:
+        """Names the sequence numbers: under another identity they may mean other operations. None where nothing was ever written."""
+        ...
+
     def status(self) -> CatalogueStatus:
         """Cheap: /models asks for it."""
         ...

@@ -11,7 +11,9 @@ from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
 from service.errors import ModelNotFound
 from service.live.catalogue import LiveCatalogue
+from service.live.following import Following
 from service.live.notices import Notices
+from service.live.writer_feed import WriterFeed
 from service.settings import Settings
 from service.watch.live_metrics import LiveMetrics
 from service.watch.metrics import Metrics
@@ -24,11 +26,16 @@ class LiveCatalogues:
         self._settings, self._metrics = settings, metrics
         self.notices = Notices(settings.run_folder)
         self._catalogues: dict[str, LiveCatalogue] = {}  # replaced as a whole
+        self._following: Following | None = None
+        if settings.follow is not None:
+            key = None if settings.follow_key is None else settings.follow_key.get_secret_value()
+            self._following = Following(WriterFeed(settings.follow, key), settings.models, lambda: self._catalogues)
 
     def add(self, model: str) -> LiveCatalogue:
         """Make the catalogue of a model."""
         journal = Journal(self._settings.models / model / FILE)
-        made = LiveCatalogue(model, journal, self.notices, LiveMetrics(self._metrics, model), self._settings.max_live)
+        metrics, settings = LiveMetrics(self._metrics, model), self._settings
+        made = LiveCatalogue(model, journal, self.notices, metrics, settings.max_live, settings.follow)
         self._catalogues = self._catalogues | {model: made}
         return made
 
@@ -42,8 +49,12 @@ class LiveCatalogues:
     def start(self) -> None:
         """Listen to other workers, before any version is loaded."""
         self.notices.start()
+        if self._following is not None:
+            self._following.start()
 
     async def stop(self) -> None:
         """Finish the writes that were taken, and close the journals."""
+        if self._following is not None:
+            await asyncio.to_thread(self._following.stop)
         await asyncio.gather(*(asyncio.to_thread(catalogue.stop) for catalogue in self._catalogues.values()))
         await asyncio.to_thread(self.notices.stop)

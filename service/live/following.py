@@ -9,9 +9,10 @@ from __future__ import annotations
 import fcntl
 import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, NamedTuple, Protocol
 
 from espalier.errors import EspalierError
 from espalier.live.operations import Operation
@@ -25,35 +26,37 @@ MAX_WAIT_S = 30.0
 """Longest wait after failures, which doubles from POLL_S."""
 LOCK = ".live.following"
 """A file in a model's folder: who holds its lock follows."""
-ANOTHER = "it is another journal, as after a backup was put in place; put a copy of it here (docs/live.md)"
+ANOTHER = "Was a backup put in place? Then delete live.db here: all of it is copied again."
 
 
 class Copies(Protocol):
-    """What takes copied operations."""
+    """What takes copied operations. Its methods raise EspalierError."""
 
-    def copy(self, operations: Sequence[Operation]) -> None:
-        """Commit operations of another journal, and apply them. Those that are here already are left out. Raises EspalierError."""
+    def copy(self, operations: Sequence[Operation], identity: str | None) -> None:
+        """Commit operations of the journal of that identity, and apply them. Those that are here already are left out."""
         ...
 
     def last_sequence(self) -> int:
         """The last operation that is committed here."""
         ...
 
+    def own_identity(self) -> str | None:
+        """Names the sequence numbers that are here; None before the first."""
+        ...
+
 
 class Following:
     """See the module.
 
-    feed    the writer's
-    folder  of the models
-    models  the names of those that this host has
-    copies  what takes the operations of a model
+    feed     the writer's
+    folder   of the models
+    copies   by model: what takes its operations; the models that this host has
     """
 
-    def __init__(self, feed: WriterFeed, folder: Path, models: Callable[[], Sequence[str]], copies: Callable[[str], Copies]) -> None:
-        self._feed, self._folder, self._models, self._copies = feed, folder, models, copies
-        self._identity: dict[str, str] = {}
+    def __init__(self, feed: WriterFeed, folder: Path, copies: Callable[[], Mapping[str, Copies]]) -> None:
+        self._feed, self._folder, self._copies = feed, folder, copies
         self._locks: dict[str, IO[bytes]] = {}
-        self._failed: dict[str, str] = {}
+        self._failed: dict[str, _Failure] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="following", daemon=True)
 
@@ -69,39 +72,40 @@ class Following:
             lock.close()
 
     def _run(self) -> None:
-        wait_s = POLL_S
-        while not self._stop.wait(wait_s):
-            results = [self._look(model) for model in self._models()]
-            wait_s = POLL_S if all(results) else min(2 * wait_s, MAX_WAIT_S)
+        while not self._stop.wait(POLL_S):
+            for model, copies in self._copies().items():
+                failure = self._failed.get(model)
+                if failure is None or time.monotonic() >= failure.until:
+                    self._look(model, copies)
 
-    def _look(self, model: str) -> bool:
-        """Copy what is new of a model. False where that failed."""
+    def _look(self, model: str, copies: Copies) -> None:
+        """Copy what is new of a model."""
         try:
             if self._holds(model):
-                while not self._stop.is_set() and self._copied(model):
+                while not self._stop.is_set() and self._copied(model, copies):
                     pass
         except Exception as error:  # no failure may end this thread
+            before = self._failed.get(model)
             if not isinstance(error, EspalierError | OSError):
                 log.exception("%s: copying operations from %s goes on after", model, self._feed.url)
-            elif self._failed.get(model) != str(error):
-                log.warning("%s: operations are not copied, it is tried again: %s", model, error)
-            self._failed[model] = str(error)
-            return False
-        if self._failed.pop(model, None) is not None:
-            log.info("%s: operations are copied again", model)
-        return True
+            elif before is None or before.text != str(error):
+                log.warning("%s: operations are not copied; it is tried again. %s", model, error)
+            wait_s = POLL_S if before is None else min(2 * before.wait_s, MAX_WAIT_S)
+            self._failed[model] = _Failure(str(error), wait_s, time.monotonic() + wait_s)
+        else:
+            if self._failed.pop(model, None) is not None:
+                log.info("%s: operations are copied again", model)
 
-    def _copied(self, model: str) -> bool:
+    def _copied(self, model: str, copies: Copies) -> bool:
         """Copy one page; whether there may be more."""
-        copies = self._copies(model)
-        after = copies.last_sequence()
+        after, own = copies.last_sequence(), copies.own_identity()
         page = self._feed.changes(model, after)
-        if page.sequence < after:
-            raise FeedFailed(f"the writer has operations up to {page.sequence}, and this host has {after}: {ANOTHER}")
-        if page.operations:
-            copies.copy(page.operations)
-            return page.operations[-1].sequence < page.sequence
-        return False
+        if page.sequence < after or (after and page.identity is not None and own != page.identity):
+            raise FeedFailed(f"The journal of {self._feed.url} is not the one that was copied here up to operation {after}. {ANOTHER}")
+        if not page.operations:
+            return False
+        copies.copy(page.operations, page.identity)
+        return page.operations[-1].sequence < page.sequence
 
     def _holds(self, model: str) -> bool:
         """Whether this process is the one that follows; it stays so until it ends."""
@@ -114,3 +118,11 @@ class Following:
                 return False
             self._locks[model] = lock
         return True
+
+
+class _Failure(NamedTuple):
+    """text; wait_s: until the next attempt; until: when that is, of time.monotonic()."""
+
+    text: str
+    wait_s: float
+    until: float

@@ -87,6 +87,9 @@ class FakeCatalogue:
     async def changes(self, after: int, limit: int) -> Sequence[Operation]:
         return [operation for operation in self.operations if operation.sequence > after][:limit]
 
+    async def identity(self) -> str | None:
+        return "fake" if self.operations else None
+
     def status(self) -> CatalogueStatus:
         last = len(self.operations)
         return CatalogueStatus(last, last - self.behind, len(self.latest), 0, self.capacity)

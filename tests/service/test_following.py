@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -19,6 +15,7 @@ from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 from service.live.following import Following
 from service.live.writer_feed import FeedFailed, WriterFeed, operation_of
+from tests.service.writers import Writer, change_of, serving
 from tests.waiting import until
 
 FULL = Operation(
@@ -38,76 +35,6 @@ FULL = Operation(
 )
 
 
-def written(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-def change_of(operation: Operation) -> dict[str, Any]:
-    body = operation.body
-    change: dict[str, Any] = {"sequence": operation.sequence, "id": operation.id, "kind": operation.kind, "at": written(operation.at)}
-    for name in ("fields", "text", "like", "events", "users"):
-        if getattr(body, name):
-            change[name] = getattr(body, name)
-    if body.valid_until is not None:
-        change["valid_until"] = written(body.valid_until)
-    if operation.source_version is not None:
-        change["source_version"] = operation.source_version
-    return change
-
-
-class Writer:
-    """A service with nothing but the feed, two operations a page. status: what it answers."""
-
-    def __init__(self) -> None:
-        self.operations: list[Operation] = []
-        self.status = 200
-        self.sequence: int | None = None
-        self.asked: list[tuple[int, str | None]] = []
-
-    def answer(self, path: str, key: str | None) -> tuple[int, bytes]:
-        parts = urlsplit(path)
-        after = int(parse_qs(parts.query)["after"][0])
-        self.asked.append((after, key))
-        if self.status != 200:
-            return self.status, json.dumps({"detail": "It is tired."}).encode()
-        assert parts.path == "/models/books/changes"
-        new = [operation for operation in self.operations if operation.sequence > after][:2]
-        end = max((operation.sequence for operation in self.operations), default=0)
-        return 200, json.dumps({"changes": list(map(change_of, new)), "sequence": end if self.sequence is None else self.sequence}).encode()
-
-    def put(self, *ids: str) -> None:
-        for item_id in ids:
-            body = ItemBody(like=("a",))
-            self.operations.append(Operation(len(self.operations) + 1, item_id, "put", body, at=1.7e9 + len(self.operations)))
-
-
-@contextmanager
-def serving(writer: Writer, port: int = 0) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            status, body = writer.answer(self.path, self.headers.get("Authorization"))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 class JournalCopies:
     """Copies into a journal, without versions that serve. fail: raised by the next copy."""
 
@@ -118,11 +45,16 @@ class JournalCopies:
     def last_sequence(self) -> int:
         return self.journal.last_sequence()
 
-    def copy(self, operations: Sequence[Operation]) -> None:
+    def own_identity(self) -> str | None:
+        return self.journal.identity()
+
+    def copy(self, operations: Sequence[Operation], identity: str | None) -> None:
         failure, self.fail = self.fail, None
         if failure is not None:
             raise failure
         with self.journal.writing() as transaction:
+            if not transaction.last_sequence() and identity is not None:
+                transaction.identify(identity)
             for operation in operations:
                 transaction.append(operation)
 
@@ -142,7 +74,7 @@ def copies(tmp_path: Path) -> Iterator[JournalCopies]:
 
 @contextmanager
 def following(url: str, folder: Path, copies: JournalCopies) -> Iterator[Following]:
-    follower = Following(WriterFeed(url, "k" * 16), folder, lambda: ["books"], lambda _: copies)
+    follower = Following(WriterFeed(url, "k" * 16), folder, lambda: {"books": copies})
     follower.start()
     try:
         yield follower
@@ -221,14 +153,29 @@ def test_one_process_of_a_host_follows_and_another_takes_over(tmp_path: Path, wr
             until(lambda: ids(copies) == ["a", "b", "c"])
 
 
-def test_a_writer_with_a_younger_journal_is_not_followed(
-    tmp_path: Path, writer: Writer, copies: JournalCopies, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("change", [{"sequence": 1}, {"identity": "second"}])
+def test_another_journal_is_not_followed(
+    tmp_path: Path, writer: Writer, copies: JournalCopies, caplog: pytest.LogCaptureFixture, change: dict[str, Any]
 ) -> None:
     writer.put("a", "b")
     with serving(writer) as url, following(url, tmp_path, copies):
         until(lambda: copies.last_sequence() == 2)
-        writer.sequence = 1
-        until(lambda: "another journal" in caplog.text)
+        assert copies.journal.identity() == "first"
+        writer.__dict__.update(change)
+        writer.put("c")
+        until(lambda: "delete live.db here" in caplog.text)
+    assert ids(copies) == ["a", "b"]
+
+
+def test_a_model_that_fails_does_not_hold_up_others(tmp_path: Path, writer: Writer, copies: JournalCopies) -> None:
+    writer.put("a")
+    (tmp_path / "games").mkdir()
+    broken = JournalCopies(copies.journal)
+    with serving(writer) as url:
+        follower = Following(WriterFeed(url, None), tmp_path, lambda: {"games": broken, "books": copies})
+        follower.start()
+        until(lambda: ids(copies) == ["a"])
+        follower.stop()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,121 @@
+"""Two hosts: one takes writes, the other follows it, finds the same, refuses writes, and takes over when the first is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.live.journal import Journal
+from espalier.live.journal_file import FILE
+from espalier.live.journal_upkeep import leave_out
+from tests.service.live_running import Live, live_service, models
+from tests.service.writers import RealWriter, serving
+from tests.waiting import until
+
+__all__ = ["models"]
+
+ADMIN, WRITE = "a-key-of-an-administrator", "a-key-for-writing"
+
+
+@pytest.fixture
+def other(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models folder of the second host, with the same version."""
+    return Path(shutil.copytree(models / "books", tmp_path_factory.mktemp("other") / "books").parent)
+
+
+@contextmanager
+def writing(models: Path, monkeypatch: pytest.MonkeyPatch, port: int = 0) -> Iterator[tuple[Live, str]]:
+    with live_service(models, monkeypatch, admin_keys=(ADMIN,)) as live, serving(RealWriter(live.running), port) as url:
+        yield live, url
+
+
+def follower(other: Path, monkeypatch: pytest.MonkeyPatch, url: str, **settings: Any) -> Any:
+    return live_service(other, monkeypatch, follow=url, follow_key=ADMIN, write_keys=(WRITE,), **settings)
+
+
+def sequence(live: Live) -> int:
+    return live.catalogue.status().applied
+
+
+def test_a_host_that_follows_finds_what_was_put_changed_and_deleted(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with writing(models, monkeypatch) as (first, url):
+        first.put("new", like=("item-1",), fields={"title": "A new one"})
+        first.delete("item-3")
+        with follower(other, monkeypatch, url) as second:
+            until(lambda: sequence(second) == 2)
+            assert second.found("item-1") == first.found("item-1")
+            first.put("newer", like=("item-9",), valid_until=4e9)
+            first.put("new", fields={"title": "Changed"})
+            until(lambda: sequence(second) == 4)
+            assert second.found("item-9") == first.found("item-9")
+            assert second.get("new") == first.get("new")
+            assert second.get("newer") == first.get("newer")
+            answer = second.running.retrieve(queries=[{"history": ["item-9"]}], min_sequence=4)
+            assert answer["sequence"] == 4
+
+
+def test_it_refuses_writes_and_names_the_writer(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with writing(models, monkeypatch) as (_, url), follower(other, monkeypatch, url) as second:
+        headers = {"Authorization": f"Bearer {WRITE}", "Content-Type": "application/json"}
+        for method, content in (("PUT", json.dumps({"like": ["item-1"]})), ("DELETE", "")):
+            answer = second.running.client.request(method, "/models/books/items/x", headers=headers, content=content)
+            assert answer.status_code == 409
+            assert url in answer.json()["detail"]
+
+
+def test_it_serves_while_the_writer_is_away_and_catches_up(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with writing(models, monkeypatch) as (first, url):
+        port = int(url.rsplit(":", 1)[1])
+        first.put("a", like=("item-1",))
+        with follower(other, monkeypatch, url) as second:
+            until(lambda: sequence(second) == 1)
+    with follower(other, monkeypatch, url) as second:
+        assert "a" in second.found("item-1")
+        with writing(models, monkeypatch, port) as (first, _):
+            first.put("b", like=("item-1",))
+            until(lambda: sequence(second) == 2)
+            assert second.found("item-1") == first.found("item-1")
+
+
+def test_a_host_that_takes_over_gives_no_sequence_again(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with writing(models, monkeypatch) as (first, url):
+        first.put("a", like=("item-1",))
+        with follower(other, monkeypatch, url) as second:
+            until(lambda: sequence(second) == 1)
+        first.put("lost", like=("item-1",))
+    journal = Journal.open(other / "books" / FILE)
+    leave_out(journal)
+    journal.close()
+    with writing(other, monkeypatch) as (second, url):
+        assert second.put("b", like=("item-1",)).sequence > 2
+        (models / "books" / FILE).unlink()
+        for left in (models / "books").glob(f"{FILE}-*"):
+            left.unlink()
+        with follower(models, monkeypatch, url) as first:
+            until(lambda: sequence(first) == sequence(second))
+            assert first.found("item-1") == second.found("item-1")
+            assert {"a", "b"} <= {*first.found("item-1")}
+            assert "lost" not in first.found("item-1")
+
+
+def test_the_old_journal_of_a_lost_host_is_not_mixed_with_the_new_one(
+    models: Path, other: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with writing(models, monkeypatch) as (first, url):
+        first.put("a", like=("item-1",))
+        with follower(other, monkeypatch, url) as second:
+            until(lambda: sequence(second) == 1)
+        first.put("lost", like=("item-1",))
+    journal = Journal.open(other / "books" / FILE)
+    leave_out(journal)
+    journal.close()
+    with writing(other, monkeypatch) as (second, url), follower(models, monkeypatch, url) as first:
+        second.put("b", like=("item-1",))
+        until(lambda: "delete live.db here" in caplog.text)
+        assert "b" not in first.found("item-1")
