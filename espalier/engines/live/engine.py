@@ -9,6 +9,7 @@ Legend: B queries, M results, C live leaves under a query's beam, R handles.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
@@ -16,19 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
+from espalier.engines.live.candidates import ScoredLive, joined
 from espalier.engines.live.encoder import LiveEncoder, opened_encoder
+from espalier.engines.live.graph_leaves import GraphLeaves
 from espalier.engines.live.histories import histories_of
-from espalier.engines.live.leaf_scores import LeafScorer, leaf_scorer
+from espalier.engines.live.linear_leaves import LinearLeaves
 from espalier.engines.live.parts import Part, together
-from espalier.engines.live.traces import with_live
+from espalier.engines.live.traces import Candidates, with_live
 from espalier.engines.live.visible import Visible, visible
-from espalier.engines.reference_scores import ranks_of
-from espalier.live.masks import of_handles
 from espalier.live.memory import LiveMemoryTree
-from espalier.live.overlay import Overlay
+from espalier.live.overlay import LiveLeaves, Overlay
+from espalier.manifest import LinearScorer
 from espalier.queries import HistoryKind, QueryBatch
+from espalier.read_only import read_only
 from espalier.scores import scores_of_ranks
-from espalier.search import NO_ITEM, Engine, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Engine, Frontier, SearchParams, SearchResult
 
 if TYPE_CHECKING:
     from espalier.memory_lists import MemoryLookup
@@ -44,11 +47,29 @@ class LiveSearch(Engine, Protocol):
         ...
 
 
+class LeafScorer(Protocol):
+    """Scores live leaves."""
+
+    def scored(
+        self, leaves: LiveLeaves, queries: QueryBatch, frontier: Frontier, live_BR: Sequence[NDArray[np.bool_] | None]
+    ) -> ScoredLive:
+        """The eligible live leaves under each query's beam.
+
+        live_BR  bool[R] of each query: its eligible handles, later ones are not; None: no live leaf. Queries of one mask share an array
+        """
+        ...
+
+
 class Now(NamedTuple):
-    """What is live, and the memory with it; None where the bundle has none."""
+    """What is live.
+
+    memory  None where the bundle has none
+    leaves  parent_X, slot_X and row_X, the item rows of live leaves
+    """
 
     overlay: Overlay
     memory: LiveMemoryTree | None
+    leaves: tuple[NDArray[np.int64], ...]
 
 
 class Remembering(Engine, Protocol):
@@ -68,7 +89,8 @@ class LiveEngine:
     def __init__(self, bundle: Bundle, inner: Engine, place: int = 0) -> None:
         self.bundle, self.inner, self._place = bundle, inner, place
         self._tree, self._ranking = bundle.tree, bundle.manifest.ranking
-        self._scorer: LeafScorer = leaf_scorer(bundle)
+        self._scorer = _leaf_scorer(bundle)
+        self._arrays = read_only(self._tree.leaf_of_item, self._tree.parent, self._tree.first_child)
         self._memory = bundle.memory if bundle.manifest.memory is not None else None
         self._key_weight = np.float32(0 if self._memory is None else self._memory.key_weight)
         self._trained_memory = None if self._memory is None else cast(Remembering, inner).memory_tree
@@ -102,7 +124,8 @@ class LiveEngine:
         if not self._is_encoder_open and isinstance(self.bundle.manifest.query, HistoryKind):
             self._encoder, self._is_encoder_open = opened_encoder(self.bundle), True
         memory = None if self._memory is None else LiveMemoryTree(self._memory, self._tree, overlay)
-        self._now = Now(overlay, memory)
+        leaves = overlay.trees[self._place]
+        self._now = Now(overlay, memory, read_only(leaves.parent_X, leaves.slot_X, overlay.item_R[leaves.handle_X]))
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters do not fit the bundle and the overlay."""
@@ -152,76 +175,46 @@ class LiveEngine:
 
     def _joined(self, now: Now, queries: QueryBatch, params: SearchParams, seen: Visible, found: SearchResult) -> SearchResult:
         """The result with the live items in it."""
-        tree = self._tree
-        rows_BM, ranks_BM, keys_BM = found.item_rows_BM.copy(), found.ranks_BM.copy(), found.keys_BM.copy()
-        finite_B = None if found.finite_B is None else found.finite_B.copy()
-        count_B = found.count_B.copy()
-        lives: list[_Live | None] = []
-        for b, live_R in enumerate(seen.live_BR):
-            live = None if live_R is None else self._live(now, queries, b, live_R, found)
-            lives.append(live)
-            if live is None:
-                continue
-            if finite_B is not None and not live.finite:
-                finite_B[b] = False
-            rows = found.item_rows_BM[b, : found.count_B[b]]
-            leaf = tree.leaf_of_item[rows]
-            parent = np.concatenate([tree.parent[leaf], live.parent_C])
-            slot = np.concatenate([leaf - tree.first_child[tree.parent[leaf]], live.slot_C])
-            keys = np.concatenate([found.keys_BM[b, : len(rows)], live.keys_C])
-            order = np.lexsort((slot, parent, -keys))[: params.m_B[b]]
-            count = count_B[b] = len(order)
-            rows_BM[b, :count] = np.concatenate([rows, live.rows_C])[order]
-            ranks_BM[b, :count] = np.concatenate([found.ranks_BM[b, : len(rows)], live.ranks_C])[order]
-            keys_BM[b, :count] = keys[order]
-        trace = None
-        if found.trace is not None:
-            *above, last = found.trace
-            trace = (*above, with_live(tree.node_count, last, lives, params.m_B))
-        return replace(
-            found,
-            item_rows_BM=rows_BM,
-            scores_BM=scores_of_ranks(self.bundle.manifest.result_ranking, keys_BM),
-            ranks_BM=ranks_BM,
-            keys_BM=keys_BM,
-            count_B=count_B,
-            complete_B=count_B >= np.minimum(params.m_B, seen.eligible_B),
-            trace=trace,
-            finite_B=finite_B,
-        )
-
-    def _live(self, now: Now, queries: QueryBatch, b: int, live_R: NDArray[np.bool_], found: SearchResult) -> _Live | None:
-        """The live leaves under a query's beam with their ranks; None where there are none."""
-        leaves, frontier = now.overlay.trees[self._place], found.frontiers[0]
-        kept_K = frontier.nodes_BK[b]
-        kept_K = kept_K[kept_K >= 0]
-        positions_C, of_C = leaves.under(kept_K)
-        eligible_C = of_handles(live_R, leaves.handle_X[positions_C])
-        positions_C, of_C = positions_C[eligible_C], of_C[eligible_C]
-        if not len(positions_C):
-            return None
-        state_S = None if frontier.states_BS is None else frontier.states_BS[b]
-        logits_C = self._scorer.logits(leaves, positions_C, queries, b, state_S)
-        ranks_C = ranks_of(self._ranking, logits_C, frontier.ranks_BK[b][of_C])
-        keys_C = ranks_C
+        leaves = now.overlay.trees[self._place]
+        scored = self._scorer.scored(leaves, queries, found.frontiers[0], seen.live_BR)
+        keys_C = scored.ranks_C
         if now.memory is not None:
-            with np.errstate(over="ignore"):
-                keys_C = ranks_C + self._key_weight * now.memory.of_live_leaves(queries.array[b], leaves.handle_X[positions_C])
-        present_C = np.isfinite(logits_C) & np.isfinite(ranks_C) & np.isfinite(keys_C)
-        finite = bool(np.isfinite(logits_C).all())
-        positions_C, ranks_C, keys_C = positions_C[present_C], ranks_C[present_C], keys_C[present_C]
-        handle_C = leaves.handle_X[positions_C]
-        rows_C = now.overlay.item_R[handle_C]
-        return _Live(rows_C, ranks_C, keys_C, leaves.parent_X[positions_C], leaves.slot_X[positions_C], handle_C, finite)
+            scored, keys_C = self._with_memory(now.memory, leaves, queries, scored)
+        result = found
+        if len(scored.position_C):
+            of_found = read_only(found.item_rows_BM, found.ranks_BM, found.keys_BM, found.count_B)
+            of_scored = read_only(scored.begin_B, scored.position_C, scored.ranks_C, keys_C)
+            rows_BM, ranks_BM, keys_BM, count_B = joined(of_found, of_scored, now.leaves, self._arrays, *read_only(params.m_B))
+            scores_BM = scores_of_ranks(self.bundle.manifest.result_ranking, keys_BM)
+            result = replace(found, item_rows_BM=rows_BM, scores_BM=scores_BM, ranks_BM=ranks_BM, keys_BM=keys_BM, count_B=count_B)
+        finite_B = result.finite_B
+        if finite_B is not None and scored.finite_B is not None:
+            finite_B = finite_B & scored.finite_B
+        trace = result.trace
+        if trace is not None:
+            lives = [Candidates(leaves.handle_X[scored.position_C[own]], scored.ranks_C[own], keys_C[own]) for own in scored.spans]
+            trace = (*trace[:-1], with_live(self._tree.node_count, trace[-1], lives, params.m_B))
+        complete_B = result.count_B >= np.minimum(params.m_B, seen.eligible_B)
+        return replace(result, complete_B=complete_B, trace=trace, finite_B=finite_B)
+
+    def _with_memory(
+        self, memory: LiveMemoryTree, leaves: LiveLeaves, queries: QueryBatch, scored: ScoredLive
+    ) -> tuple[ScoredLive, NDArray[np.float32]]:
+        """Live leaves with their keys (float32[C]), which their queries' histories give them, without those of a key that is not finite."""
+        keys_C = scored.ranks_C.copy()
+        with np.errstate(over="ignore"):
+            for history_T, own in zip(queries.array, scored.spans, strict=True):
+                if own.stop > own.start:
+                    keys_C[own] += self._key_weight * memory.of_live_leaves(history_T, leaves.handle_X[scored.position_C[own]])
+        finite_C = np.isfinite(keys_C)
+        if finite_C.all():
+            return scored, keys_C
+        begin_B = np.append(0, np.cumsum(finite_C))[scored.begin_B]
+        return scored._replace(begin_B=begin_B, position_C=scored.position_C[finite_C], ranks_C=scored.ranks_C[finite_C]), keys_C[finite_C]
 
 
-class _Live(NamedTuple):
-    """Live leaves that a query scored; those whose key is not finite are left out. finite: whether all logits were."""
-
-    rows_C: Int64
-    ranks_C: NDArray[np.float32]
-    keys_C: NDArray[np.float32]
-    parent_C: Int64
-    slot_C: Int64
-    handle_C: Int64
-    finite: bool
+def _leaf_scorer(bundle: Bundle) -> LeafScorer:
+    """What scores the live leaves of a bundle of one tree."""
+    if isinstance(bundle.manifest.scorer, LinearScorer):
+        return LinearLeaves(bundle.manifest.ranking, bundle.chunks.width)
+    return GraphLeaves(bundle)

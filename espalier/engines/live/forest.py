@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.forest import ForestEngine, ScoredLeaves
-from espalier.engines.live.linear_leaves import LinearLeaves, ScoredLive
-from espalier.engines.live.traces import with_live
+from espalier.engines.live.candidates import ScoredLive
+from espalier.engines.live.linear_leaves import LinearLeaves
+from espalier.engines.live.traces import Candidates, with_live
 from espalier.engines.live.visible import Visible, visible
 from espalier.live.overlay import LiveLeaves, Overlay
 from espalier.live.pools import WeightPool
@@ -102,17 +103,11 @@ class LiveForestEngine:
             lives = []
             for begin, end in zip(scored.begin_B[:-1], scored.begin_B[1:], strict=True):
                 ranks_C = scored.ranks_C[begin:end]
-                lives.append(_Candidates(handle_X[scored.position_C[begin:end]], ranks_C, ranks_C))
+                lives.append(Candidates(handle_X[scored.position_C[begin:end]], ranks_C, ranks_C))
             last = trace[-1]
             every_B = np.full(len(lives), last.candidates_BC.shape[1] + max(len(live.handle_C) for live in lives))
             traces.append((*trace[:-1], with_live(self._trees[place].node_count, last, lives, every_B)))
         return replace(result, trace=traces[0], other_traces=tuple(traces[1:]))
-
-
-class _Candidates(NamedTuple):
-    handle_C: Int64
-    ranks_C: NDArray[np.float32]
-    keys_C: NDArray[np.float32]
 
 
 class _Parts(NamedTuple):
@@ -130,7 +125,7 @@ class _Parts(NamedTuple):
         if found.frontier is None:
             raise ValueError("leaves without the beam above them")
         own, live_BR = self.overlay.trees[place], self.seen_T[place].live_BR
-        scored = self.leaves[place].scored(own, queries.features, found.frontier, [live_BR[b] for b in members.tolist()])
+        scored = self.leaves[place].scored(own, queries, found.frontier, [live_BR[b] for b in members.tolist()])
         self.scored.append(scored)
         return scored.begin_B, self.overlay.items + own.handle_X[scored.position_C], scored.ranks_C
 

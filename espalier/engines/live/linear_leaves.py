@@ -10,36 +10,21 @@ G distinct masks, R handles.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 from espalier.engines.linear.chunk_search import POWERS
+from espalier.engines.live.candidates import LARGEST, ScoredLive, masks_of, parents_of
 from espalier.live.overlay import LiveLeaves
 from espalier.manifest import Ranking
+from espalier.queries import QueryBatch
 from espalier.read_only import read_only
 from espalier.search import Frontier
-from espalier.text.sparse_rows import SparseRows
 
 Array = NDArray[Any]
-LARGEST = np.finfo(np.float32).max
-STEPS = 16
-"""About how many numbers a binary search looks at."""
-
-
-class ScoredLive(NamedTuple):
-    """Live leaves that were scored: those of query b are begin_B[b] … begin_B[b + 1] − 1, ascending by (parent, slot).
-
-    begin_B     int64[B + 1]
-    position_C  int64: among the live leaves of the tree
-    ranks_C     float32, finite: leaves without a finite rank are left out
-    """
-
-    begin_B: NDArray[np.int64]
-    position_C: NDArray[np.int64]
-    ranks_C: NDArray[np.float32]
 
 
 class LinearLeaves:
@@ -52,7 +37,7 @@ class LinearLeaves:
         self._leaves: tuple[LiveLeaves, tuple[Array, ...]] | None = None
 
     def scored(
-        self, leaves: LiveLeaves, queries: SparseRows, frontier: Frontier, live_BR: Sequence[NDArray[np.bool_] | None]
+        self, leaves: LiveLeaves, queries: QueryBatch, frontier: Frontier, live_BR: Sequence[NDArray[np.bool_] | None]
     ) -> ScoredLive:
         """The eligible live leaves under each query's beam.
 
@@ -62,8 +47,8 @@ class LinearLeaves:
         if self._leaves is None or self._leaves[0] is not leaves:
             self._leaves = leaves, _arrays(leaves)
         beams = read_only(frontier.nodes_BK, frontier.ranks_BK)
-        masks = _masks(live_BR)
-        return ScoredLive(*_score(queries.arrays, beams, self._leaves[1], masks, self._ranker, self._query_F))
+        masks = masks_of(live_BR)
+        return ScoredLive(*_score(queries.features.arrays, beams, self._leaves[1], masks, self._ranker, self._query_F))
 
 
 def _arrays(leaves: LiveLeaves) -> tuple[Array, ...]:
@@ -73,44 +58,6 @@ def _arrays(leaves: LiveLeaves) -> tuple[Array, ...]:
         raise ValueError("live leaves without weights")
     of_pool = pool.begin_P, pool.end_P, pool.bias_P, pool.feature, pool.weight
     return read_only(leaves.parent_Y, leaves.begin_Y, leaves.handle_X, leaves.place_X, *of_pool)
-
-
-def _masks(live_BR: Sequence[NDArray[np.bool_] | None]) -> tuple[Array, ...]:
-    """int64[B]: the mask of each query, −1 for none; bool[G, R]: the masks."""
-    distinct = list({id(live_R): live_R for live_R in live_BR if live_R is not None}.values())
-    place = {id(live_R): g for g, live_R in enumerate(distinct)}
-    mask_B = np.array([-1 if live_R is None else place[id(live_R)] for live_R in live_BR], np.int64)
-    if len(distinct) == 1:
-        return read_only(mask_B, distinct[0][None])
-    eligible_GR = np.zeros((len(distinct), max(map(len, distinct), default=0)), np.bool_)
-    for eligible_R, live_R in zip(eligible_GR, distinct, strict=True):
-        eligible_R[: len(live_R)] = live_R
-    return read_only(mask_B, eligible_GR)
-
-
-@compiled()
-def _parents_of(nodes_K: Array, parent_Y: Array, at_K: Array) -> None:
-    """Where each node of a beam (ascending, −1 behind) is among the parents of live leaves (ascending): −1 for one that is not."""
-    count = 0
-    while count < len(nodes_K) and nodes_K[count] >= 0:
-        count += 1
-    at_K[count:] = -1
-    low, parents = 0, len(parent_Y)
-    one_by_one = count * STEPS > parents
-    for k in range(count):
-        node = nodes_K[k]
-        if one_by_one:
-            while low < parents and parent_Y[low] < node:
-                low += 1
-        else:
-            high = parents
-            while low < high:
-                middle = (low + high) // 2
-                if parent_Y[middle] < node:
-                    low = middle + 1
-                else:
-                    high = middle
-        at_K[k] = low if low < parents and parent_Y[low] == node else -1
 
 
 @compiled()
@@ -142,7 +89,7 @@ def _score(queries: Any, beams: Any, leaves: Any, masks: Any, ranker: Any, query
     begin_B, at_BK, most = np.zeros(batch + 1, np.int64), np.empty(nodes_BK.shape, np.int64), 0
     for b in range(batch):
         if mask_B[b] >= 0:
-            _parents_of(nodes_BK[b], parent_Y, at_BK[b])
+            parents_of(nodes_BK[b], parent_Y, at_BK[b])
             for at in at_BK[b]:
                 if at >= 0:
                     most += begin_Y[at + 1] - begin_Y[at]

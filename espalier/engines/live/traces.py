@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,30 +17,24 @@ from espalier.search import LevelTrace
 Int64 = NDArray[np.int64]
 
 
-class LiveCandidates(Protocol):
+class Candidates(NamedTuple):
     """Live leaves that a query scored: their handles, ranks and keys."""
 
-    @property
-    def handle_C(self) -> Int64: ...
-
-    @property
-    def ranks_C(self) -> NDArray[np.float32]: ...
-
-    @property
-    def keys_C(self) -> NDArray[np.float32]: ...
+    handle_C: Int64
+    ranks_C: NDArray[np.float32]
+    keys_C: NDArray[np.float32]
 
 
-def with_live(nodes: int, last: LevelTrace, lives: Sequence[LiveCandidates | None], m_B: Int64) -> LevelTrace:
+def with_live(nodes: int, last: LevelTrace, lives: Sequence[Candidates], m_B: Int64) -> LevelTrace:
     """The last level with the live leaves, as nodes N + handle behind the trained ones; the best m of both are kept."""
-    most = max((0 if live is None else len(live.handle_C) for live in lives), default=0)
+    most = max((len(live.handle_C) for live in lives), default=0)
     shape = len(lives), most
     nodes_BC, ranks_BC, keys_BC = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32), np.full(shape, -np.inf, np.float32)
     for b, live in enumerate(lives):
-        if live is not None:
-            order = np.argsort(live.handle_C)
-            count = len(order)
-            nodes_BC[b, :count] = nodes + live.handle_C[order]
-            ranks_BC[b, :count], keys_BC[b, :count] = live.ranks_C[order], live.keys_C[order]
+        order = np.argsort(live.handle_C)
+        count = len(order)
+        nodes_BC[b, :count] = nodes + live.handle_C[order]
+        ranks_BC[b, :count], keys_BC[b, :count] = live.ranks_C[order], live.keys_C[order]
     candidates_BC = np.concatenate([last.candidates_BC, nodes_BC], axis=1)
     candidate_ranks_BC = np.concatenate([last.candidate_ranks_BC, ranks_BC], axis=1)
     candidate_keys_BC = np.concatenate([last.candidate_keys_BC, keys_BC], axis=1)

@@ -1,0 +1,113 @@
+"""Live leaves of models of graphs under the beams of a call: inner products compiled, other scorers by ONNX Runtime.
+
+Legend: B queries, X live leaves, P places of a pool, C live leaves under a query's beam, D node row, S state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.compiled_code import compiled
+from espalier.engines.compiled.beam import FAST
+from espalier.engines.compiled.encoder import free_inputs
+from espalier.engines.live.candidates import LARGEST, ScoredLive, masks_of, under_beams
+from espalier.engines.onnx.graphs import fuse_state, load_graph
+from espalier.engines.onnx.runtime import ort, session_options
+from espalier.engines.scorer_weights import scorer_weights
+from espalier.errors import UnsupportedGraph
+from espalier.live.overlay import LiveLeaves
+from espalier.queries import QueryBatch
+from espalier.read_only import read_only
+from espalier.search import Frontier
+
+Array = NDArray[Any]
+
+
+class GraphLeaves:
+    """Scores the live leaves of a bundle. Any number of threads may call it."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        ranking = bundle.manifest.ranking
+        self._gamma, self._log_sigmoid = np.float32(ranking.gamma), ranking.own == "log_activation"
+        self._session: ort.InferenceSession | None = None
+        if not _is_product(bundle):
+            model = load_graph("scorer.onnx", bundle.graph("scorer.onnx"))
+            fuse_state(model)
+            free_inputs(model)
+            self._outputs = [entry.name for entry in model.graph.output]
+            self._session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
+        self._leaves: tuple[LiveLeaves, tuple[Array, ...]] | None = None
+
+    def scored(
+        self, leaves: LiveLeaves, queries: QueryBatch, frontier: Frontier, live_BR: Sequence[NDArray[np.bool_] | None]
+    ) -> ScoredLive:
+        """See `LeafScorer`."""
+        kept = self._leaves
+        if kept is None or kept[0] is not leaves:
+            if leaves.rows_PD is None:
+                raise ValueError("live leaves without node rows")
+            kept = self._leaves = leaves, read_only(leaves.parent_Y, leaves.begin_Y, leaves.handle_X, leaves.place_X, leaves.rows_PD)
+        *of_tree, place_X, rows_PD = kept[1]
+        if frontier.states_BS is None:
+            raise ValueError("a frontier without query states")
+        beams = read_only(frontier.nodes_BK, frontier.ranks_BK)
+        begin_B, position_C, above_C = under_beams(beams, tuple(of_tree), masks_of(live_BR), self._gamma)
+        if self._session is None:
+            logits_C = products(begin_B, position_C, place_X, rows_PD, *read_only(frontier.states_BS))
+        else:
+            logits_C = np.empty(len(position_C), np.float32)
+            for b, state_S in enumerate(frontier.states_BS):
+                own = slice(int(begin_B[b]), int(begin_B[b + 1]))
+                if own.stop > own.start:
+                    feeds = {"query_state": state_S[None], "node_rows": rows_PD[place_X[position_C[own]]][None]}
+                    logits_C[own] = self._session.run(self._outputs, feeds)[0][0]
+        return ScoredLive(*ranked(begin_B, position_C, logits_C, above_C, self._log_sigmoid))
+
+
+def _is_product(bundle: Bundle) -> bool:
+    """Whether a bundle's scorer is an inner product that its manifest declares."""
+    try:
+        return not scorer_weights(bundle).layers
+    except UnsupportedGraph:
+        return False
+
+
+@compiled(fastmath=FAST)
+def products(begin_B: Array, position_C: Array, place_X: Array, rows_PD: Array, states_BS: Array) -> Array:
+    """float32[C]: the inner products of leaves' rows and their queries' states."""
+    logits_C = np.empty(len(position_C), np.float32)
+    for b in range(len(states_BS)):
+        for c in range(begin_B[b], begin_B[b + 1]):
+            place, logit = place_X[position_C[c]], np.float32(0)
+            for d in range(rows_PD.shape[1]):
+                logit += rows_PD[place, d] * states_BS[b, d]
+            logits_C[c] = logit
+    return logits_C
+
+
+@compiled()
+def ranked(begin_B: Array, position_C: Array, logits_C: Array, above_C: Array, log_sigmoid: bool) -> tuple[Array, Array, Array, Array]:
+    """The fields of ScoredLive: ranks own + above, without leaves whose logit or rank is not finite."""
+    ranks_C, positions_C = np.empty(len(logits_C), np.float32), np.empty(len(logits_C), np.int64)
+    begins_B, finite_B = np.zeros_like(begin_B), np.ones(len(begin_B) - 1, np.bool_)
+    zero, count = np.float32(0), 0
+    for b in range(len(finite_B)):
+        for c in range(begin_B[b], begin_B[b + 1]):
+            logit = logits_C[c]
+            if not abs(logit) <= LARGEST:
+                finite_B[b] = False
+                continue
+            rank = logit
+            if log_sigmoid:
+                rank = min(logit, zero) - np.log1p(np.exp(-abs(logit)))
+            rank += above_C[c]
+            if abs(rank) <= LARGEST:
+                positions_C[count], ranks_C[count] = position_C[c], rank
+                count += 1
+        begins_B[b + 1] = count
+    return begins_B, positions_C[:count], ranks_C[:count], finite_B

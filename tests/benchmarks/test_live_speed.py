@@ -1,0 +1,41 @@
+"""Live items' cost beside the same engine without, on small synthetic models."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.speed import live_speed
+from espalier.checks.random_bundles import random_queries
+from espalier.search import SearchParams
+
+
+def test_every_engine_is_timed_without_and_with_live_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_speed, "QUERIES", 3)
+    out = tmp_path / "rows.json"
+    few = ["--height", "3", "--live", "20", "--beam", "8", "--m", "10", "--rounds", "2"]
+    monkeypatch.setattr(sys, "argv", ["live_speed", "--models", str(tmp_path), "--json", str(out), *few])
+    live_speed.main()
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["engine"], row["what"]) for row in rows] == [
+        (engine, what) for engine in live_speed.ENGINES for what in ("before", "no overlay", "0 live", "20 live")
+    ]
+    for row in rows:
+        assert (row["items"], row["parents"]) == ((128, 64) if row["engine"] == "onnx-cpu" else (512, 64))
+        assert row["ms_per_query"] > 0
+
+
+def test_live_items_are_found(tmp_path: Path) -> None:
+    """Or their cost would be that of nothing."""
+    for engine in live_speed.ENGINES:
+        bundle = live_speed.bundle_for(engine, tmp_path, 3)
+        opened = live_speed.searchers(engine, bundle, [50])
+        queries = random_queries(np.random.default_rng(0), bundle, 5, integer=False)
+        params = SearchParams.uniform(5, 64, 100)
+        found = {name: searched.search(queries, params).item_rows_BM for name, searched in opened.items()}
+        assert (found["50 live"] >= bundle.tree.item_count).any(axis=1).all()
+        assert all((found[name] == found["before"]).all() for name in ("no overlay", "0 live"))
