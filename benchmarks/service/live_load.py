@@ -1,0 +1,170 @@
+"""Writes beside retrievals, on two workers: how soon an item that was put is found, what that costs retrieval, and how fast a bulk is.
+
+    python -m benchmarks.live_load --json FILE [--model models/debian-depends/1] [--bulk MODEL ...]
+
+Two workers get 70 % of the retrievals that they can answer, in turn without and with 100 items put a second. Each item has a history as its
+evidence. When its PUT is answered, both workers are asked by that history, over connections that are known to be theirs. Put-to-visible is
+the time from the request until both have answered with the item. In the end every acknowledged item is read: one that is not there is lost.
+A bulk is read by one worker on one core. Client and service share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.service.live_prober import Item, Probed, Prober, items_of, lost_of
+from benchmarks.service.serving import serving
+from espalier.bundle import Bundle
+from espalier.hardware import hardware
+from espalier_client import Client, Delete, Put, RequestFailed
+from loadtest.loops import closed_loop, open_loop, percentiles_ms, request_bytes, statuses
+from loadtest.queries import held_out
+
+WORKERS, M, LOAD_SHARE = 2, 50, 0.7
+CLIENTS = 16
+KEY = "live-load-write-key"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.live_load", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the measurements here")
+    parser.add_argument("--model", type=Path, default=Path("models/debian-depends/1"), help="a bundle (default %(default)s)")
+    parser.add_argument("--bulk", type=Path, nargs="*", help="bundles to put items into in bulk (default: the one of --model)")
+    parser.add_argument("--puts", type=float, default=100.0, help="items put per second (default %(default)g)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of a measurement (default %(default)g)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements without and with writes, in turn (default %(default)s)")
+    parser.add_argument("--bulk-items", type=int, default=2000, help="items of a bulk (default %(default)s)")
+    options = parser.parse_args()
+    found = measured(options.model, options.puts, options.seconds, options.rounds)
+    found["bulk"] = [bulk(model, options.bulk_items) for model in ([options.model] if options.bulk is None else options.bulk)]
+    found |= {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "puts_per_s_offered": options.puts}
+    print(json.dumps(found, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+@contextmanager
+def copied(model: Path) -> Iterator[tuple[Path, str]]:
+    """A models folder with a copy of a bundle, since its journal lies beside it, and the model's name."""
+    name = Bundle.open(model, verify=False).manifest.name
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(model, Path(folder) / name / model.name)
+        yield Path(folder), name
+
+
+def settings(folder: Path, workers: int) -> dict[str, str]:
+    return {
+        "ESPALIER_MODELS": str(folder),
+        "ESPALIER_WORKERS": str(workers),
+        "ESPALIER_WRITE_KEYS": KEY,
+        "ESPALIER_DEVICE": "cpu",
+        "ESPALIER_LOG_LEVEL": "WARNING",
+    }
+
+
+def measured(model: Path, puts_per_s: float, seconds: float, rounds: int) -> dict[str, Any]:
+    """The figures of both loads, medians of the rounds; counts are sums."""
+    queries = held_out(Bundle.open(model, verify=False))
+    with copied(model) as (folder, name), serving(["service"], settings(folder, WORKERS)) as port:
+        address = "127.0.0.1", port
+        requests = [request_bytes("/retrieve", {"model": name, "queries": [query.body()], "m": M}) for query in queries]
+        closed_loop(address, requests, CLIENTS, 2)  # warm
+        capacity = len([one for one in closed_loop(address, requests, CLIENTS, seconds / 2) if one.status == 200]) / (seconds / 2)
+        load = address, requests, LOAD_SHARE * capacity, seconds
+        without: list[dict[str, Any]] = []
+        beside: list[dict[str, Any]] = []
+        probed: list[Probed] = []
+        lost = 0
+        prober = Prober(address, name, KEY, WORKERS, M)
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # so that the two loads do not share an interpreter
+            for number in range(rounds):
+                without.append(pool.submit(retrieved, *load, number).result())
+                running = pool.submit(retrieved, *load, number)
+                items = items_of(queries, f"round-{number}-", round(puts_per_s * seconds), number)
+                probed.append(prober.run(items, puts_per_s))
+                beside.append(running.result())
+                lost += lost_of(address, name, KEY, probed[-1])
+                clean(port, name, items)
+                print(f"round {number + 1}: {beside[-1]['p99_ms']:.1f} ms p99 beside {without[-1]['p99_ms']:.1f} without", flush=True)
+    return {
+        "model": name,
+        "capacity_per_s": capacity,
+        "visible_p99_ms": median([one.percentile_ms(99) for one in probed]),
+        "visible_p50_ms": median([one.percentile_ms(50) for one in probed]),
+        "answered_p99_ms": median([one.answered_ms(99) for one in probed]),
+        "puts_per_s": median([one.per_s for one in probed]),
+        "retrieve_p99_ms": median([one["p99_ms"] for one in beside]),
+        "retrieve_p99_ms_without": median([one["p99_ms"] for one in without]),
+        "retrieve_p50_ms": median([one["p50_ms"] for one in beside]),
+        "retrieve_p50_ms_without": median([one["p50_ms"] for one in without]),
+        "lost": lost,
+        "acknowledged": sum(len(one.sequences) for one in probed),
+        "sequences_twice": sum(len(one.sequences) - len(set(one.sequences.values())) for one in probed),
+        "found_at_once": sum(one.found_at_once for one in probed),
+        "found_later": sum(one.found_later for one in probed),
+        "visible_but_not_among_m": sum(one.seen for one in probed),
+        "invisible": sum(one.invisible for one in probed),
+        "statuses": {"without": [one["statuses"] for one in without], "beside": [one["statuses"] for one in beside]},
+        "put_statuses": [one.statuses for one in probed],
+    }
+
+
+def retrieved(address: tuple[str, int], requests: Sequence[bytes], per_s: float, seconds: float, seed: int) -> dict[str, Any]:
+    """Retrievals at random times, in a process of its own."""
+    answered = open_loop(address, requests, per_s, seconds, seed, keep=lambda body: b"")
+    p50_ms, p99_ms = percentiles_ms([one for one in answered if one.status == 200])
+    return {"p50_ms": p50_ms, "p99_ms": p99_ms, "statuses": statuses(answered)}
+
+
+def clean(port: int, name: str, items: Sequence[Item]) -> None:
+    with Client(f"http://127.0.0.1:{port}", api_key=KEY, timeout_s=60) as client:
+        for _ in client.bulk(name, (Delete(item.id) for item in items)):
+            pass
+
+
+def bulk(model: Path, count: int) -> dict[str, Any]:
+    """Items a second of one bulk into one worker on one core, of new items and of changes of their fields alone."""
+    queries = held_out(Bundle.open(model, verify=False))
+    cores = sorted(os.sched_getaffinity(0))
+    with copied(model) as (folder, name), serving(["service"], settings(folder, 1), core=cores[0]) as port:
+        os.sched_setaffinity(0, set(cores[1:]) or set(cores))
+        try:
+            with Client(f"http://127.0.0.1:{port}", api_key=KEY, timeout_s=120) as client:
+                items = items_of(queries, "bulk-", count, 0)
+                warm = [Put(f"warm-{item.id}", events=[item.event]) for item in items[:200]]
+                list(client.bulk(name, warm))
+                began = time.perf_counter()
+                outcomes = list(client.bulk(name, (Put(item.id, events=[item.event]) for item in items)))
+                seconds = time.perf_counter() - began
+        finally:
+            os.sched_setaffinity(0, set(cores))
+    failed = [str(outcome) for outcome in outcomes if isinstance(outcome, RequestFailed)]
+    found = {
+        "model": name,
+        "algorithm": Bundle.open(model, verify=False).manifest.algorithm,
+        "items": count,
+        "items_per_s": count / seconds,
+    }
+    return found | {"failed": len(failed), "first_failure": failed[:1]}
+
+
+def median(values: Sequence[float]) -> float:
+    return float(np.median(values))
+
+
+if __name__ == "__main__":
+    main()

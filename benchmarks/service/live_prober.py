@@ -1,0 +1,201 @@
+"""Puts items at a rate and asks each worker for each of them at once, over connections that are known to be that worker's.
+
+A worker is known by the ids that it gives to requests: the first digits are the same for all requests of a process.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from loadtest.queries import Query
+from loadtest.writes import WRITTEN
+
+PROCESS_DIGITS = 12
+"""Of an X-Request-Id: which process gave it."""
+THREADS = 12
+PATIENCE_S = 2.0
+"""How long an item is asked for again before it is explained."""
+ATTEMPTS = 500
+"""Connections that are opened in search of every worker."""
+
+Event = list[str] | list[float] | dict[int, float] | str
+
+
+class Item(NamedTuple):
+    """An item to put: its id, its evidence as a client takes it, and as the service takes it."""
+
+    id: str
+    event: Any
+    query: dict[str, Any]
+
+
+def items_of(queries: Sequence[Query], prefix: str, count: int, seed: int) -> list[Item]:
+    """Items whose evidence are queries: of histories a random part of one, so that few items have the same."""
+    rng = np.random.default_rng(seed)
+    items = []
+    for n in range(count):
+        query = queries[int(rng.integers(len(queries)))]
+        values: Any = query.values
+        if query.kind == "history":
+            keep = rng.random(len(values)) < 0.7
+            values = tuple(item for item, kept in zip(values, keep, strict=True) if kept) or values
+        event = values if not isinstance(values, dict) else dict(zip(values["indices"], values["values"], strict=True))
+        items.append(Item(f"{prefix}{n}", event, {query.kind: list(values) if isinstance(values, tuple) else values}))
+    return items
+
+
+@dataclass
+class Probed:
+    """What became of a run.
+
+    visible_s, answered_s  from the request of a PUT until both workers had answered with the item, and until its own answer
+    sequences              of the acknowledged items
+    found_at_once          items that each worker's first answer after the acknowledgement held
+    found_later            those that took more answers
+    seen                   those that never were among the best, and that every worker knows
+    invisible              those that a worker did not know after PATIENCE_S
+    """
+
+    visible_s: list[float] = field(default_factory=list)
+    answered_s: list[float] = field(default_factory=list)
+    sequences: dict[str, int] = field(default_factory=dict)
+    statuses: Counter[int] = field(default_factory=Counter)
+    found_at_once: int = 0
+    found_later: int = 0
+    seen: int = 0
+    invisible: int = 0
+    per_s: float = 0.0
+
+    def percentile_ms(self, percent: float) -> float:
+        return float(np.percentile(self.visible_s, percent) * 1e3) if self.visible_s else float("nan")
+
+    def answered_ms(self, percent: float) -> float:
+        return float(np.percentile(self.answered_s, percent) * 1e3) if self.answered_s else float("nan")
+
+
+class Prober:
+    """Its threads have a connection to each worker, and one to write."""
+
+    def __init__(self, address: tuple[str, int], model: str, key: str, workers: int, m: int) -> None:
+        self._address, self._model, self._m = address, model, m
+        self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        self._readers = connections_to(address, workers, THREADS)
+        self._lock = threading.Lock()
+
+    def run(self, items: Sequence[Item], per_s: float) -> Probed:
+        """Put the items, evenly paced, and ask for each. Blocks."""
+        probed, due = Probed(), iter(enumerate(items))
+        began = time.perf_counter()
+
+        def work(readers: Sequence[http.client.HTTPConnection]) -> None:
+            writer = http.client.HTTPConnection(*self._address, timeout=30)
+            try:
+                while True:
+                    with self._lock:
+                        number, item = next(due, (0, None))
+                    if item is None:
+                        return
+                    time.sleep(max(began + number / per_s - time.perf_counter(), 0))
+                    self._probe(item, writer, readers, probed)
+            finally:
+                writer.close()
+
+        threads = [threading.Thread(target=work, args=(readers,)) for readers in self._readers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        probed.per_s = len(probed.sequences) / (time.perf_counter() - began)
+        return probed
+
+    def _probe(self, item: Item, writer: http.client.HTTPConnection, readers: Sequence[http.client.HTTPConnection], probed: Probed) -> None:
+        values = next(iter(item.query.values()))
+        sent = time.perf_counter()
+        status, answer = exchange(writer, "PUT", f"/models/{self._model}/items/{item.id}", {"events": [values]}, self._headers)
+        answered = time.perf_counter()
+        first, found_s = 0, 0.0
+        missing = []
+        if status in (200, 201):
+            for reader in readers:
+                attempts = 0
+                while not (found := self._finds(reader, item)) and time.perf_counter() < answered + PATIENCE_S:
+                    attempts += 1
+                found_s = max(found_s, time.perf_counter() - sent)
+                first += found and attempts == 0
+                if not found:
+                    missing.append(reader)
+        unknown = any(self._is_unknown(reader, item) for reader in missing)
+        with self._lock:
+            probed.statuses[status] += 1
+            if status in WRITTEN:
+                probed.sequences[item.id] = answer["sequence"]
+                probed.answered_s.append(answered - sent)
+            if status not in (200, 201):
+                return
+            if missing:
+                probed.invisible += unknown
+                probed.seen += not unknown
+                return
+            probed.visible_s.append(found_s)
+            probed.found_at_once += first == len(readers)
+            probed.found_later += first < len(readers)
+
+    def _finds(self, reader: http.client.HTTPConnection, item: Item) -> bool:
+        _, answer = exchange(reader, "POST", "/retrieve", {"model": self._model, "queries": [item.query], "m": self._m}, JSON)
+        return any(found["id"] == item.id for found in answer["results"][0]["items"]) if "results" in answer else False
+
+    def _is_unknown(self, reader: http.client.HTTPConnection, item: Item) -> bool:
+        body = {"model": self._model, "queries": [item.query], "m": self._m, "explain_items": [item.id]}
+        _, answer = exchange(reader, "POST", "/retrieve", body, JSON)
+        return bool(answer["results"][0]["explain"]["items"][0]["outcome"] in ("unknown", "deleted"))
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def exchange(
+    connection: http.client.HTTPConnection, method: str, path: str, body: object, headers: Mapping[str, str]
+) -> tuple[int, dict[str, Any]]:
+    """Status and document of one request."""
+    connection.request(method, path, None if body is None else json.dumps(body), dict(headers))
+    answer = connection.getresponse()
+    document: dict[str, Any] = json.loads(answer.read())
+    return answer.status, document
+
+
+def connections_to(address: tuple[str, int], workers: int, each: int) -> list[list[http.client.HTTPConnection]]:
+    """`each` lists with a connection to every worker. Raises RuntimeError where a worker is not found."""
+    found: dict[str, list[http.client.HTTPConnection]] = {}
+    for _ in range(ATTEMPTS):
+        connection = http.client.HTTPConnection(*address, timeout=30)
+        connection.request("GET", "/livez")
+        answer = connection.getresponse()
+        answer.read()
+        own = found.setdefault(answer.headers["X-Request-Id"][:PROCESS_DIGITS], [])
+        if len(own) < each:
+            own.append(connection)
+        else:
+            connection.close()
+        if len(found) == workers and all(len(own) == each for own in found.values()):
+            return [list(one) for one in zip(*found.values(), strict=True)]
+    raise RuntimeError(f"after {ATTEMPTS} connections: {[len(own) for own in found.values()]} of {workers} workers, {each} each")
+
+
+def lost_of(address: tuple[str, int], model: str, key: str, probed: Probed) -> int:
+    """Acknowledged items that are not there, or with another sequence than was acknowledged."""
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    lost = 0
+    for item, sequence in probed.sequences.items():
+        status, document = exchange(connection, "GET", f"/models/{model}/items/{item}", None, {"Authorization": f"Bearer {key}"})
+        lost += status != 200 or document["sequence"] != sequence
+    connection.close()
+    return lost
