@@ -2,6 +2,7 @@
 
 from espalier_client.client import AsyncClient, Client
 from espalier_client.errors import (
+    CatalogueFull,
     ClientError,
     Conflict,
     ConnectionFailed,
@@ -28,6 +29,7 @@ from espalier_client.explanations import (
     Moved,
     Source,
 )
+from espalier_client.items import Change, Changes, Delete, ItemOutcome, LiveItem, Placement, Put
 from espalier_client.messages import (
     Answer,
     Completion,
@@ -48,12 +50,16 @@ from espalier_client.retry import Retry
 __all__ = [
     "Answer",
     "AsyncClient",
+    "CatalogueFull",
+    "Change",
+    "Changes",
     "Client",
     "ClientError",
     "Completion",
     "Conflict",
     "ConnectionFailed",
     "DeadlineExceeded",
+    "Delete",
     "ExplainedFeature",
     "ExplainedInTree",
     "ExplainedItem",
@@ -64,11 +70,15 @@ __all__ = [
     "InvalidAnswer",
     "InvalidRequest",
     "Item",
+    "ItemOutcome",
+    "LiveItem",
     "Model",
     "Moved",
     "NotAllowed",
     "NotFound",
     "Overloaded",
+    "Placement",
+    "Put",
     "Query",
     "Readiness",
     "Removal",

@@ -12,8 +12,9 @@ from uuid import uuid4
 
 import httpx
 
-from espalier_client import messages
+from espalier_client import items, messages
 from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, TimedOut, from_problem, plain
+from espalier_client.items import Changes, ItemOutcome, LiveItem, Put
 from espalier_client.messages import (
     UNREADABLE,
     Answer,
@@ -221,6 +222,30 @@ def removed(name: str) -> Call[RemovedIds]:
     return Call("GET", _path(name, "removed"), messages.removed_ids)
 
 
+def put_item(name: str, put: Put, if_match: str | None, if_none_match: str | None) -> Call[ItemOutcome]:
+    headers = _conditions(if_match, if_none_match)
+    # With a condition a repetition would meet the item that the first attempt put.
+    return Call("PUT", _live_path(name, put.id), items.outcome(put.id), to_bytes(put.to_json()), headers=headers, repeatable=not headers)
+
+
+def delete_item(name: str, item_id: str, source_version: int | None, if_match: str | None) -> Call[ItemOutcome]:
+    headers = _conditions(if_match, None)
+    params: dict[str, Value] = {} if source_version is None else {"source_version": source_version}
+    return Call("DELETE", _live_path(name, item_id), items.outcome(item_id), params=params, headers=headers, repeatable=not headers)
+
+
+def get_item(name: str, item_id: str) -> Call[LiveItem]:
+    return Call("GET", _live_path(name, item_id), items.live_item)
+
+
+def changes(name: str, after: int, limit: int) -> Call[Changes]:
+    return Call("GET", _path(name, "changes"), items.changes, params={"after": after, "limit": limit})
+
+
+def bulk_path(name: str) -> str:
+    return _path(name, "items")
+
+
 def check_timeout_s(value: float) -> float:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"timeout_s: got {value!r}, expected a finite number above 0")
@@ -239,16 +264,25 @@ def _path(name: str, *rest: str) -> str:
     return "/".join(("/models", quote(name, safe=""), *rest))
 
 
-def _item_path(name: str, item_id: str) -> str:
+def _item_path(name: str, item_id: str, folder: str = "removed") -> str:
     if not item_id:
         raise ValueError("item_id: got '', expected the id of an item")
     written = quote(item_id, safe="")
-    return _path(name, "removed", written.replace(".", "%2E") if written in {".", ".."} else written)  # a path may not hold them as such
+    return _path(name, folder, written.replace(".", "%2E") if written in {".", ".."} else written)  # a path may not hold them as such
 
 
-def _tag(value: str) -> str:
+def _live_path(name: str, item_id: str) -> str:
+    return _item_path(name, item_id, "items")
+
+
+def _conditions(if_match: str | None, if_none_match: str | None) -> dict[str, str]:
+    given = {"If-Match": (if_match, "if_match"), "If-None-Match": (if_none_match, "if_none_match")}
+    return {header: _tag(value, name) for header, (value, name) in given.items() if value is not None}
+
+
+def _tag(value: str, name: str = "if_match") -> str:
     if not re.fullmatch(r'\*|"[!#-~]*"', value):
-        raise ValueError(f"if_match: got {value!r}, expected an etag as `removed` has it")
+        raise ValueError(f"{name}: got {value!r}, expected an etag as the service gave it")
     return value
 
 

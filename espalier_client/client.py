@@ -17,13 +17,15 @@ import httpx
 
 from espalier_client import calls
 from espalier_client.calls import Body, Call, check_timeout_s
-from espalier_client.errors import ClientError
+from espalier_client.errors import ClientError, RequestFailed
+from espalier_client.items import Changes, Delete, ItemOptions, ItemOutcome, LiveItem, Put
 from espalier_client.messages import Answer, Completion, Model, Options, Query, Readiness, Removal, RemovedIds, RemovedItem, Request
 from espalier_client.retry import Attempts, Retry
-from espalier_client.stream import CHUNK_LINES, Chunks, Delivery, Outcome
+from espalier_client.stream import BULK_LINES, CHUNK_LINES, RETRIEVALS, Chunks, Delivery, Line, Outcome, Route, Written, writes
 from espalier_client.transport import AsyncTransport, Transport
 
 T = TypeVar("T")
+Sent = TypeVar("Sent", bound=Request | Put | Delete)
 
 LOADING_S = 600.0
 """How long admin calls wait that may load a version."""
@@ -83,9 +85,44 @@ class Client:
         chunks = Chunks(chunk_lines)
         for request in requests:
             for lines in chunks.add(request):
-                yield from self._deliver(lines)
+                yield from self._deliver(lines, RETRIEVALS)
         for lines in chunks.rest():
-            yield from self._deliver(lines)
+            yield from self._deliver(lines, RETRIEVALS)
+
+    def put_item(
+        self, name: str, item_id: str, *, if_match: str | None = None, if_none_match: str | None = None, **options: Unpack[ItemOptions]
+    ) -> ItemOutcome:
+        """Put an item into a running model, or change one. `options` are the fields of `Put`. Needs a write key.
+
+        `if_match`: the `etag` of the item that the change was made from; `if_none_match` "*": only insert. Raises Conflict where that does
+        not hold. Without a condition the call is sent again when its connection breaks: the same item twice is `unchanged`.
+        """
+        return self._call(calls.put_item(name, Put(item_id, **options), if_match, if_none_match))
+
+    def get_item(self, name: str, item_id: str) -> LiveItem:
+        """An item as it is now, trained or live. Needs a write key."""
+        return self._call(calls.get_item(name, item_id))
+
+    def delete_item(self, name: str, item_id: str, *, source_version: int | None = None, if_match: str | None = None) -> ItemOutcome:
+        """Delete an item, trained or live; one that is deleted already is `unchanged`. Needs a write key."""
+        return self._call(calls.delete_item(name, item_id, source_version, if_match))
+
+    def bulk(self, name: str, operations: Iterable[Put | Delete], *, chunk_lines: int = BULK_LINES) -> Generator[Written, None, None]:
+        """Put and delete many items: the outcome of each, in their order; one that fails does not end the rest. Needs a write key.
+
+        `operations` is read at most `chunk_lines` (or 64 KiB) ahead of the outcomes that the caller takes. Raises a ClientError where it
+        cannot go on; all operations up to the last yielded outcome are done.
+        """
+        chunks, route = Chunks(chunk_lines), writes(name)
+        for operation in operations:
+            for lines in chunks.add(operation):
+                yield from self._deliver(lines, route)
+        for lines in chunks.rest():
+            yield from self._deliver(lines, route)
+
+    def changes(self, name: str, after: int = 0, limit: int = 1000) -> Changes:
+        """What happened to a model's live catalogue after a sequence, at most `limit` operations. Needs an admin key."""
+        return self._call(calls.changes(name, after, limit))
 
     def models(self) -> tuple[Model, ...]:
         """Every model of the service, ready or not."""
@@ -169,8 +206,8 @@ class Client:
                     break
         return body.content
 
-    def _deliver(self, lines: list[bytes]) -> Generator[Outcome, None, None]:
-        delivery = Delivery(lines, self._retry, self._timeout_s, self._max_answer_bytes)
+    def _deliver(self, lines: list[Line], route: Route[T]) -> Generator[T | RequestFailed, None, None]:
+        delivery = Delivery(lines, route, self._retry, self._timeout_s, self._max_answer_bytes)
         while not delivery.done:
             if delivery.pause_s:
                 self._sleep(delivery.pause_s)
@@ -223,11 +260,32 @@ class AsyncClient:
     async def retrieve_stream(
         self, requests: Iterable[Request] | AsyncIterable[Request], *, chunk_lines: int = CHUNK_LINES
     ) -> AsyncGenerator[Outcome, None]:
-        async with aclosing(_chunks(requests, chunk_lines)) as chunks:
-            async for lines in chunks:
-                async with aclosing(self._deliver(lines)) as outcomes:  # so that its connection ends with the stream
-                    async for outcome in outcomes:
-                        yield outcome
+        delivered = self._delivered(requests, chunk_lines, RETRIEVALS)
+        async with aclosing(delivered) as outcomes:
+            async for outcome in outcomes:
+                yield outcome
+
+    async def put_item(
+        self, name: str, item_id: str, *, if_match: str | None = None, if_none_match: str | None = None, **options: Unpack[ItemOptions]
+    ) -> ItemOutcome:
+        return await self._call(calls.put_item(name, Put(item_id, **options), if_match, if_none_match))
+
+    async def get_item(self, name: str, item_id: str) -> LiveItem:
+        return await self._call(calls.get_item(name, item_id))
+
+    async def delete_item(self, name: str, item_id: str, *, source_version: int | None = None, if_match: str | None = None) -> ItemOutcome:
+        return await self._call(calls.delete_item(name, item_id, source_version, if_match))
+
+    async def bulk(
+        self, name: str, operations: Iterable[Put | Delete] | AsyncIterable[Put | Delete], *, chunk_lines: int = BULK_LINES
+    ) -> AsyncGenerator[Written, None]:
+        delivered = self._delivered(operations, chunk_lines, writes(name))
+        async with aclosing(delivered) as outcomes:
+            async for outcome in outcomes:
+                yield outcome
+
+    async def changes(self, name: str, after: int = 0, limit: int = 1000) -> Changes:
+        return await self._call(calls.changes(name, after, limit))
 
     async def models(self) -> tuple[Model, ...]:
         return await self._call(calls.models())
@@ -293,8 +351,18 @@ class AsyncClient:
                     break
         return body.content
 
-    async def _deliver(self, lines: list[bytes]) -> AsyncGenerator[Outcome, None]:
-        delivery = Delivery(lines, self._retry, self._timeout_s, self._max_answer_bytes)
+    async def _delivered(
+        self, requests: Iterable[Sent] | AsyncIterable[Sent], chunk_lines: int, route: Route[T]
+    ) -> AsyncGenerator[T | RequestFailed, None]:
+        async with aclosing(_chunks(requests, chunk_lines)) as chunks:
+            async for lines in chunks:
+                delivered = self._deliver(lines, route)
+                async with aclosing(delivered) as outcomes:  # so that its connection ends with the stream
+                    async for outcome in outcomes:
+                        yield outcome
+
+    async def _deliver(self, lines: list[Line], route: Route[T]) -> AsyncGenerator[T | RequestFailed, None]:
+        delivery = Delivery(lines, route, self._retry, self._timeout_s, self._max_answer_bytes)
         while not delivery.done:
             if delivery.pause_s:
                 await self._sleep(delivery.pause_s)
@@ -313,7 +381,7 @@ class AsyncClient:
                 delivery.failed(error)
 
 
-async def _chunks(requests: Iterable[Request] | AsyncIterable[Request], chunk_lines: int) -> AsyncGenerator[list[bytes], None]:
+async def _chunks(requests: Iterable[Sent] | AsyncIterable[Sent], chunk_lines: int) -> AsyncGenerator[list[Line], None]:
     chunks = Chunks(chunk_lines)
     if isinstance(requests, AsyncIterable):
         async for request in requests:

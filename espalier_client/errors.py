@@ -7,12 +7,13 @@
     └── RequestFailed             the service refused, with a problem document (RFC 9457)
         ├── InvalidRequest        400, 413, 415, 422   the request is wrong; `errors` says where
         ├── NotAllowed            401, 403             no key, an unknown one, or one without the role
-        ├── NotFound              404                  no such model or version
+        ├── NotFound              404, 410             no such model, version or item; or changes that are not kept any more
         ├── Conflict              409, 412             not in the state that the model is in, or not as it was when it was read
         ├── Overloaded            429                  the queue is full; `retry_after_s` says when to come back
         ├── ServiceFailed         500, 502             something broke; its log says more under `request_id`
         ├── Unavailable           503                  not ready, or shutting down; `retry_after_s` too
-        └── DeadlineExceeded      504                  `timeout_ms` passed before the search was done
+        ├── DeadlineExceeded      504                  `timeout_ms` passed before the search was done
+        └── CatalogueFull         507                  the live catalogue has no room for another item
 
 Arguments that cannot be sent at all are ValueError or TypeError, as everywhere in Python. What is retried: see retry.py.
 """
@@ -106,13 +107,13 @@ class NotAllowed(RequestFailed):
 
 
 class NotFound(RequestFailed):
-    """No such model or version."""
+    """No such model, version or item; or (410) changes that are not kept any more."""
 
-    statuses = (404,)
+    statuses = (404, 410)
 
 
 class Conflict(RequestFailed):
-    """The model is not in a state that allows this, or (412) its list of removed items is not the one that `if_match` names."""
+    """The model is not in a state that allows this, or (412) the list or item is not the one that `if_match` names."""
 
     statuses = (409, 412)
 
@@ -130,7 +131,7 @@ class ServiceFailed(RequestFailed):
 
 
 class Unavailable(RequestFailed):
-    """The model is not ready, or the service is shutting down."""
+    """The model is not ready, has not reached `min_sequence`, takes no writes now, or the service is shutting down."""
 
     statuses = (503,)
 
@@ -139,6 +140,12 @@ class DeadlineExceeded(RequestFailed):
     """The deadline of the request passed before its search was done."""
 
     statuses = (504,)
+
+
+class CatalogueFull(RequestFailed):
+    """The live catalogue has no room for another item; deletes are still taken."""
+
+    statuses = (507,)
 
 
 _BY_STATUS = {status: kind for kind in RequestFailed.__subclasses__() for status in kind.statuses}

@@ -39,7 +39,7 @@ class Query:
     item_features: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _as_tuple(self, "history", "exclude")
+        as_tuple(self, "history", "exclude")
         object.__setattr__(self, "vector", tuple(float(number) for number in self.vector))  # NumPy's numbers are not JSON's
 
     def to_json(self) -> dict[str, Any]:
@@ -71,6 +71,8 @@ class Options(TypedDict, total=False):
     exclude_filter: Filter | None
     min_score: float | None
     timeout_ms: float | None
+    min_sequence: int | None
+    live: bool
     fields: Iterable[str]
     rerank: bool | int
     explain: bool
@@ -81,10 +83,11 @@ class Options(TypedDict, total=False):
 class Request:
     """One request. Only `queries` is required; the rest has defaults per model.
 
-    `m`: items wanted per query. `beam_size`: nodes kept per level, more finds more and takes longer. `filter`: only items of which every
-    column matches; `exclude_filter`: none of which any does. `min_score`: leave out items of a lower score. `timeout_ms`: the service gives
-    up after this long. `fields`: columns of the item table to return. `rerank`: whether the model's ranker orders the best candidates anew,
-    or how many of them. `explain`: what the search kept; `explain_items`: where these items
+    `m`: items wanted per query. `beam_size`: nodes kept per level, more finds more and takes longer. `filter`: only items of which
+    every column matches; `exclude_filter`: none of which any does. `min_score`: leave out items of a lower score. `timeout_ms`: the
+    service gives up after this long. `min_sequence`: answer only with that operation of the live catalogue in it, else raise
+    Unavailable; `live` False: the trained version alone. `fields`: columns of the item table to return. `rerank`: whether the model's
+    ranker orders the best candidates anew, or how many of them. `explain`: what the search kept; `explain_items`: where these items
     fell out.
     """
 
@@ -97,13 +100,15 @@ class Request:
     exclude_filter: Filter | None = None
     min_score: float | None = None
     timeout_ms: float | None = None
+    min_sequence: int | None = None
+    live: bool = True
     fields: Iterable[str] = ()
     rerank: bool | int = False
     explain: bool = False
     explain_items: Iterable[str] = ()
 
     def __post_init__(self) -> None:
-        _as_tuple(self, "queries", "fields", "explain_items")
+        as_tuple(self, "queries", "fields", "explain_items")
 
     def to_bytes(self) -> bytes:
         """The JSON of the request, on one line."""
@@ -117,6 +122,8 @@ class Request:
             "exclude_filter": self.exclude_filter or None,
             "min_score": self.min_score,
             "timeout_ms": self.timeout_ms,
+            "min_sequence": self.min_sequence,
+            "live": None if self.live else False,
             "fields": self.fields or None,
             "rerank": self.rerank or None if isinstance(self.rerank, bool) else {"depth": self.rerank},
             "explain": self.explain or None,
@@ -168,13 +175,17 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one request; `results` in the order of its queries."""
+    """The answer to one request; `results` in the order of its queries.
+
+    `sequence`: the operation of the live catalogue up to which it holds everything, None where none counts.
+    """
 
     model: str
     version: int
     engine: str
     results: tuple[Result, ...]
     timing: Timing
+    sequence: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +277,7 @@ def answer(document: Any) -> Answer:
         engine=document["engine"],
         results=tuple(_result(result) for result in document["results"]),
         timing=Timing(**{name: timing[name] for name in Timing.__dataclass_fields__ if name != "rerank_ms" or name in timing}),
+        sequence=document.get("sequence"),
     )
 
 
@@ -332,7 +344,7 @@ def _numbers(given: Mapping[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in given.items()}
 
 
-def _as_tuple(request: object, *names: str) -> None:
+def as_tuple(request: object, *names: str) -> None:
     """Freeze these fields. A string is an iterable of strings too, and never meant as one."""
     for name in names:
         value = getattr(request, name)

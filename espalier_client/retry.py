@@ -2,9 +2,9 @@
 
 Written here, because tenacity and httpx-retries bound neither a call with its pauses by one deadline nor retry single lines of a stream.
 
-These are sent again: requests that never reached the service; and requests that may be repeated (all but admin changes) after 429 and 503,
-and when the connection broke, as an idle one does that the service closes at that moment. A request whose answer timed out is not sent
-again: the service is overloaded already.
+These are sent again: requests that never reached the service; and requests that may be repeated (all but admin changes, and writes with a
+condition) after 429 and 503, and when the connection broke, as an idle one does that the service closes at that moment. A request whose
+answer timed out is not sent again: the service is overloaded already.
 
     pause = Retry-After + uniform(0, min(max_backoff_s, backoff_s · 2^n))        n = 0, 1, … failures so far
 

@@ -1,4 +1,4 @@
-"""A stream of requests, as consecutive requests of HTTP with some lines each.
+"""A stream of requests or writes, as consecutive requests of HTTP with some lines each.
 
 One HTTP request for the whole stream would be simpler, but could dead-lock. httpx sends all of a body before it reads the answer; the
 service answers while it reads, and stops reading when its answers are not taken. With more answers than the buffers in between hold, each
@@ -10,21 +10,48 @@ Chunks also bound what is sent again when a connection breaks, and how far the c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import httpx
 
-from espalier_client import messages
-from espalier_client.calls import NDJSON, Call
+from espalier_client import items, messages
+from espalier_client.calls import NDJSON, Call, bulk_path
 from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, Overloaded, RequestFailed, Unavailable, from_problem, plain
+from espalier_client.items import Delete, ItemOutcome, Put
 from espalier_client.messages import UNREADABLE, Answer, Request, from_bytes
 from espalier_client.retry import Attempts, Retry
 
 CHUNK_LINES = 64
+BULK_LINES = 256
+"""As many writes as the service commits together."""
 CHUNK_BYTES = 1 << 16
 
 Outcome = Answer | RequestFailed
+Written = ItemOutcome | RequestFailed
+T = TypeVar("T")
+
+
+class Line(NamedTuple):
+    """A line to send. item: the id of the item that it writes, None of a retrieval."""
+
+    content: bytes
+    item: str | None = None
+
+
+class Route(NamedTuple, Generic[T]):
+    """Where lines are sent, and how a line of the answer is read."""
+
+    path: str
+    parse: Callable[[Any], T]
+
+
+RETRIEVALS: Route[Answer] = Route("/retrieve/stream", messages.answer)
+
+
+def writes(name: str) -> Route[ItemOutcome]:
+    """The bulk route of a model."""
+    return Route(bulk_path(name), items.line_outcome)
 
 
 class Chunks:
@@ -34,42 +61,48 @@ class Chunks:
         if max_lines < 1:
             raise ValueError(f"chunk_lines: got {max_lines}, expected at least 1")
         self._max_lines = max_lines
-        self._lines: list[bytes] = []
+        self._lines: list[Line] = []
         self._bytes = 0
 
-    def add(self, request: Request) -> Iterator[list[bytes]]:
+    def add(self, request: Request | Put | Delete) -> Iterator[list[Line]]:
         """The chunks that are complete with this request: none, the lines before it, those with it, or both."""
-        line = request.to_bytes() + b"\n"
-        if self._bytes + len(line) > CHUNK_BYTES:
+        line = Line(request.to_bytes() + b"\n", None if isinstance(request, Request) else request.id)
+        if self._bytes + len(line.content) > CHUNK_BYTES:
             yield from self.rest()
         self._lines.append(line)
-        self._bytes += len(line)
+        self._bytes += len(line.content)
         if len(self._lines) == self._max_lines:  # at once, since the next request may take its time, or depend on an answer
             yield from self.rest()
 
-    def rest(self) -> Iterator[list[bytes]]:
+    def rest(self) -> Iterator[list[Line]]:
         """The lines gathered so far, if any."""
         lines, self._lines, self._bytes = self._lines, [], 0
         if lines:
             yield lines
 
 
-class Delivery:
+class Delivery(Generic[T]):
     """One chunk, until each of its lines has its outcome.
 
     Lines without an answer, because the connection broke, and lines that were answered with 429 or 503 go into the next attempt. Outcomes
     are yielded in the order of the lines. Each outcome restarts the count and the clock of the attempts, so that a caller who takes answers
     slowly does not use up the time for sending. No line of an answer may be longer than `max_bytes`.
+
+    Writes of one item keep their order: one that was refused is not sent again where the chunk has a later one of the same item, which may
+    have been done. After a broken connection all that follow are sent again, in their order, so the last write wins as it should.
     """
 
-    def __init__(self, lines: Sequence[bytes], retry: Retry, timeout_s: float, max_bytes: int) -> None:
+    def __init__(self, lines: Sequence[Line], route: Route[T], retry: Retry, timeout_s: float, max_bytes: int) -> None:
         self._lines = lines
+        self._parse_answer = route.parse
+        last = {line.item: i for i, line in enumerate(lines)}
+        self._superseded = {i for i, line in enumerate(lines) if line.item is not None and last[line.item] > i}
         self._retry = retry
         self._max_bytes = max_bytes
-        self.call = Call("POST", "/retrieve/stream", from_bytes, b"", media_type=NDJSON)
+        self.call = Call("POST", route.path, from_bytes, b"", media_type=NDJSON)
         self.attempts = Attempts(self.call, retry, timeout_s)
         self._pending = list(range(len(lines)))  # the lines that the attempt sends
-        self._outcomes: dict[int, Outcome] = {}  # those that wait for the outcome of an earlier line
+        self._outcomes: dict[int, T | RequestFailed] = {}  # those that wait for the outcome of an earlier line
         self._yielded = 0
         self._answered: list[RequestFailed | None] = []  # per answered pending line: its refusal, if that may be temporary
         self._partial: list[bytes] = []  # the start of a line of the answer
@@ -84,7 +117,7 @@ class Delivery:
     def arguments(self) -> dict[str, Any]:
         """What httpx's `stream` takes for the next attempt."""
         self._begin()
-        body = b"".join(self._lines[line] for line in self._pending)
+        body = b"".join(self._lines[line].content for line in self._pending)
         return self.call.arguments(self.attempts.timeout_s(), self.attempts.left_s) | {"content": body}
 
     def accept(self, response: httpx.Response) -> None:
@@ -92,7 +125,7 @@ class Delivery:
         self.call.check(response)
         self._request_id = plain(response.headers.get("X-Request-Id", self.call.request_id), 200)
 
-    def take(self, piece: bytes) -> Iterator[Outcome]:
+    def take(self, piece: bytes) -> Iterator[T | RequestFailed]:
         """The outcomes that are known with this piece of the answer."""
         # Split by hand: httpx's iter_lines also splits at U+2028 and others, which may stand in a JSON string.
         *ends, rest = piece.split(b"\n")
@@ -103,7 +136,7 @@ class Delivery:
             yield from self._take_line(line)
         self._keep(rest)
 
-    def end(self) -> Iterator[Outcome]:
+    def end(self) -> Iterator[T | RequestFailed]:
         """The outcomes that are known with the end of the answer; sets `pause_s` if some lines have to be sent again."""
         yield from self._take_line(b"".join(self._partial))
         if len(self._answered) < len(self._pending):
@@ -139,30 +172,31 @@ class Delivery:
             raise self.call.too_long(self._max_bytes)
         self._partial.append(part)
 
-    def _take_line(self, line: bytes) -> Iterator[Outcome]:
+    def _take_line(self, line: bytes) -> Iterator[T | RequestFailed]:
         if not line.strip():
             return
         if len(self._answered) == len(self._pending):
             raise InvalidAnswer(f"{self.call}: expected {len(self._pending)} lines, got more")
         outcome = self._parse(line)
-        if isinstance(outcome, Overloaded | Unavailable):
+        number = self._pending[len(self._answered)]
+        if isinstance(outcome, Overloaded | Unavailable) and number not in self._superseded:
             self._answered.append(outcome)
             return
-        self._outcomes[self._pending[len(self._answered)]] = outcome
+        self._outcomes[number] = outcome
         self._answered.append(None)
         yield from self._ready_outcomes()
         self.attempts.restart()
 
-    def _parse(self, line: bytes) -> Outcome:
+    def _parse(self, line: bytes) -> T | RequestFailed:
         try:
             document = from_bytes(line)
             if isinstance(document, Mapping) and "results" not in document and {"status", "title"} <= document.keys():
                 return from_problem(_status(document["status"]), document, self._request_id)
-            return messages.answer(document)
+            return self._parse_answer(document)
         except UNREADABLE as error:
             raise self.call.misread(error) from error
 
-    def _ready_outcomes(self) -> Iterator[Outcome]:
+    def _ready_outcomes(self) -> Iterator[T | RequestFailed]:
         """The outcomes that are next in the order of the lines."""
         while self._yielded in self._outcomes:
             outcome = self._outcomes.pop(self._yielded)

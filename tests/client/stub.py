@@ -17,6 +17,9 @@ from espalier_client import (
     Answer,
     AsyncClient,
     Client,
+    Delete,
+    ItemOutcome,
+    Put,
     Query,
     Request,
     RequestFailed,
@@ -48,6 +51,11 @@ def answer_to(request: Json) -> Json:
     stages = ("queue_ms", "encode_ms", "search_ms", "serialise_ms", "total_ms", "ms_per_query")
     timing = dict.fromkeys(stages, 0.25) | {"batch": len(results)}
     return {"model": "books", "version": 3, "engine": "fake", "results": results, "timing": timing}
+
+
+def written(line: Json) -> Json:
+    """The answer to a line of a bulk: the number in its id is its sequence."""
+    return {"id": line["id"], "status": 200, "sequence": int(line["id"][1:]), "outcome": "deleted" if line.get("delete") else "inserted"}
 
 
 def problem(status: int, **rest: Any) -> Json:
@@ -100,8 +108,21 @@ class Stub:
                 return httpx.Response(200, json={"models": [described]})
             case ("GET", ["models", name]) | ("POST", ["models", name, "load" | "unload" | "default"]):
                 return httpx.Response(200, json=described | {"name": name})
-            case "GET", ["models", _, "items"]:
+            case "GET", ["models", _, "items"]:  # completion
                 return httpx.Response(200, json={"items": [{"id": "b1", "title": "One"}, {"id": "b2", "title": None}]})
+            case "PUT" | "DELETE", ["models", _, "items", *rest]:
+                outcome = "inserted" if request.method == "PUT" else "deleted"
+                placed = {"version": 3, "parent": 9, "by": "events"} if request.method == "PUT" else None
+                return httpx.Response(200, json={"sequence": 41, "outcome": outcome, "visible": True, "placed": placed, "unknown": ["b9"]})
+            case "GET", ["models", _, "items", *rest]:
+                known = {"id": "/".join(rest), "sequence": 41, "live": True, "at": "2027-01-15T08:00:01Z", "placed": None}
+                return httpx.Response(200, json=known | {"fields": {"title": "New"}, "events": [["b1"]], "source_version": 7})
+            case "POST", ["models", _, "items"]:
+                return httpx.Response(200, content=b"".join(dump(written(json.loads(line))) for line in body.splitlines()))
+            case "GET", ["models", _, "changes"]:
+                put = {"sequence": 4, "id": "b1", "kind": "put", "at": "2027-01-15T08:00:01Z", "text": "words", "source_version": 7}
+                delete = {"sequence": 6, "id": "b2", "kind": "delete", "at": "2027-01-15T08:00:02Z"}
+                return httpx.Response(200, json={"changes": [put, delete], "sequence": 6})
             case "PUT" | "DELETE", ["models", _, "removed", *rest] if rest:
                 facts = {"changed": True, "known": False, "total": 3, "etag": '"abc"'}
                 return httpx.Response(200, json={"id": "/".join(rest), "removed": request.method == "PUT"} | facts)
@@ -174,10 +195,15 @@ class Driver:
         return lambda *arguments, **rest: self._wait(getattr(self.client, method)(*arguments, **rest))
 
     def retrieve_stream(self, requests: Iterable[Request], **rest: Any) -> Iterator[Answer | RequestFailed]:
+        return self._each(self.client.retrieve_stream(requests, **rest))
+
+    def bulk(self, name: str, operations: Iterable[Put | Delete], **rest: Any) -> Iterator[ItemOutcome | RequestFailed]:
+        return self._each(self.client.bulk(name, operations, **rest))
+
+    def _each(self, outcomes: Any) -> Iterator[Any]:
         if isinstance(self.client, Client):
-            yield from self.client.retrieve_stream(requests, **rest)
+            yield from outcomes
             return
-        outcomes = self.client.retrieve_stream(requests, **rest)
         try:
             while True:
                 try:

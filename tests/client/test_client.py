@@ -19,10 +19,16 @@ import espalier_client
 from espalier_client import (
     Answer,
     AsyncClient,
+    Change,
+    Changes,
     Client,
     Completion,
     InvalidAnswer,
     Item,
+    ItemOutcome,
+    LiveItem,
+    Placement,
+    Put,
     Query,
     Readiness,
     Removal,
@@ -42,16 +48,18 @@ from tests.client.stub import KEY, URL, Driver, Json, Stub, answer_to, refuse, s
 
 def test_the_public_surface() -> None:
     assert espalier_client.__all__ == [
-        *("Answer", "AsyncClient", "Client", "ClientError", "Completion", "Conflict", "ConnectionFailed", "DeadlineExceeded"),
+        *("Answer", "AsyncClient", "CatalogueFull", "Change", "Changes", "Client", "ClientError", "Completion", "Conflict"),
+        *("ConnectionFailed", "DeadlineExceeded", "Delete"),
         *("ExplainedFeature", "ExplainedInTree", "ExplainedItem", "ExplainedLevel", "ExplainedMemory", "ExplainedTree", "Explanation"),
-        *("InvalidAnswer", "InvalidRequest", "Item", "Model", "Moved", "NotAllowed", "NotFound", "Overloaded", "Query", "Readiness"),
+        *("InvalidAnswer", "InvalidRequest", "Item", "ItemOutcome", "LiveItem", "Model", "Moved", "NotAllowed", "NotFound", "Overloaded"),
+        *("Placement", "Put", "Query", "Readiness"),
         *("Removal", "RemovedIds", "RemovedItem"),
         *("Request", "RequestFailed", "Result", "Retry", "ServiceFailed", "Source", "TimedOut", "Timing", "Unavailable", "Version"),
         "WrongValue",
     ]
     methods = [name for name in vars(Client) if not name.startswith("_")]
     assert methods == [
-        *("retrieve", "retrieve_stream", "models", "model", "complete", "ready"),
+        *("retrieve", "retrieve_stream", "put_item", "get_item", "delete_item", "bulk", "changes", "models", "model", "complete", "ready"),
         *("load", "unload", "set_default", "set_removed", "remove_item", "restore_item", "removed", "close"),
     ]
 
@@ -102,6 +110,8 @@ def test_everything_that_can_be_asked_is_sent(driver: Driver) -> None:
         "exclude_filter": {"brand": ["x"]},
         "min_score": 0.0,
         "timeout_ms": 50,
+        "min_sequence": 41,
+        "live": False,
         "fields": ["title"],
         "rerank": True,
         "explain": True,
@@ -167,6 +177,10 @@ def test_what_is_no_answer_is_an_error_and_not_asked_again(driver: Driver, conte
         ("remove_item", ("books", "b/9 ü%2F"), "PUT /models/books/removed/b%2F9%20%C3%BC%252F", None),
         ("restore_item", ("books", "b9"), "DELETE /models/books/removed/b9", None),
         ("removed", ("books",), "GET /models/books/removed", None),
+        ("put_item", ("books", "b/9 ü"), "PUT /models/books/items/b%2F9%20%C3%BC", {}),
+        ("get_item", ("books", ".."), "GET /models/books/items/%2E%2E", None),
+        ("delete_item", ("books", "b9"), "DELETE /models/books/items/b9", None),
+        ("changes", ("books", 4, 2), "GET /models/books/changes?after=4&limit=2", None),
     ],
 )
 def test_every_route(driver: Driver, method: str, arguments: tuple[Any, ...], sent: str, body: Json | None) -> None:
@@ -179,6 +193,16 @@ def test_every_route(driver: Driver, method: str, arguments: tuple[Any, ...], se
         "remove_item": RemovedItem("b/9 ü%2F", True, True, False, 3, '"abc"'),
         "restore_item": RemovedItem("b9", False, True, False, 3, '"abc"'),
         "removed": ("b1",),
+        "put_item": ItemOutcome("b/9 ü", "inserted", 41, True, ("b9",), Placement(3, 9, "events")),
+        "get_item": LiveItem("..", 41, True, "2027-01-15T08:00:01Z", None, {"title": "New"}, (["b1"],), source_version=7),
+        "delete_item": ItemOutcome("b9", "deleted", 41, True, ("b9",)),
+        "changes": Changes(
+            (
+                Change(4, "b1", "2027-01-15T08:00:01Z", Put("b1", text="words", source_version=7), 7),
+                Change(6, "b2", "2027-01-15T08:00:02Z", None),
+            ),
+            6,
+        ),
     }.get(method)
     stub.answer, plain = lambda request: plain(without_prefix(request)), stub.answer  # type: ignore[method-assign]
     got = getattr(driver, method)(*arguments)
@@ -228,12 +252,13 @@ def test_the_code_of_the_documentation_runs(monkeypatch: pytest.MonkeyPatch, cap
         "libsdl2-2.0-0 0.5",
         "['libc6', 'libgtk-3-0']",
         "['zlib1g'] ['zlib1g']",
+        "inserted 41",
         "m: got 1000000, expected at most 1000",
         "ready",
     ):
         assert expected in printed
     keys = {request.headers["Authorization"] for request in stub.requests if "Authorization" in request.headers}
-    assert keys == {f"Bearer {KEY}", "Bearer an-admin-key"}
+    assert keys == {f"Bearer {KEY}", "Bearer a-write-key", "Bearer an-admin-key"}
 
 
 def test_every_error_and_every_option_is_described() -> None:

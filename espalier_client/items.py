@@ -1,0 +1,219 @@
+"""Items of the live catalogue: what is put, what becomes of it, and their JSON. Knows the service's documents and nothing of HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypedDict
+
+from espalier_client.messages import as_tuple, to_bytes
+
+Event = Iterable[str] | Iterable[float] | Mapping[int, float] | str
+"""A query that led to an item: item ids, oldest first; a vector; feature → value; or a text, as the model's query kind says."""
+
+
+class ItemOptions(TypedDict, total=False):
+    """What `put_item` takes besides the id: the fields of `Put`."""
+
+    fields: Mapping[str, Any] | None
+    events: Iterable[Event]
+    like: Iterable[str]
+    text: str | None
+    users: Iterable[str]
+    source_version: int | None
+    valid_until: datetime | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """An item to put.
+
+    `fields`: all columns that it has, None to leave them. Evidence of where it belongs, which a new item needs: `events` that led to it,
+    ids of items that it is `like`, or a `text`. `users`: a tag for each event, saying whose it is. `source_version`: of your own record; a
+    lower one than is stored changes nothing. `valid_until`: a time with its zone, from which on the item counts as deleted.
+    """
+
+    id: str
+    fields: Mapping[str, Any] | None = None
+    events: Iterable[Event] = ()
+    like: Iterable[str] = ()
+    text: str | None = None
+    users: Iterable[str] = ()
+    source_version: int | None = None
+    valid_until: datetime | str | None = None
+
+    def __post_init__(self) -> None:
+        as_tuple(self, "events", "like", "users")
+        object.__setattr__(self, "events", tuple(event if isinstance(event, str | Mapping) else tuple(event) for event in self.events))
+        if isinstance(self.valid_until, datetime) and self.valid_until.tzinfo is None:
+            raise ValueError(f"valid_until: got {self.valid_until!r}, expected a time with its zone")
+
+    def to_json(self) -> dict[str, Any]:
+        """The body of a PUT."""
+        until = self.valid_until.isoformat() if isinstance(self.valid_until, datetime) else self.valid_until
+        document = {
+            "fields": self.fields,
+            "events": [_event(event) for event in self.events] or None,
+            "like": self.like or None,
+            "text": self.text,
+            "users": self.users or None,
+            "source_version": self.source_version,
+            "valid_until": until,
+        }
+        return {name: value for name, value in document.items() if value is not None}
+
+    def to_bytes(self) -> bytes:
+        """The JSON of a line of a bulk."""
+        return to_bytes({"id": self.id, **self.to_json()})
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """An item to delete. `source_version` as in `Put`."""
+
+    id: str
+    source_version: int | None = None
+
+    def to_bytes(self) -> bytes:
+        """The JSON of a line of a bulk."""
+        version = {} if self.source_version is None else {"source_version": self.source_version}
+        return to_bytes({"id": self.id, "delete": True, **version})
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an item hangs: the `parent` node of its leaf in a `version`, and the evidence that decided (`by`)."""
+
+    version: int
+    parent: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class ItemOutcome:
+    """What became of a write.
+
+    `outcome`: inserted, updated, deleted, unchanged (it was like that already), or stale (what is stored has a higher source_version).
+    `sequence`: of the item's last operation; a retrieval with it as `min_sequence` sees the item like this. `visible`: whether every
+    worker's next answer counts it; False: it is durable, and one was still behind. `unknown`: ids of the evidence that the catalogue does
+    not have. `placed`: None after a delete, and in a bulk.
+    """
+
+    id: str
+    outcome: str
+    sequence: int
+    visible: bool = True
+    unknown: tuple[str, ...] = ()
+    placed: Placement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveItem:
+    """An item as it is. `sequence`: of its last operation, 0 for a trained item that none has named; `etag` is for `if_match`.
+
+    `live`: whether an operation put it. `at`: when the last one was committed. The rest is what was put; `fields` of a trained item.
+    """
+
+    id: str
+    sequence: int
+    live: bool
+    at: str | None = None
+    placed: Placement | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    events: tuple[Any, ...] = ()
+    like: tuple[str, ...] = ()
+    text: str | None = None
+    users: tuple[str, ...] = ()
+    source_version: int | None = None
+    valid_until: str | None = None
+
+    @property
+    def etag(self) -> str:
+        return f'"{self.sequence}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An operation of the live catalogue: a put of an item, or its deletion (`put` is None). `at`: when it was committed."""
+
+    sequence: int
+    id: str
+    at: str
+    put: Put | None
+    source_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Operations, ascending. `sequence`: the catalogue's last one; ask again after the last change until that is it."""
+
+    changes: tuple[Change, ...]
+    sequence: int
+
+
+def outcome(item_id: str) -> Any:
+    """A reader of the answer to a write of this item."""
+
+    def read(document: Any) -> ItemOutcome:
+        placed = _placed(document.get("placed"))
+        found = item_id, document["outcome"], document["sequence"], document["visible"]
+        return ItemOutcome(*found, tuple(document.get("unknown", ())), placed)
+
+    return read
+
+
+def line_outcome(document: Any) -> ItemOutcome:
+    """The outcome of a line of a bulk."""
+    found = document["id"], document["outcome"], document["sequence"], document["status"] != 202
+    return ItemOutcome(*found, tuple(document.get("unknown", ())))
+
+
+def live_item(document: Any) -> LiveItem:
+    return LiveItem(
+        id=document["id"],
+        sequence=document["sequence"],
+        live=document["live"],
+        at=document.get("at"),
+        placed=_placed(document.get("placed")),
+        fields=document.get("fields") or {},
+        events=tuple(document.get("events") or ()),
+        like=tuple(document.get("like") or ()),
+        text=document.get("text"),
+        users=tuple(document.get("users") or ()),
+        source_version=document.get("source_version"),
+        valid_until=document.get("valid_until"),
+    )
+
+
+def changes(document: Any) -> Changes:
+    return Changes(tuple(_change(one) for one in document["changes"]), document["sequence"])
+
+
+def _change(document: Any) -> Change:
+    version = document.get("source_version")
+    put = None
+    if document["kind"] == "put":
+        events = [_read_event(event) for event in document.get("events") or ()]
+        parts = document.get("like") or (), document.get("text"), document.get("users") or ()
+        put = Put(document["id"], document.get("fields"), events, *parts, version, document.get("valid_until"))
+    return Change(document["sequence"], document["id"], document["at"], put, version)
+
+
+def _placed(document: Any) -> Placement | None:
+    return None if document is None else Placement(document["version"], document["parent"], document["by"])
+
+
+def _event(event: Any) -> Any:
+    if isinstance(event, str):
+        return event
+    if isinstance(event, Mapping):
+        return {"indices": [int(i) for i in event], "values": [float(value) for value in event.values()]}
+    return [part if isinstance(part, str) else float(part) for part in event]  # NumPy's numbers are not JSON's
+
+
+def _read_event(document: Any) -> Event:
+    if isinstance(document, Mapping):
+        return {int(i): float(value) for i, value in zip(document["indices"], document["values"], strict=True)}
+    event: Event = document
+    return event
