@@ -49,13 +49,21 @@ class ExplainedInTree(TypedDict):
     cut: NotRequired[float | None]
 
 
+class ExplainedLive(TypedDict):
+    """What the live catalogue knows of an item: when it was put first, its last operation, and the evidence that its row comes from."""
+
+    since: str
+    sequence: int
+    placed_by: str
+
+
 class ExplainedItem(TypedDict):
     """Where the search dropped a requested item, or its place in the answer. `trees`: of a forest, the item in each tree; `tail`:
-    what the tail adds to its rank.
+    what the tail adds to its rank; `live`: of an item that was put in or changed while the service was running.
     """
 
     id: str
-    outcome: Literal["returned", "below_min_score", "below_m", "pruned", "excluded", "filtered", "removed", "unknown"]
+    outcome: Literal["returned", "below_min_score", "below_m", "pruned", "excluded", "filtered", "removed", "deleted", "unknown"]
     level: NotRequired[int | None]
     rank: NotRequired[float | None]
     key: NotRequired[float | None]
@@ -64,6 +72,7 @@ class ExplainedItem(TypedDict):
     retrieved_place: NotRequired[int | None]
     rerank_score: NotRequired[float | None]
     rank_features: NotRequired[Mapping[str, float | None] | None]
+    live: NotRequired[ExplainedLive | None]
     memory: NotRequired[ExplainedMemory | None]
     trees: NotRequired[list[ExplainedInTree] | None]
     tail: NotRequired[float | None]

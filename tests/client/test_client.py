@@ -50,7 +50,8 @@ def test_the_public_surface() -> None:
     assert espalier_client.__all__ == [
         *("Answer", "AsyncClient", "CatalogueFull", "Change", "Changes", "Client", "ClientError", "Completion", "Conflict"),
         *("ConnectionFailed", "DeadlineExceeded", "Delete"),
-        *("ExplainedFeature", "ExplainedInTree", "ExplainedItem", "ExplainedLevel", "ExplainedMemory", "ExplainedTree", "Explanation"),
+        *("ExplainedFeature", "ExplainedInTree", "ExplainedItem", "ExplainedLevel", "ExplainedLive"),
+        *("ExplainedMemory", "ExplainedTree", "Explanation"),
         *("InvalidAnswer", "InvalidRequest", "Item", "ItemOutcome", "LiveItem", "Model", "Moved", "NotAllowed", "NotFound", "Overloaded"),
         *("Placement", "Put", "Query", "Readiness"),
         *("Removal", "RemovedIds", "RemovedItem"),
