@@ -23,7 +23,7 @@ cosine to centroids          exact search: the cosine to the mean of an item's t
 Recall is the mean over test queries of the share of what is right that is found: of the right items that were hidden (over the queries that
 have some), of the old ones, of all. `shown` is the share of hidden items among all that were returned. `seconds` is the time from the old
 bundle, or from the log for those trained anew, to a bundle on disk. --choose hides other items of the training data, asks a part of the
-training queries, and tries variants of how items are placed; espalier/live/linear_rows.py does what it came to.
+training queries, and tries variants of how items are placed; espalier/placement/linear_rows.py does what it came to.
 
 Rows are printed as they come and kept in the file, whose rows are not made again.
 """
@@ -47,8 +47,8 @@ from benchmarks.text.report import RowFile
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError, InvalidData
-from espalier.live.linear_rows import Placing
 from espalier.metrics import precision_recall_f
+from espalier.placement.linear_rows import Placing
 from espalier.queries import TextKind, encode_texts
 from espalier.search import NO_ITEM, SearchParams
 from espalier.text.blocks import TextBlock

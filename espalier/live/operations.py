@@ -1,7 +1,7 @@
 """One operation on the live catalogue: which item was put or deleted, with what, as the journal keeps it and every process reads it.
 
 A body is kept as canonical JSON, so that two bodies are equal exactly where their bytes are. Knows nothing of files (journal.py), of where
-an item goes (placement.py), or of HTTP.
+an item goes (espalier.placement), or of HTTP.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a live item's leaf is made of in one tree, and where it hangs: immutable, and the same bytes for every process.
 
-Knows numbers and their bytes. Does not know how a row is found (placement.py) nor what searches it.
+Knows numbers and their bytes. Does not know how a row is found (espalier.placement) nor what searches it.
 
 Legend: D node row.
 """

@@ -1,7 +1,7 @@
 """What operations on live items make of a version: applied one after the other by one thread, they give snapshots.
 
 The state of a version depends on the operations and their stored placements alone, so all workers that have applied the same ones have the
-same overlay. Knows operations that were placed. Does not know how a place is found (placement.py) or where operations are kept
+same overlay. Knows operations that were placed. Does not know how a place is found (espalier.placement) or where operations are kept
 (journal.py).
 
 Legend: I trained items, R handles.

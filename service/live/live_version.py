@@ -57,7 +57,7 @@ class TakesOverlay(Protocol):
 
 
 class Placer(Protocol):
-    """Finds where items may go (espalier.live.placement). Its answer depends on its arguments alone."""
+    """Finds where items may go (espalier.placement.placer). Its answer depends on its arguments alone."""
 
     def place(
         self, items: Sequence[ItemBody], known: Items, overlay: Overlay | None, search: Search

@@ -1,6 +1,6 @@
 """Slots for the items of one group of operations, of which none is applied yet.
 
-Knows candidates and which slots are taken. Does not know how candidates are found (espalier/live/placement.py).
+Knows candidates and which slots are taken. Does not know how candidates are found (espalier.placement).
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from espalier.engines.linear.chunk_search import L3_HINGE, BeamParams, ChunkSear
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleExists, InvalidConfig, InvalidData
 from espalier.items import ItemTable
-from espalier.live.linear_rows import Placing
-from espalier.live.near_items import NearItems
 from espalier.masks.eligibility import node_mask
+from espalier.placement.linear_rows import Placing
+from espalier.placement.near_items import NearItems
 from espalier.queries import QueryBatch, TextKind, encode_texts
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import EMPTY_LEAF, complete_tree

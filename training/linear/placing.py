@@ -1,7 +1,7 @@
 """Place new items in a trained model of linear scorers, without training: items that have a text but no queries yet.
 
 A new item goes to a near leaf cluster, the first of the beam for its own text x that has less than 4 times the mean number of children.
-What it weighs there is said by `espalier.live.linear_rows`, which a live catalogue uses, too.
+What it weighs there is said by `espalier.placement.linear_rows`, which a live catalogue uses, too.
 
 All other weights and all item rows stay, so answers over old items alone do not change. Texts of old items are read from the item table.
 A model of features has no texts, so neighbours give its new items nothing. In a forest new items are placed in each tree. In a tail the row
@@ -34,10 +34,10 @@ from espalier.chunks import MAX_CHILDREN, Chunks, TreeChunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
-from espalier.live.linear_rows import CHOSEN, LinearRows, Placing
-from espalier.live.near_items import NearItems
 from espalier.manifest import LinearScorer, ManifestDraft, Ranking
 from espalier.packed_chunks import rounded, widened
+from espalier.placement.linear_rows import CHOSEN, LinearRows, Placing
+from espalier.placement.near_items import NearItems
 from espalier.search import SearchParams
 from espalier.tail import Tail
 from espalier.tree import Tree, tree_from_children

@@ -76,14 +76,23 @@ class LinearRows:
         self.bias = float(np.quantile(chunks.bias[tree.leaf_offset :][held], how.bias_quantile))
 
     def row(
-        self, own: Weights, near: Sequence[int] | Int64, cosine_K: Sequence[float] | NDArray[np.float32], in_tail: bool = False
+        self,
+        own: Weights,
+        near: Sequence[int] | Int64,
+        cosine_K: Sequence[float] | NDArray[np.float32],
+        like: Weights | None = None,
+        in_tail: bool = False,
     ) -> LiveRow:
         """A new item's row.
 
-        own     its features, of length 1
-        near    item rows of its nearest neighbours, others than items as padding, with their cosines to it
+        own      its features, of length 1, or none
+        near     item rows of its nearest neighbours, below 0 as padding, with their cosines to it
+        like     the mean weights of items that it is known to resemble: neighbours of cosine 1; without features of its own its weights
+        in_tail  the row has a tail row, too: its features
         """
         parts = [(own[0], self.length * own[1])]
+        if like is not None:
+            parts.append((like[0], np.float32(self._how.share if len(own[0]) else 1) * like[1]))
         for item, cosine in zip(near, cosine_K, strict=True):
             if item >= 0 and cosine > 0:
                 feature, weight = self.weights_of(int(item))

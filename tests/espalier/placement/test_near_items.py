@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
 from espalier.checks.random_bundles import sparse_rows
-from espalier.live.near_items import NO_NEIGHBOUR, NearItems
+from espalier.placement.near_items import NO_NEIGHBOUR, NearItems
 from espalier.text.sparse_rows import SparseRows
 
 

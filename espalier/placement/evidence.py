@@ -1,0 +1,121 @@
+"""What is known of where a live item belongs: queries that led to it, items like it, its text, its fields.
+
+Knows bodies of operations and query kinds. Does not know what is made of the evidence (placer.py).
+
+Legend: E events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.errors import InvalidQuery
+from espalier.items import Items
+from espalier.live.operations import ItemBody
+from espalier.queries import (
+    FeaturesKind,
+    HistoryKind,
+    QueryBatch,
+    TextKind,
+    VectorKind,
+    blank_queries,
+    encode_features,
+    encode_texts,
+    encode_vectors,
+    pad_histories,
+)
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The evidence of one item.
+
+    events  E queries that led to it; histories hold a known item at least
+    like    item rows
+    own     its text as a query, None where it has none that says anything
+    fields  None where none were given
+    """
+
+    events: QueryBatch
+    like: Int64
+    own: QueryBatch | None
+    fields: Mapping[str, Any] | None
+
+    @staticmethod
+    def of(bundle: Bundle, body: ItemBody, known: Items, takes_fields: bool) -> Evidence:
+        """What a body says.
+
+        known         resolves ids
+        takes_fields  whether fields are evidence, too
+        Raises InvalidQuery, naming the part, where something is not what the model takes, or all of it says nothing.
+        """
+        kind = bundle.manifest.query
+        events = _events(bundle, body.events, known)
+        rows = known.rows_of(list(body.like)) if body.like else np.empty(0, np.int64)
+        like = rows[rows >= 0]
+        own = encode_texts(kind, bundle.vectoriser, [body.text]) if isinstance(kind, TextKind) and body.text is not None else None
+        if own is not None and not len(own.features.indices):
+            own = None
+        if not len(events) and not len(like) and own is None and not (takes_fields and body.fields):
+            raise _nothing(body, isinstance(kind, TextKind), takes_fields)
+        return Evidence(events, like, own, body.fields)
+
+
+def _nothing(body: ItemBody, takes_text: bool, takes_fields: bool) -> InvalidQuery:
+    """Which part says nothing, and what would."""
+    useful = ["events", "like", *(["text"] if takes_text else []), *(["fields"] if takes_fields else [])]
+    for name, value in (("events", body.events), ("like", body.like), ("text", body.text)):
+        if value and name in useful:
+            return InvalidQuery(name, value, "something that the model knows, to place the item by")
+    return InvalidQuery(", ".join(useful), None, "at least one of them, to place the item by")
+
+
+def _events(bundle: Bundle, events: Sequence[object], known: Items) -> QueryBatch:
+    """The events as queries; those that hold nothing that the model knows are left out."""
+    kind = bundle.manifest.query
+    if not events:
+        return blank_queries(kind, 0)
+    if isinstance(kind, HistoryKind):
+        rows = [known.rows_of(_list_of("events", i, event, str, "a list of item ids, oldest first")) for i, event in enumerate(events)]
+        return pad_histories(kind, [row for row in rows if (row >= 0).any()])
+    try:
+        if isinstance(kind, VectorKind):
+            batch = encode_vectors(
+                kind, [_list_of("events", i, event, (int, float), "a list of numbers") for i, event in enumerate(events)]
+            )
+        elif isinstance(kind, FeaturesKind):
+            batch = encode_features(kind, [_features(i, event) for i, event in enumerate(events)])
+        else:
+            batch = encode_texts(kind, bundle.vectoriser, [_text(i, event) for i, event in enumerate(events)])
+    except InvalidQuery as error:
+        raise InvalidQuery(error.field.replace("queries[", "events["), error.value, error.expected) from error
+    if isinstance(kind, VectorKind):
+        return batch
+    return batch.take(np.flatnonzero(np.diff(batch.features.indptr) > 0))
+
+
+def _list_of(name: str, place: int, value: object, kind: type | tuple[type, ...], expected: str) -> list[Any]:
+    if not isinstance(value, list | tuple) or not all(isinstance(entry, kind) and not isinstance(entry, bool) for entry in value):
+        raise InvalidQuery(f"{name}[{place}]", value, expected)
+    return list(value)
+
+
+def _features(place: int, event: object) -> tuple[list[int], list[float]]:
+    if not isinstance(event, Mapping) or event.keys() != {"indices", "values"}:
+        raise InvalidQuery(f"events[{place}]", event, "an object of the lists indices and values")
+    indices = _list_of(f"events[{place}].indices", 0, event["indices"], int, "a list of feature numbers")
+    return indices, _list_of(f"events[{place}].values", 0, event["values"], (int, float), "a list of numbers")
+
+
+def _text(place: int, event: object) -> str:
+    if not isinstance(event, str):
+        raise InvalidQuery(f"events[{place}]", event, "a text")
+    return event

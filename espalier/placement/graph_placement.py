@@ -1,0 +1,272 @@
+"""Places live items in a bundle of graphs: parents by the searches of their events, rows by states, neighbours and content.
+
+    row = (n · e + l · mean of l neighbours' rows + κ · prior) / (n + l + κ)
+
+e is what n events say: `graph_rows.py` where a score is an inner product, else the mean row of the leaves that the search of the events
+finds. The prior is what the item's fields say (content.onnx) where the bundle reads fields and some are given, else the mean row of the
+parent's leaves; then κ = 1, an event. An item with nothing but fields has their row, as an item that no training user touched.
+
+Legend: B queries, D node row.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.checks.heldout import read_heldout
+from espalier.content.rows import ContentRows
+from espalier.frontier import joined
+from espalier.items import Items
+from espalier.live.overlay import Overlay
+from espalier.live.rows import Entries, LiveRow
+from espalier.manifest import InnerProductForm
+from espalier.placement.evidence import Evidence
+from espalier.placement.graph_rows import Background, RowScale, Trial, best_parent, scale_of, shift_of, trial_items
+from espalier.placement.memory_rows import MemoryRows
+from espalier.placement.parents import Parents, Votes, best_first, summed, votes_of_search
+from espalier.queries import HistoryKind, QueryBatch
+from espalier.search import Frontier, SearchParams, SearchResult
+from espalier.tree import EMPTY_LEAF
+
+Floats = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+Rows = NDArray[np.float32]
+Search = Callable[[QueryBatch, SearchParams], SearchResult]
+
+PRIOR = 1.0
+"""κ, in events."""
+BEAM = 32
+"""Beam of the events' searches: the best parents are among the first, and a wider beam costs time."""
+NEAREST = 10
+"""Leaves whose rows are averaged where scores are no inner products."""
+AT_ONCE = 256
+"""Queries of one search."""
+BACKGROUND = 1024
+"""Held-out queries that the scale of rows is taken from."""
+TRIALS, TRIAL_EVENTS = 512, 8
+"""Trained items that are placed to find the shift, and most events of each."""
+
+
+class GraphPlacement:
+    """See the module. What it needs to know of the bundle it finds out with the first item."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle, self._tree = bundle, bundle.tree
+        self.takes_fields = bundle.manifest.content is not None
+        self._is_product = isinstance(bundle.graph_scorer.form, InnerProductForm)
+        self._lock = threading.Lock()
+        self._known_scale: RowScale | None = None
+
+    @cached_property
+    def _content(self) -> ContentRows:
+        return ContentRows(self.bundle)
+
+    @cached_property
+    def _memory(self) -> MemoryRows | None:
+        memory = self.bundle.memory
+        return None if memory is None else MemoryRows(memory)
+
+    def place(self, items: Sequence[Evidence], known: Items, overlay: Overlay | None, search: Search) -> list[tuple[Parents, ...]]:
+        """For each item the parents that it may go to, of the one tree."""
+        if not items:
+            return []
+        scale = self._scale(search)
+        found = Searched.of(self.bundle, [item.events for item in items], search, 1 if self._is_product else NEAREST)
+        with_fields = [i for i, item in enumerate(items) if self.takes_fields and item.fields]
+        content = dict(zip(with_fields, self._content.of([items[i].fields or {} for i in with_fields]), strict=True)) if with_fields else {}
+        return [(self._parents(item, found.of_item(i), content.get(i), scale, known, overlay),) for i, item in enumerate(items)]
+
+    def _parents(
+        self,
+        item: Evidence,
+        found: list[tuple[Frontier, Int64, int]],
+        content_D: NDArray[np.float32] | None,
+        scale: RowScale,
+        known: Items,
+        overlay: Overlay | None,
+    ) -> Parents:
+        like = [self._leaf(int(row), overlay) for row in item.like]
+        parts: list[tuple[float, Votes]] = [(1.0, votes_of_search(frontier, [b])) for frontier, _, b in found]
+        parts += [(1.0, (np.array([parent]), np.ones(1))) for parent, _ in like]
+        if content_D is not None:
+            parts.append((PRIOR, self._nearest(content_D.astype(np.float64), scale)))
+        memory = ((), ()) if self._memory is None else self._memory_of(item.events, known)
+        events_D = self._row_of_events(found, scale)
+        sum_D = sum((row_D for _, row_D in like), np.zeros(len(scale.row_S))) + len(found) * events_D
+        row = partial(self._row, sum_D, len(found) + len(like), content_D, scale, memory)
+        return Parents(best_first(parts), row)
+
+    def _row(
+        self,
+        sum_D: Floats,
+        count: int,
+        content_D: NDArray[np.float32] | None,
+        scale: RowScale,
+        memory: tuple[Entries, Entries],
+        parent: int,
+    ) -> LiveRow:
+        prior_D = self._mean_row(parent) if content_D is None else content_D.astype(np.float64)
+        row_D = scale.capped((sum_D + PRIOR * prior_D) / (count + PRIOR))
+        return LiveRow(row_D.astype(np.float32), memory_to=memory[0], memory_from=memory[1])
+
+    def _row_of_events(self, found: list[tuple[Frontier, Int64, int]], scale: RowScale) -> Floats:
+        """e of the module; zeros without events."""
+        if not found:
+            return np.zeros(len(scale.row_S))
+        if self._is_product:
+            return scale.row_of_events(np.mean([_state(frontier, b) for frontier, _, b in found], axis=0, dtype=np.float64))
+        rows = [self._rows(self._tree.leaf_of_item[items_M]).mean(0) for _, items_M, _ in found if len(items_M)]
+        if not rows:
+            return scale.row_S
+        row_D: Floats = np.stack(rows).mean(0)
+        return row_D
+
+    def _rows(self, nodes: Int64) -> Floats:
+        rows: Floats = self.bundle.node_rows_ND[nodes].astype(np.float64)
+        return rows
+
+    def _mean_row(self, parent: int) -> Floats:
+        """The mean row of a parent's leaves."""
+        tree = self._tree
+        leaves = np.arange(tree.first_child[parent], tree.first_child[parent + 1])
+        held = leaves[tree.leaf_item[leaves - tree.leaf_offset] != EMPTY_LEAF]
+        mean_D: Floats = self._rows(held if len(held) else leaves).mean(0)
+        return mean_D
+
+    def _leaf(self, row: int, overlay: Overlay | None) -> tuple[int, Floats]:
+        """The parent and the row of an item's leaf."""
+        handle = -1 if overlay is None else int(overlay.handles_of(np.array([row]))[0])
+        if overlay is not None and handle >= 0:
+            leaves = overlay.trees[0]
+            at = np.flatnonzero(leaves.handle_X == handle)
+            if len(at) and leaves.rows_PD is not None:
+                return int(leaves.parent_X[at[0]]), leaves.rows_PD[leaves.place_X[at[0]]].astype(np.float64)
+        leaf = self._tree.leaf_of_item[np.array([row])]
+        return int(self._tree.parent[leaf[0]]), self._rows(leaf)[0]
+
+    @cached_property
+    def _unit_rows(self) -> NDArray[np.float32]:
+        """float32[I, D]: the trained leaves' rows less their mean, of length 1, without biases."""
+        rows_ID = np.asarray(self.bundle.node_rows_ND[self._tree.leaf_of_item], np.float32)
+        scale = self._known_scale
+        if scale is not None:
+            rows_ID = np.where(scale.is_free_S, rows_ID - scale.row_S.astype(np.float32), np.float32(0))
+        length_I = np.linalg.norm(rows_ID, axis=1, keepdims=True)
+        return (rows_ID / np.where(length_I > 0, length_I, 1)).astype(np.float32)
+
+    def _nearest(self, row_D: Floats, scale: RowScale) -> Votes:
+        """The parents of the trained items whose rows have the direction of a row, each with the cosine as its vote."""
+        away_D = np.where(scale.is_free_S, row_D - scale.row_S, 0)
+        cosine_I = self._unit_rows @ (away_D / max(float(np.linalg.norm(away_D)), 1e-12)).astype(np.float32)
+        items = np.argsort(-cosine_I, kind="stable")[:NEAREST]
+        parents = self._tree.parent[self._tree.leaf_of_item[items]]
+        return summed([parents], [np.maximum(cosine_I[items].astype(np.float64), 0) / NEAREST])
+
+    def _memory_of(self, events: QueryBatch, known: Items) -> tuple[Entries, Entries]:
+        if self._memory is None or not isinstance(events.kind, HistoryKind):
+            return (), ()
+        rows, values = self._memory.of(np.asarray(events.array, np.int64))
+        entries = tuple(zip(known.ids_of(rows), values.tolist(), strict=True))
+        return entries, entries
+
+    # -- what is found out once -----------------------------------------------------------------------------------------
+
+    def _scale(self, search: Search) -> RowScale:
+        with self._lock:
+            if self._known_scale is None:
+                self._known_scale = self._new_scale(search)
+            return self._known_scale
+
+    def _new_scale(self, search: Search) -> RowScale:
+        rows_ND = self.bundle.node_rows_ND
+        if not self._is_product:
+            return scale_of(self._tree, rows_ND, None)
+        held, defaults = read_heldout(self.bundle, BACKGROUND), self.bundle.manifest.search
+        batch = len(held.queries)
+        if not batch:
+            return scale_of(self._tree, rows_ND, None)
+        blocks = [np.arange(begin, min(begin + AT_ONCE, batch)) for begin in range(0, batch, AT_ONCE)]
+        results = []
+        for block in blocks:
+            part = held.queries.take(block)
+            params = SearchParams.uniform(len(part), defaults.beam_size, defaults.m)
+            results.append(search(part, replace(params, frontier=True, frozen_B=np.ones(len(part), np.bool_))))
+        frontier = joined([(block, result.frontiers[0]) for block, result in zip(blocks, results, strict=True)], batch)
+        scale = scale_of(self._tree, rows_ND, frontier.states_BS)
+        if scale.is_free_S.all():
+            return scale
+        histories = np.asarray(held.queries.array, np.int64) if isinstance(held.queries.kind, HistoryKind) else None
+        background = Background(
+            histories,
+            frontier,
+            np.concatenate([result.item_rows_BM for result in results]),
+            np.concatenate([np.where(result.count_B == defaults.m, result.keys_BM[:, -1], -np.inf) for result in results]),
+            held.relevant,
+        )
+        shift = shift_of(background, self._trials(background, scale), self.bundle.manifest.ranking, self.bundle.memory)
+        return replace(scale, shift=shift)
+
+    def _trials(self, background: Background, scale: RowScale) -> list[Trial]:
+        trials = []
+        for item, queries in trial_items(background.relevant, TRIALS, TRIAL_EVENTS):
+            parent, count = best_parent(background.frontier, queries), len(queries)
+            if parent < 0:
+                continue
+            events_D = scale.row_of_events(np.mean([_state(background.frontier, b) for b in queries], axis=0, dtype=np.float64))
+            row_D = scale.capped((count * events_D + PRIOR * self._mean_row(parent)) / (count + PRIOR))
+            none = np.empty(0, np.int64), np.empty(0)
+            histories = background.history_BT
+            memory = none if self._memory is None or histories is None else self._memory.of(histories[queries])
+            trials.append(Trial(item, queries, row_D, parent, count / (count + PRIOR), memory))
+        return trials
+
+
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """The searches of some items' events. results: of blocks of AT_ONCE queries; begin: the first query of each item, and the end;
+    items: trained ones.
+    """
+
+    results: list[SearchResult]
+    begin: Int64
+    items: int
+
+    @staticmethod
+    def of(bundle: Bundle, events: Sequence[QueryBatch], search: Search, m: int) -> Searched:
+        begin = np.cumsum([0, *(len(batch) for batch in events)])
+        results = []
+        if begin[-1]:
+            queries, items = QueryBatch.joined(events), bundle.tree.item_count
+            beam = min(BEAM, bundle.manifest.search.max_beam_size)
+            for first in range(0, len(queries), AT_ONCE):
+                part = queries.take(np.arange(first, min(first + AT_ONCE, len(queries))))
+                frozen_B = np.ones(len(part), np.bool_)
+                if isinstance(part.kind, HistoryKind):
+                    frozen_B[(part.array >= items).any(1)] = False
+                params = SearchParams.uniform(len(part), beam, min(m, bundle.manifest.search.max_m))
+                results.append(search(part, replace(params, frontier=True, frozen_B=frozen_B)))
+        return Searched(results, begin, bundle.tree.item_count)
+
+    def of_item(self, i: int) -> list[tuple[Frontier, Int64, int]]:
+        """For each of its events the frontier of a call, the trained items that it found, and which of the call's queries it is."""
+        found = []
+        for place in range(int(self.begin[i]), int(self.begin[i + 1])):
+            result, b = self.results[place // AT_ONCE], place % AT_ONCE
+            rows = result.item_rows_BM[b][: result.count_B[b]]
+            found.append((result.frontiers[0], rows[rows < self.items], b))
+        return found
+
+
+def _state(frontier: Frontier, b: int) -> NDArray[np.float32]:
+    states_BS = frontier.states_BS
+    if states_BS is None:
+        raise ValueError("a search of graphs gives the states of the leaf level")
+    row: NDArray[np.float32] = states_BS[b]
+    return row

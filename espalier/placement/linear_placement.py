@@ -1,0 +1,196 @@
+"""Places live items in a bundle of linear scorers, by x: the normalised sum of the item's own text and of its events' features.
+
+    parents  the beam of a search with x, of each tree; without x those of the items that it is like
+    row      see `linear_rows.py`; neighbours are the items that it is like, else the nearest by their own texts
+
+Without x, a row is the mean of the weights of the items that it is like. In a tail an item's row is x.
+
+Legend: F features, K neighbours.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.items import Items
+from espalier.live.overlay import Overlay
+from espalier.live.rows import LiveRow
+from espalier.placement.evidence import Evidence
+from espalier.placement.linear_rows import CHOSEN, LinearRows, Weights, added
+from espalier.placement.near_items import NearItems
+from espalier.placement.parents import MOST, Parents, summed
+from espalier.queries import QueryBatch, TextKind
+from espalier.search import SearchParams, SearchResult
+from espalier.text.sparse_rows import SparseRows, concatenated
+
+Int64 = NDArray[np.int64]
+Search = Callable[[QueryBatch, SearchParams], SearchResult]
+
+BEAM = 100
+"""Clusters that are candidates for an item."""
+AT_ONCE = 256
+"""Queries of one search."""
+BLOCK = 4096
+"""Items whose texts are read at a time."""
+
+
+class LinearPlacement:
+    """See the module. What it needs to know of the bundle it finds out with the first item.
+
+    columns  of the item table that are an item's own text; None: what the model was trained with, else all columns of strings
+    """
+
+    takes_fields = False
+
+    def __init__(self, bundle: Bundle, columns: Sequence[str] | None = None) -> None:
+        self.bundle = bundle
+        self._columns = columns
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _rows(self) -> list[LinearRows]:
+        return [LinearRows(tree, chunks) for tree, chunks in self.bundle.trees]
+
+    @cached_property
+    def _near(self) -> NearItems | None:
+        """An index of the items' own texts; None for models of features."""
+        if not isinstance(self.bundle.manifest.query, TextKind):
+            return None
+        columns, items = text_columns(self.bundle) if self._columns is None else self._columns, self.bundle.items
+        if not columns:
+            return None
+        parts = []
+        for begin in range(0, len(items), BLOCK):
+            rows = np.arange(begin, min(begin + BLOCK, len(items)))
+            values = [items.values(name, rows) for name in columns]
+            parts.append(self.bundle.vectoriser.transform([_joined(fields) for fields in zip(*values, strict=True)]))
+        return NearItems(concatenated(parts))
+
+    def place(self, items: Sequence[Evidence], known: Items, overlay: Overlay | None, search: Search) -> list[tuple[Parents, ...]]:
+        """For each item and tree the parents that it may go to."""
+        if not items:
+            return []
+        with self._lock:
+            leaves, index = self._rows, self._near
+        own = concatenated([own_features(item) for item in items]).normalised()
+        told = np.flatnonzero(np.diff(own.indptr) > 0)
+        parents = self._searched(own.take(told), search)
+        near: dict[int, tuple[Sequence[int], Sequence[float]]] = {}
+        if index is not None:
+            asked = [i for i in told.tolist() if not len(items[i].like)]
+            item_nK, cosine_nK = index.nearest(own.take(np.array(asked, np.int64)), CHOSEN.neighbours)
+            near = {i: (item_nK[k].tolist(), cosine_nK[k].tolist()) for k, i in enumerate(asked)}
+        place_of = {int(i): k for k, i in enumerate(told)}
+        found = []
+        for i, item in enumerate(items):
+            entries = slice(int(own.indptr[i]), int(own.indptr[i + 1]))
+            x = own.indices[entries], own.values[entries]
+            trees = []
+            for tree in range(len(leaves)):
+                nodes = parents[tree][place_of[i]] if i in place_of else self._parents_of(item.like, tree, overlay)
+                row = self._row(leaves[tree], tree, x, item.like, near.get(i, ((), ())), overlay)
+                trees.append(Parents(nodes, _same(row)))
+            found.append(tuple(trees))
+        return found
+
+    def _searched(self, own: SparseRows, search: Search) -> list[list[Int64]]:
+        """For each tree and query the parents that the search finds, best first."""
+        parents: list[list[Int64]] = [[] for _ in self.bundle.trees]
+        for begin in range(0, len(own), AT_ONCE):
+            part = QueryBatch(self.bundle.manifest.query, own.take(np.arange(begin, min(begin + AT_ONCE, len(own)))))
+            params = SearchParams.uniform(len(part), min(BEAM, self.bundle.manifest.search.max_beam_size), 1)
+            result = search(part, replace(params, frontier=True, frozen_B=np.ones(len(part), np.bool_)))
+            for tree, frontier in enumerate(result.frontiers):
+                order = np.argsort(-frontier.ranks_BK, axis=1, kind="stable")[:, :BEAM]
+                best_BK = np.take_along_axis(frontier.nodes_BK, order, 1)
+                parents[tree] += [nodes[nodes >= 0] for nodes in best_BK]
+        return parents
+
+    def _row(
+        self,
+        leaves: LinearRows,
+        tree: int,
+        x: Weights,
+        like: Int64,
+        near: tuple[Sequence[int], Sequence[float]],
+        overlay: Overlay | None,
+    ) -> Callable[[], LiveRow]:
+        made: list[LiveRow] = []
+
+        def row() -> LiveRow:
+            if not made:
+                liked = [self._weights(leaves, tree, int(item), overlay) for item in like]
+                of_like = added([(feature, weight / np.float32(len(liked))) for feature, weight in liked]) if liked else None
+                made.append(leaves.row(x, near[0], near[1], of_like, in_tail=tree == 0 and self.bundle.tail is not None))
+            return made[0]
+
+        return row
+
+    def _weights(self, leaves: LinearRows, tree: int, item: int, overlay: Overlay | None) -> Weights:
+        """The weights of an item's leaf."""
+        at = _live_leaf(item, tree, overlay)
+        if at is None or overlay is None:
+            return leaves.weights_of(item)
+        pool, place = overlay.trees[tree].sparse, overlay.trees[tree].place_X[at]
+        if pool is None:
+            return leaves.weights_of(item)
+        own = slice(int(pool.begin_P[place]), int(pool.end_P[place]))
+        return pool.feature[own], pool.weight[own]
+
+    def _parents_of(self, like: Int64, tree: int, overlay: Overlay | None) -> Int64:
+        """The parents of some items, those of most of them first."""
+        parents = []
+        for item in like.tolist():
+            at = _live_leaf(item, tree, overlay)
+            trained = self.bundle.trees[tree].tree
+            parents.append(
+                int(trained.parent[trained.leaf_of_item[item]]) if at is None or overlay is None else int(overlay.trees[tree].parent_X[at])
+            )
+        nodes, count = summed([np.array(parents, np.int64)], [np.ones(len(parents))])
+        return nodes[np.argsort(-count, kind="stable")[:MOST]]
+
+
+def own_features(item: Evidence) -> SparseRows:
+    """[1, F]: the sum of an item's text and events."""
+    parts = [*([] if item.own is None else [item.own.features]), item.events.features]
+    rows = concatenated(parts)
+    feature, value = added([(rows.indices, rows.values)])
+    return SparseRows(np.array([0, len(feature)]), feature, value, rows.width)
+
+
+def text_columns(bundle: Bundle) -> tuple[str, ...]:
+    """The columns of the item table that hold an item's own text, by the model's configuration, else all that hold strings."""
+    training = bundle.manifest.training
+    data, labels = training.get("data") or {}, training.get("labels") or {}
+    named = labels.get("columns") or [name for text in data.get("own_texts") or () for name in text]
+    known = [name for name in dict.fromkeys(named) if name in bundle.items.fields]
+    if known:
+        return tuple(known)
+    return tuple(name for name in bundle.items.fields if name != "id" and str(bundle.items.column(name).type).endswith("string"))
+
+
+def _joined(fields: Sequence[object]) -> str:
+    """An item's text: the values of its columns, joined by spaces; those that are missing are left out."""
+    values = [" ".join(map(str, value)) if isinstance(value, list) else str(value) for value in fields if value is not None]
+    return " ".join(values)
+
+
+def _live_leaf(item: int, tree: int, overlay: Overlay | None) -> int | None:
+    """The position of an item's live leaf in a tree; None where it has none."""
+    if overlay is None:
+        return None
+    handle = int(overlay.handles_of(np.array([item]))[0])
+    at = np.flatnonzero(overlay.trees[tree].handle_X == handle)
+    return int(at[0]) if handle >= 0 and len(at) else None
+
+
+def _same(row: Callable[[], LiveRow]) -> Callable[[int], LiveRow]:
+    """The row of every parent."""
+    return lambda _: row()

@@ -1,0 +1,60 @@
+"""What a live item has to do with the items of its events, in the units of a bundle's memory.
+
+    S[a, new] = 2 · q_a · (share of the events whose history holds a)^¼,   S[new, a] the same
+
+q_a is the ninth decile of a's own row of S. A bundle does not hold what its S was counted with: without the 2, the formula is near what
+those counts give for items with five events, on the embedded sample and on MovieLens. With it, more of the items that are shown are
+relevant on both, by validation queries: of an item with few events the memory knows more than its row does.
+
+Legend: I trained items.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.compiled_code import compiled
+from espalier.memory import Memory
+from espalier.read_only import read_only
+
+Array = NDArray[Any]
+DECILE, POWER, FACTOR = 0.9, 0.25, 2.0
+MOST = 256
+"""Most items that a live item's memory names: those of the largest S."""
+
+
+class MemoryRows:
+    """Makes the memory of live items. Used by any number of threads."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.length = len(memory.weight)
+        self._level_I = _levels(*read_only(memory.offset, memory.value), DECILE)
+        positive = self._level_I[self._level_I > 0]
+        self._usual = float(np.median(positive)) if len(positive) else 0.0  # of live items, which have no row of their own
+
+    def of(self, history_ET: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Item rows, ascending, and S between them and an item that these histories (−1: no item, the last item last) led to."""
+        if not len(history_ET):
+            return np.empty(0, np.int64), np.empty(0)
+        latest = np.concatenate([np.unique(history[history >= 0][-self.length :]) for history in history_ET])
+        rows, count = np.unique(latest, return_counts=True)
+        trained = rows < len(self._level_I)
+        level = np.where(trained, self._level_I[np.where(trained, rows, 0)], self._usual)
+        values = FACTOR * level * (count / len(history_ET)) ** POWER
+        kept = np.sort(np.argsort(-values, kind="stable")[:MOST])
+        return rows[kept], values[kept]
+
+
+@compiled()
+def _levels(offset: Array, value: Array, quantile: float) -> Array:
+    """float64[I]: a quantile of each item's values above 0; 0 where it has none."""
+    levels = np.zeros(len(offset) - 1)
+    for a in range(len(levels)):
+        own = value[offset[a] : offset[a + 1]]
+        own = np.sort(own[own > 0])
+        if len(own):
+            levels[a] = own[int(np.ceil(quantile * (len(own) - 1)))]
+    return levels

@@ -1,0 +1,72 @@
+"""The parents that an item may go to, best first, each with the row that it has there.
+
+Legend: B queries, K parents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.live.rows import LiveRow
+from espalier.search import Frontier
+
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+Votes = tuple[Int64, Float64]
+"""Distinct nodes, ascending, and what speaks for each."""
+MOST = 16
+"""Parents that are candidates for an item: with room for 16 leaves each, 256 items of one kind find a place."""
+
+
+class Parents(Sequence[tuple[int, LiveRow]]):
+    """Nodes best first; a row is made when it is asked for."""
+
+    def __init__(self, nodes_K: Int64, row: Callable[[int], LiveRow]) -> None:
+        self._nodes, self._row = nodes_K.tolist(), row
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @overload
+    def __getitem__(self, place: int) -> tuple[int, LiveRow]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[tuple[int, LiveRow]]: ...
+    def __getitem__(self, place: int | slice) -> tuple[int, LiveRow] | list[tuple[int, LiveRow]]:
+        if isinstance(place, slice):
+            return [(node, self._row(node)) for node in self._nodes[place]]
+        return self._nodes[place], self._row(self._nodes[place])
+
+    def __iter__(self) -> Iterator[tuple[int, LiveRow]]:
+        for node in self._nodes:
+            yield node, self._row(node)
+
+
+def votes_of_search(frontier: Frontier, queries: Sequence[int]) -> Votes:
+    """What a search says of its parents: the mean over some queries (positions) of the softmax of their ranks."""
+    nodes, weights = [], []
+    for b in queries:
+        found = frontier.nodes_BK[b] >= 0
+        ranks = frontier.ranks_BK[b][found].astype(np.float64)
+        if len(ranks):
+            chances = np.exp(ranks - ranks.max())
+            nodes.append(frontier.nodes_BK[b][found])
+            weights.append(chances / (chances.sum() * len(queries)))
+    return summed(nodes, weights)
+
+
+def summed(nodes: Sequence[Int64], weights: Sequence[Float64]) -> Votes:
+    """Votes for nodes that may stand there twice."""
+    if not nodes:
+        return np.empty(0, np.int64), np.empty(0)
+    distinct, at = np.unique(np.concatenate(nodes), return_inverse=True)
+    return distinct, np.bincount(at, np.concatenate(weights)).astype(np.float64)
+
+
+def best_first(parts: Sequence[tuple[float, Votes]]) -> Int64:
+    """At most MOST nodes by their weighted votes; ties: the lower node."""
+    nodes, total = summed([nodes for _, (nodes, _) in parts], [weight * votes for weight, (_, votes) in parts])
+    return nodes[np.argsort(-total, kind="stable")[:MOST]]

@@ -1,0 +1,58 @@
+"""Where a live item goes and with what row, by its evidence: a search with the item's own evidence, and no training.
+
+    parents  those that the searches of its events and text find, those of the items that it is like, best first
+    row      see `graph_rows.py` and `linear_rows.py`
+
+The same evidence gives the same candidates whatever else is live, unless it names live items. What was chosen is stored, so nobody places
+an item twice. Knows bundles and a search. Does not know which slots are free.
+
+Legend: B queries, K parents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from espalier.bundle import Bundle
+from espalier.errors import EspalierError
+from espalier.items import Items
+from espalier.live.operations import ItemBody
+from espalier.live.overlay import Overlay
+from espalier.live.rows import LiveRow
+from espalier.manifest import LinearScorer
+from espalier.placement.evidence import Evidence
+from espalier.placement.graph_placement import GraphPlacement
+from espalier.placement.linear_placement import LinearPlacement
+from espalier.queries import QueryBatch
+from espalier.search import SearchParams, SearchResult
+
+Search = Callable[[QueryBatch, SearchParams], SearchResult]
+Candidates = Sequence[Sequence[tuple[int, LiveRow]]]
+"""For each tree, where an item may go, best first: a parent, and the row that the item has there."""
+
+
+class Placer:
+    """Places the items of one version. From any thread, one call at a time where `search` takes one at a time."""
+
+    def __init__(self, bundle: Bundle, text_columns: Sequence[str] | None = None) -> None:
+        """text_columns: of the item table, which are an item's own text; None: what the model's configuration says."""
+        self.bundle = bundle
+        is_linear = isinstance(bundle.manifest.scorer, LinearScorer)
+        self._way = LinearPlacement(bundle, text_columns) if is_linear else GraphPlacement(bundle)
+
+    def place(self, items: Sequence[ItemBody], known: Items, overlay: Overlay | None, search: Search) -> list[Candidates | EspalierError]:
+        """For each item where it may go, or why nobody can say.
+
+        known    the catalogue that their evidence speaks of; overlay: what of it is live
+        search   searches the version
+        """
+        found: list[Candidates | EspalierError | None] = []
+        evidence: list[Evidence] = []
+        for body in items:
+            try:
+                evidence.append(Evidence.of(self.bundle, body, known, self._way.takes_fields))
+                found.append(None)
+            except EspalierError as error:
+                found.append(error)
+        placed = iter(self._way.place(evidence, known, overlay, search))
+        return [next(placed) if one is None else one for one in found]

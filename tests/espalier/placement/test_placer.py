@@ -1,0 +1,285 @@
+"""Where live items go and with what row: by events, by items that they are like, by texts and fields."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from espalier.bundle import Bundle
+from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_memory, sparse_rows
+from espalier.engines import open_live_engine
+from espalier.engines.linear.chunk_search import L3_HINGE, BeamParams, ChunkSearch
+from espalier.errors import EspalierError, InvalidQuery
+from espalier.live.operations import ItemBody
+from espalier.live.rows import LiveRow, Placement
+from espalier.live.state import Change, LiveState
+from espalier.memory import Memory
+from espalier.placement.graph_rows import RowScale, scale_of
+from espalier.placement.memory_rows import MemoryRows
+from espalier.placement.parents import MOST, Parents, best_first, votes_of_search
+from espalier.placement.placer import Candidates, Placer
+from espalier.queries import HistoryKind, encode_histories, pad_histories
+from espalier.search import Frontier, SearchParams
+from espalier.tree import complete_tree
+
+
+def product_bundle(folder: Path, seed: int = 1, with_memory: bool = False, name: str = "tiny") -> Bundle:
+    """Histories, an inner product, six held-out queries."""
+    rng = np.random.default_rng(seed)
+    tree = complete_tree(rng.permutation(64), 4)
+    memory = random_memory(rng, 64, 5, integer=False) if with_memory else None
+    bundle = make_bundle(folder, rng, tree, "product", gamma=0.5, integer=False, memory=memory, name=name, width=6)
+    heldout = [[f"item-{row}" for row in rng.permutation(64)[:4]] for _ in range(6)]
+    table = pa.table({"history": heldout, "relevant": [[f"item-{row}"] for row in rng.permutation(64)[:6]]})
+    pq.write_table(table, bundle.path / "heldout.parquet")
+    return Bundle(bundle.path, bundle.manifest)
+
+
+def placed(bundle: Bundle, *bodies: ItemBody, state: LiveState | None = None) -> list[Candidates]:
+    state = LiveState(bundle) if state is None else state
+    engine = open_live_engine(bundle, "cpu")
+    engine.set_overlay(state.overlay())
+    found = Placer(bundle).place(bodies, state.table, state.overlay(), engine.search)
+    assert not [one for one in found if isinstance(one, EspalierError)]
+    return [one for one in found if not isinstance(one, EspalierError)]
+
+
+def first(candidates: Candidates, tree: int = 0) -> tuple[int, LiveRow]:
+    return candidates[tree][0]
+
+
+def error_of(bundle: Bundle, body: ItemBody) -> EspalierError:
+    (found,) = Placer(bundle).place([body], bundle.items, None, open_live_engine(bundle, "cpu").search)
+    assert isinstance(found, EspalierError)
+    return found
+
+
+# -- histories --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_memory", [False, True])
+def test_an_item_is_found_by_the_queries_that_led_to_it(tmp_path: Path, with_memory: bool) -> None:
+    bundle = product_bundle(tmp_path, with_memory=with_memory)
+    events = (("item-3", "item-9"), ("item-3", "item-20", "item-9"))
+    state, engine = LiveState(bundle), open_live_engine(bundle, "cpu")
+    parent, row = first(placed(bundle, ItemBody(events=events))[0])
+    state.apply([Change(1, "new", "put", {}, (Placement(0, parent, state.next_slot(0, parent), row),))])
+    engine.set_overlay(state.overlay())
+    queries = encode_histories(HistoryKind(length=5), bundle.items, events)[0]
+    rows_BM = engine.search(queries, SearchParams.uniform(2, 16, 20)).item_rows_BM
+    assert (rows_BM == 64).any(1).all()
+
+
+def test_the_same_evidence_gives_the_same_rows_alone_and_among_others_and_whatever_else_is_live(tmp_path: Path) -> None:
+    bundle = product_bundle(tmp_path, with_memory=True)
+    body, other = ItemBody(events=(("item-3", "item-9"),)), ItemBody(events=(("item-5",), ("item-6",)), like=("item-1",))
+    alone = placed(bundle, body)[0]
+    state = LiveState(bundle)
+    parent, row = first(alone)
+    state.apply([Change(1, "new", "put", {}, (Placement(0, parent, state.next_slot(0, parent), row),))])
+    among = placed(bundle, other, body, other, state=state)[1]
+    assert [node for node, _ in alone[0]] == [node for node, _ in among[0]]
+    for (_, one), (_, two) in zip(alone[0], among[0], strict=True):
+        assert one.to_bytes() == two.to_bytes()
+
+
+def test_a_live_item_in_an_event_is_in_the_memory(tmp_path: Path) -> None:
+    bundle = product_bundle(tmp_path, with_memory=True)
+    state = LiveState(bundle)
+    far = LiveRow(np.full(6, 3, np.float32))
+    state.apply([Change(1, "new", "put", {}, (Placement(0, 10, state.next_slot(0, 10), far),))])
+    without, with_it = placed(bundle, ItemBody(events=(("item-3",),)), ItemBody(events=(("item-3", "new"),)), state=state)
+    assert "new" in dict(first(with_it)[1].memory_from)
+    assert "new" not in dict(first(without)[1].memory_from)
+
+
+def test_an_item_like_another_has_its_parent_and_nearly_its_row(tmp_path: Path) -> None:
+    bundle = product_bundle(tmp_path)
+    tree = bundle.tree
+    leaf = int(tree.leaf_of_item[7])
+    parent, row = first(placed(bundle, ItemBody(like=("item-7",)))[0])
+    assert parent == tree.parent[leaf]
+    siblings = np.arange(tree.first_child[parent], tree.first_child[parent + 1])
+    expected = (bundle.node_rows_ND[leaf] + bundle.node_rows_ND[siblings].mean(0)) / 2
+    assert_allclose(row.values, expected, rtol=1e-5)
+
+
+def test_a_row_of_many_events_is_their_own_and_that_of_few_near_its_parents_mean(tmp_path: Path) -> None:
+    bundle = product_bundle(tmp_path)
+    one, many = (placed(bundle, ItemBody(events=(("item-3", "item-9"),) * count))[0] for count in (1, 30))
+    (parent, few), (same, sure) = first(one), first(many)
+    assert parent == same
+    tree = bundle.tree
+    mean = bundle.node_rows_ND[np.arange(tree.first_child[parent], tree.first_child[parent + 1])].mean(0)
+    assert np.linalg.norm(few.values - mean) < np.linalg.norm(sure.values - mean)
+
+
+def test_no_evidence_makes_a_row_that_is_longer_than_trained_ones(tmp_path: Path) -> None:
+    bundle = product_bundle(tmp_path)
+    longest = max(np.linalg.norm(bundle.node_rows_ND[bundle.tree.leaf_of_item], axis=1))
+    bodies = [ItemBody(events=((f"item-{i}",),) * 20, like=(f"item-{i + 1}",)) for i in range(20)]
+    for candidates in placed(bundle, *bodies):
+        for _, row in candidates[0]:
+            assert np.linalg.norm(row.values[:-1]) <= 2 * longest
+
+
+def test_without_an_inner_product_a_row_is_the_mean_of_what_is_found(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path, np.random.default_rng(3), complete_tree(np.arange(64), 4), gamma=0.5, integer=False)
+    parent, row = first(placed(bundle, ItemBody(events=(("item-3", "item-9"),) * 50))[0])
+    queries = pad_histories(HistoryKind(length=5), [np.array([3, 9])])
+    found = open_live_engine(bundle, "cpu").search(queries, SearchParams.uniform(1, 32, 10)).item_rows_BM[0]
+    mean = bundle.node_rows_ND[bundle.tree.leaf_of_item[found]].mean(0)
+    siblings = np.arange(bundle.tree.first_child[parent], bundle.tree.first_child[parent + 1])
+    assert_allclose(row.values, (50 * mean + bundle.node_rows_ND[siblings].mean(0)) / 51, rtol=1e-4, atol=1e-6)
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_lies_in_the_direction_of_its_queries_and_no_nearer_to_the_mean_than_trained_ones() -> None:
+    rng = np.random.default_rng(2)
+    tree = complete_tree(np.arange(16), 4)
+    rows_ND = rng.normal(size=(tree.node_count, 4)).astype(np.float32)
+    states_BS = np.column_stack([rng.normal(size=(9, 3)), np.ones(9)]).astype(np.float32)
+    scale = scale_of(tree, rows_ND, states_BS)
+    leaf_rows = rows_ND[tree.leaf_offset :]
+    assert scale.is_free_S.tolist() == [True, True, True, False]
+    assert scale.row_S[3] == pytest.approx(np.median(leaf_rows[:, 3]))
+    state = states_BS.mean(0) + np.array([3, 0, 0, 0])
+    row = scale.row_of_events(state)
+    distance = np.median(np.linalg.norm(leaf_rows[:, :3] - leaf_rows[:, :3].mean(0), axis=1))
+    assert_allclose(row[:3] - scale.row_S[:3], [1.5 * distance, 0, 0], atol=1e-5)
+    shifted = replace(scale, shift=2.0).row_of_events(state)
+    assert_allclose(shifted - row, [0, 0, 0, 2], atol=1e-6)
+
+
+def test_a_row_that_is_too_far_is_drawn_in() -> None:
+    scale = RowScale(np.zeros(3), np.ones(3), np.array([True, True, False]), 1.0, 2.0)
+    assert_allclose(scale.capped(np.array([1.0, 9.0, 5.0])), [1, 3, 5])
+    assert_allclose(scale.capped(np.array([1.0, 2.0, 5.0])), [1, 2, 5])
+
+
+def test_the_memory_of_an_item_follows_what_its_events_share() -> None:
+    memory = Memory(np.array([0, 2, 3, 3]), np.array([1, 2, 0], np.int32), np.array([2, 4, 8], np.float32), np.ones(2, np.float32), 1.0)
+    rows, values = MemoryRows(memory).of(np.array([[-1, 0], [2, 0], [1, 0], [1, 2]]))
+    assert rows.tolist() == [0, 1, 2]
+    shares = np.array([3, 2, 2]) / 4
+    assert_allclose(values[:2], 2 * np.array([4, 8]) * shares[:2] ** 0.25)
+    assert values[2] == 0  # nothing is known to go with it
+    assert MemoryRows(memory).of(np.array([[1, 2, 0]]))[0].tolist() == [0, 2]  # the memory counts the last two places alone
+
+
+# -- linear scorers ---------------------------------------------------------------------------------------------------------
+
+
+def features(*indices: int) -> dict[str, list[float]]:
+    return {"indices": list(indices), "values": [1.0] * len(indices)}
+
+
+def test_a_linear_item_goes_where_a_search_with_its_events_goes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    tree, other = (complete_tree(rng.permutation(27), 3) for _ in range(2))
+    bundle = make_linear_bundle(tmp_path, rng, tree, L3_HINGE, integer=False, others=[other])
+    (found,) = placed(bundle, ItemBody(events=(features(1, 3), features(3, 5))))
+    query = np.zeros((1, 20))
+    query[0, [1, 3, 5]] = np.array([1, 2, 1]) / np.sqrt(6)
+    own = sparse_rows(query.astype(np.float32))
+    for place, parents in enumerate(found):
+        parent, row = parents[0]
+        assert row.feature.tolist() == [1, 3, 5]
+        assert row.values[1] == pytest.approx(2 * row.values[0])
+        search = ChunkSearch(*bundle.trees[place], bundle.manifest.ranking, last=2)
+        assert parent == search.search(own, BeamParams.uniform(1, 9, 1)).leaves_BM[0, 0]
+    assert len(found) == 2
+
+
+def test_a_linear_item_like_others_has_the_mean_of_their_weights(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    bundle = make_linear_bundle(tmp_path, rng, complete_tree(rng.permutation(27), 3), L3_HINGE, integer=False)
+    (found,) = placed(bundle, ItemBody(like=("item-3", "item-4")))
+    tree, chunks = bundle.trees[0]
+    every = np.arange(20, dtype=np.int32)
+    leaves = tree.leaf_of_item[[3, 4]].tolist()
+    expected = sum(chunks.weights_of(tree, leaf, every) for leaf in leaves) / 2
+    dense = np.zeros(20)
+    parent, row = first(found)
+    dense[row.feature] = row.values
+    kept = np.abs(expected) >= np.abs(np.asarray(chunks.entry_weight)).min()
+    assert_allclose(dense, np.where(kept, expected, 0), atol=1e-5)
+    assert parent in tree.parent[leaves]
+
+
+# -- parents ----------------------------------------------------------------------------------------------------------------
+
+
+def test_parents_are_ordered_by_what_all_events_say() -> None:
+    frontier = Frontier(np.array([[5, 6, 9], [6, 7, -1]]), np.log(np.array([[0.6, 0.3, 0.1], [0.9, 0.1, 1]], np.float32)))
+    frontier.ranks_BK[1, 2] = -np.inf
+    assert best_first([(1.0, votes_of_search(frontier, [0, 1]))]).tolist() == [6, 5, 7, 9]
+    assert best_first([(1.0, votes_of_search(frontier, [0]))]).tolist() == [5, 6, 9]
+    many = np.arange(100), np.ones(100)
+    assert best_first([(1.0, many)]).tolist() == list(range(MOST))
+
+
+def test_rows_are_made_when_they_are_asked_for() -> None:
+    asked: list[int] = []
+
+    def row(parent: int) -> LiveRow:
+        asked.append(parent)
+        return LiveRow(np.zeros(1, np.float32))
+
+    parents = Parents(np.array([4, 2, 3]), row)
+    assert (len(parents), parents[1][0], asked) == (3, 2, [2])
+    assert [node for node, _ in parents[1:]] == [2, 3]
+
+
+# -- what is wrong ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (ItemBody(), "events, like: got None, expected at least one of them, to place the item by"),
+        (ItemBody(fields={"title": "x"}), "events, like: got None, expected at least one"),
+        (ItemBody(events=(("nowhere",),)), "events: got .* expected something that the model knows"),
+        (ItemBody(like=("nowhere",)), "like: got .* expected something that the model knows"),
+        (ItemBody(events=(("item-1",), "item-2")), r"events\[1\]: got 'item-2', expected a list of item ids, oldest first"),
+        (ItemBody(events=((1, 2),)), r"events\[0\]: got .* expected a list of item ids"),
+        (ItemBody(text="a lamp"), "events, like: got None, expected at least one"),
+    ],
+)
+def test_evidence_that_says_nothing_is_named(tmp_path: Path, body: ItemBody, message: str) -> None:
+    error = error_of(product_bundle(tmp_path), body)
+    assert isinstance(error, InvalidQuery)
+    with pytest.raises(InvalidQuery, match=message):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        ({"indices": [20], "values": [1.0]}, r"events\[0\].features.indices: got '20', expected feature numbers from 0 to 19"),
+        ({"indices": [1]}, r"events\[0\]: got .* expected an object of the lists indices and values"),
+        ({"indices": [1], "values": ["a"]}, r"events\[0\].values"),
+        ({"indices": [], "values": []}, "events: got .* expected something that the model knows"),
+    ],
+)
+def test_events_of_features_are_checked(tmp_path: Path, event: object, message: str) -> None:
+    rng = np.random.default_rng(4)
+    bundle = make_linear_bundle(tmp_path, rng, complete_tree(np.arange(27), 3), L3_HINGE)
+    with pytest.raises(InvalidQuery, match=message):
+        raise error_of(bundle, ItemBody(events=(event,)))
+
+
+def test_one_wrong_body_leaves_the_others_placed(tmp_path: Path) -> None:
+    bundle = product_bundle(tmp_path)
+    found = Placer(bundle).place([ItemBody(), ItemBody(like=("item-1",))], bundle.items, None, open_live_engine(bundle, "cpu").search)
+    assert isinstance(found[0], InvalidQuery)
+    assert not isinstance(found[1], EspalierError)
+    assert_array_equal([node for node, _ in found[1][0]], [bundle.tree.parent[bundle.tree.leaf_of_item[1]]])
