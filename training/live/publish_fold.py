@@ -21,6 +21,7 @@ from espalier.checks.heldout import read_heldout
 from espalier.chunks import Chunks, TreeChunks
 from espalier.live.fold import Folded, fold_draft, folded
 from espalier.live.state import LiveState
+from espalier.memory import MAX_ROW, MAX_VISITS, Memory
 from espalier.packed_chunks import rounded
 from espalier.search import Engine, SearchParams
 from training.evaluate import LabelledQueries, measure
@@ -82,7 +83,20 @@ def fitted(bundle: Bundle, fold: Folded) -> GraphContent | LinearContent:
             parents,
         )
     rows_ND = content.node_rows_ND[found.source_N].astype(bundle.node_rows_ND.dtype)
-    return replace(content, tree=found.tree, node_rows_ND=rows_ND)
+    memory = None if content.memory is None else _bounded(content.memory)
+    return replace(content, tree=found.tree, node_rows_ND=rows_ND, memory=memory)
+
+
+def _bounded(memory: Memory) -> Memory:
+    """The largest entries of items that have more than a bundle may hold."""
+    count = np.diff(memory.offset)
+    most = min(MAX_ROW, MAX_VISITS // len(memory.weight))
+    if count.max(initial=0) <= most:
+        return memory
+    source = np.repeat(np.arange(len(count)), count)
+    order = np.lexsort((-memory.value, source))
+    kept = np.sort(order[np.arange(len(order)) - memory.offset[source] < most])
+    return replace(memory, offset=np.append(0, np.cumsum(np.minimum(count, most))), item=memory.item[kept], value=memory.value[kept])
 
 
 def _narrowed(chunks: Chunks, before: Chunks) -> Chunks:

@@ -66,7 +66,8 @@ def _from_lists(bundle: Bundle, data: Path | None, users: str, exclude_seen: boo
         row_of = bundle.items.rows_of(interactions.item_ids.to_pylist())
 
         def in_rows(pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
-            found = [replace(p, history=row_of[p.history], relevant=row_of[p.relevant]) for p in pairs]
+            found = [replace(p, history=_known(row_of[p.history]), relevant=_known(row_of[p.relevant])) for p in pairs]
+            found = [p for p in found if len(p.relevant) and (len(p.history) or p.vector is not None)]
             return without_seen(found) if exclude_seen else found
 
         if interactions.vectors_UF is None:
@@ -80,6 +81,11 @@ def _from_lists(bundle: Bundle, data: Path | None, users: str, exclude_seen: boo
         order = np.random.default_rng(config.seed).permutation(len(valid))
         train, valid = [valid[i] for i in order[len(order) // 2 :]], [valid[i] for i in order[: len(order) // 2]]
     return QuerySplit(*(_of_pairs(bundle, part, exclude_seen) for part in (train, valid, test)))
+
+
+def _known(rows: Int64) -> Int64:
+    """The item rows without −1: the log has items that the bundle has no more, as they were deleted and folded."""
+    return rows[rows >= 0]
 
 
 def _of_pairs(bundle: Bundle, pairs: Sequence[EvaluationPair], exclude_seen: bool) -> GradedQueries:
@@ -98,11 +104,13 @@ def _from_points(bundle: Bundle, data: Path | None) -> QuerySplit:
     if prepared.fingerprint != bundle.manifest.data.get("sha256"):
         raise InvalidData(str(data or config.data.train), "other data", "those that the model was trained on: they say what is held out")
 
+    row_of = bundle.items.rows_of(prepared.items.column("id").to_pylist())
+
     def graded(points: LabelledPoints, rows: Int64) -> GradedQueries:
-        rows = rows[np.diff(points.labels.indptr)[rows] > 0]
-        return equally_relevant(
-            QueryBatch(bundle.manifest.query, as_rows(points.points[rows])), [points.labels_of(b) for b in rows.tolist()]
-        )
+        labels = [_known(row_of[points.labels_of(b)]) for b in rows.tolist()]
+        kept = np.flatnonzero([len(own) > 0 for own in labels])
+        queries = QueryBatch(bundle.manifest.query, as_rows(points.points[rows[kept]]))
+        return equally_relevant(queries, [labels[k] for k in kept.tolist()])
 
     order = np.random.default_rng(config.seed).permutation(len(prepared.train))
     cut = max(1, len(order) // 10)

@@ -14,11 +14,13 @@ from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import random_queries
 from espalier.engines import open_engine, open_live_engine
 from espalier.live.fold import folded
+from espalier.live.state import LiveState
 from espalier.rerank.ranker import GOLDEN_SCORES
 from espalier.search import SearchParams
 from tests.rankers import add_ranker
 from tests.training.live.journals import JournalOf, history_model, linear_model
 from tests.training.test_earlier import command
+from training.live import publish_fold
 from training.live.publish_fold import fitted
 
 
@@ -145,6 +147,26 @@ def test_node_rows_stay_as_narrow_as_they_were(tmp_path: Path) -> None:
     content = fitted(writer.bundle, fold)
     assert fold.content.node_rows_ND.dtype == np.float32  # type: ignore[union-attr]
     assert content.node_rows_ND.dtype == np.float16  # type: ignore[union-attr]
+
+
+def test_a_memory_keeps_the_largest_entries_that_a_bundle_may_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish_fold, "MAX_ROW", 2)
+    bundle = history_model(tmp_path)
+    before = bundle.memory
+    assert before is not None
+    state = LiveState(bundle)
+    after = fitted(bundle, folded(bundle, state.overlay(), state.table)).memory  # type: ignore[union-attr]
+    assert after is not None
+    after.check(len(bundle.items))
+    assert np.diff(before.offset).max() > 2
+    for item in range(len(bundle.items)):
+        was, now = (
+            dict(zip(memory.item[a:b].tolist(), memory.value[a:b].tolist(), strict=True))
+            for memory in (before, after)
+            for a, b in [memory.offset[item : item + 2].tolist()]
+        )
+        assert now.items() <= was.items()
+        assert sorted(now.values()) == sorted(sorted(was.values(), reverse=True)[:2])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,237 @@
+"""`fit` takes the live items of an earlier model along: new ones are trained, start from their rows and are found; gone ones leave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from numpy.testing import assert_array_equal
+
+from espalier.bundle import Bundle
+from espalier.engines import open_engine
+from espalier.queries import FeaturesKind, HistoryKind, TextKind, encode_features, encode_histories, encode_texts
+from espalier.search import SearchParams
+from tests.training.live.journals import JournalOf
+from tests.training.test_earlier import CLUSTERS, ITEMS, command, settings, trained, write_log
+from training.deep.prepare import leaf_rows, prepare
+from training.rankers.log_queries import from_log
+from training.specification.models import deep_config
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`planted` in version 1, with a journal: two new items of cluster 0, one without events, item-8 deleted, item-9 renamed."""
+    folder = tmp_path_factory.mktemp("live")
+    log = write_log(folder / "log.csv")
+    bundle = trained(log, folder, optimiser={"steps": 30})
+    writer = JournalOf(bundle)
+    events = tuple([f"item-{CLUSTERS * i}" for i in range(start, start + 6)] for start in range(5))
+    writer.put("new-a", events=events)
+    writer.put("new-b", events=events)
+    writer.put("quiet", like=("item-0",))
+    writer.delete("item-8")
+    return folder
+
+
+def toml(folder: Path, name: str, **changed: Any) -> Path:
+    raw = settings(folder / "log.csv", **changed)
+    lines = [f"{key} = {json.dumps(value)}" for key, value in raw.items() if not isinstance(value, dict)]
+    for section, values in raw.items():
+        if isinstance(values, dict):
+            lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+    file = folder / f"{name}.toml"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def fitted(models: Path, version: int, config: Path, *more: object) -> Bundle:
+    out = models / "planted" / str(version)
+    assert command("fit", "--config", config, "--out", out, "--device", "cpu", *more) == 0
+    return Bundle.open(out)
+
+
+def found(bundle: Bundle, history: list[str], m: int = 20) -> list[str]:
+    kind = bundle.manifest.query
+    assert isinstance(kind, HistoryKind)
+    queries = encode_histories(kind, bundle.items, [history])[0]
+    rows = open_engine(bundle, "cpu").search(queries, SearchParams.uniform(1, 32, m)).item_rows_BM[0]
+    return bundle.items.ids_of(rows[rows >= 0])
+
+
+def going_on(models: Path) -> dict[str, Any]:
+    return {"earlier_model": str(models / "planted" / "1"), "tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}}
+
+
+def test_a_model_that_goes_on_from_an_earlier_one_has_its_live_items(models: Path) -> None:
+    bundle = fitted(models, 2, toml(models, "going-on", **going_on(models), optimiser={"steps": 10}))
+    ids = bundle.items.column("id").to_pylist()
+    assert {"new-a", "new-b", "quiet"} <= {*ids}
+    assert "item-8" not in ids
+    assert len(ids) == ITEMS + 2
+    live = bundle.manifest.live
+    assert live is not None
+    assert (live.through, live.folded_from) == (4, None)
+
+
+def test_live_items_start_from_their_places_and_rows(models: Path, tmp_path: Path) -> None:
+    prepared = prepare(deep_config(settings(models / "log.csv", **going_on(models))), None, tmp_path)
+    assert prepared.earlier is not None
+    writer = JournalOf(Bundle.open(models / "planted" / "1"))
+    (stored,) = writer.journal.placements(1, [1])[1]
+    row = prepared.items.rows_of(["new-a"])[0]
+    leaf = prepared.earlier.tree.leaf_of_item[row]
+    assert_array_equal(prepared.earlier.model.node_rows.detach().numpy()[leaf], stored.row.values)
+
+
+def test_a_run_that_goes_on_trains_with_what_it_read_first(models: Path, tmp_path: Path) -> None:
+    first = prepare(deep_config(settings(models / "log.csv", **going_on(models))), None, tmp_path)
+    late = JournalOf(Bundle.open(models / "planted" / "1"), seed=9)
+    late.state.skip_to(late.journal.last_sequence())
+    assert first.along is not None
+    kept = (tmp_path / "journal.ndjson").read_bytes()
+    again = prepare(deep_config(settings(models / "log.csv", **going_on(models))), None, tmp_path)
+    assert again.items.column("id").to_pylist() == first.items.column("id").to_pylist()
+    assert (tmp_path / "journal.ndjson").read_bytes() == kept
+
+
+def test_a_new_tree_has_live_items_too(models: Path) -> None:
+    bundle = fitted(models, 3, toml(models, "anew", tree={"kind": "kmeans"}), "--earlier", models / "planted" / "1")
+    ids = bundle.items.column("id").to_pylist()
+    assert {"new-a", "new-b", "quiet"} <= {*ids}
+    assert "item-8" not in ids
+    assert bundle.manifest.live is not None
+    assert "new-a" in found(bundle, [f"item-{CLUSTERS * i}" for i in range(2, 8)])
+
+
+def test_k_means_over_rows_knows_those_of_live_items(models: Path, tmp_path: Path) -> None:
+    raw = settings(models / "log.csv", earlier_model=str(models / "planted" / "1"), tree={"kind": "kmeans"})
+    prepared = prepare(deep_config(raw), None, tmp_path)
+    assert prepared.start is not None
+    rows_ID = leaf_rows(Bundle.open(prepared.start), prepared.items)
+    assert rows_ID[prepared.items.rows_of(["quiet"])[0]].any()
+
+
+def test_without_a_journal_nothing_is_taken_along(models: Path, tmp_path: Path) -> None:
+    write_log(tmp_path / "log.csv")
+    prepared = prepare(deep_config(settings(tmp_path / "log.csv")), None, tmp_path)
+    assert prepared.along is None
+    assert len(prepared.items) == ITEMS
+
+
+# -- linear models -------------------------------------------------------------------------------------------------------------
+
+COLOURS, THINGS = ("black", "green", "blue", "red"), ("teapot", "kettle", "lamp", "chair", "table", "spoon")
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of texts over coloured things, with new and deleted ones in its journal."""
+    folder = tmp_path_factory.mktemp("shop")
+    ids = [f"{colour}-{thing}" for colour in COLOURS for thing in THINGS]
+    pl.DataFrame({"id": ids, "title": [item.replace("-", " ") for item in ids]}).write_parquet(folder / "items.parquet")
+    log = [(pattern.format(item.replace("-", " ")), item) for item in ids for pattern in ("{}", "{} for me", "buy a {}")]
+    pl.DataFrame(log, schema=["query", "item"], orient="row").write_csv(folder / "log.csv")
+    (folder / "shop.toml").write_text(
+        f"""
+        kind = "xr-linear"
+        name = "shop"
+        [data]
+        format = "log"
+        train = "{folder}/log.csv"
+        items = "{folder}/items.parquet"
+        own_texts = [["title"]]
+        [tree]
+        branching = 4
+        max_leaf = 8
+        """
+    )
+    out = folder / "models" / "shop"
+    assert command("fit", "--config", folder / "shop.toml", "--out", out / "1") == 0
+    writer = JournalOf(Bundle.open(out / "1"))
+    writer.put("purple-teapot", events=("purple teapot", "a purple teapot please"), fields={"title": "purple teapot"})
+    writer.put("golden-spoon", text="a golden spoon")
+    writer.put("red-goblet", fields={"title": "red goblet"})
+    writer.put("blue-thing", like=("blue-lamp",))
+    writer.put("red-lamp", placed=False, fields={"title": "crimson lamp"})
+    writer.delete("black-chair")
+    assert command("fit", "--config", folder / "shop.toml", "--out", out / "2", "--earlier", out / "1") == 0
+    return out
+
+
+def test_a_linear_model_is_trained_with_live_items(shop: Path) -> None:
+    bundle = Bundle.open(shop / "2")
+    ids = bundle.items.column("id").to_pylist()
+    assert ids[-4:] == ["purple-teapot", "golden-spoon", "red-goblet", "blue-thing"]
+    assert "black-chair" not in ids
+    titles = dict(zip(ids, bundle.items.column("title").to_pylist(), strict=True))
+    assert (titles["purple-teapot"], titles["golden-spoon"], titles["red-lamp"]) == ("purple teapot", None, "crimson lamp")
+    live = bundle.manifest.live
+    assert live is not None
+    assert live.through == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "item"),
+    [("purple teapot", "purple-teapot"), ("golden spoon", "golden-spoon"), ("red goblet", "red-goblet"), ("blue lamp", "blue-thing")],
+)
+def test_live_items_of_a_linear_model_are_found_by_what_trained_them(shop: Path, text: str, item: str) -> None:
+    bundle = Bundle.open(shop / "2")
+    kind = bundle.manifest.query
+    assert isinstance(kind, TextKind)
+    rows = open_engine(bundle, "cpu").search(encode_texts(kind, bundle.vectoriser, [text]), SearchParams.uniform(1, 10, 4)).item_rows_BM[0]
+    assert item in bundle.items.ids_of(rows[rows >= 0])
+
+
+def test_queries_of_a_ranker_have_the_rows_of_the_new_version(shop: Path) -> None:
+    bundle = Bundle.open(shop / "2")
+    kind = bundle.manifest.query
+    assert isinstance(kind, TextKind)
+    (red,) = bundle.items.rows_of(["red-spoon"])  # behind the item that is gone, so its row is another one now
+    wanted = encode_texts(kind, bundle.vectoriser, ["red spoon"]).features
+    split = from_log(bundle, None, "training", False)
+    parts = [(part.queries.features, part.items) for part in (split.train, split.valid, split.test)]
+    rows = np.concatenate([items for _, own in parts for items in own])
+    assert rows.min() >= 0
+    found = [
+        own[b].tolist()
+        for features, own in parts
+        for b in range(len(own))
+        if features.take(np.array([b])).indices.tolist() == wanted.indices.tolist()
+    ]
+    assert [red] in found
+
+
+def test_features_train_labels_that_the_points_lack(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = ["40 6 3"]
+    for point in range(40):
+        label = point % 3
+        others = sorted({int(f) for f in rng.integers(3, 5, 2)})
+        lines.append(f"{label} " + " ".join(f"{f}:1" for f in [label, *others]))
+    (tmp_path / "train.txt").write_text("\n".join(lines) + "\n")
+    (tmp_path / "points.toml").write_text(
+        f"""
+        kind = "xr-linear"
+        name = "points"
+        [data]
+        format = "xmc"
+        train = "{tmp_path}/train.txt"
+        """
+    )
+    out = tmp_path / "models" / "points"
+    assert command("fit", "--config", tmp_path / "points.toml", "--out", out / "1") == 0
+    writer = JournalOf(Bundle.open(out / "1"))
+    writer.put("new", events=({"indices": [5], "values": [1.0]},) * 4)
+    writer.delete("1")
+    assert command("fit", "--config", tmp_path / "points.toml", "--out", out / "2", "--earlier", out / "1") == 0
+    bundle = Bundle.open(out / "2")
+    assert bundle.items.column("id").to_pylist() == ["0", "2", "new"]
+    reference = open_engine(bundle, "cpu", "reference")
+    kind = bundle.manifest.query
+    assert isinstance(kind, FeaturesKind)
+    rows = reference.search(encode_features(kind, [([5], [1.0])]), SearchParams.uniform(1, 10, 1)).item_rows_BM[0]
+    assert bundle.items.ids_of(rows) == ["new"]
