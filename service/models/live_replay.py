@@ -1,9 +1,9 @@
 """What the probe asks of a version with live items: whether new items are found, and whether old ones still are.
 
-The canary asks for the items that were put in last by the queries that led to them, one after the other until one finds the item: queries of
-very different people have a place between them. Displacement is measured on held-out queries, each
-asked right after the probe asked it of the bundle alone, so that nothing but the live catalogue is between the two answers. Both take turns
-with the probe's own queries, at the same rate in all. Knows queries and item rows. Does not know where an item was placed.
+The canary asks for the items that were put in last by the queries that led to them, one after the other until one finds the item: queries
+of very different people have a place between them. Displacement is measured on held-out queries, each asked right after the probe asked it
+of the bundle alone, so that nothing but the live catalogue is between the two answers. Both take turns with the probe's own queries, at the
+same rate in all. Knows queries and item rows. Does not know where an item was placed.
 
 Legend: M results.
 """

@@ -28,8 +28,8 @@ from espalier.queries import QueryBatch
 from espalier.scores import scores_of_ranks
 from espalier.search import SearchParams, SearchResult
 from service.errors import DeadlinePassed, NotReady
-from service.models.loading import LoadedModel
 from service.models.live_replay import LiveReplay
+from service.models.loading import LoadedModel
 from service.models.registry import Registry
 from service.watch.live_metrics import LiveMetrics
 from service.watch.metrics import Metrics
