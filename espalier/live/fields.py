@@ -46,6 +46,8 @@ class Columns:
 def _typed(path: str, value: Any, kind: pa.DataType) -> Any:
     if not _fits(value, kind):
         raise InvalidInput(path, value, _wanted(kind))
+    if isinstance(value, str) and (pt.is_string(kind) or pt.is_large_string(kind)):
+        return value
     try:
         return pa.array([value], kind)[0].as_py()
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:

@@ -96,15 +96,20 @@ class LiveState:
     def apply(self, changes: Iterable[Change]) -> None:
         """Apply operations, in the order of their sequence numbers; those that were applied before change nothing.
 
-        Raises InvalidData where one does not fit the version; those before it have been applied, and nothing of it.
+        Items whose time had passed at an operation go first: the operation may have one of their slots. Raises InvalidData where one does
+        not fit the version; those before it have been applied, and nothing of it.
         """
-        for change in changes:
+        changes = list(changes)
+        rows = self.bundle.items.rows_of([change.id for change in changes])
+        for change, trained in zip(changes, rows.tolist(), strict=True):
             if change.sequence <= self.sequence:
                 continue
+            if self.next_expiry() <= change.at:
+                self.expire(change.at)
             if change.kind == "put":
-                self._put(change)
+                self._put(change, trained)
             else:
-                self._delete(change.id, change.sequence)
+                self._delete(change.id, trained, change.sequence)
             self.sequence = change.sequence
             self._overlay = None
 
@@ -137,7 +142,7 @@ class LiveState:
             _, handle = heapq.heappop(self._expiry)
             entry = self.table.entry_at(handle)
             if entry is not None and not entry.is_deleted and entry.valid_until is not None and entry.valid_until <= now:
-                self._delete(entry.id, entry.sequence)
+                self._delete(entry.id, entry.item_row if entry.item_row < self._items else -1, entry.sequence)
                 expired += 1
         if expired:
             self._overlay = None
@@ -169,9 +174,9 @@ class LiveState:
         """The slot of the next live leaf of a parent: the first vacant trained leaf, or the first behind the children."""
         return self._trees[tree].next_slot(parent, beside)
 
-    def _put(self, change: Change) -> None:
+    def _put(self, change: Change, trained: int) -> None:
+        """trained: the row of a trained item, −1 of another."""
         before = self.table.entry(change.id)
-        trained = int(self.bundle.items.rows_of([change.id])[0])
         self._check(change, trained, before)
         handle = self._handle(change.id)
         fields = before.fields if change.fields is None and before is not None and not before.is_deleted else change.fields
@@ -221,8 +226,7 @@ class LiveState:
         for placement in change.placements:
             self._trees[placement.tree].check(handle, placement, own=trained >= 0)
 
-    def _delete(self, item_id: str, sequence: int) -> None:
-        trained = int(self.bundle.items.rows_of([item_id])[0])
+    def _delete(self, item_id: str, trained: int, sequence: int) -> None:
         entry = self.table.entry(item_id)
         if entry is None:
             if trained < 0:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar, TypeVarTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy as np
 from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams, SearchResult
 from service.batching.admission import Admission, Cost, Limits, retry_after_s
-from service.batching.parts import Answer, Part, cut, join, merge, split
+from service.batching.parts import Answer, Part, cut, join, joined, merge, split
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,15 @@ SERIAL_CALL_S = 1e-3
 microseconds each). A call is filled up to this time."""
 JOB_PAUSE = 3.0
 """After a job, queries have the engine for so many times as long as it took."""
+JOB_QUERIES = 4
+"""Queries of one job on a CPU, where they cost one after the other."""
 SWITCH_S, OVERLOAD_SWITCH_S = sys.getswitchinterval(), 5e-4
 """How long one thread may keep the interpreter from another, usually and in overload. With Python's own 5 ms the engine's thread would wait
 for longer than a search takes while the event loop is busy with refusals. At other times switching costs more than it gains."""
+
+
+def _search(queries: QueryBatch, params: SearchParams, engine: Engine) -> SearchResult:
+    return engine.search(queries, params)
 
 
 class Batcher:
@@ -134,8 +141,11 @@ class Batcher:
         return done
 
     def search_now(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        """A search as a job. From any thread but the event loop's. Raises NotReady, and what the engine raises."""
-        return self.run(lambda engine: engine.search(queries, params)).result()
+        """A search as jobs, each short. From any thread but the event loop's. Raises NotReady, and what the engine raises."""
+        jobs = []
+        for rows, own in split(queries, params, JOB_QUERIES if self.limits.serial else self.limits.max_batch):
+            jobs.append(self.run(partial(_search, rows, own)))
+        return joined([job.result() for job in jobs])
 
     def check_room(self, queries: int) -> None:
         """Raise QueueFull where `search` would, before anything has been spent on the request."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier import frontier
 from espalier.queries import QueryBatch
-from espalier.search import NO_ITEM, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Frontier, SearchParams, SearchResult
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,21 @@ def cut(result: SearchResult, parts: Sequence[Part]) -> list[SearchResult]:
 
 def join(answers: Sequence[Answer]) -> Answer:
     """The answers to the parts of one request, which has one m, in order."""
-    results = [answer.result for answer in answers]
+    return Answer(
+        joined([answer.result for answer in answers]),
+        engine_s=sum(answer.engine_s for answer in answers),
+        batch=sum(answer.batch for answer in answers),
+        beam_size=min(answer.beam_size for answer in answers),
+        degraded=any(answer.degraded for answer in answers),
+    )
+
+
+def joined(results: Sequence[SearchResult]) -> SearchResult:
+    """The results of the parts of one request, without traces."""
+    if len(results) == 1:
+        return results[0]
     finite = [result.finite_B for result in results if result.finite_B is not None]
-    joined = SearchResult(
+    return SearchResult(
         np.concatenate([result.item_rows_BM for result in results]),
         np.concatenate([result.scores_BM for result in results]),
         np.concatenate([result.ranks_BM for result in results]),
@@ -111,11 +124,12 @@ def join(answers: Sequence[Answer]) -> Answer:
         np.concatenate([result.count_B for result in results]),
         np.concatenate([result.complete_B for result in results]),
         finite_B=np.concatenate(finite) if finite else None,
+        frontiers=_joined_frontiers(results),
     )
-    return Answer(
-        joined,
-        engine_s=sum(answer.engine_s for answer in answers),
-        batch=sum(answer.batch for answer in answers),
-        beam_size=min(answer.beam_size for answer in answers),
-        degraded=any(answer.degraded for answer in answers),
-    )
+
+
+def _joined_frontiers(results: Sequence[SearchResult]) -> tuple[Frontier, ...]:
+    ends = np.cumsum([len(result.count_B) for result in results])
+    members = [np.arange(end - len(result.count_B), end) for end, result in zip(ends, results, strict=True)]
+    trees = zip(*(result.frontiers for result in results), strict=True)
+    return tuple(frontier.joined(list(zip(members, own, strict=True)), int(ends[-1])) for own in trees)

@@ -104,17 +104,27 @@ class LiveCatalogue:
                 under_way.clear()
             writes = await self._placed(block, condition)
             self.thread.submit([write for write in writes if isinstance(write, Write)])
-            found += [asyncio.ensure_future(self._outcome(write)) for write in writes]
+            found += [
+                asyncio.ensure_future(self._outcome(write, self._unknown(operation)))
+                for operation, write in zip(block, writes, strict=True)
+            ]
             under_way.update(operation.id for operation in block)
         return await asyncio.gather(*found)
 
-    async def _outcome(self, write: Write | EspalierError) -> Outcome | EspalierError:
+    def _unknown(self, operation: Put | Delete) -> tuple[str, ...]:
+        """The ids of the evidence that the default version does not have."""
+        ids, default = list(_placed_by(operation)), self._default()
+        if not ids or default is None:
+            return ()
+        return tuple(item_id for item_id, row in zip(ids, default.items.rows_of(ids).tolist(), strict=True) if row < 0)
+
+    async def _outcome(self, write: Write | EspalierError, unknown: tuple[str, ...]) -> Outcome | EspalierError:
         """What became of a write. Where its item has changed meanwhile it is placed anew, by all that is known of it."""
         if isinstance(write, EspalierError):
             return write
         for _ in range(ATTEMPTS):
             try:
-                return await asyncio.wrap_future(write.outcome)
+                return replace(await asyncio.wrap_future(write.outcome), unknown=unknown)
             except EvidenceNeeded as error:
                 operation = error.operation
                 (again,) = await self._placed([Put(operation.id, operation.body)], write.condition)
@@ -238,6 +248,11 @@ class LiveCatalogue:
             raise NotReady(f"Model {self.model!r} is not ready; see /readyz and /models/{self.model}.")
         return default
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was ever written."""
+        return self._journal.exists()
+
     # -- the journal's thread and the loader ----------------------------------------------------------------------------
 
     def join(self, version: LiveVersion) -> None:
@@ -302,12 +317,12 @@ def blocks(operations: Sequence[Put | Delete]) -> Iterator[Sequence[Put | Delete
         yield block
 
 
-def _placed_by(operation: Put | Delete) -> set[str]:
-    """The ids of items that place an item."""
+def _placed_by(operation: Put | Delete) -> dict[str, None]:
+    """The ids of items that place an item, each once, in their order."""
     if isinstance(operation, Delete):
-        return set()
+        return {}
     histories = [event for event in operation.body.events if isinstance(event, list | tuple)]
-    return {*operation.body.like, *(item for history in histories for item in history if isinstance(item, str))}
+    return dict.fromkeys([*operation.body.like, *(item for history in histories for item in history if isinstance(item, str))])
 
 
 def _has_expired(stored: Operation) -> bool:

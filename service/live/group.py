@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from espalier.errors import EspalierError, InvalidInput
+from espalier.errors import EspalierError, InvalidInput, JournalError
 from espalier.live.journal import Transaction
 from espalier.live.operations import Operation
 from espalier.live.rows import Placement
@@ -85,6 +85,8 @@ class Group:
         for write in writes:
             try:
                 found.append(self._put(write, write.what) if isinstance(write.what, Put) else self._delete(write, write.what))
+            except JournalError:  # the whole transaction has failed
+                raise
             except EspalierError as error:
                 found.append((write, error))
         return found

@@ -30,10 +30,9 @@ from espalier.live.overlay import Overlay
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES, Change, LiveState
 from espalier.masks.filters import ItemFilters
-from espalier.queries import QueryBatch
+from espalier.queries import QueryBatch, blank_queries
 from espalier.rerank.live_candidates import LiveCandidates
 from espalier.search import Engine, SearchParams, SearchResult
-from service.errors import Conflict
 from service.live.catalogue_types import Placed
 from service.live.recent_puts import RecentPuts
 from service.live.slots import Candidates, Slots
@@ -45,6 +44,8 @@ REOPENED_AT = MAX_HANDLES // 8 * 7
 """Ids seen live from which on the version is opened anew, which gives the handles of deleted items back."""
 Placements = tuple[Placement, ...]
 Search = Callable[[QueryBatch, SearchParams], SearchResult]
+WARM_UP = "\0"
+"""Id of an item that is there for one search, before the version serves."""
 TRAINED = "trained"
 """What placed an item whose row is that of training."""
 
@@ -76,22 +77,25 @@ class LiveVersion:
     through  operations up to this one are in the bundle
     refused  why the version takes no live items; None where it does
     columns  what fields an item may have
-    placer   finds where items go
     search   searches the version, from any thread; until it serves only from the loader's
     """
 
-    def __init__(self, bundle: Bundle, engine: Engine, filters: ItemFilters, placer: Placer | None) -> None:
+    def __init__(self, bundle: Bundle, engine: Engine, filters: ItemFilters, open_placer: Callable[[], Placer]) -> None:
+        """open_placer: opens what finds where items go, with the first item."""
         info = bundle.manifest.live
         self.bundle, self.through, self.columns = bundle, 0 if info is None else info.through, Columns(bundle.items)
-        self.version = bundle.manifest.version
+        self._name, self.version = bundle.manifest.name, bundle.manifest.version
         self._engine = engine if isinstance(engine, TakesOverlay) else None
-        self.placer, self.search = placer, engine.search
-        self.refused = None if self._engine and placer else f"version {self.version} on {engine.name} takes no live items"
+        self.search: Search = engine.search
+        self._open_placer, self._placing = open_placer, threading.Lock()
+        self._placer: Placer | None = None
+        self.refused = None if self._engine else f"version {self.version} on {engine.name} takes no live items"
         self._filters = filters
         self._lock = threading.RLock()  # held while something is applied
         self._state: LiveState | None = None
         self._live_filters: LiveFilters | None = None
         self._removed: Sequence[str] = ()
+        self._evidence: dict[str, int] = {}  # by item id, of what was applied last
         self._trained = TrainedView(bundle.items, filters)
         self._frozen = TrainedView(bundle.items, filters, is_frozen=True)
         self._view: View = self._trained
@@ -135,8 +139,12 @@ class LiveVersion:
 
     @property
     def wants_reopening(self) -> bool:
-        """Whether it has seen so many ids live that it must be opened anew."""
-        return self._state is not None and self._state.table.handles >= REOPENED_AT
+        """Whether it has seen so many ids live that it must be opened anew, which helps where many of them are gone."""
+        state, view = self._state, self._view
+        if state is None or not isinstance(view, LiveView) or state.table.handles < REOPENED_AT:
+            return False
+        there: int = state.live_items + state.tombstones + view.overlay.changed.shape[1]
+        return bool(state.table.handles - there >= REOPENED_AT // 4)
 
     def eligible(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool[W]: which item rows a request without a filter may get."""
@@ -145,24 +153,29 @@ class LiveVersion:
 
     # -- the one writer -------------------------------------------------------------------------------------------------
 
-    def apply(self, operation: Operation, placements: Sequence[Placement]) -> None:
-        """Apply the next operation; `publish` shows it. One that does not fit the version is left out of it, and logged.
+    def apply(self, operations: Sequence[Operation], placements: Mapping[int, Placements]) -> None:
+        """Apply operations, in their order; `publish` shows them. One that does not fit the version is left out of it, and logged.
 
-        placements  its leaves; none where its item's row is the trained one, or there is none
+        placements  their leaves, by sequence; none where an item's row is the trained one
         """
-        if self.refused or operation.sequence <= self.applied:
+        operations = [operation for operation in operations if operation.sequence > self.applied]
+        if self.refused is not None or not operations:
             return
         with self._lock:
             state = self.built()
-            try:
-                state.expire(operation.at)  # as its writer did: others may have the slots of expired items
-                state.apply([self._change(operation, tuple(placements))])
-            except InvalidData as error:
-                log.warning("%s version %d: operation %d: %s", self.bundle.manifest.name, self.version, operation.sequence, error)
-                state.skip_to(operation.sequence)
-            if self._live_filters is not None:
-                self._live_filters.touch(operation.id)
-            self.recent.note((operation,))
+            changes = [self._change(operation, placements.get(operation.sequence, ())) for operation in operations]
+            while changes:
+                try:
+                    state.apply(changes)
+                    break
+                except InvalidData as error:
+                    changes = [change for change in changes if change.sequence > state.sequence]
+                    log.warning("%s version %d: operation %d: %s", self._name, self.version, changes[0].sequence, error)
+                    state.skip_to(changes[0].sequence)
+            for operation in operations:
+                self._evidence[operation.id] = _evidence_of(operation)
+                self._touch(operation.id)
+            self.recent.note(operations)
 
     def skip_to(self, sequence: int) -> None:
         """Count operations up to a sequence as applied."""
@@ -170,21 +183,18 @@ class LiveVersion:
             with self._lock:
                 self.built().skip_to(sequence)
 
-    def may_lack_places(self, operation: Operation) -> bool:
-        """Whether an operation that has no places in this version might need some. Quick."""
-        return operation.kind == "put" and operation.sequence > self.applied and self.lacks_places(operation)
-
     def lacks_places(self, operation: Operation) -> bool:
         """Whether an operation without places needs some, by what was applied before it.
 
-        What training knew of an item is better than the evidence that it was put with, unless the version says that it came later.
+        A trained item keeps its row where the evidence may be older than the version: training knew more.
         """
         if operation.kind != "put" or self.refused is not None:
             return False
         if self.is_trained(operation.id):
-            return self.bundle.manifest.live is not None and operation.body.has_evidence
-        state = self.built()
-        return state.live_leaf_of(operation.id) is None
+            manifest = self.bundle.manifest
+            is_newer = manifest.live is not None or operation.at >= manifest.created.timestamp()
+            return is_newer and operation.body.has_evidence and self._evidence.get(operation.id) != _evidence_of(operation)
+        return self.built().live_leaf_of(operation.id) is None or self._evidence.get(operation.id) != _evidence_of(operation)
 
     def place(self, operation: Operation) -> Placements:
         """The places of an operation by all that is known of its item; none where that does not say."""
@@ -196,21 +206,41 @@ class LiveVersion:
                 raise found
             return Slots(self.built()).place(operation.id, found)
         except EspalierError as error:
-            log.warning("%s version %d: operation %d is left out: %s", self.bundle.manifest.name, self.version, operation.sequence, error)
+            log.warning("%s version %d: operation %d is left out: %s", self._name, self.version, operation.sequence, error)
             return ()
 
     def where(self, items: Sequence[tuple[str, ItemBody]]) -> list[Candidates | EspalierError]:
         """Where items may go, by their evidence; an error for one whose evidence says nothing. From any thread but the event loop's."""
-        if self.placer is None:
-            raise Conflict(f"version {self.version} takes no live items: {self.refused}")
-        view = self._view
-        overlay = view.overlay if isinstance(view, LiveView) else None
-        return list(self.placer.place([self._known(item_id, body) for item_id, body in items], view.items, overlay, self.search))
+        with self._placing:  # one call at a time: placing is numbers in Python, and threads would only slow each other down
+            if self._placer is None:
+                self._placer = self._open_placer()
+            view = self._view
+            overlay = view.overlay if isinstance(view, LiveView) else None
+            known = [self._known(item_id, body) for item_id, body in items]
+            return list(self._placer.place(known, view.items, overlay, self.search))
 
     def _known(self, item_id: str, body: ItemBody) -> ItemBody:
         """A body with the fields that the item has now, where it gives none."""
         entry = None if self._state is None else self._state.table.entry(item_id)
         return body if body.fields is not None or entry is None or entry.is_deleted else replace(body, fields=entry.fields)
+
+    def warm_up(self) -> None:
+        """Let the placer find out what it needs to know of the bundle, and the engine compile. Before anything is applied."""
+        if self._engine is None or self._state is not None:
+            return
+        first = self.bundle.items.ids_of(np.zeros(1, np.int64))[0]
+        (where,) = self.where([(first, ItemBody(like=(first,)))])
+        if isinstance(where, EspalierError):
+            log.warning("%s version %d: %r cannot be placed: %s", self._name, self.version, first, where)
+            return
+        state = LiveState(self.bundle)
+        state.apply([Change(1, WARM_UP, "put", {}, Slots(state).place(WARM_UP, where))])
+        search = self.bundle.manifest.search
+        self._engine.set_overlay(state.overlay())
+        try:
+            self.search(blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, search.max_beam_size, 1))
+        finally:
+            self._engine.set_overlay(None)
 
     def publish(self) -> None:
         """Show what was applied to the engine's next call and to later requests."""
@@ -279,11 +309,21 @@ class LiveVersion:
         """Whether the bundle has an item."""
         return int(self.bundle.items.rows_of([item_id])[0]) >= 0
 
+    def _touch(self, item_id: str) -> None:
+        if self._live_filters is not None:
+            self._live_filters.touch(item_id)
+
     def _change(self, operation: Operation, placements: tuple[Placement, ...]) -> Change:
         body = operation.body
         fields = None if body.fields is None else self.columns.fitting(body.fields)
         by = placed_by(operation) if placements else TRAINED
         return Change(operation.sequence, operation.id, operation.kind, fields, placements, body.valid_until, operation.at, by)
+
+
+def _evidence_of(operation: Operation) -> int:
+    """Another number for other evidence, in this process."""
+    body = operation.body
+    return hash((body.text, body.like, repr(body.events)))
 
 
 def placed_by(operation: Operation) -> str:

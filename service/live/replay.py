@@ -49,15 +49,21 @@ def apply_all(version: LiveVersion, operations: Sequence[Operation], stored: Sto
 
     writing  opens a transaction, in which places are stored. Where that fails they are used all the same: others find the same ones
     """
-    for begin in range(0, len(operations), BLOCK):
-        block = operations[begin : begin + BLOCK]
-        if any(version.may_lack_places(operation) for operation in block if not stored.get(operation.sequence)):
+    begin = 0
+    while begin < len(operations):
+        end = begin
+        while end < len(operations) and (operations[end].sequence in stored or operations[end].kind == "delete"):
+            end += 1
+        version.apply(operations[begin:end], stored)
+        block = operations[end : end + BLOCK]
+        if any(operation.sequence > version.applied and version.lacks_places(operation) for operation in block):
             try:
                 with writing() as transaction:
                     _apply_block(version, block, stored, transaction)
             except JournalError as error:
                 log.warning("%s version %d: places are not stored: %s", version.bundle.manifest.name, version.version, error)
         _apply_block(version, block, stored, None)  # those that were applied change nothing
+        begin = end + len(block)
 
 
 def _apply_block(version: LiveVersion, block: Sequence[Operation], stored: Stored, transaction: Transaction | None) -> None:
@@ -71,4 +77,4 @@ def _apply_block(version: LiveVersion, block: Sequence[Operation], stored: Store
             placements = version.place(operation)
             if placements and transaction is not None:
                 transaction.store_placements(version.version, {operation.sequence: placements})
-        version.apply(operation, placements)
+        version.apply([operation], {operation.sequence: placements})

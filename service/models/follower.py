@@ -53,6 +53,7 @@ class Follower:
         self._adding = threading.Lock()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._queued: set[str] = set()
+        self._reopening: set[str] = set()
         self._applying: Entry | None = None
         self._scan_at, self._poll_at = 0.0, 0.0
         self._unreadable = ""
@@ -145,6 +146,9 @@ class Follower:
         for loaded in entry.ready.values():
             if self._swapper.check_files(entry, loaded) and entry.serving is None:
                 self._apply_soon(entry)  # the next lower version
+        for loaded in entry.ready.values():
+            if self._swapper.wants_reopening(loaded):
+                self._reopen_soon(entry)
         for retired in entry.retired:
             if retired.handle() is None:
                 self._swapper.close(entry, retired)
@@ -260,6 +264,18 @@ class Follower:
 
         if entry.name not in self._queued:
             self._queued.add(entry.name)
+            self._jobs.put(job)
+
+    def _reopen_soon(self, entry: Entry) -> None:
+        def job() -> None:
+            self._reopening.discard(entry.name)
+            for loaded in [loaded for loaded in entry.ready.values() if self._swapper.wants_reopening(loaded)]:
+                if not self._stopped.is_set():
+                    log.info("%s version %d is opened anew: it has seen many items come and go", entry.name, loaded.version)
+                    self._swapper.reopen(entry, loaded)
+
+        if entry.name not in self._reopening:
+            self._reopening.add(entry.name)
             self._jobs.put(job)
 
     def _apply(self, entry: Entry) -> None:

@@ -27,12 +27,12 @@ from espalier.errors import BundleCorrupt, EspalierError, UnsupportedGraph
 from espalier.items import Items
 from espalier.manifest import Manifest
 from espalier.masks.filters import ItemFilters
+from espalier.placement.placer import Placer
 from espalier.rerank.ranker import Reranker, verify_ranker
 from espalier.search import Device, Engine, Precision
 from service.batching.admission import Limits
 from service.batching.batcher import Batcher
 from service.live.live_version import LiveVersion
-from service.live.placing import open_placer
 from service.models.desired_state import Signature, signature
 from service.settings import Settings
 from service.watch.gpu_memory import gpu_memory
@@ -97,11 +97,16 @@ class LoadedModel:
         return self.bundle.manifest.version
 
 
-def load_version(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: str, version: int) -> LoadedModel:
-    """Open, verify and warm up models/<name>/<version>/. Raises LoadFailed; what was opened before is closed."""
+def load_version(
+    settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: str, version: int, join: Callable[[LoadedModel], None]
+) -> LoadedModel:
+    """Open, verify and warm up models/<name>/<version>/. Raises LoadFailed; what was opened before is closed.
+
+    join  brings its live items up to date, and keeps them so
+    """
     doing = ["opening its files"]
     try:
-        return _load(settings, metrics, open_engine, name, version, doing)
+        return _load(settings, metrics, open_engine, name, version, join, doing)
     except Exception as error:
         log.exception("%s version %d failed to load, %s", name, version, doing[-1])
         reason = _reason(error, name, version, doing[-1], settings.models)
@@ -109,7 +114,15 @@ def load_version(settings: Settings, metrics: Metrics, open_engine: OpenEngine, 
     raise LoadFailed(reason)
 
 
-def _load(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: str, version: int, doing: list[str]) -> LoadedModel:
+def _load(
+    settings: Settings,
+    metrics: Metrics,
+    open_engine: OpenEngine,
+    name: str,
+    version: int,
+    join: Callable[[LoadedModel], None],
+    doing: list[str],
+) -> LoadedModel:
     path = settings.models / name / str(version)
     files = files_of(path)
     bundle = Bundle.open(path, verify=settings.verify)
@@ -137,9 +150,12 @@ def _load(settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: s
     batcher = Batcher(engine, limits_of(settings, bundle, engine), name)
     model_metrics = ModelMetrics(metrics, name, engine.name, lambda: batcher.depth)
     batcher.on_call = model_metrics.call
+    live = LiveVersion(bundle, engine, filters, lambda: Placer(bundle))
+    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, live, reranker)
+    doing.append("applying its live items")
+    join(loaded)
     log.info("%s version %d is ready on %s (golden overlap %.4f)", name, version, engine.name, overlap)
-    live = LiveVersion(bundle, engine, filters, open_placer(bundle, engine))
-    return LoadedModel(bundle, engine, batcher, model_metrics, filters, files, live, reranker)
+    return loaded
 
 
 def limits_of(settings: Settings, bundle: Bundle, engine: Engine) -> Limits:

@@ -11,6 +11,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 
 from service.models.desired_state import Serving
@@ -43,6 +44,7 @@ class Swapper:
     def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine, on_free: Callable[[], None]) -> None:
         self._settings, self._metrics, self._open_engine, self._on_free = settings, metrics, open_engine, on_free
         self._warned: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
+        self._reopened: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
         self._differs: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
         self._compare_at: weakref.WeakKeyDictionary[LoadedModel, float] = weakref.WeakKeyDictionary()
         self._comparing = threading.Thread()
@@ -92,6 +94,21 @@ class Swapper:
                 entry.retired += tuple(self._retire(entry, loaded) for loaded in fresh.values())
         if failed is not None:
             raise LoadFailed(entry.reasons[failed])
+
+    def reopen(self, entry: Entry, before: LoadedModel) -> None:
+        """Open a version anew that serves, and let the new one serve in its place."""
+        self._reopened.add(before)
+        loaded = self._open(entry, before.version)
+        if loaded is not None:
+            with entry.lock:
+                serves = entry.ready.get(before.version) is before
+                ready = {**entry.ready, before.version: loaded} if serves else dict(entry.ready)
+                self._publish(entry, ready, entry.version)
+                entry.retired += () if serves else (self._retire(entry, loaded),)
+
+    def wants_reopening(self, loaded: LoadedModel) -> bool:
+        """Whether a version's live items take more than it can hold, and it was not tried before."""
+        return loaded not in self._reopened and loaded.live.wants_reopening
 
     def remove(self, entry: Entry, ids: tuple[str, ...]) -> None:
         """Replace the items that no answer may hold. Holds the entry's lock."""
@@ -154,10 +171,8 @@ class Swapper:
         loaded, reason = None, ""
         files = files_of(entry.disk.folder / str(version))
         try:
-            loaded = load_version(self._settings, self._metrics, self._open_engine, entry.name, version)
-            loaded.live.set_removed(entry.removed)  # before operations are applied
-            entry.catalogue.join(loaded.live)
-            loaded.live.search = loaded.batcher.search_now
+            join = partial(self._join, entry)
+            loaded = load_version(self._settings, self._metrics, self._open_engine, entry.name, version, join)
         except LoadFailed as error:
             reason = str(error)
         with entry.lock:
@@ -168,6 +183,14 @@ class Swapper:
             self._metrics.forget_version(entry.name, version)
         self._metrics.reload(entry.name, "failed" if loaded is None else "loaded")
         return loaded
+
+    def _join(self, entry: Entry, loaded: LoadedModel) -> None:
+        """Bring the live items of a version up to date, before it serves."""
+        loaded.live.search = loaded.batcher.search_now
+        loaded.live.set_removed(entry.removed)  # before operations are applied
+        if self._settings.write_keys or entry.catalogue.has_begun:
+            loaded.live.warm_up()
+        entry.catalogue.join(loaded.live)
 
     def _publish(self, entry: Entry, ready: dict[int, LoadedModel], default: int) -> None:
         """Serve these versions from now on, and no others. Holds the entry's lock."""

@@ -26,6 +26,7 @@ from service.live.catalogue import LiveCatalogue
 from service.live.catalogue_types import ALWAYS, Delete, Outcome, Put, StoredItem
 from service.live.slots import Candidates
 from service.models import loading
+from service.models.loading import LoadedModel
 from tests.service.running import LIMITS, Running, ids, run
 
 T = TypeVar("T")
@@ -80,7 +81,7 @@ def open_reference(bundle: Bundle) -> Engine:
 
 @contextmanager
 def live_service(models: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Iterator[Live]:
-    monkeypatch.setattr(loading, "open_placer", lambda bundle, engine: Nearest(bundle))
+    monkeypatch.setattr(loading, "Placer", Nearest)
     with run(models, open_reference, **settings) as running:
         yield Live(running)
 
@@ -103,6 +104,10 @@ class Live:
 
     def get(self, item_id: str) -> StoredItem:
         return self._run(self.catalogue.get(item_id))
+
+    def version(self) -> LoadedModel:
+        loaded: LoadedModel = self.running.app.state.service.registry.choose("books", None)
+        return loaded
 
     def found(self, *history: str, **request: Any) -> list[str]:
         """The ids of all items that a query finds."""

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
-from espalier.search import Engine, NodeMask, SearchParams, SearchResult
+from espalier.search import Engine, Frontier, NodeMask, SearchParams, SearchResult
 from service.batching.admission import OVERLOAD_S, Admission, Limits
-from service.batching.batcher import OVERLOAD_SWITCH_S, SWITCH_S, Batcher
+from service.batching.batcher import JOB_QUERIES, OVERLOAD_SWITCH_S, SWITCH_S, Batcher
 from service.batching.parts import Answer
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from tests.service.fake_engine import FakeEngine
@@ -570,6 +570,33 @@ def test_a_job_runs_on_the_engines_thread_and_gives_its_result_or_its_error(engi
         await batcher.drain(5)
         with pytest.raises(NotReady):
             batcher.run(job)
+
+    asyncio.run(scenario())
+
+
+def test_a_search_as_jobs_is_short_calls_and_one_result(engine: FakeEngine) -> None:
+    class Frontiers(FakeEngine):
+        def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+            nodes_BK = np.full((len(queries), len(queries)), -1, np.int64)
+            nodes_BK[:, 0] = queries.array[:, -1]
+            ranks_BK = np.where(nodes_BK >= 0, np.float32(0), np.float32(-np.inf))
+            own = Frontier(nodes_BK, ranks_BK, queries.array[:, -1:].astype(np.float32))
+            return replace(super().search(queries, params), frontiers=(own,))
+
+    fake = Frontiers(ITEMS)
+
+    async def scenario() -> None:
+        batcher = Batcher(fake, Limits(), "test")
+        asked = queries(*range(JOB_QUERIES + 2))
+        found = await asyncio.to_thread(batcher.search_now, asked, SearchParams.uniform(len(asked), 5, 5))
+        assert [len(called) for called, _ in fake.calls] == [JOB_QUERIES, 2]
+        assert found.item_rows_BM.shape == (JOB_QUERIES + 2, 5)
+        (frontier,) = found.frontiers
+        assert frontier.nodes_BK[:, 0].tolist() == [*range(JOB_QUERIES + 2)]
+        assert frontier.nodes_BK.shape == (JOB_QUERIES + 2, JOB_QUERIES)
+        assert frontier.states_BS is not None
+        assert frontier.states_BS[:, 0].tolist() == [*range(JOB_QUERIES + 2)]
+        await batcher.drain(5)
 
     asyncio.run(scenario())
 

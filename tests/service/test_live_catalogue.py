@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from espalier.errors import EspalierError, InvalidInput
+from espalier.errors import EspalierError, InvalidInput, JournalFull
+from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody
 from service.entity_tags import Condition
-from service.errors import CatalogueFull, ItemNotFound, PreconditionFailed
+from service.errors import CatalogueFull, Conflict, ItemNotFound, NotWritable, PreconditionFailed
+from service.live import live_version
 from service.live.catalogue_types import Delete, Outcome, Put, tag_of
-from tests.service.live_running import add_version, live_service, models
+from tests.service.live_running import Live, add_version, live_service, models
+from tests.service.running import run
+from tests.waiting import until
 
 __all__ = ["models"]
 
@@ -21,7 +26,7 @@ def test_an_item_that_was_put_is_found_by_the_next_request(models: Path, monkeyp
         before = live.found("item-1")
         assert "sequence" not in live.running.retrieve(queries=[{"history": ["item-1"]}])
         outcome = live.put("new", like=("item-1",), fields={"title": "A new one", "colour": "green"})
-        assert (outcome.sequence, outcome.outcome, outcome.visible) == (1, "inserted", True)
+        assert (outcome.sequence, outcome.outcome, outcome.visible, outcome.unknown) == (1, "inserted", True, ())
         assert sorted(live.found("item-1")) == sorted([*before, "new"])
         answer = live.running.retrieve(queries=[{"history": ["item-1", "new"]}], **{"m": 40, "beam_size": 64, "fields": ["title", "price"]})
         assert answer["sequence"] == 1
@@ -67,6 +72,7 @@ def test_a_put_changes_what_it_names_and_keeps_the_rest(models: Path, monkeypatc
         placed = live.put("new", like=("item-1",), fields={"title": "One"}).placed
         changed = live.put("new", fields={"title": "Two"})
         assert (changed.outcome, changed.placed) == ("updated", placed)
+        assert live.put("other", like=("nobody", "item-1"), events=(("new", "none"),)).unknown == ("nobody", "none")
         assert live.put("new", fields={"title": "Two"}).outcome == "unchanged"
         assert live.put("new", fields={"title": "Two"}).sequence == changed.sequence
         stored = live.get("new")
@@ -196,10 +202,6 @@ def test_a_version_that_comes_later_has_what_was_put_before(models: Path, monkey
 
 
 def test_an_item_is_gone_when_its_time_has_passed(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
-    from tests.waiting import until
-
     with live_service(models, monkeypatch) as live:
         live.put("short", like=("item-1",), valid_until=time.time() + 0.3)
         assert "short" in live.found("item-1")
@@ -208,3 +210,70 @@ def test_an_item_is_gone_when_its_time_has_passed(models: Path, monkeypatch: pyt
             live.get("short")
         assert live.put("short", valid_until=time.time() + 100).outcome == "inserted"  # by its stored evidence
         assert "short" in live.found("item-1")
+
+
+def test_a_version_that_has_seen_many_ids_is_opened_anew_while_it_serves(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_version, "REOPENED_AT", 12)
+    with live_service(models, monkeypatch) as live:
+        live.put("stays", like=("item-1",))
+        before = live.version()
+        for i in range(12):
+            live.put(f"new-{i}", like=("item-1",))
+            live.delete(f"new-{i}")
+        until(lambda: live.version() is not before, "it was opened anew")
+        state = live.version().live.state
+        assert state is not None
+        assert state.table.handles == 1  # deletes of ids that were never trained take none
+        assert "stays" in live.found("item-1")
+        live.put("last", like=("item-1",))
+        assert {"stays", "last"} < {*live.found("item-1")}
+
+
+def test_a_journal_that_cannot_be_written_refuses_writes_until_it_can_and_retrieval_goes_on(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live_service(models, monkeypatch) as live:
+        live.put("new", like=("item-1",))
+        with monkeypatch.context() as broken:
+
+            def full(*_: object) -> None:
+                raise JournalFull("books/live.db: no room")
+
+            broken.setattr(Transaction, "append", full)
+            with pytest.raises(NotWritable, match="no room"):
+                live.put("newer", like=("item-1",))
+            with pytest.raises(NotWritable, match="no room"):
+                live.delete("new")
+            assert live.catalogue.status().reason == "books/live.db: no room"
+            found = live.found("item-1")
+            assert "new" in found
+            assert "newer" not in found
+        assert live.put("newer", like=("item-1",)).sequence == 2
+        assert live.catalogue.status().reason is None
+        assert {"new", "newer"} < {*live.found("item-1")}
+
+
+def test_a_journal_that_is_damaged_leaves_the_version_as_it_was_trained(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        trained = live.found("item-1")
+        live.put("new", like=("item-1",))
+    (models / "books" / "live.db").write_bytes(b"no database" * 1000)
+    for file in (models / "books").glob("live.db-*"):
+        file.unlink()
+    with live_service(models, monkeypatch) as live:
+        assert live.found("item-1") == trained
+        with pytest.raises(NotWritable):
+            live.put("new", like=("item-1",))
+        assert live.found("item-1") == trained
+        assert live.catalogue.status().reason
+
+
+def test_an_engine_without_live_items_takes_no_writes_and_says_so(models: Path) -> None:
+    with run(models) as running:
+        live = Live(running)
+        with pytest.raises(Conflict, match="takes no live items"):
+            live.put("new", like=("item-1",))
+        with pytest.raises(ItemNotFound):
+            live.get("new")
+        assert live.get("item-4").body.fields is not None
+        assert "takes no live items" in str(live.catalogue.status().reason)

@@ -278,7 +278,7 @@ def test_a_ranker_that_answers_otherwise_is_not_served(plain: Bundle) -> None:
         verify_ranker(bare, Reranker(bare))
     with pytest.raises(LoadFailed, match="golden query 0 otherwise"):
         load_version(
-            Settings(models=plain.path.parent.parent, engine="reference"), Metrics(), lambda b, *_: OnnxEngine(b, "cpu"), "books", 13
+            Settings(models=plain.path.parent.parent, engine="reference"), Metrics(), lambda b, *_: OnnxEngine(b, "cpu"), "books", 13, print
         )
 
 
