@@ -33,7 +33,8 @@ Int64 = NDArray[np.int64]
 class HiddenItems:
     """A log with all items, the same without some, and events of those.
 
-    whole, old  what training is given; `old` has none of the hidden items, and no row for them
+    whole, old  what training is given; `old` has none of the hidden items, and no row for them. Its held-out queries are validation
+                users, so that nothing which is made of a bundle's held-out queries comes from test users
     hidden_n    int64[n]: item rows of `whole`, ascending
     events      by hidden item: histories, item rows of `old`, oldest first
     users       by hidden item: the training users that the events are of
@@ -54,6 +55,33 @@ class HiddenItems:
         row_I[old_I] = np.arange(int(old_I.sum()))
         row_I[self.hidden_n] = len(self.old.items) + np.arange(len(self.hidden_n))
         return row_I
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """The ids in the order of `new_row_I`."""
+        rows = np.argsort(self.new_row_I)
+        return self.whole.items.ids_of(rows)
+
+    def with_events(self) -> Split:
+        """What neighbours are given: the whole log in the rows of `new_row_I`, with no event of a hidden item but the chosen ones."""
+        split, lists = self.whole.split, self.whole.split.lists
+        is_hidden_I = np.zeros(lists.item_count, np.bool_)
+        is_hidden_I[self.hidden_n] = True
+        kept_E = ~is_hidden_I[lists.item_of_event_E]
+        for item, users in zip(self.hidden_n.tolist(), self.users, strict=True):
+            for user in users:
+                places = np.flatnonzero(lists.of(user) == item)
+                first = places[0] if lists.order == "none" else places[places > 0][0]
+                kept_E[lists.offset_U1[user] + first] = True
+        moved = replace(
+            lists,
+            item_ids=pa.array(self.ids, lists.item_ids.type),
+            offset_U1=np.concatenate([[0], np.cumsum(kept_E)])[lists.offset_U1],
+            item_of_event_E=self.new_row_I[lists.item_of_event_E[kept_E]].astype(np.int32),
+            category_of_item_I=None,
+            time_of_event_E=None,
+        )
+        return replace(split, lists=moved, validation=self.moved(split.validation), test=self.moved(split.test))
 
     def moved(self, pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
         """Queries of `whole` in the rows of `new_row_I`."""
@@ -106,7 +134,8 @@ def _without(config: DeepConfig, whole: Prepared, is_hidden_I: NDArray[np.bool_]
         return kept
 
     items = ItemTable.build(whole.items.to_table().filter(pa.array(~is_hidden_I)))
-    shorter = Split(lists, split.train[left], queries(split.validation), queries(split.test), split.config)
+    validation = queries(split.validation)
+    shorter = Split(lists, split.train[left], validation, validation, split.config)
     return Prepared(shorter, items, None, item_content(items, config.content))
 
 

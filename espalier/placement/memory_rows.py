@@ -1,10 +1,11 @@
 """What a live item has to do with the items of its events, in the units of a bundle's memory.
 
-    S[a, new] = 2 · q_a · (share of the events whose history holds a)^¼,   S[new, a] the same
+    S[a, new] = q_a² / p_a · (share of the events whose history holds a)^¼,   S[new, a] the same
 
-q_a is the ninth decile of a's own row of S. A bundle does not hold what its S was counted with: without the 2, the formula is near what
-those counts give for items with five events, on the embedded sample and on MovieLens. With it, more of the items that are shown are
-relevant on both, by validation queries: of an item with few events the memory knows more than its row does.
+q_a is the ninth decile of a's own row of S, p_a its median. A bundle does not hold what its S was counted with. q_a in place of q_a² / p_a
+would be near what those counts give for items with five events, on the embedded sample and on MovieLens; by validation queries of both it
+pays to be above the decile as far as that is above the median: of an item with few events the memory knows more than its row does. Where S
+is flat, more than that lifts new items' parents into all beams.
 
 Legend: I trained items.
 """
@@ -21,7 +22,7 @@ from espalier.memory import Memory
 from espalier.read_only import read_only
 
 Array = NDArray[Any]
-DECILE, POWER, FACTOR = 0.9, 0.25, 2.0
+HIGH, MIDDLE, POWER = 0.9, 0.5, 0.25
 MOST = 256
 """Most items that a live item's memory names: those of the largest S."""
 
@@ -31,7 +32,9 @@ class MemoryRows:
 
     def __init__(self, memory: Memory) -> None:
         self.length = len(memory.weight)
-        self._level_I = _levels(*read_only(memory.offset, memory.value), DECILE)
+        arrays = read_only(memory.offset, memory.value)
+        high_I, middle_I = (_levels(*arrays, quantile) for quantile in (HIGH, MIDDLE))
+        self._level_I = high_I**2 / np.where(middle_I > 0, middle_I, 1)
         positive = self._level_I[self._level_I > 0]
         self._usual = float(np.median(positive)) if len(positive) else 0.0  # of live items, which have no row of their own
 
@@ -43,7 +46,7 @@ class MemoryRows:
         rows, count = np.unique(latest, return_counts=True)
         trained = rows < len(self._level_I)
         level = np.where(trained, self._level_I[np.where(trained, rows, 0)], self._usual)
-        values = FACTOR * level * (count / len(history_ET)) ** POWER
+        values = level * (count / len(history_ET)) ** POWER
         kept = np.sort(np.argsort(-values, kind="stable")[:MOST])
         return rows[kept], values[kept]
 

@@ -166,11 +166,10 @@ def test_a_row_that_is_too_far_is_drawn_in() -> None:
 
 
 def test_the_memory_of_an_item_follows_what_its_events_share() -> None:
-    memory = Memory(np.array([0, 2, 3, 3]), np.array([1, 2, 0], np.int32), np.array([2, 4, 8], np.float32), np.ones(2, np.float32), 1.0)
+    memory = Memory(np.array([0, 3, 4, 4]), np.array([0, 1, 2, 0], np.int32), np.array([2, 4, 6, 8], np.float32), np.ones(2, np.float32), 1)
     rows, values = MemoryRows(memory).of(np.array([[-1, 0], [2, 0], [1, 0], [1, 2]]))
     assert rows.tolist() == [0, 1, 2]
-    shares = np.array([3, 2, 2]) / 4
-    assert_allclose(values[:2], 2 * np.array([4, 8]) * shares[:2] ** 0.25)
+    assert_allclose(values[:2], np.array([6**2 / 4, 8]) * (np.array([3, 2]) / 4) ** 0.25)
     assert values[2] == 0  # nothing is known to go with it
     assert MemoryRows(memory).of(np.array([[1, 2, 0]]))[0].tolist() == [0, 2]  # the memory counts the last two places alone
 

@@ -1,0 +1,246 @@
+"""Items put into a running model by a few events each: how well they are found, and what the others lose.
+
+    python -m benchmarks.live_quality --log FILE --config FILE --events 5 --json F
+
+A tenth of the items that enough training users touched is hidden: training has neither them nor their events. Then they are put in, each
+with the histories of some training users before they came to it, all at once or a fifth of them at a time. A version with them is made as
+`python -m training fold` makes it: it answers as the service does with these items live. Test queries are test users for whom such an item
+is relevant; these items alone are relevant. recall_old is over all test users, by their old items.
+
+Beside it: the model trained on everything, and item neighbours tuned on validation users, whose lists have these events of hidden items
+and no others.
+
+Rows: {"how", "at_once", "m", "recall_new", "recall_old", "recall_old_before", "recall_new_retrained", "recall_old_retrained",
+"recall_new_neighbours", "shown", "share", "queries"}. `shown` is the share of new items among all that came back, `share` among all that
+is relevant. All models are searched with the configured beam. --users validation is for choosing how items are placed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks import real_logs
+from benchmarks.quality.leaderboard import main_of, without_folders
+from benchmarks.quality.live_sets import HiddenItems, hide
+from espalier.bundle import Bundle
+from espalier.engines import open_engine, open_live_engine
+from espalier.errors import EspalierError, InvalidData
+from espalier.hardware import hardware
+from espalier.live.fold import write_fold
+from espalier.live.operations import ItemBody
+from espalier.live.rows import Placement
+from espalier.live.state import Change, LiveState
+from espalier.metrics import precision_recall_f
+from espalier.placement.placer import Placer
+from espalier.queries import HistoryKind, pad_histories
+from espalier.search import NO_ITEM, SearchParams
+from training.data.splits import EvaluationPair, without_seen
+from training.deep.prepare import Prepared, prepare
+from training.deep.run import train_and_export
+from training.neighbours.fit import fit_neighbours
+from training.retrieval.task import Metric, Task
+from training.specification.deep import DeepConfig
+
+Row = dict[str, Any]
+Int64 = NDArray[np.int64]
+Find = Callable[[Sequence[Int64], int], Int64]
+"""Histories and a number of results → rows of the whole catalogue, old items first."""
+MS = (10, 50, 200)
+SHOWN_AT = 50
+BATCH, MORE = 64, 800
+"""Queries of a call; results that are asked for where some of them do not count."""
+
+
+def trained(config: DeepConfig, prepared: Prepared, folder: Path) -> Bundle:
+    """The bundle of a folder; trained where it is not there."""
+    out = folder / config.name / "1"
+    if not out.exists():
+        work = folder / "work"
+        work.mkdir(parents=True, exist_ok=True)
+        train_and_export(config, prepared, out, torch.device("cpu"), work, False)
+    return Bundle.open(out)
+
+
+def finder(bundle: Bundle, ids: Sequence[str], beam: int, exclude_seen: bool) -> Find:
+    """What a bundle's engine finds, in the rows of `ids`."""
+    engine, kind = open_engine(bundle, "cpu"), bundle.manifest.query
+    if not isinstance(kind, HistoryKind):
+        raise InvalidData("bundle", kind.kind, "a model of histories")
+    to_bundle = bundle.items.rows_of(list(ids))
+    from_bundle = np.full(len(bundle.items), NO_ITEM, np.int64)
+    from_bundle[to_bundle[to_bundle >= 0]] = np.flatnonzero(to_bundle >= 0)
+
+    def find(histories: Sequence[Int64], m: int) -> Int64:
+        found_BM = np.full((len(histories), m), NO_ITEM, np.int64)
+        most = min(m, bundle.manifest.search.max_m)
+        for start in range(0, len(histories), BATCH):
+            part = [to_bundle[history] for history in histories[start : start + BATCH]]
+            seen_BE = np.full((len(part), max(map(len, part))), NO_ITEM, np.int64)
+            for row, history in zip(seen_BE, part, strict=True):
+                row[: len(history)] = history
+            params = SearchParams.uniform(len(part), beam, most, seen_BE if exclude_seen else None)
+            rows_BM = engine.search(pad_histories(kind, part), params).item_rows_BM
+            found_BM[start : start + len(part), : rows_BM.shape[1]] = np.where(rows_BM >= 0, from_bundle[np.maximum(rows_BM, 0)], NO_ITEM)
+        return found_BM
+
+    return find
+
+
+def among(found_BM: Int64, gone_I: NDArray[np.bool_], m: int) -> Int64:
+    """The first m of each row that are not gone."""
+    kept_BM = np.full((len(found_BM), m), NO_ITEM, np.int64)
+    for kept, row in zip(kept_BM, found_BM, strict=True):
+        rows = row[row >= 0]
+        rows = rows[~gone_I[rows]][:m]
+        kept[: len(rows)] = rows
+    return kept_BM
+
+
+def put_in(bundle: Bundle, hidden: HiddenItems, part: Int64, out: Path) -> tuple[Bundle, float]:
+    """The bundle with some hidden items (numbers 0 … n − 1) in it, and how many items were placed a second on this machine."""
+    engine, state, placer = open_live_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
+    bodies = [ItemBody(events=tuple(tuple(bundle.items.ids_of(event)) for event in hidden.events[k])) for k in part.tolist()]
+    placer.place(bodies[:1], state.table, None, engine.search)  # finds the scale of rows
+    begin = time.perf_counter()
+    for number, (k, found) in enumerate(zip(part.tolist(), placer.place(bodies, state.table, None, engine.search), strict=True), 1):
+        if isinstance(found, EspalierError):
+            raise found
+        parent, row = next((parent, row) for parent, row in found[0] if state.has_room(0, parent))
+        item_id = hidden.ids[len(hidden.old.items) + k]
+        state.apply([Change(number, item_id, "put", None, (Placement(0, parent, state.next_slot(0, parent), row),))])
+    per_s = len(part) / (time.perf_counter() - begin)
+    return write_fold(out, bundle, state.overlay(), state.table), per_s
+
+
+class Measure:
+    """The queries of some users, and what finders find for them."""
+
+    def __init__(self, pairs: Sequence[EvaluationPair], old: int, exclude_seen: bool) -> None:
+        self.old = old
+        kept = without_seen(pairs) if exclude_seen else pairs
+        self.histories = [pair.history for pair in kept]
+        self.relevant = [np.unique(pair.relevant) for pair in kept]
+
+    def recall(self, found_BM: Int64, wanted_I: NDArray[np.bool_], m: int) -> tuple[float, int]:
+        """Mean recall of the wanted items, over the queries that have some, and how many these are."""
+        relevant = [rows[wanted_I[rows]] for rows in self.relevant]
+        some = np.flatnonzero([len(rows) > 0 for rows in relevant])
+        recall_B = precision_recall_f(found_BM[some], [relevant[b] for b in some.tolist()], m)[1]
+        return float(recall_B.mean()), len(some)
+
+
+def neighbours_of(config: DeepConfig, hidden: HiddenItems) -> Find:
+    split = hidden.with_events()
+    metric, exclude_seen = Metric("recall", config.search.m), config.search.exclude_seen
+    task = Task(split, hidden.whole.items, metric, exclude_seen, config.windowed_instances, config.seed, 300.0)
+    _, fitted = fit_neighbours(task)
+    return lambda histories, m: fitted.rank(histories, m, exclude_seen)
+
+
+def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path) -> list[Row]:
+    (folder / "log").mkdir(parents=True, exist_ok=True)
+    whole = prepare(config, log, folder / "log")
+    hidden = hide(config, whole, options.share, options.events, config.seed)
+    old, count = len(hidden.old.items), len(hidden.hidden_n)
+    print(f"{count} of {len(whole.items)} items are hidden", flush=True)
+    before, retrained = trained(config, hidden.old, folder / "old"), trained(config, whole, folder / "whole")
+    beam, exclude_seen = config.search.beam_size, config.search.exclude_seen
+    pairs = whole.split.validation if options.users == "validation" else whole.split.test
+    measure = Measure(hidden.moved(pairs), old, exclude_seen)
+    is_old_I = np.arange(len(whole.items)) < old
+    found = {
+        "before": finder(before, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
+        "retrained": finder(retrained, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
+        "neighbours": neighbours_of(config, hidden)(measure.histories, MORE),
+    }
+    order = np.random.default_rng([config.seed, 8]).permutation(count)
+    rows: list[Row] = []
+    for name, parts in (("all", [np.arange(count)]), ("a fifth", [np.sort(part) for part in np.array_split(order, 5)])):
+        figures: list[list[Row]] = []
+        for number, part in enumerate(parts):
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                folded, per_s = put_in(before, hidden, part, Path(place) / "live" / "2")
+                live_BM = finder(folded, hidden.ids, beam, exclude_seen)(measure.histories, MORE)
+            is_new_I = np.zeros(len(whole.items), np.bool_)
+            is_new_I[old + part] = True
+            gone_I = ~is_old_I & ~is_new_I
+            of = {key: among(rows_BM, gone_I, max(MS)) for key, rows_BM in (found | {"live": live_BM}).items()}
+            figures.append(figures_of(measure, of, is_new_I, is_old_I))
+            print(f"{name} {number}: {per_s:.0f} items/s placed; {figures[-1][MS.index(SHOWN_AT)]}", flush=True)
+        for at, m in enumerate(MS):
+            mean = {key: float(np.mean([figure[at][key] for figure in figures])) for key in figures[0][at]}
+            total = {"queries": sum(figure[at]["queries"] for figure in figures), "shown_over_share": mean["shown"] / mean["share"]}
+            rows.append({"how": "events", "at_once": name, "m": m} | mean | total)
+            print(rows[-1], flush=True)
+    return rows
+
+
+def figures_of(measure: Measure, of: dict[str, Int64], is_new_I: NDArray[np.bool_], is_old_I: NDArray[np.bool_]) -> list[Row]:
+    """A figure for each m."""
+    rows = []
+    relevant = np.concatenate(measure.relevant)
+    counted = relevant[is_new_I[relevant] | is_old_I[relevant]]
+    for m in MS:
+        shown = of["live"][:, :m]
+        row = {f"recall_new_{name}": measure.recall(of[name], is_new_I, m)[0] for name in ("retrained", "neighbours")}
+        row |= {f"recall_old_{name}": measure.recall(of[name], is_old_I, m)[0] for name in ("before", "retrained")}
+        row["recall_new"], row["queries"] = measure.recall(of["live"], is_new_I, m)
+        row["recall_old"] = measure.recall(of["live"], is_old_I, m)[0]
+        row["shown"], row["share"] = float(is_new_I[shown[shown >= 0]].mean()), float(is_new_I[counted].mean())
+        rows.append(row)
+    return rows
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    real = real_logs.load(options)
+    torch.set_num_threads(options.threads)
+    raw = real.config.model_dump(mode="json")
+    steps = raw["optimiser"]["steps"]
+    raw["optimiser"]["steps"] = min(steps, options.steps or steps)
+    config = type(real.config).model_validate(raw)
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = run(config, real.log, options, options.models or Path(folder))
+    report = {
+        "set": real.name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": hardware(),
+        "threads": options.threads,
+        "events": options.events,
+        "hidden_share": options.share,
+        "users": options.users,
+        "seconds": round(time.perf_counter() - begin),
+        "config": without_folders(config),
+        "rows": rows,
+    }
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    real_logs.add_arguments(parser)
+    parser.add_argument("--events", type=int, default=5, help="of each hidden item")
+    parser.add_argument("--share", type=float, default=0.1, help="of the items that may be hidden")
+    parser.add_argument("--users", choices=("test", "validation"), default="test", help="whose queries are measured")
+    parser.add_argument("--steps", type=int, help="at most so many training steps")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--models", type=Path, help="a folder that keeps the trained models; those that are there are not trained again")
+    parser.add_argument("--json", type=Path, help="write the report here")
+    main_of(benchmark, parser)
+
+
+if __name__ == "__main__":
+    main()
