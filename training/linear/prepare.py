@@ -79,9 +79,14 @@ class Prepared:
     along: TakenAlong | None = None
 
 
-def prepare(config: LinearConfig, along: TakenAlong | None = None) -> Prepared:
-    """Read the data of a configuration, with the items of a journal. Raises InvalidData or InvalidConfig."""
-    return _from_texts(config, config.data, along) if isinstance(config.data, LogData) else _from_points(config, config.data, along)
+def prepare(config: LinearConfig, along: TakenAlong | None = None, vectoriser: Vectoriser | None = None) -> Prepared:
+    """Read the data of a configuration, with the items of a journal. Raises InvalidData or InvalidConfig.
+
+    vectoriser  of texts, instead of one that is made of the training texts
+    """
+    if isinstance(config.data, LogData):
+        return _from_texts(config, config.data, along, vectoriser)
+    return _from_points(config, config.data, along)
 
 
 def label_features(train: LabelledPoints, own: OwnFeatures | None, options: LinearOptions) -> tuple[Csr, Csr]:
@@ -201,7 +206,7 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData, along: TakenAlon
     return Prepared(train, test, written, items, centroids, centroids, None, kind, None, _fingerprint(config), relevance, along=along)
 
 
-def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None) -> Prepared:
+def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, vectoriser: Vectoriser | None) -> Prepared:
     parts = []
     if data.train is not None:
         parts.append(_read_pairs(data, data.train))
@@ -235,7 +240,7 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None) -
     relevance = LabelRelevance.of_training(config.relevance, training.labels)
     training, testing = (LabelledTexts(part.texts, relevance.of(part.labels)) for part in (training, testing))
     _check_something_is_left(config, training.labels)
-    vectoriser = Vectoriser.fit(training.texts, config.blocks)
+    vectoriser = vectoriser or Vectoriser.fit(training.texts, config.blocks)
     train = _vectorised(vectoriser, training)
     own = None
     if isinstance(config.labels, TextLabels):

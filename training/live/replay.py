@@ -7,23 +7,25 @@ nothing is stored.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from espalier.bundle import Bundle
-from espalier.errors import InvalidData, InvalidInput
+from espalier.engines import open_live_engine
+from espalier.engines.live.engine import LiveSearch
+from espalier.errors import EspalierError, InvalidData
+from espalier.live.fields import Columns
 from espalier.live.journal import Journal
 from espalier.live.operations import Operation
-from espalier.live.rows import LiveRow, Placement
+from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
+from espalier.placement.placer import Candidates, Placer
 
 log = logging.getLogger(__name__)
 
-Candidates = Sequence[Sequence[tuple[int, LiveRow]]]
-"""For each tree, where an item may go, best first: a parent, and the row that the item has there."""
-Placing = Callable[[Operation], Candidates]
-"""Where an item may go by what an operation says of it. Raises InvalidInput where it says nothing."""
+NAMED = 5
+"""Ids of items without a place that a warning names."""
 
 
 def held_by(bundle: Bundle) -> int:
@@ -31,65 +33,88 @@ def held_by(bundle: Bundle) -> int:
     return 0 if bundle.manifest.live is None else bundle.manifest.live.through
 
 
-def replayed(bundle: Bundle, file: Path, operations: Iterable[Operation], now: float, placing: Placing | None = None) -> LiveState:
+def replayed(bundle: Bundle, file: Path, operations: Iterable[Operation], now: float) -> LiveState:
     """The state of a version at a time, seconds since 1970.
 
     file        the journal, for the places that it has stored
     operations  ascending; of each id its last one is enough
-    placing     None: operations that have no place are left out
     An item that cannot be placed is left out, with a warning.
     """
-    state, left_out = LiveState(bundle), []
-    state.skip_to(held_by(bundle))
-    wanted = [operation for operation in operations if operation.sequence > state.sequence]
-    journal, columns = Journal(file, "read"), set(bundle.items.fields)
-    stored = journal.placements(bundle.manifest.version, [operation.sequence for operation in wanted])
-    journal.close()
-    for operation in wanted:
-        state.expire(operation.at)
-        body = operation.body
-        fields = None if body.fields is None else {name: value for name, value in body.fields.items() if name in columns}
-        change = Change(operation.sequence, operation.id, operation.kind, fields, (), body.valid_until, operation.at)
-        if not _applied(state, change, stored.get(operation.sequence, ()), operation, placing):
-            left_out.append(operation.id)
-            state.skip_to(operation.sequence)
-    if left_out:
-        log.warning("%d items are left out, since nothing says where they belong in %s: %s", len(left_out), bundle.path, left_out[:5])
-    state.expire(now)
-    return state
-
-
-def _applied(state: LiveState, change: Change, stored: tuple[Placement, ...], operation: Operation, placing: Placing | None) -> bool:
-    """Apply an operation at the places that are stored, or at new ones; whether its item has a place."""
-    if stored or change.kind == "delete":
-        try:
-            state.apply([replace(change, placements=stored)])
-            return True
-        except InvalidData as error:
-            log.info("operation %d is placed anew: %s", change.sequence, error)
-    is_trained = bool(state.bundle.items.rows_of([change.id])[0] >= 0)
-    if is_trained and not operation.body.has_evidence:
-        state.apply([change])
-        return True
+    replay, left_out = _Replay(bundle), []
+    wanted = [operation for operation in operations if operation.sequence > replay.state.sequence]
+    journal = Journal(file, "read")
     try:
-        placements = () if placing is None else _placed(state, placing(operation), is_trained)
-    except InvalidInput as error:
-        log.info("%r: %s", change.id, error)
-        placements = ()
-    if not placements and not is_trained:
-        return False
-    state.apply([replace(change, placements=placements)])
-    return True
+        stored = journal.placements(bundle.manifest.version, [operation.sequence for operation in wanted])
+        for operation in wanted:
+            if not replay.apply(operation, stored.get(operation.sequence, ())):
+                left_out.append(operation.id)
+    finally:
+        journal.close()
+        replay.close()
+    if left_out:
+        named = ", ".join(map(repr, left_out[:NAMED]))
+        log.warning("%d items are left out, since nothing says where they belong in %s: %s", len(left_out), bundle.path, named)
+    replay.state.expire(now)
+    return replay.state
 
 
-def _placed(state: LiveState, candidates: Candidates, is_trained: bool) -> tuple[Placement, ...]:
-    """A leaf in each tree under the best parent with room, of a trained item its own; empty where one tree has no room."""
-    found = []
-    for tree, parents in enumerate(candidates):
-        for parent, row in parents:
-            if is_trained or state.has_room(tree, parent):
-                found.append(Placement(tree, parent, 0 if is_trained else state.next_slot(tree, parent), row))
-                break
-        else:
+class _Replay:
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle, self.state, self._columns = bundle, LiveState(bundle), Columns(bundle.items)
+        self.state.skip_to(held_by(bundle))
+        self._opened: tuple[LiveSearch, Placer] | None = None  # where something must be placed
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened[0].close()
+
+    def apply(self, operation: Operation, stored: tuple[Placement, ...]) -> bool:
+        """Apply an operation at the places that are stored, or at new ones; whether its item has a place."""
+        self.state.expire(operation.at)  # as its writer did: others may have the slots of expired items
+        body = operation.body
+        fields = None if body.fields is None else self._columns.fitting(body.fields)
+        change = Change(operation.sequence, operation.id, operation.kind, fields, stored, body.valid_until, operation.at)
+        if stored or operation.kind == "delete":
+            try:
+                self.state.apply([change])
+                return True
+            except InvalidData as error:
+                log.info("operation %d is placed anew: %s", operation.sequence, error)
+        is_trained = bool(self.bundle.items.rows_of([operation.id])[0] >= 0)
+        placements: tuple[Placement, ...] = ()
+        if not is_trained or (self.bundle.manifest.live is not None and body.has_evidence):  # else training knew it better
+            placements = self._placed(operation, is_trained)
+        if not placements and not is_trained:
+            self.state.skip_to(operation.sequence)
+            return False
+        self.state.apply([replace(change, placements=placements)])
+        return True
+
+    def _placed(self, operation: Operation, is_trained: bool) -> tuple[Placement, ...]:
+        """A leaf in each tree under the best parent with room, of a trained item its own; empty where its evidence says nothing."""
+        found = []
+        try:
+            for tree, parents in enumerate(self._candidates(operation)):
+                room = [(parent, row) for parent, row in parents if is_trained or self.state.has_room(tree, parent)]
+                if not room:
+                    return ()
+                parent, row = room[0]
+                found.append(Placement(tree, parent, 0 if is_trained else self.state.next_slot(tree, parent), row))
+        except EspalierError as error:
+            log.info("%r: %s", operation.id, error)
             return ()
-    return tuple(found)
+        return tuple(found)
+
+    def _candidates(self, operation: Operation) -> Candidates:
+        """Where an item may go, by all that is known of it. Raises what `Placer.place` finds."""
+        if self._opened is None:
+            self._opened = open_live_engine(self.bundle, "cpu"), Placer(self.bundle)
+        engine, placer = self._opened
+        body, entry, overlay = operation.body, self.state.table.entry(operation.id), self.state.overlay()
+        if body.fields is None and entry is not None and not entry.is_deleted:
+            body = replace(body, fields=entry.fields)
+        engine.set_overlay(overlay)
+        (found,) = placer.place([body], self.state.table, overlay, engine.search)
+        if isinstance(found, EspalierError):
+            raise found
+        return found

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.queries import HistoryKind, QueryBatch, VectorKind
+from espalier.queries import HistoryKind, QueryBatch, TextKind, VectorKind
 from training.data.csr import as_rows
 from training.data.splits import EvaluationPair
 from training.data.xmc import LabelledPoints
@@ -100,7 +100,7 @@ def _from_points(bundle: Bundle, data: Path | None) -> QuerySplit:
     config = config_of(bundle.manifest, LinearConfig)
     if data is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"train": data})})
-    prepared = prepare(config)
+    prepared = prepare(config, vectoriser=bundle.vectoriser if isinstance(bundle.manifest.query, TextKind) else None)
     if prepared.fingerprint != bundle.manifest.data.get("sha256"):
         raise InvalidData(str(data or config.data.train), "other data", "those that the model was trained on: they say what is held out")
 

@@ -116,12 +116,39 @@ def test_a_fold_of_a_fold_holds_what_came_later(journal: JournalOf, tmp_path: Pa
     assert (live.through, live.folded_from) == (10, 2)
 
 
-def test_an_item_without_a_place_is_left_out_and_named(journal: JournalOf, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal.put("nowhere", placed=False)
+def test_an_operation_without_a_place_is_placed(journal: JournalOf, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal.put("late-comer", placed=False, events=(["item-0", "item-1"],), like=("item-1",))
+    journal.put("later", placed=False, like=("late-comer",))
+    journal.put("nowhere", placed=False, like=("nobody-knows",))
     assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
-    assert "nowhere" not in Bundle.open(tmp_path / "books" / "2").items.column("id").to_pylist()
+    after = Bundle.open(tmp_path / "books" / "2")
+    assert after.items.column("id").to_pylist()[-2:] == ["late-comer", "later"]
     assert "1 items are left out" in caplog.text
-    assert "nowhere" in caplog.text
+    assert "'nowhere'" in caplog.text
+    parents = after.tree.parent[after.tree.leaf_of_item[after.items.rows_of(["late-comer", "later"])]]
+    assert parents[0] == parents[1]
+
+
+def test_a_place_that_is_taken_is_found_anew(journal: JournalOf, tmp_path: Path) -> None:
+    (taken,) = journal.journal.placements(1, [1])[1]
+    sequence = journal.put("second", placed=False, like=("item-1",))
+    with journal.journal.writing() as transaction:
+        transaction.store_placements(1, {sequence: [taken]})
+    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
+    assert {"new-a", "second"} <= {*Bundle.open(tmp_path / "books" / "2").items.column("id").to_pylist()}
+
+
+def test_evidence_of_a_trained_item_counts_where_the_version_says_that_it_came_later(journal: JournalOf, tmp_path: Path) -> None:
+    models = tmp_path / "books"
+    journal.put("item-7", placed=False, events=(["item-0"],))
+    assert fold(models / "1", models / "2") == 0
+    before, after = journal.bundle, Bundle.open(models / "2")
+    row = after.items.rows_of(["item-7"])[0]
+    assert_array_equal(after.node_rows_ND[after.tree.leaf_of_item[row]], before.node_rows_ND[before.tree.leaf_of_item[7]])
+    JournalOf(after).put("item-7", placed=False, events=(["item-1"],))
+    assert fold(models / "2", models / "3") == 0
+    last = Bundle.open(models / "3")
+    assert (last.node_rows_ND[last.tree.leaf_of_item[row]] != before.node_rows_ND[before.tree.leaf_of_item[7]]).any()
 
 
 def test_crowded_parents_are_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
