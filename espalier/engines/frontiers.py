@@ -29,8 +29,10 @@ def frontier_of(
     nodes_BK, ranks_BK  what an engine kept above the leaves, in ascending order, with ranks that are not finite where there is no node;
                         where the search starts on the leaves, all nodes above them, eligible or not. Not read where those were not scored
     """
-    start_B = np.array([tree.start_level(size) for size in beam_size_B.tolist()], np.int64)
     kept_BK = np.isfinite(ranks_BK)
+    if ranks_BK.shape[1] and kept_BK.all() and int(beam_size_B.max(initial=1)) < tree.level_size(tree.height - 1):
+        return Frontier(nodes_BK, ranks_BK, states_BS)  # no search starts on the leaves
+    start_B = np.array([tree.start_level(size) for size in beam_size_B.tolist()], np.int64)
     whole = {}
     for b in np.flatnonzero(start_B == tree.height).tolist():
         above = _eligible_above(tree, eligible, b)

@@ -79,8 +79,9 @@ def search_queries(
             place = level if states_BLD.shape[1] > 1 else 0
             total: Any = np.int64(0)
             if level == height and frontier_BK.shape[1] > 0:
-                for k in range(count):
-                    frontier_BK[b, k], frontier_ranks_BK[b, k] = kept[k], kept_ranks[k]
+                for k in range(frontier_BK.shape[1]):
+                    frontier_BK[b, k] = kept[k] if k < count else -1
+                    frontier_ranks_BK[b, k] = kept_ranks[k] if k < count else -np.inf
             for k in range(count):
                 inherited = gamma * kept_ranks[k]
                 if k + AHEAD < count:

@@ -9,7 +9,6 @@ Legend: B queries, L levels, S state, N nodes, D node row, X excluded nodes, M r
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -29,7 +28,7 @@ from espalier.memory_lists import MemoryLookup, MemoryTree
 from espalier.queries import QueryBatch, VectorKind, blank_queries
 from espalier.read_only import read_only
 from espalier.scores import finish
-from espalier.search import LevelTrace, SearchParams, SearchResult
+from espalier.search import Frontier, LevelTrace, SearchParams, SearchResult
 from espalier.trace import from_start_level
 from espalier.tree import Tree
 
@@ -76,6 +75,7 @@ class CompiledEngine:
         self._gamma, self._log_sigmoid = np.float32(ranking.gamma), ranking.own == "log_activation"
         self.memory_tree: MemoryLookup | None = None if bundle.memory is None else MemoryTree(bundle.memory, tree)
         self._key_weight = np.float32(0 if bundle.memory is None else bundle.memory.key_weight)
+        self._state_dim = bundle.graph_scorer.state_dim
         self._room = lru_cache(maxsize=64)(partial(room, tree))
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "compiled-search") if threads > 1 else None
@@ -109,9 +109,9 @@ class CompiledEngine:
             traced = tuple(np.full(shape, fill, dtype) for shape in shapes for fill, dtype in TRACED)
         beams: tuple[Array, ...] = NO_FRONTIER
         if params.frontier:
-            widest_above = min(tree.level_size(tree.height - 1), int(params.beam_size_B.max(initial=1)))
-            leaf_states_BS = np.empty((batch, self.bundle.graph_scorer.state_dim), np.float32)
-            beams = tuple(np.full((batch, widest_above), fill, dtype) for fill, dtype in TRACED[:2])
+            leaf_states_BS = np.empty((batch, self._state_dim), np.float32)
+            shape = batch, min(tree.level_size(tree.height - 1), int(params.beam_size_B.max(initial=1)))
+            beams = np.empty(shape, np.int64), np.empty(shape, np.float32)
         rows_BM, finite_B = np.empty((batch, m), np.int64), np.empty(batch, np.bool_)
         ranks_BM, keys_BM = np.empty((batch, m), np.float32), np.empty((batch, m), np.float32)
         out: tuple[Array, ...] = rows_BM, ranks_BM, keys_BM, finite_B, *traced, *beams
@@ -138,12 +138,12 @@ class CompiledEngine:
             pass
         trace = from_start_level(tree, params.beam_size_B, _levels(traced)) if params.trace else None
         vectors_finite_B = finite_B if isinstance(kind, VectorKind) else None
-        ranking = self.bundle.manifest.ranking
-        result = finish(ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, trace, vectors_finite_B, keys_BM)
-        if not params.frontier:
-            return result
-        frontier = frontier_of(tree, ranking.gamma, params.beam_size_B, eligible, beams[0], beams[1], leaf_states_BS)
-        return replace(result, frontiers=(frontier,))
+        ranking, frontiers = self.bundle.manifest.ranking, tuple[Frontier, ...]()
+        if params.frontier and (self._gamma > 0 or beams[0].shape[1] < tree.level_size(tree.height - 1)):
+            frontiers = (Frontier(beams[0], beams[1], leaf_states_BS),)
+        elif params.frontier:
+            frontiers = (frontier_of(tree, ranking.gamma, params.beam_size_B, eligible, beams[0], beams[1], leaf_states_BS),)
+        return finish(ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, trace, vectors_finite_B, keys_BM, frontiers)
 
     def encode(self, queries: QueryBatch, params: SearchParams) -> NDArray[np.float32]:
         """float32[B, L, S]: the states of the levels that a search with these parameters scores, L = H + 1 or 1."""

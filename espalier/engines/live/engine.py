@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,9 +149,13 @@ class LiveEngine:
         if not isinstance(queries.kind, HistoryKind):
             return self.inner.search(queries, params), queries
         histories = histories_of(now.overlay, np.asarray(queries.array, np.int64), frozen_B, self._encoder is not None)
-        queries = QueryBatch(queries.kind, histories.rows_BT)
+        if histories.rows_BT is not queries.array:
+            queries = QueryBatch(queries.kind, histories.rows_BT)
+        groups = histories.groups(apart=self._memory is not None)
+        if groups[0][1:] == (False, False) and len(groups) == 1:
+            return self._remembering(now.memory, queries, params), queries
         parts = []
-        for members, is_live, is_frozen in histories.groups(apart=self._memory is not None):
+        for members, is_live, is_frozen in groups:
             own, knobs = (queries, params) if len(members) == batch else (queries.take(members), params.take(members))
             if is_live and self._encoder is not None:
                 leaves = now.overlay.trees[self._place]
@@ -180,22 +184,22 @@ class LiveEngine:
         keys_C = scored.ranks_C
         if now.memory is not None:
             scored, keys_C = self._with_memory(now.memory, leaves, queries, scored)
-        result = found
+        new: dict[str, Any] = {}
+        count_B = found.count_B
         if len(scored.position_C):
             of_found = read_only(found.item_rows_BM, found.ranks_BM, found.keys_BM, found.count_B)
             of_scored = read_only(scored.begin_B, scored.position_C, scored.ranks_C, keys_C)
             rows_BM, ranks_BM, keys_BM, count_B = joined(of_found, of_scored, now.leaves, self._arrays, *read_only(params.m_B))
             scores_BM = scores_of_ranks(self.bundle.manifest.result_ranking, keys_BM)
-            result = replace(found, item_rows_BM=rows_BM, scores_BM=scores_BM, ranks_BM=ranks_BM, keys_BM=keys_BM, count_B=count_B)
-        finite_B = result.finite_B
+            new = {"item_rows_BM": rows_BM, "scores_BM": scores_BM, "ranks_BM": ranks_BM, "keys_BM": keys_BM, "count_B": count_B}
+        finite_B, trace = found.finite_B, found.trace
         if finite_B is not None and scored.finite_B is not None:
             finite_B = finite_B & scored.finite_B
-        trace = result.trace
         if trace is not None:
             lives = [Candidates(leaves.handle_X[scored.position_C[own]], scored.ranks_C[own], keys_C[own]) for own in scored.spans]
             trace = (*trace[:-1], with_live(self._tree.node_count, trace[-1], lives, params.m_B))
-        complete_B = result.count_B >= np.minimum(params.m_B, seen.eligible_B)
-        return replace(result, complete_B=complete_B, trace=trace, finite_B=finite_B)
+        complete_B = count_B >= np.minimum(params.m_B, seen.eligible_B)
+        return replace(found, complete_B=complete_B, trace=trace, finite_B=finite_B, **new)
 
     def _with_memory(
         self, memory: LiveMemoryTree, leaves: LiveLeaves, queries: QueryBatch, scored: ScoredLive

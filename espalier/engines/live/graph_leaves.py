@@ -6,6 +6,7 @@ Legend: B queries, X live leaves, P places of a pool, C live leaves under a quer
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ class GraphLeaves:
             free_inputs(model)
             self._outputs = [entry.name for entry in model.graph.output]
             self._session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
-        self._leaves: tuple[LiveLeaves, tuple[Array, ...]] | None = None
+        self._leaves: tuple[LiveLeaves, tuple[tuple[Array, ...], Array, Array]] | None = None
 
     def scored(
         self, leaves: LiveLeaves, queries: QueryBatch, frontier: Frontier, live_BR: Sequence[NDArray[np.bool_] | None]
@@ -51,21 +52,23 @@ class GraphLeaves:
         if kept is None or kept[0] is not leaves:
             if leaves.rows_PD is None:
                 raise ValueError("live leaves without node rows")
-            kept = self._leaves = leaves, read_only(leaves.parent_Y, leaves.begin_Y, leaves.handle_X, leaves.place_X, leaves.rows_PD)
-        *of_tree, place_X, rows_PD = kept[1]
+            of_tree = read_only(leaves.parent_Y, leaves.begin_Y, leaves.handle_X)
+            place_X, rows_PD = read_only(leaves.place_X, leaves.rows_PD)
+            kept = self._leaves = leaves, (of_tree, place_X, rows_PD)
+        of_tree, place_X, rows_PD = kept[1]
         if frontier.states_BS is None:
             raise ValueError("a frontier without query states")
         beams = read_only(frontier.nodes_BK, frontier.ranks_BK)
-        begin_B, position_C, above_C = under_beams(beams, tuple(of_tree), masks_of(live_BR), self._gamma)
+        masks = masks_of(live_BR)
         if self._session is None:
-            logits_C = products(begin_B, position_C, place_X, rows_PD, *read_only(frontier.states_BS))
-        else:
-            logits_C = np.empty(len(position_C), np.float32)
-            for b, state_S in enumerate(frontier.states_BS):
-                own = slice(int(begin_B[b]), int(begin_B[b + 1]))
-                if own.stop > own.start:
-                    feeds = {"query_state": state_S[None], "node_rows": rows_PD[place_X[position_C[own]]][None]}
-                    logits_C[own] = self._session.run(self._outputs, feeds)[0][0]
+            states_BS = read_only(frontier.states_BS)[0]
+            return ScoredLive(*scored_products(beams, of_tree, masks, (place_X, rows_PD, states_BS), self._gamma, self._log_sigmoid))
+        begin_B, position_C, above_C = under_beams(beams, of_tree, masks, self._gamma)
+        logits_C = np.empty(len(position_C), np.float32)
+        for b, (begin, end) in enumerate(pairwise(begin_B.tolist())):
+            if end > begin:
+                feeds = {"query_state": frontier.states_BS[b : b + 1], "node_rows": rows_PD[place_X[position_C[begin:end]]][None]}
+                logits_C[begin:end] = self._session.run(self._outputs, feeds)[0][0]
         return ScoredLive(*ranked(begin_B, position_C, logits_C, above_C, self._log_sigmoid))
 
 
@@ -111,3 +114,12 @@ def ranked(begin_B: Array, position_C: Array, logits_C: Array, above_C: Array, l
                 count += 1
         begins_B[b + 1] = count
     return begins_B, positions_C[:count], ranks_C[:count], finite_B
+
+
+@compiled()
+def scored_products(beams: Any, of_tree: Any, masks: Any, rows: Any, gamma: Any, log_sigmoid: bool) -> Any:
+    """The fields of ScoredLive for inner products. rows: place_X, rows_PD and states_BS; see `under_beams` for the others."""
+    begin_B, position_C, above_C = under_beams(beams, of_tree, masks, gamma)
+    logits_C = products(begin_B, position_C, rows[0], rows[1], rows[2])
+    fields: Any = ranked(begin_B, position_C, logits_C, above_C, log_sigmoid)
+    return fields

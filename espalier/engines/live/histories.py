@@ -25,11 +25,13 @@ class Histories(NamedTuple):
     """rows_BT: item rows, PADDING in front where something was unknown.
 
     handles_BT  the handle by whose live leaf an item counts, −1 where it counts as it was trained
+    any_live    whether some are not −1
     frozen_B    None: no query is
     """
 
     rows_BT: Int64
     handles_BT: Int64
+    any_live: bool
     frozen_B: Bool | None
 
     def groups(self, apart: bool) -> list[tuple[Int64, bool, bool]]:
@@ -37,6 +39,8 @@ class Histories(NamedTuple):
 
         apart  frozen ones are searched apart from those without a live row
         """
+        if not self.any_live and (self.frozen_B is None or not apart):
+            return [(np.arange(len(self.rows_BT)), False, False)]
         live_B = (self.handles_BT >= 0).any(axis=1)
         frozen_B = np.zeros_like(live_B) if self.frozen_B is None or not apart else self.frozen_B
         kind_B = live_B + 2 * frozen_B
@@ -52,9 +56,9 @@ def histories_of(overlay: Overlay, rows_BT: Int64, frozen_B: Bool | None, counta
     highest = int(rows_BT.max(initial=PADDING))
     if highest >= overlay.items + overlay.handles:
         raise InvalidQuery("queries", highest, f"item rows from 0 to {overlay.items + overlay.handles - 1}, or {PADDING} as padding")
+    if highest < overlay.items and not len(overlay.row_W):
+        return Histories(rows_BT, np.full_like(rows_BT, -1), False, frozen_B)
     handles_BT = overlay.handles_of(rows_BT)
-    if not (handles_BT >= 0).any():
-        return Histories(rows_BT, handles_BT, frozen_B)
     counts_BT = (handles_BT >= 0) & overlay.leaf_R[handles_BT]
     if not countable:
         counts_BT[:] = False
@@ -69,4 +73,4 @@ def histories_of(overlay: Overlay, rows_BT: Int64, frozen_B: Bool | None, counta
         rows_T, handles_T = rows_BT[b, known_T], handles_BT[b, known_T]
         rows_BT[b], handles_BT[b] = PADDING, -1
         rows_BT[b, place_T], handles_BT[b, place_T] = rows_T, handles_T
-    return Histories(rows_BT, handles_BT, frozen_B)
+    return Histories(rows_BT, handles_BT, bool(counts_BT.any()), frozen_B)

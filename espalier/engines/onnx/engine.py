@@ -363,16 +363,21 @@ class OnnxEngine:
         self, parts: Sequence[tuple[NDArray[np.int64], dict[str, Array]]], params: SearchParams, eligible: EligibleNodes
     ) -> Frontier:
         """Of all runs of a call."""
-        tree, batch = self.bundle.tree, len(params.m_B)
-        states_BS = np.empty((batch, self.bundle.graph_scorer.state_dim), np.float32)
-        for members, outputs in parts:
-            states_BS[members] = outputs["leaf_states"]
+        batch = len(params.m_B)
         eligible = replace(eligible, mask_B=tuple(mask or self._every_item for mask in eligible.mask_B))
+        states_BS = parts[0][1]["leaf_states"]
+        if len(parts) > 1:
+            states_BS = np.empty((batch, states_BS.shape[1]), np.float32)
+            for members, outputs in parts:
+                states_BS[members] = outputs["leaf_states"]
         scored = [(members, outputs) for members, outputs in parts if "frontier_nodes" in outputs]
-        nodes_BK, ranks_BK = np.empty((batch, 0), np.int64), np.empty((batch, 0), np.float32)
-        if scored:
-            nodes_BK, ranks_BK = _rows(scored, "frontier_nodes", "frontier_ranks", batch)
-        return frontier_of(tree, self.bundle.manifest.ranking.gamma, params.beam_size_B, eligible, nodes_BK, ranks_BK, states_BS)
+        if len(scored) == len(parts) == 1:
+            beams = scored[0][1]["frontier_nodes"], scored[0][1]["frontier_ranks"]
+        elif scored:
+            beams = _rows(scored, "frontier_nodes", "frontier_ranks", batch)
+        else:
+            beams = np.empty((batch, 0), np.int64), np.empty((batch, 0), np.float32)
+        return frontier_of(self.bundle.tree, self.bundle.manifest.ranking.gamma, params.beam_size_B, eligible, *beams, states_BS)
 
     def _session(self, plan: Plan) -> ort.InferenceSession:
         """The session of a plan with free shapes. One that is there is not waited for while another is being built."""
