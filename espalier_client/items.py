@@ -146,10 +146,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Operations, ascending. `sequence`: the catalogue's last one; ask again after the last change until that is it."""
+    """Operations, ascending. `sequence`: the catalogue's last one; ask again after the last change until that is it.
+
+    `journal` names the sequence numbers: under another name they may mean other operations. None where nothing was ever written.
+    """
 
     changes: tuple[Change, ...]
     sequence: int
+    journal: str | None = None
 
 
 def outcome(item_id: str) -> Any:
@@ -187,7 +191,7 @@ def live_item(document: Any) -> LiveItem:
 
 
 def changes(document: Any) -> Changes:
-    return Changes(tuple(_change(one) for one in document["changes"]), document["sequence"])
+    return Changes(tuple(_change(one) for one in document["changes"]), document["sequence"], document.get("journal"))
 
 
 def _change(document: Any) -> Change:

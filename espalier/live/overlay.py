@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,13 @@ class LiveLeaves:
 
     def __len__(self) -> int:
         return len(self.parent_X)
+
+    @cached_property
+    def position_R(self) -> Int64:
+        """int64: where each handle's leaf is, −1 where it has none; handles past the end have none."""
+        position_R = np.full(int(self.handle_X.max(initial=-1)) + 1, -1, np.int64)
+        position_R[self.handle_X] = np.arange(len(self.handle_X))
+        return position_R
 
     def under(self, nodes_K: Int64) -> tuple[Int64, Int64]:
         """int64[C] and int64[C]: positions 0 … X − 1 of the live leaves under some nodes (ascending), and the place 0 … K − 1 of each one's

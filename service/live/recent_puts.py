@@ -21,7 +21,7 @@ class RecentPuts:
     def __init__(self, query_kind: str) -> None:
         self._texts = query_kind == "text"
         self._queries: OrderedDict[str, tuple[object, ...]] = OrderedDict()  # item id → its events, or its text
-        self._asked = 0
+        self._asked = -1
         self._lock = threading.Lock()  # guards both
 
     def note(self, operations: Iterable[Operation]) -> None:
@@ -44,13 +44,11 @@ class RecentPuts:
     def __len__(self) -> int:
         return len(self._queries)
 
-    def next(self) -> tuple[str, object] | None:
-        """An item's id and one of its queries, in turns; None where there is none."""
+    def next(self) -> tuple[str, tuple[object, ...]] | None:
+        """An item's id and its queries, in turns; None where there is none."""
         with self._lock:
             if not self._queries:
                 return None
-            turn, place = divmod(self._asked, len(self._queries))
-            self._asked += 1
-            item_id = list(self._queries)[place]
-            queries = self._queries[item_id]
-            return item_id, queries[turn % len(queries)]
+            self._asked = (self._asked + 1) % len(self._queries)
+            item_id = list(self._queries)[self._asked]
+            return item_id, self._queries[item_id]

@@ -1,8 +1,9 @@
 """What the probe asks of a version with live items: whether new items are found, and whether old ones still are.
 
-The canary asks for the items that were put in last by the queries that led to them. Displacement is measured on held-out queries, each
-asked right after the probe asked it of the bundle alone, so that nothing but the live catalogue is between the two answers. Both take turns
-with the probe's own queries, at the same rate in all. Knows queries and item rows. Does not know where an item was placed.
+The canary asks for the items that were put in last by the queries that led to them, one after the other until one finds the item: queries
+of very different people have a place between them. Displacement is measured on held-out queries, each asked right after the probe asked it
+of the bundle alone, so that nothing but the live catalogue is between the two answers. Both take turns with the probe's own queries, at the
+same rate in all. Knows queries and item rows. Does not know where an item was placed.
 
 Legend: M results.
 """
@@ -27,9 +28,11 @@ from service.live.recent_puts import RecentPuts
 M = 50
 """Results among which a new item should be, and m of the recall that is compared; less where the bundle allows less."""
 CANARY_ANSWERS = 64
-"""Answers of the canary that count, the last ones."""
+"""Items that the canary counts, those asked for last."""
+MAX_TRIES = 5
+"""Queries of an item that are asked at most."""
 MIN_CANARY_ANSWERS = 8
-"""Answers before the canary's recall is reported: one item that is not found is no reason for an alert."""
+"""Items before the canary's recall is reported: one that is not found is no reason for an alert."""
 MIN_GAINS = 32
 """Held-out queries that were compared before displacement is reported, or all if there are fewer."""
 
@@ -79,6 +82,7 @@ class LiveReplay:
         self._canary_params = SearchParams.uniform(1, search.beam_size, self._m)
         self._due: deque[Question] = deque()
         self._asked: Question | None = None
+        self._tries: deque[Question] = deque()  # for an item, by those of its queries that were not asked yet
         self._found: deque[bool] = deque(maxlen=CANARY_ANSWERS)
         self._gains: deque[float] = deque(maxlen=max(heldout, 1))
         self._least = min(MIN_GAINS, max(heldout, 1))
@@ -87,8 +91,8 @@ class LiveReplay:
         """The bundle alone has answered a held-out query: the same is due with live items, and the canary's turn comes."""
         self._due.clear()
         if self._live.is_empty:
-            self._found.clear()
-            self._gains.clear()
+            for kept in (self._found, self._gains, self._tries):
+                kept.clear()
             return
         wanted = relevant[self._live.eligible(relevant)]
         if len(wanted):
@@ -109,13 +113,16 @@ class LiveReplay:
             return
         rows_M = result.item_rows_BM[0, : self._m]
         if asked.frozen_M is None:
-            self._found.append(bool(np.isin(asked.wanted, rows_M).all()))
+            found = bool(np.isin(asked.wanted, rows_M).all())
+            if found or not self._tries:
+                self._found.append(found)
+                self._tries.clear()
         else:
             self._gains.append(_recall(asked.wanted, rows_M) - _recall(asked.wanted, asked.frozen_M))
 
     @property
     def canary_recall(self) -> float | None:
-        """Share of the last answers in which the new item was; None before MIN_CANARY_ANSWERS, NaN where there is nothing to ask for."""
+        """Share of new items that one of their queries found; None before MIN_CANARY_ANSWERS of them, NaN where there is none."""
         if self._live.is_empty or not len(self._live.recent):
             return float("nan")
         return float(np.mean(self._found)) if len(self._found) >= MIN_CANARY_ANSWERS else None
@@ -128,13 +135,21 @@ class LiveReplay:
         return float(np.mean(self._gains)) if len(self._gains) >= self._least else None
 
     def _canary(self) -> Question | None:
-        found = self._live.recent.next()
-        if found is None:
-            return None
-        item_id, query = found
-        row = self._live.items.rows_of([item_id])
-        if row[0] < 0 or not self._live.eligible(row)[0]:  # expired, or on the list of removed items
-            return None
+        if not self._tries:
+            recent = self._live.recent.next()
+            if recent is None:
+                return None
+            item_id, queries = recent
+            row = self._live.items.rows_of([item_id])
+            if row[0] >= 0:
+                questions = [self._by(query, row) for query in queries[:MAX_TRIES]]
+                self._tries.extend(question for question in questions if question is not None)
+        if self._tries and not self._live.eligible(self._tries[0].wanted)[0]:  # deleted, expired, or on the list of removed items
+            self._tries.clear()
+        return self._tries.popleft() if self._tries else None
+
+    def _by(self, query: object, row: NDArray[np.int64]) -> Question | None:
+        """The question for an item by one of its queries; None where that asks for nothing."""
         try:
             queries = encode_queries(self._bundle, self._live.items, [query])
         except InvalidQuery:  # put in under another version, whose queries were other ones

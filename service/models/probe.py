@@ -1,8 +1,8 @@
 """The recall probe: replays held-out and golden queries against every version that serves, at a low rate, while it serves requests.
 
 So a model with lower recall or other scores than at its export shows in the metrics before customers notice, and so does the quality of a
-version that is loaded but not the default. The probe's queries go through the version's queue and wait for room; they do not count as
-requests. Knows queries and their expected answers. Alerts act on them.
+version that is loaded but not the default. These queries see no live items; live_replay.py has those that do. All go through the version's
+queue and wait for room; they do not count as requests. Knows queries and their expected answers. Alerts act on them.
 
 Legend: M results.
 """
@@ -28,8 +28,10 @@ from espalier.queries import QueryBatch
 from espalier.scores import scores_of_ranks
 from espalier.search import SearchParams, SearchResult
 from service.errors import DeadlinePassed, NotReady
+from service.models.live_replay import LiveReplay
 from service.models.loading import LoadedModel
 from service.models.registry import Registry
+from service.watch.live_metrics import LiveMetrics
 from service.watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class Probe:
     def __init__(self, registry: Registry, metrics: Metrics, per_s: float) -> None:
         self._registry, self._metrics, self._between_s = registry, metrics, 1 / per_s
         self._replays: WeakKeyDictionary[LoadedModel, Replay | None] = WeakKeyDictionary()
+        self._live: WeakKeyDictionary[LoadedModel, LiveReplay] = WeakKeyDictionary()
         self._shown: set[Key] = set()
         self._asked: dict[Key, asyncio.Task[None]] = {}
 
@@ -99,13 +102,22 @@ class Probe:
         if replay is None or not replay.questions:
             return
         self._shown.add((name, version))
+        if loaded not in self._live:
+            self._live[loaded] = LiveReplay(loaded.bundle, loaded.live, replay.heldout)
+        live = self._live[loaded]
         try:
-            queries, params = replay.next()
+            due = live.next()
+            queries, params = replay.next() if due is None else due
             answer = await loaded.batcher.search(queries, params, time.perf_counter() + PATIENCE_S, patient=True)
             if answer.degraded:  # a smaller beam than the one that the expected recall was measured with
                 self._metrics.probe_query(name, version, "late")
                 return
-            replay.take(answer.result)
+            if due is not None:
+                live.take(answer.result)
+            else:
+                replay.take(answer.result)
+                if replay.wanted is not None:
+                    live.after(queries, params, replay.wanted, answer.result)
         except NotReady:  # the version is being dropped
             return
         except DeadlinePassed:
@@ -118,6 +130,8 @@ class Probe:
         self._metrics.probe_query(name, version, "answered")
         self._metrics.probed(name, version, replay.recall, replay.expected if replay.recall else {}, replay.drift)
         replay.log_loss(name, version)
+        if not loaded.live.is_empty:
+            LiveMetrics(self._metrics, name).probed(version, live.canary_recall, live.displacement)
 
     def forget(self, ready: Sequence[Key]) -> None:
         """Drop the metrics of versions that do not serve."""
@@ -133,12 +147,14 @@ class Replay:
 
     questions  ("heldout" | "golden", row), in the order of asking: golden queries evenly among the held-out ones
     expected   m → mean recall@m at export of the held-out queries among them; empty for bundles that do not say
+    heldout    how many held-out queries there are
     """
 
     def __init__(self, bundle: Bundle) -> None:
         search, ranking, golden = bundle.manifest.search, bundle.manifest.result_ranking, bundle.golden()
         held_out = read_heldout(bundle, WINDOW)
         self._heldout, self._relevant = held_out.queries, held_out.relevant
+        self.heldout = len(self._heldout)
         at_export = {m: recall_B for m, recall_B in sorted(held_out.recall_by_m.items()) if m <= search.max_m}
         self.expected = {m: float(recall_B.mean()) for m, recall_B in at_export.items() if len(recall_B)}
         self._ms = list(at_export) or sorted({min(m, search.max_m) for m in MS})

@@ -122,7 +122,7 @@ class Stub:
             case "GET", ["models", _, "changes"]:
                 put = {"sequence": 4, "id": "b1", "kind": "put", "at": "2027-01-15T08:00:01Z", "text": "words", "source_version": 7}
                 delete = {"sequence": 6, "id": "b2", "kind": "delete", "at": "2027-01-15T08:00:02Z"}
-                return httpx.Response(200, json={"changes": [put, delete], "sequence": 6})
+                return httpx.Response(200, json={"changes": [put, delete], "sequence": 6, "journal": "j1"})
             case "PUT" | "DELETE", ["models", _, "removed", *rest] if rest:
                 facts = {"changed": True, "known": False, "total": 3, "etag": '"abc"'}
                 return httpx.Response(200, json={"id": "/".join(rest), "removed": request.method == "PUT"} | facts)

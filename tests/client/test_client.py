@@ -203,6 +203,7 @@ def test_every_route(driver: Driver, method: str, arguments: tuple[Any, ...], se
                 Change(6, "b2", "2027-01-15T08:00:02Z", None),
             ),
             6,
+            "j1",
         ),
     }.get(method)
     stub.answer, plain = lambda request: plain(without_prefix(request)), stub.answer  # type: ignore[method-assign]

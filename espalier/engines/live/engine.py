@@ -24,7 +24,7 @@ from espalier.engines.live.histories import histories_of
 from espalier.engines.live.linear_leaves import LinearLeaves
 from espalier.engines.live.parts import Part, together
 from espalier.engines.live.traces import Candidates, with_live
-from espalier.engines.live.visible import Visible, visible
+from espalier.engines.live.visible import Visibility, Visible
 from espalier.live.memory import LiveMemoryTree
 from espalier.live.overlay import LiveLeaves, Overlay
 from espalier.manifest import LinearScorer
@@ -89,6 +89,7 @@ class LiveEngine:
     def __init__(self, bundle: Bundle, inner: Engine, place: int = 0) -> None:
         self.bundle, self.inner, self._place = bundle, inner, place
         self._tree, self._ranking = bundle.tree, bundle.manifest.ranking
+        self._visibility = Visibility(bundle.tree, place)
         self._scorer = _leaf_scorer(bundle)
         self._arrays = read_only(self._tree.leaf_of_item, self._tree.parent, self._tree.first_child)
         self._memory = bundle.memory if bundle.manifest.memory is not None else None
@@ -134,7 +135,7 @@ class LiveEngine:
             return self.inner.search(queries, params)
         overlay = now.overlay
         params.check(batch, overlay.items + overlay.handles, self._tree.node_count)
-        seen = visible(self._tree, self._place, overlay, params)
+        seen = self._visibility.of(overlay, params)
         knobs = replace(params, mask_B=seen.mask_B, exclude_BE=seen.exclude_BE, frozen_B=None, frontier=True)
         found, queries = self._found(now, queries, knobs, params.frozen_B)
         return self._joined(now, queries, params, seen, found)

@@ -21,7 +21,7 @@ from espalier.engines.forest import ForestEngine, ScoredLeaves
 from espalier.engines.live.candidates import ScoredLive
 from espalier.engines.live.linear_leaves import LinearLeaves
 from espalier.engines.live.traces import Candidates, with_live
-from espalier.engines.live.visible import Visible, visible
+from espalier.engines.live.visible import Visibility, Visible
 from espalier.live.overlay import LiveLeaves, Overlay
 from espalier.live.pools import WeightPool
 from espalier.queries import QueryBatch, blank_queries
@@ -41,6 +41,7 @@ class LiveForestEngine:
     def __init__(self, inner: ForestEngine) -> None:
         self.bundle, self.inner = inner.bundle, inner
         self._trees = [alone.tree for alone in inner.bundle.alone]
+        self._visibility = [Visibility(tree, place) for place, tree in enumerate(self._trees)]
         width = inner.bundle.chunks.width
         self._leaves = [LinearLeaves(alone.manifest.ranking, width) for alone in inner.bundle.alone]
         self._place_I = np.full(inner.items, -1, np.int32)
@@ -79,7 +80,7 @@ class LiveForestEngine:
         overlay, arrays = live
         params.check(len(queries), overlay.items + overlay.handles)
         knobs_T = [params.of_tree(place) for place in range(len(self._trees))]
-        seen_T = [visible(tree, place, overlay, knobs_T[place]) for place, tree in enumerate(self._trees)]
+        seen_T = [seen.of(overlay, knobs) for seen, knobs in zip(self._visibility, knobs_T, strict=True)]
         for place, seen in enumerate(seen_T):
             knobs_T[place] = replace(params, mask_B=seen.mask_B, exclude_BE=seen.exclude_BE, frozen_B=None, frontier=True)
         parts = _Parts(overlay, arrays, self._places(overlay), self._leaves, seen_T, [])
