@@ -22,7 +22,7 @@ M = 5
 @pytest.fixture
 def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
     bundle = exported(tmp_path, np.random.default_rng(5))
-    monkeypatch.setattr(loading, "open_placer", lambda bundle, engine: Nearest(bundle))
+    monkeypatch.setattr(loading, "Placer", Nearest)
     with run(bundle.path.parents[1], open_reference) as running:
         yield Live(running)
 
