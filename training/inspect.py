@@ -26,6 +26,7 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
         f"query: {_query(manifest.query)}",
         *_relevance(manifest),
         *_placed(manifest),
+        *_live(manifest),
         _scorer(manifest),
         f"rank(n) = {ranking.own}(n) + {ranking.gamma:g} · rank(parent); search defaults: beam {defaults.beam_size}, m {defaults.m}",
         *_memory(manifest),
@@ -50,6 +51,16 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
                 f"    level {h:2d} node {path[h]}: {'; '.join(_label(bundle, other) for other in _some_items(bundle, int(path[h]), rng))}"
             )
     return "\n".join(lines)
+
+
+def _live(manifest: Manifest) -> list[str]:
+    live = manifest.live
+    if live is None:
+        return []
+    return [
+        f"live items: up to operation {live.through}, "
+        + ("trained" if live.folded_from is None else f"folded from version {live.folded_from}")
+    ]
 
 
 def _query(kind: Kind) -> str:

@@ -59,6 +59,7 @@ class LiveCatalogue:
         self._journal, self._notices = journal, notices
         self.thread = JournalThread(model, journal, notices, capacity, self._applied_more)
         self._follows, self._waiting = follows, 0
+        self._not_following: str | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._waiters: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}  # those who wait for an operation
         notices.subscribe(model, self.thread.look)
@@ -216,7 +217,7 @@ class LiveCatalogue:
         default, thread = self._default(), self.thread
         reason = thread.reason or (None if default is None else default.refused)
         if self._follows is not None:
-            reason = f"follows {self._follows}"
+            reason = f"follows {self._follows}" + ("" if self._not_following is None else f", but: {self._not_following}")
         state = None if default is None else default.state
         items, tombstones = (0, 0) if state is None else (state.live_items, state.tombstones)
         return CatalogueStatus(thread.applied, 0 if default is None else default.sequence, items, tombstones, self.capacity, reason)
@@ -274,6 +275,12 @@ class LiveCatalogue:
     def own_identity(self) -> str | None:
         """Names the sequence numbers that are here; None before the first. Raises JournalError."""
         return self._journal.identity()
+
+    def note(self, behind: int | None, failure: str | None = None) -> None:
+        """How far this host is behind the one that it follows, and why it does not follow."""
+        self._not_following = failure
+        if behind is not None:
+            self._metrics.lag(behind)
 
     def copy(self, operations: Sequence[Operation], identity: str | None) -> None:
         """Commit operations of the journal that this host follows, under their numbers, and have all workers apply them. Blocks.

@@ -44,6 +44,10 @@ class Copies(Protocol):
         """Names the sequence numbers that are here; None before the first."""
         ...
 
+    def note(self, behind: int | None, failure: str | None = None) -> None:
+        """behind: operations of the writer that are not here, when last known; failure: why they are not copied."""
+        ...
+
 
 class Following:
     """See the module.
@@ -92,6 +96,7 @@ class Following:
                 log.warning("%s: operations are not copied; it is tried again. %s", model, error)
             wait_s = POLL_S if before is None else min(2 * before.wait_s, MAX_WAIT_S)
             self._failed[model] = _Failure(str(error), wait_s, time.monotonic() + wait_s)
+            copies.note(None, str(error))
         else:
             if self._failed.pop(model, None) is not None:
                 log.info("%s: operations are copied again", model)
@@ -102,10 +107,11 @@ class Following:
         page = self._feed.changes(model, after)
         if page.sequence < after or (after and page.identity is not None and own != page.identity):
             raise FeedFailed(f"The journal of {self._feed.url} is not the one that was copied here up to operation {after}. {ANOTHER}")
-        if not page.operations:
-            return False
-        copies.copy(page.operations, page.identity)
-        return page.operations[-1].sequence < page.sequence
+        if page.operations:
+            copies.copy(page.operations, page.identity)
+            after = page.operations[-1].sequence
+        copies.note(page.sequence - after)
+        return bool(page.operations) and after < page.sequence
 
     def _holds(self, model: str) -> bool:
         """Whether this process is the one that follows; it stays so until it ends."""

@@ -41,12 +41,16 @@ class JournalCopies:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self.fail: Exception | None = None
+        self.notes: list[tuple[int | None, str | None]] = []
 
     def last_sequence(self) -> int:
         return self.journal.last_sequence()
 
     def own_identity(self) -> str | None:
         return self.journal.identity()
+
+    def note(self, behind: int | None, failure: str | None = None) -> None:
+        self.notes.append((behind, failure))
 
     def copy(self, operations: Sequence[Operation], identity: str | None) -> None:
         failure, self.fail = self.fail, None
@@ -96,7 +100,8 @@ def test_operations_are_copied_under_their_numbers_as_they_come(tmp_path: Path, 
     with serving(writer) as url, following(url, tmp_path, copies):
         until(lambda: copies.last_sequence() == 5)
         writer.operations.append(Operation(9, "f", "delete", at=1.7e9))
-        until(lambda: copies.last_sequence() == 9)
+        until(lambda: copies.last_sequence() == 9 and copies.notes[-1] == (0, None))
+    assert copies.notes[0] == (3, None)
     assert copies.journal.since(0, 100) == writer.operations
     assert {key for _, key in writer.asked} == {"Bearer " + "k" * 16}
 

@@ -80,10 +80,12 @@ def test_it_serves_while_the_writer_is_away_and_catches_up(models: Path, other: 
             until(lambda: sequence(second) == 1)
     with follower(other, monkeypatch, url) as second:
         assert "a" in second.found("item-1")
+        until(lambda: "does not answer" in str(second.catalogue.status().reason))
         with writing(models, monkeypatch, port) as (first, _):
             first.put("b", like=("item-1",))
             until(lambda: sequence(second) == 2)
             assert second.found("item-1") == first.found("item-1")
+            until(lambda: second.catalogue.status().reason == f"follows {url}")
 
 
 def test_a_host_that_takes_over_gives_no_sequence_again(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from espalier.search import SearchParams
 from tests.rankers import add_ranker
 from tests.training.live.journals import JournalOf, history_model, linear_model
 from tests.training.test_earlier import command
+from training.inspect import inspect
 from training.live import publish_fold
 from training.live.publish_fold import fitted
 
@@ -57,6 +58,7 @@ def test_the_next_version_holds_what_is_live(journal: JournalOf, tmp_path: Path)
     assert after.manifest.metrics["golden_overlap"] == 1
     assert "recall@10" in after.heldout().column_names
     assert len(after.golden()) == 3
+    assert "live items: up to operation 8, folded from version 1" in inspect(after)
     assert verify_golden(after, open_engine(after, "cpu", "reference")) == 1
 
 
