@@ -261,6 +261,18 @@ def test_what_a_killed_writer_has_committed_is_read_in_a_read_only_folder(tmp_pa
         read_only(folder, False)
 
 
+def test_a_journal_of_which_a_part_cannot_be_read_is_not_read_at_all(tmp_path: Path) -> None:
+    """Without its shared memory, the log of a killed writer cannot be read where nothing can be written."""
+    with disk(tmp_path / "m") as folder:
+        killed(folder / "live.db", "committed")
+        (folder / "live.db-shm").unlink()
+        read_only(folder)
+        with pytest.raises(JournalReadOnly):
+            Journal(folder / "live.db").since(0, 9)
+        read_only(folder, False)
+        assert [operation.id for operation in Journal(folder / "live.db").since(0, 9)] == ["a"]
+
+
 def test_a_folder_that_is_not_there_takes_no_operation(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "gone" / "live.db")
     assert journal.since(0, 1) == []

@@ -82,7 +82,9 @@ def test_a_writer_waits_until_the_others_answer_by_its_commit(service: Service) 
     assert one.progress("books") == {11: 5, 12: 4}
     assert not one.wait_applied("books", 5, 0.01)
     one.committed("books")
+    began = time.monotonic()
     assert one.wait_applied("books", 5, 10)
+    assert time.monotonic() - began < 9  # it was told, and did not look when the time was over
     assert one.progress("books") == two.progress("books") == {11: 5, 12: 5}
     assert not two.wait_applied("books", 6, 0.01)
 
