@@ -57,7 +57,7 @@ def replay_seconds(folder: Path, operations: int, sample: Path = SAMPLE) -> dict
     shutil.copytree(sample, folder / sample.name)
     settings = Settings(models=folder, device="cpu")
     version = max(int(path.name) for path in (folder / sample.name).iterdir() if path.name.isdecimal())
-    loaded = load_version(settings, Metrics(), open_served_engine, sample.name, version)
+    loaded = load_version(settings, Metrics(), open_served_engine, sample.name, version, lambda _: None)
     journal = filled(folder / sample.name / "live.db", loaded.bundle, operations)
     journal.close()
     began = time.perf_counter()
