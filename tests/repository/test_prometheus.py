@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,6 @@ from tests.repository.test_watching import (
     ALERTS,
     NOT_AT_ONCE,
     NOT_ON_A_CPU,
-    NOT_WITHOUT_WRITES,
     PROMETHEUS,
     QUERIES,
     RECORDED,
@@ -96,7 +96,7 @@ def prometheus(folder: Path, target: str) -> Iterator[Scraper]:
 
 
 def traffic(running: Service) -> None:
-    """Requests of two beam sizes, of several queries, wrong ones, and so many incomplete ones that an alert is pending."""
+    """Requests of two beam sizes, of several queries, wrong ones, and so many incomplete ones that an alert is pending; and writes."""
     query = {"history": ["item-3"], "exclude_seen": True}
     for body, status in (
         ({"queries": [query], "m": 4, "beam_size": 16}, 200),
@@ -107,6 +107,9 @@ def traffic(running: Service) -> None:
         ({"queries": []}, 422),
     ):
         assert running.request("POST", "/retrieve", body)[0] == status
+    put = {"events": [["item-3"], ["item-5"]], "source_version": time.monotonic_ns()}
+    assert running.request("PUT", "/models/books/items/new", put)[0] in (200, 201)
+    assert running.request("PUT", "/models/books/items/newer", {})[0] == 422
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +119,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scraper,
     folder = tmp_path_factory.mktemp("watched")
     exported(folder, np.random.default_rng(0))
     with (
-        service(folder / "models", 2, ESPALIER_PROBE_PER_S="20") as running,
+        service(folder / "models", 2, ESPALIER_PROBE_PER_S="20", ESPALIER_WRITE_KEYS="a-write-key-of-tests") as running,
         prometheus(folder, f"127.0.0.1:{running.port}") as scraper,
     ):
         yield scraper, running
@@ -124,7 +127,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scraper,
 
 def test_every_query_of_the_dashboard_has_an_answer(watched: tuple[Scraper, Service]) -> None:
     scraper, running = watched
-    waiting = {(title, target["expr"]) for title, target in QUERIES if title not in NOT_ON_A_CPU | NOT_WITHOUT_WRITES}
+    waiting = {(title, target["expr"]) for title, target in QUERIES if title not in NOT_ON_A_CPU}
     waiting |= {("recorded", rule["record"]) for rule in RECORDED if rule["record"] not in NOT_AT_ONCE}
 
     def all_answered() -> bool:
@@ -134,7 +137,7 @@ def test_every_query_of_the_dashboard_has_an_answer(watched: tuple[Scraper, Serv
 
     until(all_answered, lambda: sorted(waiting), within_s=40)
     for title, target in QUERIES:
-        if title in NOT_ON_A_CPU | NOT_WITHOUT_WRITES:
+        if title in NOT_ON_A_CPU:
             assert scraper.samples(target["expr"]) == [], title  # else it is no exception
     assert set(scraper.ask("label/model/values", **{"match[]": "espalier_model_default_version"})) == {"books"}
 

@@ -44,10 +44,6 @@ PANELS: list[Json] = [panel for panel in DASHBOARD["panels"] if panel["type"] !=
 QUERIES: list[tuple[str, Json]] = [(panel["title"], target) for panel in PANELS for target in panel["targets"]]
 
 NOT_ON_A_CPU = {"GPU memory"}
-NOT_WITHOUT_WRITES = {  # nothing was ever put in
-    *("Live items", "Room for live items", "Write to visible", "Operations behind"),
-    *("Refused writes", "New items found", "Displacement"),
-}
 NOT_AT_ONCE = {"espalier:probe_recall:best_avg1d"}  # a version must have been watched for five minutes
 
 
