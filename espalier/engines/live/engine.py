@@ -25,6 +25,7 @@ from espalier.engines.live.linear_leaves import LinearLeaves
 from espalier.engines.live.parts import Part, together
 from espalier.engines.live.traces import Candidates, with_live
 from espalier.engines.live.visible import Visibility, Visible
+from espalier.engines.live.warm_up import search_with_live_items
 from espalier.live.memory import LiveMemoryTree
 from espalier.live.overlay import LiveLeaves, Overlay
 from espalier.manifest import LinearScorer
@@ -108,7 +109,9 @@ class LiveEngine:
         return self.inner.rounding
 
     def warm_up(self) -> None:
+        """Build what the wrapped engine needs, and what live items add to its searches."""
         self.inner.warm_up()
+        search_with_live_items(self.bundle, self.set_overlay, self.search)
 
     def prepare(self, params: SearchParams) -> None:
         exclude_BE = None if params.exclude_BE is None else np.where(params.exclude_BE < self._tree.item_count, params.exclude_BE, NO_ITEM)

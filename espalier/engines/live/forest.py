@@ -16,15 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.bundle import Bundle
 from espalier.engines.forest import ForestEngine, ScoredLeaves
 from espalier.engines.live.candidates import ScoredLive
 from espalier.engines.live.linear_leaves import LinearLeaves
 from espalier.engines.live.traces import Candidates, with_live
 from espalier.engines.live.visible import Visibility, Visible
-from espalier.live.overlay import LiveLeaves, Overlay
-from espalier.live.pools import WeightPool
-from espalier.queries import QueryBatch, blank_queries
+from espalier.engines.live.warm_up import search_with_live_items
+from espalier.live.overlay import Overlay
+from espalier.queries import QueryBatch
 from espalier.read_only import read_only
 from espalier.search import SearchParams, SearchResult
 
@@ -58,8 +57,7 @@ class LiveForestEngine:
     def warm_up(self) -> None:
         """Build what the trees' search needs, and compile what live items add to it."""
         self.inner.warm_up()
-        nothing = _nothing_live(self.bundle)
-        self._search((nothing, _item_arrays(nothing)), blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
+        search_with_live_items(self.bundle, self.set_overlay, self.search)
 
     def prepare(self, params: SearchParams) -> None:
         self.inner.prepare(replace(params, frozen_B=None, mask_B=None, exclude_BE=None, frontier=self._live is not None))
@@ -140,12 +138,3 @@ def _item_arrays(overlay: Overlay) -> tuple[Any, ...]:
     begin_R, end_R = np.zeros((2, overlay.handles), np.int64)
     begin_R[leaves.handle_X], end_R[leaves.handle_X] = pool.tail_begin_P[leaves.place_X], pool.tail_end_P[leaves.place_X]
     return overlay.items, *read_only(overlay.item_R, begin_R, end_R, pool.tail_feature, pool.tail_value)
-
-
-def _nothing_live(bundle: Bundle) -> Overlay:
-    """An overlay that changes nothing, with arrays of the types that others have."""
-    none, items = np.empty(0, np.int64), bundle.manifest.tree.items
-    leaves = LiveLeaves(none, none, none, none, none, np.zeros(1, np.int64), None, WeightPool().sparse)
-    no_R = np.empty(0, np.bool_)
-    trees = (leaves,) * len(bundle.alone)
-    return Overlay(0, items, none, no_R, no_R, none, none, none, np.empty((2, 0), np.int64), trees, None, items)
