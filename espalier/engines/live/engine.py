@@ -29,9 +29,10 @@ from espalier.engines.live.warm_up import search_with_live_items
 from espalier.live.memory import LiveMemoryTree
 from espalier.live.overlay import LiveLeaves, Overlay
 from espalier.manifest import LinearScorer
-from espalier.queries import HistoryKind, QueryBatch
+from espalier.masks.eligibility import every_item
+from espalier.queries import HistoryKind, QueryBatch, blank_queries
 from espalier.read_only import read_only
-from espalier.scores import scores_of_ranks
+from espalier.scores import finish, scores_of_ranks
 from espalier.search import NO_ITEM, Engine, Frontier, SearchParams, SearchResult
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class LiveEngine:
         self._key_weight = np.float32(0 if self._memory is None else self._memory.key_weight)
         self._trained_memory = None if self._memory is None else cast(Remembering, inner).memory_tree
         self._encoder: LiveEncoder | None = None
-        self._is_encoder_open = False
+        self._is_ready = False
         self._now: Now | None = None
 
     @property
@@ -125,11 +126,34 @@ class LiveEngine:
         if overlay is None or overlay.is_empty:
             self._now = None
             return
-        if not self._is_encoder_open and isinstance(self.bundle.manifest.query, HistoryKind):
-            self._encoder, self._is_encoder_open = opened_encoder(self.bundle), True
         memory = None if self._memory is None else LiveMemoryTree(self._memory, self._tree, overlay)
         leaves = overlay.trees[self._place]
-        self._now = Now(overlay, memory, read_only(leaves.parent_X, leaves.slot_X, overlay.item_R[leaves.handle_X]))
+        now = Now(overlay, memory, read_only(leaves.parent_X, leaves.slot_X, overlay.item_R[leaves.handle_X]))
+        if not self._is_ready:
+            self._get_ready(now)
+        self._now = now
+
+    def _get_ready(self, now: Now) -> None:
+        """Open and compile what searches with live items need beside the wrapped engine, so that the first one does not wait for it."""
+        manifest, scorer = self.bundle.manifest, self.bundle.manifest.scorer
+        if isinstance(manifest.query, HistoryKind):
+            self._encoder = opened_encoder(self.bundle)
+        states_BS = None
+        if not isinstance(scorer, LinearScorer):
+            states_BS = np.zeros((1, scorer.state_dim), np.float32)
+            states_BLS = np.zeros((1, scorer.state_levels, scorer.state_dim), np.float32)
+            for mask in (None, every_item(self._tree)) if self._encoder is not None else ():
+                usual = SearchParams.uniform(1, manifest.search.beam_size, manifest.search.m, mask=mask)
+                self.inner.prepare(replace(usual, states_BLS=states_BLS))
+        parents_Y = now.overlay.trees[self._place].parent_Y
+        if len(parents_Y):
+            one = SearchParams.uniform(1, 1, 1, np.zeros((1, 1), np.int64))
+            self._visibility.of(now.overlay, one)
+            beam = Frontier(parents_Y[None, :1], np.zeros((1, 1), np.float32), states_BS)
+            none = np.full((1, 1), NO_ITEM), np.full((1, 1), -np.inf, np.float32)
+            found = finish(manifest.result_ranking, one.m_B, one.m_B, *none, trace=None, frontiers=(beam,))
+            self._joined(now, blank_queries(manifest.query, 1), one, Visible(None, [now.overlay.leaf_R], one.m_B, None), found)
+        self._is_ready = True
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters do not fit the bundle and the overlay."""

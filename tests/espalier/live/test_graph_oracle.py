@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numba.core.dispatcher import Dispatcher
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
@@ -153,3 +154,31 @@ def test_frozen_queries_see_the_bundle_alone(tmp_path_factory: pytest.TempPathFa
             for b in range(4):
                 right: NDArray[Any] = getattr(expected if frozen_B[b] else live, name)[b]
                 np.testing.assert_array_equal(getattr(got, name)[b], right)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_search_with_live_items_compiles_and_builds_nothing(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it needs is there once an overlay is set, for the usual beam."""
+    made: list[str] = []
+    monkeypatch.setattr(Dispatcher, "compile", recorded(made, Dispatcher.compile))
+    monkeypatch.setattr(OnnxEngine, "_new_session", recorded(made, OnnxEngine._new_session))
+    shape = {"seed": 5, "branching_height": (3, 4), "ragged": True, "empty_share": 0.0, "kind": kind, "dtype": "float32", "gamma": 0.5}
+    oracle = random_oracle(tmp_path, shape | {"together": False})
+    queries = oracle.queries(6)
+    usual = oracle.bundle.manifest.search
+    for inner in inner_engines(oracle.bundle)[1::2]:
+        inner.warm_up()
+        engine = oracle.live(inner)
+        made.clear()
+        for b in range(6):
+            result = engine.search(queries.take(np.array([b])), SearchParams.uniform(1, usual.beam_size, usual.m))
+            assert result.count_B[0] == usual.m
+        assert made == []
+
+
+def recorded(calls: list[str], function: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(str(args[0]))
+        return function(*args, **kwargs)
+
+    return call
