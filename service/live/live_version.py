@@ -30,7 +30,7 @@ from espalier.live.overlay import Overlay
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES, Change, LiveState
 from espalier.masks.filters import ItemFilters
-from espalier.queries import QueryBatch, blank_queries
+from espalier.queries import HistoryKind, QueryBatch, blank_queries, pad_histories
 from espalier.rerank.live_candidates import LiveCandidates
 from espalier.search import Engine, SearchParams, SearchResult
 from service.live.catalogue_types import Placed
@@ -235,10 +235,14 @@ class LiveVersion:
             return
         state = LiveState(self.bundle)
         state.apply([Change(1, WARM_UP, "put", {}, Slots(state).place(WARM_UP, where))])
-        search = self.bundle.manifest.search
+        search, kind = self.bundle.manifest.search, self.bundle.manifest.query
+        rows = state.table.rows_of([first, WARM_UP])
         self._engine.set_overlay(state.overlay())
         try:
-            self.search(blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, search.max_beam_size, 1))
+            self.search(blank_queries(kind, 1), SearchParams.uniform(1, search.max_beam_size, 1))
+            queries = pad_histories(kind, [rows]) if isinstance(kind, HistoryKind) else blank_queries(kind, 1)
+            for exclude_BE in (None, rows[None]):  # what each adds is compiled, or opened, with the first search that has it
+                self.search(queries, SearchParams.uniform(1, search.max_beam_size, 2, exclude_BE))
         finally:
             self._engine.set_overlay(None)
 
