@@ -188,7 +188,7 @@ class Swapper:
         """Bring the live items of a version up to date, before it serves."""
         loaded.live.search = loaded.batcher.search_now
         loaded.live.set_removed(entry.removed)  # before operations are applied
-        if self._settings.write_keys or entry.catalogue.has_begun:
+        if self._settings.write_keys or self._settings.follow or entry.catalogue.has_begun:
             loaded.live.warm_up()
         entry.catalogue.join(loaded.live)
 

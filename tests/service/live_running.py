@@ -82,6 +82,7 @@ def open_reference(bundle: Bundle) -> Engine:
 @contextmanager
 def live_service(models: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Iterator[Live]:
     monkeypatch.setattr(loading, "Placer", Nearest)
+    settings.setdefault("write_keys", "a-key-that-may-write")  # so that what live items need is compiled before the first request
     with run(models, open_reference, **settings) as running:
         yield Live(running)
 
