@@ -57,7 +57,7 @@ class LiveCatalogue:
     ) -> None:
         self.model, self.capacity, self._metrics = model, capacity, metrics
         self._journal, self._notices = journal, notices
-        self.thread = JournalThread(model, journal, notices, capacity, self._applied_more)
+        self.thread = JournalThread(model, journal, notices, capacity, self._applied_more, metrics.lag)
         self._follows, self._waiting = follows, 0
         self._not_following: str | None = None
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from espalier.errors import EspalierError, InvalidInput, JournalError
 from espalier.live.journal import Transaction
@@ -75,6 +75,8 @@ class Group:
         self._transaction, self._versions, self._default, self._most, self._now = transaction, versions, default, most, now
         self._slots = {number: Slots(version.built()) for number, version in versions.items()}
         self._new = 0  # live leaves that the default version has more since the group began
+        # the first operation of a new journal beside a version that holds operations of an earlier one
+        self._first = 1 + max((version.through for version in versions.values()), default=0)
         self._unseen: set[str] = set()  # ids that need a handle
         self._stored: dict[str, Operation] = {}
 
@@ -165,6 +167,8 @@ class Group:
 
     def _append(self, write: Write, operation: Operation, outcome: OutcomeKind, placements: Mapping[int, tuple[Placement, ...]]) -> Decided:
         self._check_handles(operation.id)
+        if self._transaction.last_sequence() + 1 < self._first:
+            operation = replace(operation, sequence=self._first)
         stored = self._transaction.append(operation)
         for version, own in placements.items():
             self._transaction.store_placements(version, {stored.sequence: own})

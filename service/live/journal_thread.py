@@ -48,15 +48,19 @@ class JournalThread:
     """Started by the first write, or by the first version where there is a journal.
 
     most      live items
-    on_apply  called after a new snapshot, or a new remark, from this thread
+    on_apply  called after a new snapshot, or a new remark, from this thread; on_lag: with how many operations are to be applied
     versions  those of `served` that take live items
     default   the number of the version that decides what an item may be
     reason    why the journal takes no writes, or cannot be followed; None where it does
     applied   the last operation that all versions of this process answer by
     """
 
-    def __init__(self, model: str, journal: Journal, notices: Notices, most: int, on_apply: Callable[[], None]) -> None:
-        self.model, self.journal, self._notices, self._most, self._on_apply = model, journal, notices, most, on_apply
+    def __init__(
+        self, model: str, journal: Journal, notices: Notices, most: int, on_apply: Callable[[], None], on_lag: Callable[[int], None]
+    ) -> None:
+        self.model, self.journal, self._notices, self._most = model, journal, notices, most
+        self._on_apply, self._on_lag = on_apply, on_lag
+        self._joined: tuple[LiveVersion, ...] = ()  # one that is opened anew is there twice for a moment
         self.served: dict[int, LiveVersion] = {}  # by number; replaced as a whole, as is `versions`
         self.versions: dict[int, LiveVersion] = {}
         self.default: Callable[[], int | None] = lambda: None
@@ -148,7 +152,7 @@ class JournalThread:
         elif self._stopped:
             return False
         now = time.time()
-        for version in self.versions.values():
+        for version in self._joined:
             version.expire(now)
         return True
 
@@ -156,7 +160,7 @@ class JournalThread:
         """What waits; None when nothing did until an item may expire, or at the end."""
         if self._held:
             return self._held.popleft()
-        next_expiry = min((version.next_expiry() for version in self.versions.values()), default=math.inf)
+        next_expiry = min((version.next_expiry() for version in self._joined), default=math.inf)
         timeout = None if next_expiry == math.inf else min(max(next_expiry - time.time(), 0.0), IDLE_S)
         try:
             return self._waiting.get(timeout=timeout)
@@ -184,7 +188,7 @@ class JournalThread:
             with self.journal.writing() as transaction:
                 self._follow(transaction.since, transaction.placements, lambda: nullcontext(transaction))
                 now = time.time()
-                for version in self.versions.values():
+                for version in self._joined:
                     version.expire(now)
                 decided = Group(transaction, self.versions, default, self._most, now).decide(writes)
         except JournalError as error:
@@ -231,7 +235,8 @@ class JournalThread:
         """Apply what other processes have committed."""
         self._looks = False
         try:
-            for version in self.versions.values():
+            self._on_lag(max(self.journal.last_sequence() - self.applied, 0))
+            for version in self._joined:
                 replay(version, self.journal, self.applied)  # what it could not read when it joined
             self._follow(self.journal.since, self.journal.placements, self.journal.writing)
         except JournalError as error:
@@ -253,35 +258,41 @@ class JournalThread:
 
     def _apply(self, operations: Sequence[Operation], stored: Mapping[int, Stored], writing: Writing) -> None:
         """Apply operations, in their order, to all versions, and show them. stored: their places by version."""
-        for number, version in self.versions.items():
-            apply_all(version, operations, stored[number], writing)
-            version.publish()
+        for version in self._joined:
+            if version.refused is None:
+                apply_all(version, operations, stored[version.version], writing)
+                version.publish()
         self._reach(operations[-1].sequence)
 
     def _reach(self, sequence: int) -> None:
         self.applied = sequence
+        self._on_lag(0)
         self._notices.applied(self.model, sequence if self.versions else None)
         self._on_apply()
 
     def _join(self, version: LiveVersion) -> None:
         """Bring a version up to date with the others, and keep it so."""
-        self.served = self.served | {version.version: version}
-        if version.refused is not None:
-            self.versions = {number: other for number, other in self.versions.items() if number != version.version}
-            return
-        if not self.versions:
-            self.applied = version.sequence
-        self._notices.applied(self.model, self.applied)  # first: whoever commits from now on waits for it
-        self.versions = self.versions | {version.version: version}
-        self._catch_up()
+        if version.refused is None:
+            if not self.versions:
+                self.applied = version.sequence
+            self._notices.applied(self.model, self.applied)  # first: whoever commits from now on waits for it
+        self._set_joined((*self._joined, version))
+        try:
+            self._catch_up()
+        except BaseException:
+            self._drop(version)
+            raise
         self._on_apply()
 
     def _drop(self, version: LiveVersion) -> None:
-        if self.served.get(version.version) is version:
-            self.served = {number: other for number, other in self.served.items() if other is not version}
-            self.versions = {number: other for number, other in self.versions.items() if other is not version}
-            if not self.versions:
-                self._notices.applied(self.model, None)
+        self._set_joined(tuple(other for other in self._joined if other is not version))
+        if not self.versions:
+            self._notices.applied(self.model, None)
+
+    def _set_joined(self, joined: tuple[LiveVersion, ...]) -> None:
+        self._joined = joined
+        self.served = {version.version: version for version in joined}
+        self.versions = {number: version for number, version in self.served.items() if version.refused is None}
 
     def _remark(self, reason: str | None) -> None:
         """Note why the journal takes no writes, once."""

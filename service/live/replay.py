@@ -32,7 +32,7 @@ Writing = Callable[[], AbstractContextManager[Transaction]]
 
 def replay(version: LiveVersion, journal: Journal, until: int | None = None) -> None:
     """Apply the last operation of each item that a version lacks, up to an operation, and show them. Raises JournalError."""
-    if version.refused is not None:
+    if version.refused is not None or (until is not None and version.applied >= until):
         return
     end = journal.last_sequence() if until is None else until
     while version.applied < end:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -277,3 +278,32 @@ def test_an_engine_without_live_items_takes_no_writes_and_says_so(models: Path) 
             live.get("new")
         assert live.get("item-4").body.fields is not None
         assert "takes no live items" in str(live.catalogue.status().reason)
+
+
+def test_a_version_that_holds_operations_replays_later_ones_alone(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        live.put("held", like=("item-1",))
+        live.delete("item-5")
+        live.put("later", like=("item-1",))
+    _holds(models, 2)
+    with live_service(models, monkeypatch) as live:
+        found = live.found("item-1")
+        assert {"later", "item-5"} < {*found}
+        assert "held" not in found
+
+
+def test_sequences_go_on_above_those_that_a_version_holds_where_its_journal_is_gone(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _holds(models, 500)
+    with live_service(models, monkeypatch) as live:
+        assert live.found("item-1") == live.found("item-1", live=False)
+        assert live.put("new", like=("item-1",)).sequence == 501
+        assert live.put("newer", like=("item-1",)).sequence == 502
+        assert {"new", "newer"} < {*live.found("item-1")}
+    with live_service(models, monkeypatch) as live:
+        assert {"new", "newer"} < {*live.found("item-1")}
+
+
+def _holds(models: Path, sequence: int) -> None:
+    """Version 1 says that it holds operations up to this one."""
+    file = models / "books" / "1" / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"live": {"through": sequence}}))
