@@ -69,9 +69,11 @@ class LiveRow:
         feature, value = self.tail_feature, self.tail_value
         if feature.dtype != np.int32 or value.dtype != np.float32 or feature.shape != value.shape or not len(value) <= MAX_NUMBERS:
             raise InvalidData("row.tail", f"{value.dtype}{list(value.shape)}, {feature.dtype}{list(feature.shape)}", "a value by feature")
+        if not len(value):
+            return
         _check_ascending("row.tail_feature", feature)
         square = float((value.astype(np.float64) ** 2).sum())
-        if len(value) and not abs(square - 1) <= TAIL_TOLERANCE:
+        if not abs(square - 1) <= TAIL_TOLERANCE:
             raise InvalidData("row.tail_value", f"a row of squared length {square:.4g}", "a row of length 1, or no entry")
 
     def to_bytes(self) -> bytes:
@@ -90,11 +92,11 @@ class LiveRow:
         numbers = features + count + 2 * tail
         if number != FORMAT or max(count, tail) > MAX_NUMBERS or len(data) != HEAD.size + 4 * numbers + memory_bytes:
             raise InvalidData("row", f"format {number}, {len(data)} bytes", f"a row of format {FORMAT}")
-        parts, begin = [], HEAD.size
-        for size, dtype in ((features, "<i4"), (count, "<f4"), (tail, "<i4"), (tail, "<f4")):
-            parts.append(np.frombuffer(data, dtype, size, begin).astype(np.dtype(dtype).newbyteorder("=")))
-            begin += 4 * size
-        feature, values, tail_feature, tail_value = parts
+        begins = HEAD.size, HEAD.size + 4 * features, HEAD.size + 4 * (features + count), HEAD.size + 4 * (features + count + tail)
+        feature = np.frombuffer(data, "<i4", features, begins[0]).astype(np.int32) if features else NO_FEATURES
+        values = np.frombuffer(data, "<f4", count, begins[1]).astype(np.float32)
+        tail_feature = np.frombuffer(data, "<i4", tail, begins[2]).astype(np.int32) if tail else NO_FEATURES
+        tail_value = np.frombuffer(data, "<f4", tail, begins[3]).astype(np.float32) if tail else NO_VALUES
         to: Entries = ()
         of: Entries = ()
         if memory_bytes:

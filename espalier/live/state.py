@@ -178,7 +178,7 @@ class LiveState:
         """trained: the row of a trained item, −1 of another."""
         before = self.table.entry(change.id)
         self._check(change, trained, before)
-        handle = self._handle(change.id)
+        handle = self._handle(change.id, trained)
         fields = before.fields if change.fields is None and before is not None and not before.is_deleted else change.fields
         for placement in change.placements:
             tree = self._trees[placement.tree]
@@ -231,7 +231,7 @@ class LiveState:
         if entry is None:
             if trained < 0:
                 return
-            entry = LiveItem(item_id, self._handle(item_id), trained, None, sequence, 0.0)
+            entry = LiveItem(item_id, self._handle(item_id, trained), trained, None, sequence, 0.0)
         for place, tree in enumerate(self._trees):
             self._touch_leaf(place, tree, entry.handle)
             tree.drop(entry.handle)
@@ -247,14 +247,14 @@ class LiveState:
             self._touch_trained(trained)
         self.table.write(replace(entry, sequence=sequence, is_deleted=True))
 
-    def _handle(self, item_id: str) -> int:
+    def _handle(self, item_id: str, trained: int) -> int:
         if self.table.entry(item_id) is not None:
             return self.table.handle_for(item_id)
         if self.table.handles >= MAX_HANDLES:
             raise InvalidData("live items", f"{MAX_HANDLES + 1} ids", f"at most {MAX_HANDLES} in one open version")
         handle = self.table.handle_for(item_id)
         if self._memory is not None:
-            self._memory.arrived(item_id, self.table.known_row(item_id))
+            self._memory.arrived(item_id, trained if trained >= 0 else self._items + handle)
         if handle >= len(self._leaf_R):
             self._leaf_R, self._removed_R = (np.append(array, np.zeros_like(array)) for array in (self._leaf_R, self._removed_R))
         self._leaf_R[handle], self._removed_R[handle] = False, item_id in self._removed

@@ -7,9 +7,10 @@ when a version is opened.
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from espalier.errors import JournalError
 from espalier.live.journal import Journal, Transaction
@@ -35,13 +36,26 @@ def replay(version: LiveVersion, journal: Journal, until: int | None = None) -> 
     if version.refused is not None or (until is not None and version.applied >= until):
         return
     end = journal.last_sequence() if until is None else until
-    while version.applied < end:
-        operations = [operation for operation in journal.current(version.applied, PAGE) if operation.sequence <= end]
-        stored = journal.placements(version.version, [operation.sequence for operation in operations])
-        apply_all(version, operations, stored, journal.writing)
-        if not operations:
-            version.skip_to(end)  # what is left was replaced by later operations
+    with _without_collections():
+        while version.applied < end:
+            operations = [operation for operation in journal.current(version.applied, PAGE) if operation.sequence <= end]
+            stored = journal.placements(version.version, [operation.sequence for operation in operations])
+            apply_all(version, operations, stored, journal.writing)
+            if not operations:
+                version.skip_to(end)  # what is left was replaced by later operations
     version.publish()
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """No garbage is collected meanwhile: a replay makes many objects that stay, and to visit them again and again takes a third of it."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def apply_all(version: LiveVersion, operations: Sequence[Operation], stored: Stored, writing: Writing) -> None:
