@@ -237,7 +237,7 @@ def full_tree(rng: np.random.Generator, items: int, clusters: int) -> Tree:
 
 def joint_of(engine: Engine) -> object:
     assert isinstance(engine, SparseForestEngine)
-    return engine._joint
+    return engine.joint
 
 
 @pytest.mark.parametrize("integer", [True, False])

@@ -62,7 +62,7 @@ def test_single_queries_have_the_tail_as_those_of_a_batch(tmp_path: Path, form: 
     queries = random_queries(np.random.default_rng(1), bundle, 20, integer=False)
     engine = open_engine(bundle, "cpu")
     assert isinstance(engine, SparseForestEngine)
-    assert engine._joint is not None
+    assert engine.joint is not None
     together = engine.search(queries, SearchParams.uniform(20, 3, 6))
     without = open_engine(plain, "cpu").search(queries, SearchParams.uniform(20, 3, 6))
     assert np.any(without.item_rows_BM != together.item_rows_BM)

@@ -189,7 +189,11 @@ class ChunkSearch:
         """Workspaces for the largest beam and the most candidates that such a search can have."""
         self._workspaces = [(*own, *self.room(beam_size, m)) for own in self._marks]
         self._room = beam_size, m
-        self._frontier_width = min(beam_size, self._most_candidates(beam_size)[-2])
+        self._frontier_width = self.frontier_width(beam_size)
+
+    def frontier_width(self, beam_size: int) -> int:
+        """The most nodes of a frontier."""
+        return min(beam_size, self._most_candidates(beam_size)[-2])
 
     def room(self, beam_size: int, m: int) -> tuple[Array, ...]:
         """What such a search writes to besides its marks, as Workspace has it."""
@@ -203,13 +207,15 @@ class ChunkSearch:
         candidates of any level: of many queries they would be gigabytes.
         """
         traced = NO_TRACE
-        if trace or frontier:
+        if frontier and not trace:
+            shape = batch, 1, self._frontier_width
+            traced = *NO_TRACE[:2], np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
+        elif trace:
             work = Workspace(*self._workspaces[0])
-            shapes = (self._last, len(work.candidates)), (self._last, len(work.kept))
-            if not trace:
-                shapes = (0, 0), (1, self._frontier_width)
             traced = tuple(
-                np.full((batch, *shape), missing, dtype) for shape in shapes for missing, dtype in ((-1, np.int64), (-np.inf, np.float32))
+                np.full((batch, self._last, size), missing, dtype)
+                for size in (len(work.candidates), len(work.kept))
+                for missing, dtype in ((-1, np.int64), (-np.inf, np.float32))
             )
         return np.empty((batch, m), np.int64), np.empty((batch, m), np.float32), np.empty(batch, np.int64), *traced
 

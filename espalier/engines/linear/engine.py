@@ -33,26 +33,29 @@ def open_sparse_cpu(bundle: Bundle, threads: int = 1) -> Engine:
 
 
 class SparseForestEngine(ForestEngine):
-    """A forest whose single queries without filters, exclusions and traces are searched in one call, see `joint_search`."""
+    """A forest whose single queries without filters, exclusions and traces are searched in one call, see `joint_search`.
+
+    joint  None where they are not
+    """
 
     def __init__(self, bundle: Bundle, engines: Sequence[SparseCpuEngine]) -> None:
         super().__init__(bundle, engines)
         searches = [engine.chunk_search for engine in engines]
         is_plain = self.by_rank and all(search.tables.by_feature for search in searches)
         unrestricted = all(engine.unrestricted is None for engine in engines)
-        self._joint = None
+        self.joint: JointSearch | None = None
         if is_plain and unrestricted:
-            self._joint = JointSearch([alone.tree for alone in bundle.alone], searches, self.tail, self.place_I)
+            self.joint = JointSearch([alone.tree for alone in bundle.alone], searches, self.tail, self.place_I)
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        if self._joint is None or len(queries) != 1 or params.trace or params.frontier or params.mask_B or params.exclude_BE is not None:
+        if self.joint is None or len(queries) != 1 or params.trace or params.frontier or params.mask_B or params.exclude_BE is not None:
             return super().search(queries, params)
         check_kind(queries, self.bundle)
         params.check(1, self.items)
         shape = 1, int(params.m_B[0])
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
         with self.lock:
-            self._joint.search(queries.features, params.beam_size_B, params.m_B, rows_BM, ranks_BM)
+            self.joint.search(queries.features, params.beam_size_B, params.m_B, rows_BM, ranks_BM)
         return finish(self.result_ranking, params.m_B, np.full(1, self.items), rows_BM, ranks_BM, None)
 
 

@@ -17,7 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.engines.forest import ForestEngine, ScoredLeaves
+from espalier.engines.linear.engine import SparseForestEngine, check_kind
+from espalier.engines.linear.joint_search import JointSearch
 from espalier.engines.live.candidates import ScoredLive
+from espalier.engines.live.joint_forest import JointOverlay
 from espalier.engines.live.linear_leaves import LinearLeaves
 from espalier.engines.live.traces import Candidates, with_live
 from espalier.engines.live.visible import Visibility, Visible
@@ -25,7 +28,8 @@ from espalier.engines.live.warm_up import search_with_live_items
 from espalier.live.overlay import Overlay
 from espalier.queries import QueryBatch
 from espalier.read_only import read_only
-from espalier.search import SearchParams, SearchResult
+from espalier.scores import finish
+from espalier.search import NO_ITEM, SearchParams, SearchResult
 
 Int64 = NDArray[np.int64]
 Array = NDArray[Any]
@@ -44,7 +48,8 @@ class LiveForestEngine:
         width = inner.bundle.chunks.width
         self._leaves = [LinearLeaves(alone.manifest.ranking, width) for alone in inner.bundle.alone]
         self._place_I = np.full(inner.items, -1, np.int32)
-        self._live: tuple[Overlay, tuple[Any, ...]] | None = None
+        self._joint = inner.joint if isinstance(inner, SparseForestEngine) else None
+        self._live: _Now | None = None
 
     @property
     def name(self) -> str:
@@ -67,25 +72,45 @@ class LiveForestEngine:
 
     def set_overlay(self, overlay: Overlay | None) -> None:
         """What is live from the next call on; None: nothing. From any thread."""
-        self._live = None if overlay is None or overlay.is_empty else (overlay, _item_arrays(overlay))
+        self._live = None if overlay is None or overlay.is_empty else self._now(overlay)
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters do not fit the bundle and the overlay."""
         live = self._live
         return self.inner.search(queries, params) if live is None else self._search(live, queries, params)
 
-    def _search(self, live: tuple[Overlay, tuple[Any, ...]], queries: QueryBatch, params: SearchParams) -> SearchResult:
-        overlay, arrays = live
+    def _now(self, overlay: Overlay) -> _Now:
+        of_items = _item_arrays(overlay)
+        together = None if self._joint is None else JointOverlay(self._trees, overlay, of_items)
+        return _Now(overlay, of_items, together)
+
+    def _search(self, live: _Now, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        overlay = live.overlay
         params.check(len(queries), overlay.items + overlay.handles)
+        if self._joint is not None and live.together is not None and len(queries) == 1 and not _is_restricted(params):
+            check_kind(queries, self.bundle)
+            return self._in_one_call(self._joint, live, live.together, queries, params)
         knobs_T = [params.of_tree(place) for place in range(len(self._trees))]
         seen_T = [seen.of(overlay, knobs) for seen, knobs in zip(self._visibility, knobs_T, strict=True)]
         for place, seen in enumerate(seen_T):
             knobs_T[place] = replace(params, mask_B=seen.mask_B, exclude_BE=seen.exclude_BE, frozen_B=None, frontier=True)
-        parts = _Parts(overlay, arrays, self._places(overlay), self._leaves, seen_T, [])
+        parts = _Parts(overlay, live.of_items, self._places(overlay), self._leaves, seen_T, [])
         result = self.inner.search_trees(queries, params, knobs_T, parts)
         complete_B = result.count_B >= np.minimum(params.m_B, seen_T[0].eligible_B)
         result = replace(result, complete_B=complete_B)
         return result if result.trace is None else self._traced(result, overlay, parts.scored)
+
+    def _in_one_call(
+        self, joint: JointSearch, live: _Now, together: JointOverlay, queries: QueryBatch, params: SearchParams
+    ) -> SearchResult:
+        """The search of a single query; see `joint_forest`."""
+        shape = 1, int(params.m_B[0])
+        rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
+        knobs, place_I = (params.beam_size_B, params.m_B), self._places(live.overlay)
+        with self.inner.lock:
+            together.search(joint, queries.features, knobs, self.inner.tail, place_I, (rows_BM, ranks_BM))
+        eligible_B = np.full(1, live.overlay.eligible)
+        return finish(self.inner.result_ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
 
     def _places(self, overlay: Overlay) -> NDArray[np.int32]:
         """int32 of −1, one for each item, live ones included."""
@@ -107,6 +132,20 @@ class LiveForestEngine:
             every_B = np.full(len(lives), last.candidates_BC.shape[1] + max(len(live.handle_C) for live in lives))
             traces.append((*trace[:-1], with_live(self._trees[place].node_count, last, lives, every_B)))
         return replace(result, trace=traces[0], other_traces=tuple(traces[1:]))
+
+
+class _Now(NamedTuple):
+    """What is live. of_items: `live` of `best_means`; together: for searches in one call, None where there are none."""
+
+    overlay: Overlay
+    of_items: tuple[Any, ...]
+    together: JointOverlay | None
+
+
+def _is_restricted(params: SearchParams) -> bool:
+    """Whether a single query has a mask of its own or exclusions, sees the bundle alone, or brings more than its answer."""
+    asks_more = params.trace or params.frontier or params.exclude_BE is not None
+    return asks_more or params.frozen_B is not None or (params.mask_B is not None and params.mask_B[0] is not None)
 
 
 class _Parts(NamedTuple):

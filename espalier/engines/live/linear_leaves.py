@@ -45,19 +45,28 @@ class LinearLeaves:
         Raises InvalidQuery nowhere: the search that made the frontier has checked the features.
         """
         if self._leaves is None or self._leaves[0] is not leaves:
-            self._leaves = leaves, _arrays(leaves)
+            self._leaves = leaves, arrays_of(leaves)
         beams = read_only(frontier.nodes_BK, frontier.ranks_BK)
         masks = masks_of(live_BR)
-        return ScoredLive(*_score(queries.features.arrays, beams, self._leaves[1], masks, self._ranker, self._query_F))
+        return ScoredLive(*score(queries.features.arrays, beams, self._leaves[1], masks, self._ranker, self._query_F))
 
 
-def _arrays(leaves: LiveLeaves) -> tuple[Array, ...]:
+def arrays_of(leaves: LiveLeaves) -> tuple[Array, ...]:
     """Live leaves as compiled code takes them."""
     pool = leaves.sparse
     if pool is None:
         raise ValueError("live leaves without weights")
     of_pool = pool.begin_P, pool.end_P, pool.bias_P, pool.feature, pool.weight
     return read_only(leaves.parent_Y, leaves.begin_Y, leaves.handle_X, leaves.place_X, *of_pool)
+
+
+@compiled(fastmath={"reassoc", "contract"})
+def _product(begin: Any, end: Any, feature: Array, weight: Array, query_F: Array) -> Any:
+    """Σ weight · feature, in float64. Indices are unsigned: numba tests signed ones for whether they count from the end."""
+    total = 0.0
+    for e in range(np.uint64(begin), np.uint64(end)):
+        total += np.float64(query_F[np.uint64(feature[e])]) * np.float64(weight[e])
+    return total
 
 
 @compiled()
@@ -78,7 +87,7 @@ def _rank(logit: Any, above: Any, power: int) -> Any:
 
 
 @compiled()
-def _score(queries: Any, beams: Any, leaves: Any, masks: Any, ranker: Any, query_F: Array) -> tuple[Array, Array, Array]:
+def score(queries: Any, beams: Any, leaves: Any, masks: Any, ranker: Any, query_F: Array) -> tuple[Array, Array, Array]:
     """The fields of ScoredLive. query_F: float32[F] of zeros, before and after."""
     indptr, indices, values = queries
     nodes_BK, ranks_BK = beams
@@ -106,9 +115,7 @@ def _score(queries: Any, beams: Any, leaves: Any, masks: Any, ranker: Any, query
                     handle, place = handle_X[x], place_X[x]
                     if handle >= eligible_GR.shape[1] or not eligible_GR[mask_B[b], handle]:
                         continue
-                    logit = np.float64(bias_P[place])
-                    for e in range(begin_P[place], end_P[place]):
-                        logit += np.float64(query_F[feature[e]]) * weight[e]
+                    logit = bias_P[place] + _product(begin_P[place], end_P[place], feature, weight, query_F)
                     rank = _rank(np.float32(logit), above, power)
                     if abs(rank) <= LARGEST:
                         position_C[count], ranks_C[count] = x, rank

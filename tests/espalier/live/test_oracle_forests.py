@@ -11,13 +11,16 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.bundle import Bundle
+from espalier.checks.engines import differences
 from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.checks.random_live import random_state
 from espalier.engines import forest, open_engine, open_live_engine
 from espalier.engines.live.engine import LiveSearch
 from espalier.engines.reference import ReferenceEngine
+from espalier.live.masks import live_mask
 from espalier.live.state import LiveState
 from espalier.manifest import Ranking
+from espalier.masks.eligibility import forest_mask
 from espalier.search import Engine, SearchParams
 from tests.espalier.live.test_oracle import BATCH, check, fold_of, params_of, queries_of
 from tests.espalier.test_stacking import with_stacking
@@ -28,7 +31,7 @@ def some_forest(folder: Path, seed: int, height: int = 3) -> Bundle:
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, height, 3, empty_share=0.3 * (seed % 2))
     others = [tree_over(rng, tree.item_count, int(rng.integers(2, 6))) for _ in range(1 + seed % 2)]
-    ranking = Ranking(activation="l3-hinge", own=("logit", "log_activation")[seed % 2], gamma=(0.0, 0.5, 1.0)[seed % 3])
+    ranking = Ranking(activation="l3-hinge", own=("logit", "log_activation")[seed // 2 % 2], gamma=(0.0, 0.5, 1.0)[seed % 3])
     return make_linear_bundle(folder, rng, tree, ranking, others=others)
 
 
@@ -62,9 +65,12 @@ def assert_close(state: LiveState, engine: LiveSearch, oracle: Engine, folder: P
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("engine", ["reference", "sparse-cpu"])
 @pytest.mark.parametrize("form", ["product", "gaussian"])
-def test_the_tail_of_a_live_item_is_its_own_features(tmp_path: Path, form: Literal["product", "gaussian"], engine: str, seed: int) -> None:
+@pytest.mark.parametrize("full", [True, False])
+def test_the_tail_of_a_live_item_is_its_own_features(
+    tmp_path: Path, full: bool, form: Literal["product", "gaussian"], engine: str, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
-    bundle, _ = with_tail(tmp_path, seed, form)
+    bundle, _ = with_tail(tmp_path, seed, form, full=full)
     state = random_state(rng, bundle, integer=False)
     searched = open_live_engine(bundle, engine=engine)
     searched.set_overlay(state.overlay())
@@ -86,6 +92,25 @@ def test_stacking_knows_nothing_of_live_items_as_in_the_fold(tmp_path: Path, tre
     searched.set_overlay(None)
     queries, params = random_queries(rng, bundle, BATCH), SearchParams.uniform(BATCH, 4, 9)
     assert_array_equal(searched.search(queries, params).item_rows_BM, open_engine(bundle).search(queries, params).item_rows_BM)
+
+
+@pytest.mark.parametrize("deleted", [0, 4])
+def test_a_single_query_is_searched_in_all_trees_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: int) -> None:
+    """And finds what it finds in them one by one, also where trained items are gone."""
+    rng = np.random.default_rng(2)
+    bundle, _ = with_tail(tmp_path, 2, full=True)
+    state = random_state(rng, bundle, deleted=deleted, changed=deleted // 2, integer=False)
+    searched = open_live_engine(bundle)
+    searched.set_overlay(state.overlay())
+    queries = [random_queries(rng, bundle, 1) for _ in range(9)]
+    every = np.ones(bundle.manifest.tree.items, np.bool_)
+    mask = live_mask([alone.tree for alone in bundle.alone], state.overlay(), forest_mask([alone.tree for alone in bundle.alone], every),
+                     np.ones(state.table.handles, np.bool_))  # fmt: skip
+    one_by_one = [searched.search(query, SearchParams.uniform(1, 3, 20, mask=mask)) for query in queries]
+    monkeypatch.setattr(forest.ForestEngine, "search_trees", None)
+    for query, expected in zip(queries, one_by_one, strict=True):
+        assert differences(searched.search(query, SearchParams.uniform(1, 3, 20)), expected) == []
+    assert any((found.item_rows_BM >= bundle.manifest.tree.items).any() for found in one_by_one)
 
 
 def test_frozen_queries_of_a_forest_see_the_bundle_alone(tmp_path: Path) -> None:
