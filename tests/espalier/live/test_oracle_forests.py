@@ -157,3 +157,14 @@ def test_live_items_that_no_beam_reached_make_an_answer_incomplete(tmp_path: Pat
     assert (found.count_B > tree.item_count).any()
     assert (found.count_B < state.overlay().eligible).all()
     assert not found.complete_B.any()
+
+
+def test_an_answer_with_all_eligible_items_is_complete_and_with_fewer_is_not(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    bundle, _ = with_tail(tmp_path, 2, full=True)
+    state = random_state(rng, bundle, integer=False)
+    searched = open_live_engine(bundle)
+    searched.set_overlay(state.overlay())
+    wide, narrow = (searched.search(random_queries(rng, bundle, 1), SearchParams.uniform(1, beam_size, 500)) for beam_size in (500, 1))
+    assert (wide.count_B.tolist(), wide.complete_B.tolist()) == ([state.overlay().eligible], [True])
+    assert narrow.complete_B.tolist() == [False]
