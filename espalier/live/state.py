@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -33,6 +34,10 @@ Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 MAX_HANDLES = 1 << 18
 """Ids that one open version can have seen live. The version is opened anew before that."""
+KEPT_FIELDS = 256
+"""Items that keep their fields after they were deleted, the last ones, for requests that have found them already."""
+SPARE_EXPIRIES = 1024
+"""Times of expiry that operations have overtaken, and that may be kept beside as many as there are ids."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +83,7 @@ class LiveState:
         self._removed: frozenset[str] = frozenset()
         self._removed_rows: frozenset[int] = frozenset()
         self._expiry: list[tuple[float, int]] = []
+        self._dropped: deque[int] = deque()  # handles of deleted items that still have their fields
         self._overlay: Overlay | None = None
         self._standing = Standing(trees)
 
@@ -214,7 +220,7 @@ class LiveState:
             )
         )
         if change.valid_until is not None:
-            heapq.heappush(self._expiry, (change.valid_until, handle))
+            self._expires(handle, change.valid_until)
 
     def _check(self, change: Change, trained: int, before: LiveItem | None) -> None:
         """Raise InvalidData where an operation does not fit, before anything has changed."""
@@ -246,6 +252,23 @@ class LiveState:
             self._kept.discard(trained)
             self._touch_trained(trained)
         self.table.write(replace(entry, sequence=sequence, is_deleted=True))
+        self._dropped.append(entry.handle)
+        if len(self._dropped) > KEPT_FIELDS:
+            self._forget_fields(self._dropped.popleft())
+
+    def _forget_fields(self, handle: int) -> None:
+        """Drop the fields of an item that was deleted a while ago: the requests that found it have been answered."""
+        entry = self.table.entry_at(handle)
+        if entry is not None and entry.is_deleted and handle not in self._dropped:
+            self.table.write(replace(entry, fields=None))
+
+    def _expires(self, handle: int, valid_until: float) -> None:
+        """Note when an item expires. What later operations have overtaken is dropped now and then."""
+        heapq.heappush(self._expiry, (valid_until, handle))
+        if len(self._expiry) > 2 * self.table.handles + SPARE_EXPIRIES:
+            entries = [self.table.entry_at(handle) for handle in range(self.table.handles)]
+            self._expiry = [(e.valid_until, e.handle) for e in entries if e is not None and e.valid_until is not None and not e.is_deleted]
+            heapq.heapify(self._expiry)
 
     def _handle(self, item_id: str, trained: int) -> int:
         if self.table.entry(item_id) is not None:
