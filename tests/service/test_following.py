@@ -77,8 +77,8 @@ def copies(tmp_path: Path) -> Iterator[JournalCopies]:
 
 
 @contextmanager
-def following(url: str, folder: Path, copies: JournalCopies) -> Iterator[Following]:
-    follower = Following(WriterFeed(url, "k" * 16), folder, lambda: {"books": copies})
+def following(url: str, folder: Path, copies: JournalCopies, key: str = "k" * 16) -> Iterator[Following]:
+    follower = Following(WriterFeed(url, key), folder, lambda: {"books": copies})
     follower.start()
     try:
         yield follower
@@ -146,12 +146,12 @@ def test_one_process_of_a_host_follows_and_another_takes_over(tmp_path: Path, wr
     with serving(writer) as url:
         with following(url, tmp_path, copies):
             until(lambda: ids(copies) == ["a"])
-            with following(url, tmp_path, idle):
+            with following(url, tmp_path, idle, "another key"):
                 asked = len(writer.asked)
                 until(lambda: len(writer.asked) > asked + 2)
                 writer.put("b")
                 until(lambda: ids(copies) == ["a", "b"])
-                assert idle.fail is not None
+                assert {key for _, key in writer.asked} == {"Bearer " + "k" * 16}
                 idle.fail = None
         with following(url, tmp_path, idle):
             writer.put("c")

@@ -63,6 +63,17 @@ def test_a_host_that_follows_finds_what_was_put_changed_and_deleted(models: Path
             assert answer["sequence"] == 4
 
 
+def test_an_operation_that_is_here_already_is_not_copied_again(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with writing(models, monkeypatch) as (first, url):
+        first.put("a", like=("item-1",))
+        with follower(other, monkeypatch, url) as second:
+            until(lambda: sequence(second) == 1)
+            (operation,) = Journal(other / "books" / FILE, "read").since(0, 9)
+            second.catalogue.copy([operation, replace(operation, sequence=2, id="b")], None)
+            until(lambda: sequence(second) == 2)
+            assert {"a", "b"} <= {*second.found("item-1")}
+
+
 def test_it_refuses_writes_and_names_the_writer(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with writing(models, monkeypatch) as (_, url), follower(other, monkeypatch, url) as second:
         headers = {"Authorization": f"Bearer {WRITE}", "Content-Type": "application/json"}

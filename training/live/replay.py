@@ -70,7 +70,6 @@ class _Replay:
 
     def apply(self, operation: Operation, stored: tuple[Placement, ...]) -> bool:
         """Apply an operation at the places that are stored, or at new ones; whether its item has a place."""
-        self.state.expire(operation.at)  # as its writer did: others may have the slots of expired items
         body = operation.body
         fields = None if body.fields is None else self._columns.fitting(body.fields)
         change = Change(operation.sequence, operation.id, operation.kind, fields, stored, body.valid_until, operation.at)

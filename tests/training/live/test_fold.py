@@ -140,6 +140,16 @@ def test_a_place_that_is_taken_is_found_anew(journal: JournalOf, tmp_path: Path)
     assert {"new-a", "second"} <= {*Bundle.open(tmp_path / "books" / "2").items.column("id").to_pylist()}
 
 
+def test_a_place_of_an_expired_item_may_have_been_taken(tmp_path: Path) -> None:
+    writer = JournalOf(history_model(tmp_path))
+    first = writer.put("late", valid_until=5.0)
+    second = writer.put("next", placed=False, at=6.0)
+    with writer.journal.writing() as transaction:
+        transaction.store_placements(1, {second: transaction.placements(1, [first])[first]})
+    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
+    assert Bundle.open(tmp_path / "books" / "2").items.column("id").to_pylist()[-1] == "next"
+
+
 def test_evidence_of_a_trained_item_counts_where_the_version_says_that_it_came_later(journal: JournalOf, tmp_path: Path) -> None:
     models = tmp_path / "books"
     journal.put("item-7", placed=False, events=(["item-0"],))
