@@ -207,9 +207,13 @@ def _connect(file: Path, mode: str, more: str = "") -> sqlite3.Connection:
 
 def _schema_of(connection: sqlite3.Connection, file: Path) -> int:
     """The schema version of a file, 0 for an empty one. Raises JournalCorrupt for other files, UnsupportedJournal for later ones."""
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    tables = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'")}
+    connection.execute("BEGIN")  # of one moment: a writer may be making the file
+    try:
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        tables = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'")}
+    finally:
+        connection.execute("ROLLBACK")
     if not application and not version and not tables:
         return 0
     if application != APPLICATION:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from espalier.errors import InvalidData, JournalBusy, JournalCorrupt, JournalReadOnly
+from espalier.errors import InvalidData, JournalBusy, JournalCorrupt, JournalError, JournalReadOnly
 from espalier.live import journal as journal_module
 from espalier.live import journal_file
 from espalier.live.journal import Journal
-from espalier.live.journal_file import locked, log_bytes
+from espalier.live.journal_file import locked, log_bytes, open_writer
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from tests.espalier.live.journals import appended, numbers, placed, put
@@ -266,3 +266,22 @@ def test_network_file_systems_are_known_by_their_mounts(tmp_path: Path, folder: 
         "25 22 0:4 / /mnt rw - cifs //host/share rw\n"
     )
     assert journal_file.on_network(Path(folder) / "live.db", mounts) == network
+
+
+def test_a_journal_is_opened_by_readers_while_it_is_made(tmp_path: Path) -> None:
+    def read() -> None:
+        while not made.is_set():
+            try:
+                Journal.open(file, "read")
+            except JournalError as error:
+                wrong.append(error)
+
+    wrong: list[JournalError] = []
+    for number in range(40):
+        file, made = tmp_path / f"{number}.db", threading.Event()
+        reader = threading.Thread(target=read)
+        reader.start()
+        open_writer(file).close()
+        made.set()
+        reader.join()
+    assert wrong == []
