@@ -6,6 +6,8 @@ import http.client
 import json
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.service.processes import Service, service
 from tests.service.running import ITEMS, LIMITS
 from tests.waiting import until
 
+EVENTS = {"events": [["item-1"]]}
 ALL = {"queries": [{"history": ["item-1"]}], "m": 40, "beam_size": 64}
 
 
@@ -29,11 +32,11 @@ def models(tmp_path: Path) -> Path:
     return folder
 
 
-def asked(running: Service, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+def asked(running: Service, method: str, path: str, body: Any = None, **more: str) -> tuple[int, Any]:
     """A request on a connection of its own, and so of any worker."""
     connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
     try:
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {WRITE_KEY}"}
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {WRITE_KEY}"} | more
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
@@ -51,7 +54,7 @@ def found(running: Service) -> set[str]:
 
 
 def put(running: Service, item_id: str) -> int:
-    status, outcome = asked(running, "PUT", f"/models/books/items/{item_id}", {"events": [["item-1"]]})
+    status, outcome = asked(running, "PUT", f"/models/books/items/{item_id}", EVENTS)
     assert status == 201, outcome
     sequence: int = outcome["sequence"]
     return sequence
@@ -84,3 +87,57 @@ def test_a_killed_worker_loses_nothing_and_its_replacement_has_everything(models
     with service(models, 1, ESPALIER_WRITE_KEYS=WRITE_KEY) as running:
         assert {"first", "during", "after"} <= found(running)
         assert put(running, "last") == 4
+
+
+def test_of_writers_that_race_for_an_id_one_wins_and_no_sequence_is_given_twice(models: Path) -> None:
+    with service(models, 2, ESPALIER_WRITE_KEYS=WRITE_KEY) as running:
+        answers: list[tuple[str, int, Any]] = []
+
+        def write(_: int) -> None:
+            for i in range(10):
+                item = f"new-{i}"
+                answers.append((item, *asked(running, "PUT", f"/models/books/items/{item}", EVENTS, **{"If-None-Match": "*"})))
+
+        with ThreadPoolExecutor(6) as writers:
+            list(writers.map(write, range(6)))
+        won = [(item, answer["sequence"]) for item, status, answer in answers if status == 201]
+        assert sorted(item for item, _ in won) == sorted(f"new-{i}" for i in range(10))
+        assert sorted(sequence for _, sequence in won) == [*range(1, 11)]
+        assert {status for _, status, _ in answers} == {201, 412}
+
+
+def test_versions_come_and_go_while_items_do_and_nothing_is_lost(models: Path) -> None:
+    rng = np.random.default_rng(1)
+    make_bundle(models, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=2, kind="product", **LIMITS)
+    (models / "books" / "serving.json").write_text('{"generation": 1, "versions": [1], "default": 1}')
+    stop = threading.Event()
+    written: list[str] = []
+    with service(models, 2, ESPALIER_WRITE_KEYS=WRITE_KEY) as running:
+
+        def write() -> None:
+            while not stop.is_set():
+                put(running, f"new-{len(written)}")
+                written.append(f"new-{len(written)}")
+
+        with ThreadPoolExecutor(1) as writer:
+            writing = writer.submit(write)
+            try:
+                for route, body in (
+                    ("load", {"version": 2, "default": False}),
+                    ("default", {"version": 2}),
+                    ("unload", {"version": 1}),
+                    ("default", {"version": 1}),
+                ):
+                    count = len(written)
+                    status, answer = running.request("POST", f"/models/books/{route}", body)
+                    assert status == 200, answer
+                    until(lambda count=count: len(written) > count + 2 or writing.done(), "it goes on")  # type: ignore[misc]
+            finally:
+                stop.set()
+            writing.result()
+        newest = written[-20:]
+        for version in (1, 2):
+            for item in newest:
+                query = {"queries": [{"history": ["item-1"]}], "filter": {"id": [item]}, "m": 2, "beam_size": 64, "version": version}
+                _, answer = running.request("POST", "/retrieve", query)
+                assert [found["id"] for found in answer["results"][0]["items"]] == [item]
