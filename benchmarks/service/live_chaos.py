@@ -203,6 +203,15 @@ def disk(folder: Path, size: str = DISK) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+def _remount(folder: Path, how: str) -> None:
+    """Make a file system read-only (ro) or writable (rw), once nobody writes to it any more."""
+    give_up = time.monotonic() + READY_S
+    while subprocess.run(["mount", "-o", f"remount,{how}", str(folder)], capture_output=True).returncode:
+        if time.monotonic() > give_up:
+            raise RuntimeError(f"{folder} cannot be mounted {how}")
+        time.sleep(0.1)
+
+
 def without_room(folder: Path, read_only: bool, sample: Path = SAMPLE) -> dict[str, Any]:
     """What a service answers while its models folder is full or read-only, and after.
 
@@ -231,7 +240,7 @@ def without_room(folder: Path, read_only: bool, sample: Path = SAMPLE) -> dict[s
             first = put("first")
             if read_only:  # a folder with files that are written to cannot be made read-only
                 victim.kill()
-                subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True)
+                _remount(mounted, "ro")
                 victim.start()
             else:
                 with suppress(OSError), filler.open("wb", buffering=0) as stream:
@@ -241,7 +250,7 @@ def without_room(folder: Path, read_only: bool, sample: Path = SAMPLE) -> dict[s
             kept = all(is_found("first") for _ in range(ASKS))
             retrievals = {request(victim.port, "POST", "/retrieve", {"queries": [{"history": []}]})[0] for _ in range(ASKS)}
             if read_only:
-                subprocess.run(["mount", "-o", "remount,rw", str(mounted)], check=True)
+                _remount(mounted, "rw")
             else:
                 filler.unlink()
             after = put("last"), all(is_found("last") for _ in range(ASKS))

@@ -202,7 +202,7 @@ class Journal:
         with self._writing, locked(self.file, timeout_s):
             self._check_file()
             if self._writer is None:
-                self._writer = open_writer(self.file)
+                self._writer = self._open_writer()
                 self._inode = self.file.stat().st_ino
             try:
                 with errors_of(self.file):
@@ -214,6 +214,15 @@ class Journal:
                 if self._writer is not None and self._writer.in_transaction:
                     with suppress(sqlite3.Error):
                         self._writer.execute("ROLLBACK")
+
+    def _open_writer(self) -> sqlite3.Connection:
+        """The connection that writes. Holds the lock."""
+        try:
+            return open_writer(self.file)
+        except JournalReadOnly:  # a reader that was opened in a read-only folder has read-only memory, which all of a process share
+            with self._reading:
+                self._close_reader()
+            return open_writer(self.file)
 
     def close(self) -> None:
         """Close the file. A later call opens it again."""

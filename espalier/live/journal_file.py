@@ -94,6 +94,8 @@ def open_writer(file: Path) -> sqlite3.Connection:
             if found < len(MIGRATIONS):
                 _migrate(connection, found)
                 _flush_folder(file.parent)
+            connection.execute("BEGIN IMMEDIATE")  # raises where nothing can be written
+            connection.execute("ROLLBACK")
         except BaseException:
             connection.close()
             raise

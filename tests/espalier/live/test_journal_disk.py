@@ -258,7 +258,10 @@ def test_what_a_killed_writer_has_committed_is_read_in_a_read_only_folder(tmp_pa
         assert [operation.id for operation in journal.since(0, 9)] == ["a"]
         with pytest.raises(JournalReadOnly):
             appended(journal, [put("b")])
+        assert [operation.id for operation in journal.since(0, 9)] == ["a"]
         read_only(folder, False)
+        assert appended(journal, [put("b")]) == [2]
+        assert journal.last_sequence() == 2
 
 
 def test_a_journal_of_which_a_part_cannot_be_read_is_not_read_at_all(tmp_path: Path) -> None:
