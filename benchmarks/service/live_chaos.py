@@ -27,12 +27,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.service.live_clients import KEY, Client, found_by_evidence, judge, request
 from benchmarks.service.live_replay import replay_seconds
-from espalier.bundle import find_versions
-from espalier.items import ItemTable
+from espalier.bundle import Bundle, find_versions
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "models" / "debian-depends"
@@ -106,6 +103,7 @@ class Victim:
 class Chaos:
     """See the module; durations in s.
 
+    full   puts for which there was no room where they belong (507)
     found  share of items that are among 50 for a history that they were put with
     """
 
@@ -114,6 +112,7 @@ class Chaos:
     acknowledged: int
     repeated: int
     refused: int
+    full: int
     lost: int
     twice: int
     found: float
@@ -125,7 +124,8 @@ def chaos(folder: Path, kills: int, seed: int = 0, sample: Path = SAMPLE) -> Cha
     """Kill a service `kills` times while clients write."""
     models, rng, began = copied(sample, folder), random.Random(seed), time.perf_counter()
     victim, of_service = Victim(models, folder / "service.log"), 0
-    clients = [Client(f"c{number}", victim.port, sample.name, trained_items(models / sample.name)) for number in range(CLIENTS)]
+    histories = held_out(models / sample.name)
+    clients = [Client(f"c{number}", victim.port, sample.name, histories) for number in range(CLIENTS)]
     threads = [threading.Thread(target=client.run, daemon=True) for client in clients]
     try:
         victim.start()
@@ -151,10 +151,20 @@ def chaos(folder: Path, kills: int, seed: int = 0, sample: Path = SAMPLE) -> Cha
         for client in clients:
             client.stop()
         victim.kill()
-    repeated, refused = sum(client.repeated for client in clients), [text for client in clients for text in client.refused]
-    seconds = round(time.perf_counter() - began, 1)
-    notes = found.notes + refused[:5]
-    return Chaos(kills, of_service, found.acknowledged, repeated, len(refused), found.lost, found.twice, round(share, 3), seconds, notes)
+    refused = [text for client in clients for text in client.refused]
+    return Chaos(
+        kills=kills,
+        of_service=of_service,
+        acknowledged=found.acknowledged,
+        repeated=sum(client.repeated for client in clients),
+        refused=len(refused),
+        full=sum(client.full for client in clients),
+        lost=found.lost,
+        twice=found.twice,
+        found=round(share, 3),
+        seconds=round(time.perf_counter() - began, 1),
+        notes=found.notes + refused[:5],
+    )
 
 
 def copied(sample: Path, folder: Path) -> Path:
@@ -163,11 +173,11 @@ def copied(sample: Path, folder: Path) -> Path:
     return folder / "models"
 
 
-def trained_items(model: Path) -> Sequence[str]:
-    """Ids of a model's items."""
+def held_out(model: Path) -> list[list[str]]:
+    """Histories of the users that a model was evaluated on."""
     version = max(find_versions(model.parent)[model.name])
-    table = ItemTable.open(model / str(version) / "items.arrow")
-    return table.ids_of(np.arange(min(len(table), 2000)))
+    queries = Bundle.open(model / str(version), verify=False).heldout().column("history").to_pylist()
+    return [history for history in queries if len(history) > 1]
 
 
 def _wait_for_answers(victim: Victim, clients: Sequence[Client]) -> None:
@@ -224,7 +234,7 @@ def without_room(folder: Path, read_only: bool, sample: Path = SAMPLE) -> dict[s
     with disk(folder / ("read-only" if read_only else "full")) as mounted:
         models = copied(sample, mounted)
         victim = Victim(models, folder / "service.log")
-        client = Client("c", victim.port, sample.name, trained_items(models / sample.name))
+        client = Client("c", victim.port, sample.name, held_out(models / sample.name))
         filler = mounted / "filler"
 
         def put(name: str) -> int:

@@ -47,7 +47,7 @@ class Client:
 
     port      of the service
     model     its name
-    items     ids of trained items, of which histories are made
+    histories ids of trained items that users had together, of which events are made
     expected  id → token of its last acknowledged operation, None: deleted
     doubtful  ids whose last operation was not answered before the end
     """
@@ -55,12 +55,13 @@ class Client:
     name: str
     port: int
     model: str
-    items: Sequence[str]
+    histories: Sequence[Sequence[str]]
     acknowledged: list[Acknowledged] = field(default_factory=list)
     expected: dict[str, str | None] = field(default_factory=dict)
     doubtful: set[str] = field(default_factory=set)
     refused: list[str] = field(default_factory=list)
     repeated: int = 0
+    full: int = 0
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -87,7 +88,8 @@ class Client:
         """A put of an item, with or without evidence."""
         said: dict[str, Any] = {"fields": {"title": token, "section": "games"}}
         if has_events:
-            said["events"] = [rng.sample(self.items, rng.randint(2, 6)) for _ in range(rng.randint(*EVENTS))]
+            history = rng.choice(self.histories)
+            said["events"] = [rng.sample(history, rng.randint(1, len(history))) for _ in range(rng.randint(*EVENTS))]
         return said
 
     def _finish(self, method: str, item: str, token: str | None, body: dict[str, Any] | None) -> None:
@@ -97,6 +99,9 @@ class Client:
             if status in (200, 201, 202):
                 self.acknowledged.append(Acknowledged(int(answer["sequence"]), item, token))
                 self.expected[item] = token
+                return
+            if status == 507:  # the nodes where it belongs are full: as it should be, and nothing was changed
+                self.full += 1
                 return
             if 400 <= status < 500 and status not in (408, 429, 499):
                 self.refused.append(f"{method} {item}: {status} {answer}")
