@@ -138,13 +138,14 @@ class LiveEngine:
         manifest, scorer = self.bundle.manifest, self.bundle.manifest.scorer
         if isinstance(manifest.query, HistoryKind):
             self._encoder = opened_encoder(self.bundle)
+        usual = replace(SearchParams.uniform(1, manifest.search.beam_size, manifest.search.m), frontier=True)
+        self.inner.prepare(usual)
         states_BS = None
         if not isinstance(scorer, LinearScorer):
             states_BS = np.zeros((1, scorer.state_dim), np.float32)
             states_BLS = np.zeros((1, scorer.state_levels, scorer.state_dim), np.float32)
             for mask in (None, every_item(self._tree)) if self._encoder is not None else ():
-                usual = SearchParams.uniform(1, manifest.search.beam_size, manifest.search.m, mask=mask)
-                self.inner.prepare(replace(usual, states_BLS=states_BLS))
+                self.inner.prepare(replace(usual, mask_B=(mask,), states_BLS=states_BLS))
         parents_Y = now.overlay.trees[self._place].parent_Y
         if len(parents_Y):
             one = SearchParams.uniform(1, 1, 1, np.zeros((1, 1), np.int64))

@@ -50,6 +50,7 @@ class LiveForestEngine:
         self._place_I = np.full(inner.items, -1, np.int32)
         self._joint = inner.joint if isinstance(inner, SparseForestEngine) else None
         self._live: _Now | None = None
+        self._is_ready = False
 
     @property
     def name(self) -> str:
@@ -72,6 +73,10 @@ class LiveForestEngine:
 
     def set_overlay(self, overlay: Overlay | None) -> None:
         """What is live from the next call on; None: nothing. From any thread."""
+        if overlay is not None and not overlay.is_empty and not self._is_ready:
+            search = self.bundle.manifest.search
+            self.inner.prepare(replace(SearchParams.uniform(1, search.beam_size, search.m), frontier=True))
+            self._is_ready = True
         self._live = None if overlay is None or overlay.is_empty else self._now(overlay)
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:

@@ -148,9 +148,12 @@ class GpuEngine(ABC, Generic[AnyCell]):
                     self.search(queries, SearchParams.uniform(batch, min(1 << bucket, limits.max_beam_size), m))
 
     def prepare(self, params: SearchParams) -> None:
-        with self.running():
-            for members, bucket in self._groups(params):
-                self.cell(len(members), bucket, self._wanted(params, members), CellParts.of(params))
+        """Where they bring frontiers or take states, which warm-up leaves out, for calls of every size."""
+        parts = CellParts.of(params)
+        for members, bucket in self._groups(params):
+            for batch in (len(members),) if parts == PLAIN else self.shapes.batches:
+                with self.running():
+                    self.cell(batch, bucket, self._wanted(params, members), parts)
 
     def close(self) -> None:
         """Free what is on the device, the cells one by one: a hundred CUDA graphs at once would hold the interpreter."""
