@@ -29,7 +29,7 @@ from tests.service.processes import KEY, service
 
 pytestmark = pytest.mark.slow
 
-SECONDS = "2"
+SECONDS, WRITE = "2", "a-key-that-may-write"
 REFUSED = "refused (429)"
 NAMES = {f"beam {beam}, m {m}" for beam in (4, 16) for m in (3, 40)}
 
@@ -81,6 +81,19 @@ def test_every_shape_of_load_stops_by_itself_without_a_failure(folder: Path) -> 
     assert ended["reload"][1]["reload"]["num_requests"] >= 2
     assert loads >= 2
     assert described["version"] == 1
+
+
+def test_items_are_put_beside_the_retrievals_and_deleted_in_the_end(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    make_bundle(tmp_path, rng, complete_tree(rng.permutation(32), 2), name="books")
+    with service(tmp_path, 1, ESPALIER_WRITE_KEYS=WRITE) as running:
+        url = f"http://127.0.0.1:{running.port}"
+        code, stats, log = Locust(url, tmp_path, "--write-rate", "20", "--write-key", WRITE).end()
+        _, described = running.request("GET", "/models/books")
+    assert code == 0, log
+    assert stats["put"]["num_failures"] == 0
+    assert described["live"]["sequence"] >= 2 * stats["put"]["num_requests"] > 20  # a put and a delete each
+    assert described["live"]["items"] == 0
 
 
 @contextmanager

@@ -28,14 +28,14 @@ from loadtest import sweep as sweep_module
 from loadtest.cell import measure
 from loadtest.queries import read_queries
 from loadtest.sweep import main
-from loadtest.target import Json, parse_url
+from loadtest.target import Json, ask, parse_url
 from tests.pictures import Pictures
 from tests.service.processes import service
 from training.evaluate import evaluate, held_out_pairs
 
 pytestmark = pytest.mark.slow
 
-KEY = "a-key-that-may-retrieve"
+KEY, WRITE = "a-key-that-may-retrieve", "a-key-that-may-write"
 BEAMS, MS = (2, 8, 32), (3, 20)
 
 
@@ -84,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
-    with service(folder, 1, ESPALIER_RETRIEVE_KEYS=KEY) as running:
+    with service(folder, 1, ESPALIER_RETRIEVE_KEYS=KEY, ESPALIER_WRITE_KEYS=WRITE) as running:
         yield f"http://127.0.0.1:{running.port}"
 
 
@@ -164,6 +164,23 @@ def test_the_files_hold_every_cell_and_loop(
         expected = [(float(row["p99_ms"]), float(row["recall"])) for row in cells]
         assert np.array(points) == pytest.approx(np.array(expected), abs=0.01)
     assert ElementTree.parse(tmp_path / "frontier.svg").getroot().tag.endswith("svg")
+
+
+def test_a_third_loop_has_writes_beside_its_retrievals(sweep: Callable[..., int], url: str, tmp_path: Path) -> None:
+    assert sweep("--writes", "100", "--write-key", WRITE, "--seconds", "0.5", "--budget-ms", "1e6") == 0
+    found = document(tmp_path)
+    [cell] = found["cells"]
+    assert list(cell["loops"]) == ["closed", "open", "mixed"]
+    assert cell["loops"]["mixed"]["failed"] == cell["writes"]["failed"] == 0
+    assert cell["writes"]["samples"] == pytest.approx(50, abs=1)
+    assert found["settings"]["writes_per_s"] == 100
+    assert WRITE not in json.dumps(found)
+    assert [row["loop"] for row in rows(tmp_path)] == ["closed", "open", "mixed"]
+    text = (tmp_path / "sweep.md").read_text()
+    assert "## Writes of the mixed loop" in text
+    assert "| mixed |" in text
+    assert ask(parse_url(url, KEY), "GET", "/models/books")["live"]["items"] == 0  # what was put is deleted
+    assert sweep("--writes", "100") == 1  # without a key
 
 
 def test_few_samples_are_marked(sweep: Callable[..., int], tmp_path: Path) -> None:

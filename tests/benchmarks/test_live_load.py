@@ -1,0 +1,80 @@
+"""The measurement of writes beside retrievals: every item is asked for at both workers, and what is lost is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.service import live_load
+from benchmarks.service.live_load import KEY, measured
+from benchmarks.service.live_prober import Item, Probed, Prober, connections_to, items_of, lost_of
+from espalier.checks.random_bundles import make_bundle
+from espalier.tree import complete_tree
+from loadtest.queries import Query
+from tests.service.processes import service
+
+
+def test_evidence_is_a_query_or_a_part_of_a_history() -> None:
+    history, features = Query("history", ("a", "b", "c")), Query("features", {"indices": [3, 5], "values": [1.0, 2.0]})
+    items = items_of([history], "x-", 50, 0)
+    assert len({item.id for item in items}) == 50
+    assert {item.query["history"] == list(item.event) for item in items} == {True}
+    assert all(0 < len(item.event) <= 3 for item in items)
+    assert len({item.event for item in items}) > 3
+    assert items_of([features], "x-", 1, 0) == [Item("x-0", {3: 1.0, 5: 2.0}, {"features": features.values})]
+    assert items_of([Query("text", "words")], "x-", 1, 0) == [Item("x-0", "words", {"text": "words"})]
+
+
+def test_percentiles_of_nothing_are_no_numbers() -> None:
+    assert np.isnan(Probed().percentile_ms(99))
+    assert Probed(visible_s=[0.001, 0.002]).percentile_ms(50) == pytest.approx(1.5)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of 32 items, of which a search finds every one."""
+    folder = tmp_path_factory.mktemp("models")
+    rng = np.random.default_rng(0)
+    make_bundle(folder, rng, complete_tree(rng.permutation(32), 2), name="books", max_beam_size=64, max_m=64)
+    return folder / "books" / "1"
+
+
+@pytest.fixture(scope="module")
+def port(model: Path) -> Iterator[int]:
+    with service(model.parent.parent, 2, ESPALIER_WRITE_KEYS=KEY) as running:
+        yield running.port
+
+
+@pytest.mark.slow
+def test_every_worker_is_asked_for_every_item(port: int) -> None:
+    address = "127.0.0.1", port
+    prober = Prober(address, "books", KEY, workers=2, m=64)
+    probed = prober.run(items_of([Query("history", ("item-1", "item-2"))], "new-", 40, 0), per_s=100)
+    assert probed.statuses == {201: 40}
+    assert (len(probed.visible_s), probed.found_at_once, probed.invisible) == (40, 40, 0)
+    assert sorted(probed.sequences.values()) == [*range(1, 41)]
+    assert lost_of(address, "books", KEY, probed) == 0
+    probed.sequences["never"] = 99
+    assert lost_of(address, "books", KEY, probed) == 1
+
+
+@pytest.mark.slow
+def test_connections_are_known_by_their_worker(port: int) -> None:
+    pairs = connections_to(("127.0.0.1", port), 2, 3)
+    assert [len(pair) for pair in pairs] == [2, 2, 2]
+    with pytest.raises(RuntimeError, match="of 3 workers"):
+        connections_to(("127.0.0.1", port), 3, 1)
+
+
+@pytest.mark.slow
+def test_the_figures_of_a_short_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_load, "M", 32)
+    found = measured(model, puts_per_s=20, seconds=1, rounds=1)
+    assert {"visible_p99_ms", "puts_per_s", "retrieve_p99_ms", "retrieve_p99_ms_without", "lost"} <= found.keys()
+    assert (found["lost"], found["acknowledged"], found["sequences_twice"], found["invisible"]) == (0, 20, 0, 0)
+    row = live_load.bulk(model, 300)
+    assert (row["items"], row["failed"]) == (300, 0)
+    assert row["items_per_s"] > 0
