@@ -45,11 +45,12 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path("models/debian-depends/1"), help="a bundle (default %(default)s)")
     parser.add_argument("--bulk", type=Path, nargs="*", help="bundles to put items into in bulk (default: the one of --model)")
     parser.add_argument("--puts", type=float, default=100.0, help="items put per second (default %(default)g)")
+    parser.add_argument("--share", type=float, default=LOAD_SHARE, help="share of the capacity that is offered (default %(default)g)")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of a measurement (default %(default)g)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements without and with writes, in turn (default %(default)s)")
     parser.add_argument("--bulk-items", type=int, default=2000, help="items of a bulk (default %(default)s)")
     options = parser.parse_args()
-    found = measured(options.model, options.puts, options.seconds, options.rounds)
+    found = measured(options.model, options.puts, options.seconds, options.rounds, options.share)
     found["bulk"] = [bulk(model, options.bulk_items) for model in ([options.model] if options.bulk is None else options.bulk)]
     found |= {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "puts_per_s_offered": options.puts}
     print(json.dumps(found, indent=1))
@@ -76,15 +77,19 @@ def settings(folder: Path, workers: int) -> dict[str, str]:
     }
 
 
-def measured(model: Path, puts_per_s: float, seconds: float, rounds: int) -> dict[str, Any]:
-    """The figures of both loads, medians of the rounds; counts are sums."""
+def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share: float = LOAD_SHARE) -> dict[str, Any]:
+    """The figures of both loads, medians of the rounds; counts are sums.
+
+    As many retrievals are offered with writes as without: those that ask for the items count.
+    """
     queries = held_out(Bundle.open(model, verify=False))
     with copied(model) as (folder, name), serving(["service"], settings(folder, WORKERS)) as port:
         address = "127.0.0.1", port
         requests = [request_bytes("/retrieve", {"model": name, "queries": [query.body()], "m": M}) for query in queries]
         closed_loop(address, requests, CLIENTS, 2)  # warm
         capacity = len([one for one in closed_loop(address, requests, CLIENTS, seconds / 2) if one.status == 200]) / (seconds / 2)
-        load = address, requests, LOAD_SHARE * capacity, seconds
+        offered = share * capacity
+        asked = WORKERS * puts_per_s
         without: list[dict[str, Any]] = []
         beside: list[dict[str, Any]] = []
         probed: list[Probed] = []
@@ -92,8 +97,8 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int) -> dic
         prober = Prober(address, name, KEY, WORKERS, M)
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # so that the two loads do not share an interpreter
             for number in range(rounds):
-                without.append(pool.submit(retrieved, *load, number).result())
-                running = pool.submit(retrieved, *load, number)
+                without.append(pool.submit(retrieved, address, requests, offered, seconds, number).result())
+                running = pool.submit(retrieved, address, requests, max(offered - asked, 1.0), seconds, number)
                 items = items_of(queries, f"round-{number}-", round(puts_per_s * seconds), number)
                 probed.append(prober.run(items, puts_per_s))
                 beside.append(running.result())
@@ -103,6 +108,7 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int) -> dic
     return {
         "model": name,
         "capacity_per_s": capacity,
+        "offered_per_s": offered,
         "visible_p99_ms": median([one.percentile_ms(99) for one in probed]),
         "visible_p50_ms": median([one.percentile_ms(50) for one in probed]),
         "answered_p99_ms": median([one.answered_ms(99) for one in probed]),
@@ -118,6 +124,7 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int) -> dic
         "found_later": sum(one.found_later for one in probed),
         "visible_but_not_among_m": sum(one.seen for one in probed),
         "invisible": sum(one.invisible for one in probed),
+        "refused": sum(one.refused for one in probed),
         "statuses": {"without": [one["statuses"] for one in without], "beside": [one["statuses"] for one in beside]},
         "put_statuses": [one.statuses for one in probed],
     }

@@ -63,6 +63,7 @@ class Probed:
     found_later            those that took more answers
     seen                   those that never were among the best, and that every worker knows
     invisible              those that a worker did not know after PATIENCE_S
+    refused                retrievals that were refused (429) or late, which say nothing of an item and were sent again
     """
 
     visible_s: list[float] = field(default_factory=list)
@@ -73,6 +74,7 @@ class Probed:
     found_later: int = 0
     seen: int = 0
     invisible: int = 0
+    refused: int = 0
     per_s: float = 0.0
 
     def percentile_ms(self, percent: float) -> float:
@@ -122,20 +124,24 @@ class Prober:
         sent = time.perf_counter()
         status, answer = exchange(writer, "PUT", f"/models/{self._model}/items/{item.id}", {"events": [values]}, self._headers)
         answered = time.perf_counter()
-        first, found_s = 0, 0.0
+        first, found_s, refused = 0, 0.0, 0
         missing = []
         if status in (200, 201):
             for reader in readers:
-                attempts = 0
-                while not (found := self._finds(reader, item)) and time.perf_counter() < answered + PATIENCE_S:
-                    attempts += 1
+                answers, found = 0, False
+                while not found and time.perf_counter() < answered + PATIENCE_S:
+                    seen = self._finds(reader, item)
+                    refused += seen is None
+                    answers += seen is not None
+                    found = bool(seen)
                 found_s = max(found_s, time.perf_counter() - sent)
-                first += found and attempts == 0
+                first += found and answers == 1
                 if not found:
                     missing.append(reader)
         unknown = any(self._is_unknown(reader, item) for reader in missing)
         with self._lock:
             probed.statuses[status] += 1
+            probed.refused += refused
             if status in WRITTEN:
                 probed.sequences[item.id] = answer["sequence"]
                 probed.answered_s.append(answered - sent)
@@ -149,14 +155,17 @@ class Prober:
             probed.found_at_once += first == len(readers)
             probed.found_later += first < len(readers)
 
-    def _finds(self, reader: http.client.HTTPConnection, item: Item) -> bool:
-        _, answer = exchange(reader, "POST", "/retrieve", {"model": self._model, "queries": [item.query], "m": self._m}, JSON)
-        return any(found["id"] == item.id for found in answer["results"][0]["items"]) if "results" in answer else False
+    def _finds(self, reader: http.client.HTTPConnection, item: Item) -> bool | None:
+        """Whether an answer holds an item; None where there was no answer."""
+        status, answer = exchange(reader, "POST", "/retrieve", {"model": self._model, "queries": [item.query], "m": self._m}, JSON)
+        return any(found["id"] == item.id for found in answer["results"][0]["items"]) if status == 200 else None
 
     def _is_unknown(self, reader: http.client.HTTPConnection, item: Item) -> bool:
         body = {"model": self._model, "queries": [item.query], "m": self._m, "explain_items": [item.id]}
-        _, answer = exchange(reader, "POST", "/retrieve", body, JSON)
-        return bool(answer["results"][0]["explain"]["items"][0]["outcome"] in ("unknown", "deleted"))
+        while True:
+            status, answer = exchange(reader, "POST", "/retrieve", body, JSON)
+            if status == 200:
+                return bool(answer["results"][0]["explain"]["items"][0]["outcome"] in ("unknown", "deleted"))
 
 
 JSON = {"Content-Type": "application/json"}
