@@ -113,6 +113,10 @@ class LiveVersion:
         """What a re-ranker needs of live items; None where there are none."""
         return self._newest.candidates if isinstance(self._newest, LiveView) else None
 
+    def newest(self) -> View:
+        """What results are read by: every item that the engine may have found has a row in it."""
+        return self._newest
+
     @property
     def items(self) -> Items:
         return self._view.items

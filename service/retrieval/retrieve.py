@@ -76,10 +76,11 @@ async def retrieve(checked: CheckedRequest, settings: Settings, began: float, de
         stage = checked, encoded.queries, encoded.caller_features, answer.result
         found = second_stage(*stage) if small else await _in_thread(deadline, second_stage, *stage)
     reranked = time.perf_counter()
+    seen = view if view.is_frozen else model.live.newest()  # the engine may have found what came after the request
     if small and not checked.traced:
-        results = results_json(checked, view, conditions, encoded, answer, found, deadline)
+        results = results_json(checked, seen, conditions, encoded, answer, found, deadline)
     else:
-        results = await _in_thread(deadline, results_json, checked, view, conditions, encoded, answer, found, deadline)
+        results = await _in_thread(deadline, results_json, checked, seen, conditions, encoded, answer, found, deadline)
     done = time.perf_counter()
     if done > deadline:
         raise DeadlinePassed(LATE)

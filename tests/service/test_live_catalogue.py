@@ -15,7 +15,7 @@ from service.entity_tags import Condition
 from service.errors import CatalogueFull, Conflict, ItemNotFound, NotWritable, PreconditionFailed
 from service.live import live_version
 from service.live.catalogue_types import Delete, Outcome, Put, tag_of
-from tests.service.live_running import Live, add_version, live_service, models
+from tests.service.live_running import ALL, Live, add_version, live_service, models
 from tests.service.running import run
 from tests.waiting import until
 
@@ -307,3 +307,20 @@ def _holds(models: Path, sequence: int) -> None:
     """Version 1 says that it holds operations up to this one."""
     file = models / "books" / "1" / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"live": {"through": sequence}}))
+
+
+@pytest.mark.parametrize("explained", [[], ["first", "item-3"]])
+def test_a_request_that_came_before_an_item_may_find_it(models: Path, monkeypatch: pytest.MonkeyPatch, explained: list[str]) -> None:
+    """Between its look at the catalogue and its search, items came; the engine has them, the request had not."""
+    with live_service(models, monkeypatch) as live:
+        before = live.version().live.view()
+        body = {"queries": [{"history": ["item-1"]}], "fields": ["title"], "explain_items": explained, **ALL}
+        trained = live.found("item-1")
+        live.put("first", events=(["item-1"],), fields={"title": "First"})
+        live.put("second", events=(["item-2"],))
+        monkeypatch.setattr(live.version().live, "view", lambda live: before)
+        result = live.running.retrieve(**body)["results"][0]
+        assert {item["id"] for item in result["items"]} == {*trained, "first", "second"}
+        assert [item["fields"]["title"] for item in result["items"] if item["id"] == "first"] == ["First"]
+        monkeypatch.undo()
+        assert live.found("item-1", live=False) == trained
