@@ -94,8 +94,10 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
         beside: list[dict[str, Any]] = []
         probed: list[Probed] = []
         lost = 0
-        prober = Prober(address, name, KEY, WORKERS, M)
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # so that the two loads do not share an interpreter
+        with (
+            Prober(address, name, KEY, WORKERS, M) as prober,
+            ProcessPoolExecutor(1, get_context("spawn")) as pool,  # so that the two loads do not share an interpreter
+        ):
             for number in range(rounds):
                 without.append(pool.submit(retrieved, address, requests, offered, seconds, number).result())
                 running = pool.submit(retrieved, address, requests, max(offered - asked, 1.0), seconds, number)

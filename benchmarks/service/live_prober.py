@@ -85,13 +85,21 @@ class Probed:
 
 
 class Prober:
-    """Its threads have a connection to each worker, and one to write."""
+    """Its threads have a connection to each worker, and one to write. A context manager that closes them."""
 
     def __init__(self, address: tuple[str, int], model: str, key: str, workers: int, m: int) -> None:
         self._address, self._model, self._m = address, model, m
         self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         self._readers = connections_to(address, workers, THREADS)
         self._lock = threading.Lock()
+
+    def __enter__(self) -> Prober:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for readers in self._readers:
+            for reader in readers:
+                reader.close()
 
     def run(self, items: Sequence[Item], per_s: float) -> Probed:
         """Put the items, evenly paced, and ask for each. Blocks."""
@@ -196,6 +204,9 @@ def connections_to(address: tuple[str, int], workers: int, each: int) -> list[li
             connection.close()
         if len(found) == workers and all(len(own) == each for own in found.values()):
             return [list(one) for one in zip(*found.values(), strict=True)]
+    for own in found.values():
+        for connection in own:
+            connection.close()
     raise RuntimeError(f"after {ATTEMPTS} connections: {[len(own) for own in found.values()]} of {workers} workers, {each} each")
 
 

@@ -35,10 +35,10 @@ def test_percentiles_of_nothing_are_no_numbers() -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of 32 items, of which a search finds every one."""
+    """A bundle of 256 items, of which a search finds every one that is near its evidence."""
     folder = tmp_path_factory.mktemp("models")
     rng = np.random.default_rng(0)
-    make_bundle(folder, rng, complete_tree(rng.permutation(32), 2), name="books", max_beam_size=64, max_m=64)
+    make_bundle(folder, rng, complete_tree(rng.permutation(256), 2), name="books", beam_size=400, max_beam_size=400, max_m=400)
     return folder / "books" / "1"
 
 
@@ -51,8 +51,8 @@ def port(model: Path) -> Iterator[int]:
 @pytest.mark.slow
 def test_every_worker_is_asked_for_every_item(port: int) -> None:
     address = "127.0.0.1", port
-    prober = Prober(address, "books", KEY, workers=2, m=64)
-    probed = prober.run(items_of([Query("history", ("item-1", "item-2"))], "new-", 40, 0), per_s=100)
+    with Prober(address, "books", KEY, workers=2, m=400) as prober:
+        probed = prober.run(items_of([Query("history", ("item-1", "item-2"))], "new-", 40, 0), per_s=100)
     assert probed.statuses == {201: 40}
     assert (len(probed.visible_s), probed.found_at_once, probed.invisible) == (40, 40, 0)
     assert sorted(probed.sequences.values()) == [*range(1, 41)]
@@ -65,13 +65,16 @@ def test_every_worker_is_asked_for_every_item(port: int) -> None:
 def test_connections_are_known_by_their_worker(port: int) -> None:
     pairs = connections_to(("127.0.0.1", port), 2, 3)
     assert [len(pair) for pair in pairs] == [2, 2, 2]
+    for pair in pairs:
+        for connection in pair:
+            connection.close()
     with pytest.raises(RuntimeError, match="of 3 workers"):
         connections_to(("127.0.0.1", port), 3, 1)
 
 
 @pytest.mark.slow
 def test_the_figures_of_a_short_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_load, "M", 32)
+    monkeypatch.setattr(live_load, "M", 400)
     found = measured(model, puts_per_s=20, seconds=1, rounds=1)
     assert {"visible_p99_ms", "puts_per_s", "retrieve_p99_ms", "retrieve_p99_ms_without", "lost"} <= found.keys()
     assert (found["lost"], found["acknowledged"], found["sequences_twice"], found["invisible"]) == (0, 20, 0, 0)
