@@ -154,7 +154,7 @@ def bulk(model: Path, count: int) -> dict[str, Any]:
         try:
             with Client(f"http://127.0.0.1:{port}", api_key=KEY, timeout_s=120) as client:
                 items = items_of(queries, "bulk-", count, 0)
-                warm = [Put(f"warm-{item.id}", events=[item.event]) for item in items[:200]]
+                warm = [Put(f"warm-{item.id}", events=[item.event]) for item in items[: count // 4]]
                 list(client.bulk(name, warm))
                 began = time.perf_counter()
                 outcomes = list(client.bulk(name, (Put(item.id, events=[item.event]) for item in items)))
