@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -32,6 +33,13 @@ def _long_enough(secret: SecretStr) -> SecretStr:
     if len(named_key(secret.get_secret_value())[1]) < MIN_KEY:
         raise ValueError(f"expected a key of at least {MIN_KEY} characters, or NAME:KEY with such a key")
     return secret
+
+
+def _address(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise ValueError("expected the address of a service, https://HOST or http://HOST:PORT")
+    return value.rstrip("/")
 
 
 MIN_KEY = 16
@@ -103,7 +111,7 @@ class Settings(BaseSettings):
     max_live: int = Field(
         default=65_536, ge=1, le=1 << 18, description="Most live items of one model; more are answered 507 until a fold. Deletes are taken."
     )
-    follow: str | None = Field(
+    follow: Annotated[str, AfterValidator(_address)] | None = Field(
         default=None,
         description="Another host's service, https://HOST, whose live catalogues this one follows; writes here are answered 409.",
     )

@@ -39,15 +39,13 @@ class Page:
 
 
 class WriterFeed:
-    """Used by one thread. url: of the writer's service, with its path; key: of its role `admin`."""
+    """Used by one thread. url: of the writer's service, as `Settings.follow` has it; key: of its role `admin`."""
 
     def __init__(self, url: str, key: str | None) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidData("ESPALIER_FOLLOW", url, "https://HOST or http://HOST:PORT")
-        self.url, self._path = url.rstrip("/"), parts.path.rstrip("/")
+        self.url, self._path = url, parts.path
         self._headers = {"Accept": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname or "", parts.port
         self._connection: http.client.HTTPConnection | None = None
 
     def changes(self, model: str, after: int) -> Page:

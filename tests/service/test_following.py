@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from espalier.errors import InvalidData
 from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 from service.live.following import Following
 from service.live.writer_feed import FeedFailed, WriterFeed, operation_of
+from service.settings import Settings
 from tests.service.writers import Writer, change_of, serving
 from tests.waiting import until
 
@@ -198,7 +198,11 @@ def test_an_answer_that_is_too_large_is_not_read(writer: Writer, monkeypatch: py
         feed.changes("books", 0)
 
 
-@pytest.mark.parametrize("url", ["host:8000", "ftp://host", "http://", "/path"])
-def test_an_address_without_a_scheme_or_a_host_is_refused(url: str) -> None:
-    with pytest.raises(InvalidData, match="ESPALIER_FOLLOW"):
-        WriterFeed(url, None)
+@pytest.mark.parametrize("url", ["host:8000", "ftp://host", "http://", "/path", "http://host/?a=b", "http://me:secret@host"])
+def test_an_address_that_is_no_service_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="expected the address of a service"):
+        Settings(follow=url)
+
+
+def test_an_address_may_have_a_path() -> None:
+    assert Settings(follow="https://host/shop/").follow == "https://host/shop"
