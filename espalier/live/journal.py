@@ -16,31 +16,25 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from espalier.errors import InvalidData, JournalCorrupt, JournalError, JournalFull, JournalReadOnly
-from espalier.live import journal_file
+from espalier.live import journal_file, journal_tables
 from espalier.live.journal_file import LOCK_S, errors_of, locked, log_bytes, named, open_reader, open_writer
-from espalier.live.operations import ItemBody, Operation
-from espalier.live.rows import LiveRow, Placement
+from espalier.live.journal_tables import COLUMNS, MAX_TREES
+from espalier.live.operations import Operation
+from espalier.live.rows import Placement
 
 log = logging.getLogger(__name__)
 
-MAX_TREES = 16
 MAX_ROW_BYTES = 16 << 20
 """Largest row of a leaf."""
-PAGE_BYTES = 16 << 20
-"""Bodies that `since` returns; it ends with the one that exceeds this."""
 CHECKPOINT_BYTES = 8 << 20
 """Size of the write-ahead log from which a commit is followed by a checkpoint."""
-IDS = 500
-"""Ids or sequences of one SQL statement."""
-COLUMNS = "seq, id, kind, body, source_version, at"
 
 
 class Transaction:
@@ -50,13 +44,13 @@ class Transaction:
         self._connection, self._file = connection, file
 
     def last_sequence(self) -> int:
-        return _last(self._connection)
+        return journal_tables.last_sequence(self._connection)
 
     def since(self, sequence: int, limit: int) -> list[Operation]:
-        return _operations(self._connection, self._file, "seq > ? ORDER BY seq LIMIT ?", (sequence, limit))
+        return journal_tables.operations(self._connection, self._file, "seq > ? ORDER BY seq LIMIT ?", (sequence, limit))
 
     def read(self, ids: Sequence[str]) -> dict[str, Operation]:
-        return _read(self._connection, self._file, ids)
+        return journal_tables.read(self._connection, self._file, ids)
 
     def identify(self, identity: str) -> None:
         """Give the sequence numbers another identity: they are those of the journal that this one copies."""
@@ -80,7 +74,7 @@ class Transaction:
         return replace(operation, sequence=sequence, at=at)
 
     def placements(self, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
-        return _placements(self._connection, self._file, version, sequences)
+        return journal_tables.placements(self._connection, self._file, version, sequences)
 
     def store_placements(self, version: int, found: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
         """Store where operations were placed in a version, by sequence, unless another process did before; returns what is stored.
@@ -98,7 +92,7 @@ class Transaction:
             if self._connection.execute(stored, (version, sequence)).fetchone() is None:
                 insert = "INSERT OR IGNORE INTO placements(version, seq, tree, parent, slot, row) VALUES (?, ?, ?, ?, ?, ?)"
                 self._connection.executemany(insert, ((version, sequence, *row) for row in rows))
-        return _placements(self._connection, self._file, version, [*found])
+        return journal_tables.placements(self._connection, self._file, version, [*found])
 
 
 class Journal:
@@ -147,7 +141,7 @@ class Journal:
     def last_sequence(self) -> int:
         """The last sequence number that was given; 0 before the first."""
         with self.reading() as connection:
-            return 0 if connection is None else _last(connection)
+            return 0 if connection is None else journal_tables.last_sequence(connection)
 
     def identity(self) -> str | None:
         """Names the journal's sequence numbers: another one means that a backup was put in place. None before the first operation."""
@@ -173,12 +167,12 @@ class Journal:
     def read(self, ids: Sequence[str]) -> dict[str, Operation]:
         """The last operation of each id that has one."""
         with self.reading() as connection:
-            return {} if connection is None else _read(connection, self.file, ids)
+            return {} if connection is None else journal_tables.read(connection, self.file, ids)
 
     def placements(self, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
         """Stored placements in a version, by sequence, in order of trees; without operations that have none."""
         with self.reading() as connection:
-            return {} if connection is None else _placements(connection, self.file, version, sequences)
+            return {} if connection is None else journal_tables.placements(connection, self.file, version, sequences)
 
     # -- writing --------------------------------------------------------------------------------------------------------
 
@@ -260,7 +254,7 @@ class Journal:
 
     def _select(self, where: str, values: tuple[object, ...]) -> list[Operation]:
         with self.reading() as connection:
-            return [] if connection is None else _operations(connection, self.file, where, values)
+            return [] if connection is None else journal_tables.operations(connection, self.file, where, values)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection | None]:
@@ -296,54 +290,3 @@ class Journal:
             with suppress(sqlite3.Error):
                 self._writer.close()
             self._writer = None
-
-
-def _last(connection: sqlite3.Connection) -> int:
-    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'ops'").fetchone()
-    return 0 if row is None else int(row[0])
-
-
-def _operations(connection: sqlite3.Connection, file: Path, where: str, values: tuple[object, ...], whole: bool = False) -> list[Operation]:
-    found: list[Operation] = []
-    left = float("inf") if whole else PAGE_BYTES
-    for seq, item, kind, body, source_version, at in connection.execute(f"SELECT {COLUMNS} FROM ops WHERE {where}", values):
-        try:
-            found.append(Operation(seq, item, kind, ItemBody.from_bytes(body), source_version, at))
-        except (InvalidData, TypeError, AttributeError) as error:
-            raise JournalCorrupt(f"{named(file)}: operation {seq}: {error}") from error
-        left -= len(body)
-        if left < 0:
-            break
-    return found
-
-
-def _read(connection: sqlite3.Connection, file: Path, ids: Sequence[str]) -> dict[str, Operation]:
-    found: list[Operation] = []
-    for some in _chunks(ids):
-        where = f"seq IN (SELECT seq FROM latest WHERE id IN ({_marks(some)}))"
-        found += _operations(connection, file, where, some, whole=True)
-    return {operation.id: operation for operation in found}
-
-
-def _placements(connection: sqlite3.Connection, file: Path, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
-    found: dict[int, list[Placement]] = {}
-    for some in _chunks(sequences):
-        statement = f"SELECT seq, tree, parent, slot, row FROM placements WHERE version = ? AND seq IN ({_marks(some)}) ORDER BY seq, tree"
-        for seq, tree, parent, slot, row in connection.execute(statement, (version, *some)):
-            try:
-                if not 0 <= tree < MAX_TREES or parent < 0 or slot < 0:
-                    raise InvalidData("placement", (tree, parent, slot), "a tree, a node and a slot")
-                found.setdefault(seq, []).append(Placement(tree, parent, slot, LiveRow.from_bytes(row)))
-            except (InvalidData, TypeError) as error:
-                raise JournalCorrupt(f"{named(file)}: placement of operation {seq} in version {version}: {error}") from error
-    return {sequence: tuple(placements) for sequence, placements in found.items()}
-
-
-def _chunks(values: Iterable[object]) -> Iterator[tuple[object, ...]]:
-    rest = iter(values)
-    while some := tuple(islice(rest, IDS)):
-        yield some
-
-
-def _marks(values: Sequence[object]) -> str:
-    return ", ".join("?" * len(values))

@@ -215,7 +215,8 @@ def _schema_of(connection: sqlite3.Connection, file: Path) -> int:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         tables = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'")}
     finally:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # some errors end it
+            connection.execute("ROLLBACK")
     if not application and not version and not tables:
         return 0
     if application != APPLICATION:

@@ -12,7 +12,7 @@ import pytest
 
 from espalier.errors import InvalidData, JournalBusy, JournalCorrupt, JournalError, JournalReadOnly
 from espalier.live import journal as journal_module
-from espalier.live import journal_file
+from espalier.live import journal_file, journal_tables
 from espalier.live.journal import Journal
 from espalier.live.journal_file import locked, log_bytes, open_writer
 from espalier.live.operations import ItemBody, Operation
@@ -61,7 +61,7 @@ def test_many_ids_are_read_at_once(journal: Journal) -> None:
 
 def test_a_page_ends_where_bodies_are_large(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     appended(journal, [put(f"i{number}", number) for number in range(9)])
-    monkeypatch.setattr(journal_module, "PAGE_BYTES", 100)
+    monkeypatch.setattr(journal_tables, "PAGE_BYTES", 100)
     pages, after = [], 0
     while page := journal.since(after, 100):
         pages.append(len(page))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -274,6 +276,30 @@ def test_a_journal_of_which_a_part_cannot_be_read_is_not_read_at_all(tmp_path: P
             Journal(folder / "live.db").since(0, 9)
         read_only(folder, False)
         assert [operation.id for operation in Journal(folder / "live.db").since(0, 9)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("code", "found", "kind", "message"),
+    [
+        (errno.EDQUOT, sqlite3.SQLITE_IOERR_WRITE, JournalFull, "quota"),
+        (errno.EROFS, sqlite3.SQLITE_CANTOPEN, JournalReadOnly, "cannot be written"),
+        (None, sqlite3.SQLITE_IOERR_FSYNC, JournalError, "disk I/O error"),
+    ],
+)
+def test_what_sqlite_does_not_say_the_system_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, found: int, kind: type[JournalError], message: str
+) -> None:
+    def probe(**_: object) -> object:
+        if code is None:
+            return tempfile.NamedTemporaryFile(dir=tmp_path)
+        raise OSError(code, os.strerror(code))
+
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = found
+    monkeypatch.setattr(tempfile, "TemporaryFile", probe)
+    with pytest.raises(kind, match=message) as raised, journal_file.errors_of(tmp_path / "live.db"):
+        raise error
+    assert type(raised.value) is kind
 
 
 def test_a_folder_that_is_not_there_takes_no_operation(tmp_path: Path) -> None:
