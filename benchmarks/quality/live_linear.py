@@ -4,7 +4,8 @@
 
 The files are those of the Extreme Classification Repository. A tenth of the labels that enough training points have is hidden: no training
 point has them. Then they are put in by a few of their points: live, as a service does it, and by `place`, with the normalised sum of the
-same points as their features. Test points are those that a hidden label is right for; those labels alone are right. No model has a stacking, which `place` would drop.
+same points as their features. Test points are those that a hidden label is right for; those labels alone are right. No model
+has a stacking, which `place` would drop.
 
 Rows: {"how", "m", "recall_new", "recall_old"}; `items_per_s` is the time of `place` and `apply` of a live catalogue, one thread.
 """
@@ -78,7 +79,9 @@ def trained(train: LabelledPoints, labels: Int64, test: LabelledPoints, folder: 
         items=folder / "items.parquet",
     )
     (folder / "work").mkdir()
-    return fit_and_export(LinearConfig(name=name, data=data, stacking=StackingOptions(model="none")), folder / name / "1", folder / "work", threads=1)
+    return fit_and_export(
+        LinearConfig(name=name, data=data, stacking=StackingOptions(model="none")), folder / name / "1", folder / "work", threads=1
+    )
 
 
 def found_by(bundle: Bundle, test: LabelledPoints, labels: int) -> Int64:

@@ -151,3 +151,16 @@ def without_items(lists: Interactions, is_hidden_I: NDArray[np.bool_], old_of_I:
         category_of_item_I=None if category_I is None else category_I[~is_hidden_I],
         time_of_event_E=None,
     )
+
+
+def histories_of(whole: Prepared, most: int, rng: np.random.Generator) -> dict[int, list[Int64]]:
+    """Item row → at most so many histories of drawn training users that led to it, oldest first; items that none led to are left out."""
+    lists = whole.split.lists
+    found: dict[int, list[Int64]] = {}
+    for user in rng.permutation(whole.split.train).tolist():
+        items = lists.of(user)
+        for place, item in enumerate(items.tolist()):
+            before = np.delete(items, place) if lists.order == "none" else items[:place]
+            if len(before) and len(found.setdefault(item, [])) < most:
+                found[item].append(before)
+    return {item: histories for item, histories in found.items() if histories}

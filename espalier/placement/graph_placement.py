@@ -2,9 +2,10 @@
 
     row = (n · e + l · mean of l neighbours' rows + κ · prior) / (n + l + κ)
 
-e is what n events say: `graph_rows.py` where a score is an inner product, else the mean row of the leaves that the search of the events
-finds. The prior is what the item's fields say (content.onnx) where the bundle reads fields and some are given, else the mean row of the
-parent's leaves; then κ = 1, an event. An item with nothing but fields has their row, as an item that no training user touched.
+e is what n events say: `graph_rows.py` where a score is an inner product, with the shift of that module on top of the whole row, else the
+mean row of the leaves that the search of the events finds. The prior is what the item's fields say (content.onnx) where the bundle reads
+fields and some are given, else the mean row of the parent's leaves; κ = 1, an event. An item with nothing but fields has their row, as an
+item that no training user touched.
 
 Legend: B queries, D node row.
 """
@@ -100,13 +101,14 @@ class GraphPlacement:
         memory = ((), ()) if self._memory is None else self._memory_of(item.events, known)
         events_D = self._row_of_events(found, scale)
         sum_D = sum((row_D for _, row_D in like), np.zeros(len(scale.row_S))) + len(found) * events_D
-        row = partial(self._row, sum_D, len(found) + len(like), content_D, scale, memory)
+        row = partial(self._row, sum_D, len(found) + len(like), bool(found), content_D, scale, memory)
         return Parents(best_first(parts), row)
 
     def _row(
         self,
         sum_D: Floats,
         count: int,
+        has_events: bool,
         content_D: NDArray[np.float32] | None,
         scale: RowScale,
         memory: tuple[Entries, Entries],
@@ -114,6 +116,7 @@ class GraphPlacement:
     ) -> LiveRow:
         prior_D = self._mean_row(parent) if content_D is None else content_D.astype(np.float64)
         row_D = scale.capped((sum_D + PRIOR * prior_D) / (count + PRIOR))
+        row_D = scale.shifted(row_D) if has_events else row_D
         return LiveRow(row_D.astype(np.float32), memory_to=memory[0], memory_from=memory[1])
 
     def _row_of_events(self, found: list[tuple[Frontier, Int64, int]], scale: RowScale) -> Floats:
@@ -210,7 +213,8 @@ class GraphPlacement:
             np.concatenate([np.where(result.count_B == defaults.m, result.keys_BM[:, -1], -np.inf) for result in results]),
             held.relevant,
         )
-        shift = shift_of(background, self._trials(background, scale), self.bundle.manifest.ranking, self.bundle.memory)
+        trials, ranking = self._trials(background, scale), self.bundle.manifest.ranking
+        shift = shift_of(background, trials, self._tree.item_count, ranking, self.bundle.memory)
         return replace(scale, shift=shift)
 
     def _trials(self, background: Background, scale: RowScale) -> list[Trial]:
@@ -224,7 +228,7 @@ class GraphPlacement:
             none = np.empty(0, np.int64), np.empty(0)
             histories = background.history_BT
             memory = none if self._memory is None or histories is None else self._memory.of(histories[queries])
-            trials.append(Trial(item, queries, row_D, parent, count / (count + PRIOR), memory))
+            trials.append(Trial(item, queries, row_D, parent, memory))
         return trials
 
 

@@ -1,15 +1,15 @@
 """The node row of a new leaf, where a score is an inner product of query state and row: by the states of queries that led to its item.
 
-    e = r̄ + ρ · (s̄ − µ) / |s̄ − µ|        b = b̄ + shift
+    e = r̄ + ρ · (s̄ − µ) / |s̄ − µ|
 
 s̄ is the mean state of the item's events, µ that of the bundle's held-out queries, r̄ the mean row of trained leaves, and ρ 1½ times the
 median of their distances from it. Only the direction of s̄ − µ is used: a trained row lies in that of its queries, but how long states are
-says nothing of rows. Columns in which all states are equal hold biases: b̄ is the trained leaves' median, and the shift, the same for all
-items, goes into the last of them.
+says nothing of rows. Columns in which all states are equal hold biases, in which r̄ is the trained leaves' median.
 
-The shift: some trained items are placed as if they were new, by the held-out queries that they are relevant for, and asked for by the
-others. With it they come back SHOWN times as often as the leaves that training made for them. So new items are found neither everywhere nor
-nowhere. The factor 1½ was chosen on validation queries of the embedded sample and MovieLens; longer rows than that changed little.
+The shift is the same for all items, however many events they have, and goes into the last bias. Some trained items are placed as if they
+were new, by the held-out queries that they are relevant for, and asked for by the others. With the shift they come back SHOWN times as
+often as the leaves that training made for them, and at most MOST_SHOWN times as often as the catalogue's mean item: new items are found
+neither everywhere nor nowhere. The constants were chosen on validation queries of the embedded sample and MovieLens.
 
 Legend: B queries, S state = row, K beam, I items, J trained items that are placed.
 """
@@ -40,13 +40,15 @@ LONGEST = 0.99
 """No new row is farther from the mean row than this quantile of the trained ones, or than ρ."""
 SHOWN = 0.6
 """Items that held-out queries look for are more popular than most, so new ones are to come back less often than they."""
+MOST_SHOWN = 1.25
+"""How often new items may come back, in multiples of the catalogue's mean."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowScale:
     """What rows of new leaves are made with.
 
-    state_S   µ · row_S: r̄, with b̄ where `is_free_S` is False · is_free_S bool[S]: columns in which states differ
+    state_S   µ · row_S: r̄ · is_free_S bool[S]: columns in which states differ
     length    ρ · longest: see LONGEST · shift: see the module
     """
 
@@ -58,17 +60,17 @@ class RowScale:
     shift: float = 0.0
 
     def row_of_events(self, state_S: Floats) -> Floats:
-        """float64[S]: e and b, by the mean state of an item's events."""
+        """float64[S]: e, by the mean state of an item's events."""
         away_S = np.where(self.is_free_S, state_S - self.state_S, 0)
         distance = float(np.linalg.norm(away_S))
-        row_S = self.row_S + (self.length / distance if distance > 0 else 0.0) * away_S
-        if self.shift:
-            row_S[self.bias_column] += self.shift
-        return row_S
+        return self.row_S + (self.length / distance if distance > 0 else 0.0) * away_S
 
-    @property
-    def bias_column(self) -> int:
-        return int(np.flatnonzero(~self.is_free_S)[-1])
+    def shifted(self, row_S: Floats) -> Floats:
+        """A row with the shift; without a column of biases there is none."""
+        if self.shift:
+            row_S = row_S.copy()
+            row_S[np.flatnonzero(~self.is_free_S)[-1]] += self.shift
+        return row_S
 
     def capped(self, row_S: Floats) -> Floats:
         """A row that is not farther from the mean row than trained ones are."""
@@ -113,15 +115,14 @@ class Background:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A trained item placed as if it were new: its evidence (positions of queries), row, parent, what of the shift counts in its row, and
-    the item rows that lift it with S.
+    """A trained item placed as if it were new: its evidence (positions of queries), its row without a shift, its parent, and the item rows
+    that lift it with S.
     """
 
     item: int
     queries: list[int]
     row_S: Floats
     parent: int
-    share: float
     memory: tuple[Int64, Floats]
 
 
@@ -142,30 +143,36 @@ def best_parent(frontier: Frontier, queries: Sequence[int]) -> int:
     return int(nodes[0]) if len(nodes) else -1
 
 
-def shift_of(background: Background, trials: Sequence[Trial], ranking: Ranking, memory: Memory | None) -> float:
-    """The shift with which the trials come back SHOWN times as often as the leaves of their items; 0 where these never do."""
+def shift_of(background: Background, trials: Sequence[Trial], items: int, ranking: Ranking, memory: Memory | None) -> float:
+    """The shift of the module, for a catalogue of so many items; 0 where those of the trials never come back."""
     batch = len(background.key_B)
     gaps, trained = [], 0
     position = _positions(background.history_BT, memory)
     states_BS = background.frontier.states_BS
     if states_BS is None:
         return 0.0
+    ranks_BK = background.frontier.ranks_BK.astype(np.float64)
+    least_B = np.where(np.isfinite(ranks_BK), ranks_BK, np.inf).min(1)
     for trial in trials:
-        others = np.setdiff1d(np.arange(batch), trial.queries)
-        trained += int((background.found_BM[others] == trial.item).any(1).sum())
-        is_parent_BK = background.frontier.nodes_BK[others] == trial.parent
-        others = others[is_parent_BK.any(1)]
-        above_B = background.frontier.ranks_BK[others][is_parent_BK[is_parent_BK.any(1)]].astype(np.float64)
         lift_B = np.zeros(batch)
         if memory is not None:
             for a, value in zip(*(part.tolist() for part in trial.memory), strict=True):
                 at, weight = position.get(a, _NOWHERE)
                 lift_B[at] += memory.key_weight * value * weight
-        own_B = background.key_B[others].astype(np.float64) - lift_B[others] - ranking.gamma * above_B
-        gaps.append((_logit_of(own_B, ranking) - states_BS[others] @ trial.row_S) / trial.share)
+        is_parent_BK = background.frontier.nodes_BK == trial.parent
+        is_kept_B = is_parent_BK.any(1)
+        is_asked_B = np.ones(batch, np.bool_)
+        is_asked_B[trial.queries] = False
+        trained += int((background.found_BM[is_asked_B] == trial.item).any(1).sum())
+        # memory may lift a parent that is not in the beam: then it is about as good as the last that is
+        above_B = np.where(is_kept_B, np.where(is_parent_BK, ranks_BK, -np.inf).max(1), least_B)
+        is_asked_B &= (is_kept_B | (lift_B > 0)) & np.isfinite(above_B)
+        own_B = (background.key_B - lift_B - ranking.gamma * above_B)[is_asked_B]
+        gaps.append(_logit_of(own_B, ranking) - states_BS[is_asked_B] @ trial.row_S)
     every = np.sort(np.concatenate([np.empty(0), *gaps]))
     every = every[np.isfinite(every)]
-    shown = round(SHOWN * trained)
+    mean = len(trials) * batch * background.found_BM.shape[1] / items
+    shown = round(min(SHOWN * trained, MOST_SHOWN * mean))
     return float(every[min(shown, len(every)) - 1]) if shown and len(every) else 0.0
 
 

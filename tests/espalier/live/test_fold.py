@@ -31,6 +31,7 @@ from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidData
 from espalier.label_counts import LabelCounts
+from espalier.live import folded_tables
 from espalier.live.fold import content_of, fold_draft, folded, write_fold
 from espalier.live.folded_tables import FoldedRows
 from espalier.live.items import LiveItem, LiveItems
@@ -302,6 +303,21 @@ def test_memory_has_rows_and_columns_of_live_items_and_none_of_gone_ones(bundle:
         expected[a, before.item[mine]] = before.value[mine]
     expected[36, 5], expected[9, 36] = 2, 3
     assert_array_equal(dense, expected[1:, 1:])
+
+
+def test_a_row_of_the_memory_that_is_too_long_for_a_bundle_keeps_its_largest_entries(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand = Hand(bundle, np.random.default_rng(0))
+    new = len(bundle.items) + hand.put("new", [(3, 6)])
+    overlay = hand.overlay([(new, item, float(item % 7 + 1)) for item in range(30)])
+    monkeypatch.setattr(folded_tables, "MAX_ROW", 20)
+    memory = folded(bundle, overlay, hand.table).content.memory  # type: ignore[union-attr]
+    assert memory is not None
+    assert np.diff(memory.offset).max() == 20
+    largest = sorted(range(30), key=lambda item: (-(item % 7), item))[:20]
+    assert memory.item[memory.offset[36] :].tolist() == sorted(largest)
+    assert memory.value[memory.offset[36] :].tolist() == [item % 7 + 1 for item in sorted(largest)]
 
 
 @pytest.mark.parametrize(("leaf", "what"), [((3, 0), "slot"), ((2, 0), "slot"), ((0, 3), "parent"), ((43, 0), "parent"), ((3, -1), "slot")])

@@ -155,8 +155,7 @@ def test_a_row_lies_in_the_direction_of_its_queries_and_no_nearer_to_the_mean_th
     row = scale.row_of_events(state)
     distance = np.median(np.linalg.norm(leaf_rows[:, :3] - leaf_rows[:, :3].mean(0), axis=1))
     assert_allclose(row[:3] - scale.row_S[:3], [1.5 * distance, 0, 0], atol=1e-5)
-    shifted = replace(scale, shift=2.0).row_of_events(state)
-    assert_allclose(shifted - row, [0, 0, 0, 2], atol=1e-6)
+    assert_allclose(replace(scale, shift=2.0).shifted(row) - row, [0, 0, 0, 2], atol=1e-6)
 
 
 def test_a_row_that_is_too_far_is_drawn_in() -> None:
@@ -166,10 +165,10 @@ def test_a_row_that_is_too_far_is_drawn_in() -> None:
 
 
 def test_the_memory_of_an_item_follows_what_its_events_share() -> None:
-    memory = Memory(np.array([0, 3, 4, 4]), np.array([0, 1, 2, 0], np.int32), np.array([2, 4, 6, 8], np.float32), np.ones(2, np.float32), 1)
+    memory = Memory(np.array([0, 3, 4, 4]), np.array([0, 1, 2, 0], np.int32), np.array([5, 4, 6, 8], np.float32), np.ones(2, np.float32), 1)
     rows, values = MemoryRows(memory).of(np.array([[-1, 0], [2, 0], [1, 0], [1, 2]]))
     assert rows.tolist() == [0, 1, 2]
-    assert_allclose(values[:2], np.array([6**2 / 4, 8]) * (np.array([3, 2]) / 4) ** 0.25)
+    assert_allclose(values[:2], np.array([6, 8]) * (np.array([3, 2]) / 4) ** 0.25)
     assert values[2] == 0  # nothing is known to go with it
     assert MemoryRows(memory).of(np.array([[1, 2, 0]]))[0].tolist() == [0, 2]  # the memory counts the last two places alone
 

@@ -1,0 +1,140 @@
+"""Items that go and come, round after round, with a fold after each: what is left of a trained model.
+
+    python -m benchmarks.live_churn --log FILE --config FILE --events 5 --json F
+
+In each round 2 % of the catalogue, trained items that did not go before, are deleted, and as many others come: the same items under new
+ids, each placed by the histories of some training users before they came to it. The round ends with a fold, as `python -m training fold`
+makes it; the next round goes on from there. So the last version can be compared with one that is trained anew on the same items: the first
+one. Its network was trained with the items that later go, which flatters the rounds. An item that nobody came to after another item stays.
+
+Rows: {"round", "recall", "recall_trained", "share"}: recall@m of test users by all items, that of the first version, and the share of
+what is relevant that came live.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks import real_logs
+from benchmarks.quality.leaderboard import main_of, without_folders
+from benchmarks.quality.live_quality import finder, trained
+from benchmarks.quality.live_sets import histories_of
+from espalier.bundle import Bundle
+from espalier.engines import open_live_engine
+from espalier.errors import EspalierError
+from espalier.hardware import hardware
+from espalier.live.fold import write_fold
+from espalier.live.operations import ItemBody
+from espalier.live.rows import Placement
+from espalier.live.state import Change, LiveState
+from espalier.metrics import precision_recall_f
+from espalier.placement.placer import Placer
+from training.data.splits import without_seen
+from training.deep.prepare import prepare
+from training.specification.deep import DeepConfig
+
+Int64 = NDArray[np.int64]
+Row = dict[str, Any]
+
+
+def churned(bundle: Bundle, ids: list[str], renamed: dict[int, str], events: dict[int, list[Int64]], out: Path) -> Bundle:
+    """The bundle after a round: `renamed` items are deleted and come by their events. ids: those of the items in it, by row of the log."""
+    engine, state, placer = open_live_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
+    state.apply([Change(number, ids[item], "delete") for number, item in enumerate(renamed, 1)])
+    engine.set_overlay(state.overlay())
+    going = set(renamed)
+    bodies = []
+    for item in renamed:
+        histories = [[ids[other] for other in event.tolist() if other not in going] for event in events[item]]
+        bodies.append(ItemBody(events=tuple(map(tuple, histories))))
+    placed = placer.place(bodies, state.table, state.overlay(), engine.search)
+    changes = []
+    for number, (item, found) in enumerate(zip(renamed, placed, strict=True), len(renamed) + 1):
+        if isinstance(found, EspalierError):
+            continue  # all its events are of items that go with it
+        parent, row = next((parent, row) for parent, row in found[0] if state.has_room(0, parent))
+        changes.append(Change(number, renamed[item], "put", None, (Placement(0, parent, state.next_slot(0, parent), row),)))
+        state.apply(changes[-1:])
+    for item, found in zip(renamed, placed, strict=True):
+        ids[item] = ids[item] if isinstance(found, EspalierError) else renamed[item]
+    return write_fold(out, bundle, state.overlay(), state.table)
+
+
+def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path) -> list[Row]:
+    (folder / "log").mkdir(parents=True, exist_ok=True)
+    whole = prepare(config, log, folder / "log")
+    bundle = trained(config, whole, folder / "whole")
+    beam, m, exclude_seen = config.search.beam_size, config.search.m, config.search.exclude_seen
+    pairs = without_seen(whole.split.test) if exclude_seen else list(whole.split.test)
+    relevant = [np.unique(pair.relevant) for pair in pairs]
+    rng = np.random.default_rng([config.seed, 9])
+    events = histories_of(whole, options.events, rng)
+    order = rng.permutation(np.array(sorted(events), np.int64))
+    each = round(options.share * len(whole.items))
+    ids = whole.items.ids_of(np.arange(len(whole.items)))
+    rows: list[Row] = []
+    came_I = np.zeros(len(ids), np.bool_)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        for number in range(options.rounds + 1):
+            if number:
+                going = order[(number - 1) * each : number * each].tolist()
+                if not going:
+                    break
+                bundle = churned(
+                    bundle, ids, {item: f"{ids[item]}~{number}" for item in going}, events, Path(place) / "churn" / str(number)
+                )
+                came_I[going] = True
+            begin = time.perf_counter()
+            found_BM = finder(bundle, ids, beam, exclude_seen)([pair.history for pair in pairs], m)
+            recall = float(precision_recall_f(found_BM, relevant, m)[1].mean())
+            share = float(came_I[np.concatenate(relevant)].mean())
+            rows.append({"round": number, "recall": recall, "recall_trained": rows[0]["recall"] if rows else recall, "share": share})
+            print(rows[-1], f"{time.perf_counter() - begin:.0f} s", flush=True)
+    return rows
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    real = real_logs.load(options)
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = run(real.config, real.log, options, options.models or Path(folder))
+    report = {
+        "set": real.name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": hardware(),
+        "threads": options.threads,
+        "events": options.events,
+        "churn": options.share,
+        "m": real.config.search.m,
+        "config": without_folders(real.config),
+        "rows": rows,
+    }
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    real_logs.add_arguments(parser)
+    parser.add_argument("--events", type=int, default=5, help="of each item, at most")
+    parser.add_argument("--share", type=float, default=0.02, help="of the catalogue that goes and comes in a round")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--models", type=Path, help="a folder that keeps the trained model, as for live_quality")
+    parser.add_argument("--json", type=Path, help="write the report here")
+    main_of(benchmark, parser)
+
+
+if __name__ == "__main__":
+    main()
