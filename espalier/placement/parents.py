@@ -18,8 +18,8 @@ Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 Votes = tuple[Int64, Float64]
 """Distinct nodes, ascending, and what speaks for each."""
-MOST = 16
-"""Parents that are candidates for an item: with room for 16 leaves each, 256 items of one kind find a place."""
+MOST = 64
+"""Parents that are candidates for an item: with room for 16 leaves each, 1,024 items of one kind find a place."""
 
 
 class Parents(Sequence[tuple[int, LiveRow]]):
