@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 PAGE = (ROOT / "docs" / "live.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 CURLS = [block for block in BLOCKS if block.startswith("curl ")]
-Json = dict[str, Any]
+README_PUT = re.findall(r"^```sh\n(curl -s -X PUT .*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +115,11 @@ def test_live_items_are_filtered_by_their_fields(served: str) -> None:
     finally:
         curl(delete, served).raise_for_status()
     assert ids(curl(retrieve, served, filter={"title": ["SDL"]})) == []
+
+
+def test_the_readmes_item_is_found_too(served: str) -> None:
+    [put] = README_PUT
+    _, retrieve, delete = CURLS[:3]
+    assert curl(put, served).status_code == 201
+    assert "libsdl3-0" in ids(curl(retrieve, served))
+    assert curl(delete, served).status_code == 200
