@@ -73,13 +73,23 @@ class Tail:
     def part(self, features: NDArray[np.int32], values: NDArray[np.float32], item: int) -> float:
         """(1 − α) · log near of one item and a query of some features, ascending, and their values: what explanations say of the tail."""
         own = slice(int(self.row_begin[item]), int(self.row_begin[item + 1]))
-        _, of_query, of_row = np.intersect1d(features, self.feature[own], assume_unique=True, return_indices=True)
-        wide = values.astype(np.float64)
-        product = float(wide[of_query] @ self.value[own][of_row].astype(np.float64))
+        return self.part_of_row(features, values, self.feature[own], self.value[own])
+
+    def part_of_row(
+        self,
+        features: NDArray[np.int32],
+        values: NDArray[np.float32],
+        row_features: NDArray[np.int32],
+        row_values: NDArray[np.float32],
+    ) -> float:
+        """The same of an item of some row, which a live item has of its own."""
+        _, of_query, of_row = np.intersect1d(features, row_features, assume_unique=True, return_indices=True)
+        wide, row = values.astype(np.float64), row_values.astype(np.float64)
+        product = float(wide[of_query] @ row[of_row])
         if self.info.form == "product":
             near = np.log(max(product, FLOOR))
         else:
-            distance = max(float(wide @ wide) + float(self.square_I[item]) - 2 * product, 0)
+            distance = max(float(wide @ wide) + float(row @ row) - 2 * product, 0)
             near = -np.logaddexp(0, min(self.info.gamma / 2 * distance, FARTHEST))
         return float((1 - self.info.alpha) * near)
 

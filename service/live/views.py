@@ -24,6 +24,7 @@ from espalier.masks.filters import Filter, ItemFilters
 from espalier.memory import Memory, largest_first
 from espalier.rerank.live_candidates import LiveCandidates
 from espalier.search import NodeMask
+from espalier.tail import Tail
 from espalier.tree import Tree
 
 
@@ -84,6 +85,10 @@ class TrainedView:
     def weights_of(self, place: int, handle: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
         """float32[F]: the weights of some features in a live leaf."""
         raise LookupError(f"no live leaf {handle}")
+
+    def tail_part(self, tail: Tail, row: int, features: NDArray[np.int32], values: NDArray[np.float32]) -> float:
+        """What a tail adds to an item's rank for a query of some features."""
+        return tail.part(features, values, row)
 
     def sources(self, memory: Memory, history_T: NDArray[Any], row: int) -> list[tuple[int, float]]:
         """Which items of a history speak for an item, see `Memory.sources`."""
@@ -179,6 +184,15 @@ class LiveView:
                 _, asked, found = np.intersect1d(features, leaves.sparse.feature[own], assume_unique=True, return_indices=True)
                 weights[asked] = leaves.sparse.weight[own][found]
         return weights
+
+    def tail_part(self, tail: Tail, row: int, features: NDArray[np.int32], values: NDArray[np.float32]) -> float:
+        """What a tail adds to an item's rank for a query of some features."""
+        handle, leaves = int(self.overlay.handles_of(np.array([row]))[0]), self.overlay.trees[0]
+        if handle < 0 or leaves.sparse is None:
+            return tail.part(features, values, row)
+        at = leaves.place_X[leaves.handle_X == handle][:1]  # none where it was deleted meanwhile
+        begin, end = (int(bounds_P[at].sum()) for bounds_P in (leaves.sparse.tail_begin_P, leaves.sparse.tail_end_P))
+        return tail.part_of_row(features, values, leaves.sparse.tail_feature[begin:end], leaves.sparse.tail_value[begin:end])
 
     def sources(self, memory: Memory, history_T: NDArray[Any], row: int) -> list[tuple[int, float]]:
         """Which items of a history speak for an item, see `Memory.sources`."""

@@ -22,7 +22,6 @@ from espalier.masks.filters import Filter
 from espalier.memory import Memory
 from espalier.queries import TextKind
 from espalier.search import LevelTrace, SearchResult
-from espalier.tail import Tail
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 from service.live.views import View
@@ -92,8 +91,10 @@ def explain(
             entry["live"] = {"since": since, "sequence": put.sequence, "placed_by": put.by}
         if row >= 0 and isinstance(encoded.queries.rows, SparseRows):
             entry["features"] = _features(bundle, view, encoded.queries.rows, b, row)
-            if bundle.tail is not None and row < len(bundle.items):
-                entry["tail"] = _tail(bundle.tail, encoded.queries.rows, b, row)
+            if bundle.tail is not None:
+                rows = encoded.queries.rows
+                own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
+                entry["tail"] = view.tail_part(bundle.tail, row, rows.indices[own], rows.values[own])
         if row >= 0 and query.memory is not None:
             entry["memory"] = _memory(view, query.memory, encoded.queries.array[b], row)
         items.append(entry)
@@ -229,12 +230,6 @@ def _features(bundle: Bundle, view: View, rows: SparseRows, b: int, item: int) -
     text = isinstance(bundle.manifest.query, TextKind)
     names = bundle.vectoriser.features_of(indices[order]) if text else [str(index) for index in indices[order].tolist()]
     return [{"feature": name, "contribution": value} for name, value in zip(names, contributions[order].tolist(), strict=True)]
-
-
-def _tail(tail: Tail, rows: SparseRows, b: int, item: int) -> float:
-    """What the tail adds to an item's rank."""
-    own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
-    return tail.part(rows.indices[own], rows.values[own], item)
 
 
 def _memory(view: View, memory: Memory, history_T: NDArray[Any], item: int) -> dict[str, Any]:
