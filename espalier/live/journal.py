@@ -218,13 +218,18 @@ class Journal:
                 self._close_reader()
             return open_writer(self.file)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = LOCK_S) -> None:
         """Close the file. A later call opens it again."""
         with self._reading:
             self._close_reader()
-        if self._writer is not None:
-            with self._writing, locked(self.file):  # the last connection to close checkpoints
-                self._close_writer()
+        with self._writing:
+            if self._writer is None:
+                return
+            try:
+                with locked(self.file, timeout_s):  # the last connection to close checkpoints
+                    self._close_writer()
+            except JournalError as error:
+                log.warning("%s; its log stays for the next process that opens it", error)
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
         """Move a long write-ahead log into the database. Holds the lock. Its failure changes nothing that was committed."""

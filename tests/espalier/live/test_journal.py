@@ -243,6 +243,13 @@ def test_a_closed_journal_opens_again(journal: Journal) -> None:
     assert appended(journal, [put("b")]) == [2]
 
 
+def test_a_journal_is_closed_beside_a_process_that_keeps_the_lock(journal: Journal) -> None:
+    appended(journal, [put("a")])
+    with locked(journal.file):
+        journal.close(0.01)
+    assert appended(journal, [put("b")]) == [2]
+
+
 def test_journals_on_network_file_systems_have_no_shared_memory(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_file, "on_network", lambda file: True)
     appended(journal, [put("a")])
