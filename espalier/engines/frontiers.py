@@ -15,6 +15,12 @@ from espalier.tree import Tree
 Int64 = NDArray[np.int64]
 
 
+def beam_is_frontier(tree: Tree, beam_size_B: Int64, ranks_BK: NDArray[np.float32]) -> bool:
+    """Whether what an engine kept above the leaves is the frontier as it is: no search starts on the leaves, and no place is empty."""
+    is_cut = int(beam_size_B.max(initial=1)) < tree.level_size(tree.height - 1)
+    return is_cut and ranks_BK.shape[1] > 0 and bool(np.isfinite(ranks_BK).all())
+
+
 def frontier_of(
     tree: Tree,
     gamma: float,
@@ -30,8 +36,6 @@ def frontier_of(
                         where the search starts on the leaves, all nodes above them, eligible or not. Not read where those were not scored
     """
     kept_BK = np.isfinite(ranks_BK)
-    if ranks_BK.shape[1] and kept_BK.all() and int(beam_size_B.max(initial=1)) < tree.level_size(tree.height - 1):
-        return Frontier(nodes_BK, ranks_BK, states_BS)  # no search starts on the leaves
     start_B = np.array([tree.start_level(size) for size in beam_size_B.tolist()], np.int64)
     whole = {}
     for b in np.flatnonzero(start_B == tree.height).tolist():

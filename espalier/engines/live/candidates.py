@@ -19,8 +19,6 @@ from espalier.read_only import read_only
 
 Array = NDArray[Any]
 LARGEST = np.finfo(np.float32).max
-STEPS = 16
-"""About how many numbers a binary search looks at."""
 
 
 class ScoredLive(NamedTuple):
@@ -69,14 +67,15 @@ def parents_of(nodes_K: Array, parent_Y: Array, at_K: Array) -> None:
         count += 1
     at_K[count:] = -1
     low, parents = 0, len(parent_Y)
-    one_by_one = count * STEPS > parents
     for k in range(count):
         node = nodes_K[k]
-        if one_by_one:
-            while low < parents and parent_Y[low] < node:
-                low += 1
-        else:
-            high = parents
+        if low < parents and parent_Y[low] < node:  # in ever longer steps from the place before, which is near in memory too
+            step = 1
+            while low + step < parents and parent_Y[low + step] < node:
+                low += step
+                step *= 2
+            high = min(low + step, parents)
+            low += 1
             while low < high:
                 middle = (low + high) // 2
                 if parent_Y[middle] < node:

@@ -64,10 +64,11 @@ class GraphLeaves:
             states_BS = read_only(frontier.states_BS)[0]
             return ScoredLive(*scored_products(beams, of_tree, masks, (place_X, rows_PD, states_BS), self._gamma, self._log_sigmoid))
         begin_B, position_C, above_C = under_beams(beams, of_tree, masks, self._gamma)
+        rows_1CD = rows_PD[place_X[position_C]][None]
         logits_C = np.empty(len(position_C), np.float32)
         for b, (begin, end) in enumerate(pairwise(begin_B.tolist())):
             if end > begin:
-                feeds = {"query_state": frontier.states_BS[b : b + 1], "node_rows": rows_PD[place_X[position_C[begin:end]]][None]}
+                feeds = {"query_state": frontier.states_BS[b : b + 1], "node_rows": rows_1CD[:, begin:end]}
                 logits_C[begin:end] = self._session.run(self._outputs, feeds)[0][0]
         return ScoredLive(*ranked(begin_B, position_C, logits_C, above_C, self._log_sigmoid))
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.frontiers import frontier_of
+from espalier.engines.frontiers import beam_is_frontier, frontier_of
 from espalier.engines.given_states import check_queries
 from espalier.engines.onnx.compose import Plan, compose
 from espalier.engines.onnx.runtime import ort, session_options
@@ -180,9 +180,9 @@ class OnnxEngine:
             if finite_B is not None:
                 finite_B[members] = part["finite"] > 0 if "finite" in part else True
             outputs.append((members, part))
-        result = finish(self.bundle.manifest.ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, None, finite_B, keys_BM)
-        if params.frontier:
-            result = replace(result, frontiers=(self._frontier(outputs, params, eligible),))
+        frontiers = (self._frontier(outputs, params, eligible),) if params.frontier else ()
+        ranking = self.bundle.manifest.ranking
+        result = finish(ranking, params.m_B, eligible.items_B, rows_BM, ranks_BM, None, finite_B, keys_BM, frontiers)
         if not params.trace:
             return result
         return replace(result, trace=from_start_level(tree, params.beam_size_B, self._trace(outputs, result)))
@@ -364,7 +364,6 @@ class OnnxEngine:
     ) -> Frontier:
         """Of all runs of a call."""
         batch = len(params.m_B)
-        eligible = replace(eligible, mask_B=tuple(mask or self._every_item for mask in eligible.mask_B))
         states_BS = parts[0][1]["leaf_states"]
         if len(parts) > 1:
             states_BS = np.empty((batch, states_BS.shape[1]), np.float32)
@@ -377,6 +376,9 @@ class OnnxEngine:
             beams = _rows(scored, "frontier_nodes", "frontier_ranks", batch)
         else:
             beams = np.empty((batch, 0), np.int64), np.empty((batch, 0), np.float32)
+        if beam_is_frontier(self.bundle.tree, params.beam_size_B, beams[1]):
+            return Frontier(*beams, states_BS)
+        eligible = replace(eligible, mask_B=tuple(mask or self._every_item for mask in eligible.mask_B))
         return frontier_of(self.bundle.tree, self.bundle.manifest.ranking.gamma, params.beam_size_B, eligible, *beams, states_BS)
 
     def _session(self, plan: Plan) -> ort.InferenceSession:
