@@ -31,7 +31,7 @@ from espalier.live.state import LiveState
 from espalier.manifest import InnerProductForm
 from espalier.masks.eligibility import node_mask
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, pad_histories
-from espalier.search import Engine, SearchParams, SearchResult
+from espalier.search import Engine, LevelTrace, SearchParams, SearchResult
 from tests.espalier.test_signature import KINDS, SMALL_SHAPES
 
 Rng = np.random.Generator
@@ -133,7 +133,23 @@ def test_live_items_are_found_as_if_folded(tmp_path_factory: pytest.TempPathFact
     queries, (params, folded) = oracle.queries(3), oracle.params(3, shape["passing"], shape["excluded"])
     expected = oracle.expected(queries, folded)
     for inner in inner_engines(oracle.bundle):
-        assert differences(oracle.of_fold(oracle.live(inner).search(queries, params)), expected) == [], inner.name
+        engine = oracle.live(inner)
+        traced = engine.search(queries, replace(params, trace=True))
+        for result in (engine.search(queries, params), traced):
+            assert differences(oracle.of_fold(result), expected) == [], inner.name
+        assert traced.trace is not None
+        for b in range(3):  # the beams of a trace are those that were searched, whichever queries were searched together
+            alone = engine.search(queries.take(np.array([b])), replace(params.take(np.array([b])), trace=True)).trace
+            assert alone is not None
+            levels = {level.level: level for level in traced.trace}
+            for level in alone:
+                for nodes, keys in (("nodes_BK", "keys_BK"), ("candidates_BC", "candidate_keys_BC")):
+                    assert listed(level, nodes, keys, 0) == listed(levels[level.level], nodes, keys, b)
+
+
+def listed(level: LevelTrace, nodes: str, keys: str, b: int) -> dict[int, float]:
+    pairs = zip(getattr(level, nodes)[b].tolist(), getattr(level, keys)[b].tolist(), strict=True)
+    return {node: key for node, key in pairs if node >= 0}
 
 
 @given(shape=shapes)
