@@ -1,80 +1,163 @@
-"""Versions that are folded, loaded and rolled back beside a journal: every item is there in each, and nothing is there twice."""
+"""A version follows a journal: by stored places, and by its own where there are none; a request sees what its engine has."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from espalier.bundle import find_versions
-from espalier.errors import InvalidInput
-from espalier.live.fold import write_fold
+from espalier.bundle import Bundle
+from espalier.errors import JournalReadOnly
 from espalier.live.journal import Journal
-from espalier.live.journal_file import FILE
-from espalier.live.journal_upkeep import compact
-from tests.service.live_running import Live, live_service, models
+from espalier.live.operations import ItemBody, Operation
+from espalier.live.rows import Placement
+from espalier.masks.filters import ItemFilters
+from service.errors import CatalogueFull
+from service.live.live_version import LiveVersion
+from service.live.replay import replay
+from service.live.slots import Slots
+from tests.service.live_running import Nearest, models, open_reference
 
 __all__ = ["models"]
 
-ADMIN = "a-key-of-an-administrator"
+
+def opened(models: Path) -> LiveVersion:
+    bundle = Bundle.open(models / "books" / "1")
+    return LiveVersion(bundle, open_reference(bundle), ItemFilters([bundle.tree], bundle.items, 1 << 20), lambda: Nearest(bundle))
 
 
-def fold(live: Live, models: Path, version: int) -> None:
-    """Write the default version with its live items in it."""
-    served = live.catalogue.thread.served[live.catalogue.thread.default() or 0]
-    state = served.built()
-    write_fold(models / "books" / str(version), served.bundle, state.overlay(), state.table)
+@pytest.fixture
+def version(models: Path) -> LiveVersion:
+    return opened(models)
 
 
-def serve(live: Live, version: int) -> None:
-    """Load a version and make it the default."""
-    for route in ("load", "default"):
-        key = {"Authorization": f"Bearer {ADMIN}"}
-        answer = live.running.client.post(f"/models/books/{route}", json={"version": version}, headers=key)
-        assert answer.status_code == 200, answer.text
+@pytest.fixture
+def journal(models: Path) -> Journal:
+    return Journal(models / "books" / "live.db")
 
 
-def test_a_fold_is_served_with_what_came_later_and_is_rolled_back_with_nothing_lost(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_service(models, monkeypatch, admin_keys=(ADMIN,)) as live:
-        live.put("a", like=("item-1",))
-        live.put("b", like=("item-2",))
-        live.delete("item-5")
-        fold(live, models, 2)
-        live.put("c", like=("item-1",))
-        live.delete("b")
-        before = live.found("item-1")
-        serve(live, 2)
-        assert live.running.retrieve(queries=[{"history": ["item-1"]}])["version"] == 2
-        assert {*live.found("item-1")} == {*before}
-        live.put("d", like=("item-1",))
-        with pytest.raises(InvalidInput, match="the item is new"):
-            live.put("item-5")  # the fold has no place for it any more
-        after = {*before, "d"}
-        assert {*live.found("item-1")} == after
-        serve(live, 1)
-        assert live.running.retrieve(queries=[{"history": ["item-1"]}])["version"] == 1
-        assert {*live.found("item-1")} == after
+def written(journal: Journal, *operations: tuple[str, ItemBody | None]) -> list[Operation]:
+    """Operations as another host's are copied: without places. No body: a delete."""
+    with journal.writing() as transaction:
+        return [
+            transaction.append(Operation(0, item, "delete") if body is None else Operation(0, item, "put", body))
+            for item, body in operations
+        ]
 
 
-def test_a_version_that_is_rolled_back_to_needs_no_operation_that_compaction_drops(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_service(models, monkeypatch, admin_keys=(ADMIN,)) as live:
-        for number in range(3):
-            live.put("a", like=("item-1",), fields={"title": f"Title {number}"})
-        live.put("gone", like=("item-1",))
-        live.delete("gone")
-        fold(live, models, 2)
-        live.put("a", fields={"title": "Last"})
-    journal = Journal.open(models / "books" / FILE)
-    dropped = compact(journal, find_versions(models)["books"])
-    journal.close()
-    assert dropped.operations == 4
-    with live_service(models, monkeypatch, admin_keys=(ADMIN,)) as live:
-        found = [live.found("item-1")]
-        assert live.get("a").body.fields == {"title": "Last"}
-        serve(live, 1)
-        found.append(live.found("item-1"))
-        assert live.get("a").body.fields == {"title": "Last"}
-    for ids in found:
-        assert "a" in ids
-        assert "gone" not in ids
-    assert {*found[0]} == {*found[1]}
+def parent_of(version: LiveVersion, item_id: str) -> int | None:
+    placed = version.placed(item_id)
+    return None if placed is None else placed.parent
+
+
+def test_operations_without_places_are_placed_and_the_places_are_stored_for_others(
+    models: Path, version: LiveVersion, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(journal, ("new", ItemBody(like=("item-1",))), ("newer", ItemBody(like=("item-1",))), ("item-3", ItemBody(fields={"price": 1})))
+    replay(version, journal)
+    assert parent_of(version, "new") == parent_of(version, "newer") == parent_of(version, "item-1")
+    stored = journal.placements(1, [1, 2, 3])
+    assert sorted(stored) == [1, 2]
+    assert stored[1][0].slot != stored[2][0].slot
+    other = opened(models)
+    monkeypatch.setattr(Nearest, "place", lambda *_: pytest.fail("the places are stored"))
+    replay(other, journal)
+    assert other.placed("new") == version.placed("new")
+
+
+def test_other_evidence_moves_an_item_and_the_same_does_not(version: LiveVersion, journal: Journal) -> None:
+    written(journal, ("new", ItemBody(like=("item-1",))))
+    replay(version, journal)
+    before = version.built().live_leaf_of("new")
+    written(journal, ("new", ItemBody(like=("item-1",), fields={"colour": "red"})))
+    replay(version, journal)
+    assert version.built().live_leaf_of("new") == before
+    written(journal, ("new", ItemBody(like=("item-9",), fields={"colour": "red"})))
+    replay(version, journal)
+    assert parent_of(version, "new") == parent_of(version, "item-9") != parent_of(version, "item-1")
+
+
+def test_what_says_nothing_of_its_place_is_left_out_and_the_rest_is_applied(version: LiveVersion, journal: Journal) -> None:
+    written(journal, ("lost", ItemBody(like=("nobody",))), ("new", ItemBody(like=("item-1",))), ("item-2", None))
+    replay(version, journal)
+    assert version.items.rows_of(["lost", "new"]).tolist() == [-1, 32]
+    assert version.sequence == 3
+    assert not version.eligible(version.items.rows_of(["item-2"]))[0]
+
+
+def test_places_that_cannot_be_stored_are_used_all_the_same(
+    version: LiveVersion, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(journal, ("new", ItemBody(like=("item-1",))))
+
+    def read_only(*_: Any) -> None:
+        raise JournalReadOnly("books/live.db: read-only")
+
+    monkeypatch.setattr(Journal, "writing", read_only)
+    replay(version, journal)
+    assert parent_of(version, "new") == parent_of(version, "item-1")
+
+
+def test_a_replay_up_to_an_operation_counts_it_though_later_ones_have_replaced_it(version: LiveVersion, journal: Journal) -> None:
+    written(journal, ("a", ItemBody(like=("item-1",))), ("b", ItemBody(like=("item-1",))), ("b", ItemBody(like=("item-9",))))
+    replay(version, journal, until=2)
+    assert version.sequence == 2
+    assert version.items.rows_of(["a", "b"]).tolist() == [32, -1]
+    replay(version, journal)
+    assert parent_of(version, "b") == parent_of(version, "item-9")
+
+
+def test_a_request_knows_no_item_that_the_engine_does_not_have_yet(version: LiveVersion, journal: Journal) -> None:
+    first, second = written(journal, ("new", ItemBody(like=("item-1",))), ("newer", ItemBody(like=("item-1",))))
+    version.apply([first], {1: version.place(first)})
+    assert version.items.rows_of(["new"]).tolist() == [-1]
+    version.publish()
+    assert version.items.rows_of(["new"]).tolist() == [32]
+    version.apply([second], {2: version.place(second)})
+    assert version.items.rows_of(["new", "newer"]).tolist() == [32, -1]
+    assert version.items.ids_of(version.items.rows_of(["new"])) == ["new"]
+
+
+def test_a_trained_item_that_comes_back_is_as_it_was_trained(version: LiveVersion, journal: Journal) -> None:
+    written(journal, ("item-4", ItemBody(fields={"colour": "green"}, like=("item-9",))))
+    replay(version, journal)
+    assert version.fields_of("item-4") == {"colour": "green"}
+    assert version.built().live_leaf_of("item-4") is not None
+    written(journal, ("item-4", None))
+    replay(version, journal)
+    assert version.placed("item-4") is None
+    written(journal, ("item-4", ItemBody()))
+    replay(version, journal)
+    assert version.fields_of("item-4") == {"title": "Title 4", "colour": "red", "price": 4.0}
+    assert version.built().live_leaf_of("item-4") is None
+
+
+def test_slots_are_promised_once_and_an_item_keeps_its_own_under_its_parent(version: LiveVersion) -> None:
+    state, nearest = version.built(), Nearest(version.bundle)
+    (where,) = nearest.place([ItemBody(like=("item-1", "item-9"))], version.items, None, version.search)
+    assert not isinstance(where, Exception)
+    slots = Slots(state)
+    places = [slots.place(f"new-{i}", where)[0] for i in range(32)]
+    assert len({(place.parent, place.slot) for place in places}) == 32
+    assert [place.parent for place in places] == [where[0][0][0]] * 16 + [where[0][1][0]] * 16
+    with pytest.raises(CatalogueFull):
+        slots.place("one-more", where)
+    operation = Operation(1, "new-3", "put", ItemBody(like=("item-1",)))
+    version.apply([operation], {1: (places[3],)})
+    again = Slots(state).place("new-3", where)[0]
+    assert (again.parent, again.slot) == (places[3].parent, places[3].slot)
+    trained = Slots(state).place("item-9", where)[0]
+    assert (trained.parent, trained.slot) == state.trained_leaf_of("item-9")
+
+
+def test_a_slot_of_an_expired_item_may_be_taken_also_in_a_replay(models: Path, version: LiveVersion, journal: Journal) -> None:
+    with journal.writing() as transaction:
+        short = transaction.append(Operation(0, "short", "put", ItemBody(like=("item-1",), valid_until=100.0), at=50.0))
+        places = version.place(short)
+        transaction.store_placements(1, {short.sequence: places})
+        later = transaction.append(Operation(0, "later", "put", ItemBody(like=("item-1",)), at=200.0))
+        transaction.store_placements(1, {later.sequence: (Placement(0, places[0].parent, places[0].slot, places[0].row),)})
+    other = opened(models)
+    replay(other, journal)
+    assert other.items.rows_of(["short", "later"]).tolist() == [-1, 33]
