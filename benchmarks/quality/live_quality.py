@@ -108,18 +108,18 @@ def among(found_BM: Int64, gone_I: NDArray[np.bool_], m: int) -> Int64:
 
 
 def put_in(bundle: Bundle, hidden: HiddenItems, part: Int64, out: Path) -> tuple[Bundle, float]:
-    """The bundle with some hidden items (numbers 0 … n − 1) in it, and how many items were placed a second on this machine."""
+    """The bundle with some hidden items (numbers 0 … n − 1) in it, and how many were placed in a second of processor time."""
     engine, state, placer = open_live_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
     bodies = [ItemBody(events=tuple(tuple(bundle.items.ids_of(event)) for event in hidden.events[k])) for k in part.tolist()]
     placer.place(bodies[:1], state.table, None, engine.search)  # finds the scale of rows
-    begin = time.perf_counter()
+    begin = time.process_time()
     for number, (k, found) in enumerate(zip(part.tolist(), placer.place(bodies, state.table, None, engine.search), strict=True), 1):
         if isinstance(found, EspalierError):
             raise found
         parent, row = next((parent, row) for parent, row in found[0] if state.has_room(0, parent))
         item_id = hidden.ids[len(hidden.old.items) + k]
         state.apply([Change(number, item_id, "put", None, (Placement(0, parent, state.next_slot(0, parent), row),))])
-    per_s = len(part) / (time.perf_counter() - begin)
+    per_s = len(part) / (time.process_time() - begin)
     return write_fold(out, bundle, state.overlay(), state.table), per_s
 
 

@@ -1,0 +1,73 @@
+"""Items that are hidden and put in live: what training sees of them, what a live service is told, and what is measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from benchmarks.quality.live_quality import Measure, among
+from benchmarks.quality.live_sets import HiddenItems, hide, histories_of
+from espalier.items import ItemTable
+from espalier.search import NO_ITEM
+from tests.training.logs import log_of, split_of
+from training.data.splits import EvaluationPair
+from training.deep.prepare import Prepared
+from training.specification.models import deep_config
+
+ITEMS = 12
+
+
+@pytest.fixture(scope="module")
+def hidden() -> HiddenItems:
+    rng = np.random.default_rng(1)
+    log = log_of([rng.permutation(ITEMS)[:8].tolist() for _ in range(60)], items=ITEMS)
+    whole = Prepared(split_of(log, 40, 10, 10), ItemTable.build(pa.table({"id": log.item_ids})))
+    return hide(deep_config({"name": "books", "data": {"log": "log.csv"}}), whole, 0.25, 3, seed=1)
+
+
+def test_training_knows_nothing_of_hidden_items(hidden: HiddenItems) -> None:
+    ids = set(hidden.whole.items.ids_of(hidden.hidden_n))
+    assert len(ids) == 3
+    assert ids.isdisjoint(hidden.old.items.ids_of(np.arange(len(hidden.old.items))))
+    old, whole = hidden.old.split, hidden.whole.split
+    for user in old.train.tolist():
+        before = [item for item in whole.lists.of(user).tolist() if item not in hidden.hidden_n]
+        assert hidden.old.items.ids_of(old.lists.of(user)) == hidden.whole.items.ids_of(np.array(before))
+    assert {pair.user for pair in old.test} <= {pair.user for pair in whole.validation}
+
+
+def test_events_are_what_training_users_had_before(hidden: HiddenItems) -> None:
+    for item, users, events in zip(hidden.hidden_n.tolist(), hidden.users, hidden.events, strict=True):
+        assert len(set(users)) == len(events) == 3
+        for user, event in zip(users, events, strict=True):
+            items = hidden.whole.split.lists.of(user).tolist()
+            before = [other for other in items[: items.index(item)] if other not in hidden.hidden_n]
+            assert hidden.old.items.ids_of(event) == hidden.whole.items.ids_of(np.array(before))
+
+
+def test_neighbours_see_the_same_events_and_no_others(hidden: HiddenItems) -> None:
+    lists = hidden.with_events().lists
+    count = np.bincount(lists.item_of_event_E, minlength=ITEMS)
+    assert count[len(hidden.old.items) :].tolist() == [3, 3, 3]
+    assert lists.item_ids.to_pylist() == hidden.ids
+
+
+def test_an_item_has_at_most_so_many_histories_and_none_that_are_empty(hidden: HiddenItems) -> None:
+    found = histories_of(hidden.whole, 4, np.random.default_rng(2))
+    assert max(map(len, found.values())) == 4
+    assert all(len(history) for histories in found.values() for history in histories)
+
+
+def test_recall_is_of_the_wanted_items_alone() -> None:
+    pairs = [EvaluationPair(0, np.array([0]), np.array([1, 3])), EvaluationPair(1, np.array([0]), np.array([1]))]
+    measure = Measure(pairs, 3, exclude_seen=False)
+    found_BM = np.array([[3, 2], [1, 2]])
+    is_new_I = np.arange(4) >= 3
+    assert measure.recall(found_BM, is_new_I, 2) == (1.0, 1)
+    assert measure.recall(found_BM, ~is_new_I, 2) == (0.5, 2)
+
+
+def test_items_that_are_gone_make_room() -> None:
+    found_BM = np.array([[4, 1, 2, NO_ITEM]])
+    assert among(found_BM, np.arange(5) == 4, 3).tolist() == [[1, 2, NO_ITEM]]
