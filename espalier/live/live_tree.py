@@ -19,10 +19,17 @@ from espalier.tree import EMPTY_LEAF, Tree
 
 LEAST_ROOM, ROOM = 16, 4
 """A parent takes ROOM times the mean number of children as live leaves, and at least LEAST_ROOM: similar new items stay together."""
-SLOTS = 1 << 20
+SLOTS = 1 << 36
+"""More than any slot. Times the number of a node it is still an int64."""
+LATE = 1 << 20
 """More than any parent's children and live leaves."""
 UNUSED = 1024
 """Places of a pool that may be without use, beside as many as there are live leaves."""
+
+
+def late_slot(sequence: int) -> int:
+    """The slot of an operation that is placed after later ones were, when nobody knows all slots that they have: no other has it."""
+    return LATE + sequence
 
 
 class LiveTree:

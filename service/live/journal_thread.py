@@ -216,7 +216,10 @@ class JournalThread:
     def _apply_own(self, decided: Sequence[Decided]) -> None:
         """Apply what this process has committed."""
         operations = [found.operation for found in decided if found.operation is not None]
-        stored = {number: {found.sequence: found.placements.get(number, ()) for found in decided} for number in self.versions}
+        stored = {
+            number: {found.sequence: own for found in decided if (own := found.placements.get(number))}
+            for number in self.versions  # one that joined after a write had been placed has no places of it yet
+        }
         self._apply(operations, stored, self.journal.writing)
 
     def _outcome(self, found: Decided, default: LiveVersion | None) -> Outcome:

@@ -208,7 +208,7 @@ class LiveVersion:
             (found,) = self.where([(operation.id, operation.body)])
             if isinstance(found, EspalierError):
                 raise found
-            return Slots(self.built()).place(operation.id, found)
+            return Slots(self.built(), late=operation.sequence).place(operation.id, found)
         except EspalierError as error:
             log.warning("%s version %d: operation %d is left out: %s", self._name, self.version, operation.sequence, error)
             return ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from espalier.live.live_tree import late_slot
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import LiveState
 from service.errors import CatalogueFull
@@ -16,10 +17,15 @@ Candidates = Sequence[Sequence[tuple[int, LiveRow]]]
 
 
 class Slots:
-    """The slots of one version's trees; each is promised once. state: of the version."""
+    """The slots of one version's trees; each is promised once.
 
-    def __init__(self, state: LiveState) -> None:
-        self._state = state
+    state  of the version
+    late   sequence of an operation that is placed after later ones may have been; None: of the next one. The state does not know all slots
+           that those have taken, so it gets one that no other operation has
+    """
+
+    def __init__(self, state: LiveState, late: int | None = None) -> None:
+        self._state, self._late = state, late
         self._promised: dict[tuple[int, int], set[int]] = {}
 
     def place(self, item_id: str, candidates: Candidates) -> tuple[Placement, ...]:
@@ -46,5 +52,6 @@ class Slots:
                 return Placement(tree, *own, row)
             promised = self._promised.get((tree, parent), set())
             if self._state.has_room(tree, parent, promised):
-                return Placement(tree, parent, self._state.next_slot(tree, parent, promised), row)
+                slot = self._state.next_slot(tree, parent, promised) if self._late is None else late_slot(self._late)
+                return Placement(tree, parent, slot, row)
         raise CatalogueFull(f"None of the {len(parents)} nodes where {item_id!r} belongs has room; fold the live catalogue.")
