@@ -32,6 +32,8 @@ from espalier.queries import (
 )
 
 Int64 = NDArray[np.int64]
+STRINGS, INTEGERS, NUMBERS = frozenset({str}), frozenset({int}), frozenset({int, float})
+"""Types of the entries of lists."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +86,11 @@ def _events(bundle: Bundle, events: Sequence[object], known: Items) -> QueryBatc
     if not events:
         return blank_queries(kind, 0)
     if isinstance(kind, HistoryKind):
-        rows = [known.rows_of(_list_of("events", i, event, str, "a list of item ids, oldest first")) for i, event in enumerate(events)]
+        rows = [known.rows_of(_list_of("events", i, event, STRINGS, "a list of item ids, oldest first")) for i, event in enumerate(events)]
         return pad_histories(kind, [row for row in rows if (row >= 0).any()])
     try:
         if isinstance(kind, VectorKind):
-            batch = encode_vectors(
-                kind, [_list_of("events", i, event, (int, float), "a list of numbers") for i, event in enumerate(events)]
-            )
+            batch = encode_vectors(kind, [_list_of("events", i, event, NUMBERS, "a list of numbers") for i, event in enumerate(events)])
         elif isinstance(kind, FeaturesKind):
             batch = encode_features(kind, [_features(i, event) for i, event in enumerate(events)])
         else:
@@ -102,8 +102,8 @@ def _events(bundle: Bundle, events: Sequence[object], known: Items) -> QueryBatc
     return batch.take(np.flatnonzero(np.diff(batch.features.indptr) > 0))
 
 
-def _list_of(name: str, place: int, value: object, kind: type | tuple[type, ...], expected: str) -> list[Any]:
-    if not isinstance(value, list | tuple) or not all(isinstance(entry, kind) and not isinstance(entry, bool) for entry in value):
+def _list_of(name: str, place: int, value: object, kinds: frozenset[type], expected: str) -> list[Any]:
+    if not isinstance(value, list | tuple) or not kinds.issuperset(map(type, value)):  # of JSON, so no subclasses
         raise InvalidQuery(f"{name}[{place}]", value, expected)
     return list(value)
 
@@ -111,8 +111,8 @@ def _list_of(name: str, place: int, value: object, kind: type | tuple[type, ...]
 def _features(place: int, event: object) -> tuple[list[int], list[float]]:
     if not isinstance(event, Mapping) or event.keys() != {"indices", "values"}:
         raise InvalidQuery(f"events[{place}]", event, "an object of the lists indices and values")
-    indices = _list_of(f"events[{place}].indices", 0, event["indices"], int, "a list of feature numbers")
-    return indices, _list_of(f"events[{place}].values", 0, event["values"], (int, float), "a list of numbers")
+    indices = _list_of(f"events[{place}].indices", 0, event["indices"], INTEGERS, "a list of feature numbers")
+    return indices, _list_of(f"events[{place}].values", 0, event["values"], NUMBERS, "a list of numbers")
 
 
 def _text(place: int, event: object) -> str:
