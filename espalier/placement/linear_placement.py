@@ -33,8 +33,8 @@ from espalier.text.sparse_rows import SparseRows, concatenated
 Int64 = NDArray[np.int64]
 Search = Callable[[QueryBatch, SearchParams], SearchResult]
 
-BEAM = 100
-"""Clusters that are candidates for an item."""
+BEAM = 24
+"""Clusters that are candidates for an item: their leaves are scored too, which is most of the time that an item takes."""
 AT_ONCE = 256
 """Queries of one search."""
 BLOCK = 4096
