@@ -43,7 +43,8 @@ def bulk(running: Running, lines: list[bytes], **headers: str) -> list[Json]:
     return [orjson.loads(text) for text in answer.content.splitlines()]
 
 
-def test_each_line_gets_its_outcome_in_order(shelf: Running, catalogue: FakeCatalogue) -> None:
+def test_each_line_gets_its_outcome_in_order(shelf: Running, catalogue: FakeCatalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_route, "GROUP_S", 60)  # a slow machine ends no group
     lines = [
         line("a"),
         line("a"),
@@ -102,11 +103,12 @@ def test_a_bulk_is_larger_than_a_body_may_be(models: Path) -> None:
         assert bulk(running, []) == []
 
 
-def test_lines_are_committed_in_groups(shelf: Running, catalogue: FakeCatalogue) -> None:
+def test_lines_are_committed_in_groups(shelf: Running, catalogue: FakeCatalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_route, "GROUP_S", 60)
     count = 3 * GROUP_LINES + 7
     found = bulk(shelf, [line(f"new-{i}") for i in range(count)])
     assert [one["sequence"] for one in found] == [*range(1, count + 1)]
-    assert max(len(group) for group in catalogue.groups) == GROUP_LINES
+    assert [len(group) for group in catalogue.groups] == [GROUP_LINES, GROUP_LINES, GROUP_LINES, 7]
 
 
 def test_a_catalogue_that_is_not_ready_refuses_the_lines_and_not_the_bulk(shelf: Running, catalogue: FakeCatalogue) -> None:
