@@ -127,8 +127,9 @@ class LiveTree:
     def leaves(self) -> LiveLeaves:
         if self._leaves is None:
             key_X, handle_X, place_X = self._sorted.arrays_KX
-            parent_X, slot_X = np.divmod(key_X, SLOTS)
-            parent_Y, first_Y = np.unique(parent_X, return_index=True)
+            parent_X, slot_X = key_X // SLOTS, key_X % SLOTS
+            first_Y = np.flatnonzero(np.append(True, parent_X[1:] != parent_X[:-1])[: len(parent_X)])  # keys ascend
+            parent_Y = parent_X[first_Y]
             dense = self._pool.rows_PD if isinstance(self._pool, DensePool) else None
             sparse = self._pool.sparse if isinstance(self._pool, WeightPool) else None
             begin_Y = np.append(first_Y, len(parent_X)).astype(np.int64)

@@ -31,7 +31,10 @@ class SortedArrays:
         """int64[1 + C, X]: the keys and their columns. The array is never written to again."""
         if self._pending:
             changed = np.array(sorted(self._pending), np.int64)
-            kept_KX = self._arrays_KX[:, ~np.isin(self._arrays_KX[0], changed, assume_unique=True)]
+            at = np.searchsorted(self._arrays_KX[0], changed)
+            there = at < self._arrays_KX.shape[1]
+            there[there] = self._arrays_KX[0, at[there]] == changed[there]
+            kept_KX = np.delete(self._arrays_KX, at[there], axis=1) if there.any() else self._arrays_KX
             new = [(key, *values) for key, values in sorted(self._pending.items()) if values is not None]
             self._pending.clear()
             new_KX = np.array(new, np.int64).reshape(-1, len(kept_KX)).T
