@@ -167,7 +167,12 @@ class LiveCatalogue:
         candidates: dict[int, dict[int, Candidates]] = {place: {} for place in to_place}
         loop = asyncio.get_running_loop()
         for version in self.thread.versions.values() if to_place else ():
-            found = await loop.run_in_executor(_placing, version.where, list(to_place.values()))
+            try:
+                found = await loop.run_in_executor(_placing, version.where, list(to_place.values()))
+            except NotReady:
+                if version is self._default():
+                    raise
+                continue  # it is being dropped
             for place, own in zip(to_place, found, strict=True):
                 if not isinstance(own, EspalierError):
                     candidates[place][version.version] = own

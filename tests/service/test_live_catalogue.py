@@ -12,7 +12,7 @@ from espalier.errors import EspalierError, InvalidInput, JournalFull
 from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody
 from service.entity_tags import Condition
-from service.errors import CatalogueFull, Conflict, ItemNotFound, NotWritable, PreconditionFailed
+from service.errors import CatalogueFull, Conflict, ItemNotFound, NotReady, NotWritable, PreconditionFailed
 from service.live import live_version
 from service.live.catalogue_types import Delete, Outcome, Put, tag_of
 from tests.service.live_running import ALL, Live, add_version, live_service, models
@@ -324,3 +324,21 @@ def test_a_request_that_came_before_an_item_may_find_it(models: Path, monkeypatc
         assert [item["fields"]["title"] for item in result["items"] if item["id"] == "first"] == ["First"]
         monkeypatch.undo()
         assert live.found("item-1", live=False) == trained
+
+
+def test_a_version_that_is_being_dropped_refuses_no_write(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_version(models, 2)
+    with live_service(models, monkeypatch) as live:
+        default = live.catalogue.thread.default()
+        assert default is not None
+        dropped = live.catalogue.thread.versions[default]
+        monkeypatch.setattr(dropped, "where", _drained)
+        with pytest.raises(NotReady):
+            live.put("new", like=("item-1",))
+        monkeypatch.setattr(live.catalogue.thread, "default", lambda: default + 1)  # another one is the default by now
+        monkeypatch.setattr(live.catalogue, "_check_writable", lambda: dropped)
+        assert live.put("new", like=("item-1",)).sequence == 1
+
+
+def _drained(items: object) -> None:
+    raise NotReady("The service is shutting down.")
