@@ -176,8 +176,9 @@ def copied(sample: Path, folder: Path) -> Path:
 def held_out(model: Path) -> list[list[str]]:
     """Histories of the users that a model was evaluated on."""
     version = max(find_versions(model.parent)[model.name])
-    queries = Bundle.open(model / str(version), verify=False).heldout().column("history").to_pylist()
-    return [history for history in queries if len(history) > 1]
+    bundle = Bundle.open(model / str(version), verify=False)
+    length = bundle.manifest.query.length if bundle.manifest.query.kind == "history" else 0
+    return [history for history in bundle.heldout().column("history").to_pylist() if 1 < len(history) <= length]
 
 
 def _wait_for_answers(victim: Victim, clients: Sequence[Client]) -> None:
