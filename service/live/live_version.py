@@ -30,7 +30,7 @@ from espalier.live.overlay import Overlay
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES, Change, LiveState
 from espalier.masks.filters import ItemFilters
-from espalier.queries import HistoryKind, QueryBatch, blank_queries, pad_histories
+from espalier.queries import QueryBatch
 from espalier.rerank.live_candidates import LiveCandidates
 from espalier.search import Engine, SearchParams, SearchResult
 from service.live.catalogue_types import Placed
@@ -44,8 +44,6 @@ REOPENED_AT = MAX_HANDLES // 8 * 7
 """Ids seen live from which on the version is opened anew, which gives the handles of deleted items back."""
 Placements = tuple[Placement, ...]
 Search = Callable[[QueryBatch, SearchParams], SearchResult]
-WARM_UP = "\0"
-"""Id of an item that is there for one search, before the version serves."""
 TRAINED = "trained"
 """What placed an item whose row is that of training."""
 
@@ -229,26 +227,13 @@ class LiveVersion:
         return body if body.fields is not None or entry is None or entry.is_deleted else replace(body, fields=entry.fields)
 
     def warm_up(self) -> None:
-        """Let the placer find out what it needs to know of the bundle, and the engine compile. Before anything is applied."""
+        """Let the placer find out what it needs to know of the bundle. Before anything is applied."""
         if self._engine is None or self._state is not None:
             return
         first = self.bundle.items.ids_of(np.zeros(1, np.int64))[0]
         (where,) = self.where([(first, ItemBody(like=(first,)))])
         if isinstance(where, EspalierError):
             log.warning("%s version %d: %r cannot be placed: %s", self._name, self.version, first, where)
-            return
-        state = LiveState(self.bundle)
-        state.apply([Change(1, WARM_UP, "put", {}, Slots(state).place(WARM_UP, where))])
-        search, kind = self.bundle.manifest.search, self.bundle.manifest.query
-        rows = state.table.rows_of([first, WARM_UP])
-        self._engine.set_overlay(state.overlay())
-        try:
-            self.search(blank_queries(kind, 1), SearchParams.uniform(1, search.max_beam_size, 1))
-            queries = pad_histories(kind, [rows]) if isinstance(kind, HistoryKind) else blank_queries(kind, 1)
-            for exclude_BE in (None, rows[None]):  # what each adds is compiled, or opened, with the first search that has it
-                self.search(queries, SearchParams.uniform(1, search.max_beam_size, 2, exclude_BE))
-        finally:
-            self._engine.set_overlay(None)
 
     def publish(self) -> None:
         """Show what was applied to the engine's next call and to later requests."""

@@ -132,7 +132,7 @@ def test_make_commands_name_targets_and_variables_of_the_makefile(document: str,
 @pytest.mark.parametrize(("document", "command"), PYTHON)
 def test_python_commands_name_modules_and_options_that_exist(document: str, command: str) -> None:
     module, *rest = shlex.split(command.replace("[", " ").replace("]", " "), comments=True)[2:]
-    subcommand = rest[0] if module == "training" and rest and not rest[0].startswith("-") else None
+    subcommand = rest[0] if module in ("training", "service.journal") and rest and not rest[0].startswith("-") else None
     options = [word for word in rest if re.match(r"--?[a-z]", word)]
     described = help_of(module, subcommand)
     assert [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", described)] == [], f"{document}: {command}"
