@@ -5,8 +5,9 @@ Legend: X live leaves, D node row.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -66,6 +67,19 @@ class LiveTree:
 
     def has_room(self, parent: int, beside: Collection[int] = ()) -> bool:
         return len(self._taken.get(parent, set()).union(beside)) < self._room
+
+    def near(self, parent: int) -> Iterator[int]:
+        """All parents, from a node on: those below its nearest ancestors first, then by how far their numbers are."""
+        yield parent
+        node, within = parent, range(parent, parent + 1)
+        for above in range(self.tree.height - 2, -1, -1):
+            node = int(self.tree.parent[node])
+            first, after = node, node + 1
+            for _ in range(self.tree.height - 1 - above):
+                first, after = int(self.tree.first_child[first]), int(self.tree.first_child[after])
+            sides = range(within.start - 1, first - 1, -1), range(within.stop, after)
+            yield from heapq.merge(*sides, key=lambda other: abs(other - parent))
+            within = range(first, after)
 
     def next_slot(self, parent: int, beside: Collection[int] = ()) -> int:
         """The first vacant trained leaf that no live leaf has taken, or the first free slot behind the children."""

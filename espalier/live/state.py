@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -175,6 +175,10 @@ class LiveState:
     def has_room(self, tree: int, parent: int, beside: Collection[int] = ()) -> bool:
         """Whether a parent can take one more live leaf. beside: slots that were promised to others."""
         return self._trees[tree].has_room(parent, beside)
+
+    def near(self, tree: int, parent: int) -> Iterator[int]:
+        """All parents of a tree, those near a node first, itself before all: where an item goes that finds its own places full."""
+        return self._trees[tree].near(parent)
 
     def next_slot(self, tree: int, parent: int, beside: Collection[int] = ()) -> int:
         """The slot of the next live leaf of a parent: the first vacant trained leaf, or the first behind the children."""

@@ -6,6 +6,7 @@ Knows candidates and which slots are taken. Does not know how candidates are fou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from espalier.live.live_tree import late_slot
 from espalier.live.rows import LiveRow, Placement
@@ -31,7 +32,8 @@ class Slots:
     def place(self, item_id: str, candidates: Candidates) -> tuple[Placement, ...]:
         """An item's leaf in each tree: under the best parent with room, at its own slot where it has one there. Raises CatalogueFull.
 
-        A trained item keeps its own leaf, and takes the row of its best parent.
+        Where no candidate has room it goes near the best one, with the row that it has there. A trained item keeps its own leaf, and takes
+        the row of its best parent.
         """
         chosen = [self._choose(item_id, tree, parents) for tree, parents in enumerate(candidates)]
         for placement in chosen:
@@ -44,14 +46,17 @@ class Slots:
 
     def _choose(self, item_id: str, tree: int, parents: Sequence[tuple[int, LiveRow]]) -> Placement:
         trained = self._state.trained_leaf_of(item_id, tree)
-        if trained is not None:
+        if trained is not None and parents:
             return Placement(tree, *trained, parents[0][1])
         own = self._state.live_leaf_of(item_id, tree)
-        for parent, row in parents:
+        if not parents:
+            raise CatalogueFull(f"A search with the evidence of {item_id!r} finds no node of the tree.")
+        best, row_there = parents[0]
+        for parent, row in chain(parents, ((near, row_there) for near in self._state.near(tree, best))):
             if own is not None and own[0] == parent:
                 return Placement(tree, *own, row)
             promised = self._promised.get((tree, parent), set())
             if self._state.has_room(tree, parent, promised):
                 slot = self._state.next_slot(tree, parent, promised) if self._late is None else late_slot(self._late)
                 return Placement(tree, parent, slot, row)
-        raise CatalogueFull(f"None of the {len(parents)} nodes where {item_id!r} belongs has room; fold the live catalogue.")
+        raise CatalogueFull(f"No node of the tree has room for {item_id!r}; fold the live catalogue.")

@@ -156,6 +156,15 @@ def test_a_parent_takes_so_many_live_leaves(bundle: Bundle) -> None:
     assert state.has_room(0, parent)
 
 
+def test_parents_are_near_by_their_common_ancestor(tmp_path: Path) -> None:
+    tree = tree_from_children([[2], [2, 2], [3, 2, 3, 1]], np.arange(9))
+    state = LiveState(make_bundle(tmp_path, np.random.default_rng(0), tree, "product"))
+    assert list(state.near(0, 4)) == [4, 3, 5, 6]
+    assert list(state.near(0, 6)) == [6, 5, 4, 3]
+    flat = LiveState(make_bundle(tmp_path / "flat", np.random.default_rng(0), tree_from_children([[4]], np.arange(4)), "product"))
+    assert list(flat.near(0, 0)) == [0]
+
+
 def test_vacant_leaves_are_taken_first(tmp_path: Path) -> None:
     tree = tree_from_children([[2], [3, 2]], np.array([0, -1, 1, 2, 3]))
     state = LiveState(make_bundle(tmp_path, np.random.default_rng(0), tree, "product"))

@@ -141,8 +141,14 @@ def test_slots_are_promised_once_and_an_item_keeps_its_own_under_its_parent(vers
     places = [slots.place(f"new-{i}", where)[0] for i in range(32)]
     assert len({(place.parent, place.slot) for place in places}) == 32
     assert [place.parent for place in places] == [where[0][0][0]] * 16 + [where[0][1][0]] * 16
+    parents = version.bundle.tree.level(version.bundle.tree.height - 1)
+    near = [next(iter(state.near(0, where[0][0][0]))), slots.place("one-more", where)[0].parent]
+    assert near[0] == where[0][0][0]
+    assert near[1] not in (where[0][0][0], where[0][1][0])
+    places += [slots.place(f"more-{i}", where)[0] for i in range(16 * (len(parents) - 2) - 1)]
+    assert len({(place.parent, place.slot) for place in places}) == 16 * len(parents) - 1
     with pytest.raises(CatalogueFull):
-        slots.place("one-more", where)
+        slots.place("one-too-many", where)
     operation = Operation(1, "new-3", "put", ItemBody(like=("item-1",)))
     version.apply([operation], {1: (places[3],)})
     again = Slots(state).place("new-3", where)[0]

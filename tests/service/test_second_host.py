@@ -50,7 +50,7 @@ def test_a_host_that_follows_finds_what_was_put_changed_and_deleted(models: Path
         first.delete("item-3")
         with follower(other, monkeypatch, url) as second:
             until(lambda: sequence(second) == 2)
-            assert second.found("item-1") == first.found("item-1")
+            assert {*second.found("item-1")} == {*first.found("item-1")}
             first.put("newer", like=("item-9",), valid_until=4e9)
             first.put("new", fields={"title": "Changed"})
             until(lambda: sequence(second) == 4)
@@ -95,7 +95,7 @@ def test_it_serves_while_the_writer_is_away_and_catches_up(models: Path, other: 
         with writing(models, monkeypatch, port) as (first, _):
             first.put("b", like=("item-1",))
             until(lambda: sequence(second) == 2)
-            assert second.found("item-1") == first.found("item-1")
+            assert {*second.found("item-1")} == {*first.found("item-1")}
             until(lambda: second.catalogue.status().reason == f"follows {url}")
 
 
@@ -115,7 +115,7 @@ def test_a_host_that_takes_over_gives_no_sequence_again(models: Path, other: Pat
             left.unlink()
         with follower(models, monkeypatch, url) as first:
             until(lambda: sequence(first) == sequence(second))
-            assert first.found("item-1") == second.found("item-1")
+            assert {*first.found("item-1")} == {*second.found("item-1")}  # each host has slots of its own: ties may differ
             assert {"a", "b"} <= {*first.found("item-1")}
             assert "lost" not in first.found("item-1")
 

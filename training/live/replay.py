@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from espalier.bundle import Bundle
@@ -94,10 +95,13 @@ class _Replay:
         found = []
         try:
             for tree, parents in enumerate(self._candidates(operation)):
-                room = [(parent, row) for parent, row in parents if is_trained or self.state.has_room(tree, parent)]
-                if not room:
+                if not parents:
                     return ()
-                parent, row = room[0]
+                best, row_there = parents[0]
+                where = chain(parents, ((near, row_there) for near in self.state.near(tree, best)))
+                parent, row = next(((node, row) for node, row in where if is_trained or self.state.has_room(tree, node)), (-1, row_there))
+                if parent < 0:
+                    return ()
                 found.append(Placement(tree, parent, 0 if is_trained else self.state.next_slot(tree, parent), row))
         except EspalierError as error:
             log.info("%r: %s", operation.id, error)
