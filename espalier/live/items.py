@@ -56,6 +56,7 @@ class LiveItems:
         self._handle_of: dict[str, int] = {}
         self._row_of_live: dict[str, int] = {}  # ids that are no trained items and are live now
         self._fields_of_row: dict[int, Mapping[str, Any]] = {}  # of trained items whose fields were changed
+        self.characters = 0  # of the fields of all entries that are not deleted
 
     # -- readers, on any thread -----------------------------------------------------------------------------------------
 
@@ -130,6 +131,8 @@ class LiveItems:
 
     def write(self, entry: LiveItem) -> None:
         """Make an entry what its id is from now on."""
+        before = self._entries[entry.handle]
+        self.characters += _held(entry) - (0 if before is None else _held(before))
         self._entries[entry.handle] = entry
         if entry.item_row >= self._base:
             if entry.is_deleted:
@@ -140,3 +143,12 @@ class LiveItems:
             self._fields_of_row[entry.item_row] = entry.fields
         else:
             self._fields_of_row.pop(entry.item_row, None)
+
+
+def characters_of(fields: Mapping[str, Any] | None) -> int:
+    """About how much a worker holds of an item's fields."""
+    return 0 if fields is None else sum(len(name) + len(str(value)) for name, value in fields.items())
+
+
+def _held(entry: LiveItem) -> int:
+    return 0 if entry.is_deleted else characters_of(entry.fields)

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from espalier.errors import EspalierError, InvalidInput, JournalError
+from espalier.live.items import characters_of
 from espalier.live.journal import Transaction
 from espalier.live.operations import Operation
 from espalier.live.rows import Placement
@@ -21,6 +22,8 @@ from service.live.catalogue_types import ALWAYS, NOWHERE, Delete, Outcome, Outco
 from service.live.live_version import LiveVersion
 from service.live.slots import Candidates, Slots
 
+MAX_CHARACTERS = 1 << 28
+"""Characters of all fields of live and changed items of one model: every worker holds them."""
 EVIDENCE = "`events`, `like` or `text`: the item is new, and nothing says where it belongs"
 
 
@@ -74,6 +77,7 @@ class Group:
     ) -> None:
         self._transaction, self._versions, self._default, self._most, self._now = transaction, versions, default, most, now
         self._slots = {number: Slots(version.built()) for number, version in versions.items()}
+        self._characters = 0  # that fields of the group's items may add
         self._new = 0  # live leaves that the default version has more since the group began
         # the first operation of a new journal beside a version that holds operations of an earlier one
         self._first = 1 + max((version.through for version in versions.values()), default=0)
@@ -107,7 +111,7 @@ class Group:
             return Decided(write, "unchanged", stored.sequence)
         operation.body.to_bytes()  # raises where it is too large, before anything is appended
         placements = {number: self._placed(write, operation, stored, version) for number, version in self._versions.items()}
-        self._check_room(put.id, placements)
+        self._check_room(operation, placements)
         return self._append(write, operation, "updated" if exists else "inserted", placements)
 
     def _delete(self, write: Write, delete: Delete) -> Decided:
@@ -155,15 +159,19 @@ class Group:
             raise InvalidInput("item", item_id, EVIDENCE)
         return ()
 
-    def _check_room(self, item_id: str, placements: Mapping[int, tuple[Placement, ...]]) -> None:
-        """Raise CatalogueFull where the default version has no room for one more item."""
+    def _check_room(self, operation: Operation, placements: Mapping[int, tuple[Placement, ...]]) -> None:
+        """Raise CatalogueFull where the default version has no room for one more item, or for its fields."""
         if self._default is None:
             return
-        state = self._default.built()
-        if placements.get(self._default.version) and state.live_leaf_of(item_id) is None:
+        state, characters = self._default.built(), characters_of(operation.body.fields)
+        if characters and state.table.characters + self._characters + characters > MAX_CHARACTERS:
+            full = f"The fields of live items have {MAX_CHARACTERS} characters together; fold them into a version. Deletes are taken."
+            raise CatalogueFull(full)
+        if placements.get(self._default.version) and state.live_leaf_of(operation.id) is None:
             if state.live_items + self._new >= self._most:
                 raise CatalogueFull(f"There are {self._most} live items (ESPALIER_MAX_LIVE); fold them into a version. Deletes are taken.")
             self._new += 1
+        self._characters += characters
 
     def _append(self, write: Write, operation: Operation, outcome: OutcomeKind, placements: Mapping[int, tuple[Placement, ...]]) -> Decided:
         self._check_handles(operation.id)

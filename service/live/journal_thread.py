@@ -23,6 +23,7 @@ from espalier.live.journal import Journal
 from espalier.live.operations import Operation
 from service.errors import NotReady, NotWritable
 from service.live.catalogue_types import Outcome, Placed
+from service.live.compaction import Compaction
 from service.live.group import Decided, Group, Write
 from service.live.live_version import LiveVersion
 from service.live.notices import Notices
@@ -73,6 +74,7 @@ class JournalThread:
         self._starting = threading.Lock()
         self._stopped = self._unreadable = False
         self._visible = _Visible(model, notices)
+        self._compaction = Compaction(journal.file)
 
     # -- from any thread ------------------------------------------------------------------------------------------------
 
@@ -122,6 +124,7 @@ class JournalThread:
             self._waiting.put(None)
             self._thread.join()
         self._visible.stop()
+        self._compaction.stop()
         self.journal.close()
 
     def _start(self) -> None:
@@ -206,6 +209,7 @@ class JournalThread:
             if stored:
                 self._apply_own(stored)
                 self._notices.committed(self.model)
+                self._compaction.look()
         finally:
             for found in decided:
                 if isinstance(found, Decided):
