@@ -1,6 +1,8 @@
 """Puts items at a rate and asks each worker for each of them at once, over connections that are known to be that worker's.
 
-A worker is known by the ids that it gives to requests: the first digits are the same for all requests of a process.
+A worker is known by the ids that it gives to requests: the first digits are the same for all requests of a process. A retrieval that is
+refused (429) is sent again after PAUSE_S, as clients do, and its pause counts in the time until the item is visible. Retry-After is not
+followed: it is whole seconds, and one refusal would hide how soon the item is found.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ PROCESS_DIGITS = 12
 THREADS = 12
 PATIENCE_S = 2.0
 """How long an item is asked for again before it is explained."""
+PAUSE_S = 0.05
+"""Between a retrieval that was refused and the next one: about the mean of the first random pause of `espalier_client`."""
 ATTEMPTS = 500
 """Connections that are opened in search of every worker."""
 
@@ -63,7 +67,7 @@ class Probed:
     found_later            those that took more answers
     seen                   those that never were among the best, and that every worker knows
     invisible              those that a worker did not know after PATIENCE_S
-    refused                retrievals that were refused (429) or late, which say nothing of an item and were sent again
+    refused                retrievals that were refused (429) or late, which say nothing of an item and were sent again after a pause
     """
 
     visible_s: list[float] = field(default_factory=list)
@@ -139,7 +143,9 @@ class Prober:
                 answers, found = 0, False
                 while not found and time.perf_counter() < answered + PATIENCE_S:
                     seen = self._finds(reader, item)
-                    refused += seen is None
+                    if seen is None:
+                        refused += 1
+                        time.sleep(PAUSE_S)
                     answers += seen is not None
                     found = bool(seen)
                 found_s = max(found_s, time.perf_counter() - sent)
@@ -174,6 +180,7 @@ class Prober:
             status, answer = exchange(reader, "POST", "/retrieve", body, JSON)
             if status == 200:
                 return bool(answer["results"][0]["explain"]["items"][0]["outcome"] in ("unknown", "deleted"))
+            time.sleep(PAUSE_S)
 
 
 JSON = {"Content-Type": "application/json"}

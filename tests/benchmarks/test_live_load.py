@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.service import live_load
+from benchmarks.service import live_load, live_prober
 from benchmarks.service.live_load import KEY, measured
-from benchmarks.service.live_prober import Item, Probed, Prober, connections_to, items_of, lost_of
+from benchmarks.service.live_prober import PAUSE_S, Item, Probed, Prober, connections_to, items_of, lost_of
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from loadtest.queries import Query
@@ -59,6 +61,17 @@ def test_every_worker_is_asked_for_every_item(port: int) -> None:
     assert lost_of(address, "books", KEY, probed) == 0
     probed.sequences["never"] = 99
     assert lost_of(address, "books", KEY, probed) == 1
+
+
+def test_a_refused_retrieval_is_sent_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([(201, {"sequence": 1}), (429, {}), (429, {}), (200, {"results": [{"items": [{"id": "new"}]}]})])
+    pauses: list[float] = []
+    monkeypatch.setattr(live_prober, "exchange", lambda *_: next(answers))
+    monkeypatch.setattr(live_prober, "connections_to", lambda *_: [[HTTPConnection("nowhere")]])
+    monkeypatch.setattr(time, "sleep", lambda seconds: pauses.append(seconds) if seconds else None)
+    with Prober(("nowhere", 80), "books", KEY, workers=1, m=5) as prober:
+        probed = prober.run([Item("new", ("a",), {"history": ["a"]})], per_s=1)
+    assert (probed.refused, pauses, len(probed.visible_s), probed.found_at_once) == (2, [PAUSE_S, PAUSE_S], 1, 1)
 
 
 @pytest.mark.slow
