@@ -25,6 +25,8 @@ ROW_COLUMN = "__hash_row"
 MAX_ID_BYTES = 512
 CACHED_IDS = 65_536
 """Most ids that a table keeps as Python strings, in each direction; a full cache is emptied."""
+STRANGE_IDS = 4096
+"""Most ids without an item that a table keeps, likewise."""
 
 
 class Items(Protocol):
@@ -68,6 +70,7 @@ class ItemTable:
         # Shared by threads without a lock: single operations on a dict are atomic, and any entry that is there is right.
         self._row_of_id: dict[str, int] = {}
         self._id_of_row: dict[int, str] = {}
+        self._strange: dict[str, None] = {}  # ids that no item has, as those of live items
 
     @staticmethod
     def build(table: pa.Table) -> ItemTable:
@@ -124,9 +127,13 @@ class ItemTable:
         known = [self._row_of_id.get(item_id, -1) for item_id in ids]
         if -1 not in known:
             return np.array(known, np.int64)
-        new = list({item_id for item_id, row in zip(ids, known, strict=True) if row < 0})
-        found = {item_id: row for item_id, row in zip(new, self._find(new).tolist(), strict=True) if row >= 0}
-        _remember(self._row_of_id, found)
+        new = list({item_id for item_id, row in zip(ids, known, strict=True) if row < 0 and item_id not in self._strange})
+        if not new:
+            return np.array(known, np.int64)
+        looked_up = dict(zip(new, self._find(new).tolist(), strict=True))
+        found = {item_id: row for item_id, row in looked_up.items() if row >= 0}
+        _remember(self._row_of_id, found, CACHED_IDS)
+        _remember(self._strange, {item_id: None for item_id in new if item_id not in found and len(item_id) <= MAX_ID_BYTES}, STRANGE_IDS)
         return np.array([row if row >= 0 else found.get(item_id, -1) for item_id, row in zip(ids, known, strict=True)], np.int64)
 
     def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
@@ -136,7 +143,7 @@ class ItemTable:
         if "" not in known:
             return known
         ids: list[str] = self.values("id", rows)
-        _remember(self._id_of_row, dict(zip(numbers, ids, strict=True)))
+        _remember(self._id_of_row, dict(zip(numbers, ids, strict=True)), CACHED_IDS)
         return ids
 
     def _find(self, ids: Sequence[str]) -> NDArray[np.int64]:
@@ -145,6 +152,8 @@ class ItemTable:
         hashes = np.fromiter((_hash(item_id) for item_id in ids), np.uint64, len(ids))
         slots = np.searchsorted(self._hash_I, hashes)
         candidates = self._row_I[np.minimum(slots, len(self) - 1)]
+        if not (self._hash_I[np.minimum(slots, len(self) - 1)] == hashes).any():
+            return rows  # as live items: no string is compared
         for i, found in enumerate(self.values("id", candidates)):
             slot = int(slots[i])
             if found == ids[i]:
@@ -173,10 +182,10 @@ def _hash(item_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(item_id.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
-def _remember(cache: dict[Any, Any], entries: dict[Any, Any]) -> None:
-    if len(cache) + len(entries) > CACHED_IDS:
+def _remember(cache: dict[Any, Any], entries: dict[Any, Any], most: int) -> None:
+    if len(cache) + len(entries) > most:
         cache.clear()
-    cache.update(islice(entries.items(), CACHED_IDS))
+    cache.update(islice(entries.items(), most))
 
 
 def _one_array(table: pa.Table, name: str) -> NDArray[Any]:

@@ -76,8 +76,8 @@ class Transaction:
     def placements(self, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
         return journal_tables.placements(self._connection, self._file, version, sequences)
 
-    def store_placements(self, version: int, found: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
-        """Store where operations were placed in a version, by sequence, unless another process did before; returns what is stored.
+    def store_placements(self, version: int, found: Mapping[int, Sequence[Placement]]) -> None:
+        """Store where operations were placed in a version, by sequence, unless another process did before; `placements` says what is there.
 
         An operation of an item whose row stays as it was needs its placement stored again: the earlier operation may be compacted away.
         """
@@ -92,7 +92,6 @@ class Transaction:
             if self._connection.execute(stored, (version, sequence)).fetchone() is None:
                 insert = "INSERT OR IGNORE INTO placements(version, seq, tree, parent, slot, row) VALUES (?, ?, ?, ?, ?, ?)"
                 self._connection.executemany(insert, ((version, sequence, *row) for row in rows))
-        return journal_tables.placements(self._connection, self._file, version, [*found])
 
 
 class Journal:
@@ -251,7 +250,7 @@ class Journal:
         if self._inode is None:
             return
         try:
-            found = self.file.stat().st_ino
+            found = os.stat(self.file).st_ino
         except OSError:
             found = None
         if found != self._inode:

@@ -52,7 +52,7 @@ PROBE_BYTES = 64 << 10
 def locked(file: Path, timeout_s: float = LOCK_S) -> Iterator[None]:
     """Hold the lock of the journal `file`. Raises JournalBusy, or JournalReadOnly where the lock cannot be made."""
     try:
-        descriptor = os.open(file.with_name(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        descriptor = os.open(os.path.join(os.path.dirname(file), LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
         raise os_error(file, error) from error
     try:
@@ -149,7 +149,7 @@ def check(file: Path) -> None:
 def log_bytes(file: Path, ending: str = "-wal") -> int:
     """Size of the write-ahead log, or of the rollback journal; 0 where there is none."""
     try:
-        return file.with_name(file.name + ending).stat().st_size
+        return os.stat(f"{file}{ending}").st_size
     except OSError:
         return 0
 

@@ -26,10 +26,11 @@ class Parents(Sequence[tuple[int, LiveRow]]):
     """Nodes best first; a row is made when it is asked for."""
 
     def __init__(self, nodes_K: Int64, row: Callable[[int], LiveRow]) -> None:
-        self._nodes, self._row = nodes_K.tolist(), row
+        self.nodes: list[int] = nodes_K.tolist()
+        self._row = row
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self.nodes)
 
     @overload
     def __getitem__(self, place: int) -> tuple[int, LiveRow]: ...
@@ -37,12 +38,17 @@ class Parents(Sequence[tuple[int, LiveRow]]):
     def __getitem__(self, place: slice) -> list[tuple[int, LiveRow]]: ...
     def __getitem__(self, place: int | slice) -> tuple[int, LiveRow] | list[tuple[int, LiveRow]]:
         if isinstance(place, slice):
-            return [(node, self._row(node)) for node in self._nodes[place]]
-        return self._nodes[place], self._row(self._nodes[place])
+            return [(node, self._row(node)) for node in self.nodes[place]]
+        return self.nodes[place], self._row(self.nodes[place])
 
     def __iter__(self) -> Iterator[tuple[int, LiveRow]]:
-        for node in self._nodes:
+        for node in self.nodes:
             yield node, self._row(node)
+
+
+def nodes_of(parents: Sequence[tuple[int, LiveRow]]) -> Sequence[int]:
+    """The nodes of candidates, best first, without making their rows."""
+    return parents.nodes if isinstance(parents, Parents) else [node for node, _ in parents]
 
 
 def votes_of_search(frontier: Frontier, queries: Sequence[int]) -> Votes:

@@ -11,6 +11,7 @@ from itertools import chain
 from espalier.live.live_tree import late_slot
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import LiveState
+from espalier.placement.parents import nodes_of
 from service.errors import CatalogueFull
 
 Candidates = Sequence[Sequence[tuple[int, LiveRow]]]
@@ -51,12 +52,13 @@ class Slots:
         own = self._state.live_leaf_of(item_id, tree)
         if not parents:
             raise CatalogueFull(f"A search with the evidence of {item_id!r} finds no node of the tree.")
-        best, row_there = parents[0]
-        for parent, row in chain(parents, ((near, row_there) for near in self._state.near(tree, best))):
+        nodes = nodes_of(parents)
+        for place, parent in enumerate(chain(nodes, self._state.near(tree, nodes[0]))):
+            of_row = place if place < len(nodes) else 0
             if own is not None and own[0] == parent:
-                return Placement(tree, *own, row)
+                return Placement(tree, *own, parents[of_row][1])
             promised = self._promised.get((tree, parent), set())
             if self._state.has_room(tree, parent, promised):
                 slot = self._state.next_slot(tree, parent, promised) if self._late is None else late_slot(self._late)
-                return Placement(tree, parent, slot, row)
+                return Placement(tree, parent, slot, parents[of_row][1])
         raise CatalogueFull(f"No node of the tree has room for {item_id!r}; fold the live catalogue.")

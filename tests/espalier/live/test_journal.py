@@ -89,8 +89,8 @@ def test_the_first_placement_that_is_stored_holds_for_all(journal: Journal) -> N
     with journal.writing() as transaction:
         transaction.store_placements(1, {1: [placed(parent=3)]})
     with Journal(journal.file).writing() as transaction:
-        found = transaction.store_placements(1, {1: [placed(parent=4), placed(tree=1)]})
-    assert [(p.tree, p.parent) for p in found[1]] == [(0, 3)]
+        transaction.store_placements(1, {1: [placed(parent=4), placed(tree=1)]})
+        assert [(p.tree, p.parent) for p in transaction.placements(1, [1])[1]] == [(0, 3)]
 
 
 @pytest.mark.parametrize("wrong", [placed(tree=16), placed(parent=-1), placed(slot=-1)])
