@@ -10,6 +10,7 @@ from service import problems
 from service.http import documentation
 from service.http.api_keys import Keys
 from service.http.bulk_route import BulkRoute
+from service.http.console import add_console, read_files
 from service.http.dependencies import Service
 from service.http.direct import ITEM, ITEMS, RETRIEVE, STREAM, Direct, DirectRoutes
 from service.http.live_routes import ItemRoute
@@ -76,6 +77,8 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_served_engine,
     problems.install(app)
     add_routes(app)
     documentation.add_pages(app)
+    if settings.console:
+        add_console(app, read_files())
     app.openapi = lambda: documentation.as_answered(describe(), keys)  # type: ignore[method-assign]  # the framework's documented way
     match_whole_paths(app)
     return app

@@ -129,6 +129,7 @@ class Settings(BaseSettings):
         default=(), description="API keys, comma-separated, KEY or NAME:KEY, that may change what is served. None: nobody may."
     )
     cors_origins: Names = Field(default=(), description="Web origins, comma-separated, whose pages may call the service.")
+    console: bool = Field(default=True, description="Serve the console, a page at `/`; its routes are there either way.")
     workers: int = Field(default=1, ge=1, description="Processes that serve, on a CPU; a GPU takes one.")
     poll_s: float | None = Field(
         default=None, gt=0, description="Seconds between looks for new models and versions in the models folder. None: only when told."

@@ -56,7 +56,7 @@ def test_every_path_names_all_methods_that_it_takes(open_service: Running) -> No
 
 def test_head_is_answered_as_get_without_the_body(open_service: Running) -> None:
     paths = [path for path, methods in routes(open_service).items() if "GET" in methods] + ["/nothing", "/models/films"]
-    assert {"/livez", "/readyz", "/metrics", "/models", "/docs", "/openapi.json"} <= set(paths)
+    assert {"/livez", "/readyz", "/metrics", "/models", "/docs", "/openapi.json", "/"} <= set(paths)
     for path in paths:
         get, head = open_service.client.get(path), open_service.client.request("HEAD", path)
         assert (head.status_code, head.content) == (get.status_code, b""), path
@@ -90,7 +90,19 @@ def test_head_leaves_a_connection_in_order(tmp_path: Path, models: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "path", ["/models/", "/livez/", "/retrieve/", "/docs/", "/models/books/", "//evil.example/models/", "/", "/nothing"]
+    "path",
+    [
+        "/models/",
+        "/livez/",
+        "/retrieve/",
+        "/docs/",
+        "/models/books/",
+        "//evil.example/models/",
+        "/console",
+        "/console/",
+        "/console/nothing.js",
+        "/nothing",
+    ],
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
 def test_an_address_that_is_not_there_leads_nowhere(open_service: Running, method: str, path: str) -> None:
