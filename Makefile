@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run train install test test-all check bench stack-test hostile-test audit sbom lock pin-images
+.PHONY: help run train install test test-all check bench console-test stack-test hostile-test audit sbom lock pin-images
 
 # HOST is not taken from the environment, where other tools keep other things under this name.
 PYTHON ?=
@@ -53,6 +53,7 @@ help:
 	@echo 'make test-all    install, then the other tests: processes, long trainings, interpreters, images'
 	@echo 'make check       install, then the checks alone: ruff, mypy, import rules, and those of audit'
 	@echo 'make hostile-test  install, then attack a running service: heads, bodies, readers, connections, disks, signals'
+	@echo 'make console-test  install, then drive the console in Chromium, where one is installed'
 	@echo 'make stack-test  install, then build the images and bring docker-compose.yml up with them'
 	@echo 'make bench       install, then the quick benchmarks; figures go to benchmarks/results/'
 	@echo 'make audit       install, then name images without a digest and, where it can be asked, known vulnerabilities'
@@ -84,9 +85,11 @@ install: $(INSTALLED)
 test: check
 	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL)
 
-# The images' tests run alone, after the rest. What cannot run here is skipped and named in the summary.
+# The console's tests share one service and one browser, so they run in one process. The images' tests run alone, after the rest.
+# What cannot run here is skipped and named in the summary.
 test-all: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL) -m '(slow or hypothesis) and not stack and not hostile' --hypothesis-profile thorough
+	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL) -m '(slow or hypothesis) and not console and not stack and not hostile' --hypothesis-profile thorough
+	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -m console
 	$(VENV_PYTHON) -m pytest -m stack -v
 
 check: $(INSTALLED)
@@ -114,6 +117,9 @@ lock: $(INSTALLED)
 
 pin-images: $(INSTALLED)
 	$(VENV_PYTHON) docker/pin_images.py --write
+
+console-test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -m console -v
 
 stack-test: $(INSTALLED)
 	$(VENV_PYTHON) -m pytest -m stack -v

@@ -138,7 +138,7 @@ def marks_of(test: Iterable[str]) -> ExpressionMatcher:
 
 
 def test_every_test_is_run_by_one_of_the_three_targets(clone: Path) -> None:
-    names = ("slow", "hypothesis", "stack", "hostile")
+    names = ("slow", "hypothesis", "console", "stack", "hostile")
     tiers = chosen("test", "test-all", "hostile-test", folder=clone)
     for count in range(len(names) + 1):
         for marks in combinations(names, count):
@@ -146,9 +146,10 @@ def test_every_test_is_run_by_one_of_the_three_targets(clone: Path) -> None:
 
 
 def test_make_test_leaves_out_what_is_slow_and_the_other_targets_run_their_own(clone: Path) -> None:
-    [fast], [stack], [hostile] = (chosen(target, folder=clone) for target in ("test", "stack-test", "hostile-test"))
+    targets = ("test", "console-test", "stack-test", "hostile-test")
+    [fast], [console], [stack], [hostile] = (chosen(target, folder=clone) for target in targets)
     assert [fast.evaluate(marks_of(marks)) for marks in ([], ["hypothesis"], ["slow"])] == [True, True, False]
-    for own, mark in ((stack, "stack"), (hostile, "hostile")):
+    for own, mark in ((console, "console"), (stack, "stack"), (hostile, "hostile")):
         assert [own.evaluate(marks_of(marks)) for marks in (["slow", mark], ["slow"], [])] == [True, False, False]
 
 
@@ -243,7 +244,7 @@ def test_ci_installs_what_the_images_need_and_is_missing_where_it_may(tmp_path: 
     assert run.returncode == 0, run.stderr
     installed = next(line for line in run.stdout.splitlines() if line.startswith("apt-get install"))
     assert "--no-install-recommends" in installed
-    assert installed.split()[-3:] == ["docker-compose", "prometheus", "debootstrap"]
+    assert installed.split()[-4:] == ["docker-compose", "prometheus", "debootstrap", "chromium"]
     assert run.stdout.splitlines()[-2:] == ["make test", "make test-all"]
 
 

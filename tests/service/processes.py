@@ -79,10 +79,10 @@ class Service:
 
 @contextmanager
 def service(models: Path, workers: int, **settings: str) -> Iterator[Service]:
-    """A service that is ready. Its run folder is beside the models."""
+    """A service that is ready, on a free port unless ESPALIER_PORT is among the settings. Its run folder is beside the models."""
     environment = os.environ | {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_ADMIN_KEYS": KEY}
     environment |= {"TMPDIR": str(models.parent)} | settings
-    command = [sys.executable, "-m", "service", "--port", "0", "--workers", str(workers)]
+    command = [sys.executable, "-m", "service", "--port", settings.get("ESPALIER_PORT", "0"), "--workers", str(workers)]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     log: list[str] = []
     assert process.stderr is not None
