@@ -2,12 +2,14 @@
 
 The one function for all engines but the reference, which shares no code. Knows nothing of ranks or beams.
 
-Legend: B queries, T history, L leaves, N nodes, X nodes of a query's list.
+Legend: B queries, T history, L leaves, N nodes, H levels below the root, R handles of live items, W trained items that are live,
+X excluded leaves.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,12 +19,17 @@ from numpy.typing import NDArray
 from espalier.compiled_code import compiled
 from espalier.masks.eligibility import EligibleNodes
 from espalier.memory import Memory
+from espalier.memory_sums import add_up, in_order
 from espalier.read_only import read_only
+from espalier.search import NodeMask
 from espalier.tree import Tree
 
 Array = NDArray[Any]
 EVERY_NODE, NO_NODES, NO_VALUES = read_only(np.empty(0, np.bool_), np.empty(0, np.int64), np.empty(0, np.float32))
 """For compiled code: no mask, no list."""
+NO_ENTRIES = (*[NO_NODES] * 4, *read_only(np.empty(0, np.int32)), NO_VALUES)
+NO_LEAVES = NO_NODES, EVERY_NODE, NO_NODES, NO_NODES
+"""No live entries and no live leaves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,11 +92,12 @@ class MemoryTree:
     """A memory on its tree: makes the lists of histories. Used by any number of threads."""
 
     def __init__(self, memory: Memory, tree: Tree) -> None:
-        self._entries = read_only(memory.offset, memory.item, memory.value, memory.weight)
-        self._leaf_of_item, self._parent = read_only(tree.leaf_of_item, tree.parent)
-        self._leaf_offset, self._height = tree.leaf_offset, tree.height
-        self._sizes = np.diff(tree.level_offset)[1:]
-        self._own = threading.local()  # float64[#leaves], all 0 between calls
+        self.trained = read_only(memory.offset, memory.item, memory.value, memory.weight)
+        self._leaf_of_item, self._leaf_item, *others = read_only(
+            tree.leaf_of_item, tree.leaf_item, tree.parent, np.diff(tree.level_offset)[1:]
+        )
+        self._tree = self._leaf_of_item, self._leaf_item, *others, tree.leaf_offset, tree.height
+        self._own = threading.local()  # float64[#leaves] and [R], all 0 between calls
 
     @property
     def item_count(self) -> int:
@@ -97,58 +105,107 @@ class MemoryTree:
 
     def lists(self, history_BT: Array, eligible: EligibleNodes) -> MemoryLists:
         """See `MemoryLookup`."""
-        sum_L = getattr(self._own, "sum_L", None)
-        if sum_L is None:
-            sum_L = self._own.sum_L = np.zeros(int(self._sizes[-1]))
-        offset, item, value, weight = self._entries
-        nodes, values, offset_B = [], [], np.zeros(len(history_BT) + 1, np.int64)
-        for b, history_T in enumerate(history_BT):
-            (own_T,) = read_only(history_T)
-            leaves = leaf_sums(own_T, offset, item, value, weight, self._leaf_of_item, self._leaf_offset, sum_L)
-            leaves.sort()
-            mask = eligible.mask_B[b]
-            excluded_X = NO_NODES if eligible.excluded is None else read_only(eligible.excluded.leaves_BX[b])[0]
-            eligible_N = EVERY_NODE if mask is None else read_only(mask.eligible_N)[0]
-            room = int(np.minimum(len(leaves), self._sizes).sum())
-            tree = self._parent, self._leaf_offset, self._height
-            own, mem = levels_above(leaves, sum_L, eligible_N, excluded_X, NO_NODES, NO_VALUES, tree, room)
-            nodes.append(own)
-            values.append(mem)
-            offset_B[b + 1] = offset_B[b] + len(own)
-        if len(nodes) == 1:
-            return MemoryLists(offset_B, nodes[0], values[0])
-        return MemoryLists(offset_B, np.concatenate([NO_NODES, *nodes]), np.concatenate([np.empty(0, np.float32), *values]))
+        return self.lists_with(history_BT, eligible, NO_ENTRIES, lambda mask: NO_LEAVES)
+
+    def lists_with(
+        self, history_BT: Array, eligible: EligibleNodes, live: tuple[Array, ...], leaves_of: Callable[[NodeMask | None], tuple[Array, ...]]
+    ) -> MemoryLists:
+        """The lists with live entries and live leaves, see `memory_lists`. leaves_of: the live leaves for queries of a mask."""
+        parts = []
+        for begin, end, mask in _runs(eligible.mask_B):
+            excluded_BX = np.empty((end - begin, 0), np.int64) if eligible.excluded is None else eligible.excluded.leaves_BX[begin:end]
+            arrays = read_only(history_BT[begin:end], EVERY_NODE if mask is None else mask.eligible_N, excluded_BX)
+            leaves = leaves_of(mask)
+            sums = self.sums(len(leaves[0]))
+            parts.append(MemoryLists(*memory_lists(*arrays, self.trained, live, leaves, self._tree, *sums)))
+        if len(parts) == 1:
+            return parts[0]
+        offset_B = np.append(0, np.cumsum(np.concatenate([NO_NODES, *(np.diff(part.offset_B) for part in parts)])))
+        nodes, values = [NO_NODES, *(part.nodes for part in parts)], [NO_VALUES, *(part.values for part in parts)]
+        return MemoryLists(offset_B, np.concatenate(nodes), np.concatenate(values))
+
+    def sums(self, handles: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """This thread's arrays: one number for each leaf, and at least one for each handle."""
+        sums: tuple[NDArray[np.float64], NDArray[np.float64]] | None = getattr(self._own, "sums", None)
+        if sums is None or len(sums[1]) < handles:
+            sums = self._own.sums = np.zeros(len(self._leaf_item)), np.zeros(2 * handles)
+        return sums
+
+
+def _runs(mask_B: tuple[NodeMask | None, ...]) -> Iterator[tuple[int, int, NodeMask | None]]:
+    """Queries begin … end − 1 that follow each other and have one mask."""
+    begin = 0
+    for b in range(1, len(mask_B) + 1):
+        if b == len(mask_B) or mask_B[b] is not mask_B[begin]:
+            yield begin, b, mask_B[begin]
+            begin = b
 
 
 @compiled()
-def leaf_sums(
-    history_T: Array, offset: Array, item: Array, value: Array, weight: Array, leaf_of_item: Array, leaf_offset: int, sum_L: Array
-) -> Array:
-    """int64: the leaves with memory, in no order; mem is added up in `sum_L` (float64[#leaves], 0 before), in the order d = 0, 1, …"""
-    total, d = 0, 0
-    for t in range(len(history_T) - 1, -1, -1):
-        a = history_T[t]
-        if a >= 0 and d < len(weight):
-            total += offset[a + 1] - offset[a]
-            d += 1
-    leaves = np.empty(min(total, len(sum_L)), np.int64)
-    count, d = 0, 0
-    for t in range(len(history_T) - 1, -1, -1):
-        a = history_T[t]
-        if a < 0:
-            continue
-        if d == len(weight):
-            break
-        for e in range(offset[a], offset[a + 1]):
-            part = np.float64(weight[d]) * np.float64(value[e])
-            if part > 0:
-                leaf = leaf_of_item[item[e]]
-                if sum_L[leaf - leaf_offset] == 0:
-                    leaves[count] = leaf
-                    count += 1
-                sum_L[leaf - leaf_offset] += part
-        d += 1
-    return leaves[:count]
+def memory_lists(
+    history_BT: Array, eligible_N: Array, excluded_BX: Array, trained: Any, live: Any, leaves: Any, tree: Any, sum_L: Array, sum_R: Array
+) -> tuple[Array, Array, Array]:
+    """offset_B, nodes and values of `MemoryLists`, for queries of one mask.
+
+    eligible_N   bool[N], or empty: all nodes are eligible
+    excluded_BX  leaves that are not eligible either, ascending, −1 as padding behind
+    trained      offset, item, value and weight of the memory
+    live         the entries of live items, see `memory_sums.py`
+    leaves       live leaves: parent_R int64, −1 for a handle that has none; eligible_R bool, False for later ones;
+                 row_W, handle_W int64: trained item rows that have one, ascending, and their handles
+    tree         leaf_of_item, leaf_item, parent, the sizes of the levels 1 … H, leaf_offset, height
+    sum_L sum_R  float64, 0 before and afterwards
+    """
+    leaf_of_item, leaf_item, parent, sizes, leaf_offset, height = tree
+    offset_B = np.zeros(len(history_BT) + 1, np.int64)
+    nodes, values = np.empty(0, np.int64), np.empty(0, np.float32)
+    for b in range(len(history_BT)):
+        found, handles = add_up(history_BT[b], trained, live, leaf_of_item, leaf_offset, sum_L, sum_R)
+        found = in_order(found, leaf_offset + len(leaf_item) - 1)
+        others, others_mem = above_live_leaves(found, handles, leaves, leaf_item, leaf_offset, sum_L, sum_R)
+        room = len(found)
+        for level in range(height - 1):
+            room += min(len(found) + len(others), sizes[level])
+        own, mem = levels_above(found, sum_L, eligible_N, excluded_BX[b], others, others_mem, (parent, leaf_offset, height), room)
+        begin, end = offset_B[b], offset_B[b] + len(own)
+        if len(history_BT) == 1:
+            nodes, values = own, mem
+        elif end > len(nodes):
+            nodes, values = _with_room(nodes, begin, 2 * end), _with_room(values, begin, 2 * end)
+        nodes[begin:end], values[begin:end] = own, mem
+        offset_B[b + 1] = end
+    return offset_B, nodes[: offset_B[-1]], values[: offset_B[-1]]
+
+
+@compiled()
+def _with_room(array: Array, used: int, size: int) -> Array:
+    larger = np.empty(size, array.dtype)
+    larger[:used] = array[:used]
+    return larger
+
+
+@compiled()
+def above_live_leaves(
+    found: Array, handles: Array, leaves: Any, leaf_item: Array, leaf_offset: int, sum_L: Array, sum_R: Array
+) -> tuple[Array, Array]:
+    """int64 and float32: the parents of eligible live leaves with memory, ascending, and the mem of these; `sum_R` is 0 again."""
+    parent_R, eligible_R, row_W, handle_W = leaves
+    parents, mem, count = np.empty(len(handles) + len(found), np.int64), np.empty(len(handles) + len(found), np.float32), 0
+    for handle in handles:
+        if handle < len(eligible_R) and eligible_R[handle] and parent_R[handle] >= 0:
+            parents[count], mem[count] = parent_R[handle], sum_R[handle]
+            count += int(mem[count] > 0)
+        sum_R[handle] = 0
+    for leaf in found if len(row_W) > 0 else found[:0]:
+        item = leaf_item[leaf - leaf_offset]
+        at = np.searchsorted(row_W, item)
+        if at < len(row_W) and row_W[at] == item:
+            handle = handle_W[at]
+            if handle < len(eligible_R) and eligible_R[handle] and parent_R[handle] >= 0:
+                parents[count], mem[count] = parent_R[handle], sum_L[leaf - leaf_offset]
+                count += int(mem[count] > 0)
+    order = np.argsort(parents[:count])
+    return parents[:count][order], mem[:count][order]
 
 
 @compiled()

@@ -95,10 +95,10 @@ def folded_memory(memory: Memory, live: LiveMemory, rows: FoldedRows) -> Memory:
     Of a row with more entries than a bundle may hold, the largest stay; ties: the lower item row.
     """
     source = rows.row_I[np.repeat(np.arange(len(memory.offset) - 1), np.diff(memory.offset))]
-    parts = [(source, rows.row_I[memory.item], memory.value)]
-    for row, targets, values in live:
-        parts.append((np.full(len(targets), rows.of_rows(np.array([row]))[0]), rows.of_rows(targets), values))
-    source, target, value = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    live_source, live_target, live_value = live.all
+    source = np.concatenate([source, rows.of_rows(live_source)])
+    target = np.concatenate([rows.row_I[memory.item], rows.of_rows(live_target.astype(np.int64))])
+    value = np.concatenate([memory.value, live_value])
     there = (source >= 0) & (target >= 0)
     source, target, value = source[there], target[there], value[there]
     order = np.lexsort((-value, target, source))

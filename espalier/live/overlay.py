@@ -5,12 +5,12 @@ A live leaf hangs under a node of the level above the leaves, its parent, at a s
 pass scores the live leaves under them (engine.py). A trained item whose row was changed is live at the slot of its own leaf, which then
 counts no more.
 
-Legend: I trained items, R handles, X live leaves, Y parents of live leaves, P places of a pool, D node row, F features, N nodes.
+Legend: I trained items, R handles, X live leaves, Y parents of live leaves, P places of a pool, S sources of a memory, D node row,
+F features, N nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from espalier.search import NodeMask
 
 Int64 = NDArray[np.int64]
-BUCKETS = 1024
-"""Parts of a memory that are copied alone when an entry changes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,19 +89,35 @@ class LiveLeaves:
 class LiveMemory:
     """Entries of the memory that trained arrays do not have: S[source, target], where one of the two is live.
 
-    buckets  by item row of the source modulo BUCKETS; item rows of targets ascending (int64), values float32
+    source_S, place_S  int64[S]: item rows of sources, ascending, and where each one's entries are in the pool
+    begin_P, end_P     int64[P]: those at a place are begin_P[place] … end_P[place] − 1
+    target, value      int32 and float32: item rows, ascending for each source, and S; of items that are not live now, too
     """
 
-    buckets: tuple[Mapping[int, tuple[Int64, NDArray[np.float32]]], ...]
+    source_S: Int64
+    place_S: Int64
+    begin_P: Int64
+    end_P: Int64
+    target: NDArray[np.int32]
+    value: NDArray[np.float32]
 
-    def of(self, source: int) -> tuple[Int64, NDArray[np.float32]] | None:
-        """The entries of an item row, those of items that are not live now among them."""
-        return self.buckets[source % BUCKETS].get(source)
+    def entries(self, sources: Int64) -> tuple[Int64, NDArray[np.int32], NDArray[np.float32]]:
+        """The entries of some of the S sources: item rows of their sources, of their targets, and S."""
+        begin, end = self.begin_P[self.place_S[sources]], self.end_P[self.place_S[sources]]
+        count = end - begin
+        at = np.arange(int(count.sum())) + np.repeat(begin - np.cumsum(count) + count, count)
+        return np.repeat(self.source_S[sources], count), self.target[at], self.value[at]
 
-    def __iter__(self) -> Iterator[tuple[int, Int64, NDArray[np.float32]]]:
-        for bucket in self.buckets:
-            for source, (targets, values) in bucket.items():
-                yield source, targets, values
+    def of(self, source: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The entries of an item row."""
+        at = np.searchsorted(self.source_S, source)
+        own = self.entries(np.flatnonzero(self.source_S[at : at + 1] == source) + at)
+        return own[1], own[2]
+
+    @property
+    def all(self) -> tuple[Int64, NDArray[np.int32], NDArray[np.float32]]:
+        """All entries, by source and target."""
+        return self.entries(np.arange(len(self.source_S)))
 
 
 @dataclass(frozen=True, eq=False)

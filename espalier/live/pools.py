@@ -50,29 +50,35 @@ class SparseRowsPool:
     def __init__(self) -> None:
         self._begin_P, self._end_P = np.zeros(FIRST, np.int64), np.zeros(FIRST, np.int64)
         self._feature, self._value = np.zeros(FIRST, np.int32), np.zeros(FIRST, np.float32)
-        self.places = self._entries = 0
+        self.places = self.entries = 0
 
     def add(self, feature: NDArray[np.int32], value: NDArray[np.float32]) -> None:
-        end = self._entries + len(feature)
-        self._begin_P, self._end_P = (_with_room(array, self.places + 1) for array in (self._begin_P, self._end_P))
+        self.extend(np.array([len(feature)]), feature, value)
+
+    def extend(self, count: NDArray[np.int64], feature: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Add rows of `count` entries each, one behind the other in `feature` and `value`; int64: their places."""
+        first, last, end = self.places, self.places + len(count), self.entries + len(feature)
+        self._begin_P, self._end_P = (_with_room(array, last) for array in (self._begin_P, self._end_P))
         self._feature, self._value = _with_room(self._feature, end), _with_room(self._value, end)
-        self._begin_P[self.places], self._end_P[self.places] = self._entries, end
-        self._feature[self._entries : end], self._value[self._entries : end] = feature, value
-        self._entries, self.places = end, self.places + 1
+        ends = self.entries + np.cumsum(count)
+        self._begin_P[first:last], self._end_P[first:last] = ends - count, ends
+        self._feature[self.entries : end], self._value[self.entries : end] = feature, value
+        self.entries, self.places = end, last
+        return np.arange(first, last)
 
     def keep(self, place_X: NDArray[np.int64]) -> None:
         """Keep some places alone, in this order, in new arrays."""
         count_X = self._end_P[place_X] - self._begin_P[place_X]
         end_X = np.cumsum(count_X)
         entry = np.arange(int(count_X.sum())) + np.repeat(self._begin_P[place_X] - end_X + count_X, count_X)
-        room, self.places, self._entries = max(FIRST, 2 * len(place_X)), len(place_X), len(entry)
+        room, self.places, self.entries = max(FIRST, 2 * len(place_X)), len(place_X), len(entry)
         self._begin_P, self._end_P = (_with_room(array, room) for array in (end_X - count_X, end_X))
         self._feature, self._value = (_with_room(array[entry], max(FIRST, 2 * len(entry))) for array in (self._feature, self._value))
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
         """Where the rows begin and end, features and values."""
-        places, entries = slice(self.places), slice(self._entries)
+        places, entries = slice(self.places), slice(self.entries)
         return self._begin_P[places], self._end_P[places], self._feature[entries], self._value[entries]
 
 

@@ -200,9 +200,8 @@ class LiveView:
         known_T = history_T[history_T >= 0][::-1]
         for source, weight in zip(known_T.tolist(), memory.weight.tolist(), strict=False):
             value = memory.value_of(source, row) if max(source, row) < base else 0.0
-            found = None if self.overlay.memory is None else self.overlay.memory.of(source)
-            if found is not None:
-                targets, values = found
+            if self.overlay.memory is not None:
+                targets, values = self.overlay.memory.of(source)
                 value = max(value, float(values[targets == row].max(initial=0)))
             parts[source] = parts.get(source, 0.0) + memory.key_weight * weight * value
         return largest_first(parts)

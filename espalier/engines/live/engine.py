@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +30,11 @@ from espalier.live.memory import LiveMemoryTree
 from espalier.live.overlay import LiveLeaves, Overlay
 from espalier.manifest import LinearScorer
 from espalier.masks.eligibility import every_item
+from espalier.memory_lists import MemoryLookup, MemoryTree
 from espalier.queries import HistoryKind, QueryBatch, blank_queries
 from espalier.read_only import read_only
 from espalier.scores import finish, scores_of_ranks
 from espalier.search import NO_ITEM, Engine, Frontier, SearchParams, SearchResult
-
-if TYPE_CHECKING:
-    from espalier.memory_lists import MemoryLookup
 
 Int64 = NDArray[np.int64]
 
@@ -97,6 +95,7 @@ class LiveEngine:
         self._memory = bundle.memory if bundle.manifest.memory is not None else None
         self._key_weight = np.float32(0 if self._memory is None else self._memory.key_weight)
         self._trained_memory = None if self._memory is None else cast(Remembering, inner).memory_tree
+        self._memory_tree = None if self._memory is None else MemoryTree(self._memory, self._tree)
         self._encoder: LiveEncoder | None = None
         self._is_ready = False
         self._now: Now | None = None
@@ -126,7 +125,7 @@ class LiveEngine:
         if overlay is None or overlay.is_empty:
             self._now = None
             return
-        memory = None if self._memory is None else LiveMemoryTree(self._memory, self._tree, overlay)
+        memory = None if self._memory_tree is None else LiveMemoryTree(self._memory_tree, overlay)
         leaves = overlay.trees[self._place]
         now = Now(overlay, memory, read_only(leaves.parent_X, leaves.slot_X, overlay.item_R[leaves.handle_X]))
         if not self._is_ready:
@@ -212,7 +211,7 @@ class LiveEngine:
         scored = self._scorer.scored(leaves, queries, found.frontiers[0], seen.live_BR)
         keys_C = scored.ranks_C
         if now.memory is not None:
-            scored, keys_C = self._with_memory(now.memory, leaves, queries, scored)
+            scored, keys_C = self._with_memory(now.memory, queries, scored)
         new: dict[str, Any] = {}
         count_B = found.count_B
         if len(scored.position_C):
@@ -230,15 +229,11 @@ class LiveEngine:
         complete_B = count_B >= np.minimum(params.m_B, seen.eligible_B)
         return replace(found, complete_B=complete_B, trace=trace, finite_B=finite_B, **new)
 
-    def _with_memory(
-        self, memory: LiveMemoryTree, leaves: LiveLeaves, queries: QueryBatch, scored: ScoredLive
-    ) -> tuple[ScoredLive, NDArray[np.float32]]:
+    def _with_memory(self, memory: LiveMemoryTree, queries: QueryBatch, scored: ScoredLive) -> tuple[ScoredLive, NDArray[np.float32]]:
         """Live leaves with their keys (float32[C]), which their queries' histories give them, without those of a key that is not finite."""
         keys_C = scored.ranks_C.copy()
         with np.errstate(over="ignore"):
-            for history_T, own in zip(queries.array, scored.spans, strict=True):
-                if own.stop > own.start:
-                    keys_C[own] += self._key_weight * memory.of_live_leaves(history_T, leaves.handle_X[scored.position_C[own]])
+            keys_C += self._key_weight * memory.of_live_leaves(queries.array, scored.begin_B, scored.position_C)
         finite_C = np.isfinite(keys_C)
         if finite_C.all():
             return scored, keys_C

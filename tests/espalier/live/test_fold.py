@@ -35,7 +35,7 @@ from espalier.live import folded_tables
 from espalier.live.fold import content_of, fold_draft, folded, write_fold
 from espalier.live.folded_tables import FoldedRows
 from espalier.live.items import LiveItem, LiveItems
-from espalier.live.overlay import BUCKETS, LiveLeaves, LiveMemory, Overlay, SparsePool
+from espalier.live.overlay import LiveLeaves, LiveMemory, Overlay, SparsePool
 from espalier.manifest import Manifest, Ranking
 from espalier.packed_chunks import rounded
 from espalier.search import SearchParams
@@ -96,17 +96,14 @@ class Hand:
         live_R = np.ones(len(item_R), np.bool_)
         own = np.flatnonzero(item_R < self.items)
         row_W = np.sort(item_R[own])
-        buckets: list[dict[int, Any]] = [{} for _ in range(BUCKETS)]
-        for source in {source for source, _, _ in entries}:
-            mine = sorted((target, value) for other, target, value in entries if other == source)
-            buckets[source % BUCKETS][source] = (
-                np.array([target for target, _ in mine], np.int64),
-                np.array([value for _, value in mine], np.float32),
-            )
+        source, target, value = np.array(sorted(entries), np.float64).reshape(-1, 3).T
+        sources, begin = np.unique(source.astype(np.int64), return_index=True)
+        ends = np.append(begin, len(source))[1:]
+        memory = LiveMemory(sources, np.arange(len(sources)), begin, ends, target.astype(np.int32), value.astype(np.float32))
         return Overlay(
             sequence=len(item_R), items=self.items, item_R=item_R, leaf_R=live_R, eligible_R=live_R, row_W=row_W,
             handle_W=own[np.argsort(item_R[own])], hidden=np.unique(np.array(self.hidden, np.int64)), changed=np.empty((2, 0), np.int64),
-            trees=trees, standing=None, eligible=0, memory=None if self.bundle.memory is None else LiveMemory(tuple(buckets)),
+            trees=trees, standing=None, eligible=0, memory=None if self.bundle.memory is None else memory,
         )  # fmt: skip
 
     def _leaves(self, leaves: list[tuple[int, int, int]]) -> LiveLeaves:

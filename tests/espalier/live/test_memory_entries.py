@@ -31,11 +31,8 @@ class Catalogue:
 
     @property
     def found(self) -> dict[tuple[int, int], float]:
-        return {
-            (source, int(target)): float(value)
-            for source, targets, values in self.entries.snapshot()
-            for target, value in zip(targets, values, strict=True)
-        }
+        columns = self.entries.snapshot().all
+        return {(int(source), int(target)): float(value) for source, target, value in zip(*columns, strict=True)}
 
 
 def test_an_entry_of_an_id_that_comes_later_waits_for_it() -> None:
@@ -89,4 +86,4 @@ def test_nothing_is_no_entry(value: float) -> None:
     catalogue = Catalogue()
     catalogue.put("x", to=(("a", value),))
     assert catalogue.found == {}
-    assert all(not bucket for bucket in catalogue.entries.snapshot().buckets)
+    assert len(catalogue.entries.snapshot().source_S) == 0
