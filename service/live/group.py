@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from espalier.errors import EspalierError, InvalidInput, JournalError
 from espalier.live.items import characters_of
 from espalier.live.journal import Transaction
-from espalier.live.operations import Operation
+from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES
 from service.entity_tags import Condition
@@ -39,14 +39,20 @@ class EvidenceNeeded(EspalierError):
 class Write:
     """One write that waits for the journal's thread.
 
-    candidates  by version: where the item may go; empty where nothing new says so
     outcome     set when all workers answer by it
+    candidates  by version: where the item may go; empty where nothing new says so
+    unknown     ids of its evidence that the catalogue does not have
+    evidence    what it is placed by in place of its own body
+    attempts    how often it was placed by that
     """
 
     what: Put | Delete
     condition: Condition = ALWAYS
-    candidates: Mapping[int, Candidates] = field(default_factory=dict)
     outcome: Future[Outcome] = field(default_factory=Future)
+    candidates: Mapping[int, Candidates] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    evidence: ItemBody | None = None
+    attempts: int = 0
 
 
 @dataclass(frozen=True, eq=False)

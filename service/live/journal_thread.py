@@ -1,7 +1,7 @@
 """The thread of one model that writes its journal, follows what others write, and applies both to the versions of this process.
 
-Writes that wait are committed together. Nothing else changes a version that serves. Knows the journal, versions and the other workers. Does
-not know requests: catalogue.py does.
+Writes that wait are placed together, then committed together. Nothing else changes a version that serves. Knows the journal, versions and
+the other workers. Does not know requests: catalogue.py does.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from espalier.errors import JournalError
+from espalier.errors import EspalierError, JournalError
 from espalier.live.journal import Journal
 from espalier.live.operations import Operation
-from service.errors import NotReady, NotWritable
+from service.errors import BeingChanged, NotReady, NotWritable
 from service.live.catalogue_types import Outcome, Placed
 from service.live.compaction import Compaction
-from service.live.group import Decided, Group, Write
+from service.live.group import Decided, EvidenceNeeded, Group, Write
 from service.live.live_version import LiveVersion
 from service.live.notices import Notices
+from service.live.placing import named_by, placed
 from service.live.replay import Stored, Writing, apply_all, replay
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ T = TypeVar("T")
 
 GROUP = 256
 """Most writes of one commit."""
+ATTEMPTS = 3
+"""How often a write is placed anew because its item changed meanwhile."""
 PAGE = 1000
 """Operations that are read at a time."""
 VISIBLE_S = 1.0
@@ -82,6 +85,7 @@ class JournalThread:
         """Commit writes, soon; their outcomes say what became of them."""
         self._start()
         for write in writes:
+            write.outcome.set_running_or_notify_cancel()  # nobody can cancel it any more
             self._waiting.put(write)
 
     def look(self) -> None:
@@ -171,14 +175,14 @@ class JournalThread:
             return None
 
     def _group(self, first: Write) -> list[Write]:
-        """The writes that wait, up to the first that names an id again."""
+        """The writes that wait, up to the first of an item of the group, or that such an item places: it must be there first."""
         group, ids = [first], {first.what.id}
         while len(group) < GROUP:
             try:
                 found = self._waiting.get_nowait()
             except Empty:
                 break
-            if not isinstance(found, Write) or found.what.id in ids:
+            if not isinstance(found, Write) or found.what.id in ids or not ids.isdisjoint(named_by(found.what)):
                 self._held.append(found)
                 break
             group.append(found)
@@ -187,6 +191,11 @@ class JournalThread:
 
     def _commit(self, writes: list[Write]) -> None:
         default = self._default()
+        writes, failed = placed(writes, self.versions.values(), default)
+        for write, error in failed:
+            write.outcome.set_exception(error)
+        if not writes:
+            return
         try:
             with self.journal.writing() as transaction:
                 self._follow(transaction.since, transaction.placements, lambda: nullcontext(transaction))
@@ -214,23 +223,29 @@ class JournalThread:
             for found in decided:
                 if isinstance(found, Decided):
                     self._visible.wait(found.write.outcome, self._outcome(found, default))
-                else:
-                    found[0].outcome.set_exception(found[1])
+            self._fail([found for found in decided if not isinstance(found, Decided)])
+
+    def _fail(self, failed: Sequence[tuple[Write, EspalierError]]) -> None:
+        """Answer writes that were not stored. Those that must be placed by all that is known of their items come again, before others."""
+        for write, error in reversed(failed):
+            if not isinstance(error, EvidenceNeeded):
+                write.outcome.set_exception(error)
+            elif write.attempts == ATTEMPTS:
+                write.outcome.set_exception(BeingChanged(f"{write.what.id!r} is being changed by others; try again."))
+            else:
+                self._held.appendleft(replace(write, evidence=error.operation.body, attempts=write.attempts + 1))
 
     def _apply_own(self, decided: Sequence[Decided]) -> None:
         """Apply what this process has committed."""
         operations = [found.operation for found in decided if found.operation is not None]
-        stored = {
-            number: {found.sequence: own for found in decided if (own := found.placements.get(number))}
-            for number in self.versions  # one that joined after a write had been placed has no places of it yet
-        }
+        stored = {number: {found.sequence: own for found in decided if (own := found.placements.get(number))} for number in self.versions}
         self._apply(operations, stored, self.journal.writing)
 
     def _outcome(self, found: Decided, default: LiveVersion | None) -> Outcome:
-        placed: Placed | None = None
+        where: Placed | None = None
         if found.outcome != "deleted" and default is not None:
-            placed = default.placed(found.write.what.id)
-        return Outcome(found.sequence, found.outcome, True, placed)
+            where = default.placed(found.write.what.id)
+        return Outcome(found.sequence, found.outcome, True, where, found.write.unknown)
 
     def _default(self) -> LiveVersion | None:
         number = self.default()

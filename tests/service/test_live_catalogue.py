@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from service.entity_tags import Condition
 from service.errors import CatalogueFull, Conflict, ItemNotFound, NotReady, NotWritable, PreconditionFailed
 from service.live import live_version
 from service.live.catalogue_types import Delete, Outcome, Put, tag_of
-from tests.service.live_running import ALL, Live, add_version, live_service, models
+from tests.service.live_running import ALL, Live, Nearest, add_version, live_service, models
 from tests.service.running import run
 from tests.waiting import until
 
@@ -327,17 +329,41 @@ def test_a_request_that_came_before_an_item_may_find_it(models: Path, monkeypatc
 
 
 def test_a_version_that_is_being_dropped_refuses_no_write(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_version(models, 2)
-    with live_service(models, monkeypatch) as live:
-        default = live.catalogue.thread.default()
-        assert default is not None
-        dropped = live.catalogue.thread.versions[default]
-        monkeypatch.setattr(dropped, "where", _drained)
+    key = {"Authorization": "Bearer an-admin-key-of-a-test"}
+    with live_service(models, monkeypatch, admin_keys="an-admin-key-of-a-test") as live:
+        add_version(models, 2, seed=1)
+        live.running.client.post("/models/books/load", json={"version": 2, "default": False}, headers=key)
+        monkeypatch.setattr(live.catalogue.thread.versions[1], "where", _drained)
         with pytest.raises(NotReady):
             live.put("new", like=("item-1",))
-        monkeypatch.setattr(live.catalogue.thread, "default", lambda: default + 1)  # another one is the default by now
-        monkeypatch.setattr(live.catalogue, "_check_writable", lambda: dropped)
+        live.running.client.post("/models/books/default", json={"version": 2}, headers=key)
         assert live.put("new", like=("item-1",)).sequence == 1
+
+
+def test_what_nobody_foresaw_of_one_item_fails_no_other_write(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        place = Nearest.place
+
+        def fail(self: Nearest, items: Sequence[ItemBody], *rest: Any) -> Any:
+            if any(body.like == ("item-2",) for body in items):
+                raise ZeroDivisionError
+            return place(self, items, *rest)
+
+        monkeypatch.setattr(Nearest, "place", fail)
+        with pytest.raises(ZeroDivisionError):
+            live.bulk(*(Put(f"new-{i}", ItemBody(like=(f"item-{i}",))) for i in (1, 2, 3)))
+        assert {"new-1", "new-3"} < {*live.found("item-1")}
+        assert "new-2" not in live.found("item-1")
+
+
+def test_a_write_whose_item_was_moved_meanwhile_is_placed_by_what_is_stored(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stored place is gone, as of a version that was loaded before the write was."""
+    with live_service(models, monkeypatch) as live:
+        first = live.put("new", like=("item-1",))
+        monkeypatch.setattr(Transaction, "placements", lambda *_: {})
+        changed = live.put("new", fields={"title": "Another"})
+        assert (changed.sequence, changed.outcome, changed.placed) == (2, "updated", first.placed)
+        assert live.get("new").body.like == ("item-1",)
 
 
 def _drained(items: object) -> None:

@@ -1,0 +1,101 @@
+"""Where the items of a group of writes may go in every version that serves: found before the journal is locked, many items at a time.
+
+Knows writes and versions. Does not know which slots are free (slots.py), nor the journal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from espalier.errors import EspalierError
+from espalier.live.operations import ItemBody
+from service.errors import NotReady
+from service.live.catalogue_types import Delete, Put
+from service.live.group import Write
+from service.live.live_version import LiveVersion
+from service.live.slots import Candidates
+
+log = logging.getLogger(__name__)
+
+PLACED_AT_ONCE = 64
+"""Items that one call places. Its searches are short jobs between the engine's calls, however many there are."""
+
+Failed = tuple[Write, Exception]
+
+
+def placed(writes: Sequence[Write], versions: Collection[LiveVersion], default: LiveVersion | None) -> tuple[list[Write], list[Failed]]:
+    """The writes with where their items may go, and what they named that the default version does not know; those that cannot be taken."""
+    if default is None:
+        return [], [(write, NotReady("No version of the model takes writes now.")) for write in writes]
+    found: list[Write] = []
+    failed: list[Failed] = []
+    for begin in range(0, len(writes), PLACED_AT_ONCE):
+        for write, candidates in _candidates(writes[begin : begin + PLACED_AT_ONCE], versions, default):
+            if isinstance(candidates, Exception):
+                failed.append((write, candidates))
+            else:
+                found.append(replace(write, candidates=candidates, unknown=_unknown(write.what, default)))
+    return found, failed
+
+
+def named_by(what: Put | Delete) -> dict[str, None]:
+    """The ids of items that place an item, each once, in their order."""
+    if isinstance(what, Delete):
+        return {}
+    histories = [event for event in what.body.events if isinstance(event, list | tuple)]
+    return dict.fromkeys([*what.body.like, *(item for history in histories for item in history if isinstance(item, str))])
+
+
+def _candidates(
+    writes: Sequence[Write], versions: Collection[LiveVersion], default: LiveVersion
+) -> list[tuple[Write, dict[int, Candidates] | Exception]]:
+    """For each write where its item may go, by version, or why nobody can say."""
+    items = {place: (write.what.id, body) for place, write in enumerate(writes) if (body := _evidence(write, default)) is not None}
+    found: dict[int, dict[int, Candidates] | Exception] = {place: {} for place in range(len(writes))}
+    try:
+        for version in versions if items else ():
+            for place, own in _where(version, items, is_default=version is default).items():
+                of_write = found[place]
+                if isinstance(of_write, Exception):
+                    continue
+                if not isinstance(own, EspalierError):
+                    of_write[version.version] = own
+                elif version is default:
+                    found[place] = own
+    except Exception as error:
+        if len(writes) == 1:
+            if not isinstance(error, EspalierError):
+                log.exception("%r cannot be placed", writes[0].what.id)
+            return [(writes[0], error)]
+        return [one for write in writes for one in _candidates([write], versions, default)]  # so that it fails nobody else's
+    return list(zip(writes, found.values(), strict=True))
+
+
+def _where(version: LiveVersion, items: Mapping[int, tuple[str, ItemBody]], is_default: bool) -> Mapping[int, Candidates | EspalierError]:
+    """Where items may go in a version, none where it is being dropped."""
+    try:
+        return dict(zip(items, version.where(list(items.values())), strict=True))
+    except NotReady:
+        if is_default:
+            raise
+        return {}
+
+
+def _evidence(write: Write, default: LiveVersion) -> ItemBody | None:
+    """What an item is placed by; None where nothing new says where it belongs."""
+    if write.evidence is not None:
+        return write.evidence
+    if isinstance(write.what, Delete):
+        return None
+    body = write.what.body
+    by_fields = default.takes_fields and bool(body.fields) and default.placed(write.what.id) is None
+    return body if body.has_evidence or by_fields else None
+
+
+def _unknown(what: Put | Delete, default: LiveVersion) -> tuple[str, ...]:
+    ids = list(named_by(what))
+    if not ids:
+        return ()
+    return tuple(item_id for item_id, row in zip(ids, default.items.rows_of(ids).tolist(), strict=True) if row < 0)
