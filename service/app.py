@@ -9,6 +9,7 @@ from fastapi.telemetry import TelemetryConfig
 from service import problems
 from service.http import documentation
 from service.http.api_keys import Keys
+from service.http.background import HEADER
 from service.http.bulk_route import BulkRoute
 from service.http.console import add_console, read_files
 from service.http.dependencies import Service
@@ -61,7 +62,7 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_served_engine,
     app.state.service = Service(settings, metrics, registry, keys, audit, completer, SingleFlight(metrics.render), catalogues, tracer)
     shared = settings, registry, keys, metrics, catalogues
     single, stream, item, bulk = RetrieveRoute(*shared), StreamRoute(*shared), ItemRoute(*shared), BulkRoute(*shared, audit)
-    app.state.budgets = (single.bodies, single.answers, stream.bodies, stream.answers, item.bodies, bulk.bodies)
+    app.state.budgets = (single.bodies, single.answers, single.background_answers, stream.bodies, stream.answers, item.bodies, bulk.bodies)
     direct = {("POST", RETRIEVE): Direct(single), ("POST", STREAM): Direct(stream, streams=True)}
     direct |= {(method, ITEM): Direct(item) for method in ("DELETE", "GET", "PUT")}
     direct[("POST", ITEMS)] = Direct(bulk, streams=True)
@@ -71,7 +72,7 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_served_engine,
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["DELETE", "GET", "HEAD", "POST", "PUT"],
-            allow_headers=["Authorization", "Content-Type", "If-Match", "If-None-Match", "X-Request-Id"],
+            allow_headers=["Authorization", "Content-Type", HEADER, "If-Match", "If-None-Match", "X-Request-Id"],
             expose_headers=["ETag", "Server-Timing", "X-Request-Id", "Retry-After"],
         )
     problems.install(app)

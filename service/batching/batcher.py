@@ -2,7 +2,8 @@
 
 While the engine is busy, requests wait in a queue. When it is free, it takes up to `max_batch` queries of them. One thread per loaded
 version runs the engine, so that the event loop never waits for it. Expired requests, and those whose clients hung up, never reach the
-engine. Knows query batches and results, not HTTP and not models.
+engine. Background requests have a queue of their own, from which the engine takes only while no other query waits. Knows query batches and
+results, not HTTP and not models.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class Batcher:
         self._admission = Admission(limits.max_queue, limits.burst_s)
         self._lock = threading.Lock()  # guards what follows
         self._parts: deque[Part] = deque()
+        self._behind: deque[Part] = deque()  # those of background requests
         self._waiting = 0  # queries
         self._waiting_s = 0.0  # what they are expected to take, one after the other
         self._call_s = 0.0  # the same of the call that runs
@@ -85,18 +87,30 @@ class Batcher:
 
     @property
     def depth(self) -> int:
-        """Queries that wait for the engine."""
+        """Queries that wait for the engine, without those of background requests."""
         return self._waiting
 
-    async def search(self, queries: QueryBatch, params: SearchParams, deadline: float = float("inf"), patient: bool = False) -> Answer:
+    async def search(
+        self,
+        queries: QueryBatch,
+        params: SearchParams,
+        deadline: float = float("inf"),
+        patient: bool = False,
+        background: bool = False,
+    ) -> Answer:
         """The answer to a request's queries. Cancelling it takes them out of the queue.
 
-        deadline  queries that the engine has not begun by then never reach it
-        patient   wait for room instead of being refused
+        deadline    queries that the engine has not begun by then never reach it
+        patient     wait for room instead of being refused
+        background  wait until the engine has nothing else to do. It then takes a millisecond's worth of the queries, or one, so that others
+                    hardly wait for them. They count as no load. The caller limits how many there are
         Raises NotReady after `drain`, QueueFull, DeadlinePassed, EngineFailed when an engine call that held one of the queries raised.
         """
         loop = asyncio.get_running_loop()
-        parts = [] if patient and self._room else self._accept(queries, params, deadline, patient, loop)
+        if background:
+            parts = self._accept_behind(queries, params, deadline, loop)
+        else:
+            parts = [] if patient and self._room else self._accept(queries, params, deadline, patient, loop)
         if not parts:
             parts = await self._accept_in_turn(queries, params, deadline, loop)
         expiry = None if deadline == float("inf") else loop.call_later(max(deadline - self._clock(), 0), self._expire, parts)
@@ -132,8 +146,7 @@ class Batcher:
                 done.set_exception(error)
 
         with self._lock:
-            if self._closed:
-                raise NotReady("The service is shutting down.")
+            self._check_open()
             self._jobs.append(work)
             wake, self._asleep = self._asleep, False
         if wake:
@@ -170,31 +183,55 @@ class Batcher:
     ) -> list[Part]:
         """Put a request in the queue. Empty when there is no room and the request is patient."""
         now = self._clock()
-        if now >= deadline:
-            raise DeadlinePassed("The deadline passed before the search began.")
-        size = len(queries) if params.trace else self.limits.max_batch
-        pieces = [(queries, params)] if len(queries) <= size else split(queries, params, size)
+        pieces = self._pieces(queries, params, deadline, self.limits.max_batch)
         with self._lock:
-            if self._closed:
-                raise NotReady("The service is shutting down.")
+            self._check_open()
             if patient and not self._admission.has_room(self._waiting, len(queries), self._wait_s(), self._call_s):
                 self._room_wanted = True
                 return []
             if not patient:
                 self._check_room(now, len(queries))
                 self._admission.accepted(len(queries), busy=self._waiting > 0 or self._call_s > 0)
-            parts = []
-            for rows, row_params in pieces:
-                beam_size = int(row_params.beam_size_B.max(initial=1))
-                cost_s = self._cost.of_call([(beam_size, len(rows))])
-                parts.append(Part(rows, row_params, loop.create_future(), deadline, beam_size, cost_s))
-                self._waiting += len(rows)
-                self._waiting_s += cost_s
+            parts = [self._part(*piece, deadline, loop) for piece in pieces]
+            for part in parts:
+                self._waiting += len(part.queries)
+                self._waiting_s += part.cost_s
             self._parts.extend(parts)
             wake, self._asleep = self._asleep, False
         if wake:
             self._wake.release()
         return parts
+
+    def _accept_behind(self, queries: QueryBatch, params: SearchParams, deadline: float, loop: asyncio.AbstractEventLoop) -> list[Part]:
+        """Put a background request behind all others."""
+        pieces = self._pieces(queries, params, deadline, 1 if self.limits.serial else self.limits.max_batch)
+        with self._lock:
+            self._check_open()
+            parts = [self._part(*piece, deadline, loop, background=True) for piece in pieces]
+            self._behind.extend(parts)
+            wake, self._asleep = self._asleep, False
+        if wake:
+            self._wake.release()
+        return parts
+
+    def _pieces(self, queries: QueryBatch, params: SearchParams, deadline: float, size: int) -> list[tuple[QueryBatch, SearchParams]]:
+        """A request in pieces of at most `size` queries; a traced one stays whole. Raises DeadlinePassed."""
+        if self._clock() >= deadline:
+            raise DeadlinePassed("The deadline passed before the search began.")
+        return [(queries, params)] if params.trace or len(queries) <= size else split(queries, params, size)
+
+    def _part(
+        self, queries: QueryBatch, params: SearchParams, deadline: float, loop: asyncio.AbstractEventLoop, background: bool = False
+    ) -> Part:
+        """Holds the lock."""
+        beam_size = int(params.beam_size_B.max(initial=1))
+        cost_s = self._cost.of_call([(beam_size, len(queries))])
+        return Part(queries, params, loop.create_future(), deadline, beam_size, cost_s, background)
+
+    def _check_open(self) -> None:
+        """Raise NotReady after `drain`. Holds the lock."""
+        if self._closed:
+            raise NotReady("The service is shutting down.")
 
     def _check_room(self, now: float, queries: int) -> None:
         """Holds the lock."""
@@ -239,7 +276,7 @@ class Batcher:
                 with self._lock:
                     if part.waiting:  # still, now that the engine's thread is kept out
                         self._leave(part)
-                        self._parts.remove(part)
+                        (self._behind if part.background else self._parts).remove(part)
             if not part.answer.done():
                 part.answer.cancel()
 
@@ -308,32 +345,37 @@ class Batcher:
         return parts
 
     def _take(self) -> list[Part]:
-        """Move parts from the queue into a call, in the order of arrival; a traced part gets a call of its own. Holds the lock."""
+        """Move the parts of a call out of a queue; from that of background requests where no other query waits. Holds the lock."""
+        taken = self._take_from(self._parts) or self._take_from(self._behind)
+        self._call_s = self._cost.of_call([(part.beam_size, len(part.queries)) for part in taken])
+        return taken
+
+    def _take_from(self, waiting: deque[Part]) -> list[Part]:
+        """The parts of a call, in the order of arrival; a traced part gets a call of its own. Holds the lock."""
         taken: list[Part] = []
         size, seconds = 0, 0.0
         now = self._clock()
-        while self._parts:
-            part = self._parts[0]
+        while waiting:
+            part = waiting[0]
             if not part.waiting or part.answer.done() or now >= part.deadline:  # the event loop answers it
-                self._leave(self._parts.popleft())
+                self._leave(waiting.popleft())
                 continue
             count = len(part.queries)
             full = size + count > self.limits.max_batch or (self.limits.serial and seconds + part.cost_s > SERIAL_CALL_S)
             if taken and (full or part.params.trace or taken[0].params.trace):
                 break
-            self._leave(self._parts.popleft())
+            self._leave(waiting.popleft())
             taken.append(part)
             size += count
             seconds += part.cost_s
-        self._call_s = self._cost.of_call([(part.beam_size, len(part.queries)) for part in taken])
         return taken
 
     def _leave(self, part: Part) -> None:
         """Count a part out of the queue. Holds the lock."""
-        if part.waiting:
-            part.waiting = False
+        if part.waiting and not part.background:
             self._waiting -= len(part.queries)
             self._waiting_s = self._waiting_s - part.cost_s if self._waiting else 0.0
+        part.waiting = False
 
     def _call(self, parts: list[Part]) -> None:
         answers: Sequence[Answer | Exception]

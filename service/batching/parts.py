@@ -46,6 +46,7 @@ class Part:
     deadline: float
     beam_size: int
     cost_s: float
+    background: bool = False
     waiting: bool = True
     degraded: bool = False
 

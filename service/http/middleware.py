@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from espalier.errors import InvalidInput
 from service.errors import BodyTooLarge, ClientGone, Denied
 from service.http.api_keys import Keys
+from service.http.background import BACKGROUND
 from service.http.direct import RETRIEVE, DirectRoutes
 from service.http.memory_budget import Budget, Held
 from service.http.request_bodies import JSON_TYPES, check_type, read_body
@@ -44,6 +45,7 @@ class RequestInfo:
 
     content_length  as the header says; 0 without one
     own_deadline    whether a deadline passed that the client chose, shorter than the service's
+    priority        what the header Espalier-Priority says; None without one
     """
 
     KEY: ClassVar = "espalier.request_info"
@@ -57,6 +59,7 @@ class RequestInfo:
         "m",
         "model",
         "own_deadline",
+        "priority",
         "queries",
         "request_id",
         "stages_ms",
@@ -69,6 +72,7 @@ class RequestInfo:
         self.authorization: bytes | None = None
         self.key: str | None = None
         self.traceparent: bytes | None = None
+        self.priority: bytes | None = None
         self.model = ""
         self.own_deadline = False
         self.version: int | None = None
@@ -88,6 +92,8 @@ class RequestInfo:
                     self.request_id = value
                 case b"traceparent":
                     self.traceparent = value
+                case b"espalier-priority":
+                    self.priority = value
         if not self.request_id:
             self.request_id = b"%s%08x" % (_PROCESS, next(_NUMBERS))
 
@@ -194,7 +200,9 @@ class Edge:
     def _account(self, method: str, route: str, info: RequestInfo, status: int) -> None:
         """Count, log and trace an answered request."""
         seconds = time.perf_counter() - info.began
-        if route == RETRIEVE:  # a stream counts its lines
+        if route == RETRIEVE and info.priority == BACKGROUND:
+            self.metrics.background_request(info.model, status)
+        elif route == RETRIEVE:  # a stream counts its lines
             self.metrics.request(info.model, status, seconds, info.own_deadline)
         if self.log_requests == "all" or (self.log_requests == "failed" and status >= 500):
             fields = {
@@ -202,6 +210,7 @@ class Edge:
                 "trace_id": trace_id(info.traceparent),
                 "path": route,
                 "status": status,
+                "priority": "background" if info.priority == BACKGROUND else None,
                 "model": info.model or None,
                 "version": info.version,
                 "queries": info.queries,

@@ -1,6 +1,7 @@
 """POST /retrieve, as an ASGI application of its own: the framework's layers would cost more than the work itself.
 
 It raises what goes wrong; middleware.py answers that. routes.py documents it. stream_route.py answers each of its lines in the same way.
+With `Espalier-Priority: background` a request waits behind all others (background.py), and customers' metrics do not count it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.errors import Behind, ClientGone, DeadlinePassed, QueueFull
 from service.http.api_keys import Keys
+from service.http.background import Turns, is_background
 from service.http.connection import CONNECTION
 from service.http.json_bodies import parsed
 from service.http.memory_budget import Budget, Held
@@ -56,18 +58,18 @@ class RetrievalRoute:
         info.model, info.version, info.queries = model.name, model.version, len(request.queries)
         return check(request, model, self.settings)
 
-    async def answer(self, checked: CheckedRequest, info: RequestInfo, began: float, patient: bool = False) -> Retrieved:
+    async def answer(
+        self, checked: CheckedRequest, info: RequestInfo, began: float, patient: bool = False, background: bool = False
+    ) -> Retrieved:
         """Answer a checked request, and note in `info` what the log and the metrics need."""
-        settings, model, timeout_ms = self.settings, checked.model, checked.request.timeout_ms
-        if timeout_ms is None:
-            timeout_ms = settings.timeout_ms
+        settings, model, timeout_ms = self.settings, checked.model, self.timeout_ms(checked)
         try:
-            if not patient:
+            if not patient and not background:
                 model.batcher.check_room(len(checked.request.queries))
             deadline = began + timeout_ms / 1e3
             if checked.request.min_sequence:
                 await self._reach(checked.model, checked.request.min_sequence, deadline)
-            retrieved = await retrieve(checked, settings, began, deadline, patient)
+            retrieved = await retrieve(checked, settings, began, deadline, patient, background)
         except QueueFull:
             self.metrics.shed(model.name)
             raise
@@ -76,6 +78,11 @@ class RetrievalRoute:
             raise
         info.m, info.beam_size, info.stages_ms = checked.m, retrieved.beam_size, retrieved.stages_ms
         return retrieved
+
+    def timeout_ms(self, checked: CheckedRequest) -> float:
+        """The deadline of a request, counted from its head."""
+        requested = checked.request.timeout_ms
+        return self.settings.timeout_ms if requested is None else requested
 
     async def _reach(self, model: LoadedModel, sequence: int, deadline: float) -> None:
         """Wait until this worker answers by an operation of the live catalogue. Raises Behind."""
@@ -86,22 +93,31 @@ class RetrievalRoute:
 
 
 class RetrieveRoute(RetrievalRoute):
-    """POST /retrieve."""
+    """POST /retrieve. Answers of background requests share a memory of their own, so that customers' never lack room for them."""
+
+    def __init__(self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None) -> None:
+        super().__init__(settings, registry, keys, metrics, catalogues)
+        self.background_answers = Budget(settings.max_answer_values, FREE_VALUES)
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
         self.keys.check("retrieve", info.authorization)
         check_type(info.content_type, JSON_TYPES)
-        self._check_room(info)
-        with Held(self.bodies) as body_memory, Held(self.answers) as answer_memory:  # a parsed body is larger than the body
+        background = is_background(info.priority)
+        if not background:
+            self._check_room(info)
+        answers = self.background_answers if background else self.answers
+        with Held(self.bodies) as body_memory, Held(answers) as answer_memory:  # a parsed body is larger than the body
             whole = CONNECTION in scope and scope[CONNECTION].complete
             request = await parse(await read_body(receive, None if whole else self.settings.body_timeout_s, body_memory))
             async with _WhileConnected(receive):
                 checked = self.check(request, info)
                 if not answer_memory.take(checked.answer_values):
-                    self.metrics.shed(info.model)
+                    if not background:
+                        self.metrics.shed(info.model)
                     raise QueueFull("Too many large answers are being made or sent.", 1)
-                retrieved = await self.answer(checked, info, info.began)
+                retrieved = await (self._answer_behind(checked, info) if background else self.answer(checked, info, info.began))
             timing = ", ".join([f"{stage};dur={ms}" for stage, ms in retrieved.stages_ms.items()])
             headers = [
                 (b"content-type", b"application/json"),
@@ -112,6 +128,11 @@ class RetrieveRoute(RetrievalRoute):
             taken = await send_body(send, scope, retrieved.body, self.settings.write_timeout_s)
         if not taken:
             raise ClientGone("The client does not take its answer.")
+
+    async def _answer_behind(self, checked: CheckedRequest, info: RequestInfo) -> Retrieved:
+        """Answer a background request when it is its turn."""
+        async with self._turns.turn(info.began + self.timeout_ms(checked) / 1e3):
+            return await self.answer(checked, info, info.began, background=True)
 
     def _check_room(self, info: RequestInfo) -> None:
         """Raise QueueFull before the body is even parsed, where only one version serves and it is overloaded."""

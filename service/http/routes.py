@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import Depends, FastAPI, Header, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -14,6 +14,7 @@ from starlette.routing import Mount, Route
 from service.errors import Denied
 from service.http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
 from service.http.api_keys import Role
+from service.http.background import HEADER
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
 from service.http.direct import ITEMS, RETRIEVE, STREAM
 from service.http.item_ids import ItemId
@@ -48,6 +49,11 @@ ItemIfNoneMatch = Annotated[
 ]
 ItemIfChanged = Annotated[
     str | None, Header(alias="If-None-Match", description="Entity tags: the answer is 304 where the item has one of them.")
+]
+
+Priority = Annotated[
+    Literal["background"] | None,
+    Header(alias=HEADER, description="`background`: the request waits behind all others, and no metric of customers counts it."),
 ]
 
 
@@ -141,7 +147,7 @@ def _needs(role: Role) -> Sequence[Any]:
     return [Depends(check)]
 
 
-def retrieve_items(body: RetrieveRequest) -> None:
+def retrieve_items(body: RetrieveRequest, priority: Priority = None) -> None:
     """The top m items of each query, best first, and the milliseconds of each stage.
 
     Queries of concurrent requests share engine calls; `timing.batch` says how many did, `timing.ms_per_query` what each cost.

@@ -47,11 +47,14 @@ class Retrieved:
     beam_size: int
 
 
-async def retrieve(checked: CheckedRequest, settings: Settings, began: float, deadline: float, patient: bool = False) -> Retrieved:
+async def retrieve(
+    checked: CheckedRequest, settings: Settings, began: float, deadline: float, patient: bool = False, background: bool = False
+) -> Retrieved:
     """Answer one request.
 
     began, deadline  points of time.perf_counter(). A search that has not begun by the deadline never does; a later answer is not given
     patient          wait for room in the queue instead of being refused
+    background       wait behind all other requests, and leave the metrics alone
     Raises InvalidQuery, NotReady, QueueFull, DeadlinePassed, EngineFailed.
     """
     started = time.perf_counter()
@@ -67,7 +70,7 @@ async def retrieve(checked: CheckedRequest, settings: Settings, began: float, de
     if checked.traced:
         await _in_thread(deadline, model.engine.prepare, encoded.params)
     submitted = time.perf_counter()
-    answer = await model.batcher.search(encoded.queries, encoded.params, deadline, patient)
+    answer = await model.batcher.search(encoded.queries, encoded.params, deadline, patient, background)
     answered = time.perf_counter()
     if answer.result.finite_B is not None:
         _check_finite(encoded.queries, answer.result.finite_B)
@@ -86,7 +89,8 @@ async def retrieve(checked: CheckedRequest, settings: Settings, began: float, de
         raise DeadlinePassed(LATE)
     queue_s = max(answered - submitted - answer.engine_s, 0.0)
     stages_s = (queue_s, submitted - started, answer.engine_s, done - reranked, *([reranked - answered] if checked.depth else []))
-    _count(model, stages_s, answer, found)
+    if not background:
+        _count(model, stages_s, answer, found)
     return _answer(model, view, results, stages_s, answer, done - began)
 
 

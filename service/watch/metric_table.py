@@ -31,6 +31,9 @@ class HistogramRow(NamedTuple):
 
 COUNTERS = {
     "espalier_requests_total": CounterRow("Answered POST /retrieve requests; model is empty where none was found.", ("model", "status")),
+    "espalier_background_requests_total": CounterRow(
+        "Answered POST /retrieve requests with Espalier-Priority: background; no other metric of requests counts them.", ("model", "status")
+    ),
     "espalier_queries_total": CounterRow("Queries of answered requests; the probe's are not among them.", ("model",)),
     "espalier_engine_seconds_total": CounterRow("Seconds in which an engine was searching, over all workers.", ("model",)),
     "espalier_incomplete_total": CounterRow("Queries that got fewer than min(m, eligible items).", ("model",)),

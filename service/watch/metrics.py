@@ -103,6 +103,10 @@ class Metrics:
         if seconds is not None:
             found[1].observe(seconds)
 
+    def background_request(self, model: str, status: int) -> None:
+        """Count one answered request that waited behind all others."""
+        self.counters["espalier_background_requests_total"].labels(model, status).inc()
+
     def connection_refused(self, reason: str) -> None:
         """Count one connection that was refused or cut off."""
         self.counters["espalier_refused_connections_total"].labels(reason).inc()

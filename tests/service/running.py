@@ -109,6 +109,7 @@ def every_metric() -> str:
     metrics = Metrics()
     metrics.add_model("books")
     metrics.request("books", 200, 1e-3)
+    metrics.background_request("books", 200)
     metrics.reload("books", "loaded")
     metrics.model_state("books", 1, "onnx-cpu", ready=True)
     metrics.default("books", 1)
