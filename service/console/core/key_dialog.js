@@ -1,0 +1,48 @@
+// The question for an API key, asked when the service refuses a request. A key stays in this page's memory and is gone with it.
+
+import { html, useEffect, useId, useRef, useState } from "./preact.js";
+import { setAsker, setKey } from "./api.js";
+import { Button } from "./ui.js";
+
+const KINDS = { retrieve: "a retrieval key", write: "a write key", admin: "an admin key" };
+
+export function KeyDialog() {
+  const dialog = useRef(null);
+  const input = useRef(null);
+  const id = useId();
+  const [question, setQuestion] = useState(null);
+
+  useEffect(() => {
+    setAsker((role, problem) => new Promise((resolve) => setQuestion({ role, problem, resolve })));
+  }, []);
+  useEffect(() => {
+    if (!question) return;
+    dialog.current.showModal();
+    input.current.value = "";
+    input.current.focus();
+  }, [question]);
+
+  const answer = (event) => {
+    event.preventDefault();
+    const key = input.current.value.trim();
+    if (key) setKey(question.role, key);
+    end(Boolean(key));
+  };
+  const end = (given) => {
+    dialog.current.close();
+    input.current.value = "";
+    question?.resolve(given);
+    setQuestion(null);
+  };
+
+  return html`<dialog ref=${dialog} aria-labelledby=${`${id}-title`} onCancel=${(event) => (event.preventDefault(), end(false))}>
+    ${question && html`<form onSubmit=${answer}>
+      <h2 id=${`${id}-title`}>The service asks for ${KINDS[question.role]}</h2>
+      <p class="dim">${question.problem.detail}</p>
+      <label for=${id}>API key</label>
+      <input id=${id} ref=${input} type="password" autocomplete="off" />
+      <p class="hint">It is kept in this page's memory alone, until the page is closed or reloaded.</p>
+      <div class="toolbar"><button type="submit" class="button primary">Use the key</button><${Button} onClick=${() => end(false)}>Without a key</${Button}></div>
+    </form>`}
+  </dialog>`;
+}
