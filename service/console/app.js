@@ -49,7 +49,9 @@ function App() {
       ${models?.length === 0 && html`<${Empty}>The models folder is empty. Train a model with <code>python -m training</code>, then reload this page.</${Empty}>`}
       ${models?.length > 0 && model === null && html`<${Empty}>There is no model named <bdi>${params.get("model")}</bdi> here. Choose one:
         ${models.map((one) => html` <a href=${href(view, { model: one.name })}><bdi>${one.name}</bdi></a>`)}</${Empty}>`}
-      ${model && html`<${View} key=${`${view} ${model.name}`} name=${view} params=${params} model=${model} />`}
+      ${model?.state === "loading" && html`<${Busy}>The model is being loaded, checked and warmed up…</${Busy}>`}
+      ${model?.state === "failed" && html`<${ProblemView} problem=${{ title: `${model.name} does not serve`, detail: model.reason }} again=${loadModels} />`}
+      ${model && (model.query || view === "models") && html`<${View} key=${`${view} ${model.name}`} name=${view} params=${params} model=${model} />`}
     </main>
     <${KeyDialog} />`;
 }
@@ -84,7 +86,6 @@ function Pickers({ models, model, params, view }) {
   return html`<div class="pickers">
     <${Select} label="Model" value=${model.name} options=${models.map((one) => one.name)} onChange=${choose("model")} />
     <${Select} label="Version" value=${params.get("version") ?? ""} options=${versions} onChange=${choose("version")} />
-    ${model.state !== "ready" && html`<p class="hint bad">${model.state}: ${model.reason}</p>`}
   </div>`;
 }
 

@@ -1,165 +1,152 @@
-// Charts: uPlot, loaded when the first one is shown, in the colours of the page, and the same figures as a table for screen readers.
+// Charts as SVG in the colours of the page, and the same figures as a table for screen readers. Gaps stay gaps.
 
-import { html, useEffect, useRef, useState } from "./preact.js";
+import { html, useLayoutEffect, useRef, useState } from "./preact.js";
 
 const MOST_TABLE_ROWS = 50;
+const LEFT = 46;
+const RIGHT = 10;
+const TOP = 14;
+const BOTTOM = 20;
 
-// title      what is drawn
-// x          ascending numbers; seconds since 1970 with time
-// series     [{label, values (null: a gap), colour (1 to 5), dash, points, low, high}]; low and high are drawn as a band
-// format     of a y value; xFormat, xLabel of x
-// marks      [{x, label}]: vertical lines
-// range      [low, high] of y; either may be null: by the data
-export function Chart({ title, x, series, time = false, format = String, xFormat, xLabel, marks = [], range, height = 180, logarithmic = false }) {
+// title        what is drawn
+// x            ascending numbers; seconds since 1970 with time
+// series       [{label, values (null: a gap), colour (1 to 5), dash, points, low, high}]; low and high are drawn as a band
+// format       of a y value; xFormat, xLabel of x
+// marks        [{x, label}]: vertical lines
+// range        [low, high] of y; either may be null: by the data
+// logarithmic  the x axis
+export function Chart({ title, x, series, time = false, format = String, xFormat = String, xLabel, marks = [], range = [], height = 170, logarithmic = false }) {
   const place = useRef(null);
-  const chart = useRef(null);
-  const marked = useRef(marks);
-  const [Plot, setPlot] = useState(() => loaded);
-  const [scheme, setScheme] = useState(0);
-  marked.current = marks;
-  const data = [x, ...series.flatMap((one) => (one.low ? [one.values, one.low, one.high] : [one.values]))];
-  const shape = JSON.stringify([series.map(({ label, colour, dash, points, low }) => [label, colour, dash, points, Boolean(low)]), range, height, scheme]);
-
-  useEffect(() => {
-    if (!Plot) load().then((uPlot) => setPlot(() => uPlot));
-    return onScheme(() => setScheme((round) => round + 1));
+  const [width, setWidth] = useState(0);
+  const [at, setAt] = useState(null);
+  useLayoutEffect(() => {
+    const observer = new ResizeObserver(([entry]) => setWidth(Math.round(entry.contentRect.width)));
+    observer.observe(place.current);
+    return () => observer.disconnect();
   }, []);
 
-  useEffect(() => {
-    if (!Plot) return undefined;
-    const options = optionsOf({ series, time, format, xFormat, range, height, logarithmic, marked, width: place.current.clientWidth || 300, element: place.current });
-    const drawn = (chart.current = new Plot(options, data, place.current));
-    const observer = new ResizeObserver(() => {
-      const width = place.current?.clientWidth;
-      if (width && width !== drawn.width) drawn.setSize({ width, height });
-    });
-    observer.observe(place.current);
-    return () => {
-      observer.disconnect();
-      drawn.destroy();
-      chart.current = null;
-    };
-  }, [Plot, shape]);
+  const named = time ? clock : xFormat;
+  const xScale = scale(x.length ? [x[0], x[x.length - 1]] : [0, 1], [LEFT, Math.max(LEFT + 1, width - RIGHT)], logarithmic);
+  const [low, high, yTicks] = yRange(series, range);
+  const yScale = scale([low, high], [height - BOTTOM, TOP]);
+  const shown = at !== null && at < x.length ? at : null;
+  const point = (event) => setAt(nearest(x.map(xScale), event.clientX - place.current.getBoundingClientRect().left));
 
-  useEffect(() => chart.current?.setData(data), [data, marks]);
-
-  const rows = thinned(x.length);
   return html`<figure class="chart">
     <figcaption>${title}
-      <span class="legend">${series.length > 1 && series.map((one, at) => html`<span><i class=${`swatch series-${one.colour ?? at + 1}`}></i>${one.label}</span>`)}</span>
+      ${series.length > 1 && html`<span class="legend">${series.map((one, own) => html`<span><i class=${`swatch series-${one.colour ?? own + 1}`}></i>${one.label}</span>`)}</span>`}
+      ${shown !== null && html`<span class="reading">${[named(x[shown]), ...series.map((one) => `${one.label} ${one.values[shown] === null ? "–" : format(one.values[shown])}`)].join(" · ")}</span>`}
     </figcaption>
-    <div ref=${place} aria-hidden="true" class="plot"></div>
+    <div ref=${place} class="plot" aria-hidden="true" onPointerMove=${point} onPointerLeave=${() => setAt(null)}>
+      ${width > 0 && html`<svg width=${width} height=${height}>
+        ${yTicks.map((value) => html`<line class="grid" x1=${LEFT} x2=${width - RIGHT} y1=${yScale(value)} y2=${yScale(value)} />
+          <text x=${LEFT - 6} y=${yScale(value) + 4} text-anchor="end">${format(value)}</text>`)}
+        ${xTicks(x, time, logarithmic, width).map((value) => html`<text x=${xScale(value)} y=${height - 5} text-anchor="middle">${named(value)}</text>`)}
+        ${marks.filter((mark) => mark.x >= x[0] && mark.x <= x[x.length - 1]).map((mark) => html`<g class="event"><title>${mark.label}</title>
+          <line x1=${xScale(mark.x)} x2=${xScale(mark.x)} y1=${TOP} y2=${height - BOTTOM} /><text x=${xScale(mark.x) + 3} y=${TOP - 3}>${mark.label}</text></g>`)}
+        ${series.map((one, own) => html`<g class=${`series-${one.colour ?? own + 1}`}>
+          ${one.low && html`<path class="band" d=${band(x, one, xScale, yScale)} />`}
+          <path class=${one.dash ? "line dash" : "line"} d=${path(x, one.values, xScale, yScale)} />
+          ${one.points && x.map((value, place) => one.values[place] !== null && html`<circle cx=${xScale(value)} cy=${yScale(one.values[place])} r="3" />`)}
+          ${shown !== null && one.values[shown] !== null && html`<circle cx=${xScale(x[shown])} cy=${yScale(one.values[shown])} r="3.5" />`}
+        </g>`)}
+        ${shown !== null && html`<line class="cursor" x1=${xScale(x[shown])} x2=${xScale(x[shown])} y1=${TOP} y2=${height - BOTTOM} />`}
+      </svg>`}
+    </div>
     <div class="unseen"><table><caption>${title}</caption>
       <thead><tr><th scope="col">${xLabel ?? (time ? "Time" : "x")}</th>${series.map((one) => html`<th scope="col">${one.label}</th>`)}</tr></thead>
-      <tbody>${rows.map((at) => html`<tr><th scope="row">${time ? new Date(x[at] * 1000).toISOString() : xFormat?.(x[at]) ?? x[at]}</th>
-        ${series.map((one) => html`<td>${one.values[at] === null ? "unknown" : format(one.values[at])}</td>`)}</tr>`)}</tbody>
+      <tbody>${thinned(x.length).map((row) => html`<tr><th scope="row">${named(x[row])}</th>
+        ${series.map((one) => html`<td>${one.values[row] === null ? "unknown" : format(one.values[row])}</td>`)}</tr>`)}</tbody>
     </table></div>
   </figure>`;
 }
 
-let loaded = null;
-let loading = null;
-
-function load() {
-  loading ??= new Promise((resolve, reject) => {
-    const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: new URL("../vendor/uplot.css", import.meta.url).href });
-    const script = Object.assign(document.createElement("script"), { src: new URL("../vendor/uplot.js", import.meta.url).href });
-    script.onload = () => resolve((loaded = globalThis.uPlot));
-    script.onerror = () => {
-      loading = null;
-      reject(new Error("The drawing of charts could not be loaded."));
-    };
-    document.head.append(style, script);
-  });
-  return loading;
+// A function from values of a domain to pixels.
+function scale([low, high], [from, to], logarithmic = false) {
+  const bend = logarithmic ? Math.log : Number;
+  const span = bend(high) - bend(low);
+  return (value) => Math.round(10 * (span > 0 ? from + ((bend(value) - bend(low)) / span) * (to - from) : (from + to) / 2)) / 10;
 }
 
-function optionsOf({ series, time, format, xFormat, range, height, logarithmic, marked, width, element }) {
-  const colour = (name) => colourOf(element, name);
-  const font = `11px ${getComputedStyle(element).fontFamily}`;
-  const axis = { stroke: colour("--dim"), font, grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1, size: 4 } };
-  const drawn = [{}];
-  const bands = [];
-  series.forEach((one, at) => {
-    const stroke = colour(`--series-${one.colour ?? at + 1}`);
-    drawn.push({ label: one.label, stroke, width: 1.5, dash: one.dash ? [4, 4] : undefined, points: { show: Boolean(one.points), size: 6, fill: stroke }, spanGaps: false });
-    if (!one.low) return;
-    const low = drawn.length;
-    drawn.push({ label: `${one.label}, low`, stroke: "transparent", points: { show: false } }, { label: `${one.label}, high`, stroke: "transparent", points: { show: false } });
-    bands.push({ series: [low + 1, low], fill: stroke.replace(/^rgb\(/, "rgba(").replace(/\)$/, ", 0.16)") });
-  });
-  return {
-    width,
-    height,
-    series: drawn,
-    bands,
-    legend: { show: false },
-    cursor: { y: false, drag: { x: false, y: false } },
-    scales: { x: { time, distr: logarithmic ? 3 : 1 }, y: { range: range && ((_, low, high) => [range[0] ?? low, range[1] ?? high]) } },
-    axes: [
-      { ...axis, values: xFormat && ((_, values) => values.map((value) => (value === null ? "" : xFormat(value)))) },
-      { ...axis, size: 52, values: (_, values) => values.map((value) => (value === null ? "" : format(value))) },
-    ],
-    hooks: { draw: [(plot) => drawMarks(plot, marked.current, colour("--dim"), font)], setCursor: [tooltip(series, format, xFormat, time)] },
-  };
-}
-
-function drawMarks(plot, marks, stroke, font) {
-  const { ctx, bbox } = plot;
-  ctx.save();
-  ctx.strokeStyle = ctx.fillStyle = stroke;
-  ctx.setLineDash([2, 3]);
-  ctx.font = font.replace("11px", `${11 * devicePixelRatio}px`);
-  for (const { x, label } of marks) {
-    const at = Math.round(plot.valToPos(x, "x", true));
-    if (at < bbox.left || at > bbox.left + bbox.width) continue;
-    ctx.beginPath();
-    ctx.moveTo(at, bbox.top);
-    ctx.lineTo(at, bbox.top + bbox.height);
-    ctx.stroke();
-    if (label) ctx.fillText(label, at + 4, bbox.top + 12 * devicePixelRatio);
+// [low, high, ticks] of the y axis: about four round steps around all that is drawn.
+function yRange(series, [least = null, most = null]) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const one of series) {
+    for (const values of [one.values, one.low ?? [], one.high ?? []]) {
+      for (const value of values) {
+        if (value === null || !Number.isFinite(value)) continue;
+        low = Math.min(low, value);
+        high = Math.max(high, value);
+      }
+    }
   }
-  ctx.restore();
+  if (low > high) [low, high] = [0, 1];
+  low = least ?? low;
+  high = Math.max(most ?? high, low);
+  if (low === high) high = low + (Math.abs(low) || 1) / 2;
+  const step = roundStep((high - low) / 4);
+  low = least ?? Math.floor(low / step) * step;
+  high = most ?? Math.ceil(high / step - 1e-9) * step;
+  const ticks = [];
+  for (let tick = Math.ceil(low / step - 1e-9); tick * step <= high + step * 1e-6; tick++) ticks.push(Number((tick * step).toPrecision(10)));
+  return [low, high, ticks];
 }
 
-// A line of text above the drawing with the figures under the pointer.
-function tooltip(series, format, xFormat, time) {
-  const text = document.createElement("div");
-  text.className = "tooltip";
-  return (plot) => {
-    if (!text.isConnected) plot.root.append(text);
-    const at = plot.cursor.idx;
-    text.hidden = at === null || at === undefined;
-    if (text.hidden) return;
-    const x = plot.data[0][at];
-    const place = time ? new Date(x * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" }) : (xFormat?.(x) ?? x);
-    const column = (label) => plot.data[plot.series.findIndex((one) => one.label === label)][at];
-    text.textContent = [place, ...series.map((one) => `${one.label} ${column(one.label) === null ? "–" : format(column(one.label))}`)].join(" · ");
-  };
+function roundStep(size) {
+  const power = 10 ** Math.floor(Math.log10(size));
+  return [1, 2, 5, 10].find((digit) => digit * power >= size * 0.999) * power;
 }
 
-// A CSS colour as canvas reads it: light-dark() resolved.
-function colourOf(element, name) {
-  const probe = element.appendChild(document.createElement("i"));
-  probe.style.color = `var(${name})`;
-  const colour = getComputedStyle(probe).color;
-  probe.remove();
-  return colour;
+function xTicks(x, time, logarithmic, width) {
+  if (x.length === 0) return [];
+  const [first, last] = [x[0], x[x.length - 1]];
+  if (first === last) return [first];
+  const most = Math.max(2, Math.floor(width / 90));
+  if (logarithmic) return x.filter((_, place) => place % Math.ceil(x.length / most) === 0);
+  const size = (last - first) / most;
+  const step = time ? [60, 300, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400].find((one) => one >= size) ?? 86400 : roundStep(size);
+  const shift = time ? new Date(first * 1000).getTimezoneOffset() * 60 : 0;
+  const ticks = [];
+  for (let tick = Math.ceil((first - shift) / step) * step + shift; tick <= last; tick += step) ticks.push(Number(tick.toPrecision(12)));
+  return ticks;
 }
 
-function onScheme(listener) {
-  const media = matchMedia("(prefers-color-scheme: dark)");
-  const observer = new MutationObserver(listener);
-  media.addEventListener("change", listener);
-  observer.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
-  return () => {
-    media.removeEventListener("change", listener);
-    observer.disconnect();
-  };
+function path(x, values, xScale, yScale) {
+  let drawn = "";
+  let pen = "M";
+  for (let place = 0; place < x.length; place++) {
+    if (values[place] === null || values[place] === undefined) {
+      pen = "M";
+      continue;
+    }
+    drawn += `${pen}${xScale(x[place])} ${yScale(values[place])}`;
+    if (pen === "M" && (values[place + 1] ?? null) === null) drawn += "h.1"; // a single point between gaps is seen too
+    pen = "L";
+  }
+  return drawn;
+}
+
+function band(x, { low, high }, xScale, yScale) {
+  const places = [...x.keys()].filter((place) => low[place] !== null && high[place] !== null);
+  const upper = places.map((place) => `${xScale(x[place])} ${yScale(high[place])}`);
+  const lower = places.map((place) => `${xScale(x[place])} ${yScale(low[place])}`).reverse();
+  return places.length ? `M${upper.concat(lower).join("L")}Z` : "";
+}
+
+function nearest(positions, pixel) {
+  let best = null;
+  positions.forEach((position, place) => {
+    if (best === null || Math.abs(position - pixel) < Math.abs(positions[best] - pixel)) best = place;
+  });
+  return best;
+}
+
+function clock(seconds) {
+  return new Date(seconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
 }
 
 // Places of at most MOST_TABLE_ROWS of n rows, the last one among them.
 function thinned(n) {
   const step = Math.max(1, Math.ceil(n / MOST_TABLE_ROWS));
-  return Array.from({ length: Math.ceil(n / step) }, (_, at) => n - 1 - at * step).reverse();
+  return Array.from({ length: Math.ceil(n / step) }, (_, place) => n - 1 - place * step).reverse();
 }

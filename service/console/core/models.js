@@ -3,6 +3,8 @@
 import { useEffect, useState } from "./preact.js";
 import { get } from "./api.js";
 
+const AGAIN_MS = 1000; // while a model is loading
+
 const watchers = new Set();
 let state = { models: null, problem: null, busy: false };
 
@@ -13,6 +15,7 @@ export async function loadModels() {
   try {
     const { models } = await get("models");
     set({ models, problem: null, busy: false });
+    if (models.some((model) => model.state === "loading")) setTimeout(loadModels, AGAIN_MS);
   } catch (problem) {
     set({ ...state, problem, busy: false });
   }
