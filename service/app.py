@@ -25,6 +25,7 @@ from service.live.catalogue_types import Catalogues
 from service.models.loading import OpenEngine, open_served_engine
 from service.models.registry import Registry
 from service.retrieval.completion import Completer
+from service.retrieval.scans import Scans
 from service.settings import Settings
 from service.watch.audit import Audit
 from service.watch.metrics import Metrics
@@ -58,8 +59,10 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_served_engine,
     registry, audit = Registry(settings, metrics, open_engine), Audit(metrics)
     catalogues = registry.catalogues if catalogues is None else catalogues
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
-    completer = Completer(settings.timeout_ms / 1e3)
-    app.state.service = Service(settings, metrics, registry, keys, audit, completer, SingleFlight(metrics.render), catalogues, tracer)
+    timeout_s = settings.timeout_ms / 1e3
+    completer, scans = Completer(timeout_s), Scans("scans", timeout_s)
+    exposition = SingleFlight(metrics.render)
+    app.state.service = Service(settings, metrics, registry, keys, audit, completer, scans, exposition, catalogues, tracer)
     shared = settings, registry, keys, metrics, catalogues
     single, stream, item, bulk = RetrieveRoute(*shared), StreamRoute(*shared), ItemRoute(*shared), BulkRoute(*shared, audit)
     app.state.budgets = (single.bodies, single.answers, single.background_answers, stream.bodies, stream.answers, item.bodies, bulk.bodies)

@@ -277,12 +277,15 @@ def make_linear_bundle(
     version: int = 1,
     step: float | None = None,
     others: Sequence[Tree] = (),
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    heldout: pa.Table | None = None,
     **search: int,
 ) -> Bundle:
-    """A bundle of random linear scorers over items `item-0` …, for feature queries.
+    """A bundle of random linear scorers over items `item-0` …, with `columns` beside their titles, for feature queries.
 
-    step    weights that are no integers are `stepped`
-    others  a forest's other trees, over the same items
+    step     weights that are no integers are `stepped`
+    others   a forest's other trees, over the same items
+    heldout  instead of one query
     """
     ids = [f"item-{i}" for i in range(tree.item_count)]
     features = pa.array([{"indices": [0], "values": [1.0]}], pa.struct({"indices": pa.list_(pa.int64()), "values": pa.list_(pa.float32())}))
@@ -298,9 +301,9 @@ def make_linear_bundle(
     content = LinearContent(
         tree=tree,
         chunks=random_chunks(rng, tree, width, integer, step),
-        items=ItemTable.build(pa.table({"id": ids, "title": [f"Title {i}" for i in range(tree.item_count)]})),
+        items=ItemTable.build(pa.table({"id": ids, "title": [f"Title {i}" for i in range(tree.item_count)], **(columns or {})})),
         golden=pa.table({"features": features.slice(0, 0)} | {name: pa.array([], t) for name, t in GOLDEN_COLUMNS.items()}),
-        heldout=pa.table({"features": features, "relevant": pa.array([["item-0"]])}),
+        heldout=pa.table({"features": features, "relevant": pa.array([["item-0"]])}) if heldout is None else heldout,
         others=[TreeChunks(other, random_chunks(rng, other, width, integer, step)) for other in others],
     )
     return write_bundle(folder / name / str(version), draft, content)

@@ -16,6 +16,7 @@ from service.live.catalogue_types import Catalogues
 from service.models.registry import Registry
 from service.models.registry_entry import Entry
 from service.retrieval.completion import Completer
+from service.retrieval.scans import Scans
 from service.settings import Settings
 from service.watch.audit import Audit
 from service.watch.metrics import Metrics
@@ -34,6 +35,7 @@ class Service:
     keys: Keys
     audit: Audit
     completer: Completer
+    scans: Scans
     exposition: SingleFlight[bytes]
     catalogues: Catalogues | None = None
     tracer: Tracer | None = None

@@ -20,8 +20,8 @@ from service.http.api_keys import Keys
 from service.http.single_flight import SingleFlight
 
 TITLE = "Espalier"
-PUBLIC = (["retrieval"], ["models"])
-"""Tags of the routes that need no key where there are no retrieval keys."""
+PUBLIC, PRIVATE = (["retrieval"], ["models"]), ["quality"]
+"""Tags of the routes that need no key where there are no retrieval keys, and where there are no keys at all."""
 OPENAPI, DOCS, STATIC = "/openapi.json", "/docs", "/static-offline-docs"
 
 
@@ -55,7 +55,8 @@ def as_answered(document: dict[str, Any], keys: Keys) -> dict[str, Any]:
             answers = operation["responses"]
             if "HTTPValidationError" in str(answers.get("422")):
                 del answers["422"]
-            if keys.public and operation.get("tags") in PUBLIC:
+            tags = operation.get("tags")
+            if (keys.public and tags in PUBLIC) or (keys.open and tags == PRIVATE):
                 operation.pop("security", None)
                 for status in ("401", "403"):
                     answers.pop(status, None)

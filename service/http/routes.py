@@ -13,8 +13,10 @@ from starlette.routing import Mount, Route
 
 from service.errors import Denied
 from service.http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
-from service.http.api_keys import Role
+from service.http.api_keys import Access
 from service.http.background import HEADER
+from service.http.console_routes import heldout
+from service.http.console_schemas import HeldOutQueries
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
 from service.http.direct import ITEMS, RETRIEVE, STREAM
 from service.http.item_ids import ItemId
@@ -58,7 +60,7 @@ Priority = Annotated[
 
 
 class _Route(NamedTuple):
-    """One route. answer: class or OpenAPI response of its 200; statuses: of its problem documents, without those of its role; also: other
+    """One route. answer: class or OpenAPI response of its 200; statuses: of its problem documents, without those of its key; also: other
     statuses with the answer of its 200."""
 
     method: str
@@ -67,7 +69,7 @@ class _Route(NamedTuple):
     tag: str
     answer: Any
     statuses: tuple[int, ...] = ()
-    role: Role | None = None
+    access: Access | None = None
     also: tuple[int, ...] = ()
 
 
@@ -80,20 +82,22 @@ def add_routes(app: FastAPI) -> None:
             methods=[route.method],
             responses=_responses(route),
             tags=[route.tag],
-            dependencies=_needs(route.role) if route.role else None,
+            dependencies=_needs(route.access) if route.access else None,
             openapi_extra={"requestBody": {"content": _LINES, "required": True}} if route.answer is _ANSWERED_LINES else None,
         )
 
 
 def _routes() -> Sequence[_Route]:
     retrieval, item = (404, 408, 413, 415, 422, 429, 500, 503, 504), (404, 409, 412, 422, 503)
+    scan = (404, 422, 429, 503, 504)
     change, write = (404, 408, 409, 413, 415, 422, 503), (404, 409, 412, 422, 429, 500, 503)
     return (
         _Route("POST", RETRIEVE, retrieve_items, "retrieval", RetrieveResponse, retrieval, "retrieve"),
         _Route("POST", STREAM, retrieve_stream, "retrieval", _ANSWERED_LINES, (408, 415), "retrieve"),
         _Route("GET", "/models", models, "models", Models, (), "retrieve"),
         _Route("GET", "/models/{name}", model, "models", Model, (404,), "retrieve"),
-        _Route("GET", "/models/{name}/items", complete_items, "models", Completions, (404, 422, 429, 503, 504), "retrieve"),
+        _Route("GET", "/models/{name}/items", complete_items, "models", Completions, scan, "retrieve"),
+        _Route("GET", "/models/{name}/heldout", heldout, "quality", HeldOutQueries, scan, "private"),
         _Route("PUT", ITEM_PATH, put_item, "items", ItemOutcome, (408, 413, 415, *write, 507), "write", (201, 202)),
         _Route("GET", ITEM_PATH, get_item, "items", LiveItem, (404, 422, 500, 503), "write"),
         _Route("DELETE", ITEM_PATH, delete_item, "items", ItemOutcome, write, "write", (202,)),
@@ -122,7 +126,7 @@ def _responses(route: _Route) -> dict[int | str, dict[str, Any]]:
             responses[status]["headers"] = _ETAG
         elif route.answer in (ItemOutcome, LiveItem):
             responses[status]["headers"] = _ITEM_ETAG
-    for status in (*UNREADABLE, *_DENIED[route.role], *route.statuses):
+    for status in (*UNREADABLE, *((401, 403) if route.access else ()), *route.statuses):
         responses[status] = {"model": Problem, "description": _PROBLEMS[status]}
     if route.function is removed:
         responses[304] = {"description": "The list is the one that If-None-Match names.", "headers": _ETAG}
@@ -133,13 +137,13 @@ def _responses(route: _Route) -> dict[int | str, dict[str, Any]]:
     return responses
 
 
-def _needs(role: Role) -> Sequence[Any]:
+def _needs(access: Access) -> Sequence[Any]:
     """The check of a request's key."""
 
     async def check(request: Request, _: Bearer) -> None:
         service, info = service_of(request), info_of(request)
         try:
-            info.key = service.keys.check(role, info.authorization)
+            info.key = service.keys.check(access, info.authorization)
         except Denied as error:
             service.audit.denied(request.scope, info.request_id.decode(), error)
             raise
@@ -232,7 +236,6 @@ async def metrics(request: Request) -> Response:
     return Response(await service_of(request).exposition.get(), media_type=CONTENT_TYPE)
 
 
-_DENIED: dict[Role | None, Sequence[int]] = {None: (), "retrieve": (401, 403), "write": (401, 403), "admin": (401, 403)}
 _LINES: dict[str, Any] = {LINES_TYPES[0]: {"schema": {"type": "string"}}}
 _ANSWERED_LINES = {"content": _LINES, "description": "One answer or problem document a line."}
 _ALSO = {201: "There was no such item.", 202: "The change is durable, and a worker was still behind after a second."}

@@ -13,7 +13,8 @@ import pytest
 from espalier.items import ItemTable
 from service.errors import DeadlinePassed, QueueFull
 from service.retrieval import completion
-from service.retrieval.completion import MAX_SCANS, MAX_WAITING, Completer
+from service.retrieval.completion import Completer
+from service.retrieval.scans import MAX_SCANS, MAX_WAITING
 from tests.service.running import Json, Running, problem, run
 
 
