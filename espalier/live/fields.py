@@ -6,6 +6,7 @@ see the same value. Knows columns and their types. Does not know items.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -49,7 +50,10 @@ def _typed(path: str, value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, str) and (pt.is_string(kind) or pt.is_large_string(kind)):
         return value
     try:
-        return pa.array([value], kind)[0].as_py()
+        kept = pa.array([value], kind)[0].as_py()
+        if not all(math.isfinite(entry) for entry in (kept if isinstance(kept, list) else [kept]) if isinstance(entry, float)):
+            raise InvalidInput(path, value, f"{_wanted(kind)} (a number that it can hold)")
+        return kept
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InvalidInput(path, value, f"{_wanted(kind)} ({error})") from error
 

@@ -34,6 +34,7 @@ from espalier.queries import (
 Int64 = NDArray[np.int64]
 STRINGS, INTEGERS, NUMBERS = frozenset({str}), frozenset({int}), frozenset({int, float})
 """Types of the entries of lists."""
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +100,9 @@ def _events(bundle: Bundle, events: Sequence[object], known: Items) -> QueryBatc
         raise InvalidQuery(error.field.replace("queries[", "events["), error.value, error.expected) from error
     if isinstance(kind, VectorKind):
         return batch
+    total = float(np.abs(batch.features.values.astype(np.float64)).sum())
+    if total > LARGEST:
+        raise InvalidQuery("events", total, "smaller numbers: their sum must be a 32-bit number")
     return batch.take(np.flatnonzero(np.diff(batch.features.indptr) > 0))
 
 

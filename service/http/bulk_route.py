@@ -95,6 +95,7 @@ class BulkRoute(WriteRoute):
             writing.cancel()
             await asyncio.gather(reading, writing, return_exceptions=True)
             failure = _failure(writing) or _failure(reading)
+            await bulk.committed()
             bulk.close()
             self.audit.bulk(info.model, origin(bulk.scope, info.request_id.decode(), info.key), bulk.statuses)
         del reading, writing  # their exceptions hold this frame
@@ -116,6 +117,7 @@ class _Bulk:
         self._arriving, self._memory = Held(route.bodies), Held(route.bodies)
         self._queue: asyncio.Queue[Line | None] = asyncio.Queue(GROUP_LINES)
         self.statuses: Counter[int] = Counter()
+        self._committing: asyncio.Task[Sequence[Outcome | EspalierError]] | None = None
 
     async def read(self, receive: Receive) -> None:
         """Parse each line as it arrives, then watch for a client that hangs up. Only ends by an exception."""
@@ -144,6 +146,11 @@ class _Bulk:
             if answers and not await send_body(send, self.scope, b"".join(answers), self._route.settings.stream_idle_s, more=True):
                 return
         await send({"type": "http.response.body", "body": b""})
+
+    async def committed(self) -> None:
+        """Wait for what was handed to the catalogue, which finishes it although the client has gone: till then it counts as a bulk."""
+        if self._committing is not None:
+            await asyncio.wait((self._committing,))
 
     def close(self) -> None:
         """Give back the memory of lines that were not answered."""
@@ -190,11 +197,15 @@ class _Bulk:
         outcomes: Sequence[Outcome | EspalierError] = ()
         if operations:
             try:
-                outcomes = await self._catalogue.bulk(operations)
+                self._committing = asyncio.create_task(self._commit(operations))
+                outcomes = await asyncio.shield(self._committing)
             except EspalierError as error:
                 outcomes = [error] * len(operations)
         found = iter(outcomes)
         return [self._answer(line, line.what if isinstance(line.what, Exception) else next(found)) for line in lines]
+
+    async def _commit(self, operations: Sequence[Put | Delete]) -> Sequence[Outcome | EspalierError]:
+        return await self._catalogue.bulk(operations)
 
     def _answer(self, line: Line, outcome: Outcome | Exception) -> bytes:
         if isinstance(outcome, Outcome):

@@ -18,6 +18,10 @@ JSON_TYPES = ("application/json",)
 LINES_TYPES = ("application/x-ndjson", "application/jsonl", "application/json-lines")
 
 
+TURN_LINES = 1024
+"""Lines of one piece of a body that are looked at before other requests have their turn: most may be empty."""
+
+
 def check_type(media_type: bytes, accepted: Sequence[str]) -> None:
     """Raise NotJson unless a content type is one of `accepted`."""
     given = media_type.partition(b";")[0].strip().lower().decode("latin-1")
@@ -68,7 +72,9 @@ async def read_lines(receive: Receive, longest: int, timeout_s: float, memory: H
         message = await _piece(receive, timeout_s)
         more = message.get("more_body", False)
         *whole, rest = message.get("body", b"").split(b"\n")
-        for line in whole:
+        for number, line in enumerate(whole, 1):
+            if number % TURN_LINES == 0:
+                await asyncio.sleep(0)
             if too_long or len(start) + len(line) > longest:
                 yield _too_long(longest)
             elif stripped := bytes(start + line).strip():

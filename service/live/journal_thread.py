@@ -26,7 +26,7 @@ from service.live.catalogue_types import Outcome, Placed
 from service.live.compaction import Compaction
 from service.live.group import Decided, EvidenceNeeded, Group, Write
 from service.live.live_version import LiveVersion
-from service.live.notices import Notices
+from service.live.notices import UNKNOWN, UNSEEN, Notices
 from service.live.placing import named_by, placed
 from service.live.replay import Stored, Writing, apply_all, replay
 
@@ -353,10 +353,15 @@ class _Visible:
 
     def _run(self) -> None:
         reached = 0
+        behind: Mapping[int, int] = {}
         while (found := self._waiting.get()) is not None:
             future, outcome, until = found
-            visible = outcome.sequence <= reached
-            if not visible:
-                visible = self._notices.wait_applied(self._model, outcome.sequence, max(until - time.monotonic(), 0.0))
-                reached = outcome.sequence if visible else reached
-            future.set_result(outcome if visible else replace(outcome, visible=False))
+            if outcome.sequence > reached:
+                left_s = max(until - time.monotonic(), 0.0)
+                try:  # a worker that one write has waited for in vain holds up no other one until it moves
+                    behind = self._notices.wait_applied(self._model, outcome.sequence, left_s, behind)
+                except OSError as error:  # no failure may end this thread
+                    log.error("%s: the other workers cannot be seen: %s", self._model, error)
+                    behind = {UNSEEN: UNKNOWN}
+                reached = reached if behind else outcome.sequence
+            future.set_result(replace(outcome, visible=False) if outcome.sequence > reached else outcome)

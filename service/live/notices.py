@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,9 @@ READS = 50
 """Attempts to read a file that is being written."""
 UNKNOWN = -1
 """Progress of a worker whose file cannot be read."""
+UNSEEN = 0
+"""Stands in place of a process id."""
+NOBODY: Mapping[int, int] = {}
 
 
 @dataclass
@@ -118,25 +121,33 @@ class Notices:
         self._tell(b"a" + model.encode())
 
     def progress(self, model: str) -> dict[int, int]:
-        """By process id, the last operation that each living worker answers by which serves the model."""
+        """By process id, the last operation that each living worker answers by which serves the model.
+
+        Where the run folder is gone nobody knows of the others: UNSEEN stands for them.
+        """
         folder, own = self.folder, self.pid
         found = {own: self._applied[model]} if model in self._applied else {}
-        if folder is not None:
+        if folder is not None and not folder.exists():
+            found[UNSEEN] = UNKNOWN
+        elif folder is not None:
             for pid in living(folder):
                 if pid != own and (sequence := self._read(pid, model)) is not None:
                     found[pid] = sequence
         return found
 
-    def wait_applied(self, model: str, sequence: int, timeout_s: float) -> bool:
-        """Wait until all living workers that serve a model answer by an operation. False where one was still behind."""
+    def wait_applied(self, model: str, sequence: int, timeout_s: float, given_up: Mapping[int, int] = NOBODY) -> dict[int, int]:
+        """Wait until all living workers that serve a model answer by an operation. Those that were still behind, with their progress.
+
+        given_up  workers that are not waited for as long as their progress is still this
+        """
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while any(reached < sequence for reached in self.progress(model).values()):
+            while True:
+                behind = {pid: reached for pid, reached in self.progress(model).items() if reached < sequence}
                 left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    return False
+                if behind.items() <= given_up.items() or left_s <= 0:
+                    return behind
                 self._changed.wait(min(left_s, RECHECK_S))
-        return True
 
     def _listen(self) -> None:
         while not self._stopped.is_set():

@@ -246,7 +246,7 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(models: Path, catalogue: F
     monkeypatch.setattr(live_routes, "FREE_BYTES", 0)
 
     async def scenario(running: Running) -> None:
-        budget = running.app.state.budgets[5]
+        budget = running.app.state.budgets[-1]
         catalogue.go.clear()
         talk = Conversation(running)
         talk.say(line("a") + b"\n" + line("b") + b"\n" + line("c")[:9])
@@ -254,10 +254,19 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(models: Path, catalogue: F
             await asyncio.sleep(0)
         assert budget.left < budget.units
         talk.sent.put_nowait({"type": "http.disconnect"})
+        await settled()
+        assert budget.left < budget.units  # what was handed on is finished, and counts till then
+        assert await Conversation(running).head() == 429
+        catalogue.go.set()
         await talk.task
         assert budget.left == budget.units
+        again = Conversation(running)
+        again.say(b"", more=False)
+        assert await again.head() == 200
+        again.sent.put_nowait({"type": "http.disconnect"})
+        await again.task
 
-    with run(models, catalogues=FakeCatalogues(books=catalogue), write_keys=(WRITE,)) as running:
+    with run(models, catalogues=FakeCatalogues(books=catalogue), write_keys=(WRITE,), max_bulk=1) as running:
         running.client.runner.run(scenario(running))
 
 

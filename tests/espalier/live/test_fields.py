@@ -47,6 +47,7 @@ def test_values_are_those_of_the_columns_and_nulls_are_left_out(columns: Columns
         ("title", ["B"]),
         ("price", "5"),
         ("price", True),
+        ("price", 1e39),
         ("year", 1.5),
         ("year", True),
         ("year", 1 << 20),

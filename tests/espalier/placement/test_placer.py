@@ -19,6 +19,7 @@ from espalier.errors import EspalierError, InvalidQuery
 from espalier.live.operations import ItemBody
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
+from espalier.manifest import Ranking
 from espalier.memory import Memory
 from espalier.placement.graph_rows import RowScale, scale_of
 from espalier.placement.memory_rows import MemoryRows
@@ -281,3 +282,15 @@ def test_one_wrong_body_leaves_the_others_placed(tmp_path: Path) -> None:
     assert isinstance(found[0], InvalidQuery)
     assert not isinstance(found[1], EspalierError)
     assert_array_equal([node for node, _ in found[1][0]], [bundle.tree.parent[bundle.tree.leaf_of_item[1]]])
+
+
+def test_numbers_whose_sum_overflows_are_the_error_of_their_item_alone(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    bundle = make_linear_bundle(tmp_path, rng, complete_tree(rng.permutation(64), 4), Ranking(own="log_activation", gamma=1))
+    good, wide = ({"indices": [1, 2], "values": values} for values in ([1.0, 2.0], [3e38, 1.0]))
+    items = [ItemBody(events=(good,)), ItemBody(events=(wide,) * 2), ItemBody(events=(good,))]
+    found = Placer(bundle).place(items, bundle.items, None, open_live_engine(bundle, "cpu").search)
+    assert isinstance(found[1], InvalidQuery)
+    assert found[1].field == "events"
+    assert not isinstance(found[0], EspalierError)
+    assert not isinstance(found[2], EspalierError)

@@ -21,7 +21,9 @@ def models(tmp_path: Path) -> Path:
     (tmp_path / "models" / "books" / "3").mkdir(parents=True)
     (tmp_path / "models" / "books" / "3" / "manifest.json").touch()
     events = ItemBody(events=(["a"], ["b"]), users=("u1", "u2"))
-    appended(Journal(tmp_path / "models" / "books" / "live.db"), [put("x"), Operation(0, "x", "put", events)], version=3)
+    journal = Journal(tmp_path / "models" / "books" / "live.db")
+    appended(journal, [put("x"), Operation(0, "x", "put", events)], version=3)
+    journal.close()
     return tmp_path / "models"
 
 
@@ -80,7 +82,6 @@ def test_what_cannot_be_done_is_said(models: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_damaged_journal_is_named_and_left_alone(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (models / "books" / "live.db-wal").unlink()
     (models / "books" / "live.db").write_bytes(b"no database")
     assert main(["compact", "--models", str(models), "--model", "books"]) == 1
     assert "books/live.db" in capsys.readouterr().err

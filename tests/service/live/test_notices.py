@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -80,13 +81,13 @@ def test_a_writer_waits_until_the_others_answer_by_its_commit(service: Service) 
     two.applied("books", 4)
     one.applied("books", 5)
     assert one.progress("books") == {11: 5, 12: 4}
-    assert not one.wait_applied("books", 5, 0.01)
+    assert one.wait_applied("books", 5, 0.01)
     one.committed("books")
     began = time.monotonic()
-    assert one.wait_applied("books", 5, 10)
+    assert not one.wait_applied("books", 5, 10)
     assert time.monotonic() - began < 9  # it was told, and did not look when the time was over
     assert one.progress("books") == two.progress("books") == {11: 5, 12: 5}
-    assert not two.wait_applied("books", 6, 0.01)
+    assert two.wait_applied("books", 6, 0.01)
 
 
 def test_what_no_datagram_said_is_seen_by_looking(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +98,7 @@ def test_what_no_datagram_said_is_seen_by_looking(service: Service, monkeypatch:
     two.subscribe("books", lambda: two.applied("books", 7))
     one.applied("books", 7)
     one.committed("books")
-    assert one.wait_applied("books", 7, 10)
+    assert not one.wait_applied("books", 7, 10)
 
 
 def test_a_process_alone_looks_by_itself_and_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +110,8 @@ def test_a_process_alone_looks_by_itself_and_waits_for_nobody(monkeypatch: pytes
     assert looked.wait(10)
     alone.committed("books")
     alone.applied("books", 3)
-    assert alone.wait_applied("books", 3, 0)
-    assert not alone.wait_applied("books", 4, 0.01)
+    assert not alone.wait_applied("books", 3, 0)
+    assert alone.wait_applied("books", 4, 0.01)
     assert alone.progress("books") == {os.getpid(): 3}
     alone.stop()
 
@@ -120,14 +121,14 @@ def test_who_died_or_does_not_serve_the_model_is_not_waited_for(service: Service
     one.applied("books", 9)
     two.applied("books", 1)
     three.applied("films", 1)
-    assert not one.wait_applied("books", 9, 0.01)
+    assert one.wait_applied("books", 9, 0.01)
     service.kill(12)
-    assert one.wait_applied("books", 9, 0)
+    assert not one.wait_applied("books", 9, 0)
     assert one.progress("books") == {11: 9}
     three.applied("books", 2)
-    assert not one.wait_applied("books", 9, 0.01)
+    assert one.wait_applied("books", 9, 0.01)
     three.applied("books", None)
-    assert one.wait_applied("books", 9, 0)
+    assert not one.wait_applied("books", 9, 0)
     forget(service.folder, 12)
     assert not [*service.folder.glob("12.*")]
 
@@ -140,6 +141,29 @@ def test_a_worker_whose_progress_cannot_be_read_counts_as_behind(service: Servic
     for content in (b"", b'00000000 {"books": 99}', json.dumps({"books": 99}).encode()):
         (tmp_path / "12.live").write_bytes(content)
         assert one.progress("books") == {11: 1, 12: module.UNKNOWN}
+
+
+def test_a_worker_that_was_waited_for_in_vain_is_waited_for_again_once_it_moves(service: Service) -> None:
+    one, two, three = (service.worker(pid) for pid in (11, 12, 13))
+    for worker, sequence in ((one, 9), (two, 1), (three, 1)):
+        worker.applied("books", sequence)
+    behind = one.wait_applied("books", 9, 0.01)
+    assert behind == {12: 1, 13: 1}
+    assert one.wait_applied("books", 9, 60, behind) == behind  # at once
+    two.applied("books", 5)
+    assert one.wait_applied("books", 9, 0.01, behind) == {12: 5, 13: 1}
+    later = threading.Thread(target=lambda: two.applied("books", 9))
+    later.start()
+    assert one.wait_applied("books", 9, 60, behind) == {13: 1}  # it waited for the one that moves, not for the other
+    later.join()
+
+
+def test_where_the_run_folder_is_gone_nobody_is_said_to_have_followed(service: Service, tmp_path: Path) -> None:
+    one, two = service.worker(11), service.worker(12)
+    one.applied("books", 3)
+    two.applied("books", 3)
+    shutil.rmtree(tmp_path)
+    assert one.wait_applied("books", 3, 0.01) == {module.UNSEEN: module.UNKNOWN}
 
 
 def test_a_worker_that_stops_is_not_waited_for(service: Service) -> None:
@@ -222,7 +246,7 @@ def test_another_process_answers_by_a_commit_within_milliseconds_and_its_death_h
                 own.applied("books", sequence)
                 began = time.monotonic()
                 own.committed("books")
-                assert own.wait_applied("books", sequence, 10)
+                assert not own.wait_applied("books", sequence, 10)
                 took.append(time.monotonic() - began)
             assert sorted(took)[len(took) // 2] < module.POLL_S / 2  # told, not found by looking
         finally:
@@ -230,6 +254,6 @@ def test_another_process_answers_by_a_commit_within_milliseconds_and_its_death_h
             other.wait()
     (sequence,) = appended(journal, [put("last")])
     own.applied("books", sequence)
-    assert own.wait_applied("books", sequence, 0)
+    assert not own.wait_applied("books", sequence, 0)
     own.stop()
     workers.leave()
