@@ -5,15 +5,13 @@ Knows Playwright. Does not know the console.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
 
 PATIENCE_MS = 15_000.0
 """Longest wait for what must come. Generous, since a machine may be busy; nothing is judged by it."""
@@ -65,23 +63,6 @@ class Watched:
         parts = urlsplit(request.url)
         if parts.scheme not in ("data", "blob") and f"{parts.scheme}://{parts.netloc}" != self.origin:
             self.faults.append(f"asked another host: {request.url}")
-
-
-@contextmanager
-def chromium() -> Iterator[Browser]:
-    """One browser. Skips the test where Chromium is not installed."""
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("chromium is not installed")
-    expect.set_options(timeout=PATIENCE_MS)
-    with sync_playwright() as playwright:
-        # A container's root has no sandbox, and its /dev/shm may be small.
-        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
-        browser = playwright.chromium.launch(executable_path=program, args=arguments)
-        try:
-            yield browser
-        finally:
-            browser.close()
 
 
 @contextmanager

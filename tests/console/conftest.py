@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
+from benchmarks.service.chromium import NoChromium, chromium
 from tests import ROOT
-from tests.console.browsing import Watched, chromium, visit
+from tests.console.browsing import PATIENCE_MS, Watched, visit
+from tests.console.strange_model import strange_model
 from tests.service.processes import Service, service
 
 WRITE_KEY = "console-write-key-1"
@@ -19,15 +21,20 @@ SETTINGS = {"ESPALIER_ADMIN_KEYS": "", "ESPALIER_WRITE_KEYS": WRITE_KEY, "ESPALI
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
+    expect.set_options(timeout=PATIENCE_MS)
+    try:
+        with chromium() as opened:
+            yield opened
+    except NoChromium as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A models folder with the sample, which a service may write to."""
+    """A models folder with the sample and two versions of `strange`, which a service may write to."""
     folder = tmp_path_factory.mktemp("console") / "models"
     shutil.copytree(ROOT / "models" / "debian-depends" / "1", folder / "debian-depends" / "1")
+    strange_model(folder, versions=2)
     return folder
 
 

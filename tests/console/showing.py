@@ -1,0 +1,56 @@
+"""What tests of the console ask of a page: go to a view, wait until nothing is under way, look for what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from tests import ROOT
+
+VIEWS = sorted(path.stem for path in (ROOT / "service" / "console" / "views").glob("*.js"))
+SERIOUS = ("serious", "critical")
+
+WIDER_THAN_THE_PAGE = """() => {
+  const width = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth <= width) return [];
+  return [...document.querySelectorAll("body *")].filter((element) => element.getBoundingClientRect().right > width + 1)
+    .map((element) => `${element.tagName}.${element.className} to ${element.getBoundingClientRect().right} of ${width}`);
+}"""
+
+MOVING = """() => [...document.querySelectorAll("*")].flatMap((element) => {
+  const style = getComputedStyle(element);
+  const durations = `${style.animationName === "none" ? "0s" : style.animationDuration}, ${style.transitionDuration}`.split(", ");
+  return durations.some((duration) => parseFloat(duration) > 0.011) ? [`${element.tagName}.${element.className}: ${durations}`] : [];
+})"""
+
+
+def address(base: str, view: str, params: Mapping[str, str] | None = None) -> str:
+    """The address of a view. base: that of the page, with its slash."""
+    return f"{base}#/{view}" + (f"?{urlencode(params)}" if params else "")
+
+
+def settled(page: Page) -> None:
+    """Wait until a view is shown and nothing is under way."""
+    expect(page.locator("main h1")).to_be_visible()
+    expect(page.locator(".busy:not(.still)")).to_have_count(0)
+    page.evaluate("new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)))")
+
+
+def show(page: Page, base: str, view: str, params: Mapping[str, str] | None = None) -> None:
+    page.goto(address(base, view, params))
+    settled(page)
+
+
+def serious_findings(page: Page) -> list[str]:
+    """What axe-core finds on the page that it calls serious or critical, and where."""
+    found: list[dict[str, Any]] = Axe().run(page).response["violations"]
+    return [
+        f"{each['id']} ({each['impact']}): {each['help']}: {node['html'][:200]} {node.get('failureSummary', '')[:300]}"
+        for each in found
+        if each["impact"] in SERIOUS
+        for node in each["nodes"]
+    ]
