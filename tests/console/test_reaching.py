@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -11,7 +10,7 @@ from playwright.sync_api import Browser, expect
 from tests.console.browsing import visit
 from tests.console.prefix_proxy import behind_prefix
 from tests.console.showing import settled, show
-from tests.service.processes import Service, service
+from tests.service.processes import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.console.browsing import Watched
-from tests.console.showing import VIEWS, WIDER_THAN_THE_PAGE, serious_findings, show
-from tests.console.strange_model import RIGHT_TO_LEFT, STRANGE
+from tests.console.showing import VIEWS, WIDER_THAN_THE_PAGE, show
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
@@ -33,15 +32,3 @@ def test_no_view_reads_a_title_as_anything_but_text(watched: Watched, view: str)
     assert page.evaluate(MADE_OF_TITLES) == []
     assert page.evaluate(NOT_ISOLATED) == []
     assert page.evaluate(WIDER_THAN_THE_PAGE) == []
-
-
-def test_the_lab_shows_titles_as_they_are(watched: Watched) -> None:
-    page = watched.page
-    show(page, f"{watched.origin}/", "lab", {"model": "strange", "q": '{"history":["item-0"]}', "beam": "64", "m": "32"})
-    text = page.evaluate("document.querySelector('main').textContent")
-    assert [title for title in STRANGE if title.strip() and title not in text] == []
-    isolated = page.evaluate("[...document.querySelectorAll('main bdi')].map((element) => element.textContent)")
-    assert RIGHT_TO_LEFT in isolated
-    assert page.evaluate(NOT_ISOLATED) == []
-    assert page.evaluate(MADE_OF_TITLES) == []
-    assert serious_findings(page) == []
