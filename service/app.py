@@ -13,7 +13,8 @@ from service.http.background import HEADER
 from service.http.bulk_route import BulkRoute
 from service.http.console import add_console, read_files
 from service.http.dependencies import Service
-from service.http.direct import ITEM, ITEMS, RETRIEVE, STREAM, Direct, DirectRoutes
+from service.http.direct import FRONTIER, ITEM, ITEMS, RETRIEVE, STREAM, Direct, DirectRoutes
+from service.http.frontier_route import FrontierRoute
 from service.http.live_routes import ItemRoute
 from service.http.middleware import Edge
 from service.http.retrieve_route import RetrieveRoute
@@ -65,10 +66,13 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_served_engine,
     app.state.service = Service(settings, metrics, registry, keys, audit, completer, scans, exposition, catalogues, tracer)
     shared = settings, registry, keys, metrics, catalogues
     single, stream, item, bulk = RetrieveRoute(*shared), StreamRoute(*shared), ItemRoute(*shared), BulkRoute(*shared, audit)
-    app.state.budgets = (single.bodies, single.answers, single.background_answers, stream.bodies, stream.answers, item.bodies, bulk.bodies)
+    frontier = FrontierRoute(settings, registry, keys)
+    bodies, answers = (single, stream, item, bulk, frontier), (single.answers, single.background_answers, stream.answers)
+    app.state.budgets = (*(route.bodies for route in bodies), *answers)
     direct = {("POST", RETRIEVE): Direct(single), ("POST", STREAM): Direct(stream, streams=True)}
     direct |= {(method, ITEM): Direct(item) for method in ("DELETE", "GET", "PUT")}
     direct[("POST", ITEMS)] = Direct(bulk, streams=True)
+    direct[("POST", FRONTIER)] = Direct(frontier)
     app.add_middleware(Edge, DirectRoutes(direct), keys, audit, metrics, settings, tracer)
     if settings.cors_origins:
         app.add_middleware(

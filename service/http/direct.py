@@ -13,7 +13,9 @@ from starlette.types import ASGIApp, Scope
 
 RETRIEVE, STREAM = "/retrieve", "/retrieve/stream"
 ITEMS, ITEM = "/models/{name}/items", "/models/{name}/items/{id}"
+FRONTIER = "/models/{name}/frontier"
 
+_FRONTIER = re.compile(r"/models/([^/]+)/frontier")
 _ITEMS = re.compile(r"/models/([^/]+)/items(?:/(.+))?", re.DOTALL)
 
 
@@ -43,11 +45,20 @@ class DirectRoutes:
         path: str = scope["path"]
         if path.startswith("/models/"):
             found = _ITEMS.fullmatch(path)
-            if found is None:
+            if found is not None:
+                path = ITEMS if found[2] is None else ITEM
+            elif _FRONTIER.fullmatch(path):
+                path = FRONTIER
+            else:
                 return None
-            path = ITEMS if found[2] is None else ITEM
         direct = self._routes.get((scope["method"], path))
         return None if direct is None else Found(direct.application, direct.streams, path)
+
+
+def model_of(scope: Scope) -> str:
+    """The model's name of a path like FRONTIER."""
+    found = _FRONTIER.fullmatch(scope["path"])
+    return found[1] if found else ""
 
 
 def item_path(scope: Scope) -> tuple[str, str]:

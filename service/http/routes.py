@@ -18,7 +18,8 @@ from service.http.background import HEADER
 from service.http.console_routes import heldout
 from service.http.console_schemas import HeldOutQueries
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
-from service.http.direct import ITEMS, RETRIEVE, STREAM
+from service.http.direct import FRONTIER, ITEMS, RETRIEVE, STREAM
+from service.http.frontier_route import FrontierRequest
 from service.http.item_ids import ItemId
 from service.http.item_schemas import MAX_SOURCE_VERSION, ChangesAnswer, ItemOutcome, LiveItem, PutRequest
 from service.http.live_routes import changes
@@ -98,6 +99,7 @@ def _routes() -> Sequence[_Route]:
         _Route("GET", "/models/{name}", model, "models", Model, (404,), "retrieve"),
         _Route("GET", "/models/{name}/items", complete_items, "models", Completions, scan, "retrieve"),
         _Route("GET", "/models/{name}/heldout", heldout, "quality", HeldOutQueries, scan, "private"),
+        _Route("POST", FRONTIER, frontier, "quality", _ANSWERED_BEAMS, (404, 408, 409, 413, 415, 422, 429, 503), "private"),
         _Route("PUT", ITEM_PATH, put_item, "items", ItemOutcome, (408, 413, 415, *write, 507), "write", (201, 202)),
         _Route("GET", ITEM_PATH, get_item, "items", LiveItem, (404, 422, 500, 503), "write"),
         _Route("DELETE", ITEM_PATH, delete_item, "items", ItemOutcome, write, "write", (202,)),
@@ -220,6 +222,15 @@ def put_items(name: Name) -> None:
     """
 
 
+def frontier(name: Name, body: FrontierRequest) -> None:
+    """What each beam finds of held-out queries, and what it costs: a line a beam, as soon as it is measured.
+
+    `{"beam_size", "m", "recall", "recall_ci", "ms_per_query", "queries", "default"}`: mean recall@m with its 95 % interval, engine time
+    per query, and whether it is the model's default beam. A problem document ends the answer where a beam cannot be measured. The queries
+    wait behind all others; one such request is answered at a time.
+    """
+
+
 async def livez() -> Response:
     """The process runs."""
     return as_json({"alive": True})
@@ -238,6 +249,7 @@ async def metrics(request: Request) -> Response:
 
 _LINES: dict[str, Any] = {LINES_TYPES[0]: {"schema": {"type": "string"}}}
 _ANSWERED_LINES = {"content": _LINES, "description": "One answer or problem document a line."}
+_ANSWERED_BEAMS = {"content": _LINES, "description": "One beam a line."}
 _ALSO = {201: "There was no such item.", 202: "The change is durable, and a worker was still behind after a second."}
 _ETAG = {"ETag": {"description": "Of the list of removed ids.", "required": True, "schema": {"type": "string"}}}
 _ITEM_ETAG = {"ETag": {"description": "Of the item: its sequence.", "required": True, "schema": {"type": "string"}}}

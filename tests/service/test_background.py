@@ -19,7 +19,7 @@ from tests.service.running import Running, run
 from tests.service.test_batching import accepted, held, newest, queries
 
 BEHIND = {"Espalier-Priority": "background"}
-BODY = {"model": "books", "queries": [{"history": ["i1"]}], "m": 3}
+BODY = {"model": "books", "queries": [{"history": ["item-1"]}], "m": 3}
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_a_background_client_that_hangs_up_leaves_its_turn(versions: Path) -> No
 
 def test_a_filter_and_an_explanation_work_in_the_background(versions: Path) -> None:
     with run(versions) as running:
-        body = {"model": "books", "queries": [{"history": ["i1"], "exclude": ["i0"]}, {"history": []}], "m": 2, "fields": ["title"]}
+        body = {"model": "books", "queries": [{"history": ["item-1"], "exclude": ["item-0"]}, {"history": []}], "m": 2, "fields": ["title"]}
         usual, behind = (running.client.post("/retrieve", json=body, headers=headers).json() for headers in ({}, BEHIND))
         assert usual["results"] == behind["results"]
         assert np.all([len(result["items"]) == 2 for result in behind["results"]])

@@ -1,0 +1,173 @@
+"""POST /models/{name}/frontier: recall and time of some beams on held-out queries, a line as soon as a beam is measured.
+
+An ASGI application of its own, because it must end when its client goes. routes.py documents it. Knows requests and lines. Does not know
+how a beam is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import asdict
+from typing import Annotated
+from weakref import WeakKeyDictionary
+
+import orjson
+from pydantic import Field, ValidationError
+from starlette.types import Receive, Scope, Send
+
+from espalier.checks.heldout import HeldOut, read_heldout
+from espalier.errors import InvalidQuery
+from service.errors import Conflict, QueueFull
+from service.http.api_keys import Keys
+from service.http.direct import model_of
+from service.http.json_bodies import parsed
+from service.http.memory_budget import Budget, Held
+from service.http.middleware import RequestInfo, log_failure
+from service.http.request_bodies import JSON_TYPES, check_type, read_body
+from service.http.retrieve_route import send_body
+from service.models.loading import LoadedModel
+from service.models.registry import Registry
+from service.problems import document_of, internal_problem, invalid_body
+from service.retrieval.frontier import measure
+from service.retrieval.schemas import StrictBody
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+MAX_BEAMS = 32
+MAX_QUERIES = 1000
+QUERIES = 256
+"""Held-out queries that are searched where the request does not say how many; as many as the probe replays."""
+
+BeamSize = Annotated[int, Field(ge=1)]
+
+
+class FrontierRequest(StrictBody):
+    """Which beams to measure."""
+
+    beam_size: list[BeamSize] = Field(min_length=1, max_length=MAX_BEAMS, description="The beams, in the order of the answers.")
+    m: int | None = Field(None, ge=1, description="Recall@m; without it the model's default.")
+    version: int | None = Field(None, ge=1, description="Version of the model; without it the default.")
+    queries: int = Field(QUERIES, ge=1, le=MAX_QUERIES, description="Most held-out queries, at even distances among all.")
+
+
+class FrontierRoute:
+    """See the file's docstring. One request is answered at a time: a second would only make both slower.
+
+    bodies  the memory that the requests share
+    """
+
+    def __init__(self, settings: Settings, registry: Registry, keys: Keys) -> None:
+        self.settings, self.registry, self.keys = settings, registry, keys
+        self.bodies = Budget(settings.max_body_bytes, 0)
+        self._busy = False
+        self._held_out: WeakKeyDictionary[LoadedModel, tuple[int, HeldOut]] = WeakKeyDictionary()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        info: RequestInfo = scope[RequestInfo.KEY]
+        info.key = self.keys.check("private", info.authorization)
+        check_type(info.content_type, JSON_TYPES)
+        with Held(self.bodies) as memory:
+            request = await parsed(await read_body(receive, self.settings.body_timeout_s, memory), _parse)
+        model = self.registry.choose(model_of(scope), request.version)
+        info.model, info.version = model.name, model.version
+        m = _checked_m(request, model)
+        if self._busy:
+            raise QueueFull("A frontier is being measured already.", 1)
+        self._busy = True
+        try:
+            held_out = await self._queries_of(model, request.queries)
+            await self._answer(_Lines(self, scope, info, request, m, model, held_out), receive, send)
+        finally:
+            self._busy = False
+
+    async def _queries_of(self, model: LoadedModel, most: int) -> HeldOut:
+        known = self._held_out.get(model)
+        if known is None or known[0] != most:
+            known = self._held_out[model] = most, await asyncio.to_thread(read_heldout, model.bundle, most)
+        if not len(known[1].queries):
+            raise Conflict(f"Version {model.version} of {model.name!r} has no held-out queries.")
+        return known[1]
+
+    async def _answer(self, lines: _Lines, receive: Receive, send: Send) -> None:
+        """Write the lines, unless the client goes before their end."""
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
+        writing, gone = asyncio.create_task(lines.write(send)), asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait((writing, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            writing.cancel()
+            gone.cancel()
+            await asyncio.gather(writing, gone, return_exceptions=True)
+            failure = None if writing.cancelled() else writing.exception()
+        del writing, gone, lines  # its exception holds this frame, which would hold the version
+        if failure is not None:
+            raise failure
+
+
+class _Lines:
+    """The lines of one answer."""
+
+    def __init__(
+        self,
+        route: FrontierRoute,
+        scope: Scope,
+        info: RequestInfo,
+        request: FrontierRequest,
+        m: int,
+        model: LoadedModel,
+        held_out: HeldOut,
+    ) -> None:
+        self._route, self._scope, self._info = route, scope, info
+        self._request, self._m, self._model, self._held_out = request, m, model, held_out
+
+    async def write(self, send: Send) -> None:
+        """A line for each beam; a problem document where one cannot be measured, and then no more."""
+        for beam_size in self._request.beam_size:
+            line, failed = await self._line(beam_size)
+            if not await send_body(send, self._scope, line, self._route.settings.write_timeout_s, more=True):
+                return
+            if failed:
+                break
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _line(self, beam_size: int) -> tuple[bytes, bool]:
+        """The line of a beam, and whether it is a problem document."""
+        try:
+            point = await measure(self._model, self._held_out, beam_size, self._m, self._serves)
+        except Exception as error:
+            described = document_of(error)
+            if described is None:
+                log_failure(self._info)
+            return orjson.dumps(described[0] if described else internal_problem()) + b"\n", True
+        return orjson.dumps(asdict(point)) + b"\n", False
+
+    def _serves(self) -> bool:
+        entry = self._route.registry.entries.get(self._model.name)
+        return entry is not None and entry.ready.get(self._model.version) is self._model
+
+
+def _parse(content: bytes) -> FrontierRequest:
+    try:
+        return FrontierRequest.model_validate_json(content)
+    except ValidationError as error:
+        raise invalid_body(error, FrontierRequest) from error
+
+
+def _checked_m(request: FrontierRequest, model: LoadedModel) -> int:
+    """The m of a request. Raises InvalidQuery where it, or a beam, is over the model's limits."""
+    search = model.bundle.manifest.search
+    for i, beam_size in enumerate(request.beam_size):
+        if beam_size > search.max_beam_size:
+            raise InvalidQuery(f"beam_size[{i}]", beam_size, f"at most {search.max_beam_size}")
+    m = request.m or search.m
+    if m > search.max_m:
+        raise InvalidQuery("m", m, f"at most {search.max_m}")
+    return m
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

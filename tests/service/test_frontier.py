@@ -1,0 +1,240 @@
+"""POST /models/{name}/frontier: what each beam finds of held-out queries, and what it costs, a line a beam."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+from starlette.types import Message
+
+from benchmarks.service.probe_damage import content_of, draft_of
+from espalier.bundle import Bundle
+from espalier.bundle_writer import write_bundle
+from espalier.checks.heldout import read_heldout
+from espalier.checks.random_bundles import make_bundle
+from espalier.engines import open_engine
+from espalier.metrics import precision_recall_f
+from espalier.search import SearchParams
+from espalier.tree import complete_tree
+from service.http.frontier_route import MAX_BEAMS, MAX_QUERIES
+from service.retrieval.frontier import interval
+from tests.service.running import Json, Running, problem, run
+from tests.service.test_probe import HELD_OUT, exported
+
+ADMIN, RETRIEVE = "an-admin-key-of-tests", "a-retrieval-key-of-tests"
+PATH = "/models/books/frontier"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return exported(tmp_path_factory.mktemp("frontier"), np.random.default_rng(5))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A models folder whose model has no golden queries, so that an engine of a test may serve it."""
+    return written(tmp_path_factory.mktemp("served"), "item-0")
+
+
+def written(folder: Path, relevant: str) -> Path:
+    """A models folder; `relevant` is the item that all held-out queries should find."""
+    rng = np.random.default_rng(6)
+    bare = make_bundle(folder / "bare", rng, complete_tree(rng.permutation(64), 2), name="books", beam_size=8, m=5)
+    histories = [[f"item-{rng.integers(64)}"] for _ in range(HELD_OUT)]
+    heldout = pa.table({"history": pa.array(histories, pa.list_(pa.string())), "relevant": pa.array([[relevant]] * HELD_OUT)})
+    write_bundle(folder / "models" / "books" / "1", draft_of(bare, 1), replace(content_of(bare), heldout=heldout))
+    return folder / "models"
+
+
+def lines(answer: httpx.Response) -> list[Json]:
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-ndjson"), answer.text
+    return [orjson.loads(line) for line in answer.content.splitlines()]
+
+
+def ask(running: Running, **body: Any) -> httpx.Response:
+    return running.client.post(PATH, json=body)
+
+
+def test_each_beam_has_a_line_with_its_recall_interval_and_time(bundle: Bundle) -> None:
+    held_out, engine = read_heldout(bundle), open_engine(bundle, "cpu")
+    with run(bundle.path.parents[1], lambda opened: open_engine(opened, "cpu")) as running:
+        found = lines(ask(running, beam_size=[8, 1, 4], m=5))
+    assert [line["beam_size"] for line in found] == [8, 1, 4]
+    assert [line["default"] for line in found] == [True, False, False]
+    for line in found:
+        rows_BM = engine.search(held_out.queries, SearchParams.uniform(HELD_OUT, line["beam_size"], 5)).item_rows_BM
+        recall_B = precision_recall_f(rows_BM, held_out.relevant, 5)[1]
+        assert line["recall"] == pytest.approx(recall_B.mean(), abs=1e-6)
+        assert line["recall_ci"] == pytest.approx(interval(recall_B))
+        assert line["recall_ci"][0] < line["recall"] < line["recall_ci"][1]
+        assert (line["m"], line["queries"]) == (5, HELD_OUT)
+        assert line["ms_per_query"] > 0
+    assert found[0]["recall"] > found[1]["recall"]
+
+
+def test_the_number_of_queries_is_a_choice(served: Path) -> None:
+    with run(served) as running:
+        few, default = (lines(ask(running, beam_size=[4], **more))[0] for more in ({"queries": 7}, {}))
+    assert (few["queries"], default["queries"], default["m"]) == (7, HELD_OUT, 5)
+
+
+def test_an_interval_holds_the_mean_and_stays_a_share() -> None:
+    assert interval(np.array([0.0, 1.0])) == (0.0, 1.0)
+    assert interval(np.array([0.5])) == (0.0, 1.0)  # one query says nothing of others
+    low, high = interval(np.tile([0.0, 1.0], 500))
+    assert (low, high) == pytest.approx((0.5 - 1.96 * 0.5 / 1000**0.5, 0.5 + 1.96 * 0.5 / 1000**0.5), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"beam_size": []}, "beam_size"),
+        ({"beam_size": [4] * (MAX_BEAMS + 1)}, "beam_size"),
+        ({"beam_size": list(range(1, 1001))}, "beam_size"),
+        ({"beam_size": [4, 0]}, "beam_size[1]"),
+        ({"beam_size": [4, 10**9]}, "beam_size[1]"),
+        ({"beam_size": [10**30]}, "beam_size[0]"),
+        ({"beam_size": ["4"]}, "beam_size[0]"),
+        ({"beam_size": [4], "m": 0}, "m"),
+        ({"beam_size": [4], "m": 10**6}, "m"),
+        ({"beam_size": [4], "queries": MAX_QUERIES + 1}, "queries"),
+        ({"beam_size": [4], "more": 1}, "more"),
+        ({}, "beam_size"),
+    ],
+)
+def test_a_wrong_value_is_422_and_named(served: Path, body: Json, field: str) -> None:
+    with run(served) as running:
+        answer = ask(running, **body)
+        assert answer.status_code == problem(answer)["status"] == 422
+        assert problem(answer)["errors"][0]["field"] == field
+        assert not running.engines["books"].calls
+
+
+def test_a_model_or_version_that_is_not_there_is_404(served: Path) -> None:
+    with run(served) as running:
+        assert problem(running.client.post("/models/nobody/frontier", json={"beam_size": [4]}))["status"] == 404
+        assert problem(ask(running, beam_size=[4], version=9))["status"] == 404
+        assert running.client.get(PATH).status_code == 405
+        assert running.client.post(PATH, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+
+
+def test_a_version_without_held_out_queries_is_409(tmp_path: Path) -> None:
+    with run(written(tmp_path, "nobody")) as running:
+        assert problem(ask(running, beam_size=[4]))["status"] == 409
+
+
+@pytest.mark.parametrize(("key", "status"), [(ADMIN, 200), (RETRIEVE, 403), (None, 401)])
+def test_where_there_are_keys_an_admin_key_is_needed(served: Path, key: str | None, status: int) -> None:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    with run(served, admin_keys=ADMIN, retrieve_keys=RETRIEVE) as running:
+        assert running.client.post(PATH, json={"beam_size": [4]}, headers=headers).status_code == status
+
+
+async def started(app: Any, body: Json) -> tuple[asyncio.Task[None], asyncio.Event, list[Message]]:
+    """A request whose client goes when the event is set, and what it has been sent."""
+    gone, sent, asked = asyncio.Event(), list[Message](), [orjson.dumps(body)]
+
+    async def receive() -> Message:
+        if asked:
+            return {"type": "http.request", "body": asked.pop(), "more_body": False}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": PATH,
+        "raw_path": PATH.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "http_version": "1.1",
+        "headers": [(b"content-type", b"application/json")],
+        "client": ("test", 1),
+        "server": ("test", 1),
+    }
+    return asyncio.create_task(app(scope, receive, send)), gone, sent
+
+
+def test_one_is_measured_at_a_time_and_ends_when_its_client_goes(served: Path) -> None:
+    async def scenario(running: Running) -> None:
+        engine, http = running.engines["books"], running.client.http
+        engine.go.clear()
+        task, gone, sent = await started(running.app, {"beam_size": [4, 5, 6]})
+        assert await asyncio.to_thread(engine.started.wait, 10)
+        others = await asyncio.gather(*(http.post(PATH, json={"beam_size": [4]}) for _ in range(10)))
+        assert [(answer.status_code, answer.headers["retry-after"]) for answer in others] == [(429, "1")] * 10
+        gone.set()
+        await task
+        assert [message["type"] for message in sent] == ["http.response.start"]
+        engine.go.set()
+        assert len(lines(await http.post(PATH, json={"beam_size": [4], "queries": 3}))) == 1
+        assert sum(len(batch) for batch, _ in engine.calls) == 1 + 3  # the rest of the first is not searched
+
+    with run(served) as running:
+        running.client.runner.run(scenario(running))
+
+
+def test_customers_overtake_it_and_are_not_counted_with_it(served: Path) -> None:
+    async def scenario(running: Running) -> None:
+        engine, http = running.engines["books"], running.client.http
+        engine.go.clear()
+        task, _, _ = await started(running.app, {"beam_size": [4]})
+        assert await asyncio.to_thread(engine.started.wait, 10)
+        body = {"queries": [{"history": ["item-1"]}], "m": 1, "beam_size": 7}
+        customer = asyncio.create_task(http.post("/retrieve", json=body))
+        await asyncio.sleep(0)
+        engine.go.set()
+        assert (await customer).status_code == 200
+        await task
+        assert engine.calls[1][1].beam_size_B.tolist() == [7]
+        assert len(engine.calls) == HELD_OUT + 1
+        text = (await http.get("/metrics")).text
+        assert 'espalier_queries_total{model="books"} 1.0' in text
+        assert 'espalier_requests_total{model="books",status="200"} 1.0' in text
+
+    with run(served) as running:
+        running.client.runner.run(scenario(running))
+
+
+def test_a_failing_engine_ends_the_answer_with_a_problem_document(served: Path) -> None:
+    with run(served) as running:
+        running.engines["books"].failure = RuntimeError("secret")
+        found = lines(ask(running, beam_size=[4, 5]))
+        assert ([line["status"] for line in found], "secret" in str(found)) == ([500], False)
+        assert len(lines(ask(running, beam_size=[4, 5]))) == 2
+
+
+def test_a_version_that_is_dropped_is_measured_no_longer_and_not_kept(served: Path) -> None:
+    async def scenario(running: Running) -> None:
+        engine, entry = running.engines["books"], running.app.state.service.registry.entries["books"]
+        engine.go.clear()
+        task, _, sent = await started(running.app, {"beam_size": [4, 5]})
+        assert await asyncio.to_thread(engine.started.wait, 10)
+        kept, entry.ready = weakref.ref(entry.ready[1]), {}
+        loaded, entry.loaded = entry.loaded, None
+        engine.go.set()
+        await task
+        assert orjson.loads(sent[1]["body"])["status"] == 503
+        assert kept() is loaded
+        del loaded, sent, task
+        assert kept() is None
+
+    with run(served) as running:
+        gc.disable()
+        try:
+            running.client.runner.run(scenario(running))
+        finally:
+            gc.enable()
