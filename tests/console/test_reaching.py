@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.console.browsing import visit
 from tests.console.prefix_proxy import behind_prefix
-from tests.console.showing import settled, show
-from tests.service.processes import Service
+from tests.console.showing import serious_findings, settled, show
+from tests.service.processes import Service, service
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
+RETRIEVE_KEY = "console-retrieve-key-1"
 PREFIX = "/tools/espalier"
 
 
@@ -27,3 +29,31 @@ def test_every_view_works_behind_a_path_prefix(console: Service, browser: Browse
             expect(page.get_by_role("alert")).to_have_count(0)
         assert {path for path in watched.paths() if not path.startswith(f"{PREFIX}/")} == set()
         assert urlsplit(page.url).path == f"{PREFIX}/"
+
+
+def stored(page: Page) -> str:
+    """All that the browser keeps beyond the page's memory."""
+    return str(page.evaluate("JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}, history.state, location.href])"))
+
+
+def test_a_key_is_asked_for_where_it_is_needed_and_kept_in_memory_alone(sample: Path, browser: Browser) -> None:
+    with service(sample, 1, ESPALIER_RETRIEVE_KEYS=RETRIEVE_KEY) as locked, visit(browser, f"http://127.0.0.1:{locked.port}") as watched:
+        page = watched.page
+        watched.expect_failures("status of 401")
+        page.goto(f"{watched.origin}/")
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("a retrieval key")
+        assert serious_findings(page) == []
+        dialog.get_by_label("API key").fill("a-key-that-is-wrong")
+        page.keyboard.press("Enter")
+        dialog.get_by_label("API key").fill(RETRIEVE_KEY)
+        page.keyboard.press("Enter")
+        settled(page)
+        expect(dialog).to_be_hidden()
+        assert RETRIEVE_KEY not in stored(page)
+        page.reload()
+        expect(dialog).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("alert").first).to_contain_text("key")
+        page.get_by_role("button", name="Enter a key").first.click()
+        expect(dialog.get_by_label("API key")).to_be_focused()

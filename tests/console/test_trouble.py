@@ -1,0 +1,80 @@
+"""A service that fails, is slow, or goes away: the page says so where it belongs, in the service's words, and goes on when it can."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Route, expect
+
+from tests.console.browsing import Watched, visit
+from tests.console.conftest import SETTINGS
+from tests.console.showing import settled, show
+from tests.service.processes import service
+
+pytestmark = [pytest.mark.slow, pytest.mark.console]
+
+FAILED = "Failed to load resource"
+
+
+def refusing(status: int, title: str, detail: str) -> Callable[[Route], None]:
+    document = {"type": "about:blank", "title": title, "status": status, "detail": detail, "errors": []}
+    headers = {"Content-Type": "application/problem+json", "Retry-After": "1"}
+    return lambda route: route.fulfill(status=status, headers=headers, body=json.dumps(document))
+
+
+def bad_gateway(route: Route) -> None:
+    """What a proxy says for a service that is not there."""
+    route.fulfill(status=502, headers={"Content-Type": "text/html"}, body="<html><h1>502 Bad Gateway</h1></html>")
+
+
+@pytest.mark.parametrize(
+    ("failing", "said"),
+    [
+        (refusing(500, "Internal Server Error", "The engine has failed: see the log."), "The engine has failed: see the log."),
+        (refusing(503, "Service Unavailable", "No model is ready."), "No model is ready."),
+        (refusing(429, "Too Many Requests", "16 background requests wait."), "16 background requests wait."),
+        (bad_gateway, "502"),
+        (lambda route: route.abort(), "does not answer"),
+    ],
+    ids=["500", "503", "429", "a proxy's 502", "no answer"],
+)
+def test_a_failure_at_the_start_is_told_and_can_be_tried_again(watched: Watched, failing: Callable[[Route], None], said: str) -> None:
+    page = watched.page
+    watched.expect_failures(FAILED)
+    page.route("**/models", failing)
+    page.goto(f"{watched.origin}/")
+    expect(page.get_by_role("alert")).to_contain_text(said)
+    page.unroute("**/models")
+    page.get_by_role("alert").get_by_role("button", name="Try again").click()
+    settled(page)
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_slow_start_says_that_it_is_under_way(watched: Watched) -> None:
+    page = watched.page
+    waiting: list[Route] = []
+    page.route("**/models", lambda route: waiting.append(route))
+    page.goto(f"{watched.origin}/")
+    expect(page.get_by_role("status").filter(has_text="Reading the models")).to_be_visible()
+    waiting[0].continue_()
+    settled(page)
+
+
+def test_a_service_that_was_killed_and_started_again_is_used_again(sample: Path, browser: Browser) -> None:
+    with service(sample, 1, **SETTINGS) as first, visit(browser, f"http://127.0.0.1:{first.port}") as watched:
+        page = watched.page
+        watched.expect_failures(FAILED)
+        show(page, f"{watched.origin}/", "models")
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+        page.get_by_role("link", name="Lab", exact=True).click()
+        expect(page.get_by_role("alert").first).to_contain_text("does not answer")
+        with service(sample, 1, ESPALIER_PORT=str(first.port), **SETTINGS):
+            page.get_by_role("alert").get_by_role("button", name="Try again").first.click()
+            settled(page)
+            expect(page.get_by_role("alert")).to_have_count(0)
