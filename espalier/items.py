@@ -136,6 +136,11 @@ class ItemTable:
         _remember(self._strange, {item_id: None for item_id in new if item_id not in found and len(item_id) <= MAX_ID_BYTES}, STRANGE_IDS)
         return np.array([row if row >= 0 else found.get(item_id, -1) for item_id, row in zip(ids, known, strict=True)], np.int64)
 
+    def row_of(self, item_id: str) -> int:
+        """The item row of an id, −1 where there is none."""
+        row = self._row_of_id.get(item_id, -1)
+        return int(self.rows_of([item_id])[0]) if row < 0 and item_id not in self._strange else row
+
     def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
         """The ids at item rows."""
         numbers = rows.tolist()

@@ -19,10 +19,18 @@ def forget(folder: Path, pid: int) -> None:
 
 def living(folder: Path) -> list[int]:
     """Process ids of the workers that live."""
-    return sorted(int(file.stem) for file in folder.glob("*.lock") if _is_held(file))
+    return sorted(int(name.partition(".")[0]) for name in names(folder, ".lock") if _is_held(f"{folder}/{name}"))
 
 
-def _is_held(file: Path) -> bool:
+def names(folder: Path, ending: str) -> list[str]:
+    """The names of the workers' files of one kind, in no order; none where the folder is gone."""
+    try:
+        return [name for name in os.listdir(folder) if name.endswith(ending)]
+    except FileNotFoundError:
+        return []
+
+
+def _is_held(file: str) -> bool:
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

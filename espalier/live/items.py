@@ -112,7 +112,7 @@ class LiveItems:
 
     def known_row(self, item_id: str) -> int:
         """The item row that an id has whenever it is there, also of one that is deleted now; −1 for an id that was never there."""
-        row = int(self.trained.rows_of([item_id])[0])
+        row = self.trained.row_of(item_id)
         if row < 0 and item_id in self._handle_of:
             row = self._base + self._handle_of[item_id]
         return row

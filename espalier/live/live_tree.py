@@ -8,9 +8,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from espalier.errors import InvalidData
 from espalier.live.overlay import LiveLeaves
 from espalier.live.pools import DensePool, WeightPool
@@ -18,6 +21,7 @@ from espalier.live.rows import LiveRow, Placement
 from espalier.live.sorted_arrays import SortedArrays
 from espalier.tree import EMPTY_LEAF, Tree
 
+Array = NDArray[Any]
 LEAST_ROOM, ROOM = 16, 4
 """A parent takes ROOM times the mean number of children as live leaves, and at least LEAST_ROOM: similar new items stay together."""
 SLOTS = 1 << 36
@@ -141,12 +145,9 @@ class LiveTree:
     def leaves(self) -> LiveLeaves:
         if self._leaves is None:
             key_X, handle_X, place_X = self._sorted.arrays_KX
-            parent_X, slot_X = key_X // SLOTS, key_X % SLOTS
-            first_Y = np.flatnonzero(np.append(True, parent_X[1:] != parent_X[:-1])[: len(parent_X)])  # keys ascend
-            parent_Y = parent_X[first_Y]
+            parent_X, slot_X, parent_Y, begin_Y = _by_parent(key_X, SLOTS)
             dense = self._pool.rows_PD if isinstance(self._pool, DensePool) else None
             sparse = self._pool.sparse if isinstance(self._pool, WeightPool) else None
-            begin_Y = np.append(first_Y, len(parent_X)).astype(np.int64)
             self._leaves = LiveLeaves(parent_X, slot_X, handle_X, place_X, parent_Y, begin_Y, dense, sparse)
         return self._leaves
 
@@ -165,3 +166,17 @@ class LiveTree:
         """int64: the item rows of a parent's trained leaves."""
         first, after = self.tree.first_child[parent : parent + 2] - self.tree.leaf_offset
         return self.tree.leaf_item[first:after]
+
+
+@compiled()
+def _by_parent(key_X: Array, slots: int) -> tuple[Array, Array, Array, Array]:
+    """parent_X, slot_X, parent_Y and begin_Y of `LiveLeaves`, of keys parent · slots + slot, ascending."""
+    parent_X, slot_X = key_X // slots, key_X % slots
+    parent_Y, begin_Y = np.empty(len(key_X), np.int64), np.empty(len(key_X) + 1, np.int64)
+    parents = 0
+    for x in range(len(key_X)):
+        if x == 0 or parent_X[x] != parent_X[x - 1]:
+            parent_Y[parents], begin_Y[parents] = parent_X[x], x
+            parents += 1
+    begin_Y[parents] = len(key_X)
+    return parent_X, slot_X, parent_Y[:parents].copy(), begin_Y[: parents + 1].copy()

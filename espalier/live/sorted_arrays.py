@@ -1,13 +1,18 @@
 """Integer keys in order with integers beside them, as arrays that snapshots may keep: changes make new arrays, many at once.
 
-Legend: X keys, C columns.
+Legend: X keys, C columns, K = 1 + C, U changed keys.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
+
+Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 
 
@@ -30,13 +35,32 @@ class SortedArrays:
     def arrays_KX(self) -> Int64:
         """int64[1 + C, X]: the keys and their columns. The array is never written to again."""
         if self._pending:
-            changed = np.array(sorted(self._pending), np.int64)
-            at = np.searchsorted(self._arrays_KX[0], changed)
-            there = at < self._arrays_KX.shape[1]
-            there[there] = self._arrays_KX[0, at[there]] == changed[there]
-            kept_KX = np.delete(self._arrays_KX, at[there], axis=1) if there.any() else self._arrays_KX
-            new = [(key, *values) for key, values in sorted(self._pending.items()) if values is not None]
+            nothing = (0,) * (len(self._arrays_KX) - 1)
+            rows = [(key, *(nothing if values is None else values), values is not None) for key, values in sorted(self._pending.items())]
             self._pending.clear()
-            new_KX = np.array(new, np.int64).reshape(-1, len(kept_KX)).T
-            self._arrays_KX = np.insert(kept_KX, np.searchsorted(kept_KX[0], new_KX[0]), new_KX, axis=1)
+            self._arrays_KX = _merged(self._arrays_KX, np.array(rows, np.int64))
         return self._arrays_KX
+
+
+@compiled()
+def _merged(arrays_KX: Array, changed_UK: Array) -> Array:
+    """int64[K, …]: the arrays with some keys set, or left out where the number behind their columns is 0. Changes ascend by key."""
+    rows, before = arrays_KX.shape
+    at_U = np.searchsorted(arrays_KX[0], changed_UK[:, 0])
+    after = before
+    for u in range(len(changed_UK)):
+        there = at_U[u] < before and arrays_KX[0, at_U[u]] == changed_UK[u, 0]
+        after += changed_UK[u, rows] - (1 if there else 0)
+    merged_KX = np.empty((rows, after), np.int64)
+    x = n = 0
+    for u in range(len(changed_UK)):
+        kept = at_U[u] - x
+        merged_KX[:, n : n + kept] = arrays_KX[:, x : x + kept]
+        x, n = x + kept, n + kept
+        if x < before and arrays_KX[0, x] == changed_UK[u, 0]:
+            x += 1
+        if changed_UK[u, rows]:
+            merged_KX[:, n] = changed_UK[u, :rows]
+            n += 1
+    merged_KX[:, n:] = arrays_KX[:, x:]
+    return merged_KX

@@ -169,7 +169,7 @@ class LiveState:
 
     def trained_leaf_of(self, item_id: str, tree: int = 0) -> tuple[int, int] | None:
         """(parent, slot) of a trained item's own leaf; None of an id that was not trained."""
-        row = int(self.bundle.items.rows_of([item_id])[0])
+        row = self.bundle.items.row_of(item_id)
         return None if row < 0 else self._trees[tree].trained_leaf(row)
 
     def has_room(self, tree: int, parent: int, beside: Collection[int] = ()) -> bool:

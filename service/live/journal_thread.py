@@ -198,7 +198,7 @@ class JournalThread:
             return
         try:
             with self.journal.writing() as transaction:
-                self._follow(transaction.since, transaction.placements, lambda: nullcontext(transaction))
+                self._follow(transaction.last_sequence(), transaction.since, transaction.placements, lambda: nullcontext(transaction))
                 now = time.time()
                 for version in self._joined:
                     version.expire(now)
@@ -257,10 +257,11 @@ class JournalThread:
         """Apply what other processes have committed."""
         self._looks = False
         try:
-            self._on_lag(max(self.journal.last_sequence() - self.applied, 0))
+            end = self.journal.last_sequence()
+            self._on_lag(max(end - self.applied, 0))
             for version in self._joined:
                 replay(version, self.journal, self.applied)  # what it could not read when it joined
-            self._follow(self.journal.since, self.journal.placements, self.journal.writing)
+            self._follow(end, self.journal.since, self.journal.placements, self.journal.writing)
         except JournalError as error:
             self._remark(str(error))
             self._unreadable = True
@@ -270,11 +271,13 @@ class JournalThread:
 
     def _follow(
         self,
+        end: int,
         since: Callable[[int, int], list[Operation]],
         placements: Callable[[int, Sequence[int]], Stored],
         writing: Writing,
     ) -> None:
-        while operations := since(self.applied, PAGE):
+        """Apply what was committed up to an operation."""
+        while self.applied < end and (operations := since(self.applied, PAGE)):
             sequences = [operation.sequence for operation in operations]
             self._apply(operations, {number: placements(number, sequences) for number in self.versions}, writing)
 

@@ -300,7 +300,7 @@ class LiveVersion:
 
     def is_trained(self, item_id: str) -> bool:
         """Whether the bundle has an item."""
-        return int(self.bundle.items.rows_of([item_id])[0]) >= 0
+        return self.bundle.items.row_of(item_id) >= 0
 
     def _touch(self, item_id: str) -> None:
         if self._live_filters is not None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from service.run_folder import living
+from service.run_folder import living, names
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Notices:
         self._stopped.set()
         if self._thread is not None:
             if self.folder is not None:
-                self._send(b"", self.folder / f"{self.pid}.sock")
+                self._send(b"", f"{self.folder}/{self.pid}.sock")
             self._thread.join()
         with self._changed:
             self._applied.clear()
@@ -181,14 +181,14 @@ class Notices:
 
     def _tell(self, notice: bytes) -> None:
         if self.folder is not None:
-            for other in self.folder.glob("*.sock"):
-                if other.stem != str(self.pid):
-                    self._send(notice, other)
+            for name in names(self.folder, ".sock"):
+                if name != f"{self.pid}.sock":
+                    self._send(notice, f"{self.folder}/{name}")
 
-    def _send(self, notice: bytes, to: Path) -> None:
+    def _send(self, notice: bytes, to: str) -> None:
         if self._sender is not None:
             with suppress(OSError):  # it has ended, or its queue is full: then it will look anyway
-                self._sender.sendto(notice, str(to))
+                self._sender.sendto(notice, to)
 
     def _write(self) -> None:
         """This worker's progress, over the former one. Holds the lock."""
@@ -211,7 +211,8 @@ class Notices:
             return None
         for _ in range(READS):
             try:
-                check, _, content = (self.folder / f"{pid}.live").read_bytes().strip().partition(b" ")
+                with open(f"{self.folder}/{pid}.live", "rb", buffering=0) as file:
+                    check, _, content = file.read().strip().partition(b" ")
                 if check == b"%08x" % zlib.crc32(content):
                     found = json.loads(content).get(model)
                     return None if found is None else int(found)
