@@ -10,13 +10,28 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class ExplainedLevel(TypedDict):
-    """One level of the search: `cut` is the key of the worst node that was kept, `dropped` of the best one that was not."""
+    """One level of the search: `cut` is the key of the worst node that was kept, `dropped` of the best one that was not.
+
+    `nodes` and their `keys` where they were asked for, the kept ones first."""
 
     level: int
     candidates: int
     kept: int
     cut: float | None
     dropped: float | None
+    nodes: NotRequired[list[int]]
+    keys: NotRequired[list[float]]
+
+
+class ExplainedAncestor(TypedDict):
+    """An item's ancestor on a level of the search, and its place among the level's candidates; None where it was no candidate."""
+
+    level: int
+    node: int
+    rank: float | None
+    key: float | None
+    place: int | None
+    kept: bool
 
 
 class ExplainedFeature(TypedDict):
@@ -72,6 +87,7 @@ class ExplainedItem(TypedDict):
     retrieved_place: NotRequired[int | None]
     rerank_score: NotRequired[float | None]
     rank_features: NotRequired[Mapping[str, float | None] | None]
+    path: NotRequired[list[ExplainedAncestor] | None]
     live: NotRequired[ExplainedLive | None]
     memory: NotRequired[ExplainedMemory | None]
     trees: NotRequired[list[ExplainedInTree] | None]

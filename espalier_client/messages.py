@@ -77,6 +77,7 @@ class Options(TypedDict, total=False):
     rerank: bool | int
     explain: bool
     explain_items: Iterable[str]
+    explain_nodes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Request:
     service gives up after this long. `min_sequence`: answer only with that operation of the live catalogue in it, else raise
     Unavailable; `live` False: the trained version alone. `fields`: columns of the item table to return. `rerank`: whether the model's
     ranker orders the best candidates anew, or how many of them. `explain`: what the search kept; `explain_items`: where these items
-    fell out.
+    fell out; `explain_nodes`: all nodes of the levels.
     """
 
     queries: Iterable[Query]
@@ -106,6 +107,7 @@ class Request:
     rerank: bool | int = False
     explain: bool = False
     explain_items: Iterable[str] = ()
+    explain_nodes: bool = False
 
     def __post_init__(self) -> None:
         as_tuple(self, "queries", "fields", "explain_items")
@@ -128,6 +130,7 @@ class Request:
             "rerank": self.rerank or None if isinstance(self.rerank, bool) else {"depth": self.rerank},
             "explain": self.explain or None,
             "explain_items": self.explain_items or None,
+            "explain_nodes": self.explain_nodes or None,
         }
         return to_bytes({name: value for name, value in document.items() if value is not None})
 

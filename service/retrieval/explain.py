@@ -95,10 +95,13 @@ def explain(
                 rows = encoded.queries.rows
                 own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
                 entry["tail"] = view.tail_part(bundle.tail, row, rows.indices[own], rows.values[own])
+        if row >= 0 and not query.apart:
+            entry["path"] = query.trees[0].way_to(row)
         if row >= 0 and query.memory is not None:
             entry["memory"] = _memory(view, query.memory, encoded.queries.array[b], row)
         items.append(entry)
-    levels = [[level.summary() for level in tree.levels] for tree in query.trees]
+    with_nodes = checked.request.explain_nodes
+    levels = [[level.summary() | (level.nodes() if with_nodes else {}) for level in tree.levels] for tree in query.trees]
     document: dict[str, Any] = {"levels": levels[0], "items": items}
     if query.apart:
         document["trees"] = [{"levels": own} for own in levels]
@@ -262,6 +265,22 @@ class _Level:
             kept = view.leaves_of(tree, result.item_rows_BM[b, : result.count_B[b]])
         return _Level(trace.level, candidates_C, ranks_C, keys_C, np.isin(candidates_C, kept[kept >= 0]))
 
+    def nodes(self) -> dict[str, Any]:
+        """Its candidates with their keys: those that were kept, then the others, each by key."""
+        order = np.lexsort((self.candidates_C, -self.keys_C, ~self.kept_C))
+        return {"nodes": self.candidates_C[order], "keys": self.keys_C[order]}
+
+    def ancestor(self, node: int) -> dict[str, Any]:
+        """A node of this level: its rank, its key, its place by key from 1, and whether it was kept. Nulls where it was no candidate."""
+        entry: dict[str, Any] = {"level": self.level, "node": node, "rank": None, "key": None, "place": None, "kept": False}
+        at = np.flatnonzero(self.candidates_C == node)
+        if len(at) == 0:
+            return entry
+        key = self.keys_C[at[0]]
+        before = np.count_nonzero((self.keys_C > key) | ((self.keys_C == key) & (self.candidates_C < node)))
+        found = {"rank": float(self.ranks_C[at[0]]), "key": float(key), "place": int(before) + 1, "kept": bool(self.kept_C[at[0]])}
+        return entry | found
+
     def cut(self) -> float | None:
         return float(self.keys_C[self.kept_C].min()) if self.kept_C.any() else None
 
@@ -294,6 +313,11 @@ class _TreeSearch:
                 entry = {"outcome": "pruned", "level": level.level, "rank": rank, "cut": level.cut()}
                 return entry | {"key": key} if with_keys else entry
         return {"outcome": "pruned"}
+
+    def way_to(self, row: int) -> list[dict[str, Any]]:
+        """An item's ancestors on the levels of the search, and its leaf."""
+        path = self.view.path_of(self.tree, self.place, row)
+        return [level.ancestor(int(path[level.level])) for level in self.levels]
 
     def outcome_of(self, row: int) -> dict[str, Any]:
         """Whether a tree of a forest scored an item, and how."""

@@ -7,6 +7,7 @@ Legend: B queries, E excluded items.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -88,6 +89,8 @@ def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> C
     if traced:
         _at_most("queries", len(request.queries), settings.max_explained, "queries with explain")
         _at_most("explain_items", len(request.explain_items), settings.max_explained, "ids")
+    if request.explain_nodes and not traced:
+        raise InvalidQuery("explain_nodes", True, "false, because neither `explain` nor `explain_items` is given")
     if request.fields:
         _at_most("fields", len(request.fields), len(fields), "columns")
         for i, field in enumerate(request.fields):
@@ -96,7 +99,10 @@ def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> C
     depth = 0 if request.rerank is None else _checked_depth(request.rerank.depth, model)
     for i, query in enumerate(request.queries):
         _check_query(i, query, model, settings)
-    return CheckedRequest(request, model, m, beam_size, depth, _answer_values(request, model, max(m, depth), settings), traced)
+    values = _answer_values(request, model, max(m, depth), settings)
+    if request.explain_nodes:
+        values += _node_values(request, model, beam_size, settings, settings.max_answer_values - values)
+    return CheckedRequest(request, model, m, beam_size, depth, values, traced)
 
 
 def conditions_of(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> Filter | None:
@@ -228,6 +234,25 @@ def _answer_values(request: RetrieveRequest, model: LoadedModel, candidates: int
             candidates,
             f"fewer items, queries or fields: {len(request.queries)} queries × {m} items × {2 + fields} values (id, score and fields) "
             f"are {values} values, and an answer holds at most {settings.max_answer_values}",
+        )
+    return values
+
+
+def _node_values(request: RetrieveRequest, model: LoadedModel, beam_size: int, settings: Settings, room: int) -> int:
+    """Most values of explained nodes. Raises InvalidQuery where they are more than the room in the answer.
+
+    The beam counts as large as a filter may widen it.
+    """
+    most = min(math.ceil(beam_size * settings.widen), model.bundle.manifest.search.max_beam_size)
+    trees = [alone.tree for alone in model.bundle.alone]
+    nodes = sum(min(most * tree.max_children[level - 1], tree.level_size(level)) for tree in trees for level in range(1, tree.height + 1))
+    values = 2 * len(request.queries) * nodes
+    if values > room:
+        raise InvalidQuery(
+            "explain_nodes",
+            True,
+            f"false, a smaller beam or fewer queries: {len(request.queries)} queries × {nodes} nodes × 2 values are {values}, and the "
+            f"answer has room for {room}",
         )
     return values
 

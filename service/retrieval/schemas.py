@@ -123,6 +123,9 @@ class RetrieveRequest(StrictBody):
     explain_items: Ids = Field(
         default_factory=list, description="Ids of items to explain: where the search dropped them; implies `explain`."
     )
+    explain_nodes: bool = Field(
+        False, description="Whether the explained levels name all of their nodes, with their keys; they count as values of the answer."
+    )
 
 
 class Item(BaseModel):
@@ -142,6 +145,8 @@ class ExplainedLevel(BaseModel):
     kept: int = Field(description="Nodes that were kept; on the last level the items that came back.")
     cut: float | None = Field(description="Key of the worst node that was kept: its rank, where the model has no memory.")
     dropped: float | None = Field(description="Key of the best node that was dropped; null where none was.")
+    nodes: list[int] | None = Field(None, description="With `explain_nodes`: its candidates, those that were kept first, each part by key.")
+    keys: list[float] | None = Field(None, description="With `explain_nodes`: the keys of `nodes`.")
 
 
 class ExplainedFeature(BaseModel):
@@ -185,6 +190,17 @@ class ExplainedLive(BaseModel):
     placed_by: str = Field(description="The evidence that its row comes from: `events`, `like`, `text`, `fields`, or `trained`.")
 
 
+class ExplainedAncestor(BaseModel):
+    """An item's ancestor on one level of the search; on the last one its leaf."""
+
+    level: int
+    node: int = Field(description="Its number; that of a live leaf is not in the tree.")
+    rank: float | None = Field(description="Null where it was no candidate: its parent was dropped, or no eligible item is below it.")
+    key: float | None = Field(description="What it was ordered by: its rank, where the model has no memory.")
+    place: int | None = Field(description="Its place among the level's candidates by key, from 1.")
+    kept: bool
+
+
 class ExplainedItem(BaseModel):
     """Where the search dropped a requested item, or at which place it was returned."""
 
@@ -201,6 +217,9 @@ class ExplainedItem(BaseModel):
     rerank_score: float | None = Field(None, description="The ranker's score.")
     rank_features: dict[str, float | None] | None = Field(
         None, description="Its features as the ranker saw them; null where one is missing."
+    )
+    path: list[ExplainedAncestor] | None = Field(
+        None, description="Models of one tree without stacking: the item's ancestors on all levels of the search."
     )
     live: ExplainedLive | None = Field(None, description="Of an item that was put in, or changed, while the service was running.")
     memory: ExplainedMemory | None = Field(None, description="Models with a memory: its part, and which past items spoke for the item.")

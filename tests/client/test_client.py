@@ -117,6 +117,7 @@ def test_everything_that_can_be_asked_is_sent(driver: Driver) -> None:
         "rerank": True,
         "explain": True,
         "explain_items": ["b3"],
+        "explain_nodes": True,
     }
     assert list(options) == list(Options.__annotations__)
     driver.open(stub).retrieve(queries, **options)
