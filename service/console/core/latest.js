@@ -1,6 +1,9 @@
 // The newest of many requests: a slider asks for more answers than anybody can look at.
 
-import { useLayoutEffect, useRef, useState } from "./preact.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
+
+const PASSING = [0, 429, 502, 503, 504];
+const RETRY_S = 2;
 
 // A function that runs work(signal, ...arguments) with its newest arguments and returns a promise of the result. The first call runs at
 // once; calls that follow within wait_ms wait for its end, and only the newest of them runs. A call that runs aborts the one before it.
@@ -38,7 +41,8 @@ export function latest(work, wait_ms = 0) {
 
 // What work(signal, ...inputs) answers, as a state: {value, problem, busy}. It runs again whenever the inputs change (by their JSON); the
 // former value stays until the next one comes, or null where `forget` is set. inputs null: nothing to do. again(): the same once more.
-export function useAnswer(work, inputs, { wait_ms = 0, forget = false } = {}) {
+// retry: a service that is away or has no room is asked again by itself.
+export function useAnswer(work, inputs, { wait_ms = 0, forget = false, retry = false } = {}) {
   const newestWork = useRef(work);
   newestWork.current = work;
   const call = useRef(null);
@@ -58,5 +62,10 @@ export function useAnswer(work, inputs, { wait_ms = 0, forget = false } = {}) {
       (problem) => setState((former) => ({ value: former.value, problem, busy: false })),
     );
   }, [JSON.stringify(inputs), round]);
+  useEffect(() => {
+    if (!retry || state.busy || !PASSING.includes(state.problem?.status)) return undefined;
+    const timer = setTimeout(() => setRound((former) => former + 1), 1000 * Math.max(RETRY_S, state.problem.retry_after_s ?? 0));
+    return () => clearTimeout(timer);
+  }, [state.problem, state.busy]);
   return { ...state, again: () => setRound(round + 1) };
 }

@@ -1,11 +1,91 @@
-// Lab: ask, move the beam, compare.
+// Lab: ask a model, move the beam, compare two ways of searching. The whole state is in the address (core/query.js).
 
-import { html } from "../core/preact.js";
-import { Empty } from "../core/ui.js";
+import { html, useEffect } from "../core/preact.js";
+import { go, read } from "../core/address.js";
+import { post } from "../core/api.js";
+import { useAnswer } from "../core/latest.js";
+import { queryOf, retrieveBody, shownFields, sideB } from "../core/query.js";
+import { rememberTitles } from "../core/titles.js";
+import { Busy, Empty, ProblemView } from "../core/ui.js";
+import { Facets } from "./lab/facets.js";
+import { useFirstQuestion } from "./lab/first_question.js";
+import { QueryPanel } from "./lab/query_panel.js";
+import { Results } from "./lab/results.js";
+import { SearchPanel } from "./lab/search_panel.js";
+import { Summary } from "./lab/summary.js";
 
 export const title = "Lab";
 export const about = "ask, move the beam, compare";
 
-export default function View({ model }) {
-  return html`<${Empty}>This view of <bdi>${model.name}</bdi> is being built.</${Empty}>`;
+const WAIT_MS = 15; // between two requests of a slider that moves
+
+export default function Lab({ params, model }) {
+  const question = useFirstQuestion(model, params, (query) => set({ q: JSON.stringify(query) }, true));
+  const query = queryOf(params);
+  const compared = params.get("side") === "b";
+  const sides = compared ? [params, sideB(params)] : [params];
+  const bodies = sides.map((side) => retrieveBody(model, side, { fields: shownFields(model) }));
+  const { value, problem, busy, again } = useAnswer(ask, query && isAsked(model, query) ? [bodies] : null, { wait_ms: WAIT_MS, retry: true });
+  const first = value?.sides[0].results[0];
+  useShortcut();
+
+  return html`<div class="lab">
+    <div class="controls">
+      <${QueryPanel} model=${model} query=${query ?? {}} question=${question} unknown=${first?.unknown ?? []} set=${set} />
+      <${SearchPanel} model=${model} params=${params} set=${set} />
+    </div>
+    <section class="answer" aria-label="Results">
+      <${ProblemView} problem=${problem} again=${again} />
+      ${!query && html`<${Busy}>Looking for a question to ask…</${Busy}>`}
+      ${query && !isAsked(model, query) && html`<${Empty}>${HOW[model.query.kind]}</${Empty}>`}
+      ${value && html`<${Summary} model=${model} params=${params} value=${value} bodies=${bodies} question=${question} busy=${busy} set=${set} />
+        <${Results} model=${model} params=${params} sides=${value.sides} stale=${Boolean(problem)} question=${question} query=${query} set=${set} />`}
+    </section>
+    <${Facets} model=${model} params=${params} set=${set} ready=${value !== null || problem !== null} />
+  </div>`;
+}
+
+// What there is to do where no query has been asked.
+const HOW = {
+  history: "Add an item to the history: type the start of its id or title.",
+  text: "Type what to search for.",
+  features: "Give features as NUMBER:VALUE, separated by spaces.",
+  vector: "Paste a vector: its numbers, separated by commas or spaces.",
+};
+
+async function ask(signal, bodies) {
+  const asked_at = performance.now();
+  const sides = await Promise.all(bodies.map((body) => post("retrieve", body, signal)));
+  for (const side of sides) rememberTitles(side.model, side.results[0].items.map(({ id, fields }) => ({ id, title: fields?.title })));
+  return { sides, round_trip_ms: performance.now() - asked_at };
+}
+
+// An empty history or text is a question too (of a cold user); an empty vector is none.
+function isAsked(model, query) {
+  const kind = model.query.kind;
+  if (kind === "vector") return (query.vector ?? []).length > 0;
+  return kind !== "features" || (query.features?.indices.length ?? 0) > 0;
+}
+
+// Change the address: {name: value}, null for what goes. quiet: without a step of the browser's history, for what moves.
+function set(changes, quiet = false) {
+  const { params } = read();
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null || value === "") params.delete(name);
+    else params.set(name, value);
+  }
+  go("lab", params, { replace: quiet });
+}
+
+// "/" goes to the query.
+function useShortcut() {
+  useEffect(() => {
+    const press = (event) => {
+      if (event.key !== "/" || event.target.closest("input, textarea, select, dialog")) return;
+      event.preventDefault();
+      document.querySelector(".query input, .query textarea")?.focus();
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, []);
 }

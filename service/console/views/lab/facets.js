@@ -1,0 +1,80 @@
+// Filters: the values of the item table's columns, with how many items each would leave.
+
+import { html, useState } from "../../core/preact.js";
+import { get } from "../../core/api.js";
+import { count } from "../../core/format.js";
+import { useAnswer } from "../../core/latest.js";
+import { Busy, Button, ProblemView } from "../../core/ui.js";
+
+const FEW = 8;
+const STEP = 5; // "More" shows so many times as many
+const MOST = 1000;
+
+export function Facets({ model, params, set, ready }) {
+  const columns = (model.fields ?? []).filter((name) => name !== "id" && name !== "title");
+  const filter = JSON.parse(params.get("filter") ?? "{}");
+  const without = JSON.parse(params.get("without") ?? "{}");
+  const change = (name, conditions, column, condition) => {
+    const next = { ...conditions, [column]: condition };
+    if (condition === null || condition.length === 0) delete next[column];
+    set({ [name]: Object.keys(next).length ? JSON.stringify(next) : null });
+  };
+  const active = Object.keys(filter).length + Object.keys(without).length;
+
+  return html`<section class="panel facets" aria-labelledby="facets-title">
+    <div class="toolbar"><h2 id="facets-title">Filters</h2>
+      ${active > 0 && html`<${Button} kind="quiet end" onClick=${() => set({ filter: null, without: null })}>Clear</${Button}>`}</div>
+    ${columns.length === 0 && html`<p class="hint">The item table has no columns to filter by.</p>`}
+    ${columns.map((column, place) => html`<${Facet} key=${column} model=${model} column=${column} version=${params.get("version")} filter=${filter} without=${without}
+      open=${place === 0 || column in filter || column in without} ready=${ready}
+      onFilter=${(condition) => change("filter", filter, column, condition)} onWithout=${(condition) => change("without", without, column, condition)} />`)}
+  </section>`;
+}
+
+function Facet({ model, column, version, filter, without, open, ready, onFilter, onWithout }) {
+  const [opened, setOpened] = useState(open);
+  const [limit, setLimit] = useState(FEW);
+  const ask = (signal, ...[, , , , most]) =>
+    get(`models/${encodeURIComponent(model.name)}/facets`, { column, version, limit: most, filter: Object.keys(filter).length ? filter : null }, signal);
+  const { value, problem, busy, again } = useAnswer(ask, opened && ready ? [model.name, column, version, filter, limit] : null);
+  const included = filter[column] ?? null;
+  const excluded = without[column] ?? [];
+  const chosen = (Array.isArray(included) ? included.length : included ? 1 : 0) + excluded.length;
+
+  return html`<details open=${opened} onToggle=${(event) => setOpened(event.target.open)}>
+    <summary><bdi>${column}</bdi>${chosen > 0 && html` <span class="badge good">${chosen}</span>`}</summary>
+    <${ProblemView} problem=${problem} again=${again} />
+    ${!value && busy && html`<${Busy}>Counting…</${Busy}>`}
+    ${value?.min !== undefined && value.min !== null && html`<${Range} column=${column} facet=${value} range=${Array.isArray(included) ? null : included} onFilter=${onFilter} />`}
+    ${value?.values && html`<${Values} column=${column} facet=${value} included=${Array.isArray(included) ? included : []} excluded=${excluded} onFilter=${onFilter} onWithout=${onWithout} />`}
+    ${value?.others > 0 && limit < MOST && html`<${Button} kind="quiet" onClick=${() => setLimit(Math.min(STEP * limit, MOST))}>More</${Button}>`}
+  </details>`;
+}
+
+function Values({ column, facet, included, excluded, onFilter, onWithout }) {
+  const most = Math.max(1, ...facet.values.map((one) => one.count));
+  const gone = included.concat(excluded).filter((value) => !facet.values.some((one) => one.value === value)); // chosen, but not among the listed
+  const rows = facet.values.concat(gone.map((value) => ({ value, count: null })));
+  const flip = (list, value) => (list.includes(value) ? list.filter((one) => one !== value) : list.concat([value]));
+  return html`<ul class="values">
+    ${rows.map(({ value, count: items }) => html`<li key=${String(value)} class=${excluded.includes(value) ? "excluded" : ""}>
+      <label class="toggle"><input type="checkbox" checked=${included.includes(value)} onChange=${() => onFilter(flip(included, value))} />
+        <bdi class="ellipsis">${String(value)}</bdi></label>
+      <span class="numeric dim">${count(items)}</span>
+      <button type="button" class="cross" aria-pressed=${String(excluded.includes(value))} aria-label=${`Leave out ${column} ${value}`} title="Leave out"
+        onClick=${() => onWithout(flip(excluded, value))}>−</button>
+      <progress class="count" max=${most} value=${items ?? 0} aria-hidden="true"></progress>
+    </li>`)}
+  </ul>`;
+}
+
+function Range({ column, facet, range, onFilter }) {
+  const take = (end) => (event) => {
+    const next = { ...range, [end]: event.target.value === "" ? undefined : Number(event.target.value) };
+    onFilter(next.min === undefined && next.max === undefined ? null : next);
+  };
+  return html`<div class="toolbar">
+    <label class="inline"><span>from</span><input type="number" step="any" aria-label=${`${column}, least`} placeholder=${facet.min} value=${range?.min ?? ""} onChange=${take("min")} /></label>
+    <label class="inline"><span>to</span><input type="number" step="any" aria-label=${`${column}, most`} placeholder=${facet.max} value=${range?.max ?? ""} onChange=${take("max")} /></label>
+  </div>`;
+}
