@@ -82,10 +82,10 @@ function Pickers({ models, model, params, view }) {
     else next.delete(name);
     go(view, next);
   };
-  const versions = [["", `default (${model.version})`], ...loadedVersions(model).map((version) => [version, version])];
+  const versions = [["", `version ${model.version} (default)`], ...loadedVersions(model).map((version) => [version, `version ${version}`])];
   return html`<div class="pickers">
-    <${Select} label="Model" value=${model.name} options=${models.map((one) => one.name)} onChange=${choose("model")} />
-    <${Select} label="Version" value=${params.get("version") ?? ""} options=${versions} onChange=${choose("version")} />
+    <${Select} label="Model" hidden=${true} value=${model.name} options=${models.map((one) => one.name)} onChange=${choose("model")} />
+    <${Select} label="Version" hidden=${true} value=${params.get("version") ?? ""} options=${versions} onChange=${choose("version")} />
   </div>`;
 }
 

@@ -46,6 +46,11 @@ class Keys:
         """Whether there are no keys at all, as on a laptop."""
         return not any(self._keys.values())
 
+    @property
+    def roles(self) -> list[Role]:
+        """The roles that have keys."""
+        return [role for role, keys in self._keys.items() if keys]
+
     def check(self, access: Access, authorization: bytes | None) -> str | None:
         """The name or id of the key in the value of an Authorization header; None where no key is needed.
 

@@ -170,7 +170,8 @@ def retrieve_stream() -> None:
 async def models(request: Request) -> Response:
     """Every model of the models folder, ready or not."""
     service = service_of(request)
-    return as_json({"models": [describe(entry, service) for entry in service.registry.entries.values()]})
+    described = [describe(entry, service) for entry in service.registry.entries.values()]
+    return as_json({"models": described, "keys": sorted(service.keys.roles)})
 
 
 async def model(request: Request, name: Name) -> Response:

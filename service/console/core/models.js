@@ -1,27 +1,27 @@
 // The models of the service: read once, and again on demand. Which of them is looked at stands in the address (model, version).
 
 import { useEffect, useState } from "./preact.js";
-import { get } from "./api.js";
+import { get, hasKey } from "./api.js";
 
 const AGAIN_MS = 1000; // while a model is loading
 
 const watchers = new Set();
-let state = { models: null, problem: null, busy: false };
+let state = { models: null, keys: [], problem: null, busy: false };
 
 // Read the models (again). Never throws: the state has the problem.
 export async function loadModels() {
   if (state.busy) return;
   set({ ...state, busy: true });
   try {
-    const { models } = await get("models");
-    set({ models, problem: null, busy: false });
+    const { models, keys = [] } = await get("models");
+    set({ models, keys, problem: null, busy: false });
     if (models.some((model) => model.state === "loading")) setTimeout(loadModels, AGAIN_MS);
   } catch (problem) {
     set({ ...state, problem, busy: false });
   }
 }
 
-// {models: list or null before the first answer, problem, busy}.
+// {models: list or null before the first answer, keys: the roles that have keys, problem, busy}.
 export function useModels() {
   const [, render] = useState(0);
   useEffect(() => {
@@ -42,6 +42,11 @@ export function chosenModel(models, name) {
 // The versions of a model that answer, ascending.
 export function loadedVersions(model) {
   return model.versions.filter((version) => version.state === "ready").map((version) => version.version);
+}
+
+// Whether held-out queries and health can be read without asking for a key.
+export function isOpen() {
+  return state.keys.length === 0 || hasKey("admin");
 }
 
 function set(next) {

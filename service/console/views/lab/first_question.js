@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "../../core/preact.js";
 import { get } from "../../core/api.js";
+import { isOpen } from "../../core/models.js";
 
 const QUERIES = 20;
 const SOME_ITEMS = 3;
@@ -33,6 +34,7 @@ export function useFirstQuestion(model, params, use) {
 }
 
 function questions(model, version) {
+  if (!isOpen()) return Promise.resolve([]);
   const key = `${model.name} ${version}`;
   if (!heldout.has(key)) {
     const path = `models/${encodeURIComponent(model.name)}/heldout`;

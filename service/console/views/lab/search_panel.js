@@ -31,7 +31,7 @@ function Switches({ model, params, prefix, set }) {
   const rerank = params.get("rerank");
   const ranker = model.ranker;
   return html`<div class="toolbar">
-    ${model.live && html`<${Toggle} label="Live items" hint=${model.live.items} checked=${params.get("live") !== "0"} onChange=${(on) => set({ [`${prefix}live`]: on ? null : "0" })} />`}
+    ${model.live && html`<${Toggle} label="Live items" hint=${model.live.items || null} checked=${params.get("live") !== "0"} onChange=${(on) => set({ [`${prefix}live`]: on ? null : "0" })} />`}
     ${ranker && html`<${Toggle} label="Re-rank" checked=${rerank !== null} onChange=${(on) => set({ [`${prefix}rerank`]: on ? ranker.depth : null })} />`}
     ${ranker && rerank !== null && html`<label class="inline"><span>Depth</span><input type="number" min="1" max=${ranker.max_depth}
       value=${rerank === "1" ? ranker.depth : rerank} onChange=${(event) => event.target.value !== "" && event.target.validity.valid && set({ [`${prefix}rerank`]: event.target.value })} /></label>`}

@@ -55,9 +55,10 @@ function Timing({ name, timing, round_trip_ms, engine }) {
   if (rest > 0) stages.push(["other", rest]);
   return html`<div class="timing">
     ${name && html`<b>${name}</b>`}
+    <b>${ms(timing.ms_per_query)} per query</b>
     <span class="split" aria-hidden="true">${stages.map(([label, spent], place) => html`<i key=${label} class=${`series-${(place % 5) + 1}`} style=${{ flexGrow: spent }} title=${`${label} ${ms(spent)}`}></i>`)}</span>
     <span class="legend">${stages.map(([label, spent], place) => html`<span><i class=${`swatch series-${(place % 5) + 1}`}></i>${label} ${ms(spent)}</span>`)}</span>
-    <span class="dim"><b>${ms(timing.ms_per_query)} per query</b> · ${ms(timing.total_ms)} in the service${timing.batch > 1 && ` · batch of ${timing.batch}`}${round_trip_ms !== null && ` · ${ms(round_trip_ms)} to here`} · ${engine}</span>
+    <span class="dim">${ms(timing.total_ms)} in the service${timing.batch > 1 && ` · batch of ${timing.batch}`}${round_trip_ms !== null && ` · ${ms(round_trip_ms)} to here`} · ${engine}</span>
   </div>`;
 }
 
