@@ -56,7 +56,7 @@ class Model(BaseModel):
 
 class Models(BaseModel):
     models: list[Model]
-    keys: list[Literal["admin", "retrieve", "write"]] = Field(description="The roles that have keys; none on a service that is open to all.")
+    keys: list[Literal["admin", "retrieve", "write"]] = Field(description="Roles that have keys; none on a service that is open to all.")
 
 
 class VersionRequest(StrictBody):
