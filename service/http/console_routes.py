@@ -1,23 +1,49 @@
-"""Routes that show what is in a model, for the console and for people: held-out queries.
+"""Routes that show what is in a model, for the console and for people: facets, held-out queries.
 
 Knows requests and answers. Does not know how they are found.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import orjson
 from fastapi import Query, Request
 from starlette.responses import Response
 
-from service.http.dependencies import Name, service_of
+from espalier.errors import InvalidQuery
+from service.http.dependencies import Name, as_json, service_of
+from service.retrieval.facets import facets as find_facets
 from service.retrieval.heldout import heldout_queries
+from service.retrieval.request import parsed_conditions
 
 MAX_LISTED = 1000
 """Most queries, values or items in one answer."""
+MAX_NAME = 512
+"""Longest name of a column, in characters."""
+MAX_FILTER = 1 << 16
+"""Longest filter, in characters of its JSON; the head of a request holds no more."""
 MAX_VERSION = (1 << 63) - 1
 
 Version = Annotated[int | None, Query(ge=1, le=MAX_VERSION, description="Version of the model; without it the default.")]
+
+
+async def facets(
+    request: Request,
+    name: Name,
+    column: Annotated[str, Query(max_length=MAX_NAME, description="A column of the item table that can be filtered.")],
+    filter: Annotated[str, Query(max_length=MAX_FILTER, description="JSON of a `filter` as in `POST /retrieve`.")] = "",
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="Most values to return.")] = 20,
+    version: Version = None,
+) -> Response:
+    """The values of a column among the items that a query with this filter may get, by how many have each.
+
+    The filter's condition on the column itself is left out: so the counts say what another value there would find.
+    """
+    service = service_of(request)
+    model = service.registry.choose(name, version)
+    conditions = parsed_conditions(_object("filter", filter), {}, model, service.settings)
+    return as_json(await service.scans.run(lambda check: find_facets(model, column, conditions, limit, check)))
 
 
 async def heldout(
@@ -34,3 +60,16 @@ async def heldout(
     bundle = service.registry.choose(name, version).bundle
     found = await service.scans.run(lambda _: heldout_queries(bundle, limit))
     return Response(b'{"queries":[%s]}' % b",".join(found), media_type="application/json")
+
+
+def _object(field: str, text: str) -> dict[str, Any]:
+    """A JSON object in a parameter; empty where there is none. Raises InvalidQuery."""
+    if not text:
+        return {}
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidQuery(field, text, f"a JSON object ({error})") from error
+    if not isinstance(found, dict):
+        raise InvalidQuery(field, text, "a JSON object")
+    return found

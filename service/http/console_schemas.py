@@ -7,6 +7,33 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 
+class FacetValue(BaseModel):
+    value: str | int | float | bool
+    count: int = Field(description="Eligible items that have it.")
+
+
+class Bin(BaseModel):
+    """Values from `min` to below `max`; in the last bin `max` itself too."""
+
+    min: float
+    max: float
+    count: int
+
+
+class Facets(BaseModel):
+    """How many eligible items have each value of a column."""
+
+    column: str
+    values: list[FacetValue] = Field(description="The most frequent values, then the lower ones.")
+    others: int = Field(description="Eligible items that have values, and none of `values`.")
+    missing: int = Field(description="Eligible items without a value: null, not finite, or an empty list.")
+    eligible: int = Field(description="Items that pass the conditions on other columns.")
+    distinct: int | None = Field(description="Distinct values among them; null where there are more than 131,072, of which none is listed.")
+    min: float | None = Field(None, description="Numbers, where not all values are listed: the least.")
+    max: float | None = Field(None, description="The largest.")
+    histogram: list[Bin] | None = Field(None, description="How many values lie in each of 20 bins of equal width.")
+
+
 class HeldOutQuery(BaseModel):
     """A query that the model was not trained on."""
 

@@ -15,8 +15,8 @@ from service.errors import Denied
 from service.http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
 from service.http.api_keys import Access
 from service.http.background import HEADER
-from service.http.console_routes import heldout
-from service.http.console_schemas import HeldOutQueries
+from service.http.console_routes import facets, heldout
+from service.http.console_schemas import Facets, HeldOutQueries
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
 from service.http.direct import FRONTIER, ITEMS, RETRIEVE, STREAM
 from service.http.frontier_route import FrontierRequest
@@ -98,6 +98,7 @@ def _routes() -> Sequence[_Route]:
         _Route("GET", "/models", models, "models", Models, (), "retrieve"),
         _Route("GET", "/models/{name}", model, "models", Model, (404,), "retrieve"),
         _Route("GET", "/models/{name}/items", complete_items, "models", Completions, scan, "retrieve"),
+        _Route("GET", "/models/{name}/facets", facets, "models", Facets, scan, "retrieve"),
         _Route("GET", "/models/{name}/heldout", heldout, "quality", HeldOutQueries, scan, "private"),
         _Route("POST", FRONTIER, frontier, "quality", _ANSWERED_BEAMS, (404, 408, 409, 413, 415, 422, 429, 503), "private"),
         _Route("PUT", ITEM_PATH, put_item, "items", ItemOutcome, (408, 413, 415, *write, 507), "write", (201, 202)),

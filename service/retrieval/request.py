@@ -109,10 +109,15 @@ def conditions_of(request: RetrieveRequest, model: LoadedModel, settings: Settin
     """The request's filter, None where it has none. Raises InvalidQuery."""
     if not request.filter and not request.exclude_filter:
         return None
-    for name, conditions in (("filter", request.filter), ("exclude_filter", request.exclude_filter)):
+    return parsed_conditions(request.filter, request.exclude_filter, model, settings)
+
+
+def parsed_conditions(filter: Mapping[str, object], exclude_filter: Mapping[str, object], model: LoadedModel, settings: Settings) -> Filter:
+    """A filter of JSON, checked. Raises InvalidQuery."""
+    for name, conditions in (("filter", filter), ("exclude_filter", exclude_filter)):
         count = sum(len(values) if isinstance(values, list) else 1 for values in conditions.values())
         _at_most(name, count, settings.max_filter_values, "values")
-    return model.filters.parse(request.filter, request.exclude_filter)
+    return model.filters.parse(filter, exclude_filter)
 
 
 def input_values(request: RetrieveRequest) -> int:

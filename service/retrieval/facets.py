@@ -1,0 +1,109 @@
+"""Facets: how many items that a query may get have each value of a column.
+
+A scan of the column in blocks. Knows columns and eligible items. Does not know HTTP, nor how scans are bounded (scans.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from espalier.errors import InvalidQuery
+from espalier.masks.filters import Filter
+from service.live.views import View
+from service.models.loading import LoadedModel
+from service.retrieval.eligible_items import LIVE_ROWS, EligibleItems, eligible_items
+from service.retrieval.scans import Check
+from service.retrieval.value_counts import Tally, count_values, is_list, is_number, present_values
+
+SCANNED_ROWS = 1 << 16
+"""Rows that are counted between two checks of the deadline."""
+MAX_VALUES = 1 << 17
+"""Distinct values of a column that are counted. Where the eligible items have more, none is listed."""
+BINS = 20
+"""Bins of a histogram."""
+
+
+class Column(NamedTuple):
+    """A column of the catalogue, as its eligible items have it."""
+
+    name: str
+    view: View
+    trained: pa.ChunkedArray
+    eligible: EligibleItems
+
+    def blocks(self, check: Check) -> Iterator[pa.Array]:
+        """The values of all eligible items, a block at a time. Raises DeadlinePassed."""
+        for begin in range(0, len(self.trained), SCANNED_ROWS):
+            check()
+            eligible_B = self.eligible.trained_I[begin : begin + SCANNED_ROWS]
+            yield self.trained.slice(begin, SCANNED_ROWS).filter(pa.array(eligible_B)).combine_chunks()
+        for begin in range(0, len(self.eligible.later_W), LIVE_ROWS):
+            check()
+            yield pa.array(self.view.items.values(self.name, self.eligible.later_W[begin : begin + LIVE_ROWS]), self.trained.type)
+
+
+def facets(model: LoadedModel, name: str, conditions: Filter, limit: int, check: Check) -> dict[str, Any]:
+    """The answer: the `limit` most frequent values among the items that pass a filter, by whatever they have in the column itself.
+
+    Raises InvalidQuery where the column cannot be filtered, DeadlinePassed.
+    """
+    if name not in model.filters.fields:
+        raise InvalidQuery("column", name, f"a column that can be filtered: {', '.join(model.filters.fields)}")
+    view = model.live.view()
+    others = Filter(*(tuple(one for one in part if one[0] != name) for part in (conditions.wanted, conditions.barred)))
+    eligible = eligible_items(view, model.bundle.tree, model.filters, others, check)
+    column = Column(name, view, model.bundle.items.column(name), eligible)
+    tally = Tally(column.trained.type, MAX_VALUES)
+    for block in column.blocks(check):
+        tally.add(count_values(block))
+    values, items_V = tally.total()
+    listed = values[:limit]
+    found: dict[str, Any] = {
+        "column": name,
+        "values": [{"value": value, "count": count} for value, count in zip(listed.to_pylist(), items_V[:limit].tolist(), strict=True)],
+        "others": 0,
+        "missing": eligible.count - tally.having,
+        "eligible": eligible.count,
+        "distinct": None if tally.overflowed else len(values),
+    }
+    if tally.overflowed or len(values) > limit:
+        found["others"] = tally.having - _having_any(column, listed, items_V[:limit].sum(), check)
+        if is_number(column.trained.type):
+            found |= _histogram(column, check)
+    return found
+
+
+def _having_any(column: Column, listed: pa.Array, pairs: int, check: Check) -> int:
+    """How many eligible items have one of some values. pairs: how many (item, value) pairs there are of these."""
+    if not is_list(column.trained.type) or not len(listed):
+        return int(pairs)
+    having = 0
+    for block in column.blocks(check):
+        item_R, values = present_values(block)
+        having += len(np.unique(item_R[np.asarray(pc.is_in(values, listed))]))
+    return having
+
+
+def _histogram(column: Column, check: Check) -> dict[str, Any]:
+    """Minimum, maximum, and how many values lie in each of BINS bins of equal width; the last one has its maximum in it."""
+    least, most = None, None
+    for block in column.blocks(check):
+        ends = pc.min_max(present_values(block).values)
+        if ends["min"].is_valid:
+            low, high = ends["min"].as_py(), ends["max"].as_py()
+            least, most = low if least is None else min(least, low), high if most is None else max(most, high)
+    if least is None or most is None:
+        return {}
+    at = np.linspace(0, 1, BINS + 1)
+    edges = least * (1 - at) + most * at  # the difference of the two may be no float
+    edges[-1] = most
+    counts = np.zeros(BINS, np.int64)
+    for block in column.blocks(check):
+        counts += np.histogram(np.asarray(present_values(block).values, np.float64), edges)[0]
+    bins = zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True)
+    return {"min": least, "max": most, "histogram": [{"min": low, "max": high, "count": count} for low, high, count in bins]}
