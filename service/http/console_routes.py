@@ -32,7 +32,7 @@ async def facets(
     request: Request,
     name: Name,
     column: Annotated[str, Query(max_length=MAX_NAME, description="A column of the item table that can be filtered.")],
-    filter: Annotated[str, Query(max_length=MAX_FILTER, description="JSON of a `filter` as in `POST /retrieve`.")] = "",
+    filter: Annotated[str, Query(description="JSON of a `filter` as in `POST /retrieve`.")] = "",
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="Most values to return.")] = 20,
     version: Version = None,
 ) -> Response:
@@ -66,6 +66,8 @@ def _object(field: str, text: str) -> dict[str, Any]:
     """A JSON object in a parameter; empty where there is none. Raises InvalidQuery."""
     if not text:
         return {}
+    if len(text) > MAX_FILTER:
+        raise InvalidQuery(field, text, f"at most {MAX_FILTER} characters")
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError as error:
