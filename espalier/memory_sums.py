@@ -90,14 +90,13 @@ def add_up(history_T: Array, trained: Any, live: Any, leaf_of_item: Array, leaf_
 
 
 @compiled()
-def of_live_leaves(history_BT: Array, begin_B: Array, handle_C: Array, item_R: Array, trained: Any, live: Any, sum_R: Array) -> Array:
-    """float32[C]: mem of live leaves. Those of query b, begin_B[b] … begin_B[b + 1] − 1, are for its history.
+def of_live_leaves(history_BT: Array, begin_B: Array, row_C: Array, trained: Any, live: Any, sum_R: Array) -> Array:
+    """float32[C]: mem of the item rows of live leaves. Those of query b, begin_B[b] … begin_B[b + 1] − 1, are for its history.
 
-    item_R  int64[R]: the item row of each handle
-    sum_R   float64, 0 before and afterwards
+    sum_R  float64, 0 before and afterwards
     """
     items, weight, target, live_value = len(trained[0]) - 1, trained[3], live[4], live[5]
-    mem_C = np.empty(len(handle_C), np.float32)
+    mem_C = np.empty(len(row_C), np.float32)
     for b in range(len(history_BT)):
         for is_gone in (False, True):  # add up, then clear what was added up
             d = 0
@@ -112,8 +111,8 @@ def of_live_leaves(history_BT: Array, begin_B: Array, handle_C: Array, item_R: A
                 d += 1
             if not is_gone:
                 for c in range(begin_B[b], begin_B[b + 1]):
-                    row = item_R[handle_C[c]]
-                    mem_C[c] = sum_R[row - items] if row >= items else of_item(history_BT[b], row, trained, live)
+                    is_new = row_C[c] >= items
+                    mem_C[c] = sum_R[row_C[c] - items] if is_new else of_item(history_BT[b], row_C[c], trained, live)
     return mem_C
 
 

@@ -3,7 +3,7 @@
 An inner node's mem is the largest of the eligible leaves below it, live ones included. The sums are those of `memory_sums.py`. Knows no
 ranks.
 
-Legend: B queries, T history, R handles, W trained items that are live, C live leaves.
+Legend: B queries, T history, R handles, W trained items that are live.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 from espalier.live.overlay import Overlay
 from espalier.masks.eligibility import EligibleNodes
 from espalier.memory_lists import NO_ENTRIES, MemoryLists, MemoryTree
-from espalier.memory_sums import of_live_leaves
 from espalier.read_only import read_only
 from espalier.search import NodeMask
 
 Array = NDArray[Any]
-Int64 = NDArray[np.int64]
 
 
 class LiveMemoryTree:
@@ -35,7 +33,6 @@ class LiveMemoryTree:
         parent_R = np.full(overlay.handles, -1, np.int64)
         parent_R[leaves.handle_X] = leaves.parent_X
         self._leaves = read_only(parent_R, overlay.eligible_R, overlay.row_W, overlay.handle_W)
-        self._item_R, self._handle_X = read_only(overlay.item_R, leaves.handle_X)
 
     @property
     def item_count(self) -> int:
@@ -56,9 +53,7 @@ class LiveMemoryTree:
         parent_R, _, row_W, handle_W = self._leaves
         return parent_R, *read_only(mask.live_R), row_W, handle_W
 
-    def of_live_leaves(self, history_BT: Array, begin_B: Int64, position_C: Int64) -> NDArray[np.float32]:
-        """float32[C]: mem of live leaves, by their positions in the tree's. Those of query b are begin_B[b] … begin_B[b + 1] − 1."""
-        arrays = read_only(history_BT, begin_B, self._handle_X[position_C])
-        _, sum_R = self._trained.sums(self._overlay.handles)
-        mem_C: NDArray[np.float32] = of_live_leaves(*arrays, self._item_R, self._trained.trained, self._live, sum_R)
-        return mem_C
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """trained, live and sum_R, as `of_live_leaves` of `memory_sums.py` takes them on this thread."""
+        return self._trained.trained, self._live, self._trained.sums(self._overlay.handles)[1]

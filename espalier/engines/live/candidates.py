@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first
+from espalier.memory_lists import NO_ENTRIES
+from espalier.memory_sums import of_live_leaves
 from espalier.read_only import read_only
 
 Array = NDArray[Any]
@@ -57,6 +59,9 @@ def masks_of(live_BR: Sequence[NDArray[np.bool_] | None]) -> tuple[Array, ...]:
 
 
 (FIRST,) = read_only(np.zeros(1, np.int64))
+_NO_TRAINED = read_only(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32))
+NO_MEMORY = np.float32(0), *read_only(np.empty((0, 0), np.int64)), _NO_TRAINED, NO_ENTRIES, np.empty(0)
+"""What `joined` takes without a memory."""
 
 
 @compiled()
@@ -120,36 +125,47 @@ def under_beams(beams: Any, leaves: Any, masks: Any, gamma: Any) -> tuple[Array,
 
 
 @compiled()
-def joined(found: Any, scored: Any, leaves: Any, tree: Any, m_B: Array) -> tuple[Array, Array, Array, Array]:
-    """The best m of trained and live leaves, best first: item rows int64[B, M], ranks and keys float32[B, M], and how many, int64[B].
+def joined(found: Any, scored: Any, leaves: Any, tree: Any, m_B: Array, memory: Any) -> tuple[Array, Array, Array, Array, Array]:
+    """The best m of trained and live leaves, best first: item rows int64[B, M], ranks and keys float32[B, M], and how many, int64[B]; and
+    the keys of all live leaves, float32[C], those that are not finite among them, which are left out.
 
     found   item_rows_BM, ranks_BM, keys_BM, count_B of the trained tree
-    scored  begin_B, position_C, ranks_C, keys_C, finite
+    scored  begin_B, position_C, ranks_C
     leaves  parent_X, slot_X and row_X, their item rows
     tree    leaf_of_item, parent, first_child
+    memory  λ, 0 without a memory; history_BT; trained, live, sum_R of `of_live_leaves`
     Of equal keys the lower (parent, slot) comes first.
     """
     rows_BM, ranks_BM, keys_BM, count_B = found
-    begin_B, position_C, ranks_C, keys_C = scored
+    begin_B, position_C, ranks_C = scored
     parent_X, slot_X, row_X = leaves
     leaf_of_item, parent, first_child = tree
+    key_weight, history_BT, trained, live_entries, sum_R = memory
+    keys_C = ranks_C
+    if key_weight > 0:
+        keys_C = ranks_C + key_weight * of_live_leaves(history_BT, begin_B, row_X[position_C], trained, live_entries, sum_R)
     new_rows_BM, new_count_B = np.full(rows_BM.shape, -1, np.int64), count_B.copy()
     new_ranks_BM, new_keys_BM = np.full(rows_BM.shape, -np.inf, np.float32), np.full(rows_BM.shape, -np.inf, np.float32)
+    best_C = np.empty(len(keys_C), np.int64)
     for b in range(len(m_B)):
-        begin = begin_B[b]
-        order = best_first(keys_C[begin : begin_B[b + 1]], begin_B[b + 1] - begin)
-        live, i, j, count = len(order), 0, 0, 0
+        lowest = keys_BM[b, m_B[b] - 1] if 0 < m_B[b] == count_B[b] else np.float32(-np.inf)
+        live, i, j, count = 0, 0, 0, 0
+        for c in range(begin_B[b], begin_B[b + 1]):
+            if abs(keys_C[c]) <= LARGEST and keys_C[c] >= lowest:
+                best_C[live] = c
+                live += 1
+        order = best_first(keys_C[best_C[:live]], live)
         while count < m_B[b] and (i < count_B[b] or j < live):
             takes_live = i == count_B[b]
             if not takes_live and j < live:
-                c = begin + order[j]
+                c = best_C[order[j]]
                 takes_live = keys_C[c] > keys_BM[b, i]
                 if keys_C[c] == keys_BM[b, i]:
                     leaf, x = leaf_of_item[rows_BM[b, i]], position_C[c]
                     above = parent[leaf]
                     takes_live = parent_X[x] < above or (parent_X[x] == above and slot_X[x] < leaf - first_child[above])
             if takes_live:
-                c = begin + order[j]
+                c = best_C[order[j]]
                 new_rows_BM[b, count], new_ranks_BM[b, count], new_keys_BM[b, count] = row_X[position_C[c]], ranks_C[c], keys_C[c]
                 j += 1
             else:
@@ -157,4 +173,4 @@ def joined(found: Any, scored: Any, leaves: Any, tree: Any, m_B: Array) -> tuple
                 i += 1
             count += 1
         new_count_B[b] = count
-    return new_rows_BM, new_ranks_BM, new_keys_BM, new_count_B
+    return new_rows_BM, new_ranks_BM, new_keys_BM, new_count_B, keys_C

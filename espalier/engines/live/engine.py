@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.live.candidates import ScoredLive, joined
+from espalier.engines.live.candidates import NO_MEMORY, ScoredLive, joined
 from espalier.engines.live.encoder import LiveEncoder, opened_encoder
 from espalier.engines.live.graph_leaves import GraphLeaves
 from espalier.engines.live.histories import histories_of
@@ -209,36 +209,25 @@ class LiveEngine:
         """The result with the live items in it."""
         leaves = now.overlay.trees[self._place]
         scored = self._scorer.scored(leaves, queries, found.frontiers[0], seen.live_BR)
-        keys_C = scored.ranks_C
-        if now.memory is not None:
-            scored, keys_C = self._with_memory(now.memory, queries, scored)
-        new: dict[str, Any] = {}
-        count_B = found.count_B
+        finite_B, trace, keys_C = found.finite_B, found.trace, scored.ranks_C
         if len(scored.position_C):
             of_found = read_only(found.item_rows_BM, found.ranks_BM, found.keys_BM, found.count_B)
-            of_scored = read_only(scored.begin_B, scored.position_C, scored.ranks_C, keys_C)
-            rows_BM, ranks_BM, keys_BM, count_B = joined(of_found, of_scored, now.leaves, self._arrays, *read_only(params.m_B))
+            of_scored = read_only(scored.begin_B, scored.position_C, scored.ranks_C)
+            memory = NO_MEMORY
+            if now.memory is not None:
+                memory = self._key_weight, *read_only(queries.array), *now.memory.arrays
+            new = joined(of_found, of_scored, now.leaves, self._arrays, *read_only(params.m_B), memory)
+            rows_BM, ranks_BM, keys_BM, count_B, keys_C = new
             scores_BM = scores_of_ranks(self.bundle.manifest.result_ranking, keys_BM)
-            new = {"item_rows_BM": rows_BM, "scores_BM": scores_BM, "ranks_BM": ranks_BM, "keys_BM": keys_BM, "count_B": count_B}
-        finite_B, trace = found.finite_B, found.trace
+            found = replace(found, item_rows_BM=rows_BM, scores_BM=scores_BM, ranks_BM=ranks_BM, keys_BM=keys_BM, count_B=count_B)
         if finite_B is not None and scored.finite_B is not None:
             finite_B = finite_B & scored.finite_B
         if trace is not None:
-            lives = [Candidates(leaves.handle_X[scored.position_C[own]], scored.ranks_C[own], keys_C[own]) for own in scored.spans]
+            finite_C = np.isfinite(keys_C)
+            own_C = [np.arange(own.start, own.stop)[finite_C[own]] for own in scored.spans]
+            lives = [Candidates(leaves.handle_X[scored.position_C[own]], scored.ranks_C[own], keys_C[own]) for own in own_C]
             trace = (*trace[:-1], with_live(self._tree.node_count, trace[-1], lives, params.m_B))
-        complete_B = count_B >= np.minimum(params.m_B, seen.eligible_B)
-        return replace(found, complete_B=complete_B, trace=trace, finite_B=finite_B, **new)
-
-    def _with_memory(self, memory: LiveMemoryTree, queries: QueryBatch, scored: ScoredLive) -> tuple[ScoredLive, NDArray[np.float32]]:
-        """Live leaves with their keys (float32[C]), which their queries' histories give them, without those of a key that is not finite."""
-        keys_C = scored.ranks_C.copy()
-        with np.errstate(over="ignore"):
-            keys_C += self._key_weight * memory.of_live_leaves(queries.array, scored.begin_B, scored.position_C)
-        finite_C = np.isfinite(keys_C)
-        if finite_C.all():
-            return scored, keys_C
-        begin_B = np.append(0, np.cumsum(finite_C))[scored.begin_B]
-        return scored._replace(begin_B=begin_B, position_C=scored.position_C[finite_C], ranks_C=scored.ranks_C[finite_C]), keys_C[finite_C]
+        return replace(found, complete_B=found.count_B >= np.minimum(params.m_B, seen.eligible_B), trace=trace, finite_B=finite_B)
 
 
 def _leaf_scorer(bundle: Bundle) -> LeafScorer:

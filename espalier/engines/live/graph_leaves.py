@@ -1,4 +1,4 @@
-"""Live leaves of models of graphs under the beams of a call: inner products compiled, other scorers by ONNX Runtime.
+"""Live leaves of models of graphs under the beams of a call: inner products and MLPs compiled, other scorers by ONNX Runtime.
 
 Legend: B queries, X live leaves, P places of a pool, C live leaves under a query's beam, D node row, S state.
 """
@@ -16,6 +16,7 @@ from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.compiled.beam import FAST
 from espalier.engines.compiled.encoder import free_inputs
+from espalier.engines.compiled.mlp import mlp_logits, packed
 from espalier.engines.live.candidates import LARGEST, ScoredLive, masks_of, under_beams
 from espalier.engines.onnx.graphs import fuse_state, load_graph
 from espalier.engines.onnx.runtime import ort, session_options
@@ -36,7 +37,9 @@ class GraphLeaves:
         ranking = bundle.manifest.ranking
         self._gamma, self._log_sigmoid = np.float32(ranking.gamma), ranking.own == "log_activation"
         self._session: ort.InferenceSession | None = None
-        if not _is_product(bundle):
+        try:
+            self._weights = packed(scorer_weights(bundle))
+        except UnsupportedGraph:  # no form is declared, or one that compiled code does not know
             model = load_graph("scorer.onnx", bundle.graph("scorer.onnx"))
             fuse_state(model)
             free_inputs(model)
@@ -62,7 +65,8 @@ class GraphLeaves:
         masks = masks_of(live_BR)
         if self._session is None:
             states_BS = read_only(frontier.states_BS)[0]
-            return ScoredLive(*scored_products(beams, of_tree, masks, (place_X, rows_PD, states_BS), self._gamma, self._log_sigmoid))
+            rows = place_X, rows_PD, states_BS
+            return ScoredLive(*scored_leaves(beams, of_tree, masks, rows, self._weights, self._gamma, self._log_sigmoid))
         begin_B, position_C, above_C = under_beams(beams, of_tree, masks, self._gamma)
         rows_1CD = rows_PD[place_X[position_C]][None]
         logits_C = np.empty(len(position_C), np.float32)
@@ -71,14 +75,6 @@ class GraphLeaves:
                 feeds = {"query_state": frontier.states_BS[b : b + 1], "node_rows": rows_1CD[:, begin:end]}
                 logits_C[begin:end] = self._session.run(self._outputs, feeds)[0][0]
         return ScoredLive(*ranked(begin_B, position_C, logits_C, above_C, self._log_sigmoid))
-
-
-def _is_product(bundle: Bundle) -> bool:
-    """Whether a bundle's scorer is an inner product that its manifest declares."""
-    try:
-        return not scorer_weights(bundle).layers
-    except UnsupportedGraph:
-        return False
 
 
 @compiled(fastmath=FAST)
@@ -118,9 +114,12 @@ def ranked(begin_B: Array, position_C: Array, logits_C: Array, above_C: Array, l
 
 
 @compiled()
-def scored_products(beams: Any, of_tree: Any, masks: Any, rows: Any, gamma: Any, log_sigmoid: bool) -> Any:
-    """The fields of ScoredLive for inner products. rows: place_X, rows_PD and states_BS; see `under_beams` for the others."""
+def scored_leaves(beams: Any, of_tree: Any, masks: Any, rows: Any, scorer: Any, gamma: Any, log_sigmoid: bool) -> Any:
+    """The fields of ScoredLive. rows: place_X, rows_PD and states_BS; scorer: of `packed`; see `under_beams` for the others."""
     begin_B, position_C, above_C = under_beams(beams, of_tree, masks, gamma)
-    logits_C = products(begin_B, position_C, rows[0], rows[1], rows[2])
+    if len(scorer[0]) > 0:
+        logits_C = mlp_logits(begin_B, position_C, rows[0], rows[1], rows[2], scorer)
+    else:
+        logits_C = products(begin_B, position_C, rows[0], rows[1], rows[2])
     fields: Any = ranked(begin_B, position_C, logits_C, above_C, log_sigmoid)
     return fields

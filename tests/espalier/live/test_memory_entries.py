@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from espalier.live import memory_entries
 from espalier.live.memory_entries import MemoryEntries
 
 ROWS = {"a": 0, "b": 1, "x": 10, "y": 11}
@@ -87,3 +88,31 @@ def test_nothing_is_no_entry(value: float) -> None:
     catalogue.put("x", to=(("a", value),))
     assert catalogue.found == {}
     assert len(catalogue.entries.snapshot().source_S) == 0
+
+
+def test_a_snapshot_stays_as_it_is_while_later_entries_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_entries, "UNUSED", 8)
+    catalogue = Catalogue()
+    catalogue.put("x", to=(("a", 1.0), ("b", 2.0)), of=(("a", 3.0),))
+    before = catalogue.entries.snapshot()
+    for value in range(1, 50):
+        catalogue.put("x", to=(("a", float(value)),), of=(("b", 1.0),))
+        catalogue.put("y", to=(("a", 1.0),))
+        assert catalogue.found == {(1, 10): 1.0, (10, 0): float(value), (11, 0): 1.0}
+    assert [column.tolist() for column in before.all] == [[0, 10, 10], [10, 0, 1], [3.0, 1.0, 2.0]]
+
+
+def test_entries_that_nothing_refers_to_are_dropped_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_entries, "UNUSED", 8)
+    catalogue = Catalogue()
+    for value in range(100):
+        catalogue.put("x", to=(("a", float(value + 1)), ("b", 1.0)))
+        assert len(catalogue.entries.snapshot().target) <= 2 * 2 + 8 + 2
+
+
+def test_entries_are_found_by_their_source() -> None:
+    catalogue = Catalogue()
+    catalogue.put("x", to=(("b", 2.0), ("a", 1.0)), of=(("a", 3.0),))
+    memory = catalogue.entries.snapshot()
+    found = {source: [array.tolist() for array in memory.of(source)] for source in (0, 1, 10, 99)}
+    assert found == {0: [[10], [3.0]], 1: [[], []], 10: [[0, 1], [1.0, 2.0]], 99: [[], []]}

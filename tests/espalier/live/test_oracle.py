@@ -14,8 +14,11 @@ from espalier.bundle import Bundle
 from espalier.checks.random_bundles import Rng, make_bundle, make_linear_bundle, random_queries, random_tree
 from espalier.checks.random_live import random_state
 from espalier.engines import open_live_engine
+from espalier.engines.live import graph_leaves
 from espalier.engines.live.engine import LiveSearch
 from espalier.engines.reference import ReferenceEngine
+from espalier.engines.scorer_weights import ScorerWeights
+from espalier.errors import UnsupportedGraph
 from espalier.live.fold import write_fold
 from espalier.live.folded_tables import FoldedRows
 from espalier.live.masks import live_mask
@@ -102,6 +105,18 @@ def test_a_search_with_live_items_is_a_search_of_the_fold(
     gamma = (0.0, 0.5, 1.0)[seed % 3]
     bundle = make_bundle(tmp_path, rng, tree, kind, gamma=gamma)
     check(tmp_path, rng, bundle, engine, seed)
+
+
+@pytest.mark.parametrize("kind", ["history", "vector"])
+def test_so_is_one_of_a_scorer_that_compiled_code_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Literal["history", "vector"]
+) -> None:
+    def unknown(bundle: Bundle) -> ScorerWeights:
+        raise UnsupportedGraph("of no form")
+
+    monkeypatch.setattr(graph_leaves, "scorer_weights", unknown)
+    rng = np.random.default_rng(7)
+    check(tmp_path, rng, make_bundle(tmp_path, rng, random_tree(rng, 3, 3), kind, gamma=0.5), "onnx-cpu", 7)
 
 
 @pytest.mark.parametrize("seed", range(6))
