@@ -162,6 +162,8 @@ class LiveEngine:
             return self.inner.search(queries, params)
         overlay = now.overlay
         params.check(batch, overlay.items + overlay.handles, self._tree.node_count)
+        if params.frozen_B is not None and params.exclude_BE is None and params.frozen_B.all() and _knows(overlay, queries):
+            return self.inner.search(queries, replace(params, frozen_B=None))
         seen = self._visibility.of(overlay, params)
         knobs = replace(params, mask_B=seen.mask_B, exclude_BE=seen.exclude_BE, frozen_B=None, frontier=True)
         found, queries = self._found(now, queries, knobs, params.frozen_B)
@@ -228,6 +230,11 @@ class LiveEngine:
             lives = [Candidates(leaves.handle_X[scored.position_C[own]], scored.ranks_C[own], keys_C[own]) for own in own_C]
             trace = (*trace[:-1], with_live(self._tree.node_count, trace[-1], lives, params.m_B))
         return replace(found, complete_B=found.count_B >= np.minimum(params.m_B, seen.eligible_B), trace=trace, finite_B=finite_B)
+
+
+def _knows(overlay: Overlay, queries: QueryBatch) -> bool:
+    """Whether no history holds an item that the bundle does not have."""
+    return not isinstance(queries.kind, HistoryKind) or int(queries.array.max(initial=NO_ITEM)) < overlay.items
 
 
 def _leaf_scorer(bundle: Bundle) -> LeafScorer:

@@ -170,6 +170,9 @@ def test_frozen_queries_see_the_bundle_alone(tmp_path_factory: pytest.TempPathFa
             for b in range(4):
                 right: NDArray[Any] = getattr(expected if frozen_B[b] else live, name)[b]
                 np.testing.assert_array_equal(getattr(got, name)[b], right)
+            for asked in (queries, known):
+                whole = engine.search(asked, replace(params, frozen_B=np.ones(4, np.bool_)))
+                np.testing.assert_array_equal(getattr(whole, name), getattr(expected, name))
 
 
 @pytest.mark.parametrize("kind", KINDS)
