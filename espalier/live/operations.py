@@ -153,6 +153,10 @@ class Operation:
         if not math.isfinite(self.at):
             raise InvalidData("at", self.at, "a time")
 
+    def has_expired(self, now: float) -> bool:
+        """Whether the time of what was put has passed. now: seconds since 1970."""
+        return self.body.valid_until is not None and self.body.valid_until <= now
+
     def same_state(self, other: Operation) -> bool:
         """Whether both leave the item in the same state: such an operation is not journalled again."""
         return (self.kind, self.source_version) == (other.kind, other.source_version) and self.body.to_bytes() == other.body.to_bytes()

@@ -110,7 +110,7 @@ class LiveCatalogue:
             stored = await asyncio.to_thread(self._journal.latest, item_id)
         except JournalError as error:
             raise NotWritable(str(error)) from error
-        if stored is not None and (stored.kind == "delete" or _has_expired(stored)):
+        if stored is not None and (stored.kind == "delete" or stored.has_expired(time.time())):
             raise ItemNotFound(f"There is no item {item_id!r}: it was deleted.")
         if stored is None and not default.is_trained(item_id):
             raise ItemNotFound(f"There is no item {item_id!r}.")
@@ -251,7 +251,3 @@ def _outcome(write: Write) -> Outcome | EspalierError:
     if isinstance(error, EspalierError):
         return error
     raise error
-
-
-def _has_expired(stored: Operation) -> bool:
-    return stored.body.valid_until is not None and stored.body.valid_until <= time.time()

@@ -70,6 +70,7 @@ class Following:
     def stop(self) -> None:
         """Finish what is being copied, and end."""
         self._stop.set()
+        self._feed.abort()
         self._thread.join()
         self._feed.close()
         for lock in self._locks.values():
@@ -89,6 +90,8 @@ class Following:
                 while not self._stop.is_set() and self._copied(model, copies):
                     pass
         except Exception as error:  # no failure may end this thread
+            if self._stop.is_set():
+                return
             before = self._failed.get(model)
             if not isinstance(error, EspalierError | OSError):
                 log.exception("%s: copying operations from %s goes on after", model, self._feed.url)

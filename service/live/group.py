@@ -139,10 +139,7 @@ class Group:
         stored = self._stored.get(item_id)
         if stored is None:
             return None, self._default is not None and self._default.is_trained(item_id)
-        return stored, stored.kind == "put" and not self._has_expired(stored)
-
-    def _has_expired(self, stored: Operation) -> bool:
-        return stored.body.valid_until is not None and stored.body.valid_until <= self._now
+        return stored, stored.kind == "put" and not stored.has_expired(self._now)
 
     def _check(self, write: Write, stored: Operation | None, exists: bool) -> None:
         if write.condition.given:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -164,18 +165,25 @@ class LiveVersion:
         if self.refused is not None or not operations:
             return
         with self._lock:
-            state = self.built()
-            changes = [self._change(operation, placements.get(operation.sequence, ())) for operation in operations]
+            state, now = self.built(), time.time()
+            changes = [self._change(operation, placements.get(operation.sequence, ()), now) for operation in operations]
+            is_put_of = [change.kind == "put" for change in changes]
+            left_out: list[str] = []
             while changes:
                 try:
                     state.apply(changes)
                     break
                 except InvalidData as error:
                     changes = [change for change in changes if change.sequence > state.sequence]
-                    log.warning("%s version %d: operation %d: %s", self._name, self.version, changes[0].sequence, error)
+                    left_out.append(f"operation {changes[0].sequence}: {error}")
                     state.skip_to(changes[0].sequence)
-            for operation in operations:
-                self._evidence[operation.id] = _evidence_of(operation)
+            if left_out:
+                log.warning("%s version %d: %d operations are left out; first %s", self._name, self.version, len(left_out), left_out[0])
+            for operation, is_put in zip(operations, is_put_of, strict=True):
+                if is_put:
+                    self._evidence[operation.id] = _evidence_of(operation)
+                else:
+                    self._evidence.pop(operation.id, None)
                 self._touch(operation.id)
             self.recent.note(operations)
 
@@ -190,7 +198,7 @@ class LiveVersion:
 
         A trained item keeps its row where the evidence may be older than the version: training knew more.
         """
-        if operation.kind != "put" or self.refused is not None:
+        if operation.kind != "put" or self.refused is not None or operation.has_expired(time.time()):
             return False
         if self.is_trained(operation.id):
             manifest = self.bundle.manifest
@@ -306,8 +314,11 @@ class LiveVersion:
         if self._live_filters is not None:
             self._live_filters.touch(item_id)
 
-    def _change(self, operation: Operation, placements: tuple[Placement, ...]) -> Change:
+    def _change(self, operation: Operation, placements: tuple[Placement, ...], now: float) -> Change:
+        """One whose time has passed is a delete: of the many ids of a journal that have expired none takes a handle."""
         body = operation.body
+        if operation.has_expired(now):
+            return Change(operation.sequence, operation.id, "delete", at=operation.at)
         fields = None if body.fields is None else self.columns.fitting(body.fields)
         by = placed_by(operation) if placements else TRAINED
         return Change(operation.sequence, operation.id, operation.kind, fields, placements, body.valid_until, operation.at, by)

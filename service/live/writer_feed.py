@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from espalier.errors import EspalierError, InvalidData
-from espalier.live.operations import ItemBody, Operation
+from espalier.live.operations import MAX_SEQUENCE, ItemBody, Operation
 
 TIMEOUT_S = 10.0
 """Of connecting, and of each read."""
@@ -62,9 +64,21 @@ class WriterFeed:
                 detail = answer.get("detail") if isinstance(answer, dict) else None
                 raise FeedFailed(f"{self.url} answers {status}: {detail or 'no reason'}")
             operations = tuple(map(operation_of, answer["changes"]))
-            return Page(operations, int(answer["sequence"]), answer.get("journal"))
-        except (ValueError, KeyError, TypeError, AttributeError, InvalidData) as error:
+            last = after
+            for operation in operations:
+                if operation.sequence <= last:
+                    raise InvalidData("sequence", operation.sequence, f"above {last}, the one before")
+                last = operation.sequence
+            return Page(operations, _number("sequence", answer["sequence"]), answer.get("journal"))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidData) as error:
             raise FeedFailed(f"{self.url} answers {status} with something else than changes: {error}") from error
+
+    def abort(self) -> None:
+        """End the answer that is being read, however slowly it comes. From any thread."""
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with suppress(OSError):  # it has ended
+                connection.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection. A later call opens another."""
@@ -89,7 +103,10 @@ class WriterFeed:
 
 
 def operation_of(change: Mapping[str, Any]) -> Operation:
-    """An operation as the feed has it. Raises InvalidData, or KeyError, TypeError or ValueError for another form."""
+    """An operation as the feed has it. Raises InvalidData, or KeyError, TypeError or ValueError for another form.
+
+    What it returns can be read from a journal again: a writer's garbage must not end up in one.
+    """
     until = change.get("valid_until")
     body = ItemBody(
         fields=change.get("fields"),
@@ -100,4 +117,13 @@ def operation_of(change: Mapping[str, Any]) -> Operation:
         valid_until=None if until is None else datetime.fromisoformat(until).timestamp(),
     )
     at = datetime.fromisoformat(change["at"]).timestamp()
-    return Operation(change["sequence"], change["id"], change["kind"], body, change.get("source_version"), at)
+    version = change.get("source_version")
+    version = None if version is None else _number("source_version", version)
+    body = ItemBody.from_bytes(body.to_bytes())
+    return Operation(_number("sequence", change["sequence"]), change["id"], change["kind"], body, version, at)
+
+
+def _number(name: str, value: object) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_SEQUENCE:
+        raise InvalidData(name, value, f"an integer from 0 to {MAX_SEQUENCE}")
+    return value

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +192,81 @@ def test_another_answer_is_a_failure(writer: Writer, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(writer, "answer", lambda path, key: (200, body))
     with serving(writer) as url, closing(WriterFeed(url, None)) as feed, pytest.raises(FeedFailed, match="something else than changes"):
         feed.changes("books", 0)
+
+
+GOOD = {"sequence": 1, "id": "a", "kind": "put", "at": "2026-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"fields": [1]},
+        {"fields": "x"},
+        {"text": 5},
+        {"events": 5},
+        {"users": ["u"]},
+        {"like": [5]},
+        {"like": ["\ud800"]},
+        {"id": 5},
+        {"id": "x" * 513},
+        {"kind": "drop"},
+        {"sequence": 1.0},
+        {"sequence": True},
+        {"sequence": 1 << 63},
+        {"sequence": -1},
+        {"source_version": 1.5},
+        {"source_version": True},
+        {"at": "long ago"},
+        {"valid_until": 5},
+        {"kind": "delete", "like": ["a"]},
+    ],
+)
+def test_garbage_ends_up_in_no_journal(writer: Writer, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]) -> None:
+    body = json.dumps({"changes": [GOOD | wrong], "sequence": 1, "journal": "x"}).encode()
+    monkeypatch.setattr(writer, "answer", lambda path, key: (200, body))
+    with serving(writer) as url, closing(WriterFeed(url, None)) as feed, pytest.raises(FeedFailed, match="something else than changes"):
+        feed.changes("books", 0)
+
+
+@pytest.mark.parametrize(("after", "sequences"), [(1, [1]), (0, [1, 1]), (0, [2, 1]), (5, [4])])
+def test_a_feed_that_goes_back_is_a_failure(writer: Writer, monkeypatch: pytest.MonkeyPatch, after: int, sequences: list[int]) -> None:
+    body = json.dumps({"changes": [GOOD | {"sequence": number} for number in sequences], "sequence": 9, "journal": "x"}).encode()
+    monkeypatch.setattr(writer, "answer", lambda path, key: (200, body))
+    with serving(writer) as url, closing(WriterFeed(url, None)) as feed, pytest.raises(FeedFailed, match="something else than changes"):
+        feed.changes("books", after)
+
+
+def test_a_deep_answer_is_a_failure(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "answer", lambda path, key: (200, b"[" * 1_000_000))
+    with serving(writer) as url, closing(WriterFeed(url, None)) as feed, pytest.raises(FeedFailed, match="something else than changes"):
+        feed.changes("books", 0)
+
+
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n["])
+def test_a_writer_that_answers_for_ever_holds_up_no_shutdown(tmp_path: Path, copies: JournalCopies, begin: bytes) -> None:
+    asked, over = threading.Event(), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.recv(1 << 16)
+                connection.sendall(begin)
+                asked.set()
+                while not over.wait(0.01):
+                    connection.sendall(b" ")
+
+        writer = threading.Thread(target=drip)
+        writer.start()
+        with following(f"http://127.0.0.1:{listening.getsockname()[1]}", tmp_path, copies) as follower:
+            assert asked.wait(10)
+            stopping = threading.Thread(target=follower.stop, daemon=True)
+            stopping.start()
+            stopping.join(30)
+            stopped = not stopping.is_alive()
+            over.set()
+        writer.join()
+    assert stopped
 
 
 def test_an_answer_that_is_too_large_is_not_read(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:

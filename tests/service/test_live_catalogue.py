@@ -17,7 +17,7 @@ from service.entity_tags import Condition
 from service.errors import CatalogueFull, Conflict, ItemNotFound, NotReady, NotWritable, PreconditionFailed
 from service.live import live_version
 from service.live.catalogue_types import Delete, Outcome, Put, tag_of
-from tests.service.live_running import ALL, Live, Nearest, add_version, live_service, models
+from tests.service.live_running import ALL, ITEMS, Live, Nearest, add_version, live_service, models
 from tests.service.running import run
 from tests.waiting import until
 
@@ -230,6 +230,26 @@ def test_a_version_that_has_seen_many_ids_is_opened_anew_while_it_serves(models:
         assert "stays" in live.found("item-1")
         live.put("last", like=("item-1",))
         assert {"stays", "last"} < {*live.found("item-1")}
+
+
+def test_items_that_have_expired_take_no_room_in_a_version_that_is_opened_anew(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_version, "REOPENED_AT", 12)
+    with live_service(models, monkeypatch) as live:
+        before = live.version()
+        live.put("stays", like=("item-1",))
+        soon = time.time() + 0.5
+        for i in range(11):
+            live.put(f"new-{i}", like=("item-1",), valid_until=soon)
+        live.put("item-5", valid_until=soon)
+        until(lambda: live.version() is not before, "it was opened anew")
+        state = live.version().live.state
+        assert state is not None
+        assert (state.table.handles, state.tombstones) == (2, 1)
+        assert not live.version().live.wants_reopening
+        for i in range(100):  # nor do those that come too late
+            live.put(f"late-{i}", like=("item-1",), valid_until=1.0)
+        assert state.table.handles == 2
+        assert {*live.found("item-1")} == {f"item-{i}" for i in range(ITEMS) if i != 5} | {"stays"}
 
 
 def test_a_journal_that_cannot_be_written_refuses_writes_until_it_can_and_retrieval_goes_on(

@@ -166,4 +166,4 @@ def test_a_slot_of_an_expired_item_may_be_taken_also_in_a_replay(models: Path, v
         transaction.store_placements(1, {later.sequence: (Placement(0, places[0].parent, places[0].slot, places[0].row),)})
     other = opened(models)
     replay(other, journal)
-    assert other.items.rows_of(["short", "later"]).tolist() == [-1, 33]
+    assert other.items.rows_of(["short", "later"]).tolist() == [-1, 32]

@@ -47,7 +47,7 @@ def replayed(bundle: Bundle, file: Path, operations: Iterable[Operation], now: f
     try:
         stored = journal.placements(bundle.manifest.version, [operation.sequence for operation in wanted])
         for operation in wanted:
-            if not replay.apply(operation, stored.get(operation.sequence, ())):
+            if not replay.apply(operation, stored.get(operation.sequence, ()), now):
                 left_out.append(operation.id)
     finally:
         journal.close()
@@ -69,9 +69,15 @@ class _Replay:
         if self._opened is not None:
             self._opened[0].close()
 
-    def apply(self, operation: Operation, stored: tuple[Placement, ...]) -> bool:
-        """Apply an operation at the places that are stored, or at new ones; whether its item has a place."""
+    def apply(self, operation: Operation, stored: tuple[Placement, ...], now: float) -> bool:
+        """Apply an operation at the places that are stored, or at new ones; whether its item has a place.
+
+        One whose time has passed is a delete: of the many ids of a journal that have expired none takes a handle.
+        """
         body = operation.body
+        if operation.has_expired(now):
+            self.state.apply([Change(operation.sequence, operation.id, "delete", at=operation.at)])
+            return True
         fields = None if body.fields is None else self._columns.fitting(body.fields)
         change = Change(operation.sequence, operation.id, operation.kind, fields, stored, body.valid_until, operation.at)
         if stored or operation.kind == "delete":
