@@ -143,7 +143,9 @@ class Settings(BaseSettings):
     load_timeout_s: float = Field(
         default=600.0, gt=0, description="Seconds that an admin request waits for every worker to follow; then it is taken back."
     )
-    mask_cache_bytes: int = Field(default=256 << 20, ge=0, description="Memory for the masks of filters, per loaded version.")
+    mask_cache_bytes: int = Field(
+        default=256 << 20, ge=0, description="Memory for the masks of filters, per loaded version; as much again where items are live."
+    )
     drain_delay_s: float = Field(
         default=0.0, ge=0, description="Seconds between the signal to stop and the end of listening; /readyz says 503 meanwhile."
     )

@@ -9,6 +9,7 @@ Legend: R handles, C handles that are looked at, W rows.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,12 @@ from numpy.typing import NDArray
 from espalier.live.items import LiveItems
 from espalier.live.masks import live_mask
 from espalier.live.overlay import Overlay
-from espalier.masks.filters import Condition, Filter, ItemFilters, Range
+from espalier.masks.filters import Condition, Filter, ItemFilters, Range, cost_of
 from espalier.search import NodeMask
 from espalier.tree import Tree
 
 MOST_FILTERS = 64
-"""Filters of which it is kept which handles pass, the last mask included."""
+"""Filters of which it is kept which handles pass, the last mask included, if they take no more than the trained items' masks may."""
 LONGEST_LOG = 1 << 20
 """Changes after which all filters are looked at anew."""
 
@@ -36,13 +37,15 @@ class _Kept:
 
     passing_R  bool[R]: which handles pass
     looked     how many entries of the log it follows
-    overlay    that `mask` was made of
+    overlay    that `mask` was made of; an old one must not stay in memory for it
+    bytes      that this takes
     """
 
     passing_R: NDArray[np.bool_]
     looked: int
-    overlay: Overlay
+    overlay: weakref.ref[Overlay]
     mask: NodeMask
+    bytes: int
 
 
 class LiveFilters:
@@ -54,7 +57,8 @@ class LiveFilters:
         self._removed: frozenset[str] = frozenset()
         self._removed_handles = np.empty(0, np.int64)  # those of removed ids that were ever put or deleted
         self._kept: OrderedDict[Filter, _Kept] = OrderedDict()  # least recently used first
-        self._lock = threading.Lock()  # guards _kept, for moments only
+        self._bytes = 0
+        self._lock = threading.Lock()  # guards _kept and _bytes, for moments only
 
     # -- the one writer -------------------------------------------------------------------------------------------------
 
@@ -68,7 +72,7 @@ class LiveFilters:
         if len(self._log) >= LONGEST_LOG:
             with self._lock:
                 self._log = []
-                self._kept.clear()
+                self._forget_all()
         self._log.append(entry.handle)
 
     def set_removed(self, ids: Collection[str]) -> None:
@@ -77,7 +81,7 @@ class LiveFilters:
         handles = np.array([entry.handle for entry in entries if entry is not None], np.int64)
         with self._lock:
             self._removed, self._removed_handles = frozenset(ids), handles
-            self._kept.clear()
+            self._forget_all()
 
     # -- readers --------------------------------------------------------------------------------------------------------
 
@@ -85,7 +89,7 @@ class LiveFilters:
         """The mask, if it is there. Takes microseconds."""
         with self._lock:
             kept = self._kept.get(filter)
-            if kept is None or kept.overlay is not overlay:
+            if kept is None or kept.overlay() is not overlay:
                 return None
             self._kept.move_to_end(filter)
             return kept.mask
@@ -100,11 +104,22 @@ class LiveFilters:
         made = live_mask(self._trees, overlay, self._trained.mask(filter), eligible_R)
         with self._lock:
             if removed is self._removed and log is self._log:
-                self._kept[filter] = _Kept(passing_R, looked, overlay, made)
-                self._kept.move_to_end(filter)
-                while len(self._kept) > MOST_FILTERS:
-                    self._kept.popitem(last=False)
+                self._forget(filter)
+                kept = _Kept(passing_R, looked, weakref.ref(overlay), made, cost_of(filter, made) + passing_R.nbytes)
+                self._kept[filter] = kept
+                self._bytes += kept.bytes
+                while len(self._kept) > MOST_FILTERS or self._bytes > self._trained.max_bytes:
+                    self._forget(next(iter(self._kept)))
         return made
+
+    def _forget(self, filter: Filter) -> None:
+        """Drop what is kept of a filter, if anything is. Holds the lock."""
+        before = self._kept.pop(filter, None)
+        self._bytes -= 0 if before is None else before.bytes
+
+    def _forget_all(self) -> None:
+        self._kept.clear()
+        self._bytes = 0
 
     def matches(self, filter: Filter, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool[W]: whether the items at some rows pass a filter by the fields that they have now, removed or not."""

@@ -77,7 +77,7 @@ class ItemFilters:
     """
 
     def __init__(self, trees: Sequence[Tree], items: ItemTable, max_bytes: int) -> None:
-        self._trees, self._items, self._max_bytes = trees, items, max_bytes
+        self._trees, self._items, self.max_bytes = trees, items, max_bytes
         kinds = {field: _kind(items.column(field).type) for field in items.fields}
         self._kinds: dict[str, Kind] = {field: kind for field, kind in kinds.items() if kind is not None}
         self._indices: dict[str, _Index] = {}
@@ -205,18 +205,18 @@ class ItemFilters:
             if self._building.get(filter) is not building:
                 return
             del self._building[filter]
-            if mask is not None and _cost(filter, mask) <= self._max_bytes:
+            if mask is not None and cost_of(filter, mask) <= self.max_bytes:
                 self._masks[filter] = mask
-                self._bytes += _cost(filter, mask)
-            while self._bytes > self._max_bytes:
-                self._bytes -= _cost(*self._masks.popitem(last=False))
+                self._bytes += cost_of(filter, mask)
+            while self._bytes > self.max_bytes:
+                self._bytes -= cost_of(*self._masks.popitem(last=False))
 
 
 ENTRY_BYTES = 700
 """Bytes of the Python objects around a cached mask."""
 
 
-def _cost(filter: Filter, mask: NodeMask) -> int:
+def cost_of(filter: Filter, mask: NodeMask) -> int:
     return mask.nbytes + filter.size + ENTRY_BYTES
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,20 @@ def test_only_what_has_changed_is_looked_at_again_and_the_log_of_changes_stays_s
         catalogue.put("new-2", {"colour": "red", "price": float(i)})
     assert len(catalogue.filters._log) < 20
     assert catalogue.passing({"colour": ["red"]}) == found - {"new-1"} | {"new-9"}
+
+
+def test_masks_take_no_more_than_those_of_trained_items_may_and_keep_no_old_overlay(catalogue: Catalogue) -> None:
+    catalogue.put("new", {"colour": "red"})
+    catalogue.passing({"colour": ["red"]})
+    one = catalogue.filters._bytes
+    catalogue.trained.max_bytes = 5 * one // 2
+    before = weakref.ref(catalogue.state.overlay())
+    for i in range(10):
+        catalogue.passing({"price": {"min": float(i)}})
+        assert 0 < catalogue.filters._bytes <= catalogue.trained.max_bytes
+    catalogue.put("newer", {"colour": "red"})
+    catalogue.state.overlay()
+    assert before() is None
+    catalogue.trained.max_bytes = one // 2
+    assert "newer" in catalogue.passing({"colour": ["red"]})  # built again each time
+    assert catalogue.filters._bytes == 0
