@@ -20,6 +20,7 @@ export const about = "ask, move the beam, compare";
 const WAIT_MS = 15; // between two requests of a slider that moves
 
 export default function Lab({ params, model }) {
+  const set = (changes, quiet) => setAddress({ model: model.name, ...changes }, quiet);
   const question = useFirstQuestion(model, params, (query) => set({ q: JSON.stringify(query) }, true));
   const query = queryOf(params);
   const compared = params.get("side") === "b";
@@ -68,7 +69,7 @@ function isAsked(model, query) {
 }
 
 // Change the address: {name: value}, null for what goes. quiet: without a step of the browser's history, for what moves.
-function set(changes, quiet = false) {
+function setAddress(changes, quiet = false) {
   const { params } = read();
   for (const [name, value] of Object.entries(changes)) {
     if (value === null || value === "") params.delete(name);
