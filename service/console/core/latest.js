@@ -4,37 +4,55 @@ import { useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
 
 const PASSING = [0, 429, 502, 503, 504];
 const RETRY_S = 2;
+const LONGEST_PACE_MS = 500;
 
 // A function that runs work(signal, ...arguments) with its newest arguments and returns a promise of the result. The first call runs at
-// once; calls that follow within wait_ms wait for its end, and only the newest of them runs. A call that runs aborts the one before it.
+// once; calls that follow within wait_ms wait for its end, and only the newest of them runs. It aborts the one that is under way, after about
+// the time that answers take of late: so a slow service is seen to follow a slider, too.
 // The promise of a call that was overtaken never settles: a late answer cannot be used by mistake. call.cancel() ends what is under way.
 export function latest(work, wait_ms = 0) {
-  let controller = new AbortController();
+  let controller = null; // of the call under way
+  let pending = null; // the call that waits
   let timer = null;
   let started = -Infinity;
-  let newest = 0;
+  let pace_ms = wait_ms;
 
   function call(...given) {
-    const own = ++newest;
-    clearTimeout(timer);
     return new Promise((resolve, reject) => {
-      const settle = (settler) => (value) => own === newest && settler(value);
-      const start = () => {
-        started = performance.now();
-        controller.abort();
-        controller = new AbortController();
-        Promise.resolve(work(controller.signal, ...given)).then(settle(resolve), settle(reject));
+      pending = () => {
+        const { signal } = (controller = new AbortController());
+        const begun = (started = performance.now());
+        const settle = (settler) => (answer) => {
+          if (signal.aborted) return;
+          controller = null;
+          pace_ms = Math.min(Math.max(wait_ms, performance.now() - begun), LONGEST_PACE_MS);
+          settler(answer);
+          if (pending) schedule();
+        };
+        Promise.resolve(work(signal, ...given)).then(settle(resolve), settle(reject));
       };
-      const wait = started + wait_ms - performance.now();
-      if (wait <= 0) start();
-      else timer = setTimeout(start, wait);
+      schedule();
     });
   }
 
-  call.cancel = () => {
-    newest++;
+  function schedule() {
     clearTimeout(timer);
-    controller.abort();
+    const wait = started + (controller && wait_ms ? pace_ms : wait_ms) - performance.now();
+    if (wait > 0) timer = setTimeout(run, wait);
+    else run();
+  }
+
+  function run() {
+    const start = pending;
+    call.cancel();
+    start();
+  }
+
+  call.cancel = () => {
+    clearTimeout(timer);
+    pending = null;
+    controller?.abort();
+    controller = null;
   };
   return call;
 }
@@ -49,6 +67,7 @@ export function useAnswer(work, inputs, { wait_ms = 0, forget = false, retry = f
   call.current ??= latest((signal, ...given) => newestWork.current(signal, ...given), wait_ms);
   const [state, setState] = useState({ value: null, problem: null, busy: inputs !== null });
   const [round, setRound] = useState(0);
+  const asked = useRef(0);
   useLayoutEffect(() => () => call.current.cancel(), []);
   useLayoutEffect(() => {
     if (inputs === null) {
@@ -57,9 +76,10 @@ export function useAnswer(work, inputs, { wait_ms = 0, forget = false, retry = f
       return;
     }
     setState((former) => ({ value: forget ? null : former.value, problem: former.problem, busy: true }));
+    const own = ++asked.current;
     call.current(...inputs).then(
-      (value) => setState({ value, problem: null, busy: false }),
-      (problem) => setState((former) => ({ value: former.value, problem, busy: false })),
+      (value) => setState({ value, problem: null, busy: own !== asked.current }),
+      (problem) => setState((former) => ({ value: former.value, problem, busy: own !== asked.current })),
     );
   }, [JSON.stringify(inputs), round]);
   useEffect(() => {

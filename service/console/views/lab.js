@@ -39,7 +39,7 @@ export default function Lab({ params, model }) {
       <${ProblemView} problem=${problem} again=${again} />
       ${!query && html`<${Busy}>Looking for a question to ask…</${Busy}>`}
       ${query && !isAsked(model, query) && html`<${Empty}>${HOW[model.query.kind]}</${Empty}>`}
-      ${value && html`<${Summary} model=${model} params=${params} value=${value} bodies=${bodies} question=${question} busy=${busy} set=${set} />
+      ${value && html`<${Summary} model=${model} params=${params} value=${value} question=${question} busy=${busy} set=${set} />
         <${Results} model=${model} params=${params} sides=${value.sides} stale=${Boolean(problem)} question=${question} query=${query} set=${set} />`}
     </section>
     <${Facets} model=${model} params=${params} set=${set} ready=${value !== null || problem !== null} />
@@ -58,7 +58,7 @@ async function ask(signal, bodies) {
   const asked_at = performance.now();
   const sides = await Promise.all(bodies.map((body) => post("retrieve", body, signal)));
   for (const side of sides) rememberTitles(side.model, side.results[0].items.map(({ id, fields }) => ({ id, title: fields?.title })));
-  return { sides, round_trip_ms: performance.now() - asked_at };
+  return { sides, bodies, round_trip_ms: performance.now() - asked_at };
 }
 
 // An empty history or text is a question too (of a cold user); an empty vector is none.

@@ -45,9 +45,9 @@ function Facet({ model, column, version, filter, without, open, ready, onFilter,
     <summary><bdi>${column}</bdi>${chosen > 0 && html` <span class="badge good">${chosen}</span>`}</summary>
     <${ProblemView} problem=${problem} again=${again} />
     ${!value && busy && html`<${Busy}>Counting…</${Busy}>`}
-    ${value?.min !== undefined && value.min !== null && html`<${Range} column=${column} facet=${value} range=${Array.isArray(included) ? null : included} onFilter=${onFilter} />`}
+    ${value?.histogram && html`<${Range} column=${column} facet=${value} range=${Array.isArray(included) ? null : included} onFilter=${onFilter} />`}
     ${value?.values && html`<${Values} column=${column} facet=${value} included=${Array.isArray(included) ? included : []} excluded=${excluded} onFilter=${onFilter} onWithout=${onWithout} />`}
-    ${value?.others > 0 && limit < MOST && html`<${Button} kind="quiet" onClick=${() => setLimit(Math.min(STEP * limit, MOST))}>More</${Button}>`}
+    ${value?.values.length < (value?.distinct ?? 0) && limit < MOST && html`<${Button} kind="quiet" onClick=${() => setLimit(Math.min(STEP * limit, MOST))}>More</${Button}>`}
   </details>`;
 }
 
@@ -59,7 +59,7 @@ function Values({ column, facet, included, excluded, onFilter, onWithout }) {
   return html`<ul class="values">
     ${rows.map(({ value, count: items }) => html`<li key=${String(value)} class=${excluded.includes(value) ? "excluded" : ""}>
       <label class="toggle"><input type="checkbox" checked=${included.includes(value)} onChange=${() => onFilter(flip(included, value))} />
-        <bdi class="ellipsis">${String(value)}</bdi></label>
+        <bdi class="ellipsis">${String(value).trim() || "(empty)"}</bdi></label>
       <span class="numeric dim">${count(items)}</span>
       <button type="button" class="cross" aria-pressed=${String(excluded.includes(value))} aria-label=${`Leave out ${column} ${value}`} title="Leave out"
         onClick=${() => onWithout(flip(excluded, value))}>−</button>

@@ -29,7 +29,7 @@ export function useFirstQuestion(model, params, use) {
   return {
     relevant: place < 0 ? null : new Set(queries[place].relevant),
     at: place < 0 ? null : [place + 1, queries.length],
-    next: queries.length > 0 ? () => use(queries[(place + 1) % queries.length].query) : null,
+    next: queries.length > (place < 0 ? 0 : 1) ? () => use(queries[(place + 1) % queries.length].query) : null,
   };
 }
 

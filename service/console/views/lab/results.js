@@ -13,7 +13,7 @@ export function Results({ model, params, sides, stale, question, query, set }) {
   const [all, setAll] = useState(false);
   const lists = sides.map((side) => side.results[0].items);
   const comparison = lists.length === 2 ? compared(...lists) : null;
-  const best = Math.max(...lists.map((items) => items[0]?.score ?? 0), ...lists.map((items) => items[items.length - 1]?.score ?? 0), 1e-9);
+  const best = lists.flat().reduce((most, { score }) => Math.max(most, score), 1e-9);
   const longest = Math.max(...lists.map((items) => items.length));
   const linked = [queryParams(params), queryParams(sideB(params))];
   const change = (changes) => set({ q: JSON.stringify({ ...query, ...changes }) });
@@ -37,7 +37,7 @@ export function Results({ model, params, sides, stale, question, query, set }) {
 
 function Item({ item, place, best, side, params, marked, relevant, isSeen, add, exclude }) {
   const { title, ...others } = item.fields ?? {};
-  const other = Object.values(others).flat().filter((value) => value !== null).join(", ");
+  const other = Object.values(others).flat().filter((value) => value !== null).map((value) => (typeof value === "number" ? number(value, 5) : value)).join(", ");
   const to = new URLSearchParams(params);
   to.set("item", item.id);
   return html`<li class=${`result ${marked?.kind ?? ""}`}>
@@ -45,7 +45,7 @@ function Item({ item, place, best, side, params, marked, relevant, isSeen, add, 
     ${marked && html`<span class=${`mark-${marked.kind}`} title=${marked.text}><span aria-hidden="true">${SIGNS[marked.kind](marked.by)}</span><span class="unseen">${marked.text}</span></span>`}
     <a class="name" href=${href("whynot", to)}>
       <bdi class="ellipsis title">${title ?? item.id}</bdi>
-      <span class="ellipsis about">${title && html`<bdi class="mono">${item.id}</bdi>`}${other && html` <bdi>${other}</bdi>`}</span>
+      <span class="ellipsis about">${title && html`<bdi class="mono">${item.id}</bdi>`}${other && html` <bdi class="other">${other}</bdi>`}</span>
     </a>
     <span class="tags">${relevant && html`<span class="badge good" title="This held-out query wants it">relevant</span>`}${isSeen && html`<span class="badge">in the history</span>`}</span>
     <span class="score"><${Bar} value=${item.score / best} kind=${side ? "info" : ""} /><span>${share(item.score)}</span>

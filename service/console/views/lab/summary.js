@@ -10,8 +10,8 @@ import { asCurl, asPython } from "./copies.js";
 
 const CALM_MS = 600;
 
-export function Summary({ model, params, value, bodies, question, busy }) {
-  const { sides } = value;
+export function Summary({ model, params, value, question, busy }) {
+  const { sides, bodies } = value;
   const lists = sides.map((side) => side.results[0].items);
   const overlap = lists.length === 2 && compared(...lists).overlap;
   const most = Math.max(...lists.map((items) => items.length), 1);
@@ -46,18 +46,18 @@ function Status({ name, result, body, search }) {
     ${result.unknown.length > 0 && html`<${Badge} kind="warn" title=${result.unknown.slice(0, 10).join(", ")}>${result.unknown.length} unknown</${Badge}>`}`;
 }
 
-const STAGES = [["queue_ms", "queue"], ["encode_ms", "encode"], ["search_ms", "search"], ["rerank_ms", "re-rank"], ["serialise_ms", "write"]];
+const STAGES = [["queue_ms", "queue", 5], ["encode_ms", "encode", 2], ["search_ms", "search", 1], ["rerank_ms", "re-rank", 4], ["serialise_ms", "write", 3]]; // colours
 
 // Where the milliseconds of the service went.
 function Timing({ name, timing, round_trip_ms, engine }) {
-  const stages = STAGES.map(([key, label]) => [label, timing[key]]).filter(([, spent]) => spent > 0);
+  const stages = STAGES.map(([key, label, colour]) => [label, timing[key], colour]).filter(([, spent]) => spent > 0);
   const rest = timing.total_ms - stages.reduce((sum, [, spent]) => sum + spent, 0);
-  if (rest > 0) stages.push(["other", rest]);
+  if (rest > 0) stages.push(["other", rest, "other"]);
   return html`<div class="timing">
     ${name && html`<b>${name}</b>`}
     <b>${ms(timing.ms_per_query)} per query</b>
-    <span class="split" aria-hidden="true">${stages.map(([label, spent], place) => html`<i key=${label} class=${`series-${(place % 5) + 1}`} style=${{ flexGrow: spent }} title=${`${label} ${ms(spent)}`}></i>`)}</span>
-    <span class="legend">${stages.map(([label, spent], place) => html`<span><i class=${`swatch series-${(place % 5) + 1}`}></i>${label} ${ms(spent)}</span>`)}</span>
+    <span class="split" aria-hidden="true">${stages.map(([label, spent, colour]) => html`<i key=${label} class=${`series-${colour}`} style=${{ flexGrow: spent }} title=${`${label} ${ms(spent)}`}></i>`)}</span>
+    <span class="legend">${stages.map(([label, spent, colour]) => html`<span><i class=${`swatch series-${colour}`}></i>${label} ${ms(spent)}</span>`)}</span>
     <span class="dim">${ms(timing.total_ms)} in the service${timing.batch > 1 && ` · batch of ${timing.batch}`}${round_trip_ms !== null && ` · ${ms(round_trip_ms)} to here`} · ${engine}</span>
   </div>`;
 }
