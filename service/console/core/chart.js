@@ -7,6 +7,7 @@ const LEFT = 46;
 const RIGHT = 10;
 const TOP = 14;
 const BOTTOM = 20;
+const NAME_WIDTH = 52; // least room of a name on the x axis
 
 // title        what is drawn
 // x            ascending numbers; seconds since 1970 with time
@@ -41,7 +42,7 @@ export function Chart({ title, x, series, time = false, format = String, xFormat
       ${width > 0 && html`<svg width=${width} height=${height}>
         ${yTicks.map((value) => html`<line class="grid" x1=${LEFT} x2=${width - RIGHT} y1=${yScale(value)} y2=${yScale(value)} />
           <text x=${LEFT - 6} y=${yScale(value) + 4} text-anchor="end">${format(value)}</text>`)}
-        ${xTicks(x, time, logarithmic, width).map((value) => html`<text x=${xScale(value)} y=${height - 5} text-anchor="middle">${named(value)}</text>`)}
+        ${apart(xTicks(x, time, logarithmic, width), xScale).map((value) => html`<text x=${xScale(value)} y=${height - 5} text-anchor=${xScale(value) > width - 30 ? "end" : "middle"}>${named(value)}</text>`)}
         ${marks.filter((mark) => mark.x >= x[0] && mark.x <= x[x.length - 1]).map((mark) => html`<g class="event"><title>${mark.label}</title>
           <line x1=${xScale(mark.x)} x2=${xScale(mark.x)} y1=${TOP} y2=${height - BOTTOM} /><text x=${xScale(mark.x) + 3} y=${TOP - 3}>${mark.label}</text></g>`)}
         ${series.map((one, own) => html`<g class=${`series-${one.colour ?? own + 1}`}>
@@ -109,6 +110,12 @@ function xTicks(x, time, logarithmic, width) {
   const ticks = [];
   for (let tick = Math.ceil((first - shift) / step) * step + shift; tick <= last; tick += step) ticks.push(Number(tick.toPrecision(12)));
   return ticks;
+}
+
+// Ticks without those that would be written over the one before.
+function apart(ticks, xScale) {
+  let former = -Infinity;
+  return ticks.filter((value) => xScale(value) - former >= NAME_WIDTH && ((former = xScale(value)), true));
 }
 
 function path(x, values, xScale, yScale) {

@@ -9,11 +9,11 @@ import { queryOf, queryParams, retrieveBody } from "../core/query.js";
 import { needStyle } from "../core/styles.js";
 import { rememberTitles, titleOf, useTitles } from "../core/titles.js";
 import { Busy, Empty, ItemBox, ProblemView } from "../core/ui.js";
-import { Forbidden } from "../whynot/forbidden.js";
-import { Ladder } from "../whynot/ladder.js";
-import { Levels } from "../whynot/levels.js";
-import { Reasons } from "../whynot/reasons.js";
-import { isScored, placeOf, verdict } from "../whynot/verdict.js";
+import { Forbidden } from "./whynot/forbidden.js";
+import { Ladder } from "./whynot/ladder.js";
+import { Levels } from "./whynot/levels.js";
+import { Reasons } from "./whynot/reasons.js";
+import { isScored, placeOf, verdict } from "./whynot/verdict.js";
 
 export const title = "Why not";
 export const about = "where an item fell out of the search";

@@ -1,9 +1,9 @@
 // What spoke for an item: past items of the memory, features of the query, the trees of a forest, the ranker, the live catalogue.
 
-import { html } from "../core/preact.js";
-import { moment, number } from "../core/format.js";
-import { titleOf, useTitles } from "../core/titles.js";
-import { Bar, Table } from "../core/ui.js";
+import { html } from "../../core/preact.js";
+import { moment, number } from "../../core/format.js";
+import { titleOf, useTitles } from "../../core/titles.js";
+import { Bar, Table } from "../../core/ui.js";
 
 export function Reasons({ model, entry }) {
   const sources = entry.memory?.items ?? [];

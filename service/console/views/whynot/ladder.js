@@ -1,12 +1,12 @@
 // The smallest tested beam at which an item comes: the beam is doubled until it does, then narrowed. An item that a beam finds may be lost by
 // a wider one, so all that is told is what was tested; every step is shown.
 
-import { html, useEffect, useState } from "../core/preact.js";
-import { href } from "../core/address.js";
-import { post } from "../core/api.js";
-import { count } from "../core/format.js";
-import { retrieveBody } from "../core/query.js";
-import { Busy, ProblemView } from "../core/ui.js";
+import { html, useEffect, useState } from "../../core/preact.js";
+import { href } from "../../core/address.js";
+import { post } from "../../core/api.js";
+import { count } from "../../core/format.js";
+import { retrieveBody } from "../../core/query.js";
+import { Busy, ProblemView } from "../../core/ui.js";
 import { isScored, placeOf } from "./verdict.js";
 
 const NARROWED = 4; // steps between the last beam that missed it and the first that found it

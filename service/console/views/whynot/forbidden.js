@@ -1,11 +1,11 @@
 // What forbids an item, each named with what to change: the conditions of the filter one by one, exclusions, removals, deletions.
 
-import { html } from "../core/preact.js";
-import { href } from "../core/address.js";
-import { post } from "../core/api.js";
-import { useAnswer } from "../core/latest.js";
-import { queryOf, retrieveBody } from "../core/query.js";
-import { Busy } from "../core/ui.js";
+import { html } from "../../core/preact.js";
+import { href } from "../../core/address.js";
+import { post } from "../../core/api.js";
+import { useAnswer } from "../../core/latest.js";
+import { queryOf, retrieveBody } from "../../core/query.js";
+import { Busy } from "../../core/ui.js";
 
 const MOST = 8; // conditions that are tried one by one
 

@@ -1,9 +1,9 @@
 // The search level by level: a row a level, with its nodes along their keys. All rows have the cut at the same place: what is right of it was
 // kept. The item's ancestor is the diamond.
 
-import { html, useEffect, useLayoutEffect, useRef, useState } from "../core/preact.js";
-import { href } from "../core/address.js";
-import { count, number, MISSING } from "../core/format.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../../core/preact.js";
+import { href } from "../../core/address.js";
+import { count, number, MISSING } from "../../core/format.js";
 import { draw, colours } from "./strip.js";
 
 export function Levels({ model, version, name, levels, path, tree, place, beam }) {

@@ -1,6 +1,6 @@
 // What became of an item, in one sentence of plain English.
 
-import { count, plural } from "../core/format.js";
+import { count, plural } from "../../core/format.js";
 
 // Whether the search reached the item's leaf. height: the level of the leaves.
 export function isScored(entry, height) {

@@ -1,0 +1,88 @@
+"""The frontier is measured when the view opens, drawn as it comes, and can be stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from tests.console.browsing import Watched, visit
+from tests.console.conftest import SETTINGS
+from tests.console.showing import serious_findings, settled
+from tests.service.processes import service
+
+pytestmark = [pytest.mark.slow, pytest.mark.console]
+
+
+def rows(page: Page) -> list[list[str]]:
+    """The cells of the table that is seen."""
+    return [row.locator("td").all_inner_texts() for row in page.get_by_role("region", name="Recall and time").locator("tbody tr").all()]
+
+
+LINE = {"m": 50, "recall_ci": [0.4, 0.6], "ms_per_query": 0.2, "queries": 64, "default": False}
+
+
+def answered(route: Route) -> None:
+    lines = [LINE | {"beam_size": 10, "recall": 0.5}, LINE | {"beam_size": 100, "recall": 0.55, "default": True}]
+    route.fulfill(status=200, content_type="application/x-ndjson", body="".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_lines_are_drawn_and_listed_with_the_default_marked(watched: Watched) -> None:
+    page = watched.page
+    page.route("**/frontier", answered)
+    page.goto(f"{watched.origin}/#/frontier?beams=10,100")
+    settled(page)
+    found = rows(page)
+    assert [row[:3] for row in found] == [["10", "", ".500"], ["100", "default", ".550"]]
+    expect(page.get_by_text("and no beam that was measured finds more")).to_be_visible()
+    expect(page.locator(".chart .event")).to_have_count(2)
+    assert serious_findings(page) == []
+
+
+def test_figures_are_saved(watched: Watched) -> None:
+    page = watched.page
+    page.route("**/frontier", answered)
+    page.goto(f"{watched.origin}/#/frontier?beams=10,100")
+    settled(page)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save as CSV").click()
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert lines == ["beam_size,m,recall,low,high,ms_per_query,queries", "10,50,0.5,0.4,0.6,0.2,64", "100,50,0.55,0.4,0.6,0.2,64"]
+
+
+def test_a_problem_in_place_of_a_line_is_shown_beside_what_came(watched: Watched) -> None:
+    page = watched.page
+    body = (
+        json.dumps(LINE | {"beam_size": 10, "recall": 0.5})
+        + "\n"
+        + json.dumps({"title": "Dropped", "status": 503, "detail": "Gone."})
+        + "\n"
+    )
+    page.route("**/frontier", lambda route: route.fulfill(status=200, content_type="application/x-ndjson", body=body))
+    page.goto(f"{watched.origin}/#/frontier?beams=10,100")
+    expect(page.get_by_role("alert")).to_contain_text("Gone.")
+    assert len(rows(page)) == 1
+
+
+def test_a_measurement_is_cancelled(watched: Watched) -> None:
+    page = watched.page
+    page.route("**/frontier", lambda route: None)  # never answered
+    page.goto(f"{watched.origin}/#/frontier?beams=10,100")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("button", name="Measure again")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_it_is_measured_by_the_service(sample: Path, browser: Browser) -> None:
+    """Without keys the private routes are open, as on a newcomer's laptop."""
+    with (
+        service(sample, 1, **SETTINGS | {"ESPALIER_WRITE_KEYS": ""}) as running,
+        visit(browser, f"http://127.0.0.1:{running.port}") as watched,
+    ):
+        watched.page.goto(f"{watched.origin}/#/frontier?model=debian-depends&beams=5,100&queries=64&m=20")
+        expect(watched.page.get_by_role("region", name="Recall and time").locator("tbody tr")).to_have_count(2)
+        narrow, wide = rows(watched.page)
+        assert float(narrow[2]) < float(wide[2]) < 1
+        assert (narrow[5], wide[1]) == ("64", "default")
