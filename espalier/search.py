@@ -62,6 +62,7 @@ class SearchParams:
     frontier      give the beam above the leaves too, see `Frontier`
     states_BLS    float32, as query.onnx gives them, or None. An engine of graphs then encodes nothing; `queries` must have been checked,
                   and only a memory reads them
+    unstacked     the order of the trees themselves, where a bundle has stacking: for who wants the beam alone
     """
 
     beam_size_B: NDArray[np.int64]
@@ -72,6 +73,7 @@ class SearchParams:
     frozen_B: NDArray[np.bool_] | None = None
     frontier: bool = False
     states_BLS: NDArray[np.float32] | None = None
+    unstacked: bool = False
 
     @staticmethod
     def uniform(
@@ -104,6 +106,7 @@ class SearchParams:
             None if self.frozen_B is None else self.frozen_B[queries],
             self.frontier,
             None if self.states_BLS is None else self.states_BLS[queries],
+            self.unstacked,
         )
 
     def check(self, batch: int, items: int, nodes: int | None = None) -> None:

@@ -93,6 +93,8 @@ class ReferenceEngine:
         """Nothing to free."""
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        if params.unstacked and self.bundle.stacking is not None:
+            return ReferenceEngine(self.bundle.unstacked).search(queries, params)
         tree = self.bundle.tree
         check_queries(self.bundle, queries, params, None if self._memory is None else (self.memory_tree or tree).item_count)
         params.check(len(queries), tree.item_count, tree.node_count)

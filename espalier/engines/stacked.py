@@ -62,6 +62,8 @@ class StackedEngine:
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
         params.check(len(queries), self.items)
+        if params.unstacked:
+            return self._trees.search(queries, params)
         found = self._trees.search(queries, widened(params, self._stacking, self.items))
         rows_BM, keys_BM = np.full_like(found.item_rows_BM, NO_ITEM), np.full_like(found.ranks_BM, -np.inf)
         own = queries.features

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from espalier.errors import InvalidData
@@ -82,6 +83,10 @@ class ItemBody:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: keys in order, parts that were not given left out. Raises InvalidData on what is no JSON or over the limit."""
+        return self._bytes
+
+    @cached_property
+    def _bytes(self) -> bytes:
         found = {part: getattr(self, part) for part in _PARTS}
         given = {part: value for part, value in found.items() if value is not None and value != ()}
         if self.valid_until is not None:

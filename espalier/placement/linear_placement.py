@@ -106,7 +106,7 @@ class LinearPlacement:
         for begin in range(0, len(own), AT_ONCE):
             part = QueryBatch(self.bundle.manifest.query, own.take(np.arange(begin, min(begin + AT_ONCE, len(own)))))
             params = SearchParams.uniform(len(part), min(BEAM, self.bundle.manifest.search.max_beam_size), 1)
-            result = search(part, replace(params, frontier=True, frozen_B=np.ones(len(part), np.bool_)))
+            result = search(part, replace(params, frontier=True, frozen_B=np.ones(len(part), np.bool_), unstacked=True))
             for tree, frontier in enumerate(result.frontiers):
                 order = np.argsort(-frontier.ranks_BK, axis=1, kind="stable")[:, :BEAM]
                 best_BK = np.take_along_axis(frontier.nodes_BK, order, 1)

@@ -45,6 +45,7 @@ REOPENED_AT = MAX_HANDLES // 8 * 7
 """Ids seen live from which on the version is opened anew, which gives the handles of deleted items back."""
 Placements = tuple[Placement, ...]
 Search = Callable[[QueryBatch, SearchParams], SearchResult]
+FLOAT = frozenset({float})
 TRAINED = "trained"
 """What placed an item whose row is that of training."""
 
@@ -327,7 +328,16 @@ class LiveVersion:
 def _evidence_of(operation: Operation) -> int:
     """Another number for other evidence, in this process."""
     body = operation.body
-    return hash((body.text, body.like, repr(body.events)))
+    return hash((body.text, body.like, tuple(map(_hashable, body.events))))
+
+
+def _hashable(event: Any) -> Any:
+    """The same of equal events; of lists of numbers their bytes, because text of them takes long."""
+    if isinstance(event, Mapping):
+        return tuple((name, _hashable(value)) for name, value in event.items())
+    if isinstance(event, list) and FLOAT.issuperset(map(type, event)):
+        return np.array(event, np.float64).tobytes()
+    return repr(event)
 
 
 def placed_by(operation: Operation) -> str:

@@ -116,6 +116,21 @@ def test_a_short_answer_begins_a_long_one(tmp_path: Path) -> None:
     assert short.item_rows_BM.shape == (20, 2)
 
 
+@pytest.mark.parametrize("trees", [1, 3])
+def test_who_wants_no_stacking_gets_the_order_of_the_trees(tmp_path: Path, trees: int) -> None:
+    bundle, _ = with_stacking(tmp_path, 7, trees=trees)
+    queries = random_queries(np.random.default_rng(1), bundle, 20, integer=False)
+    params = replace(SearchParams.uniform(20, 3, 9), frontier=True)
+    expected = open_engine(bundle.unstacked, "cpu").search(queries, params)
+    for engine in (open_engine(bundle, "cpu"), ReferenceEngine(bundle)):
+        found, stacked = engine.search(queries, replace(params, unstacked=True)), engine.search(queries, params)
+        assert_array_equal(found.item_rows_BM, expected.item_rows_BM)
+        assert_allclose(found.scores_BM, expected.scores_BM, rtol=1e-5)
+        assert (found.item_rows_BM != stacked.item_rows_BM).any()
+        for own, of_stacked in zip(found.frontiers, stacked.frontiers, strict=True):
+            assert_array_equal(own.nodes_BK, of_stacked.nodes_BK)
+
+
 def test_keys_weigh_items(tmp_path: Path) -> None:
     """Power 0 orders by the probability alone; estimates of relevance do not depend on it."""
     answers = []

@@ -14,7 +14,7 @@ from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.masks.filters import ItemFilters
 from service.errors import CatalogueFull
-from service.live.live_version import LiveVersion
+from service.live.live_version import LiveVersion, _evidence_of
 from service.live.replay import replay
 from service.live.slots import Slots
 from tests.service.live_running import Nearest, models, open_reference
@@ -76,6 +76,16 @@ def test_other_evidence_moves_an_item_and_the_same_does_not(version: LiveVersion
     written(journal, ("new", ItemBody(like=("item-9",), fields={"colour": "red"})))
     replay(version, journal)
     assert parent_of(version, "new") == parent_of(version, "item-9") != parent_of(version, "item-1")
+
+
+def test_equal_evidence_is_known_as_equal_and_other_evidence_as_other() -> None:
+    def known(*events: object) -> int:
+        return _evidence_of(Operation(1, "new", "put", ItemBody(events=events)))
+
+    vectors = [-1.0, 0.5], [-2.0, 0.5], [0.5, -1.0], [-1, 0.5], ["a", 0.5], []
+    features = [{"indices": [1, 2], "values": list(values)} for values in vectors]
+    assert len({*(known(event) for event in (*vectors, *features, "text")), known(*vectors)}) == 14
+    assert known({"indices": [1], "values": [-1.0]}, [0.5]) == known({"indices": [1], "values": [-1.0]}, [0.5])
 
 
 def test_what_says_nothing_of_its_place_is_left_out_and_the_rest_is_applied(version: LiveVersion, journal: Journal) -> None:
