@@ -82,7 +82,7 @@ def test_equal_evidence_is_known_as_equal_and_other_evidence_as_other() -> None:
     def known(*events: object) -> int:
         return _evidence_of(Operation(1, "new", "put", ItemBody(events=events)))
 
-    vectors = [-1.0, 0.5], [-2.0, 0.5], [0.5, -1.0], [-1, 0.5], ["a", 0.5], []
+    vectors: tuple[list[object], ...] = [-1.0, 0.5], [-2.0, 0.5], [0.5, -1.0], [-1, 0.5], ["a", 0.5], []
     features = [{"indices": [1, 2], "values": list(values)} for values in vectors]
     assert len({*(known(event) for event in (*vectors, *features, "text")), known(*vectors)}) == 14
     assert known({"indices": [1], "values": [-1.0]}, [0.5]) == known({"indices": [1], "values": [-1.0]}, [0.5])
