@@ -7,6 +7,7 @@
         │   └── Forbidden         403   the key's role does not allow the route
         ├── ModelNotFound         404   no such model, or the version is not loaded
         ├── ItemNotFound          404   no such item, or it was deleted
+        ├── NodeNotFound          404   the tree has no such node
         ├── SlowBody              408   the body did not arrive in time
         ├── Conflict              409   the models' state does not allow the change
         │   ├── BeingChanged      409   another change of the model is under way; Retry-After says when to try again
@@ -82,6 +83,12 @@ class ModelNotFound(ServiceError):
 
 class ItemNotFound(ServiceError):
     """No such item, or it was deleted."""
+
+    status = 404
+
+
+class NodeNotFound(ServiceError):
+    """The tree has no such node."""
 
     status = 404
 

@@ -1,4 +1,4 @@
-"""Routes that show what is in a model, for the console and for people: facets, held-out queries.
+"""Routes that show what is in a model, for the console and for people: facets, nodes of its trees, held-out queries.
 
 Knows requests and answers. Does not know how they are found.
 """
@@ -8,24 +8,28 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import orjson
-from fastapi import Query, Request
+from fastapi import Path, Query, Request
 from starlette.responses import Response
 
 from espalier.errors import InvalidQuery
+from espalier.manifest import MAX_TREES
 from service.http.dependencies import Name, as_json, service_of
 from service.retrieval.facets import facets as find_facets
 from service.retrieval.heldout import heldout_queries
 from service.retrieval.request import parsed_conditions
+from service.retrieval.subtree import Trees, describe_node
 
 MAX_LISTED = 1000
 """Most queries, values or items in one answer."""
 MAX_NAME = 512
-"""Longest name of a column, in characters."""
+"""Longest name of a column, or id, in characters."""
 MAX_FILTER = 1 << 16
 """Longest filter, in characters of its JSON; the head of a request holds no more."""
 MAX_VERSION = (1 << 63) - 1
 
 Version = Annotated[int | None, Query(ge=1, le=MAX_VERSION, description="Version of the model; without it the default.")]
+
+Tree = Annotated[int, Query(ge=0, le=MAX_TREES, description="Which tree of a forest, counted from 0.")]
 
 
 async def facets(
@@ -44,6 +48,33 @@ async def facets(
     model = service.registry.choose(name, version)
     conditions = parsed_conditions(_object("filter", filter), {}, model, service.settings)
     return as_json(await service.scans.run(lambda check: find_facets(model, column, conditions, limit, check)))
+
+
+async def tree_node(
+    request: Request,
+    name: Name,
+    node: Annotated[int, Path(description="Number of a node, as in explanations; 0 is the root.")],
+    tree: Tree = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="Most items to return.")] = 50,
+    version: Version = None,
+) -> Response:
+    """A node of a tree: its path, its children and how many items each has, some of its items, and what values are typical of them."""
+    service = service_of(request)
+    model = service.registry.choose(name, version)
+    return as_json(await service.scans.run(lambda check: describe_node(Trees.of(model, tree), node, limit, service.typical_values, check)))
+
+
+async def tree_path(
+    request: Request,
+    name: Name,
+    item: Annotated[str, Query(min_length=1, max_length=MAX_NAME, description="Id of an item, trained or live.")],
+    tree: Tree = 0,
+    version: Version = None,
+) -> Response:
+    """The nodes from the root of a tree to the leaf of an item."""
+    service = service_of(request)
+    model = service.registry.choose(name, version)
+    return as_json({"item": item, "nodes": await service.scans.run(lambda _: Trees.of(model, tree).path_to(item))})
 
 
 async def heldout(

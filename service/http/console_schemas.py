@@ -34,6 +34,43 @@ class Facets(BaseModel):
     histogram: list[Bin] | None = Field(None, description="How many values lie in each of 20 bins of equal width.")
 
 
+class TypicalValue(BaseModel):
+    value: str | int | float | bool
+    count: int = Field(description="Items that have it, of those that were looked at.")
+    share: float = Field(description="`count` ÷ `looked_at`.")
+    lift: float = Field(description="`share` ÷ the value's share in the trained catalogue.")
+
+
+class ItemBelow(BaseModel):
+    id: str
+    title: str | None
+    live: bool = Field(description="Whether its leaf is live.")
+    eligible: bool = Field(description="Whether a query without a filter may get it.")
+
+
+class Node(BaseModel):
+    """A node of a tree and what is below it."""
+
+    node: int
+    level: int
+    parent: int | None = Field(description="Null at the root.")
+    path: list[int] = Field(description="Node numbers from the root to it.")
+    children: list[int] = Field(description="Node numbers, at most 4096. Live leaves have those from the number of nodes on.")
+    children_items: list[int] = Field(description="Items below each of `children`.")
+    child_count: int
+    item_count: int = Field(description="Items below it now: not those that were deleted.")
+    items: list[ItemBelow] = Field(description="Some of them: live ones first, then at even distances.")
+    looked_at: int = Field(description="How many of them `values` were counted from.")
+    values: dict[str, list[TypicalValue]] = Field(description="By column: the values that are most typical of the items below, at most 5.")
+
+
+class ItemPath(BaseModel):
+    """Where an item is in a tree."""
+
+    item: str
+    nodes: list[int] = Field(description="Node numbers from the root to its leaf.")
+
+
 class HeldOutQuery(BaseModel):
     """A query that the model was not trained on."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import orjson
@@ -17,6 +17,7 @@ from service.models.registry import Registry
 from service.models.registry_entry import Entry
 from service.retrieval.completion import Completer
 from service.retrieval.scans import Scans
+from service.retrieval.typical_values import TypicalValues
 from service.settings import Settings
 from service.watch.audit import Audit
 from service.watch.metrics import Metrics
@@ -39,6 +40,7 @@ class Service:
     exposition: SingleFlight[bytes]
     catalogues: Catalogues | None = None
     tracer: Tracer | None = None
+    typical_values: TypicalValues = field(default_factory=TypicalValues)
 
 
 def service_of(request: Request) -> Service:

@@ -15,8 +15,8 @@ from service.errors import Denied
 from service.http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
 from service.http.api_keys import Access
 from service.http.background import HEADER
-from service.http.console_routes import facets, heldout
-from service.http.console_schemas import Facets, HeldOutQueries
+from service.http.console_routes import facets, heldout, tree_node, tree_path
+from service.http.console_schemas import Facets, HeldOutQueries, ItemPath, Node
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
 from service.http.direct import FRONTIER, ITEMS, RETRIEVE, STREAM
 from service.http.frontier_route import FrontierRequest
@@ -99,6 +99,8 @@ def _routes() -> Sequence[_Route]:
         _Route("GET", "/models/{name}", model, "models", Model, (404,), "retrieve"),
         _Route("GET", "/models/{name}/items", complete_items, "models", Completions, scan, "retrieve"),
         _Route("GET", "/models/{name}/facets", facets, "models", Facets, scan, "retrieve"),
+        _Route("GET", "/models/{name}/tree", tree_path, "models", ItemPath, scan, "retrieve"),
+        _Route("GET", "/models/{name}/tree/{node}", tree_node, "models", Node, scan, "retrieve"),
         _Route("GET", "/models/{name}/heldout", heldout, "quality", HeldOutQueries, scan, "private"),
         _Route("POST", FRONTIER, frontier, "quality", _ANSWERED_BEAMS, (404, 408, 409, 413, 415, 422, 429, 503), "private"),
         _Route("PUT", ITEM_PATH, put_item, "items", ItemOutcome, (408, 413, 415, *write, 507), "write", (201, 202)),
@@ -270,7 +272,7 @@ _PROBLEMS = {
     400: "The request is not HTTP/1.1.",
     401: "No API key, or one that is not known.",
     403: "The key's role does not reach here, or the role has no keys, so that its routes are off.",
-    404: "No such model or item, or the version is not loaded.",
+    404: "No such model, item or node, or the version is not loaded.",
     408: "The head or the body did not arrive in time.",
     409: "The models' state does not allow it; `detail` says why.",
     410: "Changes after that sequence are not kept any more.",

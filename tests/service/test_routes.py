@@ -31,7 +31,7 @@ def routes(running: Running) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {STATIC: {"GET", "HEAD"}}
     for route in running.app.routes:
         if isinstance(route, APIRoute | Route):
-            path = route.path_format.format(name="books", id="item-1")
+            path = route.path_format.format(name="books", id="item-1", node=0)
             methods = set(route.methods or ())
             found.setdefault(path, set()).update(methods | ({"HEAD"} if "GET" in methods else set()))
     assert len(found) >= 14

@@ -1,0 +1,103 @@
+"""What values are typical of some items: more frequent among them than in the catalogue.
+
+Knows columns, and how frequent their values are in the catalogue of each version, which is counted once. Does not know trees.
+
+Legend: V distinct values, S items that are looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from service.models.loading import LoadedModel
+from service.retrieval.scans import Check
+from service.retrieval.value_counts import Tally, ValueCounts, count_values
+
+MAX_COLUMNS = 16
+"""Columns that are looked at, in the order of the item table."""
+MAX_VALUES = 1 << 15
+"""Distinct values of a column; one with more is left out."""
+SHARED_BY = 2
+"""Items that have a value, on average over the values of a column, at least: else the column names items, as titles do."""
+BASE_ITEMS = 1 << 18
+"""Items that stand for the catalogue; a larger one is looked at at even distances."""
+LISTED = 5
+"""Values of a column that are listed."""
+NAMES = ("id", "title")
+"""Columns that name items."""
+
+
+class Base(NamedTuple):
+    """How many of `items` items of the catalogue have each value: int64[V]."""
+
+    values: pa.Array
+    items_V: NDArray[np.int64]
+    items: int
+
+
+class TypicalValues:
+    """The counts of every version that serves."""
+
+    def __init__(self) -> None:
+        self._bases: WeakKeyDictionary[LoadedModel, dict[str, Base | None]] = WeakKeyDictionary()
+
+    def columns(self, model: LoadedModel, check: Check) -> dict[str, Base]:
+        """The columns in which values may be typical. The first request of a version takes a scan. Raises DeadlinePassed."""
+        bases = self._bases.setdefault(model, {})
+        names = [name for name in model.filters.fields if name not in NAMES][:MAX_COLUMNS]
+        for name in names:
+            if name not in bases:
+                check()
+                bases[name] = _base(model.bundle.items.column(name))
+        return {name: base for name in names if (base := bases[name]) is not None}
+
+
+def typical(base: Base, counts: ValueCounts, looked_at: int, below: int, catalogue: int) -> list[dict[str, Any]]:
+    """The LISTED most typical values: of the largest share · log lift, their part of the divergence of the two distributions.
+
+    counts     of the values among `looked_at` items, which stand for `below`
+    catalogue  items of the catalogue
+    A value that `base` lacks is rare, or that of live items alone: the catalogue has it at least where it is here.
+    """
+    share_V = counts.items_V / max(looked_at, 1)
+    at_V = pc.fill_null(pc.index_in(counts.values, base.values), -1)
+    found_V = np.append(base.items_V, 0)[np.asarray(at_V)]
+    base_V = np.where(found_V > 0, found_V / base.items, share_V * below / catalogue)
+    lift_V = share_V / base_V
+    order = pc.sort_indices(
+        pa.table({"part": share_V * np.log(lift_V), "items": counts.items_V, "value": counts.values}),
+        [("part", "descending"), ("items", "descending"), ("value", "ascending")],
+    )
+    top = np.asarray(order)[:LISTED]
+    columns = zip(counts.values.take(pa.array(top)).to_pylist(), counts.items_V[top], share_V[top], lift_V[top], strict=True)
+    return [{"value": v, "count": int(count), "share": float(share), "lift": float(lift)} for v, count, share, lift in columns]
+
+
+def summed(kind: pa.DataType, parts: list[pa.Array]) -> ValueCounts:
+    """The counts of several parts of a column."""
+    tally = Tally(kind, MAX_VALUES)
+    for part in parts:
+        tally.add(count_values(part))
+    return ValueCounts(*tally.total(), tally.having)
+
+
+def _base(column: pa.ChunkedArray) -> Base | None:
+    """The counts of a column; None where its values are too many to be typical of anything."""
+    items = min(len(column), BASE_ITEMS)
+    if items < len(column):
+        column = column.take(pa.array(evenly(len(column), items)))
+    counts = summed(column.type, [column.combine_chunks()])
+    if not len(counts.values) or counts.items_V.sum() < SHARED_BY * len(counts.values):
+        return None
+    return Base(counts.values, counts.items_V, items)
+
+
+def evenly(count: int, most: int) -> NDArray[np.int64]:
+    """int64: at most so many of the numbers 0 … count − 1, at even distances, ascending."""
+    return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
