@@ -15,8 +15,7 @@ from tests.console.browsing import PATIENCE_MS, Watched, visit
 from tests.console.strange_model import strange_model
 from tests.service.processes import Service, service
 
-WRITE_KEY = "console-write-key-1"
-SETTINGS = {"ESPALIER_ADMIN_KEYS": "", "ESPALIER_WRITE_KEYS": WRITE_KEY, "ESPALIER_PROBE_PER_S": "5"}
+SETTINGS = {"ESPALIER_ADMIN_KEYS": "", "ESPALIER_WRITE_KEYS": "", "ESPALIER_PROBE_PER_S": "5"}
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +39,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def console(sample: Path, browser: Browser) -> Iterator[Service]:
-    """The service on the sample: open to all, but for writes; with a probe. Not to be stopped."""
+    """The service on the sample without keys, so that its private routes are open, too; with a probe. Not to be stopped."""
     with service(sample, 1, **SETTINGS) as running:
         yield running
 

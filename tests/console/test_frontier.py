@@ -6,12 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Page, Route, expect
 
-from tests.console.browsing import Watched, visit
-from tests.console.conftest import SETTINGS
+from tests.console.browsing import Watched
 from tests.console.showing import serious_findings, settled
-from tests.service.processes import service
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
@@ -75,14 +73,10 @@ def test_a_measurement_is_cancelled(watched: Watched) -> None:
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-def test_it_is_measured_by_the_service(sample: Path, browser: Browser) -> None:
-    """Without keys the private routes are open, as on a newcomer's laptop."""
-    with (
-        service(sample, 1, **SETTINGS | {"ESPALIER_WRITE_KEYS": ""}) as running,
-        visit(browser, f"http://127.0.0.1:{running.port}") as watched,
-    ):
-        watched.page.goto(f"{watched.origin}/#/frontier?model=debian-depends&beams=5,100&queries=64&m=20")
-        expect(watched.page.get_by_role("region", name="Recall and time").locator("tbody tr")).to_have_count(2)
-        narrow, wide = rows(watched.page)
-        assert float(narrow[2]) < float(wide[2]) < 1
-        assert (narrow[5], wide[1]) == ("64", "default")
+def test_it_is_measured_by_the_service(watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{watched.origin}/#/frontier?model=debian-depends&beams=5,100&queries=64&m=20")
+    expect(page.get_by_role("region", name="Recall and time").locator("tbody tr")).to_have_count(2)
+    narrow, wide = rows(page)
+    assert float(narrow[2]) < float(wide[2]) < 1
+    assert (narrow[5], wide[1]) == ("64", "default")
