@@ -28,9 +28,13 @@ from service.models.registry import Registry
 from service.retrieval.completion import Completer
 from service.retrieval.scans import Scans
 from service.settings import Settings
+from service.watch.asked import Asked
 from service.watch.audit import Audit
 from service.watch.metrics import Metrics
+from service.watch.query_samples import QuerySamples
+from service.watch.recorder import Recorder
 from service.watch.tracing import Tracer
+from service.watch.unknown_ids import UnknownIds
 
 DESCRIPTION = """Candidate retrieval from trained trees: `POST /retrieve` answers with the top m items of each query and the
 milliseconds it took. `GET /models` says which models there are and what they take."""
@@ -63,9 +67,12 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_served_engine,
     timeout_s = settings.timeout_ms / 1e3
     completer, scans = Completer(timeout_s), Scans("scans", timeout_s)
     exposition = SingleFlight(metrics.render)
-    app.state.service = Service(settings, metrics, registry, keys, audit, completer, scans, exposition, catalogues, tracer)
+    asked = Asked(UnknownIds(), QuerySamples(settings.sample_queries))
+    recorder = Recorder(metrics.samples, lambda: [*registry.entries], asked.unknown, settings.run_folder)
+    parts = settings, metrics, registry, keys, audit, completer, scans, exposition, asked, recorder
+    app.state.service = Service(*parts, catalogues, tracer)
     shared = settings, registry, keys, metrics, catalogues
-    single, stream, item, bulk = RetrieveRoute(*shared), StreamRoute(*shared), ItemRoute(*shared), BulkRoute(*shared, audit)
+    single, stream, item, bulk = RetrieveRoute(*shared, asked), StreamRoute(*shared, asked), ItemRoute(*shared), BulkRoute(*shared, audit)
     frontier = FrontierRoute(settings, registry, keys)
     bodies, answers = (single, stream, item, bulk, frontier), (single.answers, single.background_answers, stream.answers)
     app.state.budgets = (*(route.bodies for route in bodies), *answers)

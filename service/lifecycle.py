@@ -24,12 +24,13 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     service.registry.start_loading()
     await service.registry.take_over()
     per_s = service.settings.probe_per_s
-    background = [asyncio.create_task(memory_release.give_back(app.state.budgets))]
+    background = [asyncio.create_task(memory_release.give_back(app.state.budgets)), asyncio.create_task(service.recorder.run())]
     if per_s:
         background.append(asyncio.create_task(Probe(service.registry, service.metrics, per_s).run()))
     yield
     for task in background:
         task.cancel()
+    service.recorder.close()
     await service.registry.drain(service.settings.drain_s)
     service.audit.write_left_out()
     if service.tracer is not None:

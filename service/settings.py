@@ -42,6 +42,8 @@ def _address(value: str) -> str:
     return value.rstrip("/")
 
 
+MAX_SAMPLES = 10_000
+"""Most queries of customers that a worker keeps."""
 MIN_KEY = 16
 """Fewest characters of an API key."""
 NAMED_KEY = re.compile(r"([A-Za-z0-9_.-]{1,32}):(.+)", re.DOTALL)
@@ -139,6 +141,12 @@ class Settings(BaseSettings):
         ge=0,
         le=1000,
         description="Held-out and golden queries replayed per second, version and worker, to watch recall. None, or 0: no probe.",
+    )
+    sample_queries: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_SAMPLES,
+        description="Most recent queries of customers that each worker keeps in memory, for admins. 0: none are kept.",
     )
     load_timeout_s: float = Field(
         default=600.0, gt=0, description="Seconds that an admin request waits for every worker to follow; then it is taken back."

@@ -19,8 +19,10 @@ from service.retrieval.completion import Completer
 from service.retrieval.scans import Scans
 from service.retrieval.typical_values import TypicalValues
 from service.settings import Settings
+from service.watch.asked import Asked
 from service.watch.audit import Audit
 from service.watch.metrics import Metrics
+from service.watch.recorder import Recorder
 from service.watch.tracing import Tracer
 
 Name = Annotated[str, Path(description="Name of a model.")]
@@ -38,6 +40,8 @@ class Service:
     completer: Completer
     scans: Scans
     exposition: SingleFlight[bytes]
+    asked: Asked
+    recorder: Recorder
     catalogues: Catalogues | None = None
     tracer: Tracer | None = None
     typical_values: TypicalValues = field(default_factory=TypicalValues)

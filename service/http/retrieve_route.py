@@ -28,6 +28,7 @@ from service.retrieval.request import CheckedRequest, check
 from service.retrieval.retrieve import Retrieved, retrieve
 from service.retrieval.schemas import RetrieveRequest
 from service.settings import Settings
+from service.watch.asked import Asked
 from service.watch.metrics import Metrics
 
 WATCH_AFTER_S = 0.002
@@ -47,7 +48,10 @@ ANSWERS = 4
 class RetrievalRoute:
     """What both retrieval routes need, and the memory that the requests of one route share."""
 
-    def __init__(self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None) -> None:
+    def __init__(
+        self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None, asked: Asked
+    ) -> None:
+        self.asked = asked
         self.settings, self.registry, self.keys, self.metrics, self.catalogues = settings, registry, keys, metrics, catalogues
         self.bodies = Budget(max(BODIES_BYTES, settings.max_body_bytes), FREE_BYTES)
         self.answers = Budget(ANSWERS * settings.max_answer_values, FREE_VALUES)
@@ -77,6 +81,8 @@ class RetrievalRoute:
             info.own_deadline = timeout_ms < settings.timeout_ms
             raise
         info.m, info.beam_size, info.stages_ms = checked.m, retrieved.beam_size, retrieved.stages_ms
+        if not background:
+            self.asked.note(model.name, model.version, checked.request.queries, retrieved.unknown)
         return retrieved
 
     def timeout_ms(self, checked: CheckedRequest) -> float:
@@ -95,8 +101,10 @@ class RetrievalRoute:
 class RetrieveRoute(RetrievalRoute):
     """POST /retrieve. Answers of background requests share a memory of their own, so that customers' never lack room for them."""
 
-    def __init__(self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None) -> None:
-        super().__init__(settings, registry, keys, metrics, catalogues)
+    def __init__(
+        self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None, asked: Asked
+    ) -> None:
+        super().__init__(settings, registry, keys, metrics, catalogues, asked)
         self.background_answers = Budget(settings.max_answer_values, FREE_VALUES)
         self._turns = Turns()
 

@@ -20,6 +20,8 @@ from service.http.console_schemas import Facets, HeldOutQueries, ItemPath, Node
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
 from service.http.direct import FRONTIER, ITEMS, RETRIEVE, STREAM
 from service.http.frontier_route import FrontierRequest
+from service.http.health_routes import health, samples
+from service.http.health_schemas import Health, Samples
 from service.http.item_ids import ItemId
 from service.http.item_schemas import MAX_SOURCE_VERSION, ChangesAnswer, ItemOutcome, LiveItem, PutRequest
 from service.http.live_routes import changes
@@ -102,6 +104,8 @@ def _routes() -> Sequence[_Route]:
         _Route("GET", "/models/{name}/tree", tree_path, "models", ItemPath, scan, "retrieve"),
         _Route("GET", "/models/{name}/tree/{node}", tree_node, "models", Node, scan, "retrieve"),
         _Route("GET", "/models/{name}/heldout", heldout, "quality", HeldOutQueries, scan, "private"),
+        _Route("GET", "/models/{name}/health", health, "quality", Health, scan, "private"),
+        _Route("GET", "/models/{name}/samples", samples, "quality", Samples, (404, 422), "admin"),
         _Route("POST", FRONTIER, frontier, "quality", _ANSWERED_BEAMS, (404, 408, 409, 413, 415, 422, 429, 503), "private"),
         _Route("PUT", ITEM_PATH, put_item, "items", ItemOutcome, (408, 413, 415, *write, 507), "write", (201, 202)),
         _Route("GET", ITEM_PATH, get_item, "items", LiveItem, (404, 422, 500, 503), "write"),

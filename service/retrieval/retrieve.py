@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -40,11 +40,12 @@ LATE = "The deadline passed before the answer was there."
 
 @dataclass(frozen=True)
 class Retrieved:
-    """The body of the answer, the milliseconds of its stages, and the beam that was searched with."""
+    """The body of the answer, the milliseconds of its stages, the beam that was searched with, and the unknown ids of each query."""
 
     body: bytes
     stages_ms: dict[str, float]
     beam_size: int
+    unknown: Sequence[Sequence[str]]
 
 
 async def retrieve(
@@ -90,11 +91,12 @@ async def retrieve(
     queue_s = max(answered - submitted - answer.engine_s, 0.0)
     stages_s = (queue_s, submitted - started, answer.engine_s, done - reranked, *([reranked - answered] if checked.depth else []))
     if not background:
-        _count(model, stages_s, answer, found)
-    return _answer(model, view, results, stages_s, answer, done - began)
+        _count(model, stages_s, answer, found, encoded.unknown)
+    body, stages_ms = _answer(model, view, results, stages_s, answer, done - began)
+    return Retrieved(body, stages_ms, answer.beam_size, encoded.unknown)
 
 
-def _count(model: LoadedModel, stages_s: tuple[float, ...], answer: Answer, found: Candidates) -> None:
+def _count(model: LoadedModel, stages_s: tuple[float, ...], answer: Answer, found: Candidates, unknown: Sequence[Sequence[str]]) -> None:
     queries = len(found.count_B)
     model.metrics.retrieved(
         stages_s,
@@ -103,11 +105,19 @@ def _count(model: LoadedModel, stages_s: tuple[float, ...], answer: Answer, foun
         queries=queries,
         incomplete=queries - int(np.count_nonzero(found.complete_B)),
         degraded=queries if answer.degraded else 0,
+        unknown=sum(map(len, unknown)),
     )
 
 
-def _answer(model: LoadedModel, view: View, results: bytes, stages_s: tuple[float, ...], answer: Answer, total_s: float) -> Retrieved:
-    """The whole answer. stages_s: queue, encode, search, serialise, and rerank where there was one."""
+def _answer(
+    model: LoadedModel,
+    view: View,
+    results: bytes,
+    stages_s: tuple[float, ...],
+    answer: Answer,
+    total_s: float,
+) -> tuple[bytes, dict[str, float]]:
+    """The whole answer, and the milliseconds of its stages. stages_s: queue, encode, search, serialise, and rerank where there was one."""
     ms_per_query, total, queue, encode, search, serialise, *rerank = [
         round(seconds * 1e3, 4) for seconds in (answer.engine_s / answer.batch, total_s, *stages_s)
     ]
@@ -133,7 +143,7 @@ def _answer(model: LoadedModel, view: View, results: bytes, stages_s: tuple[floa
     }
     if view.sequence is not None:
         document["sequence"] = view.sequence
-    return Retrieved(orjson.dumps(document), stages_ms, answer.beam_size)
+    return orjson.dumps(document), stages_ms
 
 
 def _check_finite(queries: QueryBatch, finite_B: NDArray[np.bool_]) -> None:

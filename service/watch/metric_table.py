@@ -39,6 +39,7 @@ COUNTERS = {
     "espalier_incomplete_total": CounterRow("Queries that got fewer than min(m, eligible items).", ("model",)),
     "espalier_shed_total": CounterRow("Requests that were refused because too many queries waited.", ("model",)),
     "espalier_degraded_total": CounterRow("Queries that were searched with a smaller beam, to keep their deadline.", ("model",)),
+    "espalier_unknown_ids_total": CounterRow("Ids in queries of answered requests that the catalogue does not have.", ("model",)),
     "espalier_auth_failures_total": CounterRow(
         "Requests that were denied, by the role that their route needs and the reason.", ("role", "reason")
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -76,16 +76,26 @@ class Metrics:
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes: over all workers, whichever is asked."""
+        return generate_latest(self._measured())
+
+    def samples(self) -> Iterator[tuple[str, Mapping[str, str], float]]:
+        """Name, labels and value of every series of that text."""
+        for metric in self._measured().collect():
+            for sample in metric.samples:
+                yield sample.name, sample.labels, sample.value
+
+    def _measured(self) -> CollectorRegistry:
+        """What is exposed, measured now."""
         self.measure_queues()
         self.measure_process()
         for device, (used, limit) in (self._gpus() if self._gpus is not None else {}).items():
             self.gauges["espalier_gpu_memory_bytes"].labels(device).set(used)
             self.gauges["espalier_gpu_memory_limit_bytes"].labels(device).set(limit)
         if self._folder is None:
-            return generate_latest(self._registry)
+            return self._registry
         registry = CollectorRegistry()
         registry.register(multiprocess.AllWorkers(self._folder))
-        return generate_latest(registry)
+        return registry
 
     # -- events ---------------------------------------------------------------------------------------------------------
 
@@ -226,6 +236,7 @@ class ModelMetrics:
         self._queries = counters["espalier_queries_total"].labels(model)
         self._incomplete = counters["espalier_incomplete_total"].labels(model)
         self._degraded = counters["espalier_degraded_total"].labels(model)
+        self._unknown = counters["espalier_unknown_ids_total"].labels(model)
         counters["espalier_shed_total"].labels(model)  # 0 from the start
         self._beams: dict[int, Histogram] = {}
         metrics.watch_queue(model, queue_depth)
@@ -247,11 +258,13 @@ class ModelMetrics:
         queries: int = 1,
         incomplete: int = 0,
         degraded: int = 0,
+        unknown: int = 0,
     ) -> None:
         """One answered request.
 
         stages_s              seconds per stage in the order of STAGES; only some requests have the last
         incomplete, degraded  how many of its queries are
+        unknown               ids in its queries that the catalogue does not have
         """
         self._queries.inc(queries)
         bucket = beam_size.bit_length()
@@ -266,3 +279,5 @@ class ModelMetrics:
             self._incomplete.inc(incomplete)
         if degraded:
             self._degraded.inc(degraded)
+        if unknown:
+            self._unknown.inc(unknown)

@@ -1,0 +1,189 @@
+"""The conditions of the Prometheus alerts (docker/prometheus/rules), as far as 24 hours of one service's own numbers tell.
+
+So a service without Prometheus shows what its alerts would say. The rules' file is what counts; a test compares names, thresholds and times
+with it. Knows columns of numbers. Does not know who reads the result.
+
+Legend: T rows of a history, a minute apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import isnan
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.watch.history import Columns
+
+Float64 = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+
+ERRORS_ALLOWED = 0.001
+"""The error budget: the share of requests that may be bad."""
+
+
+class Condition(NamedTuple):
+    """One alert.
+
+    value      float64[T] of a history, NaN where unknown
+    compare    with the threshold; an alert fires when that has held for `for_s`
+    threshold  a number, or float64[T]
+    and_also   bool[T]: what else must hold
+    """
+
+    name: str
+    what: str
+    value: Callable[[Columns], Float64]
+    compare: Literal[">", "<", "=="]
+    threshold: float | Callable[[Columns], Float64]
+    for_s: float
+    and_also: Callable[[Columns], Bool] | None = None
+
+
+def states(columns: Columns) -> list[dict[str, Any]]:
+    """Every alert as of the last row: `{"name", "firing", "since", "value", "threshold", "what"}`; since: null unless it fires."""
+    return [_state(condition, columns) for condition in CONDITIONS]
+
+
+def _state(condition: Condition, columns: Columns) -> dict[str, Any]:
+    value_T, rows = condition.value(columns), len(columns.at_T)
+    threshold = condition.threshold
+    threshold_T = threshold(columns) if callable(threshold) else np.full(rows, threshold)
+    holds_T = _COMPARED[condition.compare](value_T, threshold_T)
+    if condition.and_also is not None:
+        holds_T &= condition.and_also(columns)
+    begin = rows - int(np.argmin(holds_T[::-1])) if not holds_T.all() else 0  # of the rows at the end for which it holds
+    held_s = columns.at_T[-1] - columns.at_T[begin] if begin < rows else -1.0
+    firing = bool(held_s >= condition.for_s)
+    return {
+        "name": condition.name,
+        "firing": firing,
+        "since": int(columns.at_T[begin]) if firing else None,
+        "value": number(value_T[-1]) if rows else None,
+        "threshold": number(threshold_T[-1]) if rows else None,
+        "what": condition.what,
+    }
+
+
+def number(value: float) -> float | None:
+    """A number for JSON with six digits; None where it is unknown."""
+    return None if isnan(value) else float(f"{value:.6g}")
+
+
+def _ratio(over: str, under: str, seconds: float) -> Callable[[Columns], Float64]:
+    """A share of two counts' growth; NaN where the second did not grow."""
+
+    def share(columns: Columns) -> Float64:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return columns.increase(over, seconds) / columns.increase(under, seconds)
+
+    return share
+
+
+def _grown(name: str, seconds: float) -> Callable[[Columns], Float64]:
+    return lambda columns: columns.increase(name, seconds)
+
+
+def _now(name: str) -> Callable[[Columns], Float64]:
+    return lambda columns: columns[name]
+
+
+def _engine_busy(columns: Columns) -> Float64:
+    """Seconds of search ÷ seconds of all workers, over a minute."""
+    at_T = columns.at_T
+    between_T = at_T - at_T[np.maximum(np.searchsorted(at_T, at_T - 59, side="right") - 1, 0)]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(columns.increase("engine_s", 60) / between_T / columns["workers"])
+
+
+def _burns(short_s: float, long_s: float, factor: float) -> Callable[[Columns], Bool]:
+    """Whether the error budget still burns, and ten requests at least were bad."""
+
+    def still(columns: Columns) -> Bool:
+        ratio_T, bad_T = _ratio("bad", "counted", short_s)(columns), columns.increase("bad", long_s)
+        return np.greater(ratio_T, factor * ERRORS_ALLOWED) & np.greater_equal(bad_T, 10)
+
+    return still
+
+
+def _refused_keys(columns: Columns) -> Float64:
+    """The most refused keys of one role in five minutes."""
+    most_T: Float64 = np.max([columns.increase(f"auth_{role}", 300) for role in ("retrieve", "write", "admin")], axis=0)
+    return most_T
+
+
+def _probe_is_silent(columns: Columns) -> Bool:
+    """Whether there is a probe and a version that it should watch."""
+    return np.asarray(~np.isnan(columns["probe_queries"]) & (columns["default_version"] > 0))
+
+
+_COMPARED: Mapping[str, Callable[[Float64, Float64], Bool]] = {">": np.greater, "<": np.less, "==": np.equal}
+HOUR_S = 3600.0
+CONDITIONS = (
+    Condition("EspalierModelNotReady", "No version is ready.", _now("default_version"), "==", 0.0, 120),
+    Condition("EspalierWorkerRestarted", "Workers that were replaced in the last 15 min.", _grown("worker_restarts", 900), ">", 0.0, 0),
+    Condition(
+        "EspalierErrorBudgetBurnFast",
+        "Share of requests answered 5xx or 429 in the last hour.",
+        _ratio("bad", "counted", HOUR_S),
+        ">",
+        14.4 * ERRORS_ALLOWED,
+        60,
+        _burns(300, HOUR_S, 14.4),
+    ),
+    Condition(
+        "EspalierErrorBudgetBurn",
+        "Share of requests answered 5xx or 429 in the last six hours.",
+        _ratio("bad", "counted", 6 * HOUR_S),
+        ">",
+        6 * ERRORS_ALLOWED,
+        120,
+        _burns(1800, 6 * HOUR_S, 6),
+    ),
+    Condition("EspalierReloadFailed", "Versions that could not be loaded in the last 15 min.", _grown("reload_failures", 900), ">", 0.0, 0),
+    Condition(
+        "EspalierLatencyHigh",
+        "The 99th percentile of latency over 5 min, in seconds.",
+        _now("p99_s"),
+        ">",
+        0.050,
+        300,
+        lambda columns: columns.increase("timed", 300) >= 100,
+    ),
+    Condition("EspalierQueueFull", "Share of requests refused because the queue is full.", _ratio("shed", "requests", 60), ">", 0.01, 120),
+    Condition("EspalierSaturated", "Share of the time in which the engines search.", _engine_busy, ">", 0.8, 300),
+    Condition("EspalierDegradedAnswers", "Share of queries that got a smaller beam.", _ratio("degraded", "queries", 300), ">", 0.05, 300),
+    Condition("EspalierGpuMemoryFull", "Share of a GPU's memory in use.", _now("gpu_memory"), ">", 0.95, 120),
+    Condition("EspalierMemoryFull", "Share of the memory that the service may take.", _now("memory"), ">", 0.9, 120),
+    Condition("EspalierDescriptorsFull", "Share of the descriptors that a worker may have open.", _now("descriptors"), ">", 0.8, 60),
+    Condition("EspalierDesiredStateWrong", "The files of desired state cannot be read.", _now("desired_state_wrong"), "==", 1.0, 60),
+    Condition(
+        "EspalierIncompleteAnswers", "Share of queries that found too few items.", _ratio("incomplete", "queries", 300), ">", 0.01, 600
+    ),
+    Condition("EspalierRecallDrop", "Recall at export less that of the probe.", _now("recall_loss"), ">", _now("recall_loss_limit"), 30),
+    Condition("EspalierScoreDrift", "Difference of golden queries' scores from those at export.", _now("drift"), ">", 0.001, 30),
+    Condition("EspalierLiveCanaryLow", "Share of recent inserts that are found.", _now("live_canary_recall"), "<", 0.8, 600),
+    Condition(
+        "EspalierLiveDisplacement",
+        "Recall that live items take from trained ones.",
+        lambda columns: -columns["live_displacement"],
+        ">",
+        0.02,
+        600,
+    ),
+    Condition("EspalierLiveFull", "Share of the live items that there may be.", _now("live_capacity"), ">", 0.8, 60),
+    Condition("EspalierAuthFailures", "Requests with refused keys in 5 min, to routes of one role.", _refused_keys, ">", 100.0, 60),
+    Condition("EspalierProbeSilent", "Answers to the probe in 3 min.", _grown("probe_answered", 180), "==", 0.0, 120, _probe_is_silent),
+    Condition("EspalierProbeFailing", "Share of probe queries that failed.", _ratio("probe_failed", "probe_queries", 300), ">", 0.1, 120),
+)
+ELSEWHERE = {
+    "EspalierDown": "a service that is down shows nothing",
+    "EspalierRestarting": "its times of start are not kept",
+    "EspalierErrorBudgetBurnSlow": "it looks back three days",
+    "EspalierTrafficLost": "it compares with the day before",
+    "EspalierClientErrors": "it is of all models, by status",
+    "EspalierRecallBelowBest": "it compares versions over a day",
+}
+"""Alerts of the rules' file that are not among CONDITIONS, and why."""

@@ -1,0 +1,77 @@
+"""The last 24 hours of a model as a document: series, alerts, events, unknown ids. Knows a history. Does not know HTTP.
+
+Legend: T rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.watch.alert_conditions import number, states
+from service.watch.history import STEP_S, Columns, History
+
+Float64 = NDArray[np.float64]
+
+
+def document(model: str, version: int | None, history: History, unknown: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """The JSON of GET /models/{name}/health.
+
+    version  the default one
+    unknown  (id, count), most asked first
+    """
+    columns = history.columns()
+    m = number(columns["recall_m"][-1])
+    return {
+        "model": model,
+        "version": version,
+        "now": int(columns.at_T[-1]),
+        "since": int(columns.at_T[0]),
+        "step_s": STEP_S,
+        "at": columns.at_T.astype(np.int64).tolist(),
+        "recall_m": None if m is None else int(m),
+        "series": {name: [number(value) for value in of(columns).tolist()] for name, of in SERIES.items()},
+        "alerts": states(columns),
+        "events": [{"at": int(at), "what": what} for at, what in history.events],
+        "unknown_ids": [{"id": item_id, "count": count} for item_id, count in unknown],
+    }
+
+
+def _now(name: str, times: float = 1.0) -> Callable[[Columns], Float64]:
+    return lambda columns: columns[name] * times
+
+
+def _rate(name: str) -> Callable[[Columns], Float64]:
+    return lambda columns: columns.rate(name)
+
+
+def _busy(columns: Columns) -> Float64:
+    return np.asarray(columns.rate("engine_s") / columns["workers"])
+
+
+SERIES: Mapping[str, Callable[[Columns], Float64]] = {
+    "recall": _now("recall"),
+    "expected_recall": _now("expected_recall"),
+    "drift": _now("drift"),
+    "requests_per_s": _rate("requests"),
+    "queries_per_s": _rate("queries"),
+    "background_per_s": _rate("background"),
+    "p50_ms": _now("p50_s", 1e3),
+    "p99_ms": _now("p99_s", 1e3),
+    "incomplete_per_s": _rate("incomplete"),
+    "degraded_per_s": _rate("degraded"),
+    "shed_per_s": _rate("shed"),
+    "errors_per_s": _rate("errors"),
+    "unknown_ids_per_s": _rate("unknown_ids"),
+    "engine_busy": _busy,
+    "queue_depth": _now("queue_depth"),
+    "memory": _now("memory"),
+    "live_items": _now("live_items"),
+    "live_tombstones": _now("live_tombstones"),
+    "live_canary_recall": _now("live_canary_recall"),
+    "live_displacement": _now("live_displacement"),
+}
+"""What is shown of a history, one number a row."""

@@ -1,0 +1,62 @@
+"""The most recent queries of customers, for an admin who asked to keep some: in memory alone, and none unless a setting says so.
+
+Knows queries as JSON. Does not know what they mean.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import orjson
+from pydantic import BaseModel
+
+MAX_BYTES = 64 << 20
+"""Of all queries that are kept, as JSON."""
+QUERY_BYTES = 1 << 16
+"""Larger queries are not kept."""
+PER_REQUEST = 16
+"""Queries of one request that are kept: the first ones."""
+
+
+class Sample(NamedTuple):
+    """One query. at: seconds since 1970; query: its JSON."""
+
+    at: float
+    model: str
+    version: int
+    query: bytes
+
+
+class QuerySamples:
+    """The `most` most recent queries of this process, 0 for none. Used by the event loop alone."""
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.time) -> None:
+        self.most, self._clock = most, clock
+        self._samples: deque[Sample] = deque()
+        self._bytes = 0
+
+    def note(self, model: str, version: int, queries: Sequence[BaseModel]) -> None:
+        """Keep the queries of a request. Costs some microseconds each, nothing where none are kept."""
+        if not self.most:
+            return
+        for query in queries[:PER_REQUEST]:
+            written = query.model_dump_json(exclude_unset=True).encode()
+            if len(written) <= QUERY_BYTES:
+                self._samples.append(Sample(self._clock(), model, version, written))
+                self._bytes += len(written)
+        while len(self._samples) > self.most or self._bytes > MAX_BYTES:
+            self._bytes -= len(self._samples.popleft().query)
+
+    def of(self, model: str, limit: int, version: int | None = None) -> list[Sample]:
+        """A model's most recent queries, newest first."""
+        found = [one for one in reversed(self._samples) if one.model == model and version in (None, one.version)]
+        return found[:limit]
+
+
+def as_json(samples: Sequence[Sample], most: int) -> bytes:
+    """`{"queries": [{"at", "version", "query"}], "most"}`."""
+    queries = [{"at": round(one.at, 3), "version": one.version, "query": orjson.Fragment(one.query)} for one in samples]
+    return orjson.dumps({"queries": queries, "most": most})

@@ -1,0 +1,444 @@
+"""The last 24 hours of a model: exact, bounded, and the same from every worker."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from math import inf, isnan, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from service.run_folder import living
+from service.watch.alert_conditions import CONDITIONS, ELSEWHERE, states
+from service.watch.health import SERIES, document
+from service.watch.history import KEPT_S, MAX_EVENTS, MAX_ROWS, STEP_S, History, quantile
+from service.watch.metrics import Metrics, ModelMetrics
+from service.watch.recorder import Recorder
+from service.watch.totals import COUNTS, STATES, Totals, totals
+from service.watch.unknown_ids import UnknownIds
+from tests import ROOT
+from tests.service.running import Json, run
+from tests.waiting import until
+
+BEGIN = 1_800_000_000.0
+HEALTHY: dict[str, float] = dict.fromkeys(STATES, nan) | {"default_version": 1, "workers": 2, "desired_state_wrong": 0}
+
+
+def simulated(minutes: int, numbers: Callable[[int], dict[str, float]], begin: float = BEGIN) -> History:
+    """A history of a row a minute. numbers: of a minute; counts grow by them, states are them."""
+    history, sums = History(), dict.fromkeys(COUNTS, 0.0)
+    for minute in range(minutes + 1):
+        own = HEALTHY | numbers(minute)
+        grown = {name: own.pop(name, 0.0) for name in sums}
+        sums = {name: count + grown[name] * (minute > 0) for name, count in sums.items()}
+        history.add(Totals(begin + minute * STEP_S, sums | own, ready=(1,)))
+    return history
+
+
+def firing(history: History) -> dict[str, Json]:
+    return {state["name"]: state for state in states(history.columns()) if state["firing"]}
+
+
+# -- rows -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hours", [8, 24, 100])
+def test_hours_of_service_are_a_number_a_minute_and_at_most_a_day(hours: int) -> None:
+    history = simulated(hours * 60, lambda minute: {"requests": 60.0 * minute, "queries": 120.0, "recall": 0.5})
+    found = document("books", 1, history, [])
+    rows = min(hours * 60 + 1, MAX_ROWS)
+    assert len(found["at"]) == rows
+    assert {len(series) for series in found["series"].values()} == {rows}
+    assert found["now"] == BEGIN + hours * 3600
+    assert found["since"] == found["at"][0] == max(BEGIN, found["now"] - KEPT_S + STEP_S)
+    assert found["series"]["requests_per_s"][-1] == hours * 60  # as many a second as minutes have gone
+    assert found["series"]["queries_per_s"][1:] == [2.0] * (rows - 1)
+    assert set(found["series"]["recall"]) == {0.5}
+    assert set(found["series"]["live_items"]) == {None}
+
+
+def test_the_first_rate_is_unknown_and_a_gap_is_averaged() -> None:
+    history = History()
+    for at, requests in ((0.0, 100.0), (60.0, 160.0), (3660.0, 520.0)):
+        history.add(Totals(at, {"requests": requests}))
+    assert document("books", 1, history, [])["series"]["requests_per_s"] == [None, 1.0, 0.1]
+
+
+def test_a_count_that_falls_began_anew_and_is_no_negative_rate() -> None:
+    history = History()
+    for at, requests in ((0.0, 100.0), (60.0, 40.0), (120.0, 100.0)):
+        history.add(Totals(at, {"requests": requests}))
+    assert document("books", 1, history, [])["series"]["requests_per_s"] == [None, 0.0, 1.0]
+    assert history.columns().increase("requests", 3600).tolist() == [0, 0, 60]
+
+
+def test_a_clock_that_is_set_back_leaves_rows_out() -> None:
+    history = History()
+    for at in (60.0, 120.0, 90.0, 120.0, 180.0):
+        history.add(Totals(at, {}))
+    assert [*history.at] == [60, 120, 180]
+
+
+def test_rows_older_than_a_day_go_even_where_there_are_few() -> None:
+    history = History()
+    for at in (0.0, 60.0, KEPT_S + 60.0):
+        history.add(Totals(at, {}))
+    assert [*history.at] == [KEPT_S + 60]
+
+
+def test_quantiles_are_those_of_the_last_five_minutes() -> None:
+    history, counts = History(), {0.001: 0.0, 0.1: 0.0, inf: 0.0}
+    for minute in range(12):
+        slow = minute == 6
+        counts = {bound: count + (100 if bound > 0.001 or not slow else 0) for bound, count in counts.items()}
+        history.add(Totals(minute * 60.0, {}, counts))
+    p99 = document("books", 1, history, [])["series"]["p99_ms"]
+    assert [value > 1 for value in p99] == [False] * 6 + [True] * 5 + [False]
+    assert p99[0] == pytest.approx(0.99)
+
+
+def test_a_quantile_is_prometheus_estimate() -> None:
+    buckets = {1.0: 10.0, 2.0: 30.0, 4.0: 40.0, inf: 40.0}
+    assert quantile(buckets, 0.5) == 1.5
+    assert quantile(buckets, 0.25) == 1.0
+    assert quantile(buckets, 0.125) == 0.5
+    assert quantile(buckets | {inf: 50.0}, 0.99) == 4.0
+    assert isnan(quantile({1.0: 0.0, inf: 0.0}, 0.5))
+    assert isnan(quantile({}, 0.5))
+
+
+# -- events ---------------------------------------------------------------------------------------------------------------
+
+
+def happened(*steps: tuple[dict[str, float], tuple[int, ...]]) -> list[str]:
+    history = History()
+    for minute, (values, ready) in enumerate(steps):
+        history.add(Totals(minute * 60.0, HEALTHY | values, ready=ready))
+    return [what for _, what in history.events]
+
+
+def test_loads_defaults_and_failures_are_events() -> None:
+    assert happened(({"default_version": 0}, ()), ({"default_version": 3}, (3,)), ({"default_version": 3}, (3,))) == [
+        "Version 3 serves.",
+        "Version 3 is the default now.",
+    ]
+    assert happened(({}, (1,)), ({}, (1, 2)), ({"default_version": 2}, (2,))) == [
+        "Version 1 serves.",
+        "Version 2 serves.",
+        "Version 1 serves no longer.",
+        "Version 2 is the default now.",
+    ]
+    assert happened(({"reload_failures": 2}, ()), ({"reload_failures": 3}, ()), ({"reload_failures": 5, "worker_restarts": nan}, ())) == [
+        "A version failed to load, or a change was rolled back.",
+        "2 loads failed or changes were rolled back.",
+    ]
+    assert happened(({"worker_restarts": 0}, ()), ({"worker_restarts": 1, "desired_state_wrong": 1}, ())) == [
+        "A worker ended and was replaced.",
+        "The files of desired state cannot be read.",
+    ]
+    assert happened(({}, ()), ({"default_version": 0}, ())) == ["No version is ready."]
+
+
+def test_events_are_bounded() -> None:
+    assert len(happened(*(({"reload_failures": float(i)}, ()) for i in range(3 * MAX_EVENTS)))) == MAX_EVENTS
+    history = History()
+    history.add(Totals(0.0, {}, ready=(1,)))
+    history.add(Totals(KEPT_S + 1.0, {}, ready=(1,)))
+    assert not history.events
+
+
+# -- alerts ---------------------------------------------------------------------------------------------------------------
+
+WRONG: dict[str, dict[str, float]] = {
+    "EspalierModelNotReady": {"default_version": 0},
+    "EspalierWorkerRestarted": {"worker_restarts": 1},
+    "EspalierErrorBudgetBurnFast": {"counted": 100, "bad": 2, "requests": 100},
+    "EspalierErrorBudgetBurn": {"counted": 1000, "bad": 9, "requests": 1000},
+    "EspalierReloadFailed": {"reload_failures": 1},
+    "EspalierLatencyHigh": {"timed": 30},  # and slow, below
+    "EspalierQueueFull": {"requests": 100, "shed": 2},
+    "EspalierSaturated": {"engine_s": 100},
+    "EspalierDegradedAnswers": {"queries": 100, "degraded": 6},
+    "EspalierGpuMemoryFull": {"gpu_memory": 0.96},
+    "EspalierMemoryFull": {"memory": 0.91},
+    "EspalierDescriptorsFull": {"descriptors": 0.81},
+    "EspalierDesiredStateWrong": {"desired_state_wrong": 1},
+    "EspalierIncompleteAnswers": {"queries": 100, "incomplete": 2},
+    "EspalierRecallDrop": {"recall_loss": 0.021, "recall_loss_limit": 0.02},
+    "EspalierScoreDrift": {"drift": 0.002},
+    "EspalierLiveCanaryLow": {"live_canary_recall": 0.79},
+    "EspalierLiveDisplacement": {"live_displacement": -0.03},
+    "EspalierLiveFull": {"live_capacity": 0.81},
+    "EspalierAuthFailures": {"auth_write": 21},
+    "EspalierProbeSilent": {"probe_queries": 5, "probe_answered": 0},
+    "EspalierProbeFailing": {"probe_queries": 100, "probe_answered": 80, "probe_failed": 20},
+}
+FINE: dict[str, float] = {
+    "counted": 1000,
+    "bad": 0.5,
+    "requests": 1000,
+    "timed": 1000,
+    "shed": 5,
+    "queries": 1000,
+    "engine_s": 90,
+    "degraded": 40,
+    "incomplete": 9,
+    "gpu_memory": 0.94,
+    "memory": 0.89,
+    "descriptors": 0.79,
+    "recall_loss": 0.019,
+    "recall_loss_limit": 0.02,
+    "drift": 0.0009,
+    "live_canary_recall": 0.81,
+    "live_displacement": -0.019,
+    "live_capacity": 0.79,
+    "auth_write": 19,
+    "probe_queries": 100,
+    "probe_answered": 95,
+    "probe_failed": 5,
+}
+
+
+def history_of(wrong: dict[str, float], minutes: int, slow: bool = False) -> History:
+    """An hour in which all is fine, then minutes of something wrong."""
+    history, sums, buckets = History(), dict.fromkeys(COUNTS, 0.0), {0.01: 0.0, 1.0: 0.0, inf: 0.0}
+    for minute in range(60 + minutes + 1):
+        own = HEALTHY | FINE | (wrong if minute > 60 else {})
+        sums = {name: count + own.pop(name, 0.0) for name, count in sums.items()}
+        fast = not slow or minute <= 60
+        buckets = {bound: count + (sums["timed"] if bound > 0.01 or fast else 0) for bound, count in buckets.items()}
+        history.add(Totals(BEGIN + minute * STEP_S, sums | own, dict(buckets), (1,)))
+    return history
+
+
+def test_nothing_fires_just_below_the_thresholds() -> None:
+    assert firing(history_of({}, 0)) == {}
+
+
+def test_nothing_fires_where_nothing_is_known() -> None:
+    history = History()
+    history.add(Totals(BEGIN, {}))
+    assert firing(history) == {}
+    assert {state["value"] for state in states(history.columns())} <= {None, 0.0}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+def test_each_alert_fires_after_its_time_and_not_before(condition: Any) -> None:
+    wrong, slow = WRONG[condition.name], condition.name == "EspalierLatencyHigh"
+    needed = {"EspalierErrorBudgetBurnFast": 60, "EspalierErrorBudgetBurn": 300, "EspalierProbeSilent": 2, "EspalierAuthFailures": 5}
+    minutes = int(condition.for_s // 60) + needed.get(condition.name, 5) + 2
+    history = history_of(wrong, minutes, slow)
+    found = firing(history)[condition.name]
+    begin = BEGIN + 60 * STEP_S
+    assert begin < found["since"] <= BEGIN + (60 + minutes) * STEP_S - condition.for_s
+    assert set(found) == {"name", "firing", "since", "value", "threshold", "what"}
+    assert found["value"] is not None
+    assert condition.name not in firing(history_of(wrong, 0, slow))
+    if condition.for_s > 60 and condition.name not in needed:
+        assert condition.name not in firing(history_of(wrong, int(condition.for_s // 60), slow))
+
+
+def test_names_thresholds_and_times_are_those_of_the_rules() -> None:
+    rules = yaml.safe_load((ROOT / "docker/prometheus/rules/alerts.yml").read_text())["groups"][0]["rules"]
+    rule_of = {rule["alert"]: rule for rule in rules}
+    assert rule_of.keys() == {condition.name for condition in CONDITIONS} | ELSEWHERE.keys()
+    assert not {condition.name for condition in CONDITIONS} & ELSEWHERE.keys()
+    for condition in CONDITIONS:
+        rule = rule_of[condition.name]
+        assert seconds(rule.get("for", "0s")) == condition.for_s, condition.name
+        compared = {(sign, product(number)) for sign, number in re.findall(r"(==|<|>) ([\d.]+(?: \* [\d.]+)?)", rule["expr"])}
+        if not callable(condition.threshold):
+            found = [number for sign, number in compared if sign == condition.compare]
+            assert any(number == pytest.approx(condition.threshold) for number in found), condition.name
+    assert "> clamp_max(0.1 * max by (model, version, m) (espalier_probe_expected_recall), 0.02)" in rule_of["EspalierRecallDrop"]["expr"]
+    assert re.findall(r"\[(\d+)m\]", rule_of["EspalierProbeSilent"]["expr"])[0] == "3"
+
+
+def seconds(duration: str) -> float:
+    return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600}[duration[-1]]
+
+
+def product(text: str) -> float:
+    first, _, second = text.partition(" * ")
+    return float(first) * float(second or 1)
+
+
+# -- from the metrics -----------------------------------------------------------------------------------------------------
+
+
+def test_totals_are_what_the_metrics_count() -> None:
+    metrics = Metrics()
+    for model in ("books", "films"):
+        metrics.add_model(model)
+    own = ModelMetrics(metrics, "books", "fake", lambda: 3)
+    own.call(2, 0.5)
+    own.retrieved((0.1,), 0.1, 8, queries=4, incomplete=1, degraded=2, unknown=7)
+    for status, times in ((200, 5), (429, 2), (500, 1), (422, 3)):
+        for _ in range(times):
+            metrics.request("books", status, 0.01)
+    metrics.request("books", 504, None, own_deadline=True)
+    metrics.request("films", 200, 0.01)
+    metrics.background_request("books", 200)
+    metrics.shed("books")
+    metrics.default("books", 2)
+    metrics.model_state("books", 2, "fake", ready=True)
+    metrics.model_state("books", 3, "fake", ready=False)
+    metrics.probed("books", 2, {10: 0.3, 50: 0.5, 200: 0.7}, {10: 0.31, 50: 0.5, 200: 0.7}, 0.25)
+    metrics.probed("books", 1, {50: 0.4}, {50: 0.5}, 0.0)
+    metrics.probe_query("books", 2, "answered")
+    metrics.probe_query("books", 2, "failed")
+    metrics.reload("books", "failed")
+    metrics.auth_failure("write", "unknown")
+    found = totals(metrics.samples(), ["books", "films"], 12.0)
+    books = found["books"].values
+    assert set(books) == {*COUNTS, *STATES}
+    assert {name: books[name] for name in ("requests", "counted", "bad", "errors", "timed", "background", "shed")} == {
+        "requests": 12,
+        "counted": 8,
+        "bad": 3,
+        "errors": 1,
+        "timed": 11,
+        "background": 1,
+        "shed": 1,
+    }
+    counts = ("queries", "incomplete", "degraded", "unknown_ids", "engine_s", "reload_failures", "auth_write", "queue_depth")
+    assert [books[name] for name in counts] == [4, 1, 2, 7, 0.5, 1, 1, 3]
+    assert [books[name] for name in ("recall_m", "recall", "expected_recall", "drift")] == [50, 0.5, 0.5, 0.25]
+    assert books["recall_loss"] == pytest.approx(0.1)  # of version 1
+    assert books["recall_loss_limit"] == 0.02
+    assert [books[name] for name in ("probe_answered", "probe_failed", "probe_queries")] == [1, 1, 2]
+    assert (found["books"].ready, found["films"].ready) == ((2,), ())
+    assert (found["films"].values["requests"], found["films"].values["queries"]) == (1, 0)
+    assert list(found["books"].buckets.values())[-1] == 11
+    assert list(found["books"].buckets)[-1] == inf
+
+
+# -- several processes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_history_is_the_same_after_it_was_written_and_read() -> None:
+    history = simulated(100, lambda minute: {"requests": 3.0, "recall": 0.1 * (minute % 3)})
+    history.recent[-1] = Totals(history.at[-1], history.recent[-1].values, {0.5: 3.0, inf: 4.0}, (1,))
+    again = History.from_json(history.to_json())
+    assert document("books", 1, again, []) == document("books", 1, history, [])
+    for one in (history, again):
+        one.add(Totals(BEGIN + 101 * STEP_S, {"requests": 900.0}, {0.5: 4.0, inf: 9.0}, (1, 2)))
+    assert document("books", 1, again, []) == document("books", 1, history, [])
+    assert again.events[-1][1] == "Version 2 serves."
+    with pytest.raises(ValueError, match="another release"):
+        History.from_json(b'{"columns": ["requests"]}')
+
+
+class Workers:
+    """Recorders of several processes over one folder, and the clock and counts that they share."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.now, self.requests, self.folder = BEGIN, 0.0, folder
+
+    def recorder(self) -> Recorder:
+        return Recorder(self._samples, lambda: ["books"], UnknownIds(lambda: self.now), self.folder, lambda: self.now)
+
+    def _samples(self) -> list[tuple[str, dict[str, str], float]]:
+        return [("espalier_requests_total", {"model": "books", "status": "200"}, self.requests)]
+
+    def pass_time(self, seconds: int, *recorders: Recorder) -> None:
+        for _ in range(0, seconds, 10):
+            self.now, self.requests = self.now + 10, self.requests + 10
+            for one in recorders:
+                one.tick(None)
+
+
+def rates(recorder: Recorder) -> list[float | None]:
+    found: list[float | None] = document("books", 1, recorder.history("books"), [])["series"]["requests_per_s"]
+    return found
+
+
+def test_one_worker_records_and_all_answer_alike(tmp_path: Path) -> None:
+    workers = Workers(tmp_path)
+    first, second = workers.recorder(), workers.recorder()
+    workers.pass_time(600, first, second)
+    assert rates(first) == rates(second)
+    assert len(rates(first)) == 1 + 600 // 60
+    assert [*dict.fromkeys(rates(first)[1:])] == [1.0]
+    first.close()
+    second.close()
+
+
+def test_another_worker_goes_on_where_the_recorder_ended(tmp_path: Path) -> None:
+    workers = Workers(tmp_path)
+    first, second = workers.recorder(), workers.recorder()
+    workers.pass_time(600, first, second)
+    first.close()  # the system closes what a killed process held
+    workers.pass_time(600, second)
+    third = workers.recorder()  # in the place of the first
+    workers.pass_time(60, second, third)
+    assert rates(second) == rates(third)
+    found = document("books", 1, third.history("books"), [])
+    assert found["since"] == BEGIN + 10
+    assert len(found["at"]) in (22, 23)
+    assert [*dict.fromkeys(found["series"]["requests_per_s"][1:])] == [1.0]  # not a minute is lost
+    second.close()
+
+
+def test_one_process_keeps_its_history_in_memory() -> None:
+    workers = Workers(None)
+    recorder = workers.recorder()
+    workers.pass_time(300, recorder)
+    assert len(rates(recorder)) == 6
+    assert rates(recorder) == rates(recorder)  # asking adds no row
+    recorder.close()
+
+
+def test_a_folder_that_takes_no_files_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers(tmp_path)
+    recorder = workers.recorder()
+    workers.pass_time(120, recorder)
+
+    def full(*_: object) -> int:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        workers.pass_time(60, recorder)
+    monkeypatch.undo()
+    workers.pass_time(60, recorder)
+    assert len(rates(recorder)) == 5
+    assert living(tmp_path) == []
+    assert os.path.exists(tmp_path / "history" / "history_books.json")
+    recorder.close()
+
+
+# -- over HTTP ------------------------------------------------------------------------------------------------------------
+
+ADMIN, RETRIEVE = "an-admin-key-of-tests", "a-retrieval-key-of-tests"
+
+
+def test_health_is_there_from_the_first_minute(versions: Path) -> None:
+    with run(versions) as running:
+        running.retrieve(queries=[{"history": ["item-1"]}])
+
+        def told() -> Json:
+            health: Json = running.client.get("/models/books/health").json()
+            return health
+
+        until(lambda: "Version 2 is the default now." in [event["what"] for event in told()["events"]])
+        found = told()
+        assert (found["model"], found["version"], found["step_s"]) == ("books", 2, STEP_S)
+        assert found["series"].keys() == SERIES.keys()
+        assert found["series"]["p99_ms"][-1] > 0
+        assert found["since"] <= found["now"]
+        assert "Version 2 serves." in [event["what"] for event in found["events"]]
+        assert {alert["name"] for alert in found["alerts"]} == {condition.name for condition in CONDITIONS}
+        assert not [alert for alert in found["alerts"] if alert["firing"]]
+        assert running.client.get("/models/nobody/health").status_code == 404
+
+
+@pytest.mark.parametrize(("key", "status"), [(ADMIN, 200), (RETRIEVE, 403), (None, 401)])
+def test_where_there_are_keys_health_needs_an_admin_key(versions: Path, key: str | None, status: int) -> None:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    with run(versions, admin_keys=ADMIN, retrieve_keys=RETRIEVE) as running:
+        assert running.client.get("/models/books/health", headers=headers).status_code == status

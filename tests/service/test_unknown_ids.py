@@ -1,0 +1,134 @@
+"""Which unknown ids are asked for most is known in little memory, and over all workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.watch import unknown_ids
+from service.watch.unknown_ids import BLOCK_S, COUNTERS, MAX_ID_BYTES, PER_REQUEST, MostFrequent, UnknownIds, cut, most_asked
+from tests.service.running import run
+from tests.service.test_background import counted
+
+
+def test_counts_are_exact_while_there_are_counters() -> None:
+    rng = np.random.default_rng(0)
+    ids = [f"id-{i}" for i in rng.zipf(1.5, 5000) % COUNTERS]
+    found = MostFrequent()
+    for item_id in ids:
+        found.add(item_id)
+    assert found.certain() == dict(Counter(ids))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_frequent_ids_are_found_and_no_count_is_too_high(seed: int) -> None:
+    rng, counters = np.random.default_rng(seed), 50
+    ids = [f"id-{i}" for i in rng.zipf(1.3, 20_000)]
+    true, found = Counter(ids), MostFrequent(counters)
+    for item_id in ids:
+        found.add(item_id)
+    certain = found.certain()
+    assert len(certain) == counters
+    assert all(1 <= count <= true[item_id] for item_id, count in certain.items())
+    assert {item_id for item_id, count in true.items() if count > len(ids) / counters} <= certain.keys()
+
+
+def test_a_million_distinct_ids_take_no_more_memory_and_hide_no_frequent_one() -> None:
+    found = MostFrequent()
+    for i in range(1_000_000):
+        found.add(f"id-{i}")
+        if i % 100 == 0:
+            found.add("broken")
+    assert len(found._counts) == len(found._others) == len(found._lowest) == COUNTERS
+    certain = found.certain()
+    assert max(certain, key=lambda item_id: certain[item_id]) == "broken"
+    assert 8000 < certain["broken"] <= 10_000
+    assert sorted(certain.values())[-2] <= 2  # no id that came once looks frequent
+
+
+def test_long_ids_are_cut_between_characters() -> None:
+    assert cut("short") == "short"
+    assert cut("x" * 10**6) == "x" * MAX_ID_BYTES
+    assert cut("€" * 500) == "€" * (MAX_ID_BYTES // 3)
+    assert len(cut("😀" * 500).encode()) == MAX_ID_BYTES
+
+
+def test_counts_are_of_this_half_day_and_the_last() -> None:
+    clock = [BLOCK_S * 100]
+    ids = UnknownIds(lambda: clock[0])
+
+    def top() -> list[tuple[str, int]]:
+        return most_asked(ids.counts(), "books", clock[0])
+
+    ids.note("books", [["old"], [], ["old", "b"]])
+    ids.note("films", [["film"]])
+    assert top() == [("old", 2), ("b", 1)]
+    clock[0] += BLOCK_S
+    ids.note("books", [["new"], ["b"]])
+    assert top() == [("b", 2), ("old", 2), ("new", 1)]
+    clock[0] += BLOCK_S
+    assert top() == [("b", 1), ("new", 1)]
+    clock[0] += 5 * BLOCK_S
+    assert top() == []
+    ids.note("books", [["new"]])
+    assert (top(), len(ids._blocks)) == ([("new", 1)], 1)
+
+
+def test_one_request_counts_so_many_ids_and_no_more() -> None:
+    ids = UnknownIds()
+    ids.note("books", [[f"{b}-{i}" for i in range(70)] for b in range(5)])
+    [models] = ids.counts().values()
+    assert len(models["books"]) == PER_REQUEST
+
+
+def test_processes_add_up_and_those_that_ended_are_kept_in_one_file(tmp_path: Path) -> None:
+    now, blocks = (
+        3 * BLOCK_S,
+        [{3: {"books": {"a": 2, "b": 1}}}, {3: {"books": {"a": 1}}, 2: {"books": {"c": 4}}}, {1: {"books": {"d": 9}}}],
+    )
+    for pid, own in enumerate(blocks, start=10):
+        unknown_ids.write(tmp_path, pid, own)
+
+    def top() -> list[tuple[str, int]]:
+        return most_asked(unknown_ids.summed(unknown_ids.read(tmp_path)), "books", now)
+
+    assert top() == [("c", 4), ("a", 3), ("b", 1)]
+    unknown_ids.sum_ended(tmp_path, [11], now)
+    assert top() == [("c", 4), ("a", 3), ("b", 1)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["unknown_0.json", "unknown_11.json"]
+    unknown_ids.sum_ended(tmp_path, [], now)
+    assert top() == [("c", 4), ("a", 3), ("b", 1)]
+    assert [path.name for path in tmp_path.iterdir()] == ["unknown_0.json"]
+
+
+def test_the_sums_of_many_processes_are_bounded(tmp_path: Path) -> None:
+    for pid in range(1, 5):
+        unknown_ids.write(tmp_path, pid, {0: {"books": {f"{pid}-{i}": 1 for i in range(COUNTERS)} | {"most": 7}}})
+    unknown_ids.sum_ended(tmp_path, [], 0.0)
+    [blocks] = unknown_ids.read(tmp_path)
+    assert len(blocks[0]["books"]) == COUNTERS
+    assert blocks[0]["books"]["most"] == 28
+
+
+def test_customers_unknown_ids_are_counted_and_those_of_background_requests_are_not(versions: Path) -> None:
+    with run(versions) as running:
+        body = {"model": "books", "queries": [{"history": ["lost", "item-1", "lost"], "exclude": ["gone"]}, {"history": ["lost"]}]}
+        assert running.client.post("/retrieve", json=body).status_code == 200
+        assert running.client.post("/retrieve", json=body, headers={"Espalier-Priority": "background"}).status_code == 200
+        lines = running.client.post("/retrieve/stream", json=body, headers={"Content-Type": "application/x-ndjson"})
+        assert lines.status_code == 200
+        found = running.client.get("/models/books/health").json()
+        assert found["unknown_ids"] == [{"id": "lost", "count": 4}, {"id": "gone", "count": 2}]
+        assert counted(running)['espalier_unknown_ids_total{model="books"}'] == 6
+
+
+def test_a_flood_of_unknown_ids_is_answered_as_ever(versions: Path) -> None:
+    with run(versions, max_history=5000) as running:
+        for number in range(3):
+            history = [f"{number}-{i}" * 100 for i in range(1000)]
+            answer = running.retrieve(queries=[{"history": history}])
+            assert len(answer["results"][0]["unknown"]) == 1000
+        assert len(running.client.get("/models/books/health").json()["unknown_ids"]) == unknown_ids.TOP
