@@ -28,8 +28,8 @@ SLOTS = 1 << 36
 """More than any slot. Times the number of a node it is still an int64."""
 LATE = 1 << 20
 """More than any parent's children and live leaves."""
-UNUSED = 1024
-"""Places of a pool that may be without use, beside as many as there are live leaves."""
+UNUSED, UNUSED_NUMBERS = 1024, 1 << 20
+"""Places of a pool, and numbers in them, that may be without use, beside as many as live leaves have."""
 
 
 def late_slot(sequence: int) -> int:
@@ -43,6 +43,7 @@ class LiveTree:
     width     D, None for linear scorers
     features  F of linear scorers
     has_tail  whether rows may have a part of the bundle's tail
+    numbers   of the rows of all live leaves
     """
 
     def __init__(self, tree: Tree, width: int | None, features: int = 0, has_tail: bool = False) -> None:
@@ -51,6 +52,8 @@ class LiveTree:
         self._leaf: dict[int, tuple[int, int]] = {}  # handle → (parent, slot)
         self._sorted = SortedArrays(2)  # parent · SLOTS + slot → handle, place
         self._place: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}  # by handle
+        self.numbers = 0
         self._taken: dict[int, set[int]] = {}  # parent → slots of live leaves that are not a trained item's own
         self._parents = tree.level(tree.height - 1)
         self._room = max(LEAST_ROOM, math.ceil(ROOM * tree.leaf_count / len(self._parents)))
@@ -121,12 +124,13 @@ class LiveTree:
     def put(self, handle: int, parent: int, slot: int, row: LiveRow, own: bool) -> None:
         """Hang a checked leaf at a slot, instead of the one that the handle had."""
         self.drop(handle)
-        self._leaf[handle], self._place[handle] = (parent, slot), self._pool.add(row)
+        self._leaf[handle], self._place[handle], self._numbers[handle] = (parent, slot), self._pool.add(row), row.numbers
+        self.numbers += row.numbers
         if not own:
             self._taken.setdefault(parent, set()).add(slot)
         self._sorted.set(parent * SLOTS + slot, handle, self._place[handle])
         self._leaves = None
-        if self._pool.places > 2 * len(self._leaf) + UNUSED:
+        if self._pool.places > 2 * len(self._leaf) + UNUSED or self._pool.numbers > 2 * self.numbers + UNUSED_NUMBERS:
             self._compact()
 
     def drop(self, handle: int) -> None:
@@ -135,6 +139,7 @@ class LiveTree:
             return
         parent, slot = self._leaf.pop(handle)
         del self._place[handle]
+        self.numbers -= self._numbers.pop(handle)
         self._sorted.discard(parent * SLOTS + slot)
         taken = self._taken.get(parent, set())
         taken.discard(slot)

@@ -40,6 +40,11 @@ class DensePool:
         self.places = len(kept)
 
     @property
+    def numbers(self) -> int:
+        """Numbers of all places, used or not."""
+        return self.places * self._rows_PD.shape[1]
+
+    @property
     def rows_PD(self) -> NDArray[np.float32]:
         return self._rows_PD[: self.places]
 
@@ -92,6 +97,11 @@ class WeightPool:
     @property
     def places(self) -> int:
         return self._weights.places
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of all places, used or not."""
+        return self._weights.entries + self._tails.entries
 
     def add(self, row: LiveRow) -> int:
         """The place of a row."""

@@ -76,6 +76,11 @@ class LiveRow:
         if not abs(square - 1) <= TAIL_TOLERANCE:
             raise InvalidData("row.tail_value", f"a row of squared length {square:.4g}", "a row of length 1, or no entry")
 
+    @property
+    def numbers(self) -> int:
+        """How many it holds, without its memory."""
+        return len(self.values) + len(self.tail_value)
+
     def to_bytes(self) -> bytes:
         memory = json.dumps([self.memory_to, self.memory_from]).encode() if self.memory_to or self.memory_from else b""
         head = HEAD.pack(FORMAT, int(self.dense), len(self.values), len(self.tail_value), len(memory), self.bias)

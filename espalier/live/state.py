@@ -93,6 +93,11 @@ class LiveState:
         return len(self._trees[0])
 
     @property
+    def numbers(self) -> int:
+        """Numbers of the rows of all live leaves."""
+        return sum(tree.numbers for tree in self._trees)
+
+    @property
     def tombstones(self) -> int:
         """Trained items that are deleted or expired."""
         return len(self._is_deleted)

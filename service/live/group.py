@@ -24,6 +24,8 @@ from service.live.slots import Candidates, Slots
 
 MAX_CHARACTERS = 1 << 28
 """Characters of all fields of live and changed items of one model: every worker holds them."""
+MAX_NUMBERS = 1 << 27
+"""Numbers of the rows of all live leaves of one version: rows of linear models may have a weight for every feature of their evidence."""
 EVIDENCE = "`events`, `like` or `text`: the item is new, and nothing says where it belongs"
 
 
@@ -83,7 +85,7 @@ class Group:
     ) -> None:
         self._transaction, self._versions, self._default, self._most, self._now = transaction, versions, default, most, now
         self._slots = {number: Slots(version.built()) for number, version in versions.items()}
-        self._characters = 0  # that fields of the group's items may add
+        self._characters = self._numbers = 0  # that fields and rows of the group's items may add
         self._new = 0  # live leaves that the default version has more since the group began
         # the first operation of a new journal beside a version that holds operations of an earlier one
         self._first = 1 + max((version.through for version in versions.values()), default=0)
@@ -170,11 +172,15 @@ class Group:
         if characters and state.table.characters + self._characters + characters > MAX_CHARACTERS:
             full = f"The fields of live items have {MAX_CHARACTERS} characters together; fold them into a version. Deletes are taken."
             raise CatalogueFull(full)
+        numbers = sum(placement.row.numbers for placement in placements.get(self._default.version, ()))
+        if numbers and state.numbers + self._numbers + numbers > MAX_NUMBERS:
+            raise CatalogueFull(f"The rows of live items have {MAX_NUMBERS} numbers together; fold them into a version. Deletes are taken.")
         if placements.get(self._default.version) and state.live_leaf_of(operation.id) is None:
             if state.live_items + self._new >= self._most:
                 raise CatalogueFull(f"There are {self._most} live items (ESPALIER_MAX_LIVE); fold them into a version. Deletes are taken.")
             self._new += 1
         self._characters += characters
+        self._numbers += numbers
 
     def _append(self, write: Write, operation: Operation, outcome: OutcomeKind, placements: Mapping[int, tuple[Placement, ...]]) -> Decided:
         self._check_handles(operation.id)

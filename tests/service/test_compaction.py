@@ -66,3 +66,16 @@ def test_the_fields_of_all_live_items_have_a_limit_and_a_delete_gives_room(model
         live.put("bare", like=("item-1",))
         live.delete("two")
         _put(live, "four", 100)
+
+
+def test_the_rows_of_all_live_items_have_a_limit_and_a_delete_gives_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        width = live.version().bundle.node_rows_ND.shape[1]
+        monkeypatch.setattr(group, "MAX_NUMBERS", 2 * width)
+        live.put("one", like=("item-1",))
+        live.put("two", like=("item-1",))
+        with pytest.raises(CatalogueFull, match=f"rows of live items have {2 * width} numbers"):
+            live.put("three", like=("item-1",))
+        live.put("item-5", fields={"colour": "red"})  # it has the row of training
+        live.delete("one")
+        live.put("three", like=("item-1",))

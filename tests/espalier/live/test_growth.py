@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
+from espalier.checks.random_bundles import make_bundle, make_linear_bundle
+from espalier.live import live_tree
 from espalier.live import state as states
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
+from espalier.manifest import Ranking
 from espalier.tree import complete_tree
 
 ITEMS = 16
@@ -28,6 +30,13 @@ def put(state: LiveState, item_id: str, valid_until: float | None = None) -> Non
     _, slot = state.live_leaf_of(item_id) or (parent, state.next_slot(0, parent))
     placement = Placement(0, parent, slot, row)
     state.apply([Change(state.sequence + 1, item_id, "put", {"title": "x" * 100}, (placement,), valid_until)])
+
+
+def put_wide(state: LiveState, item_id: str, features: int) -> None:
+    parent = int(state.bundle.tree.level(state.bundle.tree.height - 1)[0])
+    row = LiveRow(np.ones(features, np.float32), np.arange(features, dtype=np.int32), dense=False)
+    _, slot = state.live_leaf_of(item_id) or (parent, state.next_slot(0, parent))
+    state.apply([Change(state.sequence + 1, item_id, "put", None, (Placement(0, parent, slot, row),))])
 
 
 def delete(state: LiveState, item_id: str) -> None:
@@ -74,3 +83,23 @@ def test_times_of_expiry_that_were_overtaken_do_not_pile_up(state: LiveState, mo
     assert fields(state, "late") is not None
     assert state.expire(299.0) == 1
     assert state.live_items == 0
+
+
+def test_rows_that_were_replaced_do_not_pile_up_however_wide_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_tree, "UNUSED_NUMBERS", 1000)
+    rng = np.random.default_rng(8)
+    tree = complete_tree(rng.permutation(ITEMS), 2)
+    state = LiveState(make_linear_bundle(tmp_path, rng, tree, Ranking(own="log_activation", gamma=1), width=200))
+    put_wide(state, "small", 3)
+    for _ in range(50):
+        put_wide(state, "wide", 200)
+        sparse = state.overlay().trees[0].sparse
+        assert sparse is not None
+        assert len(sparse.feature) <= 2 * 203 + 1000 + 200
+        assert state.numbers == 203
+    delete(state, "wide")
+    assert state.numbers == 3
+    found = state.overlay().trees[0]
+    assert found.sparse is not None
+    begin, end = (int(bounds_P[found.place_X[0]]) for bounds_P in (found.sparse.begin_P, found.sparse.end_P))
+    assert found.sparse.feature[begin:end].tolist() == [0, 1, 2]
