@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -118,8 +119,14 @@ def sample(folder: Path) -> Path:
 def attack_sample(attack: Attack, models: Path, log: Path) -> Row:
     """One attack on a service of its own over the sample."""
     limits = Limits()
-    with attacked(models, log, limits.environment(), descriptors=DESCRIPTORS) as service:
-        return measure(attack, service, sample_target(service.port, models, limits))
+    with tempfile.TemporaryDirectory() as temporary:
+        if attack.writes:
+            shutil.copytree(
+                models / "debian-depends", Path(temporary) / "debian-depends", ignore=shutil.ignore_patterns("live.db*", ".live*")
+            )
+            models = Path(temporary)
+        with attacked(models, log, limits.environment(attack.writes), descriptors=DESCRIPTORS) as service:
+            return measure(attack, service, sample_target(service.port, models, limits))
 
 
 def sample_target(port: int, models: Path, limits: Limits) -> Target:

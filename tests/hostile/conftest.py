@@ -54,4 +54,4 @@ def target(service: Attacked) -> Iterator[Target]:
 
 
 def books(port: int, limits: Limits = LIMITS) -> Target:
-    return Target(port, [f"item-{i}" for i in range(1000)], ["title", *COLUMNS], "column0", limits, spell_s=2.0)
+    return Target(port, [f"item-{i}" for i in range(1000)], ["title", *COLUMNS], "column0", limits, "books", spell_s=2.0)

@@ -16,7 +16,7 @@ import pytest
 
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
-from tests.service.processes import Service, service
+from tests.service.processes import Service, paused, service
 from tests.service.running import ITEMS, LIMITS
 from tests.waiting import until
 
@@ -141,3 +141,21 @@ def test_versions_come_and_go_while_items_do_and_nothing_is_lost(models: Path) -
                 query = {"queries": [{"history": ["item-1"]}], "filter": {"id": [item]}, "m": 2, "beam_size": 64, "version": version}
                 _, answer = running.request("POST", "/retrieve", query)
                 assert [found["id"] for found in answer["results"][0]["items"]] == [item]
+
+
+def test_a_stopped_worker_makes_writes_202_and_is_waited_for_again_when_it_goes_on(models: Path) -> None:
+    with service(models, 2, ESPALIER_WRITE_KEYS=WRITE_KEY) as running:
+        put(running, "first")
+        with paused(running.workers()[0]):
+            for i in range(5):
+                status, outcome = asked(running, "PUT", f"/models/books/items/new-{i}", EVENTS)
+                assert (status, outcome["visible"]) == (202, False)
+        sequence = 6
+
+        def seen() -> bool:
+            nonlocal sequence
+            sequence += 1
+            return asked(running, "PUT", f"/models/books/items/later-{sequence}", EVENTS)[0] == 201
+
+        until(seen, "it is waited for again")
+        assert {"first", *(f"new-{i}" for i in range(5)), f"later-{sequence}"} <= found(running) & found(running)

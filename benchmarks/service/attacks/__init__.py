@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from benchmarks.service.attacks import answers, bodies, connections, framing, heads, pipelining, requests
+from benchmarks.service.attacks import answers, bodies, connections, framing, heads, live, pipelining, requests
 from benchmarks.service.attacks.target import Limits, Seen, Target
 
 __all__ = ["ATTACKS", "Attack", "Limits", "Seen", "Target"]
@@ -19,11 +19,13 @@ class Attack(NamedTuple):
 
     bound_mb       megabytes that the service may take for it beyond what it has when idle; None: half of that
     fills          it may take every connection that the service allows, so that /livez on a new one may be answered 503
+    writes         it writes to the live catalogue: the service needs a write key, and a models folder of its own
     """
 
     run: Callable[[Target], Seen]
     bound_mb: float | None = None
     fills: bool = False
+    writes: bool = False
 
     @property
     def name(self) -> str:
@@ -38,6 +40,21 @@ def nothing(target: Target) -> Seen:
 
 MASKS_MB = Limits().mask_cache_bytes / 1e6
 """Masks of filters are kept up to a bound of their own."""
+
+LIVE = (
+    live.abandoned_bulks,
+    live.unread_bulks,
+    live.silent_bulks,
+    live.endless_line,
+    live.empty_lines,
+    live.wrong_lines,
+    live.one_item_for_ever,
+    live.items_that_have_expired,
+    live.items_that_expire_together,
+    live.items_that_come_and_go,
+    live.waiting_for_what_never_comes,
+    live.tags_without_end,
+)
 
 ATTACKS = {
     attack.name: attack
@@ -78,5 +95,6 @@ ATTACKS = {
         Attack(requests.unknown_names),
         Attack(requests.heavy_searches),
         Attack(requests.explanations),
+        *(Attack(attack, writes=True) for attack in LIVE),
     )
 }

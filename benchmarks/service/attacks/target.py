@@ -41,8 +41,14 @@ class Limits:
     max_answer_values: int = 200_000
     mask_cache_bytes: int = 64 << 20
 
-    def environment(self) -> dict[str, str]:
-        return {f"ESPALIER_{name.upper()}": f"{value}" for name, value in vars(self).items()}
+    @property
+    def write_key(self) -> str:
+        return "a-write-key-that-leaked"
+
+    def environment(self, writes: bool = False) -> dict[str, str]:
+        """writes: whether the live catalogue may be written to."""
+        own = {f"ESPALIER_{name.upper()}": f"{value}" for name, value in vars(self).items()}
+        return own | ({"ESPALIER_WRITE_KEYS": self.write_key} if writes else {})
 
 
 @dataclass
@@ -59,6 +65,7 @@ class Target:
     fields: Sequence[str]
     filter_column: str
     limits: Limits = field(default_factory=Limits)
+    model: str = "debian-depends"
     spell_s: float = 6.0
     stop: threading.Event = field(default_factory=threading.Event)
     wires: list[Wire] = field(default_factory=list)
