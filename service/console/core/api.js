@@ -52,7 +52,7 @@ export async function* lines(path, body, signal = undefined, options = {}) {
       if (done) return;
     }
   } catch (error) {
-    throw signal?.aborted || error.name === "AbortError" ? error : unanswered(error);
+    throw signal?.aborted || error.name === "AbortError" ? error : unanswered();
   } finally {
     reader.cancel().catch(() => {});
   }
@@ -114,7 +114,7 @@ async function send(method, path, { params = {}, body, signal, headers = {}, key
         ...headers,
       },
     }).catch((error) => {
-      throw signal?.aborted ? error : unanswered(error);
+      throw signal?.aborted ? error : unanswered();
     });
     if (response.ok) return response;
     const problem = await read(response, key);
@@ -137,6 +137,6 @@ async function read(response, role) {
   });
 }
 
-function unanswered(error) {
-  return new Problem({ status: 0, title: "No answer", detail: `The service does not answer (${error.message}). Is it running?` });
+function unanswered() {
+  return new Problem({ status: 0, title: "No answer", detail: "The service does not answer. Is it running?" });
 }
