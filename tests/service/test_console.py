@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def test_the_page_needs_no_key_and_has_a_strict_policy(running: Running) -> None
     assert answer.headers["referrer-policy"] == "no-referrer"
 
 
-def test_every_file_comes_as_it_is_on_the_disk(running: Running) -> None:
+def test_every_file_comes_as_it_was_read(running: Running) -> None:
     for path, file in read_files().items():
         for encoding, content in (("identity", file.content), ("gzip", gzip.decompress(file.zipped))):
             answer = running.client.get(path, headers={"Accept-Encoding": encoding})
@@ -42,6 +43,26 @@ def test_every_file_comes_as_it_is_on_the_disk(running: Running) -> None:
             assert answer.headers.get("content-encoding", "identity") == encoding, path
             assert answer.content == content == file.content, path
             assert {name: answer.headers[name] for name in HEADERS} == HEADERS, path
+
+
+def test_only_lines_of_comments_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<p>// text</p>\n")
+    (tmp_path / "vendor").mkdir()
+    script = "// What it is.\n\nconst a = 1; // why\n  // how\n  b(`\n    c // d`);\n"
+    for folder in (tmp_path, tmp_path / "vendor"):
+        (folder / "a.js").write_text(script)
+    (tmp_path / "a.css").write_text("/* The look,\n   all of it. */\n\na { b: c; } /* why */\n/* two */\nd { e: f; }\n")
+    files = read_files(tmp_path)
+    assert files["/"].content == b"<p>// text</p>\n"
+    assert files["/console/a.js"].content == b"\nconst a = 1; // why\n  b(`\n    c // d`);\n"
+    assert files["/console/a.css"].content == b"\na { b: c; } /* why */\nd { e: f; }\n"
+    assert files["/console/vendor/a.js"].content == script.encode()
+
+
+def test_vendored_files_are_those_that_their_makers_published() -> None:
+    folder = FOLDER / "vendor"
+    sums = {name: digest for digest, name in (line.split() for line in (folder / "SHA256SUMS").read_text().splitlines())}
+    assert sums == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.*") if path.suffix != ".txt"}
 
 
 def test_what_a_browser_has_already_is_not_sent_again(running: Running) -> None:
