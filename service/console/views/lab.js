@@ -1,6 +1,6 @@
 // Lab: ask a model, move the beam, compare two ways of searching. The whole state is in the address (core/query.js).
 
-import { html, useEffect, useState } from "../core/preact.js";
+import { html, useEffect } from "../core/preact.js";
 import { go, read } from "../core/address.js";
 import { get, post } from "../core/api.js";
 import { useAnswer } from "../core/latest.js";
@@ -19,7 +19,7 @@ const WAIT_MS = 15; // between two requests of a slider that moves
 const QUERIES = 20;
 const SOME_ITEMS = 3;
 
-const heldout = new Map(); // model and version -> promise of held-out queries; [] where they may not be read
+const heldout = new Map(); // model and version -> its held-out queries; [] where it has none
 
 export default function Lab({ params, model }) {
   const set = (changes, quiet) => setAddress({ model: model.name, ...changes }, quiet);
@@ -38,8 +38,8 @@ export default function Lab({ params, model }) {
       <${SearchPanel} model=${model} params=${params} set=${set} />
     </div>
     <section class="answer" aria-label="Results">
-      <${ProblemView} problem=${problem} again=${again} />
-      ${!query && html`<${Busy}>Looking for a question to ask…</${Busy}>`}
+      <${ProblemView} problem=${problem ?? question.problem} again=${problem ? again : question.again} />
+      ${!query && !question.problem && html`<${Busy}>Looking for a question to ask…</${Busy}>`}
       ${query && !isAsked(model, query) && html`<${Empty}>${HOW[model.query.kind]}</${Empty}>`}
       ${value && html`<${Summary} model=${model} params=${params} value=${value} question=${question} busy=${busy} set=${set} />
         <${Results} model=${model} params=${params} sides=${value.sides} stale=${Boolean(problem)} question=${question} query=${query} set=${set} />`}
@@ -96,44 +96,44 @@ function useShortcut() {
 // What a newcomer's Lab asks: a held-out query where they may be read, else some items of the catalogue.
 //
 // {relevant: Set or null, at: [place, number] or null, next: function or null}: what is known of the query that the address has. Where it has
-// none, use(query) is called with the first one.
+// none, use(query) is called with the first one; {problem, again} say where that failed.
 function useFirstQuestion(model, params, use) {
-  const version = params.get("version") ?? model.version;
-  const [queries, setQueries] = useState([]);
   const asked = params.get("q");
+  const version = params.get("version") ?? model.version;
+  const find = async (signal, name, version, isNeeded) => {
+    const queries = await heldOut(signal, name, version);
+    return { queries, first: !isNeeded ? null : (queries[0]?.query ?? (await someItems(signal, model))) };
+  };
+  const { value, problem, again } = useAnswer(find, [model.name, version, asked === null], { retry: true });
   useEffect(() => {
-    let gone = false;
-    questions(model, version).then(async (found) => {
-      if (gone) return;
-      setQueries(found);
-      if (asked === null) use(found[0]?.query ?? (await someItems(model)));
-    });
-    return () => (gone = true);
-  }, [model.name, version, asked === null]);
+    if (asked === null && value?.first) use(value.first);
+  }, [asked, value]);
 
+  const queries = value?.queries ?? [];
   const place = queries.findIndex((one) => JSON.stringify(one.query) === asked);
   return {
     relevant: place < 0 ? null : new Set(queries[place].relevant),
     at: place < 0 ? null : [place + 1, queries.length],
     next: queries.length > (place < 0 ? 0 : 1) ? () => use(queries[(place + 1) % queries.length].query) : null,
+    problem: asked === null ? problem : null,
+    again,
   };
 }
 
-function questions(model, version) {
-  if (!isOpen()) return Promise.resolve([]);
-  const key = `${model.name} ${version}`;
+async function heldOut(signal, name, version) {
+  if (!isOpen()) return [];
+  const key = `${name} ${version}`;
   if (!heldout.has(key)) {
-    const path = `models/${encodeURIComponent(model.name)}/heldout`;
-    const asked = get(path, { limit: QUERIES, version }, undefined, { key: "admin", quiet: true });
-    heldout.set(key, asked.then((answer) => answer.queries, () => []));
+    const found = get(`models/${encodeURIComponent(name)}/heldout`, { limit: QUERIES, version }, signal, { key: "admin", quiet: true });
+    heldout.set(key, (await found.catch((problem) => (problem.status === 0 ? Promise.reject(problem) : { queries: [] }))).queries);
   }
   return heldout.get(key);
 }
 
-async function someItems(model) {
+async function someItems(signal, model) {
   const kind = model.query.kind;
   if (kind !== "history" && kind !== "text") return {};
-  const { items } = await get(`models/${encodeURIComponent(model.name)}/items`, { prefix: "", limit: SOME_ITEMS }).catch(() => ({ items: [] }));
+  const { items } = await get(`models/${encodeURIComponent(model.name)}/items`, { prefix: "", limit: SOME_ITEMS }, signal);
   if (kind === "text") return { text: items.find((item) => item.title)?.title ?? "" };
   return { history: items.map((item) => item.id) };
 }

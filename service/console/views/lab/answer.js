@@ -40,7 +40,7 @@ export function Summary({ model, params, value, question, busy }) {
 
 function Status({ name, result, body, search }) {
   const asked = body.beam_size ?? search.beam_size;
-  return html`${name && html`<b>${name}</b>`}
+  return html`${name && html`<strong>${name}</strong>`}
     ${result.complete ? html`<${Badge} kind="good">complete</${Badge}>` : html`<${Badge} kind="warn" title="Fewer items than wanted and eligible: the beam was too small">incomplete</${Badge}>`}
     ${result.degraded && html`<${Badge} kind="warn" title="Searched with a smaller beam because of the deadline">degraded</${Badge}>`}
     ${result.beam_size !== asked && html`<${Badge} kind="info" title=${`${asked} was wanted; filters, removals or the deadline changed it`}>beam ${count(result.beam_size)}</${Badge}>`}
@@ -55,8 +55,8 @@ function Timing({ name, timing, round_trip_ms, engine }) {
   const rest = timing.total_ms - stages.reduce((sum, [, spent]) => sum + spent, 0);
   if (rest > 0) stages.push(["other", rest, "other"]);
   return html`<div class="timing">
-    ${name && html`<b>${name}</b>`}
-    <b>${ms(timing.ms_per_query)} per query</b>
+    ${name && html`<strong>${name}</strong>`}
+    <strong>${ms(timing.ms_per_query)} per query</strong>
     <span class="split" aria-hidden="true">${stages.map(([label, spent, colour]) => html`<i key=${label} class=${`series-${colour}`} style=${{ flexGrow: spent }} title=${`${label} ${ms(spent)}`}></i>`)}</span>
     <span class="legend">${stages.map(([label, spent, colour]) => html`<span><i class=${`swatch series-${colour}`}></i>${label} ${ms(spent)}</span>`)}</span>
     <span class="dim">${ms(timing.total_ms)} in the service${timing.batch > 1 && ` · batch of ${timing.batch}`}${round_trip_ms !== null && ` · ${ms(round_trip_ms)} to here`} · ${engine}</span>

@@ -79,7 +79,7 @@ function Facet({ model, column, version, filter, without, open, ready, onFilter,
   const [limit, setLimit] = useState(FEW);
   const ask = (signal, ...[, , , , most]) =>
     get(`models/${encodeURIComponent(model.name)}/facets`, { column, version, limit: most, filter: Object.keys(filter).length ? filter : null }, signal);
-  const { value, problem, busy, again } = useAnswer(ask, opened && ready ? [model.name, column, version, filter, limit] : null);
+  const { value, problem, busy, again } = useAnswer(ask, opened && ready ? [model.name, column, version, filter, limit] : null, { retry: true });
   const included = filter[column] ?? null;
   const excluded = without[column] ?? [];
   const chosen = (Array.isArray(included) ? included.length : included ? 1 : 0) + excluded.length;
