@@ -77,24 +77,28 @@ class LiveItems:
         return rows
 
     def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
-        if not self._ids or not (rows >= self._base).any():
+        live = np.flatnonzero(rows >= self._base).tolist()
+        if not live:
             return self.trained.ids_of(rows)
         ids = self.trained.ids_of(np.where(rows < self._base, rows, 0))
-        return [ids[i] if row < self._base else self._ids[row - self._base] for i, row in enumerate(rows.tolist())]
+        for i in live:
+            ids[i] = self._ids[rows[i] - self._base]
+        return ids
 
     def values(self, field: str, rows: NDArray[np.int64]) -> list[Any]:
         """One column's Python values at item rows (int64); None where a live item was given none."""
-        if not self._ids or not len(rows):
-            return self.trained.values(field, rows)
         if field == "id":
             return self.ids_of(rows)
-        values = self.trained.values(field, np.where(rows < self._base, rows, 0))
-        for i, row in enumerate(rows.tolist()):
-            if row >= self._base:
-                entry = self._entries[row - self._base]
-                values[i] = None if entry is None else (entry.fields or NO_FIELDS).get(field)
-            elif row in self._fields_of_row:
-                values[i] = self._fields_of_row[row].get(field)
+        live = np.flatnonzero(rows >= self._base).tolist()
+        values = self.trained.values(field, np.where(rows < self._base, rows, 0) if live else rows)
+        for i in live:
+            entry = self._entries[rows[i] - self._base]
+            values[i] = None if entry is None else (entry.fields or NO_FIELDS).get(field)
+        if self._fields_of_row:
+            for i, row in enumerate(rows.tolist()):
+                changed = self._fields_of_row.get(row)
+                if changed is not None:
+                    values[i] = changed.get(field)
         return values
 
     def entry(self, item_id: str) -> LiveItem | None:

@@ -115,7 +115,9 @@ class LiveEngine:
 
     def prepare(self, params: SearchParams) -> None:
         exclude_BE = None if params.exclude_BE is None else np.where(params.exclude_BE < self._tree.item_count, params.exclude_BE, NO_ITEM)
-        self.inner.prepare(replace(params, frozen_B=None, frontier=self._now is not None, exclude_BE=exclude_BE))
+        now = self._now
+        has_leaves = now is not None and self._has_leaves(now)
+        self.inner.prepare(replace(params, frozen_B=None, frontier=has_leaves or params.frontier, exclude_BE=exclude_BE))
 
     def close(self) -> None:
         self.inner.close()
@@ -164,10 +166,17 @@ class LiveEngine:
         params.check(batch, overlay.items + overlay.handles, self._tree.node_count)
         if params.frozen_B is not None and params.exclude_BE is None and params.frozen_B.all() and _knows(overlay, queries):
             return self.inner.search(queries, replace(params, frozen_B=None))
-        seen = self._visibility.of(overlay, params)
-        knobs = replace(params, mask_B=seen.mask_B, exclude_BE=seen.exclude_BE, frozen_B=None, frontier=True)
+        seen, has_leaves = self._visibility.of(overlay, params), self._has_leaves(now)
+        frontier = has_leaves or params.frontier
+        knobs = replace(params, mask_B=seen.mask_B, exclude_BE=seen.exclude_BE, frozen_B=None, frontier=frontier)
         found, queries = self._found(now, queries, knobs, params.frozen_B)
+        if not has_leaves:
+            return replace(found, complete_B=found.count_B >= np.minimum(params.m_B, seen.eligible_B))
         return self._joined(now, queries, params, seen, found)
+
+    def _has_leaves(self, now: Now) -> bool:
+        """Not once all that came has gone again, nor where trained items were deleted and nothing came."""
+        return len(now.overlay.trees[self._place]) > 0
 
     # -- before the search ----------------------------------------------------------------------------------------------
 

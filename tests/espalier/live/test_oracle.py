@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,18 +12,19 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import Rng, make_bundle, make_linear_bundle, random_queries, random_tree
-from espalier.checks.random_live import random_state
-from espalier.engines import open_live_engine
+from espalier.checks.random_bundles import Rng, make_bundle, make_linear_bundle, random_memory, random_queries, random_tree
+from espalier.checks.random_live import random_row, random_state
+from espalier.engines import open_engine, open_live_engine
 from espalier.engines.live import graph_leaves
-from espalier.engines.live.engine import LiveSearch
+from espalier.engines.live.engine import LiveEngine, LiveSearch
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import ScorerWeights
 from espalier.errors import UnsupportedGraph
 from espalier.live.fold import write_fold
 from espalier.live.folded_tables import FoldedRows
 from espalier.live.masks import live_mask
-from espalier.live.state import LiveState
+from espalier.live.rows import Placement
+from espalier.live.state import Change, LiveState
 from espalier.manifest import LinearScorer, Ranking
 from espalier.masks.eligibility import forest_mask
 from espalier.queries import HistoryKind, QueryBatch
@@ -162,6 +164,46 @@ def check(
                 assert_array_equal(rows.of_rows(alone.item_rows_BM[0]), expected.item_rows_BM[b, :width])
     if isinstance(bundle.manifest.scorer, LinearScorer):
         assert state.overlay().trees[0].sparse is not None
+
+
+@pytest.mark.parametrize("with_memory", [False, True])
+def test_once_all_that_came_has_gone_a_search_is_that_of_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_memory: bool
+) -> None:
+    """The same answers, at the same cost: nothing is asked of the wrapped engine that it would not be asked alone."""
+    rng = np.random.default_rng(5)
+    tree = random_tree(rng, 3, 3)
+    bundle = make_bundle(tmp_path, rng, tree, "product", memory=random_memory(rng, tree.item_count, 3) if with_memory else None)
+    state = LiveState(bundle)
+    parent = int(tree.level(tree.height - 1)[0])
+    row = random_row(rng, bundle, integer=True)
+    state.apply([Change(1, "new", "put", placements=(Placement(0, parent, state.next_slot(0, parent), row),))])
+    state.apply([Change(2, "new", "delete")])
+    alone, searched = open_engine(bundle, engine="compiled-cpu"), open_live_engine(bundle, engine="compiled-cpu")
+    assert isinstance(searched, LiveEngine)
+    searched.set_overlay(state.overlay())
+    requested: list[SearchParams] = []
+    inner_search = searched.inner.search
+
+    def search(queries: QueryBatch, params: SearchParams) -> SearchResult:
+        requested.append(params)
+        return inner_search(queries, params)
+
+    monkeypatch.setattr(searched.inner, "search", search)
+    queries, exclude_BE = random_queries(rng, bundle, BATCH), rng.integers(0, len(bundle.items) + 1, (BATCH, 3))
+    for trace in (False, True):
+        params = SearchParams.uniform(BATCH, 3, 6, exclude_BE, trace=trace)
+        known = replace(params, exclude_BE=np.where(exclude_BE < len(bundle.items), exclude_BE, NO_ITEM))
+        found, expected = searched.search(queries, params), alone.search(queries, known)
+        for name in ("item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"):
+            assert_array_equal(getattr(found, name), getattr(expected, name), name)
+        for level, wanted in zip(found.trace or (), expected.trace or (), strict=True):
+            assert_array_equal(level.nodes_BK, wanted.nodes_BK)
+    assert [asked.frontier or asked.mask_B is not None for asked in requested] == [False, False]
+    history = np.full((1, queries.array.shape[1]), len(bundle.items))  # of the item that is gone
+    found = searched.search(QueryBatch(queries.kind, history), SearchParams.uniform(1, 3, 6))
+    blank = np.full_like(history, -1)
+    assert_array_equal(found.ranks_BM, alone.search(QueryBatch(queries.kind, blank), SearchParams.uniform(1, 3, 6)).ranks_BM)
 
 
 def test_frozen_queries_see_the_bundle_alone(tmp_path: Path) -> None:
