@@ -6,6 +6,11 @@ The same queries, one a call on one thread: `open_engine` as it was before items
 an empty one, and with so many live items under random parents that have room. All take turns query by query, in random order; figures are
 medians over all queries of all rounds. The models are synthetic: 8^6 items and 32,768 parents for `compiled-cpu` (inner product) and
 `sparse-cpu`, 2^16 items under as many parents for `onnx-cpu` (the papers' scorer).
+
+Then the sample, a trained model with a memory, by its held-out queries, one and eight a call: with live items that such queries placed, and
+once all of them are deleted again.
+
+A row is {"engine", "model", "items", "parents", "beam_size", "m", "batch", "what", "ms_per_query", "added_ms", "ratio"}.
 """
 
 from __future__ import annotations
@@ -21,21 +26,32 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.service.live_prober import items_of
 from benchmarks.synthetic import synthetic_bundle
 from espalier.bundle import Bundle
+from espalier.checks.heldout import read_heldout
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_queries
 from espalier.checks.random_live import random_row
 from espalier.engines import open_engine, open_live_engine
+from espalier.engines.live.engine import LiveSearch
+from espalier.errors import EspalierError
 from espalier.hardware import hardware
+from espalier.live.operations import ItemBody
 from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
 from espalier.manifest import Ranking
+from espalier.placement.placer import Placer
+from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams
 from espalier.tree import complete_tree
+from loadtest.queries import held_out
 
 QUERIES = 100
 BRANCHING = 8
 ENGINES = ("compiled-cpu", "onnx-cpu", "sparse-cpu")
+SAMPLED, BATCHES = 400, (1, 8)
+PLACED_AT_ONCE = 256
+StateOf = Callable[[Bundle, int], LiveState]
 
 
 def bundle_for(engine: str, folder: Path, height: int) -> Bundle:
@@ -67,47 +83,89 @@ def with_live_items(bundle: Bundle, count: int) -> LiveState:
     return state
 
 
-def searchers(engine: str, bundle: Bundle, live: list[int]) -> dict[str, Engine]:
-    """The engines that are compared, by what is live."""
+def with_placed_items(bundle: Bundle, count: int) -> LiveState:
+    """A version with so many new items, placed by parts of held-out queries that led to them."""
+    state, search = LiveState(bundle), open_engine(bundle, "cpu").search
+    bodies = [ItemBody(events=(tuple(item.event),)) for item in items_of(held_out(bundle), "new-", count, 0)]
+    placer = Placer(bundle)
+    for begin in range(0, count, PLACED_AT_ONCE):
+        for number, found in enumerate(placer.place(bodies[begin : begin + PLACED_AT_ONCE], state.table, None, search), begin + 1):
+            if isinstance(found, EspalierError):
+                raise found
+            parent, row = next((parent, row) for parent, row in found[0] if state.has_room(0, parent))
+            placement = Placement(0, parent, state.next_slot(0, parent), row)
+            state.apply([Change(number, f"new-{number}", "put", placements=(placement,))])
+    return state
+
+
+def searchers(engine: str | None, bundle: Bundle, live: list[int], live_state: StateOf = with_live_items) -> dict[str, Engine]:
+    """The engines that are compared, by what is live. engine: None for that of the bundle's choice."""
     opened: dict[str, Engine] = {"before": open_engine(bundle, "cpu", engine), "no overlay": open_live_engine(bundle, "cpu", engine)}
     for count in (0, *live):
         searched = open_live_engine(bundle, "cpu", engine)
-        searched.set_overlay(with_live_items(bundle, count).overlay())
+        searched.set_overlay(live_state(bundle, count).overlay())
         opened[f"{count} live"] = searched
     return opened
 
 
-def measured(engines: dict[str, Engine], bundle: Bundle, beam: int, m: int, rounds: int) -> dict[str, float]:
-    """Milliseconds of the median query, by engine."""
-    queries, params = random_queries(np.random.default_rng(2), bundle, QUERIES, integer=False), SearchParams.uniform(1, beam, m)
-    one = [queries.take(np.array([b])) for b in range(QUERIES)]
+def with_all_gone(bundle: Bundle, count: int) -> LiveSearch:
+    """An engine whose live items were all deleted again."""
+    state, searched = with_placed_items(bundle, count), open_live_engine(bundle, "cpu")
+    state.apply([Change(count + number, f"new-{number}", "delete") for number in range(1, count + 1)])
+    searched.set_overlay(state.overlay())
+    return searched
+
+
+def measured(engines: dict[str, Engine], queries: QueryBatch, beam: int, m: int, rounds: int, batch: int = 1) -> dict[str, float]:
+    """Milliseconds of the median query, by engine, in calls of `batch` queries."""
+    params = SearchParams.uniform(batch, beam, m)
+    one = [queries.take(np.arange(begin, begin + batch)) for begin in range(0, len(queries) - batch + 1, batch)]
     times_s: dict[str, list[float]] = {name: [] for name in engines}
     searches: list[tuple[str, Callable[..., object]]] = [(name, engine.search) for name, engine in engines.items()]
     for _, search in searches:
         search(one[0], params)
     rng = np.random.default_rng(3)
     for _ in range(rounds):
-        for b in range(QUERIES):
+        for b in range(len(one)):
             for place in rng.permutation(len(searches)).tolist():  # what ran before leaves caches as it needs them
                 name, search = searches[place]
                 begin_s = time.perf_counter()
                 search(one[b], params)
                 times_s[name].append(time.perf_counter() - begin_s)
-    return {name: 1e3 * float(np.median(own)) for name, own in times_s.items()}
+    return {name: 1e3 * float(np.median(own)) / batch for name, own in times_s.items()}
+
+
+def rows_of(engine: str, bundle: Bundle, ms: dict[str, float], beam: int, m: int, batch: int) -> list[dict[str, Any]]:
+    """One row for each engine, beside `before`."""
+    rows, tree = [], bundle.tree
+    for what, own in ms.items():
+        shape = {"engine": engine, "model": bundle.manifest.name, "items": tree.item_count}
+        shape |= {"parents": tree.level_size(tree.height - 1), "beam_size": beam, "m": m, "batch": batch}
+        added, ratio = own - ms["before"], own / ms["before"]
+        rows.append(shape | {"what": what, "ms_per_query": round(own, 4), "added_ms": round(added, 4), "ratio": round(ratio, 4)})
+        print(f"{bundle.manifest.name:16s} {engine:12s} {batch} {what:12s} {own:7.4f} ms/query, {added:+.4f} ms, {ratio:.3f} ×", flush=True)
+    return rows
 
 
 def run(folder: Path, names: list[str], live: list[int], height: int, beam: int, m: int, rounds: int) -> list[dict[str, Any]]:
-    """Rows {"engine", "items", "parents", "beam_size", "m", "what", "ms_per_query", "added_ms", "ratio"}, beside `before`."""
+    """The rows of synthetic models."""
     rows = []
     for engine in names:
         bundle = bundle_for(engine, folder, height)
-        tree = bundle.tree
-        ms = measured(searchers(engine, bundle, live), bundle, beam, m, rounds)
-        for what, own in ms.items():
-            shape = {"engine": engine, "items": tree.item_count, "parents": tree.level_size(tree.height - 1), "beam_size": beam, "m": m}
-            added, ratio = own - ms["before"], own / ms["before"]
-            rows.append(shape | {"what": what, "ms_per_query": round(own, 4), "added_ms": round(added, 4), "ratio": round(ratio, 4)})
-            print(f"{engine:12s} {what:12s} {own:7.4f} ms/query, {added:+.4f} ms, {ratio:.3f} ×", flush=True)
+        queries = random_queries(np.random.default_rng(2), bundle, QUERIES, integer=False)
+        rows += rows_of(engine, bundle, measured(searchers(engine, bundle, live), queries, beam, m, rounds), beam, m, 1)
+    return rows
+
+
+def run_sample(model: Path, live: list[int], rounds: int) -> list[dict[str, Any]]:
+    """The rows of a trained model of one tree."""
+    bundle = Bundle.open(model, verify=False)
+    search, queries = bundle.manifest.search, read_heldout(bundle, SAMPLED).queries
+    opened = searchers(None, bundle, live, with_placed_items) | {f"{live[0]} gone": with_all_gone(bundle, live[0])}
+    rows = []
+    for batch in BATCHES:
+        ms = measured(opened, queries, search.beam_size, search.m, rounds, batch)
+        rows += rows_of(opened["before"].name, bundle, ms, search.beam_size, search.m, batch)
     return rows
 
 
@@ -116,6 +174,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--live", default="10000,65536", help="live items")
+    parser.add_argument("--model", type=Path, default=Path("models/debian-depends/1"), help="the sample (default %(default)s)")
+    parser.add_argument("--placed", default="600,10000", help="live items of the sample; empty: leave it out")
     parser.add_argument("--height", type=int, default=6, help="the trees have 8^height items, that of onnx-cpu 2^(3 · height − 2)")
     parser.add_argument("--beam", type=int, default=200)
     parser.add_argument("--m", type=int, default=50)
@@ -125,7 +185,9 @@ def main() -> None:
     )
     args = parser.parse_args()
     live = [int(count) for count in args.live.split(",")]
-    rows = run(args.models, args.engines.split(","), live, args.height, args.beam, args.m, args.rounds)
+    rows = run(args.models, args.engines.split(",") if args.engines else [], live, args.height, args.beam, args.m, args.rounds)
+    if args.placed:
+        rows += run_sample(args.model, [int(count) for count in args.placed.split(",")], args.rounds)
     report = {"date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, one thread used", "rows": rows}
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -77,7 +77,7 @@ class LiveItems:
         return rows
 
     def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
-        live = np.flatnonzero(rows >= self._base).tolist()
+        live = self._live(rows)
         if not live:
             return self.trained.ids_of(rows)
         ids = self.trained.ids_of(np.where(rows < self._base, rows, 0))
@@ -89,7 +89,7 @@ class LiveItems:
         """One column's Python values at item rows (int64); None where a live item was given none."""
         if field == "id":
             return self.ids_of(rows)
-        live = np.flatnonzero(rows >= self._base).tolist()
+        live = self._live(rows)
         values = self.trained.values(field, np.where(rows < self._base, rows, 0) if live else rows)
         for i in live:
             entry = self._entries[rows[i] - self._base]
@@ -100,6 +100,10 @@ class LiveItems:
                 if changed is not None:
                     values[i] = changed.get(field)
         return values
+
+    def _live(self, rows: NDArray[np.int64]) -> list[int]:
+        """Where item rows are those of items that were not trained: in most answers nowhere."""
+        return [] if rows.max(initial=-1) < self._base else np.flatnonzero(rows >= self._base).tolist()
 
     def entry(self, item_id: str) -> LiveItem | None:
         """What was put or deleted under an id, last; None for an id that was never touched."""

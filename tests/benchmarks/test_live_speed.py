@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from benchmarks.speed import live_speed
+from espalier.bundle import Bundle
 from espalier.checks.random_bundles import random_queries
 from espalier.search import SearchParams
+
+MODEL = Path("models/debian-depends/1")
 
 
 def test_every_engine_is_timed_without_and_with_live_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_speed, "QUERIES", 3)
     out = tmp_path / "rows.json"
-    few = ["--height", "3", "--live", "20", "--beam", "8", "--m", "10", "--rounds", "2"]
+    few = ["--height", "3", "--live", "20", "--beam", "8", "--m", "10", "--rounds", "2", "--placed", ""]
     monkeypatch.setattr(sys, "argv", ["live_speed", "--models", str(tmp_path), "--json", str(out), *few])
     live_speed.main()
     rows = json.loads(out.read_text())["rows"]
@@ -27,6 +30,19 @@ def test_every_engine_is_timed_without_and_with_live_items(tmp_path: Path, monke
     for row in rows:
         assert (row["items"], row["parents"]) == ((128, 64) if row["engine"] == "onnx-cpu" else (512, 64))
         assert row["ms_per_query"] > 0
+
+
+def test_a_trained_model_is_timed_with_items_that_its_queries_placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_speed, "SAMPLED", 8)
+    out = tmp_path / "rows.json"
+    monkeypatch.setattr(sys, "argv", ["live_speed", "--engines", "", "--placed", "20", "--rounds", "1", "--json", str(out)])
+    live_speed.main()
+    rows = json.loads(out.read_text())["rows"]
+    whats = ("before", "no overlay", "0 live", "20 live", "20 gone")
+    assert [(row["batch"], row["what"]) for row in rows] == [(batch, what) for batch in (1, 8) for what in whats]
+    state = live_speed.with_placed_items(Bundle.open(MODEL), 20)
+    assert state.live_items == 20
+    assert state.overlay().memory is not None
 
 
 def test_live_items_are_found(tmp_path: Path) -> None:
