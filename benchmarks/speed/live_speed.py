@@ -92,7 +92,8 @@ def with_placed_items(bundle: Bundle, count: int) -> LiveState:
         for number, found in enumerate(placer.place(bodies[begin : begin + PLACED_AT_ONCE], state.table, None, search), begin + 1):
             if isinstance(found, EspalierError):
                 raise found
-            parent, row = next((parent, row) for parent, row in found[0] if state.has_room(0, parent))
+            first, row = found[0][0]
+            parent = next(parent for parent in state.near(0, first) if state.has_room(0, parent))
             placement = Placement(0, parent, state.next_slot(0, parent), row)
             state.apply([Change(number, f"new-{number}", "put", placements=(placement,))])
     return state
