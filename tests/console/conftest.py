@@ -15,7 +15,9 @@ from tests.console.browsing import PATIENCE_MS, Watched, visit
 from tests.console.strange_model import strange_model
 from tests.service.processes import Service, service
 
-SETTINGS = {"ESPALIER_ADMIN_KEYS": "", "ESPALIER_WRITE_KEYS": "", "ESPALIER_PROBE_PER_S": "5"}
+RETRIEVE_KEY, WRITE_KEY, ADMIN_KEY = "console-retrieve-key-1", "console-write-key-1", "console-admin-key-1"
+OPEN = {"ESPALIER_ADMIN_KEYS": "", "ESPALIER_PROBE_PER_S": "5"}
+GUARDED = {"ESPALIER_RETRIEVE_KEYS": RETRIEVE_KEY, "ESPALIER_WRITE_KEYS": WRITE_KEY, "ESPALIER_ADMIN_KEYS": ADMIN_KEY}
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +41,17 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def console(sample: Path, browser: Browser) -> Iterator[Service]:
-    """The service on the sample without keys, so that its private routes are open, too; with a probe. Not to be stopped."""
-    with service(sample, 1, **SETTINGS) as running:
+    """The service on the sample as a newcomer has it: without keys, so that nobody may write. With a probe. Not to be stopped."""
+    with service(sample, 1, **OPEN) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Service]:
+    """A service with keys of all roles on two versions of `strange`."""
+    folder = tmp_path_factory.mktemp("guarded") / "models"
+    strange_model(folder, versions=2)
+    with service(folder, 1, **GUARDED) as running:
         yield running
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.console.browsing import visit
+from tests.console.conftest import RETRIEVE_KEY
 from tests.console.prefix_proxy import behind_prefix
 from tests.console.showing import serious_findings, settled, show
-from tests.service.processes import Service, service
+from tests.service.processes import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
-RETRIEVE_KEY = "console-retrieve-key-1"
 PREFIX = "/tools/espalier"
 
 
@@ -36,10 +35,10 @@ def stored(page: Page) -> str:
     return str(page.evaluate("JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}, history.state, location.href])"))
 
 
-def test_a_key_is_asked_for_where_it_is_needed_and_kept_in_memory_alone(sample: Path, browser: Browser) -> None:
-    with service(sample, 1, ESPALIER_RETRIEVE_KEYS=RETRIEVE_KEY) as locked, visit(browser, f"http://127.0.0.1:{locked.port}") as watched:
+def test_a_key_is_asked_for_where_it_is_needed_and_kept_in_memory_alone(guarded: Service, browser: Browser) -> None:
+    with visit(browser, f"http://127.0.0.1:{guarded.port}") as watched:
         page = watched.page
-        watched.expect_failures("status of 401")
+        watched.expect_failures("status of 401", "status of 403")
         page.goto(f"{watched.origin}/")
         dialog = page.get_by_role("dialog")
         expect(dialog).to_contain_text("a retrieval key")

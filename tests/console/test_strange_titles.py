@@ -9,7 +9,7 @@ from tests.console.showing import VIEWS, WIDER_THAN_THE_PAGE, show
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
-MADE_OF_TITLES = """() => [...document.querySelectorAll("body :is(script, img, iframe, b, i:not([class]), .injected, [onload], [onerror])")]
+MADE_OF_TITLES = """() => [...document.querySelectorAll("body :is(script, img, iframe, .injected, [onload], [onerror]), bdi *")]
   .map((element) => element.outerHTML.slice(0, 200))"""
 
 NOT_ISOLATED = r"""() => {

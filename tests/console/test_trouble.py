@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from tests.console.browsing import Watched, visit
-from tests.console.conftest import SETTINGS
+from tests.console.conftest import OPEN
 from tests.console.showing import settled, show
 from tests.service.processes import service
 
@@ -66,7 +66,7 @@ def test_a_slow_start_says_that_it_is_under_way(watched: Watched) -> None:
 
 
 def test_a_service_that_was_killed_and_started_again_is_used_again(sample: Path, browser: Browser) -> None:
-    with service(sample, 1, **SETTINGS) as first, visit(browser, f"http://127.0.0.1:{first.port}") as watched:
+    with service(sample, 1, **OPEN) as first, visit(browser, f"http://127.0.0.1:{first.port}") as watched:
         page = watched.page
         watched.expect_failures(FAILED)
         show(page, f"{watched.origin}/", "models")
@@ -74,7 +74,7 @@ def test_a_service_that_was_killed_and_started_again_is_used_again(sample: Path,
         first.process.wait()
         page.get_by_role("link", name="Lab", exact=True).click()
         expect(page.get_by_role("alert").first).to_contain_text("does not answer")
-        with service(sample, 1, ESPALIER_PORT=str(first.port), **SETTINGS):
+        with service(sample, 1, ESPALIER_PORT=str(first.port), **OPEN):
             page.get_by_role("alert").get_by_role("button", name="Try again").first.click()
             settled(page)
             expect(page.get_by_role("alert")).to_have_count(0)

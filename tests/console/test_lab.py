@@ -1,0 +1,199 @@
+"""The Lab: a question already asked, sliders that move its results at once, two searches compared, and what can be copied."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from benchmarks.service.console_marks import MARK_ANSWERS, MOVE_MANY, SHOWN
+from tests import ROOT
+from tests.console.browsing import Watched, visit
+from tests.console.showing import address, settled, show
+from tests.console.strange_model import RIGHT_TO_LEFT, STRANGE
+from tests.console.test_strange_titles import MADE_OF_TITLES, NOT_ISOLATED
+from tests.service.processes import Service
+
+pytestmark = [pytest.mark.slow, pytest.mark.console]
+
+STRANGE_QUERY = {"model": "strange", "q": '{"history":["item-0"]}', "beam": "64", "m": "32"}
+
+
+def ids(page: Page) -> list[str]:
+    """Ids of the items in the (first) list."""
+    found: list[str] = page.evaluate(
+        "[...document.querySelector('.results ol').querySelectorAll('.about .mono')].map((id) => id.textContent)"
+    )
+    return found
+
+
+def asked(watched: Watched) -> Any:
+    """The last retrieval that the page asked for."""
+    return next(request for request in reversed(watched.requests) if request.url.endswith("/retrieve")).post_data_json
+
+
+def retrieved(console: Service, body: Any) -> list[str]:
+    status, answer = console.request("POST", "/retrieve", body)
+    assert status == 200
+    return [item["id"] for item in answer["results"][0]["items"]]
+
+
+def answered(page: Page) -> None:
+    """Wait until what is shown is the answer to what the sliders say."""
+    expect(page.locator(".summary")).to_have_attribute("aria-busy", "false")
+    settled(page)
+
+
+def test_a_stranger_sees_results_without_a_click(watched: Watched, console: Service) -> None:
+    page = watched.page
+    page.goto(f"{watched.origin}/")
+    expect(page.locator(".results .result").first).to_be_visible()
+    answered(page)
+    _, heldout = console.request("GET", "/models/debian-depends/heldout?limit=20")
+    body = asked(watched)
+    assert body["queries"][0] == heldout["queries"][0]["query"]
+    assert ids(page) == retrieved(console, body)
+    assert page.locator(".results .result .bar").count() == len(ids(page))
+    assert page.get_by_role("slider").count() >= 2
+    priorities = {request.headers.get("espalier-priority") for request in watched.requests if request.url.endswith("/retrieve")}
+    assert priorities == {"background"}
+
+
+def test_sliders_move_the_results(watched: Watched, console: Service) -> None:
+    page = watched.page
+    show(page, f"{watched.origin}/", "lab")
+    answered(page)
+    for name, key, value in (("Beam", "beam_size", "7"), ("m", "m", "3")):
+        page.get_by_role("slider", name=re.compile(f"^{name}\\b")).fill(value)
+        answered(page)
+        assert asked(watched)[key] == int(value)
+    assert len(ids(page)) == 3
+    assert ids(page) == retrieved(console, asked(watched))
+    assert re.search(r"beam=7&m=3|m=3.*beam=7", page.url)
+
+
+@pytest.mark.parametrize("late_ms", [0, 120])
+def test_two_hundred_fast_moves_show_nothing_stale(watched: Watched, late_ms: int) -> None:
+    """Ascending beams: an answer that is overtaken by a later one would show as a smaller number after a larger one."""
+    page = watched.page
+    page.add_init_script(f"({MARK_ANSWERS})({late_ms})")
+    show(page, f"{watched.origin}/", "lab")
+    answered(page)
+    moves = list(range(1, 201))
+    seen = page.evaluate(MOVE_MANY, {"moves": moves, "pause_ms": 4})
+    beams = [int(str(title).removeprefix("beam ")) for title in seen]
+    assert beams == sorted(beams)
+    assert beams[-1] == 200
+    assert len(beams) > 3, "nothing was shown while the slider moved"
+    assert page.evaluate("asked.length") < 150, "requests are debounced"
+    answered(page)
+    assert page.evaluate(SHOWN) == "beam 200"
+
+
+def test_an_answer_that_fails_leaves_the_last_one_and_says_so(watched: Watched) -> None:
+    page = watched.page
+    watched.expect_failures("Failed to load resource")
+    show(page, f"{watched.origin}/", "lab")
+    answered(page)
+    before = ids(page)
+    problem = {"type": "about:blank", "title": "Unprocessable Content", "status": 422, "detail": "beam_size: got 5"}
+    problem |= {"errors": [{"field": "beam_size", "value": 5, "expected": "<b>another</b>"}]}
+    page.route("**/retrieve", lambda route: _refuse(route, problem))
+    page.get_by_role("slider").first.fill("5")
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("beam_size: got 5")
+    expect(alert).to_contain_text("<b>another</b>")
+    assert ids(page) == before
+    page.unroute("**/retrieve")
+    page.get_by_role("slider").first.fill("6")
+    answered(page)
+    expect(alert).to_have_count(0)
+
+
+def _refuse(route: Route, problem: dict[str, Any]) -> None:
+    route.fulfill(status=int(problem["status"]), headers={"Content-Type": "application/problem+json"}, body=json.dumps(problem))
+
+
+def test_two_versions_are_compared_item_by_item(watched: Watched, console: Service) -> None:
+    page = watched.page
+    show(page, f"{watched.origin}/", "lab", {**STRANGE_QUERY, "m": "8", "version": "1", "side": "b", "b.version": "2"})
+    answered(page)
+    body = {"model": "strange", "queries": [{"history": ["item-0"]}], "m": 8, "beam_size": 64}
+    a, b = (retrieved(console, {**body, "version": version}) for version in (1, 2))
+    both = set(a) & set(b)
+    assert 0 < len(both) < 8, "the two must differ for this test"
+    expect(page.locator(".summary")).to_contain_text(f"overlap {len(both)} of 8")
+    left, right = page.locator(".results ol").all()
+    assert left.locator(".lost").count() == 8 - len(both)
+    assert right.locator(".new").count() == 8 - len(both)
+    assert right.locator(".moved").count() == sum(a.index(item) != b.index(item) for item in both)
+
+
+def test_what_is_copied_runs_and_gives_what_is_shown(console: Service, browser: Browser) -> None:
+    origin = f"http://127.0.0.1:{console.port}"
+    with visit(browser, origin, permissions=["clipboard-read", "clipboard-write"]) as watched:
+        page = watched.page
+        show(page, f"{origin}/", "lab", {"m": "5", "beam": "40"})
+        answered(page)
+        shown = ids(page)
+        copied = {}
+        for name in ("Copy as curl", "Copy as Python"):
+            page.get_by_role("button", name=name).click()
+            expect(page.get_by_role("status").filter(has_text="Copied").first).to_be_attached()
+            copied[name] = str(page.evaluate("navigator.clipboard.readText()"))
+    run = subprocess.run([sys.executable, "-c", copied["Copy as Python"]], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert [line.split()[0] for line in run.stdout.splitlines()[:5]] == shown
+    if shutil.which("curl"):
+        answer = subprocess.run(["bash", "-c", copied["Copy as curl"]], capture_output=True, text=True, check=True)
+        assert [item["id"] for item in json.loads(answer.stdout)["results"][0]["items"]] == shown
+
+
+def test_an_address_is_the_whole_state(watched: Watched, browser: Browser) -> None:
+    page = watched.page
+    show(page, f"{watched.origin}/", "lab")
+    page.get_by_role("slider").first.fill("9")
+    page.get_by_role("slider").nth(1).fill("4")
+    answered(page)
+    page.wait_for_url(re.compile("m=4"))
+    with visit(browser, watched.origin) as other:
+        other.page.goto(page.url)
+        answered(other.page)
+        assert ids(other.page) == ids(page)
+        assert asked(other) == asked(watched)
+
+
+def test_values_with_their_counts_filter_the_results(watched: Watched, console: Service) -> None:
+    page = watched.page
+    show(page, f"{watched.origin}/", "lab")
+    answered(page)
+    option = page.locator(".facets li").first
+    option.get_by_role("checkbox").check()
+    answered(page)
+    (column, [value]) = next(iter(asked(watched)["filter"].items()))
+    status, facets = console.request("GET", f"/models/debian-depends/facets?column={column}&limit=1000")
+    assert status == 200
+    [count] = [each["count"] for each in facets["values"] if each["value"] == value]
+    expect(option).to_contain_text(f"{count:,}")
+    assert ids(page) == retrieved(console, asked(watched))
+    page.get_by_role("button", name="Clear").click()
+    answered(page)
+    assert "filter" not in asked(watched)
+
+
+def test_titles_stand_as_they_are(watched: Watched) -> None:
+    page = watched.page
+    page.goto(address(f"{watched.origin}/", "lab", STRANGE_QUERY))
+    answered(page)
+    text = page.evaluate("document.querySelector('main').textContent")
+    assert [title for title in STRANGE if title.strip() and title not in text] == []
+    isolated = page.evaluate("[...document.querySelectorAll('main bdi')].map((element) => element.textContent)")
+    assert RIGHT_TO_LEFT in isolated
+    assert page.evaluate(NOT_ISOLATED) == []
+    assert page.evaluate(MADE_OF_TITLES) == []
