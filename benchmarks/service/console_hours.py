@@ -28,8 +28,8 @@ FULL_HEALTH = """(template) => {
       [name, at.map((second) => (second / 60 + place) % 97 < 3 ? null : Math.abs(Math.sin(second / 3600 + place)))]));
     const events = Array.from({length: 100}, (_, place) => ({at: now - 800 * place, what: `event ${now}-${place}`}));
     const unknown_ids = Array.from({length: 50}, (_, place) => ({id: `unknown-${now}-${place}`, count: 50 - place}));
-    const document = {...template, now, since: at[0], step_s: 60, at, series, events, unknown_ids};
-    return Promise.resolve(new Response(JSON.stringify(document), {headers: {"Content-Type": "application/json"}}));
+    const content = {...template, now, since: at[0], step_s: 60, at, series, events, unknown_ids};
+    return Promise.resolve(new Response(JSON.stringify(content), {headers: {"Content-Type": "application/json"}}));
   };
 }"""
 

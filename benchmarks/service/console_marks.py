@@ -11,11 +11,11 @@ MARK_ANSWERS = """(late) => {
     const number = window.asked.push(request);
     const answer = await asked(resource, late ? {...options, signal: undefined} : options);
     if (!answer.ok) return answer;
-    const document = await answer.json();
-    const item = document.results[0].items[0];
+    const content = await answer.json();
+    const item = content.results[0].items[0];
     if (item) item.fields = {...item.fields, title: `beam ${request.beam_size}`};
     if (late) await new Promise((resolve) => setTimeout(resolve, number * 7919 % late));
-    return new Response(JSON.stringify(document), {headers: {"Content-Type": "application/json"}});
+    return new Response(JSON.stringify(content), {headers: {"Content-Type": "application/json"}});
   };
 }"""
 """The first title of an answer becomes "beam N" of its request. `late` > 0: answers come in another order, by up to so many ms, and even

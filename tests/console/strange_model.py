@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -31,9 +32,11 @@ STRANGE = (
 
 
 def strange_model(folder: Path, name: str = "strange", versions: int = 1) -> None:
-    """Versions of a model of 32 items; title and `section` are among STRANGE. Its nodes are drawn anew for each version."""
+    """Versions of a model of 32 items, all of which are served; title and `section` are among STRANGE. Its nodes are drawn anew for each version."""
     columns = {"title": [STRANGE[i % len(STRANGE)] for i in range(32)], "section": [STRANGE[i // 2 % len(STRANGE)] for i in range(32)]}
     for version in range(1, versions + 1):
         rng = np.random.default_rng(version)
         tree = complete_tree(rng.permutation(32), 2)
         make_bundle(folder, rng, tree, name=name, version=version, columns=columns, integer=False)
+    state = {"generation": 1, "versions": list(range(1, versions + 1)), "default": versions}
+    (folder / name / "serving.json").write_text(json.dumps(state))

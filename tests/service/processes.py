@@ -23,6 +23,8 @@ from tests.waiting import until
 
 KEY = "an-admin-key-of-a-test"
 ANSWERED = 'espalier_requests_total{model="books",status="200"}'
+COMPILING_S = 120.0
+"""The first start after a change of compiled code makes it anew, on a machine that may be busy."""
 BODY = json.dumps({"queries": [{"history": ["item-3"]}], "m": 32, "beam_size": 32}).encode()
 
 
@@ -94,7 +96,7 @@ def service(models: Path, workers: int, **settings: str) -> Iterator[Service]:
         found = re.search(r"listening on http://127.0.0.1:(\d+)", "".join(log))
         assert found, "".join(log)
         running = Service(process, int(found[1]), log)
-        until(lambda: "".join(log).count("is ready on") >= workers, "every worker is ready")
+        until(lambda: "".join(log).count("is ready on") >= workers, "every worker is ready", COMPILING_S)
         yield running
     finally:
         if process.poll() is None:
