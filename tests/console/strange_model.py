@@ -32,7 +32,7 @@ STRANGE = (
 
 
 def strange_model(folder: Path, name: str = "strange", versions: int = 1) -> None:
-    """Versions of a model of 32 items, all of which are served; title and `section` are among STRANGE. Its nodes are drawn anew for each version."""
+    """Versions of a model of 32 items, all of them served; title and `section` are among STRANGE. Each version has its own nodes."""
     columns = {"title": [STRANGE[i % len(STRANGE)] for i in range(32)], "section": [STRANGE[i // 2 % len(STRANGE)] for i in range(32)]}
     for version in range(1, versions + 1):
         rng = np.random.default_rng(version)

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.console.browsing import Watched, visit
-from tests.console.conftest import SETTINGS
+from tests.console.conftest import OPEN
 from tests.console.showing import serious_findings, settled
 from tests.service.processes import Service, service
 
@@ -23,7 +23,7 @@ ADMIN_KEY = "console-admin-key-1"
 def administered(sample: Path, browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("administered") / "models"
     shutil.copytree(sample / "strange", folder / "strange")
-    with service(folder, 1, **SETTINGS | {"ESPALIER_ADMIN_KEYS": ADMIN_KEY}) as running:
+    with service(folder, 1, **OPEN | {"ESPALIER_ADMIN_KEYS": ADMIN_KEY}) as running:
         yield running
 
 

@@ -13,6 +13,11 @@ export class Problem extends Error {
     Object.assign(this, { name: "Problem", status, title, detail, errors, role, retry_after_s });
   }
 
+  // Whether the same may be answered in a moment: the service is away, starts, or has no room.
+  get passes() {
+    return [0, 429, 502, 503, 504].includes(this.status);
+  }
+
   // Whether another key would help.
   get wantsKey() {
     return this.status === 401 || (this.status === 403 && /^This key may/.test(this.detail));

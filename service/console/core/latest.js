@@ -2,7 +2,6 @@
 
 import { useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
 
-const PASSING = [0, 429, 502, 503, 504];
 const RETRY_S = 2;
 const LONGEST_PACE_MS = 500;
 
@@ -83,7 +82,7 @@ export function useAnswer(work, inputs, { wait_ms = 0, forget = false, retry = f
     );
   }, [JSON.stringify(inputs), round]);
   useEffect(() => {
-    if (!retry || state.busy || !PASSING.includes(state.problem?.status)) return undefined;
+    if (!retry || state.busy || !state.problem?.passes) return undefined;
     const timer = setTimeout(() => setRound((former) => former + 1), 1000 * Math.max(RETRY_S, state.problem.retry_after_s ?? 0));
     return () => clearTimeout(timer);
   }, [state.problem, state.busy]);

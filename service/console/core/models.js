@@ -3,7 +3,8 @@
 import { useEffect, useState } from "./preact.js";
 import { get, hasKey } from "./api.js";
 
-const AGAIN_MS = 1000; // while a model is loading
+const LOADING_MS = 1000; // between two looks at a model that is loading
+const RETRY_MS = 2000; // at a service that is away
 
 const watchers = new Set();
 let state = { models: null, keys: [], problem: null, busy: false };
@@ -15,9 +16,10 @@ export async function loadModels() {
   try {
     const { models, keys = [] } = await get("models");
     set({ models, keys, problem: null, busy: false });
-    if (models.some((model) => model.state === "loading")) setTimeout(loadModels, AGAIN_MS);
+    if (models.some((model) => model.state === "loading")) setTimeout(loadModels, LOADING_MS);
   } catch (problem) {
     set({ ...state, problem, busy: false });
+    if (problem.passes) setTimeout(loadModels, RETRY_MS);
   }
 }
 
