@@ -22,7 +22,7 @@ ADMIN_KEY = "console-admin-key-1"
 @pytest.fixture(scope="module")
 def administered(sample: Path, browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("administered") / "models"
-    shutil.copytree(sample / "strange", folder / "strange")
+    shutil.copytree(sample / "strange", folder / "strange", ignore=shutil.ignore_patterns("serving.json"))
     with service(folder, 1, **OPEN | {"ESPALIER_ADMIN_KEYS": ADMIN_KEY}) as running:
         yield running
 

@@ -1,6 +1,6 @@
 // The question for an API key, asked when the service refuses a request. A key stays in this page's memory and is gone with it.
 
-import { html, useEffect, useId, useRef, useState } from "./preact.js";
+import { html, useEffect, useId, useLayoutEffect, useRef, useState } from "./preact.js";
 import { setAsker, setKey } from "./api.js";
 import { Button } from "./ui.js";
 
@@ -12,7 +12,7 @@ export function KeyDialog() {
   const id = useId();
   const [question, setQuestion] = useState(null);
 
-  useEffect(() => {
+  useLayoutEffect(() => { // before anything can be answered
     setAsker((role, problem) => new Promise((resolve) => setQuestion({ role, problem, resolve })));
   }, []);
   useEffect(() => {
