@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.console.browsing import Watched, visit
-from tests.console.conftest import SETTINGS
+from tests.console.conftest import OPEN
 from tests.console.showing import serious_findings, settled
 from tests.service.processes import service
 
@@ -24,7 +24,7 @@ TITLE = "<b>Simple</b> \u202eDirectMedia Layer 3"
 def writer(sample: Path, browser: Browser, tmp_path: Path) -> Iterator[Watched]:
     shutil.copytree(sample / "debian-depends", tmp_path / "models" / "debian-depends")
     keys = {"ESPALIER_WRITE_KEYS": WRITE_KEY, "ESPALIER_ADMIN_KEYS": ADMIN_KEY}
-    with service(tmp_path / "models", 1, **SETTINGS | keys) as running, visit(browser, f"http://127.0.0.1:{running.port}") as watched:
+    with service(tmp_path / "models", 1, **OPEN | keys) as running, visit(browser, f"http://127.0.0.1:{running.port}") as watched:
         watched.expect_failures("status of 401")
         watched.page.goto(f"{watched.origin}/#/live")
         settled(watched.page)
