@@ -1,14 +1,15 @@
 """Items that go and come, round after round, with a fold after each: what is left of a trained model.
 
-    python -m benchmarks.live_churn --log FILE --config FILE --events 5 --json F
+    python -m benchmarks.live_churn --log FILE --config FILE --events 5 64 --json F
 
 In each round 2 % of the catalogue, trained items that did not go before, are deleted, and as many others come: the same items under new
 ids, each placed by the histories of some training users before they came to it. The round ends with a fold, as `python -m training fold`
 makes it; the next round goes on from there. So the last version can be compared with one that is trained anew on the same items: the first
 one. Its network was trained with the items that later go, which flatters the rounds. An item that nobody came to after another item stays.
 
-Rows: {"round", "recall", "recall_trained", "share"}: recall@m of test users by all items, that of the first version, and the share of
-what is relevant that came live.
+Rows: {"events", "round", "recall", "recall_old", "recall_came", "recall_trained", "shown", "share"}: recall@m of test users by all items,
+by those that were trained and by those that came live; that of the first version; the share of what came live among all that came back, and
+among all that is relevant. `events`: how many histories an item comes with, at most; a service takes 64.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 
 from benchmarks import real_logs
 from benchmarks.quality.leaderboard import main_of, without_folders
-from benchmarks.quality.live_quality import finder, trained
+from benchmarks.quality.live_quality import Measure, finder, trained
 from benchmarks.quality.live_sets import histories_of
 from espalier.bundle import Bundle
 from espalier.engines import open_live_engine
@@ -37,10 +39,8 @@ from espalier.live.fold import write_fold
 from espalier.live.operations import ItemBody
 from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
-from espalier.metrics import precision_recall_f
 from espalier.placement.placer import Placer
-from training.data.splits import without_seen
-from training.deep.prepare import prepare
+from training.deep.prepare import Prepared, prepare
 from training.specification.deep import DeepConfig
 
 Int64 = NDArray[np.int64]
@@ -74,33 +74,40 @@ def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path
     (folder / "log").mkdir(parents=True, exist_ok=True)
     whole = prepare(config, log, folder / "log")
     bundle = trained(config, whole, folder / "whole")
+    return [{"events": events} | row for events in options.events for row in rounds(config, whole, bundle, events, options, folder)]
+
+
+def rounds(config: DeepConfig, whole: Prepared, bundle: Bundle, most: int, options: argparse.Namespace, folder: Path) -> Iterator[Row]:
+    """A row after each round, of items that come with at most so many histories."""
     beam, m, exclude_seen = config.search.beam_size, config.search.m, config.search.exclude_seen
-    pairs = without_seen(whole.split.test) if exclude_seen else list(whole.split.test)
-    relevant = [np.unique(pair.relevant) for pair in pairs]
+    ids = whole.items.ids_of(np.arange(len(whole.items)))
+    measure, every_I = Measure(whole.split.test, len(ids), exclude_seen), np.ones(len(ids), np.bool_)
+    relevant = np.concatenate(measure.relevant)
     rng = np.random.default_rng([config.seed, 9])
-    events = histories_of(whole, options.events, rng)
+    events = histories_of(whole, most, rng)
     order = rng.permutation(np.array(sorted(events), np.int64))
     each = round(options.share * len(whole.items))
-    ids = whole.items.ids_of(np.arange(len(whole.items)))
-    rows: list[Row] = []
     came_I = np.zeros(len(ids), np.bool_)
+    trained: float | None = None
     with tempfile.TemporaryDirectory(dir=folder) as place:
         for number in range(options.rounds + 1):
             if number:
                 going = order[(number - 1) * each : number * each].tolist()
                 if not going:
-                    break
-                bundle = churned(
-                    bundle, ids, {item: f"{ids[item]}~{number}" for item in going}, events, Path(place) / "churn" / str(number)
-                )
+                    return
+                renamed = {item: f"{ids[item]}~{number}" for item in going}
+                bundle = churned(bundle, ids, renamed, events, Path(place) / "churn" / str(number))
                 came_I[going] = True
             begin = time.perf_counter()
-            found_BM = finder(bundle, ids, beam, exclude_seen)([pair.history for pair in pairs], m)
-            recall = float(precision_recall_f(found_BM, relevant, m)[1].mean())
-            share = float(came_I[np.concatenate(relevant)].mean())
-            rows.append({"round": number, "recall": recall, "recall_trained": rows[0]["recall"] if rows else recall, "share": share})
-            print(rows[-1], f"{time.perf_counter() - begin:.0f} s", flush=True)
-    return rows
+            found_BM = finder(bundle, ids, beam, exclude_seen)(measure.histories, m)
+            recall = measure.recall(found_BM, every_I, m)[0]
+            trained = recall if trained is None else trained
+            row: Row = {"round": number, "recall": recall, "recall_old": measure.recall(found_BM, ~came_I, m)[0]}
+            row["recall_came"] = measure.recall(found_BM, came_I, m)[0] if came_I[relevant].any() else None
+            row["recall_trained"] = trained
+            row |= {"shown": float(came_I[found_BM[found_BM >= 0]].mean()), "share": float(came_I[relevant].mean())}
+            print(most, row, f"{time.perf_counter() - begin:.0f} s", flush=True)
+            yield row
 
 
 def benchmark(options: argparse.Namespace) -> None:
@@ -127,7 +134,7 @@ def benchmark(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     real_logs.add_arguments(parser)
-    parser.add_argument("--events", type=int, default=5, help="of each item, at most")
+    parser.add_argument("--events", type=int, nargs="+", default=[5, 64], help="of each item, at most; one run for each number")
     parser.add_argument("--share", type=float, default=0.02, help="of the catalogue that goes and comes in a round")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

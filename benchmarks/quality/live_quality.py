@@ -8,11 +8,13 @@ with the histories of some training users before they came to it, all at once or
 is relevant; these items alone are relevant. recall_old is over all test users, by their old items.
 
 Beside it: the model trained on everything, and item neighbours tuned on validation users, whose lists have these events of hidden items
-and no others.
+and no others. Where the configuration has content, or with --content, items are put in by their fields alone as well, and by both; beside
+their fields alone stand neighbours by content.
 
 Rows: {"how", "at_once", "m", "recall_new", "recall_old", "recall_old_before", "recall_new_retrained", "recall_old_retrained",
-"recall_new_neighbours", "shown", "share", "queries"}. `shown` is the share of new items among all that came back, `share` among all that
-is relevant. All models are searched with the configured beam. --users validation is for choosing how items are placed.
+"recall_new_neighbours", "shown", "share", "queries"}. `how` is events, content or events+content. `shown` is the share of new items among
+all that came back, `share` among all that is relevant. All models are searched with the configured beam. --users validation is for
+choosing how items are placed.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from numpy.typing import NDArray
 from benchmarks import real_logs
 from benchmarks.quality.leaderboard import main_of, without_folders
 from benchmarks.quality.live_sets import HiddenItems, hide
+from benchmarks.quality.unseen import movies
 from espalier.bundle import Bundle
 from espalier.engines import open_engine, open_live_engine
 from espalier.errors import EspalierError, InvalidData
@@ -45,6 +48,7 @@ from espalier.metrics import precision_recall_f
 from espalier.placement.placer import Placer
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import NO_ITEM, SearchParams
+from training.baselines.content import content
 from training.data.splits import EvaluationPair, without_seen
 from training.deep.prepare import Prepared, prepare
 from training.deep.run import train_and_export
@@ -107,10 +111,13 @@ def among(found_BM: Int64, gone_I: NDArray[np.bool_], m: int) -> Int64:
     return kept_BM
 
 
-def put_in(bundle: Bundle, hidden: HiddenItems, part: Int64, out: Path) -> tuple[Bundle, float]:
+def put_in(bundle: Bundle, hidden: HiddenItems, part: Int64, how: str, out: Path) -> tuple[Bundle, float]:
     """The bundle with some hidden items (numbers 0 … n − 1) in it, and how many were placed in a second of processor time."""
     engine, state, placer = open_live_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
-    bodies = [ItemBody(events=tuple(tuple(bundle.items.ids_of(event)) for event in hidden.events[k])) for k in part.tolist()]
+    bodies = []
+    for k in part.tolist():
+        events = tuple(tuple(bundle.items.ids_of(event)) for event in hidden.events[k]) if "events" in how else ()
+        bodies.append(ItemBody(fields=hidden.fields[k] if "content" in how else None, events=events))
     placer.place(bodies[:1], state.table, None, engine.search)  # finds the scale of rows
     begin = time.process_time()
     for number, (k, found) in enumerate(zip(part.tolist(), placer.place(bodies, state.table, None, engine.search), strict=True), 1):
@@ -140,12 +147,11 @@ class Measure:
         return float(recall_B.mean()), len(some)
 
 
-def neighbours_of(config: DeepConfig, hidden: HiddenItems) -> Find:
-    split = hidden.with_events()
+def neighbours_of(config: DeepConfig, hidden: HiddenItems, how: str) -> Find:
     metric, exclude_seen = Metric("recall", config.search.m), config.search.exclude_seen
-    task = Task(split, hidden.whole.items, metric, exclude_seen, config.windowed_instances, config.seed, 300.0)
-    _, fitted = fit_neighbours(task)
-    return lambda histories, m: fitted.rank(histories, m, exclude_seen)
+    task = Task(hidden.with_events(), hidden.items, metric, exclude_seen, config.windowed_instances, config.seed, 300.0)
+    rank = content(task).rank if how == "content" else fit_neighbours(task)[1].rank
+    return lambda histories, m: rank(histories, m, exclude_seen)
 
 
 def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path) -> list[Row]:
@@ -158,31 +164,44 @@ def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path
     beam, exclude_seen = config.search.beam_size, config.search.exclude_seen
     pairs = whole.split.validation if options.users == "validation" else whole.split.test
     measure = Measure(hidden.moved(pairs), old, exclude_seen)
-    is_old_I = np.arange(len(whole.items)) < old
     found = {
         "before": finder(before, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
         "retrained": finder(retrained, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
-        "neighbours": neighbours_of(config, hidden)(measure.histories, MORE),
     }
-    order = np.random.default_rng([config.seed, 8]).permutation(count)
+    by_events = neighbours_of(config, hidden, "events")(measure.histories, MORE)
     rows: list[Row] = []
-    for name, parts in (("all", [np.arange(count)]), ("a fifth", [np.sort(part) for part in np.array_split(order, 5)])):
-        figures: list[list[Row]] = []
-        for number, part in enumerate(parts):
-            with tempfile.TemporaryDirectory(dir=folder) as place:
-                folded, per_s = put_in(before, hidden, part, Path(place) / "live" / "2")
-                live_BM = finder(folded, hidden.ids, beam, exclude_seen)(measure.histories, MORE)
-            is_new_I = np.zeros(len(whole.items), np.bool_)
-            is_new_I[old + part] = True
-            gone_I = ~is_old_I & ~is_new_I
-            of = {key: among(rows_BM, gone_I, max(MS)) for key, rows_BM in (found | {"live": live_BM}).items()}
-            figures.append(figures_of(measure, of, is_new_I, is_old_I))
-            print(f"{name} {number}: {per_s:.0f} items/s placed; {figures[-1][MS.index(SHOWN_AT)]}", flush=True)
-        for at, m in enumerate(MS):
-            mean = {key: float(np.mean([figure[at][key] for figure in figures])) for key in figures[0][at]}
-            total = {"queries": sum(figure[at]["queries"] for figure in figures), "shown_over_share": mean["shown"] / mean["share"]}
-            rows.append({"how": "events", "at_once": name, "m": m} | mean | total)
-            print(rows[-1], flush=True)
+    for how in ("events",) if before.manifest.content is None else ("events", "content", "events+content"):
+        found["neighbours"] = neighbours_of(config, hidden, how)(measure.histories, MORE) if how == "content" else by_events
+        for name, parts in parts_of(count, config.seed):
+            figures: list[list[Row]] = []
+            for number, part in enumerate(parts):
+                with tempfile.TemporaryDirectory(dir=folder) as place:
+                    folded, per_s = put_in(before, hidden, part, how, Path(place) / "live" / "2")
+                    live_BM = finder(folded, hidden.ids, beam, exclude_seen)(measure.histories, MORE)
+                is_new_I = np.zeros(len(whole.items), np.bool_)
+                is_new_I[old + part] = True
+                is_old_I = np.arange(len(whole.items)) < old
+                of = {key: among(rows_BM, ~is_old_I & ~is_new_I, max(MS)) for key, rows_BM in (found | {"live": live_BM}).items()}
+                figures.append(figures_of(measure, of, is_new_I, is_old_I))
+                print(f"{how}, {name} {number}: {per_s:.0f} items/s placed; {figures[-1][MS.index(SHOWN_AT)]}", flush=True)
+            rows += [{"how": how, "at_once": name} | row for row in mean_of(figures)]
+    return rows
+
+
+def parts_of(count: int, seed: int) -> tuple[tuple[str, list[Int64]], ...]:
+    """Which hidden items are put in together."""
+    order = np.random.default_rng([seed, 8]).permutation(count)
+    return ("all", [np.arange(count)]), ("a fifth", [np.sort(part) for part in np.array_split(order, 5)])
+
+
+def mean_of(figures: Sequence[Sequence[Row]]) -> list[Row]:
+    """For each m the mean of what was measured with different items."""
+    rows = []
+    for at, m in enumerate(MS):
+        mean = {key: float(np.mean([figure[at][key] for figure in figures])) for key in figures[0][at]}
+        total = {"queries": sum(figure[at]["queries"] for figure in figures), "shown_over_share": mean["shown"] / mean["share"]}
+        rows.append({"m": m} | mean | total)
+        print(rows[-1], flush=True)
     return rows
 
 
@@ -208,9 +227,12 @@ def benchmark(options: argparse.Namespace) -> None:
     raw = real.config.model_dump(mode="json")
     steps = raw["optimiser"]["steps"]
     raw["optimiser"]["steps"] = min(steps, options.steps or steps)
-    config = type(real.config).model_validate(raw)
+    raw["content"]["columns"] = "auto" if options.content else raw["content"]["columns"]
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
+        if options.content and real.config.data.items is None:
+            raw["data"]["items"] = str(movies(real.log.parent, Path(folder) / "movies.parquet"))
+        config = type(real.config).model_validate(raw)
         rows = run(config, real.log, options, options.models or Path(folder))
     report = {
         "set": real.name,
@@ -235,6 +257,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=5, help="of each hidden item")
     parser.add_argument("--share", type=float, default=0.1, help="of the items that may be hidden")
     parser.add_argument("--users", choices=("test", "validation"), default="test", help="whose queries are measured")
+    parser.add_argument("--content", action="store_true", help="items' fields enter their rows (MovieLens: movies.dat.gz)")
     parser.add_argument("--steps", type=int, help="at most so many training steps")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--models", type=Path, help="a folder that keeps the trained models; those that are there are not trained again")

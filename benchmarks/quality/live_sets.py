@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,6 +62,17 @@ class HiddenItems:
         """The ids in the order of `new_row_I`."""
         rows = np.argsort(self.new_row_I)
         return self.whole.items.ids_of(rows)
+
+    @cached_property
+    def items(self) -> ItemTable:
+        """The items in the order of `ids`."""
+        return ItemTable.build(self.whole.items.to_table().take(pa.array(np.argsort(self.new_row_I))))
+
+    @cached_property
+    def fields(self) -> list[dict[str, Any]]:
+        """By hidden item what the table says of it, besides its id."""
+        rows = self.whole.items.to_table().take(pa.array(self.hidden_n)).drop_columns("id").to_pylist()
+        return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def with_events(self) -> Split:
         """What neighbours are given: the whole log in the rows of `new_row_I`, with no event of a hidden item but the chosen ones."""

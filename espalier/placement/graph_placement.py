@@ -29,7 +29,7 @@ from espalier.live.overlay import Overlay
 from espalier.live.rows import Entries, LiveRow
 from espalier.manifest import InnerProductForm
 from espalier.placement.evidence import Evidence
-from espalier.placement.graph_rows import Background, RowScale, Trial, best_parent, scale_of, shift_of, trial_items
+from espalier.placement.graph_rows import Background, RowScale, Trial, best_parent, scale_of, shifts_of, trial_items
 from espalier.placement.memory_rows import MemoryRows
 from espalier.placement.parents import Parents, Votes, best_first, summed, votes_of_search
 from espalier.queries import HistoryKind, QueryBatch
@@ -98,26 +98,26 @@ class GraphPlacement:
         parts += [(1.0, (np.array([parent]), np.ones(1))) for parent, _ in like]
         if content_D is not None:
             parts.append((PRIOR, self._nearest(content_D.astype(np.float64), scale)))
-        memory = ((), ()) if self._memory is None else self._memory_of(item.events, known)
+        memory = self._memory_of(item.events, known)
         events_D = self._row_of_events(found, scale)
         sum_D = sum((row_D for _, row_D in like), np.zeros(len(scale.row_S))) + len(found) * events_D
-        row = partial(self._row, sum_D, len(found) + len(like), bool(found), content_D, scale, memory)
+        row = partial(self._row, sum_D, len(found) + len(like), len(found), content_D, scale, memory)
         return Parents(best_first(parts), row)
 
     def _row(
         self,
         sum_D: Floats,
         count: int,
-        has_events: bool,
+        events: int,
         content_D: NDArray[np.float32] | None,
         scale: RowScale,
-        memory: tuple[Entries, Entries],
+        memory: Entries,
         parent: int,
     ) -> LiveRow:
         prior_D = self._mean_row(parent) if content_D is None else content_D.astype(np.float64)
         row_D = scale.capped((sum_D + PRIOR * prior_D) / (count + PRIOR))
-        row_D = scale.shifted(row_D) if has_events else row_D
-        return LiveRow(row_D.astype(np.float32), memory_to=memory[0], memory_from=memory[1])
+        row_D = scale.shifted(row_D, events) if events else row_D
+        return LiveRow(row_D.astype(np.float32), memory_from=memory)
 
     def _row_of_events(self, found: list[tuple[Frontier, Int64, int]], scale: RowScale) -> Floats:
         """e of the module; zeros without events."""
@@ -172,12 +172,12 @@ class GraphPlacement:
         parents = self._tree.parent[self._tree.leaf_of_item[items]]
         return summed([parents], [np.maximum(cosine_I[items].astype(np.float64), 0) / NEAREST])
 
-    def _memory_of(self, events: QueryBatch, known: Items) -> tuple[Entries, Entries]:
+    def _memory_of(self, events: QueryBatch, known: Items) -> Entries:
+        """What lifts an item with these events."""
         if self._memory is None or not isinstance(events.kind, HistoryKind):
-            return (), ()
+            return ()
         rows, values = self._memory.of(np.asarray(events.array, np.int64))
-        entries = tuple(zip(known.ids_of(rows), values.tolist(), strict=True))
-        return entries, entries
+        return tuple(zip(known.ids_of(rows), values.tolist(), strict=True))
 
     # -- what is found out once -----------------------------------------------------------------------------------------
 
@@ -213,9 +213,11 @@ class GraphPlacement:
             np.concatenate([np.where(result.count_B == defaults.m, result.keys_BM[:, -1], -np.inf) for result in results]),
             held.relevant,
         )
-        trials, ranking = self._trials(background, scale), self.bundle.manifest.ranking
-        shift = shift_of(background, trials, self._tree.item_count, ranking, self.bundle.memory)
-        return replace(scale, shift=shift)
+        trials, manifest = self._trials(background, scale), self.bundle.manifest
+        events = manifest.data.get("events")
+        mean_events = events / self._tree.item_count if isinstance(events, int) and events > 0 else np.inf
+        shifts = shifts_of(background, trials, self._tree.item_count, mean_events, manifest.ranking, self.bundle.memory)
+        return replace(scale, shifts=shifts)
 
     def _trials(self, background: Background, scale: RowScale) -> list[Trial]:
         trials = []

@@ -2,14 +2,16 @@
 
     e = r̄ + ρ · (s̄ − µ) / |s̄ − µ|
 
-s̄ is the mean state of the item's events, µ that of the bundle's held-out queries, r̄ the mean row of trained leaves, and ρ 1½ times the
-median of their distances from it. Only the direction of s̄ − µ is used: a trained row lies in that of its queries, but how long states are
-says nothing of rows. Columns in which all states are equal hold biases, in which r̄ is the trained leaves' median.
+s̄ is the mean state of the item's events, µ that of the bundle's held-out queries, r̄ the mean row of trained leaves, and ρ the median of
+their distances from it. Only the direction of s̄ − µ is used: a trained row lies in that of its queries, but how long states are says
+nothing of rows. Longer rows are found more often by their own queries, but encoders misread the histories that hold them: they were trained
+with no such rows. Columns in which all states are equal hold biases, in which r̄ is the trained leaves' median.
 
-The shift is the same for all items, however many events they have, and goes into the last bias. Some trained items are placed as if they
-were new, by the held-out queries that they are relevant for, and asked for by the others. With the shift they come back SHOWN times as
-often as the leaves that training made for them, and at most MOST_SHOWN times as often as the catalogue's mean item: new items are found
-neither everywhere nor nowhere. The constants were chosen on validation queries of the embedded sample and MovieLens.
+The shift goes into the last bias, and is the same for all items with as many events. Some trained items are placed as if they were new, by
+the held-out queries that they are relevant for, and asked for by the others. With the shift they come back SHOWN times as often as the
+leaves that training made for them, and at most MOST_SHOWN times as often as the catalogue's mean item: new items are found neither
+everywhere nor nowhere. An item of n > USUAL events comes back n/n̄ times as often as the mean item where that is more; training saw the mean
+item n̄ times. The constants were chosen on validation queries of the embedded sample and MovieLens.
 
 Legend: B queries, S state = row, K beam, I items, J trained items that are placed.
 """
@@ -17,7 +19,7 @@ Legend: B queries, S state = row, K beam, I items, J trained items that are plac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,14 +36,16 @@ EQUAL = 1e-6
 """Columns of states that differ by less have a standard deviation of 0."""
 BLOCK = 1 << 16
 """Leaves whose rows are read at a time."""
-LENGTH = 1.5
-"""ρ over the median distance."""
 LONGEST = 0.99
-"""No new row is farther from the mean row than this quantile of the trained ones, or than ρ."""
-SHOWN = 0.6
+"""No new row is farther from the mean row than this quantile of the trained ones."""
+SHOWN = 0.5
 """Items that held-out queries look for are more popular than most, so new ones are to come back less often than they."""
 MOST_SHOWN = 1.25
 """How often new items may come back, in multiples of the catalogue's mean."""
+USUAL = 5
+"""An item with no more events is not taken for a rare one: a caller may send a few of many, and it must be found by these at least."""
+MOST_EVENTS = 64
+"""An item with more has the shift of as many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +53,8 @@ class RowScale:
     """What rows of new leaves are made with.
 
     state_S   µ · row_S: r̄ · is_free_S bool[S]: columns in which states differ
-    length    ρ · longest: see LONGEST · shift: see the module
+    length    ρ · longest: see LONGEST
+    shifts    float64[MOST_EVENTS + 1]: the shift of the module by number of events
     """
 
     state_S: Floats
@@ -57,7 +62,7 @@ class RowScale:
     is_free_S: NDArray[np.bool_]
     length: float
     longest: float
-    shift: float = 0.0
+    shifts: Floats = field(default_factory=lambda: np.zeros(MOST_EVENTS + 1))
 
     def row_of_events(self, state_S: Floats) -> Floats:
         """float64[S]: e, by the mean state of an item's events."""
@@ -65,11 +70,12 @@ class RowScale:
         distance = float(np.linalg.norm(away_S))
         return self.row_S + (self.length / distance if distance > 0 else 0.0) * away_S
 
-    def shifted(self, row_S: Floats) -> Floats:
-        """A row with the shift; without a column of biases there is none."""
-        if self.shift:
+    def shifted(self, row_S: Floats, events: int) -> Floats:
+        """A row with the shift of an item of so many events; without a column of biases there is none."""
+        shift = float(self.shifts[min(events, MOST_EVENTS)])
+        if shift:
             row_S = row_S.copy()
-            row_S[np.flatnonzero(~self.is_free_S)[-1]] += self.shift
+            row_S[np.flatnonzero(~self.is_free_S)[-1]] += shift
         return row_S
 
     def capped(self, row_S: Floats) -> Floats:
@@ -92,8 +98,7 @@ def scale_of(tree: Tree, node_rows_ND: NDArray[np.float32] | NDArray[np.float16]
         biases = np.concatenate([node_rows_ND[block][:, ~is_free_S].astype(np.float64) for block in blocks])
         mean_S[~is_free_S] = np.median(biases, 0)
     distance = np.concatenate([np.linalg.norm((node_rows_ND[block] - mean_S)[:, is_free_S], axis=1) for block in blocks])
-    length = LENGTH * float(np.median(distance))
-    return RowScale(state_S, mean_S, is_free_S, length, max(length, float(np.quantile(distance, LONGEST))))
+    return RowScale(state_S, mean_S, is_free_S, float(np.median(distance)), float(np.quantile(distance, LONGEST)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,14 +148,19 @@ def best_parent(frontier: Frontier, queries: Sequence[int]) -> int:
     return int(nodes[0]) if len(nodes) else -1
 
 
-def shift_of(background: Background, trials: Sequence[Trial], items: int, ranking: Ranking, memory: Memory | None) -> float:
-    """The shift of the module, for a catalogue of so many items; 0 where those of the trials never come back."""
+def shifts_of(
+    background: Background, trials: Sequence[Trial], items: int, mean_events: float, ranking: Ranking, memory: Memory | None
+) -> Floats:
+    """float64[MOST_EVENTS + 1]: the shift of the module by an item's number of events; 0 where items of the trials never come back.
+
+    items        of the catalogue · mean_events: how often training saw one of them
+    """
     batch = len(background.key_B)
     gaps, trained = [], 0
     position = _positions(background.history_BT, memory)
     states_BS = background.frontier.states_BS
     if states_BS is None:
-        return 0.0
+        return np.zeros(MOST_EVENTS + 1)
     ranks_BK = background.frontier.ranks_BK.astype(np.float64)
     least_B = np.where(np.isfinite(ranks_BK), ranks_BK, np.inf).min(1)
     for trial in trials:
@@ -170,10 +180,17 @@ def shift_of(background: Background, trials: Sequence[Trial], items: int, rankin
         own_B = (background.key_B - lift_B - ranking.gamma * above_B)[is_asked_B]
         gaps.append(_logit_of(own_B, ranking) - states_BS[is_asked_B] @ trial.row_S)
     every = np.sort(np.concatenate([np.empty(0), *gaps]))
-    every = every[np.isfinite(every)]
     mean = len(trials) * batch * background.found_BM.shape[1] / items
-    shown = round(min(SHOWN * trained, MOST_SHOWN * mean))
-    return float(every[min(shown, len(every)) - 1]) if shown and len(every) else 0.0
+    return _shifts(every[np.isfinite(every)], min(SHOWN * trained, MOST_SHOWN * mean), mean / mean_events)
+
+
+def _shifts(gaps: Floats, usual: float, of_each: float) -> Floats:
+    """By number of events the shift that closes so many of the gaps (ascending): `usual` of them, or `of_each` for each event."""
+    if round(usual) < 1 or not len(gaps):
+        return np.zeros(MOST_EVENTS + 1)
+    events = np.arange(MOST_EVENTS + 1)
+    closed = np.where(events > USUAL, np.maximum(usual, of_each * events), usual)
+    return gaps[np.minimum(np.round(closed).astype(np.int64), len(gaps)) - 1]
 
 
 _NOWHERE = (np.empty(0, np.int64), np.empty(0))

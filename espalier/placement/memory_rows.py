@@ -1,11 +1,12 @@
 """What a live item has to do with the items of its events, in the units of a bundle's memory.
 
-    S[a, new] = min(q_a² / p_a, largest_a) · (share of the events whose history holds a)^¼,   S[new, a] the same
+    S[a, new] = min(q_a² / p_a, largest_a) · (share of the events whose history holds a)^¼,   S[new, a] = 0
 
 q_a is the ninth decile of a's own row of S, p_a its median. A bundle does not hold what its S was counted with. q_a in place of the minimum
 would be near what those counts give for items with five events, on the embedded sample and on MovieLens; by validation queries of both it
 pays to be above the decile as far as that is above the median: of an item with few events the memory knows more than its row does. Where S
-is flat, more than that lifts new items' parents into all beams. No value exceeds those of its row, so folds do not raise them.
+is flat, more than that lifts new items' parents into all beams. No value exceeds those of its row, so folds do not raise them. What led to
+an item says little of what comes after it: with S[new, a] > 0, histories that hold the item lose what their other items ask for.
 
 Legend: I trained items.
 """

@@ -22,7 +22,8 @@ ITEMS = 12
 def hidden() -> HiddenItems:
     rng = np.random.default_rng(1)
     log = log_of([rng.permutation(ITEMS)[:8].tolist() for _ in range(60)], items=ITEMS)
-    whole = Prepared(split_of(log, 40, 10, 10), ItemTable.build(pa.table({"id": log.item_ids})))
+    items = pa.table({"id": log.item_ids, "title": [None, *(f"book {row}" for row in range(1, ITEMS))]})
+    whole = Prepared(split_of(log, 40, 10, 10), ItemTable.build(items))
     return hide(deep_config({"name": "books", "data": {"log": "log.csv"}}), whole, 0.25, 3, seed=1)
 
 
@@ -51,6 +52,13 @@ def test_neighbours_see_the_same_events_and_no_others(hidden: HiddenItems) -> No
     count = np.bincount(lists.item_of_event_E, minlength=ITEMS)
     assert count[len(hidden.old.items) :].tolist() == [3, 3, 3]
     assert lists.item_ids.to_pylist() == hidden.ids
+
+
+def test_items_come_with_their_own_fields(hidden: HiddenItems) -> None:
+    assert hidden.items.ids_of(np.arange(ITEMS)) == hidden.ids
+    titles = hidden.whole.items.values("title", hidden.hidden_n)
+    assert [fields.get("title") for fields in hidden.fields] == titles
+    assert hidden.items.values("title", len(hidden.old.items) + np.arange(3)) == titles
 
 
 def test_an_item_has_at_most_so_many_histories_and_none_that_are_empty(hidden: HiddenItems) -> None:

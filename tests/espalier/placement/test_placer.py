@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_memory, sparse_rows
@@ -21,7 +22,7 @@ from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
 from espalier.manifest import Ranking
 from espalier.memory import Memory
-from espalier.placement.graph_rows import RowScale, scale_of
+from espalier.placement.graph_rows import MOST_EVENTS, USUAL, Background, RowScale, Trial, scale_of, shifts_of
 from espalier.placement.memory_rows import MemoryRows
 from espalier.placement.parents import MOST, Parents, best_first, votes_of_search
 from espalier.placement.placer import Candidates, Placer
@@ -143,7 +144,7 @@ def test_without_an_inner_product_a_row_is_the_mean_of_what_is_found(tmp_path: P
 # -- rows -------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_row_lies_in_the_direction_of_its_queries_and_no_nearer_to_the_mean_than_trained_ones() -> None:
+def test_a_row_lies_in_the_direction_of_its_queries_as_far_from_the_mean_as_trained_ones() -> None:
     rng = np.random.default_rng(2)
     tree = complete_tree(np.arange(16), 4)
     rows_ND = rng.normal(size=(tree.node_count, 4)).astype(np.float32)
@@ -155,14 +156,43 @@ def test_a_row_lies_in_the_direction_of_its_queries_and_no_nearer_to_the_mean_th
     state = states_BS.mean(0) + np.array([3, 0, 0, 0])
     row = scale.row_of_events(state)
     distance = np.median(np.linalg.norm(leaf_rows[:, :3] - leaf_rows[:, :3].mean(0), axis=1))
-    assert_allclose(row[:3] - scale.row_S[:3], [1.5 * distance, 0, 0], atol=1e-5)
-    assert_allclose(replace(scale, shift=2.0).shifted(row) - row, [0, 0, 0, 2], atol=1e-6)
+    assert_allclose(row[:3] - scale.row_S[:3], [distance, 0, 0], atol=1e-5)
+    shifted = replace(scale, shifts=np.arange(MOST_EVENTS + 1.0))
+    assert_allclose(shifted.shifted(row, 2) - row, [0, 0, 0, 2], atol=1e-6)
+    assert_allclose(shifted.shifted(row, 1000) - row, [0, 0, 0, MOST_EVENTS], atol=1e-6)
 
 
 def test_a_row_that_is_too_far_is_drawn_in() -> None:
     scale = RowScale(np.zeros(3), np.ones(3), np.array([True, True, False]), 1.0, 2.0)
     assert_allclose(scale.capped(np.array([1.0, 9.0, 5.0])), [1, 3, 5])
     assert_allclose(scale.capped(np.array([1.0, 2.0, 5.0])), [1, 2, 5])
+
+
+def trial_of(gaps: NDArray[np.float64], found: int) -> tuple[Background, Trial]:
+    """A query for each gap, and an item under the one parent in all beams, which came back for some of them when it was trained."""
+    batch = len(gaps)
+    frontier = Frontier(np.full((batch, 1), 5), np.zeros((batch, 1), np.float32), np.zeros((batch, 1), np.float32))
+    found_BM = np.full((batch, 1), 3)
+    found_BM[:found] = 7
+    trial = Trial(7, [], np.zeros(1), 5, (np.empty(0, np.int64), np.empty(0)))
+    return Background(None, frontier, found_BM, gaps.astype(np.float32), []), trial
+
+
+@pytest.mark.parametrize(("mean_events", "of_many"), [(8.0, 63), (16.0, 31), (64.0, 9), (np.inf, 9)])
+def test_the_more_events_an_item_has_the_more_often_it_comes_back(mean_events: float, of_many: int) -> None:
+    background, trial = trial_of(np.arange(160.0), found=80)
+    ranking = Ranking(own="logit", gamma=0.0)
+    shifts = shifts_of(background, [trial], 20, mean_events, ranking, None)  # the mean item comes back for 8 of 160 queries
+    assert shifts[1] == shifts[USUAL] == 9  # 1.25 times the mean: half of what the trained item was found for would be more
+    assert shifts[MOST_EVENTS] == of_many
+
+
+def test_an_item_of_few_events_comes_back_half_as_often_as_trained_ones() -> None:
+    background, trial = trial_of(np.arange(160.0), found=12)
+    shifts = shifts_of(background, [trial], 20, np.inf, Ranking(own="logit", gamma=0.0), None)
+    assert shifts[USUAL] == 5
+    background, trial = trial_of(np.arange(160.0), found=0)
+    assert not shifts_of(background, [trial], 20, np.inf, Ranking(own="logit", gamma=0.0), None).any()
 
 
 def test_the_memory_of_an_item_follows_what_its_events_share() -> None:
