@@ -190,7 +190,8 @@ def _shifts(gaps: Floats, usual: float, of_each: float) -> Floats:
         return np.zeros(MOST_EVENTS + 1)
     events = np.arange(MOST_EVENTS + 1)
     closed = np.where(events > USUAL, np.maximum(usual, of_each * events), usual)
-    return gaps[np.minimum(np.round(closed).astype(np.int64), len(gaps)) - 1]
+    shifts: Floats = gaps[np.minimum(np.round(closed).astype(np.int64), len(gaps)) - 1]
+    return shifts
 
 
 _NOWHERE = (np.empty(0, np.int64), np.empty(0))
