@@ -99,6 +99,7 @@ def test_a_live_item_in_an_event_is_in_the_memory(tmp_path: Path) -> None:
     without, with_it = placed(bundle, ItemBody(events=(("item-3",),)), ItemBody(events=(("item-3", "new"),)), state=state)
     assert "new" in dict(first(with_it)[1].memory_from)
     assert "new" not in dict(first(without)[1].memory_from)
+    assert not first(with_it)[1].memory_to  # what led to an item does not follow it
 
 
 def test_an_item_like_another_has_its_parent_and_nearly_its_row(tmp_path: Path) -> None:
