@@ -23,7 +23,7 @@ from service.watch.unknown_ids import Blocks, UnknownIds
 
 log = logging.getLogger(__name__)
 
-TICK_S = 5.0
+TICK_S = 2.0
 """Between two looks at the clock; other workers see unknown ids after so long."""
 
 
