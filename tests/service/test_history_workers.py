@@ -43,7 +43,7 @@ def healths(running: Service) -> list[dict[str, Any]]:
 def requests(health: dict[str, Any]) -> float:
     """All requests of a history, by their rates."""
     rates, at = health["series"]["requests_per_s"][1:], health["at"]
-    return sum(rate * (end - begin) for rate, begin, end in zip(rates, at, at[1:], strict=False))
+    return float(sum(rate * (end - begin) for rate, begin, end in zip(rates, at, at[1:], strict=False)))
 
 
 def counts(health: dict[str, Any]) -> dict[str, int]:
