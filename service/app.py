@@ -74,8 +74,9 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_served_engine,
     shared = settings, registry, keys, metrics, catalogues
     single, stream, item, bulk = RetrieveRoute(*shared, asked), StreamRoute(*shared, asked), ItemRoute(*shared), BulkRoute(*shared, audit)
     frontier = FrontierRoute(settings, registry, keys)
-    bodies, answers = (single, stream, item, bulk, frontier), (single.answers, single.background_answers, stream.answers)
-    app.state.budgets = (*(route.bodies for route in bodies), *answers)
+    routes = single, stream, item, bulk, frontier
+    app.state.bodies = dict(zip(("retrieve", "stream", "item", "bulk", "frontier"), (route.bodies for route in routes), strict=True))
+    app.state.budgets = (*app.state.bodies.values(), single.answers, single.background_answers, stream.answers)
     direct = {("POST", RETRIEVE): Direct(single), ("POST", STREAM): Direct(stream, streams=True)}
     direct |= {(method, ITEM): Direct(item) for method in ("DELETE", "GET", "PUT")}
     direct[("POST", ITEMS)] = Direct(bulk, streams=True)

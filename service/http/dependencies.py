@@ -10,6 +10,7 @@ from fastapi import Path, Request
 from starlette.responses import Response
 
 from service.http.api_keys import Keys
+from service.http.memory_budget import Budget
 from service.http.middleware import RequestInfo
 from service.http.single_flight import SingleFlight
 from service.live.catalogue_types import Catalogues
@@ -25,6 +26,8 @@ from service.watch.metrics import Metrics
 from service.watch.recorder import Recorder
 from service.watch.tracing import Tracer
 
+FEEDS = 4
+"""Answers of feeds of changes that are made or sent at a time: each may have megabytes."""
 Name = Annotated[str, Path(description="Name of a model.")]
 
 
@@ -45,6 +48,7 @@ class Service:
     catalogues: Catalogues | None = None
     tracer: Tracer | None = None
     typical_values: TypicalValues = field(default_factory=TypicalValues)
+    feeds: Budget = field(default_factory=lambda: Budget(FEEDS, 0))
 
 
 def service_of(request: Request) -> Service:

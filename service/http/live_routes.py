@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from espalier.errors import InvalidInput
 from espalier.live.operations import Operation
 from service.entity_tags import Condition, matches
-from service.errors import NotReady
+from service.errors import NotReady, QueueFull
 from service.http.api_keys import Keys
 from service.http.dependencies import Name, service_of
 from service.http.direct import item_path
@@ -29,7 +29,7 @@ from service.http.json_bodies import parsed
 from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo
 from service.http.request_bodies import JSON_TYPES, check_type, read_body
-from service.http.retrieve_route import BODIES_BYTES, FREE_BYTES
+from service.http.retrieve_route import BODIES_BYTES, FREE_BYTES, send_body
 from service.live.catalogue_types import Catalogue, Catalogues, Delete, Outcome, Placed, StoredItem, tag_of
 from service.models.registry import Registry
 from service.problems import document_of
@@ -130,7 +130,18 @@ async def changes(
 
     Ask again with the sequence of the last change until that is `sequence`.
     """
-    catalogue = catalogue_of(service_of(request).catalogues, name)
+    service = service_of(request)
+    catalogue, held = catalogue_of(service.catalogues, name), Held(service.feeds)
+    if not held.take(1):
+        raise QueueFull(f"{service.feeds.units} answers of a feed are being made or sent already.", 1)
+    try:
+        return _FeedAnswer(await _feed(catalogue, after, limit), held, service.settings.write_timeout_s)
+    except BaseException:
+        held.give(1)
+        raise
+
+
+async def _feed(catalogue: Catalogue, after: int, limit: int) -> bytes:
     end = catalogue.status().sequence
     found: list[bytes] = []
     size = 0
@@ -145,8 +156,22 @@ async def changes(
         if not step:
             break
     last, journal = max(end, after if found else 0), orjson.dumps(await catalogue.identity())
-    body = b'{"changes":[%s],"sequence":%d,"journal":%s}' % (b",".join(found), last, journal)
-    return Response(body, media_type="application/json")
+    return b'{"changes":[%s],"sequence":%d,"journal":%s}' % (b",".join(found), last, journal)
+
+
+class _FeedAnswer(Response):
+    """An answer that counts as one of those under way until its client has taken it, or is cut off."""
+
+    media_type = "application/json"
+
+    def __init__(self, body: bytes, held: Held, timeout_s: float) -> None:
+        super().__init__(body)
+        self._held, self._timeout_s = held, timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send_body(send, scope, bytes(self.body), self._timeout_s)
 
 
 def catalogue_of(catalogues: Catalogues | None, model: str) -> Catalogue:

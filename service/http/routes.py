@@ -111,7 +111,7 @@ def _routes() -> Sequence[_Route]:
         _Route("GET", ITEM_PATH, get_item, "items", LiveItem, (404, 422, 500, 503), "write"),
         _Route("DELETE", ITEM_PATH, delete_item, "items", ItemOutcome, write, "write", (202,)),
         _Route("POST", ITEMS, put_items, "items", _ANSWERED_LINES, (404, 408, 415, 429, 503), "write"),
-        _Route("GET", "/models/{name}/changes", changes, "items", ChangesAnswer, (404, 410, 422, 503), "admin"),
+        _Route("GET", "/models/{name}/changes", changes, "items", ChangesAnswer, (404, 410, 422, 429, 503), "admin"),
         _Route("POST", "/models/{name}/load", load, "admin", Model, change, "admin"),
         _Route("POST", "/models/{name}/unload", unload, "admin", Model, change, "admin"),
         _Route("POST", "/models/{name}/default", set_default, "admin", Model, change, "admin"),

@@ -246,7 +246,7 @@ def test_a_client_that_hangs_up_leaves_nothing_behind(models: Path, catalogue: F
     monkeypatch.setattr(live_routes, "FREE_BYTES", 0)
 
     async def scenario(running: Running) -> None:
-        budget = running.app.state.budgets[-1]
+        budget = running.app.state.bodies["bulk"]
         catalogue.go.clear()
         talk = Conversation(running)
         talk.say(line("a") + b"\n" + line("b") + b"\n" + line("c")[:9])

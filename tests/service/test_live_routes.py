@@ -20,6 +20,7 @@ from espalier.queries import HistoryKind
 from espalier.tree import complete_tree
 from service.errors import CatalogueFull, Follows, NotWritable, QueueFull
 from service.http import live_routes
+from service.http.dependencies import FEEDS
 from service.http.item_bodies import MAX_FIELDS_BYTES, VALUES
 from service.http.item_schemas import MAX_EVENTS, MAX_LIKE
 from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
@@ -269,7 +270,7 @@ def test_large_bodies_share_their_memory(models: Path, monkeypatch: pytest.Monke
         headers = bearer(WRITE)
         large = running.client.http.put(path("one"), json={"text": "x" * 900}, headers=headers)
         first = asyncio.create_task(large)
-        while not running.app.state.budgets[-2].left < 1000:
+        while not running.app.state.bodies["item"].left < 1000:
             await asyncio.sleep(0)
         refused = await running.client.http.put(path("two"), json={"text": "x" * 900}, headers=headers)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
@@ -277,7 +278,7 @@ def test_large_bodies_share_their_memory(models: Path, monkeypatch: pytest.Monke
         await asyncio.sleep(0)
         catalogue.go.set()
         assert [(await first).status_code, (await small).status_code] == [201, 201]
-        assert running.app.state.budgets[-2].left == 1000
+        assert running.app.state.bodies["item"].left == 1000
 
     with run(models, catalogues=FakeCatalogues(books=catalogue), write_keys=(WRITE,), max_body_bytes=1000) as running:
         running.client.runner.run(scenario(running))
@@ -436,6 +437,36 @@ def test_the_feed_comes_in_pages(shelf: Running, monkeypatch: pytest.MonkeyPatch
     short = feed(shelf, after=10)
     assert len(short["changes"]) < 10
     assert (short["changes"][0]["sequence"], short["sequence"]) == (11, 100)
+
+
+def test_only_some_feeds_are_answered_at_a_time(shelf: Running, catalogue: FakeCatalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(shelf, "new")
+    go = asyncio.Event()
+    identity = catalogue.identity
+
+    async def slow() -> str | None:
+        await go.wait()
+        return await identity()
+
+    monkeypatch.setattr(catalogue, "identity", slow)
+
+    async def scenario() -> None:
+        def ask() -> asyncio.Task[httpx.Response]:
+            return asyncio.create_task(shelf.client.http.get("/models/books/changes", headers=bearer(ADMIN)))
+
+        asked = [ask() for _ in range(FEEDS)]
+        while shelf.app.state.service.feeds.left:
+            await asyncio.sleep(0)
+        refused = await ask()
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        go.set()
+        assert {(await answer).status_code for answer in asked} == {200}
+        assert (await ask()).status_code == 200
+        missing = await shelf.client.http.get("/models/books/changes?after=99", headers=bearer(ADMIN))
+        assert missing.status_code in (200, 410)
+        assert shelf.app.state.service.feeds.left == FEEDS
+
+    shelf.client.runner.run(scenario())
 
 
 @pytest.mark.parametrize("params", [{"after": -1}, {"after": "x"}, {"limit": 0}, {"limit": live_routes.MAX_CHANGES + 1}])
