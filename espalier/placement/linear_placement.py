@@ -160,7 +160,9 @@ class LinearPlacement:
 def own_features(item: Evidence) -> SparseRows:
     """[1, F]: the sum of an item's text and events."""
     parts = [*([] if item.own is None else [item.own.features]), item.events.features]
-    rows = concatenated(parts)
+    rows = parts[0] if len(parts) == 1 else concatenated(parts)
+    if len(rows) == 1:  # a row's features are distinct and ascend
+        return rows
     feature, value = added([(rows.indices, rows.values)])
     return SparseRows(np.array([0, len(feature)]), feature, value, rows.width)
 

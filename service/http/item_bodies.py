@@ -83,7 +83,7 @@ class ItemReader:
             request.fields,
             request.text,
             tuple(request.like),
-            tuple(event.model_dump() if isinstance(event, Features) else event for event in request.events),
+            tuple({"indices": event.indices, "values": event.values} if isinstance(event, Features) else event for event in request.events),
             tuple(request.users),
             None if request.valid_until is None else _unix_time(request.valid_until),
         )
