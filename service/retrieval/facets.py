@@ -18,7 +18,7 @@ from service.live.views import View
 from service.models.loading import LoadedModel
 from service.retrieval.eligible_items import LIVE_ROWS, EligibleItems, eligible_items
 from service.retrieval.scans import Check
-from service.retrieval.value_counts import Tally, count_values, is_list, is_number, present_values
+from service.retrieval.value_counts import Tally, count_values, first_of_each, is_list, is_number, present_values
 
 SCANNED_ROWS = 1 << 16
 """Rows that are counted between two checks of the deadline."""
@@ -85,7 +85,7 @@ def _having_any(column: Column, listed: pa.Array, pairs: int, check: Check) -> i
     having = 0
     for block in column.blocks(check):
         item_R, values = present_values(block)
-        having += len(np.unique(item_R[np.asarray(pc.is_in(values, listed))]))
+        having += int(np.count_nonzero(first_of_each(item_R[np.asarray(pc.is_in(values, listed))])))
     return having
 
 

@@ -81,9 +81,9 @@ def count_values(array: pa.Array) -> ValueCounts:
     code_R, distinct = np.asarray(encoded.indices, np.int64), len(encoded.dictionary)
     having = len(item_R)
     if is_list(array.type) and distinct:
-        pairs = np.unique(item_R * distinct + code_R)
-        code_R = pairs % distinct
-        having = len(np.unique(item_R))
+        pair_R = np.sort(item_R * distinct + code_R)
+        code_R = pair_R[first_of_each(pair_R)] % distinct
+        having = int(np.count_nonzero(first_of_each(item_R)))
     return ValueCounts(encoded.dictionary, np.bincount(code_R, minlength=distinct), having)
 
 
@@ -98,6 +98,11 @@ def present_values(array: pa.Array) -> Present:
     counts_R = pc.fill_null(pc.is_finite(array), False) if is_float else pc.is_valid(array)
     values = array.filter(counts_R)
     return Present(item_R[np.asarray(counts_R)], pc.add(values, pa.scalar(0.0, values.type)) if is_float else values)  # −0 becomes 0
+
+
+def first_of_each(number_R: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """bool[R]: whether ascending numbers differ from the one before."""
+    return np.append(True, number_R[1:] != number_R[:-1])[: len(number_R)]
 
 
 def value_type(kind: pa.DataType) -> pa.DataType:
