@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import orjson
 from fastapi import Query, Request
 from starlette.responses import Response
 
@@ -12,7 +11,7 @@ from service.http.console_routes import Version
 from service.http.dependencies import Name, Service, service_of
 from service.settings import MAX_SAMPLES
 from service.watch import query_samples
-from service.watch.health import document
+from service.watch.health import as_json
 
 
 async def health(request: Request, name: Name) -> Response:
@@ -25,8 +24,7 @@ async def health(request: Request, name: Name) -> Response:
     counts = service.asked.unknown.counts()
 
     def made() -> bytes:
-        history = service.recorder.history(name)
-        return orjson.dumps(document(name, version, history, service.recorder.unknown(name, counts)))
+        return as_json(name, version, service.recorder.history(name), service.recorder.unknown(name, counts))
 
     return Response(await service.scans.run(lambda _: made()), media_type="application/json")
 

@@ -6,9 +6,9 @@ Legend: T rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from service.watch.alert_conditions import number, states
@@ -17,27 +17,28 @@ from service.watch.history import STEP_S, Columns, History
 Float64 = NDArray[np.float64]
 
 
-def document(model: str, version: int | None, history: History, unknown: Sequence[tuple[str, int]]) -> dict[str, Any]:
-    """The JSON of GET /models/{name}/health.
+def as_json(model: str, version: int | None, history: History, unknown: Sequence[tuple[str, int]]) -> bytes:
+    """The body of GET /models/{name}/health.
 
     version  the default one
     unknown  (id, count), most asked first
     """
     columns = history.columns()
     m = number(columns["recall_m"][-1])
-    return {
+    document = {
         "model": model,
         "version": version,
         "now": int(columns.at_T[-1]),
         "since": int(columns.at_T[0]),
         "step_s": STEP_S,
-        "at": columns.at_T.astype(np.int64).tolist(),
+        "at": columns.at_T.astype(np.int64),
         "recall_m": None if m is None else int(m),
-        "series": {name: [number(value) for value in of(columns).tolist()] for name, of in SERIES.items()},
+        "series": {name: of(columns).astype(np.float32) for name, of in SERIES.items()},  # NaN is null
         "alerts": states(columns),
         "events": [{"at": int(at), "what": what} for at, what in history.events],
         "unknown_ids": [{"id": item_id, "count": count} for item_id, count in unknown],
     }
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _now(name: str, times: float = 1.0) -> Callable[[Columns], Float64]:

@@ -9,12 +9,13 @@ from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import yaml
 
 from service.run_folder import living
 from service.watch.alert_conditions import CONDITIONS, ELSEWHERE, states
-from service.watch.health import SERIES, document
+from service.watch.health import SERIES, as_json
 from service.watch.history import KEPT_S, MAX_EVENTS, MAX_ROWS, STEP_S, History, quantile
 from service.watch.metrics import Metrics, ModelMetrics
 from service.watch.recorder import Recorder
@@ -39,6 +40,11 @@ def simulated(minutes: int, numbers: Callable[[int], dict[str, float]], begin: f
     return history
 
 
+def document(history: History) -> Json:
+    found: Json = orjson.loads(as_json("books", 1, history, []))
+    return found
+
+
 def firing(history: History) -> dict[str, Json]:
     return {state["name"]: state for state in states(history.columns()) if state["firing"]}
 
@@ -49,7 +55,7 @@ def firing(history: History) -> dict[str, Json]:
 @pytest.mark.parametrize("hours", [8, 24, 100])
 def test_hours_of_service_are_a_number_a_minute_and_at_most_a_day(hours: int) -> None:
     history = simulated(hours * 60, lambda minute: {"requests": 60.0 * minute, "queries": 120.0, "recall": 0.5})
-    found = document("books", 1, history, [])
+    found = document(history)
     rows = min(hours * 60 + 1, MAX_ROWS)
     assert len(found["at"]) == rows
     assert {len(series) for series in found["series"].values()} == {rows}
@@ -65,14 +71,14 @@ def test_the_first_rate_is_unknown_and_a_gap_is_averaged() -> None:
     history = History()
     for at, requests in ((0.0, 100.0), (60.0, 160.0), (3660.0, 520.0)):
         history.add(Totals(at, {"requests": requests}))
-    assert document("books", 1, history, [])["series"]["requests_per_s"] == [None, 1.0, 0.1]
+    assert document(history)["series"]["requests_per_s"] == [None, 1.0, 0.1]
 
 
 def test_a_count_that_falls_began_anew_and_is_no_negative_rate() -> None:
     history = History()
     for at, requests in ((0.0, 100.0), (60.0, 40.0), (120.0, 100.0)):
         history.add(Totals(at, {"requests": requests}))
-    assert document("books", 1, history, [])["series"]["requests_per_s"] == [None, 0.0, 1.0]
+    assert document(history)["series"]["requests_per_s"] == [None, 0.0, 1.0]
     assert history.columns().increase("requests", 3600).tolist() == [0, 0, 60]
 
 
@@ -96,7 +102,7 @@ def test_quantiles_are_those_of_the_last_five_minutes() -> None:
         slow = minute == 6
         counts = {bound: count + (100 if bound > 0.001 or not slow else 0) for bound, count in counts.items()}
         history.add(Totals(minute * 60.0, {}, counts))
-    p99 = document("books", 1, history, [])["series"]["p99_ms"]
+    p99 = document(history)["series"]["p99_ms"]
     assert [value > 1 for value in p99] == [False] * 6 + [True] * 5 + [False]
     assert p99[0] == pytest.approx(0.99)
 
@@ -324,10 +330,10 @@ def test_a_history_is_the_same_after_it_was_written_and_read() -> None:
     history = simulated(100, lambda minute: {"requests": 3.0, "recall": 0.1 * (minute % 3)})
     history.recent[-1] = Totals(history.at[-1], history.recent[-1].values, {0.5: 3.0, inf: 4.0}, (1,))
     again = History.from_json(history.to_json())
-    assert document("books", 1, again, []) == document("books", 1, history, [])
+    assert document(again) == document(history)
     for one in (history, again):
         one.add(Totals(BEGIN + 101 * STEP_S, {"requests": 900.0}, {0.5: 4.0, inf: 9.0}, (1, 2)))
-    assert document("books", 1, again, []) == document("books", 1, history, [])
+    assert document(again) == document(history)
     assert again.events[-1][1] == "Version 2 serves."
     with pytest.raises(ValueError, match="another release"):
         History.from_json(b'{"columns": ["requests"]}')
@@ -353,7 +359,7 @@ class Workers:
 
 
 def rates(recorder: Recorder) -> list[float | None]:
-    found: list[float | None] = document("books", 1, recorder.history("books"), [])["series"]["requests_per_s"]
+    found: list[float | None] = document(recorder.history("books"))["series"]["requests_per_s"]
     return found
 
 
@@ -377,7 +383,7 @@ def test_another_worker_goes_on_where_the_recorder_ended(tmp_path: Path) -> None
     third = workers.recorder()  # in the place of the first
     workers.pass_time(60, second, third)
     assert rates(second) == rates(third)
-    found = document("books", 1, third.history("books"), [])
+    found = document(third.history("books"))
     assert found["since"] == BEGIN + 10
     assert len(found["at"]) in (22, 23)
     assert [*dict.fromkeys(found["series"]["requests_per_s"][1:])] == [1.0]  # not a minute is lost
