@@ -51,7 +51,9 @@ def read_heldout(bundle: Bundle, most: int | None = None) -> HeldOut:
     """
     table = bundle.heldout()
     try:
-        listed = [bundle.items.rows_of(ids) for ids in table.column("relevant").to_pylist()]
+        ids = table.column("relevant").to_pylist()
+        ends = np.cumsum([len(own) for own in ids], dtype=np.int64)
+        listed = np.split(bundle.items.rows_of([item_id for own in ids for item_id in own]), ends)[: len(ids)]
         relevance = _relevance(bundle, table, listed)
         relevant = [rows[rows >= 0] for rows in listed]
         place_B = np.flatnonzero([len(rows) > 0 for rows in relevant])
