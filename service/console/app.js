@@ -1,6 +1,6 @@
 // The start of the console: layout, navigation, which view is shown. Views are loaded when they are first shown.
 
-import { html, render, useEffect, useErrorBoundary, useReducer, useRef, useState } from "./core/preact.js";
+import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useReducer, useRef, useState } from "./core/preact.js";
 import { go, href, read, watch } from "./core/address.js";
 import { KeyDialog } from "./core/key_dialog.js";
 import { chosenModel, loadModels, loadedVersions, useModels } from "./core/models.js";
@@ -26,7 +26,7 @@ let lastQuery = null; // the parameters of the last query that was looked at
 
 function App() {
   const [, redraw] = useReducer((round) => round + 1, 0);
-  useEffect(() => watch(redraw), []);
+  useLayoutEffect(() => watch(redraw), []);
   const { models, problem, busy } = useModels();
   const { view: named, params } = read();
   const view = named || FIRST;
@@ -62,7 +62,7 @@ function View({ name, params, model }) {
   const [missing, setMissing] = useState(null);
   const load = VIEWS.find(([own]) => own === name)?.[2];
   const enter = () => load?.().then((loaded) => setModule((modules[name] = loaded)), setMissing);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!module) enter();
   }, []);
   useEffect(() => {
@@ -110,6 +110,7 @@ watch(() => {
 });
 
 applyTheme();
+VIEWS.find(([name]) => name === shown)?.[2]().then((module) => (modules[shown] = module), () => {}); // beside the models; a failure shows later
 const root = document.getElementById("app");
 root.replaceChildren();
 render(html`<${App} />`, root);

@@ -1,6 +1,6 @@
 // The models of the service: read once, and again on demand. Which of them is looked at stands in the address (model, version).
 
-import { useEffect, useState } from "./preact.js";
+import { useLayoutEffect, useState } from "./preact.js";
 import { get, hasKey } from "./api.js";
 
 const LOADING_MS = 1000; // between two looks at a model that is loading
@@ -26,7 +26,7 @@ export async function loadModels() {
 // {models: list or null before the first answer, keys: the roles that have keys, problem, busy}.
 export function useModels() {
   const [, render] = useState(0);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const watcher = () => render((round) => round + 1);
     watchers.add(watcher);
     watcher();

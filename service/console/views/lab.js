@@ -1,6 +1,6 @@
 // Lab: ask a model, move the beam, compare two ways of searching. The whole state is in the address (core/query.js).
 
-import { html, useEffect } from "../core/preact.js";
+import { html, useEffect, useLayoutEffect } from "../core/preact.js";
 import { go, read } from "../core/address.js";
 import { get, post } from "../core/api.js";
 import { useAnswer } from "../core/latest.js";
@@ -105,7 +105,7 @@ function useFirstQuestion(model, params, use) {
     return { queries, first: !isNeeded ? null : (queries[0]?.query ?? (await someItems(signal, model))) };
   };
   const { value, problem, again } = useAnswer(find, [model.name, version, asked === null], { retry: true });
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (asked === null && value?.first) use(value.first);
   }, [asked, value]);
 

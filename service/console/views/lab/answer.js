@@ -3,10 +3,10 @@
 
 import { html, useEffect, useState } from "../../core/preact.js";
 import { go, href } from "../../core/address.js";
+import { absolute, hasKey } from "../../core/api.js";
 import { count, ms, number, percent, plural, share } from "../../core/format.js";
 import { queryParams, sideB } from "../../core/query.js";
 import { Badge, Bar, Button, CopyButton, Empty, ItemBox } from "../../core/ui.js";
-import { asCurl, asPython } from "./copies.js";
 
 const CALM_MS = 600;
 const MOST_SHOWN = 200; // more are drawn on demand: a slider must stay quick
@@ -16,7 +16,7 @@ export function Summary({ model, params, value, question, busy }) {
   const lists = sides.map((side) => side.results[0].items);
   const overlap = lists.length === 2 && compared(...lists).overlap;
   const most = Math.max(...lists.map((items) => items.length), 1);
-  const found = question.relevant && lists[0].filter((item) => question.relevant.has(item.id)).length;
+  const found = question.relevant && lists.map((items) => items.filter((item) => question.relevant.has(item.id)).length);
   const whyNot = (item) => {
     const to = queryParams(params);
     to.set("item", item.id);
@@ -26,10 +26,10 @@ export function Summary({ model, params, value, question, busy }) {
 
   return html`<div class="summary panel" aria-busy=${String(busy)}>
     <div class="toolbar">
-      <strong>${plural(lists[0].length, "result")}</strong>
+      <strong>${lists.map((items) => count(items.length)).join(" | ")} ${lists[0].length === 1 ? "result" : "results"}</strong>
       ${sides.map((side, place) => html`<${Status} name=${sides.length > 1 ? "AB"[place] : ""} result=${side.results[0]} body=${bodies[place]} search=${model.search} />`)}
       ${overlap !== false && html`<${Badge} kind="info" title="Items that both lists have, of the longer one">overlap ${overlap} of ${most} (${percent(overlap / most)})</${Badge}>`}
-      ${found !== null && html`<span class="dim" title="Of the items that this held-out query wants">${found} of ${question.relevant.size} relevant found (recall ${share(found / question.relevant.size, 2)})</span>`}
+      ${found !== null && html`<span class="dim" title="Of the items that this held-out query wants">${found.join(" | ")} of ${question.relevant.size} relevant found (recall ${found.map((one) => share(one / question.relevant.size, 2)).join(" | ")})</span>`}
       <span class="end toolbar"><${CopyButton} text=${() => asCurl(bodies)}>Copy as curl</${CopyButton}><${CopyButton} text=${() => asPython(bodies)}>Copy as Python</${CopyButton}></span>
     </div>
     ${sides.map((side, place) => html`<${Timing} name=${sides.length > 1 ? "AB"[place] : ""} timing=${side.timing} round_trip_ms=${sides.length > 1 ? null : value.round_trip_ms} engine=${side.engine} />`)}
@@ -140,4 +140,43 @@ function mark(places, id, side) {
   const by = side === "b" ? a - b : 0;
   if (by === 0) return { kind: "same", text: "" };
   return { kind: "moved", by, text: `${by > 0 ? "up" : "down"} ${Math.abs(by)}` };
+}
+
+// The requests as commands and as a program, to be run elsewhere. A key is never copied, only its place.
+function asCurl(bodies) {
+  const key = hasKey("retrieve") ? ` \\\n  -H "Authorization: Bearer $ESPALIER_KEY"` : "";
+  return bodies.map((body) => `curl -s ${quoted(absolute("retrieve"))} -H 'Content-Type: application/json'${key} \\\n  -d ${quoted(JSON.stringify(body))}\n`).join("\n");
+}
+
+function asPython(bodies) {
+  const key = hasKey("retrieve") ? `, api_key=os.environ["ESPALIER_KEY"]` : "";
+  const asked = bodies.map(({ queries, ...options }) => `    answer = client.retrieve(
+        [${query(queries[0])}],${Object.entries(options).map(([name, value]) => `\n        ${name}=${name === "rerank" && value !== true ? value.depth : python(value)},`).join("")}
+    )
+    for item in answer.results[0].items:
+        print(item.id, item.score, item.fields)
+    print(answer.timing.ms_per_query, "ms per query")
+`);
+  return `${key && "import os\n\n"}from espalier_client import Client, Query\n\nwith Client(${python(absolute("").replace(/\/$/, ""))}${key}) as client:\n${asked.join("\n")}`;
+}
+
+function query({ features, ...members }) {
+  const own = Object.entries(members).map(([name, value]) => `${name}=${python(value)}`);
+  if (features) own.push(`features={${features.indices.map((index, place) => `${index}: ${features.values[place]}`).join(", ")}}`);
+  return `Query(${own.join(", ")})`;
+}
+
+// A value of JSON as Python writes it.
+function python(value) {
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (value === null) return "None";
+  if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
+  if (typeof value === "object") return `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${python(one)}`).join(", ")}}`;
+  return JSON.stringify(value);
+}
+
+// For a shell: nothing in it is special.
+function quoted(text) {
+  return `'${text.replaceAll("'", `'\\''`)}'`;
 }

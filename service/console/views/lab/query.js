@@ -20,7 +20,7 @@ export function QueryPanel({ model, query, question, unknown, set }) {
 
   return html`<section class="panel query" aria-labelledby="query-title">
     <div class="toolbar"><h2 id="query-title">Query</h2>
-      ${question.at && html`<span class="dim">held-out query ${question.at[0]} of ${question.at[1]}</span>`}
+      ${question.at && html`<span class="dim">held-out ${question.at[0]} of ${question.at[1]}</span>`}
       ${question.next && html`<${Button} kind="quiet end" onClick=${question.next}>Another one</${Button}>`}
     </div>
     ${kind === "history" && html`
