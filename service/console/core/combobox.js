@@ -20,18 +20,28 @@ export function ComboBox({ label, hidden = false, placeholder, complete, onChoos
   current.current = complete;
   const search = useRef(null);
   search.current ??= latest((signal, typed) => current.current(signal, typed), WAIT_MS);
+  const underway = useRef(null); // {entered: whether Enter was pressed meanwhile}
   const shown = open && options.length > 0;
 
   function type(typed) {
+    const own = (underway.current = { entered: false });
     setText(typed);
     setOpen(true);
+    setAt(0);
+    setOptions(options.filter((option) => [option.id, option.title ?? ""].some((name) => name.toLowerCase().startsWith(typed.toLowerCase()))));
     search.current(typed).then(
       (found) => {
+        if (own !== underway.current) return; // more was typed since
+        const exact = Math.max(0, found.findIndex((option) => option.id === typed));
+        underway.current = null;
+        if (own.entered) return choose(found[exact] ?? { id: typed.trim(), title: null });
         setOptions(found.slice(0, MOST));
-        setAt(Math.max(0, found.findIndex((option) => option.id === typed)));
+        setAt(exact);
         setProblem(null);
       },
       (error) => {
+        if (own !== underway.current) return;
+        underway.current = null;
         setOptions([]);
         setProblem(error.detail ?? error.message);
       },
@@ -40,6 +50,7 @@ export function ComboBox({ label, hidden = false, placeholder, complete, onChoos
 
   function choose(option) {
     search.current.cancel();
+    underway.current = null;
     setText(keep ? option.id : "");
     setOptions([]);
     setOpen(false);
@@ -48,6 +59,7 @@ export function ComboBox({ label, hidden = false, placeholder, complete, onChoos
 
   function close() {
     search.current.cancel();
+    underway.current = null;
     setOpen(false);
   }
 
@@ -58,7 +70,8 @@ export function ComboBox({ label, hidden = false, placeholder, complete, onChoos
       else setAt((at + (event.key === "ArrowDown" ? 1 : options.length - 1)) % options.length);
     } else if (event.key === "Enter" && (shown || text.trim())) {
       event.preventDefault();
-      choose(shown ? options[at] : { id: text.trim(), title: null });
+      if (underway.current) underway.current.entered = true; // what is listed is not yet what was typed
+      else choose(shown ? options[at] : { id: text.trim(), title: null });
     } else if (event.key === "Escape" && open) {
       event.stopPropagation();
       close();

@@ -1,0 +1,305 @@
+"""The Lab: a question is asked already, sliders and filters move its results, two sides are compared, and all of it is in the address."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs, quote_plus, urlencode
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from tests.console.browsing import Watched
+from tests.console.showing import settled, show
+
+pytestmark = [pytest.mark.slow, pytest.mark.console]
+
+QUERY = {"history": ["libsdl2-2.0-0", "libgl1"]}
+SET_RANGE = "(range, value) => { range.value = value; range.dispatchEvent(new Event('input', {bubbles: true})); }"
+
+
+def lab(watched: Watched, query: dict[str, Any] = QUERY, others: Mapping[str, str] | None = None) -> Page:
+    show(watched.page, f"{watched.origin}/", "lab", {"model": "debian-depends", "q": json.dumps(query)} | dict(others or {}))
+    expect(watched.page.locator(".result").first).to_be_visible()
+    return watched.page
+
+
+def state(page: Page) -> dict[str, str]:
+    """The parameters of the address."""
+    return {name: values[0] for name, values in parse_qs(page.url.partition("?")[2]).items()}
+
+
+def expect_address(page: Page, text: str) -> None:
+    expect(page).to_have_url(re.compile(re.escape(quote_plus(text))))
+
+
+def expect_history(page: Page, history: list[str]) -> None:
+    """In the list and, a moment later, in the address."""
+    expect(page.locator(".history bdi.mono")).to_have_text(history)
+    expect_address(page, json.dumps(history, separators=(",", ":"))[1:-1])
+
+
+def ids(page: Page) -> list[str]:
+    return page.locator(".result .about bdi.mono").all_inner_texts()
+
+
+def test_a_newcomer_sees_results_with_titles_and_scores_without_a_click(watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{watched.origin}/")
+    expect(page.locator(".result")).to_have_count(50)
+    expect(page.locator(".result .title").first).not_to_be_empty()
+    scores = [float(text) for text in page.locator(".result .score > span:last-child").all_inner_texts()]
+    assert scores == sorted(scores, reverse=True)
+    assert 0 < scores[0] <= 1
+    expect(page.get_by_text("held-out 1 of 20")).to_be_visible()
+    history = page.locator(".history bdi.mono").all_inner_texts()
+    page.get_by_role("button", name="Another one").click()
+    expect(page.get_by_text("held-out 2 of 20")).to_be_visible()
+    assert page.locator(".history bdi.mono").all_inner_texts() != history
+
+
+def test_sliders_move_the_results_at_once(watched: Watched) -> None:
+    page = lab(watched)
+    beam, m = page.get_by_role("slider", name="Beam"), page.get_by_role("slider", name="m results wanted")
+    m.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".result")).to_have_count(49)
+    with page.expect_request(lambda request: request.url.endswith("/retrieve")) as sent:
+        beam.evaluate(SET_RANGE, "300")
+    assert (sent.value.post_data_json or {})["beam_size"] == 300
+    expect(page).to_have_url(re.compile("beam=300"))
+    assert (state(page)["m"], state(page)["beam"]) == ("49", "300")
+    page.reload()
+    expect(page.locator(".result")).to_have_count(49)
+
+
+def test_answers_that_come_late_and_in_disorder_never_replace_newer_ones(watched: Watched) -> None:
+    page = lab(watched)
+    page.evaluate(
+        """() => {
+          const ask = window.fetch;
+          let place = 0;
+          window.fetch = (...given) => ask(...given).then((answer) => {
+            const late = String(given[0]).endsWith("/retrieve") ? (place++ * 67) % 160 : 0;
+            return new Promise((resolve) => setTimeout(() => resolve(answer), late));
+          });
+          window.shown = [];
+          new MutationObserver(() => window.shown.push(document.querySelectorAll(".result").length))
+            .observe(document.querySelector(".answer"), {childList: true, subtree: true, characterData: true});
+        }"""
+    )
+    page.get_by_role("slider", name="m results wanted").evaluate(
+        """async (range) => {
+          for (let m = 1; m <= 90; m++) {
+            range.value = m;
+            range.dispatchEvent(new Event("input", {bubbles: true}));
+            await new Promise((resolve) => setTimeout(resolve, 4));
+          }
+        }"""
+    )
+    expect(page.locator(".result")).to_have_count(90)
+    page.wait_for_timeout(400)
+    shown = page.evaluate("window.shown")
+    assert shown[-1] == 90
+    after_the_first = shown[next(place for place, count in enumerate(shown) if count != 50) :]
+    assert after_the_first == sorted(after_the_first)
+
+
+def test_a_history_is_made_by_the_keyboard_alone(watched: Watched) -> None:
+    page = lab(watched)
+    page.keyboard.press("/")
+    page.keyboard.type("libc6")
+    expect(page.locator(".combobox").get_by_role("option", name="libc6 GNU C Library: Shared libraries")).to_be_visible()
+    page.keyboard.press("Enter")
+    expect_history(page, ["libsdl2-2.0-0", "libgl1", "libc6"])
+    page.keyboard.type("no-such-item")
+    page.keyboard.press("Enter")  # before the answer
+    expect(page.get_by_text("not in the catalogue")).to_be_visible()
+    page.locator(".grip").nth(3).focus()
+    page.keyboard.press("Delete")
+    expect_history(page, ["libsdl2-2.0-0", "libgl1", "libc6"])
+    page.locator(".grip").nth(2).focus()
+    page.keyboard.press("Alt+ArrowUp")
+    expect_history(page, ["libsdl2-2.0-0", "libc6", "libgl1"])
+    expect(page.locator(".grip").nth(1)).to_be_focused()
+    page.keyboard.press("Alt+ArrowUp")
+    expect_history(page, ["libc6", "libsdl2-2.0-0", "libgl1"])
+    page.go_back()
+    expect_history(page, ["libsdl2-2.0-0", "libc6", "libgl1"])
+
+
+def test_a_history_is_dragged_and_pasted(watched: Watched) -> None:
+    page = lab(watched)
+    grips = [page.locator(".grip").nth(place).bounding_box() for place in (0, 1)]
+    assert grips[0]
+    assert grips[1]
+    page.mouse.move(grips[0]["x"] + 5, grips[0]["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(grips[1]["x"] + 5, grips[1]["y"] + 12, steps=4)
+    page.mouse.up()
+    expect_history(page, ["libgl1", "libsdl2-2.0-0"])
+    page.get_by_role("combobox", name="Add an item to the history").evaluate(
+        """(field) => {
+          const pasted = new DataTransfer();
+          pasted.setData("text", "libc6, zlib1g\\nlibgl1");
+          field.dispatchEvent(new ClipboardEvent("paste", {clipboardData: pasted, bubbles: true, cancelable: true}));
+        }"""
+    )
+    expect_history(page, ["libgl1", "libsdl2-2.0-0", "libc6", "zlib1g"])
+    page.get_by_role("button", name="Remove libsdl2-2.0-0").click()
+    expect_history(page, ["libgl1", "libc6", "zlib1g"])
+
+
+def test_a_filter_is_chosen_among_values_with_counts(watched: Watched) -> None:
+    page = lab(watched)
+    value = page.locator(".values li").filter(has_text="python").first
+    expect(value.locator(".numeric")).to_have_text("1,062")
+    value.get_by_role("checkbox").check()
+    expect(page.locator(".result .other").first).to_have_text("python")
+    assert set(page.locator(".result .other").all_inner_texts()) == {"python"}
+    page.get_by_role("button", name="Clear", exact=True).click()
+    expect(page.locator(".result .other").first).not_to_have_text("python")
+    before = page.locator(".result .other").all_inner_texts()
+    page.get_by_role("button", name="Leave out section libs").click()
+    expect(page.locator(".result .other").first).not_to_have_text(before[0])
+    assert "libs" in before
+    assert "libs" not in page.locator(".result .other").all_inner_texts()
+
+
+def test_two_sides_are_compared(watched: Watched) -> None:
+    page = lab(watched, others={"beam": "20", "side": "b", "b.beam": "1000"})
+    sides = page.locator(".sides > div")
+    lists = [sides.nth(place).locator(".about bdi.mono").all_inner_texts() for place in (0, 1)]
+    assert lists[0] != lists[1]
+    overlap = len(set(lists[0]) & set(lists[1]))
+    expect(page.locator(".summary")).to_contain_text(f"overlap {overlap} of {max(map(len, lists))}")
+    for place, name in ((0, "lost"), (1, "new")):
+        assert sides.nth(place).locator(f".{name} .about bdi.mono").all_inner_texts() == [
+            one for one in lists[place] if one not in lists[1 - place]
+        ]
+    moved = [one for at, one in enumerate(lists[1]) if one in lists[0] and lists[0].index(one) != at]
+    assert sides.nth(1).locator(".moved .about bdi.mono").all_inner_texts() == moved
+    page.get_by_role("button", name="Stop comparing").click()
+    expect(sides).to_have_count(0)
+    expect(page.locator(".result")).to_have_count(len(lists[0]))
+    expect(page).not_to_have_url(re.compile("b[.]beam"))
+
+
+def test_a_result_leads_to_why_and_can_be_added_or_left_out(watched: Watched) -> None:
+    page = lab(watched)
+    first, second = ids(page)[:2]
+    page.get_by_role("button", name=f"Leave out {first}", exact=True).click()
+    expect(page.locator(".result .about bdi.mono").first).to_have_text(second)
+    page.get_by_role("button", name=f"Add {second} to the history").click()
+    expect_history(page, [*QUERY["history"], second])
+    page.locator(".result .name").nth(1).click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Why not")
+    assert json.loads(state(page)["q"])["exclude"] == [first]
+    page.go_back()
+    page.get_by_role("combobox", name="Why is an item not here?").fill("zsh")
+    page.locator(".combobox").get_by_role("option").first.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Why not")
+    assert state(page)["item"].startswith("zsh")
+
+
+def test_a_request_is_copied_as_a_command_and_as_a_program(watched: Watched) -> None:
+    page = lab(watched, {"history": ["it's", 'a "name"']}, {"m": "3", "filter": '{"section": ["libs"]}'})
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy as curl").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    expect(page.get_by_role("button", name="Copied")).to_have_count(0)
+    words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    assert words[:3] == ["curl", "-s", f"{watched.origin}/retrieve"]
+    body = json.loads(words[words.index("-d") + 1])
+    assert body["queries"] == [{"history": ["it's", 'a "name"']}]
+    assert (body["m"], body["filter"]) == (3, {"section": ["libs"]})
+    page.get_by_role("button", name="Copy as Python").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    program = page.evaluate("navigator.clipboard.readText()")
+    compile(program, "copied", "exec")
+    assert 'Query(history=["it\'s", "a \\"name\\""])' in program
+
+
+def test_a_wrong_value_is_told_in_the_words_of_the_service(watched: Watched) -> None:
+    watched.expect_failures("status of 422")
+    page = watched.page
+    page.goto(f"{watched.origin}/#/lab?{urlencode({'q': json.dumps(QUERY), 'beam': '1001'})}")
+    expect(page.get_by_role("alert")).to_contain_text("beam_size is 1001; expected at most 1000")
+    page.get_by_role("slider", name="Beam").first.evaluate(SET_RANGE, "10")
+    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(page.locator(".result").first).to_be_visible()
+
+
+def test_an_answer_that_was_overtaken_by_a_failure_is_marked_and_comes_anew(watched: Watched) -> None:
+    watched.expect_failures("Failed to load resource")
+    page = lab(watched)
+    page.route("**/retrieve", lambda route: route.abort())
+    page.get_by_role("slider", name="m results wanted").evaluate(SET_RANGE, "7")
+    expect(page.get_by_role("alert")).to_contain_text("does not answer")
+    expect(page.get_by_text("The last answer that came:")).to_be_visible()
+    page.unroute("**/retrieve")
+    expect(page.locator(".result")).to_have_count(7)  # by itself
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+VECTORS = {"name": "points", "state": "ready", "reason": None, "version": 1, "versions": [{"version": 1, "state": "ready"}], "engine": "e"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed", "query", "wrong", "said"),
+    [
+        ({"kind": "vector", "width": 3}, "[1, 2.5 -3]", {"vector": [1, 2.5, -3]}, "1, 2", "These are 2 numbers; the model takes 3."),
+        ({"kind": "vector", "width": 3}, "1e-3,0,0", {"vector": [0.001, 0, 0]}, "1, x, 3", "“x” is not a number."),
+        (
+            {"kind": "features", "width": 9},
+            "8:0.5 1",
+            {"features": {"indices": [8, 1], "values": [0.5, 1]}},
+            "9:1",
+            "Expected feature numbers from 0 to 8.",
+        ),
+        (
+            {"kind": "features", "width": 9},
+            '{"indices": [3], "values": [2]}',
+            {"features": {"indices": [3], "values": [2]}},
+            "3:1 3:2",
+            "A feature number stands there twice.",
+        ),
+        ({"kind": "text", "width": 9}, "red shoes", {"text": "red shoes"}, None, None),
+    ],
+    ids=["vector", "numbers", "features", "features as JSON", "text"],
+)
+def test_other_kinds_of_queries_are_typed(
+    watched: Watched, kind: dict[str, Any], typed: str, query: dict[str, Any], wrong: str | None, said: str | None
+) -> None:
+    """Against a fake service: what is sent is all that matters here."""
+    page = watched.page
+    search = {"beam_size": 10, "m": 5, "max_beam_size": 100, "max_m": 100}
+    model = VECTORS | {"query": kind, "search": search, "fields": ["id", "title"], "ranker": None, "live": None}
+    sent: list[Any] = []
+
+    def answer(route: Route) -> None:
+        sent.append((route.request.post_data_json or {})["queries"][0])
+        result = {"items": [], "complete": True, "beam_size": 10, "degraded": False, "unknown": []}
+        times = ("queue_ms", "encode_ms", "search_ms", "rerank_ms", "serialise_ms", "total_ms", "ms_per_query")
+        route.fulfill(
+            json={"model": "points", "version": 1, "engine": "e", "results": [result], "timing": dict.fromkeys(times, 0) | {"batch": 1}}
+        )
+
+    page.route("**/models", lambda route: route.fulfill(json={"models": [model], "keys": []}))
+    page.route("**/heldout?**", lambda route: route.fulfill(json={"queries": []}))
+    page.route("**/items?**", lambda route: route.fulfill(json={"items": []}))
+    page.route("**/retrieve", answer)
+    page.goto(f"{watched.origin}/")
+    field = page.get_by_label(kind["kind"].capitalize())
+    field.fill(typed)
+    settled(page)
+    expect(page.locator(".summary")).to_be_visible()
+    assert sent[-1] == query
+    if wrong is not None:
+        count = len(sent)
+        field.fill(wrong)
+        expect(page.get_by_text(str(said))).to_be_visible()
+        assert len(sent) == count
