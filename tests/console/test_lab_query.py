@@ -1,10 +1,9 @@
-"""The Lab: a question is asked already, sliders and filters move its results, two sides are compared, and all of it is in the address."""
+"""Queries of every kind in the Lab: made by keyboard, pointer and paste; what leads on from a result; wrong values."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, quote_plus, urlencode
@@ -44,68 +43,6 @@ def expect_history(page: Page, history: list[str]) -> None:
 
 def ids(page: Page) -> list[str]:
     return page.locator(".result .about bdi.mono").all_inner_texts()
-
-
-def test_a_newcomer_sees_results_with_titles_and_scores_without_a_click(watched: Watched) -> None:
-    page = watched.page
-    page.goto(f"{watched.origin}/")
-    expect(page.locator(".result")).to_have_count(50)
-    expect(page.locator(".result .title").first).not_to_be_empty()
-    scores = [float(text) for text in page.locator(".result .score > span:last-child").all_inner_texts()]
-    assert scores == sorted(scores, reverse=True)
-    assert 0 < scores[0] <= 1
-    expect(page.get_by_text("held-out 1 of 20")).to_be_visible()
-    history = page.locator(".history bdi.mono").all_inner_texts()
-    page.get_by_role("button", name="Another one").click()
-    expect(page.get_by_text("held-out 2 of 20")).to_be_visible()
-    assert page.locator(".history bdi.mono").all_inner_texts() != history
-
-
-def test_sliders_move_the_results_at_once(watched: Watched) -> None:
-    page = lab(watched)
-    beam, m = page.get_by_role("slider", name="Beam"), page.get_by_role("slider", name="m results wanted")
-    m.focus()
-    page.keyboard.press("ArrowLeft")
-    expect(page.locator(".result")).to_have_count(49)
-    with page.expect_request(lambda request: request.url.endswith("/retrieve")) as sent:
-        beam.evaluate(SET_RANGE, "300")
-    assert (sent.value.post_data_json or {})["beam_size"] == 300
-    expect(page).to_have_url(re.compile("beam=300"))
-    assert (state(page)["m"], state(page)["beam"]) == ("49", "300")
-    page.reload()
-    expect(page.locator(".result")).to_have_count(49)
-
-
-def test_answers_that_come_late_and_in_disorder_never_replace_newer_ones(watched: Watched) -> None:
-    page = lab(watched)
-    page.evaluate(
-        """() => {
-          const ask = window.fetch;
-          let place = 0;
-          window.fetch = (...given) => ask(...given).then((answer) => {
-            const late = String(given[0]).endsWith("/retrieve") ? (place++ * 67) % 160 : 0;
-            return new Promise((resolve) => setTimeout(() => resolve(answer), late));
-          });
-          window.shown = [];
-          new MutationObserver(() => window.shown.push(document.querySelectorAll(".result").length))
-            .observe(document.querySelector(".answer"), {childList: true, subtree: true, characterData: true});
-        }"""
-    )
-    page.get_by_role("slider", name="m results wanted").evaluate(
-        """async (range) => {
-          for (let m = 1; m <= 90; m++) {
-            range.value = m;
-            range.dispatchEvent(new Event("input", {bubbles: true}));
-            await new Promise((resolve) => setTimeout(resolve, 4));
-          }
-        }"""
-    )
-    expect(page.locator(".result")).to_have_count(90)
-    page.wait_for_timeout(400)
-    shown = page.evaluate("window.shown")
-    assert shown[-1] == 90
-    after_the_first = shown[next(place for place, count in enumerate(shown) if count != 50) :]
-    assert after_the_first == sorted(after_the_first)
 
 
 def test_a_history_is_made_by_the_keyboard_alone(watched: Watched) -> None:
@@ -153,41 +90,6 @@ def test_a_history_is_dragged_and_pasted(watched: Watched) -> None:
     expect_history(page, ["libgl1", "libc6", "zlib1g"])
 
 
-def test_a_filter_is_chosen_among_values_with_counts(watched: Watched) -> None:
-    page = lab(watched)
-    value = page.locator(".values li").filter(has_text="python").first
-    expect(value.locator(".numeric")).to_have_text("1,062")
-    value.get_by_role("checkbox").check()
-    expect(page.locator(".result .other").first).to_have_text("python")
-    assert set(page.locator(".result .other").all_inner_texts()) == {"python"}
-    page.get_by_role("button", name="Clear", exact=True).click()
-    expect(page.locator(".result .other").first).not_to_have_text("python")
-    before = page.locator(".result .other").all_inner_texts()
-    page.get_by_role("button", name="Leave out section libs").click()
-    expect(page.locator(".result .other").first).not_to_have_text(before[0])
-    assert "libs" in before
-    assert "libs" not in page.locator(".result .other").all_inner_texts()
-
-
-def test_two_sides_are_compared(watched: Watched) -> None:
-    page = lab(watched, others={"beam": "20", "side": "b", "b.beam": "1000"})
-    sides = page.locator(".sides > div")
-    lists = [sides.nth(place).locator(".about bdi.mono").all_inner_texts() for place in (0, 1)]
-    assert lists[0] != lists[1]
-    overlap = len(set(lists[0]) & set(lists[1]))
-    expect(page.locator(".summary")).to_contain_text(f"overlap {overlap} of {max(map(len, lists))}")
-    for place, name in ((0, "lost"), (1, "new")):
-        assert sides.nth(place).locator(f".{name} .about bdi.mono").all_inner_texts() == [
-            one for one in lists[place] if one not in lists[1 - place]
-        ]
-    moved = [one for at, one in enumerate(lists[1]) if one in lists[0] and lists[0].index(one) != at]
-    assert sides.nth(1).locator(".moved .about bdi.mono").all_inner_texts() == moved
-    page.get_by_role("button", name="Stop comparing").click()
-    expect(sides).to_have_count(0)
-    expect(page.locator(".result")).to_have_count(len(lists[0]))
-    expect(page).not_to_have_url(re.compile("b[.]beam"))
-
-
 def test_a_result_leads_to_why_and_can_be_added_or_left_out(watched: Watched) -> None:
     page = lab(watched)
     first, second = ids(page)[:2]
@@ -203,24 +105,6 @@ def test_a_result_leads_to_why_and_can_be_added_or_left_out(watched: Watched) ->
     page.locator(".combobox").get_by_role("option").first.click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Why not")
     assert state(page)["item"].startswith("zsh")
-
-
-def test_a_request_is_copied_as_a_command_and_as_a_program(watched: Watched) -> None:
-    page = lab(watched, {"history": ["it's", 'a "name"']}, {"m": "3", "filter": '{"section": ["libs"]}'})
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.get_by_role("button", name="Copy as curl").click()
-    expect(page.get_by_role("button", name="Copied")).to_be_visible()
-    expect(page.get_by_role("button", name="Copied")).to_have_count(0)
-    words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
-    assert words[:3] == ["curl", "-s", f"{watched.origin}/retrieve"]
-    body = json.loads(words[words.index("-d") + 1])
-    assert body["queries"] == [{"history": ["it's", 'a "name"']}]
-    assert (body["m"], body["filter"]) == (3, {"section": ["libs"]})
-    page.get_by_role("button", name="Copy as Python").click()
-    expect(page.get_by_role("button", name="Copied")).to_be_visible()
-    program = page.evaluate("navigator.clipboard.readText()")
-    compile(program, "copied", "exec")
-    assert 'Query(history=["it\'s", "a \\"name\\""])' in program
 
 
 def test_a_wrong_value_is_told_in_the_words_of_the_service(watched: Watched) -> None:

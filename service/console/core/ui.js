@@ -11,7 +11,7 @@ export function ProblemView({ problem, again }) {
   const byKey = problem.wantsKey && (() => askKey(problem.role, problem).then((given) => given && again?.()));
   return html`<div class="problem" role="alert">
     <strong>${problem.title ?? "Something in this page failed"}${problem.status ? ` (${problem.status})` : ""}</strong>
-    ${!problem.errors?.length && html`<p>${problem.detail ?? problem.message}</p>`}
+    <p>${problem.detail ?? problem.message}</p>
     ${problem.errors?.length > 0 && html`<ul>
       ${problem.errors.map((wrong) => html`<li><code><bdi>${wrong.field}</bdi></code>${wrong.value !== undefined && html` is <code><bdi>${wrong.value}</bdi></code>`};
         expected ${wrong.expected}</li>`)}
