@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from espalier.errors import EspalierError, InvalidInput, JournalFull
 from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody
+from espalier.queries import HistoryKind, encode_histories
+from espalier.search import SearchParams
+from service.batching.parts import Answer
 from service.entity_tags import Condition
 from service.errors import CatalogueFull, Conflict, ItemNotFound, NotReady, NotWritable, PreconditionFailed
 from service.live import live_version
@@ -36,6 +41,25 @@ def test_an_item_that_was_put_is_found_by_the_next_request(models: Path, monkeyp
         assert answer["results"][0]["unknown"] == []
         (found,) = [item for item in answer["results"][0]["items"] if item["id"] == "new"]
         assert found["fields"] == {"title": "A new one", "price": None}
+
+
+def test_queries_of_a_request_that_share_engine_calls_with_others_are_all_answered(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of a request are searched alone or together with those of others; either way they bring no more than was asked for."""
+    with live_service(models, monkeypatch, max_batch=2) as live:
+        live.put("new", like=("item-1",))
+        loaded = live.version()
+        kind = loaded.bundle.manifest.query
+        assert isinstance(kind, HistoryKind)
+        queries, _ = encode_histories(kind, loaded.items, [[f"item-{i}"] for i in range(3)])
+        params = SearchParams.uniform(3, 8, 20)
+
+        async def at_once() -> list[Answer]:
+            return await asyncio.gather(*(loaded.batcher.search(queries, params) for _ in range(5)))
+
+        alone = [loaded.engine.search(queries.take(np.array([b])), params.take(np.array([b]))).item_rows_BM[0].tolist() for b in range(3)]
+        for answer in live.running.client.runner.run(at_once()):
+            assert answer.result.item_rows_BM.tolist() == alone
+            assert answer.result.frontiers == ()
 
 
 def test_what_was_put_and_deleted_is_there_after_a_restart(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,9 +170,10 @@ class LiveEngine:
         frontier = has_leaves or params.frontier
         knobs = replace(params, mask_B=seen.mask_B, exclude_BE=seen.exclude_BE, frozen_B=None, frontier=frontier)
         found, queries = self._found(now, queries, knobs, params.frozen_B)
-        if not has_leaves:
-            return replace(found, complete_B=found.count_B >= np.minimum(params.m_B, seen.eligible_B))
-        return self._joined(now, queries, params, seen, found)
+        if has_leaves:
+            found = self._joined(now, queries, params, seen, found)
+        frontiers = found.frontiers if params.frontier else ()
+        return replace(found, complete_B=found.count_B >= np.minimum(params.m_B, seen.eligible_B), frontiers=frontiers)
 
     def _has_leaves(self, now: Now) -> bool:
         """Not once all that came has gone again, nor where trained items were deleted and nothing came."""
@@ -238,7 +239,7 @@ class LiveEngine:
             own_C = [np.arange(own.start, own.stop)[finite_C[own]] for own in scored.spans]
             lives = [Candidates(leaves.handle_X[scored.position_C[own]], scored.ranks_C[own], keys_C[own]) for own in own_C]
             trace = (*trace[:-1], with_live(self._tree.node_count, trace[-1], lives, params.m_B))
-        return replace(found, complete_B=found.count_B >= np.minimum(params.m_B, seen.eligible_B), trace=trace, finite_B=finite_B)
+        return replace(found, trace=trace, finite_B=finite_B)
 
 
 def _knows(overlay: Overlay, queries: QueryBatch) -> bool:

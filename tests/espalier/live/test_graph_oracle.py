@@ -137,6 +137,7 @@ def test_live_items_are_found_as_if_folded(tmp_path_factory: pytest.TempPathFact
         traced = engine.search(queries, replace(params, trace=True))
         for result in (engine.search(queries, params), traced):
             assert differences(oracle.of_fold(result), expected) == [], inner.name
+            assert result.frontiers == ()  # nobody asked for them
         assert traced.trace is not None
         for b in range(3):  # the beams of a trace are those that were searched, whichever queries were searched together
             alone = engine.search(queries.take(np.array([b])), replace(params.take(np.array([b])), trace=True)).trace
