@@ -1,5 +1,6 @@
 """A small typed client of the retrieval service. It needs httpx, httpcore below it, and nothing else; docs/client.md shows its use."""
 
+from espalier_client.catalogue import Bin, Facets, FacetValue, ItemBelow, Node, TypicalValue
 from espalier_client.client import AsyncClient, Client
 from espalier_client.errors import (
     CatalogueFull,
@@ -51,6 +52,7 @@ from espalier_client.retry import Retry
 __all__ = [
     "Answer",
     "AsyncClient",
+    "Bin",
     "CatalogueFull",
     "Change",
     "Changes",
@@ -69,13 +71,17 @@ __all__ = [
     "ExplainedMemory",
     "ExplainedTree",
     "Explanation",
+    "FacetValue",
+    "Facets",
     "InvalidAnswer",
     "InvalidRequest",
     "Item",
+    "ItemBelow",
     "ItemOutcome",
     "LiveItem",
     "Model",
     "Moved",
+    "Node",
     "NotAllowed",
     "NotFound",
     "Overloaded",
@@ -94,6 +100,7 @@ __all__ = [
     "Source",
     "TimedOut",
     "Timing",
+    "TypicalValue",
     "Unavailable",
     "Version",
     "WrongValue",

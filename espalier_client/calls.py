@@ -12,7 +12,8 @@ from uuid import uuid4
 
 import httpx
 
-from espalier_client import items, messages
+from espalier_client import catalogue, items, messages
+from espalier_client.catalogue import Facets, Node
 from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, TimedOut, from_problem, plain
 from espalier_client.items import Changes, ItemOutcome, LiveItem, Put
 from espalier_client.messages import (
@@ -187,6 +188,23 @@ def complete(name: str, prefix: str, limit: int) -> Call[tuple[Completion, ...]]
     return Call("GET", _path(name, "items"), messages.completions, params={"prefix": prefix, "limit": limit})
 
 
+def facets(name: str, column: str, filter: Mapping[str, Any] | None, limit: int, version: int | None) -> Call[Facets]:
+    params: dict[str, Value] = {"column": column, "limit": limit}
+    if filter:
+        params["filter"] = to_bytes(filter).decode()
+    return Call("GET", _path(name, "facets"), catalogue.facets, params=params | _version(version))
+
+
+def node(name: str, number: int, tree: int, limit: int, version: int | None) -> Call[Node]:
+    params: dict[str, Value] = {"tree": tree, "limit": limit}
+    return Call("GET", _path(name, "tree", str(int(number))), catalogue.node, params=params | _version(version))
+
+
+def item_path(name: str, item_id: str, tree: int, version: int | None) -> Call[tuple[int, ...]]:
+    params: dict[str, Value] = {"item": item_id, "tree": tree}
+    return Call("GET", _path(name, "tree"), catalogue.item_path, params=params | _version(version))
+
+
 def ready() -> Call[Readiness]:
     return Call("GET", "/readyz", messages.readiness, statuses=(503,))
 
@@ -256,6 +274,10 @@ def _change(method: str, path: str, parse: Callable[[Any], T], document: Mapping
     patience_s = None if timeout_s is None else check_timeout_s(timeout_s)
     # Not repeatable: in between, another client may have changed it back.
     return Call(method, path, parse, to_bytes(document), repeatable=False, patience_s=patience_s)
+
+
+def _version(version: int | None) -> dict[str, Value]:
+    return {} if version is None else {"version": version}
 
 
 def _path(name: str, *rest: str) -> str:

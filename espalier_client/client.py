@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
 from espalier_client import calls
 from espalier_client.calls import Body, Call, check_timeout_s
+from espalier_client.catalogue import Facets, Node
 from espalier_client.errors import ClientError, RequestFailed
 from espalier_client.items import Changes, Delete, ItemOptions, ItemOutcome, LiveItem, Put
 from espalier_client.messages import Answer, Completion, Model, Options, Query, Readiness, Removal, RemovedIds, RemovedItem, Request
@@ -135,6 +136,20 @@ class Client:
     def complete(self, name: str, prefix: str, limit: int = 10) -> tuple[Completion, ...]:
         """Items of a model whose id or title starts with `prefix`."""
         return self._call(calls.complete(name, prefix, limit))
+
+    def facets(
+        self, name: str, column: str, *, filter: Mapping[str, Any] | None = None, limit: int = 20, version: int | None = None
+    ) -> Facets:
+        """How many items that a query may get have each value of a column; `filter` as in a request, but for that column itself."""
+        return self._call(calls.facets(name, column, filter, limit, version))
+
+    def node(self, name: str, number: int = 0, *, tree: int = 0, limit: int = 50, version: int | None = None) -> Node:
+        """A node of a tree (of a forest the `tree`-th, counted from 0), its children, some of its items, and what is typical of them."""
+        return self._call(calls.node(name, number, tree, limit, version))
+
+    def item_path(self, name: str, item_id: str, *, tree: int = 0, version: int | None = None) -> tuple[int, ...]:
+        """The nodes from the root of a tree to an item's leaf."""
+        return self._call(calls.item_path(name, item_id, tree, version))
 
     def ready(self) -> Readiness:
         """Whether the service is ready, and the reasons if it is not, which is not an error."""
@@ -295,6 +310,17 @@ class AsyncClient:
 
     async def complete(self, name: str, prefix: str, limit: int = 10) -> tuple[Completion, ...]:
         return await self._call(calls.complete(name, prefix, limit))
+
+    async def facets(
+        self, name: str, column: str, *, filter: Mapping[str, Any] | None = None, limit: int = 20, version: int | None = None
+    ) -> Facets:
+        return await self._call(calls.facets(name, column, filter, limit, version))
+
+    async def node(self, name: str, number: int = 0, *, tree: int = 0, limit: int = 50, version: int | None = None) -> Node:
+        return await self._call(calls.node(name, number, tree, limit, version))
+
+    async def item_path(self, name: str, item_id: str, *, tree: int = 0, version: int | None = None) -> tuple[int, ...]:
+        return await self._call(calls.item_path(name, item_id, tree, version))
 
     async def ready(self) -> Readiness:
         return await self._call(calls.ready())

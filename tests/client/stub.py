@@ -36,6 +36,29 @@ URL = "http://service"
 KEY = "s3cret-key"
 
 
+FACETS: Json = {
+    "column": "section",
+    "values": [{"value": "libs", "count": 3}],
+    "others": 1,
+    "missing": 0,
+    "eligible": 4,
+    "distinct": 2,
+}
+NODE: Json = {
+    "node": 2,
+    "level": 1,
+    "parent": 0,
+    "path": [0, 2],
+    "children": [5, 6],
+    "children_items": [1, 2],
+    "child_count": 2,
+    "item_count": 3,
+    "items": [{"id": "b1", "title": "One", "live": False, "eligible": True}],
+    "looked_at": 3,
+    "values": {"section": [{"value": "libs", "count": 3, "share": 1.0, "lift": 1.5}]},
+}
+
+
 def answer_to(request: Json) -> Json:
     """An answer that names what was asked: the history's items are the items."""
     results = [
@@ -110,6 +133,12 @@ class Stub:
                 return httpx.Response(200, json=described | {"name": name})
             case "GET", ["models", _, "items"]:  # completion
                 return httpx.Response(200, json={"items": [{"id": "b1", "title": "One"}, {"id": "b2", "title": None}]})
+            case "GET", ["models", _, "facets"]:
+                return httpx.Response(200, json=FACETS)
+            case "GET", ["models", _, "tree"]:
+                return httpx.Response(200, json={"item": "b1", "nodes": [0, 2, 5]})
+            case "GET", ["models", _, "tree", _]:
+                return httpx.Response(200, json=NODE)
             case "PUT" | "DELETE", ["models", _, "items", *rest]:
                 outcome = "inserted" if request.method == "PUT" else "deleted"
                 placed = {"version": 3, "parent": 9, "by": "events"} if request.method == "PUT" else None

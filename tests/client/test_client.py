@@ -39,28 +39,32 @@ from espalier_client import (
     Timing,
     Unavailable,
     Version,
+    catalogue,
     explanations,
 )
 from espalier_client.messages import Options
 from tests import ROOT
-from tests.client.stub import KEY, URL, Driver, Json, Stub, answer_to, refuse, serving
+from tests.client.stub import FACETS, KEY, NODE, URL, Driver, Json, Stub, answer_to, refuse, serving
 
 
 def test_the_public_surface() -> None:
     assert espalier_client.__all__ == [
-        *("Answer", "AsyncClient", "CatalogueFull", "Change", "Changes", "Client", "ClientError", "Completion", "Conflict"),
+        *("Answer", "AsyncClient", "Bin", "CatalogueFull", "Change", "Changes", "Client", "ClientError", "Completion", "Conflict"),
         *("ConnectionFailed", "DeadlineExceeded", "Delete"),
         *("ExplainedFeature", "ExplainedInTree", "ExplainedItem", "ExplainedLevel", "ExplainedLive"),
-        *("ExplainedMemory", "ExplainedTree", "Explanation"),
-        *("InvalidAnswer", "InvalidRequest", "Item", "ItemOutcome", "LiveItem", "Model", "Moved", "NotAllowed", "NotFound", "Overloaded"),
+        *("ExplainedMemory", "ExplainedTree", "Explanation", "FacetValue", "Facets"),
+        *("InvalidAnswer", "InvalidRequest", "Item", "ItemBelow", "ItemOutcome", "LiveItem", "Model", "Moved", "Node"),
+        *("NotAllowed", "NotFound", "Overloaded"),
         *("Placement", "Put", "Query", "Readiness"),
         *("Removal", "RemovedIds", "RemovedItem"),
-        *("Request", "RequestFailed", "Result", "Retry", "ServiceFailed", "Source", "TimedOut", "Timing", "Unavailable", "Version"),
+        *("Request", "RequestFailed", "Result", "Retry", "ServiceFailed", "Source", "TimedOut", "Timing"),
+        *("TypicalValue", "Unavailable", "Version"),
         "WrongValue",
     ]
     methods = [name for name in vars(Client) if not name.startswith("_")]
     assert methods == [
-        *("retrieve", "retrieve_stream", "put_item", "get_item", "delete_item", "bulk", "changes", "models", "model", "complete", "ready"),
+        *("retrieve", "retrieve_stream", "put_item", "get_item", "delete_item", "bulk", "changes", "models", "model", "complete"),
+        *("facets", "node", "item_path", "ready"),
         *("load", "unload", "set_default", "set_removed", "remove_item", "restore_item", "removed", "close"),
     ]
 
@@ -138,10 +142,32 @@ def test_an_answer_may_hold_more_than_the_client_knows_and_leave_out_what_is_opt
     assert result == Result((Item("b1", 1.0, {}),), True, 100, False, (), {"levels": [], "items": []})
 
 
-def test_types_of_explanations_are_those_of_the_service() -> None:
+def test_what_is_chosen_of_a_catalogue_is_sent(driver: Driver) -> None:
+    stub = Stub()
+    driver.open(stub)
+    driver.facets("books", "price", filter={"section": ["libs", "games"], "year": {"min": 1990}}, limit=3, version=2)
+    driver.node("books", tree=1, limit=5, version=2)
+    driver.item_path("books", "b1", tree=1, version=2)
+    sent = [dict(request.url.params) for request in stub.requests]
+    assert json.loads(sent[0].pop("filter")) == {"section": ["libs", "games"], "year": {"min": 1990}}
+    assert sent == [
+        {"column": "price", "limit": "3", "version": "2"},
+        {"tree": "1", "limit": "5", "version": "2"},
+        {"item": "b1", "tree": "1", "version": "2"},
+    ]
+
+
+@pytest.mark.parametrize("part", ["values", "eligible"])
+def test_facets_without_a_part_are_no_answer(driver: Driver, part: str) -> None:
+    lacking = {name: value for name, value in FACETS.items() if name != part}
+    with pytest.raises(InvalidAnswer):
+        driver.open(lambda _: httpx.Response(200, json=lacking)).facets("books", "section")
+
+
+def test_types_of_explanations_and_catalogues_are_those_of_the_service() -> None:
     """Keys, and which of them may be missing."""
     schemas = json.loads((ROOT / "docs" / "openapi.json").read_text())["components"]["schemas"]
-    for name, kind in vars(explanations).items():
+    for name, kind in [*vars(explanations).items(), *vars(catalogue).items()]:
         if isinstance(kind, type) and name in espalier_client.__all__:
             types = get_type_hints(kind, include_extras=True)
             assert set(types) == set(schemas[name]["properties"]), name
@@ -171,6 +197,9 @@ def test_what_is_no_answer_is_an_error_and_not_asked_again(driver: Driver, conte
         ("models", (), "GET /models", None),
         ("model", ("a/b c",), "GET /models/a%2Fb%20c", None),
         ("complete", ("books", "a&b", 3), "GET /models/books/items?prefix=a%26b&limit=3", None),
+        ("facets", ("books", "a&b"), "GET /models/books/facets?column=a%26b&limit=20", None),
+        ("node", ("books", 2), "GET /models/books/tree/2?tree=0&limit=50", None),
+        ("item_path", ("books", "b/1"), "GET /models/books/tree?item=b%2F1&tree=0", None),
         ("ready", (), "GET /readyz", None),
         ("load", ("books", 4), "POST /models/books/load", {"version": 4, "default": True}),
         ("unload", ("books", 3), "POST /models/books/unload", {"version": 3}),
@@ -190,6 +219,9 @@ def test_every_route(driver: Driver, method: str, arguments: tuple[Any, ...], se
     driver.open(stub, url=f"{URL}/prefix/", api_key=KEY)
     expected: Any = {
         "complete": (Completion("b1", "One"), Completion("b2", None)),
+        "facets": FACETS,
+        "node": NODE,
+        "item_path": (0, 2, 5),
         "ready": Readiness(True, ()),
         "set_removed": Removal(1, ("b9",)),
         "remove_item": RemovedItem("b/9 ü%2F", True, True, False, 3, '"abc"'),
