@@ -23,6 +23,8 @@ STEP_S = 60
 KEPT_S = 24 * 3600
 MAX_ROWS = KEPT_S // STEP_S
 MAX_EVENTS = 200
+RATE_S = 30
+"""A row that was added for now may be much less than a minute younger than the last; a rate over so short a time would swing."""
 LATENCY_S = 300
 """Quantiles of latency are those of the requests of this time, as in the recorded series of Prometheus."""
 QUANTILES = {"p50_s": 0.5, "p99_s": 0.99}
@@ -111,12 +113,11 @@ class Columns:
         return np.asarray(sum_T - sum_T[self._since(seconds)])
 
     def rate(self, name: str) -> NDArray[np.float64]:
-        """float64[T]: growth per second since the row before; NaN for the first."""
-        if not len(self.at_T):
-            return self.at_T
-        grown_T = np.diff(np.nan_to_num(self.by_name[name]), prepend=0.0).clip(0)
-        between_T = np.diff(self.at_T, prepend=nan)
-        return np.asarray(grown_T / between_T)
+        """float64[T]: growth per second since the row before, or one at least RATE_S older; NaN for the first row."""
+        between_T = self.at_T - self.at_T[self._since(RATE_S)]
+        rate_T = np.full(len(between_T), nan)
+        np.divide(self.increase(name, RATE_S), between_T, out=rate_T, where=between_T > 0)
+        return rate_T
 
     def _since(self, seconds: float) -> NDArray[np.int64]:
         """int64[T]: the last row that is so much older, to the second, or the first."""

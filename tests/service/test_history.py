@@ -74,6 +74,13 @@ def test_the_first_rate_is_unknown_and_a_gap_is_averaged() -> None:
     assert document(history)["series"]["requests_per_s"] == [None, 1.0, 0.1]
 
 
+def test_a_rate_of_now_is_not_of_a_moment() -> None:
+    history = History()
+    for at, requests in ((0.0, 0.0), (60.0, 60.0), (120.0, 120.0), (121.0, 190.0)):
+        history.add(Totals(at, {"requests": requests}))
+    assert document(history)["series"]["requests_per_s"] == [None, 1.0, 1.0, pytest.approx(130 / 61)]
+
+
 def test_a_count_that_falls_began_anew_and_is_no_negative_rate() -> None:
     history = History()
     for at, requests in ((0.0, 100.0), (60.0, 40.0), (120.0, 100.0)):
