@@ -108,7 +108,6 @@ class Columns:
     def increase(self, name: str, seconds: float) -> NDArray[np.float64]:
         """float64[T]: how much a count grew in the `seconds` before each row, or since the first row. What falls was begun anew."""
         grown_T = np.diff(np.nan_to_num(self.by_name[name]), prepend=0.0).clip(0)
-        grown_T[:1] = 0
         sum_T = np.cumsum(grown_T)
         return np.asarray(sum_T - sum_T[self._since(seconds)])
 

@@ -190,23 +190,37 @@ def test_one_is_measured_at_a_time_and_ends_when_its_client_goes(served: Path) -
 def test_customers_overtake_it_and_are_not_counted_with_it(served: Path) -> None:
     async def scenario(running: Running) -> None:
         engine, http = running.engines["books"], running.client.http
+        batcher = running.app.state.service.registry.entries["books"].loaded.batcher
+
+        def customer(beam_size: int) -> asyncio.Task[httpx.Response]:
+            body = {"queries": [{"history": ["item-1"]}], "m": 1, "beam_size": beam_size}
+            return asyncio.create_task(http.post("/retrieve", json=body))
+
         engine.go.clear()
-        task, _, _ = await started(running.app, {"beam_size": [4]})
+        first = customer(7)
         assert await asyncio.to_thread(engine.started.wait, 10)
-        body = {"queries": [{"history": ["item-1"]}], "m": 1, "beam_size": 7}
-        customer = asyncio.create_task(http.post("/retrieve", json=body))
-        await asyncio.sleep(0)
+        task, _, _ = await started(running.app, {"beam_size": [4]})
+        while not batcher._behind:  # its first query waits
+            await asyncio.sleep(0)
+        second = customer(9)
+        while not batcher.depth:
+            await asyncio.sleep(0)
         engine.go.set()
-        assert (await customer).status_code == 200
+        assert [(await answer).status_code for answer in (first, second)] == [200, 200]
         await task
-        assert engine.calls[1][1].beam_size_B.tolist() == [7]
-        assert len(engine.calls) == HELD_OUT + 1
+        assert [params.beam_size_B.tolist() for _, params in engine.calls] == [[7], [9]] + [[4]] * HELD_OUT
         text = (await http.get("/metrics")).text
-        assert 'espalier_queries_total{model="books"} 1.0' in text
-        assert 'espalier_requests_total{model="books",status="200"} 1.0' in text
+        assert 'espalier_queries_total{model="books"} 2.0' in text
+        assert 'espalier_requests_total{model="books",status="200"} 2.0' in text
 
     with run(served) as running:
         running.client.runner.run(scenario(running))
+
+
+def test_its_queries_see_the_trained_version_alone(served: Path) -> None:
+    with run(served) as running:
+        lines(ask(running, beam_size=[4], queries=3))
+        assert [params.frozen_B.tolist() for _, params in running.engines["books"].calls if params.frozen_B is not None] == [[True]] * 3
 
 
 def test_a_failing_engine_ends_the_answer_with_a_problem_document(served: Path) -> None:
