@@ -37,17 +37,20 @@ async def facets(
     name: Name,
     column: Annotated[str, Query(max_length=MAX_NAME, description="A column of the item table that can be filtered.")],
     filter: Annotated[str, Query(description="JSON of a `filter` as in `POST /retrieve`.")] = "",
+    exclude_filter: Annotated[str, Query(description="JSON of an `exclude_filter` likewise.")] = "",
+    live: Annotated[bool, Query(description="Whether the live catalogue counts.")] = True,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="Most values to return.")] = 20,
     version: Version = None,
 ) -> Response:
-    """The values of a column among the items that a query with this filter may get, by how many have each.
+    """The values of a column among the items that a query with these filters may get, by how many have each.
 
-    The filter's condition on the column itself is left out: so the counts say what another value there would find.
+    Conditions on the column itself are left out: so the counts say what another value there would find.
     """
     service = service_of(request)
     model = service.registry.choose(name, version)
-    conditions = parsed_conditions(_object("filter", filter), {}, model, service.settings)
-    return as_json(await service.scans.run(lambda check: find_facets(model, column, conditions, limit, check)))
+    wanted, barred = _object("filter", filter), _object("exclude_filter", exclude_filter)
+    conditions = parsed_conditions(wanted, barred, model, service.settings)
+    return as_json(await service.scans.run(lambda check: find_facets(model, column, conditions, limit, check, live)))
 
 
 async def tree_node(

@@ -47,14 +47,15 @@ class Column(NamedTuple):
             yield pa.array(self.view.items.values(self.name, self.eligible.later_W[begin : begin + LIVE_ROWS]), self.trained.type)
 
 
-def facets(model: LoadedModel, name: str, conditions: Filter, limit: int, check: Check) -> dict[str, Any]:
+def facets(model: LoadedModel, name: str, conditions: Filter, limit: int, check: Check, live: bool = True) -> dict[str, Any]:
     """The answer: the `limit` most frequent values among the items that pass a filter, by whatever they have in the column itself.
 
+    live  whether the live catalogue counts
     Raises InvalidQuery where the column cannot be filtered, DeadlinePassed.
     """
     if name not in model.filters.fields:
         raise InvalidQuery("column", name, f"a column that can be filtered: {', '.join(model.filters.fields)}")
-    view = model.live.view()
+    view = model.live.view(live)
     others = Filter(*(tuple(one for one in part if one[0] != name) for part in (conditions.wanted, conditions.barred)))
     eligible = eligible_items(view, model.bundle.tree, model.filters, others, check)
     column = Column(name, view, model.bundle.items.column(name), eligible)
