@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
@@ -191,6 +192,21 @@ def test_values_with_their_counts_filter_the_results(watched: Watched, console: 
     page.get_by_role("button", name="Clear").click()
     answered(page)
     assert "filter" not in asked(watched)
+
+
+def test_counts_follow_what_the_query_leaves_out(watched: Watched, console: Service) -> None:
+    """A value that is left out keeps its own count, to be taken in again, and leaves those of other columns."""
+    page = watched.page
+    show(page, f"{watched.origin}/", "lab", {"q": '{"history":["libc6"]}', "without": '{"section":["libs"]}', "live": "0"})
+    _, facets = console.request("GET", "/models/debian-depends/facets?column=debtags&exclude_filter=%7B%22section%22%3A%5B%22libs%22%5D%7D")
+    _, whole = console.request("GET", "/models/debian-depends/facets?column=debtags")
+    assert facets["values"][0]["count"] < whole["values"][0]["count"]
+    page.locator(".facets summary").nth(1).click()
+    first = page.locator(".facets details").nth(1).locator("li").first
+    expect(first).to_contain_text(f"{facets['values'][0]['count']:,}")
+    sent = [parse_qs(urlsplit(request.url).query) for request in watched.requests if "/facets" in request.url]
+    assert {query["column"][0] for query in sent} == {"section", "debtags"}
+    assert all(query["exclude_filter"] == ['{"section":["libs"]}'] and query["live"] == ["false"] for query in sent)
 
 
 def test_titles_stand_as_they_are(watched: Watched) -> None:

@@ -68,18 +68,21 @@ export function Facets({ model, params, set, ready }) {
     <div class="toolbar"><h2 id="facets-title">Filters</h2>
       ${active > 0 && html`<${Button} kind="quiet end" onClick=${() => set({ filter: null, without: null })}>Clear</${Button}>`}</div>
     ${columns.length === 0 && html`<p class="hint">The item table has no columns to filter by.</p>`}
-    ${columns.map((column, place) => html`<${Facet} key=${column} model=${model} column=${column} version=${params.get("version")} filter=${filter} without=${without}
+    ${columns.map((column, place) => html`<${Facet} key=${column} model=${model} column=${column} version=${params.get("version")}
+      live=${params.get("live") === "0" ? false : null} filter=${filter} without=${without}
       open=${place === 0 || column in filter || column in without} ready=${ready}
       onFilter=${(condition) => change("filter", filter, column, condition)} onWithout=${(condition) => change("without", without, column, condition)} />`)}
   </section>`;
 }
 
-function Facet({ model, column, version, filter, without, open, ready, onFilter, onWithout }) {
+const given = (conditions) => (Object.keys(conditions).length ? conditions : null);
+
+function Facet({ model, column, version, live, filter, without, open, ready, onFilter, onWithout }) {
   const [opened, setOpened] = useState(open);
   const [limit, setLimit] = useState(FEW);
-  const ask = (signal, ...[, , , , most]) =>
-    get(`models/${encodeURIComponent(model.name)}/facets`, { column, version, limit: most, filter: Object.keys(filter).length ? filter : null }, signal);
-  const { value, problem, busy, again } = useAnswer(ask, opened && ready ? [model.name, column, version, filter, limit] : null, { retry: true });
+  const asked = { column, version, limit, live, filter: given(filter), exclude_filter: given(without) };
+  const ask = (signal) => get(`models/${encodeURIComponent(model.name)}/facets`, asked, signal);
+  const { value, problem, busy, again } = useAnswer(ask, opened && ready ? [model.name, asked] : null, { retry: true });
   const included = filter[column] ?? null;
   const excluded = without[column] ?? [];
   const chosen = (Array.isArray(included) ? included.length : included ? 1 : 0) + excluded.length;
