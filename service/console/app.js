@@ -109,9 +109,9 @@ watch(() => {
   shown = view;
 });
 
+loadModels();
 applyTheme();
 VIEWS.find(([name]) => name === shown)?.[2]().then((module) => (modules[shown] = module), () => {}); // beside the models; a failure shows later
 const root = document.getElementById("app");
 root.replaceChildren();
 render(html`<${App} />`, root);
-loadModels();

@@ -1,7 +1,7 @@
 """The console at `/`: one page and the files that it names, from memory, each with what a browser needs to be told.
 
-The files lie in service/console and are read once. Lines of comments stay there: a sixth of what would be sent. They hold no data, so no
-key is needed. Knows files and headers, not what the page does.
+The files lie in service/console and are read once. JavaScript modules are sent as one file (console_modules.py), and lines of comments stay
+on the disk. The files hold no data, so no key is needed. Knows files and headers, not what the page does.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.entity_tags import matches
+from service.http.console_modules import joined
 
 FOLDER = Path(__file__).parent.parent / "console"
 PAGE, ASSETS = "/", "/console/"
@@ -41,8 +42,10 @@ HEADERS = {
 
 VENDORED = "vendor"
 """The folder of files that are sent as their makers published them."""
-COMMENTS = {".js": re.compile(rb"^ *//.*\n", re.M), ".css": re.compile(rb"^ */\*.*?\*/\n", re.M | re.S)}
-"""Lines that hold nothing but comments, by the suffix of a file. So no line of a text in our JavaScript may begin with `//`."""
+MODULES = "app.js"
+"""The module that runs first, and the file of all of them."""
+STYLE_COMMENT = re.compile(rb"^ */\*.*?\*/\n", re.M | re.S)
+"""Whole lines of comments in a style sheet."""
 
 
 class File(NamedTuple):
@@ -55,12 +58,26 @@ class File(NamedTuple):
 
 
 def read_files(folder: Path = FOLDER) -> Mapping[str, File]:
-    """The files of the console by their path on the service. Raises OSError where there is no page."""
-    files = {PAGE: _read(folder / "index.html")}
+    """The files of the console by their path on the service.
+
+    Raises OSError where there is no page, ValueError for modules that cannot be joined.
+    """
+    files = {PAGE: _file(folder / "index.html", (folder / "index.html").read_bytes())}
+    modules: dict[str, str] = {}
+    vendored: list[str] = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and path.suffix in MEDIA_TYPES and name != "index.html":
-            files[ASSETS + name] = _read(path)
+        if not path.is_file() or path.suffix not in MEDIA_TYPES or name == "index.html":
+            continue
+        if path.suffix == ".js" and path.parent.name != VENDORED:
+            modules[name] = path.read_text(encoding="utf-8")
+            continue
+        if path.suffix == ".js":
+            vendored.append(name)
+        content = path.read_bytes()
+        files[ASSETS + name] = _file(path, STYLE_COMMENT.sub(b"", content) if path.suffix == ".css" else content)
+    if modules:
+        files[ASSETS + MODULES] = _file(Path(MODULES), joined(modules, vendored, MODULES).encode())
     return files
 
 
@@ -80,10 +97,7 @@ def accepts_gzip(header: str) -> bool:
     return allowed.get("gzip", allowed.get("*", False))
 
 
-def _read(path: Path) -> File:
-    content = path.read_bytes()
-    if path.suffix in COMMENTS and path.parent.name != VENDORED:
-        content = COMMENTS[path.suffix].sub(b"", content)
+def _file(path: Path, content: bytes) -> File:
     tag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'
     return File(content, gzip.compress(content, 9, mtime=0), MEDIA_TYPES[path.suffix], tag)
 

@@ -45,18 +45,12 @@ def test_every_file_comes_as_it_was_read(running: Running) -> None:
             assert {name: answer.headers[name] for name in HEADERS} == HEADERS, path
 
 
-def test_only_lines_of_comments_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "index.html").write_text("<p>// text</p>\n")
-    (tmp_path / "vendor").mkdir()
-    script = "// What it is.\n\nconst a = 1; // why\n  // how\n  b(`\n    c // d`);\n"
-    for folder in (tmp_path, tmp_path / "vendor"):
-        (folder / "a.js").write_text(script)
+def test_comments_of_a_style_sheet_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<p>/* text */</p>\n")
     (tmp_path / "a.css").write_text("/* The look,\n   all of it. */\n\na { b: c; } /* why */\n/* two */\nd { e: f; }\n")
     files = read_files(tmp_path)
-    assert files["/"].content == b"<p>// text</p>\n"
-    assert files["/console/a.js"].content == b"\nconst a = 1; // why\n  b(`\n    c // d`);\n"
+    assert files["/"].content == b"<p>/* text */</p>\n"
     assert files["/console/a.css"].content == b"\na { b: c; } /* why */\nd { e: f; }\n"
-    assert files["/console/vendor/a.js"].content == script.encode()
 
 
 def test_vendored_files_are_those_that_their_makers_published() -> None:
@@ -85,9 +79,9 @@ def test_a_changed_file_has_another_tag(tmp_path: Path) -> None:
 
 def test_files_that_are_no_assets_are_not_served(tmp_path: Path) -> None:
     (tmp_path / "views").mkdir()
-    for name in ("index.html", "app.js", "views/lab.js", "style.css", "SHA256SUMS", "notes.md", ".hidden"):
+    for name in ("index.html", "app.js", "views/lab.js", "views/lab.css", "SHA256SUMS", "notes.md", ".hidden"):
         (tmp_path / name).write_text(name)
-    assert set(read_files(tmp_path)) == {"/", "/console/app.js", "/console/views/lab.js", "/console/style.css"}
+    assert set(read_files(tmp_path)) == {"/", "/console/app.js", "/console/views/lab.css"}
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,10 @@ import { needStyle } from "../core/styles.js";
 import { Badge, Table } from "../core/ui.js";
 import { Facts } from "./models/facts.js";
 import { Figures } from "./models/figures.js";
-import { Versions } from "./models/versions.js";
+import { STATES, Versions } from "./models/versions.js";
 
 export const title = "Models";
 export const about = "versions, shapes, figures at training";
-
-export const STATES = { ready: "good", loading: "info", failed: "bad" };
 
 needStyle(new URL("./models.css", import.meta.url));
 

@@ -6,7 +6,8 @@ import { post } from "../../core/api.js";
 import { Confirm } from "../../core/confirm.js";
 import { loadModels } from "../../core/models.js";
 import { Badge, Busy, Button, ProblemView, Table, Toggle } from "../../core/ui.js";
-import { STATES } from "../models.js";
+
+export const STATES = { ready: "good", loading: "info", failed: "bad" }; // badges of states
 
 export function Versions({ model }) {
   const [question, setQuestion] = useState(null);
