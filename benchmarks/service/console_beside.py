@@ -40,7 +40,7 @@ def beside(page: Page, address: tuple[str, int], lab: str, requests: Sequence[by
     lab  address of the Lab
     """
     cores = sorted(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool, _on(cores[1:2] or cores):
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool, on_cores(cores[1:2] or cores):
         closed_loop(address, requests, CLIENTS, 2)  # warm
         capacity = len([one for one in closed_loop(address, requests, CLIENTS, seconds / 2) if one.status == 200]) / (seconds / 2)
         measured: dict[bool, list[float]] = {True: [], False: []}
@@ -87,7 +87,7 @@ def _empty(page: Page) -> Iterator[None]:
 
 
 @contextmanager
-def _on(cores: Sequence[int]) -> Iterator[None]:
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
     """Processes that start in here have these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, set(cores))

@@ -63,3 +63,34 @@ MOVE_ONCE = """(beam) => new Promise((resolve, reject) => {
   slider.dispatchEvent(new Event("input", {bubbles: true}));
 })"""
 """Move the first slider to `beam`; gives the milliseconds until its answer stands in the page, and until it is painted."""
+
+FIRST_RESULT = """() => { window.firstResult = new Promise((resolve) => new MutationObserver((_, observer) => {
+  if (!document.querySelector(".results .result")) return;
+  observer.disconnect();
+  requestAnimationFrame(() => {
+    const channel = new MessageChannel();
+    channel.port1.onmessage = () => resolve(performance.now());
+    channel.port2.postMessage(0);
+  });
+}).observe(document, {subtree: true, childList: true})); }"""
+"""Sets `firstResult`, a promise of the time at which the Lab's first result is painted."""
+
+REDRAW = """async (times) => {
+  const root = document.documentElement;
+  const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
+  const script_ms = [];
+  const frame_ms = [];
+  let former = await frame();
+  for (let time = 0; time < times; time++) {
+    const began = performance.now();
+    root.dataset.theme = time % 2 ? "light" : "dark";
+    for (let turn = 0; turn < 20; turn++) await null;  // the observer, then the rendering, are microtasks
+    root.offsetHeight;
+    script_ms.push(performance.now() - began);
+    const now = await frame();
+    frame_ms.push(now - former);
+    former = now;
+  }
+  return {script_ms, frame_ms};
+}"""
+"""Draw the levels of Why not anew, once a frame, by changing the theme."""
