@@ -6,7 +6,8 @@ import pytest
 from playwright.sync_api import Browser, Page, Route
 
 from benchmarks.service.console_hours import watched_for_hours
-from tests.console.browsing import visit
+from tests.console.browsing import Watched, visit
+from tests.service.processes import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
@@ -36,3 +37,13 @@ def test_what_a_page_keeps_is_measured(browser: Browser) -> None:
             grown[keeps] = watched_for_hours(watched.page, f"{ORIGIN}/", HEALTH, hours=1)
     assert grown[False].answers == grown[True].answers == 60
     assert grown[False].heap_mb < 1 < grown[True].heap_mb
+
+
+def test_today_open_for_eight_hours_does_not_grow(console: Service, watched: Watched) -> None:
+    status, health = console.request("GET", "/models/debian-depends/health")
+    assert status == 200
+    grown = watched_for_hours(watched.page, f"{watched.origin}/#/today", health, hours=8)
+    assert grown.answers >= 8 * 60 / 5, "it asks every few minutes at least"
+    assert grown.heap_mb <= 5
+    assert grown.nodes < 2000
+    assert grown.listeners < 100
