@@ -57,10 +57,16 @@ class ItemBelow(TypedDict):
 
 
 class Node(TypedDict):
-    """A node of a tree: some of its children with their numbers of items, some of its items, and what is typical of these."""
+    """A node of a tree: some of its children with their numbers of items, some of its items, and what is typical of these.
+
+    height         level of the leaves
+    trained_nodes  nodes of the tree; those with a number from this on are live leaves
+    """
 
     node: int
     level: int
+    height: int
+    trained_nodes: int
     parent: int | None
     path: list[int]
     children: list[int]
@@ -80,7 +86,7 @@ def facets(document: Any) -> Facets:
 
 
 def node(document: Any) -> Node:
-    _check(document, "node", "level", "parent", "path", "children", "children_items", "child_count", "item_count", "items", "values")
+    _check(document, *Node.__annotations__)
     found: Node = document
     return found
 

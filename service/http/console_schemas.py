@@ -53,6 +53,8 @@ class Node(BaseModel):
 
     node: int
     level: int
+    height: int = Field(description="Level of the leaves.")
+    trained_nodes: int = Field(description="Nodes of the tree. Nodes with a number from this on are live leaves.")
     parent: int | None = Field(description="Null at the root.")
     path: list[int] = Field(description="Node numbers from the root to it.")
     children: list[int] = Field(description="Node numbers, at most 4096. Live leaves have those from the number of nodes on.")

@@ -149,6 +149,8 @@ def describe_node(trees: Trees, node: int, limit: int, typical_values: TypicalVa
     return {
         "node": node,
         "level": len(path) - 1,
+        "height": trees.tree.height,
+        "trained_nodes": trees.tree.node_count,
         "parent": path[-2] if len(path) > 1 else None,
         "path": path,
         "children": below.children,

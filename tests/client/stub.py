@@ -47,6 +47,8 @@ FACETS: Json = {
 NODE: Json = {
     "node": 2,
     "level": 1,
+    "height": 2,
+    "trained_nodes": 7,
     "parent": 0,
     "path": [0, 2],
     "children": [5, 6],

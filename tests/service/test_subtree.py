@@ -87,6 +87,7 @@ def agree(running: Running, fields: Mapping[str, Json], **params: int) -> dict[i
     for number, found in nodes.items():
         below = {item for item, way in paths.items() if number in way}
         assert (found["node"], found["item_count"], found["looked_at"]) == (number, len(below), len(below))
+        assert found["height"] == max(len(way) for way in paths.values()) - 1
         assert {item["id"] for item in found["items"]} == below
         assert len(found["items"]) == len(below)
         assert found["children_items"] == [nodes[child]["item_count"] for child in found["children"]]
@@ -147,6 +148,7 @@ def test_live_items_hang_where_they_were_placed(models: Path, monkeypatch: pytes
             live.delete(deleted)
         found = agree(live.running, all_fields(live.running))
         assert found[0]["item_count"] == ITEMS + 4 - 2
+        assert {each["trained_nodes"] for each in found.values()} == {nodes}
         for item, parent in parents.items():
             if item != "new-1":
                 way = path(live.running, item)
