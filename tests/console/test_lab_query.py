@@ -129,6 +129,13 @@ def test_an_answer_that_was_overtaken_by_a_failure_is_marked_and_comes_anew(watc
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+def test_an_address_that_cannot_be_read_is_as_if_it_said_nothing(watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{watched.origin}/#/lab?{urlencode({'q': '[1', 'filter': '7', 'without': '{', 'beam': 'wide', 'm': '9'})}")
+    expect(page.locator(".result")).to_have_count(9)
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
 VECTORS = {"name": "points", "state": "ready", "reason": None, "version": 1, "versions": [{"version": 1, "state": "ready"}], "engine": "e"}
 
 

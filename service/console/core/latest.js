@@ -3,11 +3,12 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
 
 const RETRY_S = 2;
-const LONGEST_PACE_MS = 500;
+const PATIENCE = 1.5; // an answer may take so many times as long as the one before it
+const LONGEST_PACE_MS = 1000;
 
 // A function that runs work(signal, ...arguments) with its newest arguments and returns a promise of the result. The first call runs at
-// once; calls that follow within wait_ms wait for its end, and only the newest of them runs. It aborts the one that is under way, after about
-// the time that answers take of late: so a slow service is seen to follow a slider, too.
+// once; calls that follow within wait_ms wait for its end, and only the newest of them runs. It aborts the one that is under way, after
+// more than the time that answers take of late: so a slow service is seen to follow a slider, too.
 // The promise of a call that was overtaken never settles: a late answer cannot be used by mistake. call.cancel() ends what is under way.
 export function latest(work, wait_ms = 0) {
   let controller = null; // of the call under way
@@ -24,7 +25,7 @@ export function latest(work, wait_ms = 0) {
         const settle = (settler) => (answer) => {
           if (signal.aborted) return;
           controller = null;
-          pace_ms = Math.min(Math.max(wait_ms, performance.now() - begun), LONGEST_PACE_MS);
+          pace_ms = Math.min(Math.max(wait_ms, PATIENCE * (performance.now() - begun)), LONGEST_PACE_MS);
           settler(answer);
           if (pending) schedule();
         };

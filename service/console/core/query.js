@@ -18,6 +18,11 @@ export function queryOf(params) {
   return json(params.get("q"));
 }
 
+// The conditions in a parameter, `filter` or `without`, by column.
+export function conditionsOf(params, name) {
+  return json(params.get(name)) ?? {};
+}
+
 // The parameters of side B: its own in place of those of A.
 export function sideB(params) {
   const own = new URLSearchParams(params);

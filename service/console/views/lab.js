@@ -40,6 +40,7 @@ export default function Lab({ params, model }) {
     <section class="answer" aria-label="Results">
       <${ProblemView} problem=${problem ?? question.problem} again=${problem ? again : question.again} />
       ${!query && !question.problem && html`<${Busy}>Looking for a question to ask…</${Busy}>`}
+      ${busy && !value && html`<${Busy}>Searching…</${Busy}>`}
       ${query && !isAsked(model, query) && html`<${Empty}>${HOW[model.query.kind]}</${Empty}>`}
       ${value && html`<${Summary} model=${model} params=${params} value=${value} question=${question} busy=${busy} set=${set} />
         <${Results} model=${model} params=${params} sides=${value.sides} stale=${Boolean(problem)} question=${question} query=${query} set=${set} />`}
@@ -98,7 +99,7 @@ function useShortcut() {
 // {relevant: Set or null, at: [place, number] or null, next: function or null}: what is known of the query that the address has. Where it has
 // none, use(query) is called with the first one; {problem, again} say where that failed.
 function useFirstQuestion(model, params, use) {
-  const asked = params.get("q");
+  const asked = queryOf(params) && params.get("q");
   const version = params.get("version") ?? model.version;
   const find = async (signal, name, version, isNeeded) => {
     const queries = await heldOut(signal, name, version);

@@ -118,7 +118,7 @@ function History({ model, ids, unknown, onChange }) {
   return html`<div>
     <p class="hint" id="history-hint">Oldest first; the last ${length} known ones count. <span class="unseen">Alt with an arrow moves an item, Delete removes it.</span></p>
     <ol class="history" ref=${list} aria-label="History" aria-describedby="history-hint">
-      ${order.slice(0, MOST_SHOWN).map((id, place) => html`<li key=${id} class=${dragged?.to === place ? "dragged" : ""}>
+      ${order.slice(0, MOST_SHOWN).map((id, place) => html`<li key=${place} class=${dragged?.to === place ? "dragged" : ""}>
         <button type="button" class="grip" aria-label=${`${titleOf(model.name, id) ?? id}, ${place + 1} of ${ids.length}`} title="Drag to move; or Alt with an arrow. Delete removes."
           onKeyDown=${(event) => press(event, place)} onPointerDown=${(event) => grab(event, place)} onPointerMove=${drag} onPointerUp=${drop} onPointerCancel=${() => setDragged(null)}>
           <span aria-hidden="true">⠿</span></button>

@@ -5,7 +5,7 @@ import { get } from "../../core/api.js";
 import { count } from "../../core/format.js";
 import { useAnswer } from "../../core/latest.js";
 import { loadedVersions } from "../../core/models.js";
-import { sideB } from "../../core/query.js";
+import { conditionsOf, sideB } from "../../core/query.js";
 import { Busy, Button, ProblemView, Select, Slider, Toggle } from "../../core/ui.js";
 
 const FEW = 8;
@@ -15,7 +15,7 @@ const MOST = 1000;
 export function SearchPanel({ model, params, set }) {
   const { search } = model;
   const compared = params.get("side") === "b";
-  const value = (name, otherwise) => Number(params.get(name) ?? otherwise);
+  const value = (name, otherwise) => Number(params.get(name)) || otherwise;
   const compare = () => set(compared ? { side: null, "b.version": null, "b.beam": null, "b.live": null, "b.rerank": null } : firstSideB(model, params));
 
   return html`<section class="panel" aria-labelledby="search-title">
@@ -55,8 +55,8 @@ function firstSideB(model, params) {
 
 export function Facets({ model, params, set, ready }) {
   const columns = (model.fields ?? []).filter((name) => name !== "id" && name !== "title");
-  const filter = JSON.parse(params.get("filter") ?? "{}");
-  const without = JSON.parse(params.get("without") ?? "{}");
+  const filter = conditionsOf(params, "filter");
+  const without = conditionsOf(params, "without");
   const change = (name, conditions, column, condition) => {
     const next = { ...conditions, [column]: condition };
     if (condition === null || condition.length === 0) delete next[column];
